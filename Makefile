@@ -1,0 +1,73 @@
+# make help lists the targets. All that is needed is Python 3.11 or newer (with venv and pip) and make.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+DEBIAN_POSTGRES := /usr/lib/postgresql/15/bin
+PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-warn-script-location
+
+.DEFAULT_GOAL := help
+.PHONY: help run test check unit integration chaos postgres15 bench lock format clean install
+
+help: ## list the targets
+	@grep -hE '^[a-z0-9]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+
+run: $(VENV)/.run ## run the main job: a year of flights as jobs, on an embedded PostgreSQL (FULL=1: all of them)
+	$(BIN)/python -m examples.flights
+
+test: check unit integration chaos postgres15 ## install everything, check, and run all tests
+
+check: $(VENV)/.dev ## format, lint and types
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+unit: $(VENV)/.dev ## tests without a database
+	$(BIN)/pytest tests/unit -n 2
+
+integration: $(VENV)/.dev ## tests on the embedded PostgreSQL
+	$(BIN)/pytest tests --ignore tests/unit -n 2 --dist loadgroup -m "not serial and not chaos"
+	$(BIN)/pytest tests -m "serial and not chaos"
+
+chaos: $(VENV)/.dev ## tests that kill workers and the server
+	$(BIN)/pytest tests -m chaos --timeout 600
+
+postgres15: $(VENV)/.dev ## the database tests on Debian's PostgreSQL 15, when that is installed
+	@if [ -x $(DEBIAN_POSTGRES)/initdb ]; then \
+		PENSTOCK_TEST_POSTGRES_BIN=$(DEBIAN_POSTGRES) $(BIN)/pytest tests/postgres -n 2 --dist loadgroup -m "not serial and not chaos and not embedded"; \
+	else \
+		echo "PostgreSQL 15 is not installed in $(DEBIAN_POSTGRES): that step is left out"; \
+	fi
+
+bench: $(VENV)/.dev ## measure against the bare SQL and the peers
+	$(BIN)/python -m benchmarks
+
+format: $(VENV)/.dev ## format the code
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+lock: $(VENV)/.dev ## renew the locked dependencies
+	$(BIN)/uv pip compile --quiet --universal --generate-hashes --no-header --no-annotate --no-emit-index-url --python-version 3.11 \
+		--extra examples --group run pyproject.toml --output-file requirements/run.txt
+	$(BIN)/uv pip compile --quiet --universal --generate-hashes --no-header --no-annotate --no-emit-index-url --python-version 3.11 \
+		--extra examples --extra bench --group dev pyproject.toml --output-file requirements/dev.txt
+
+install: $(VENV)/.dev ## install everything
+
+clean: ## remove what make installed
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis
+
+$(VENV)/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "Penstock needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) -V). Try: make PYTHON=python3.12"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.run: requirements/run.txt pyproject.toml | $(VENV)/bin/python
+	$(PIP_INSTALL) --require-hashes -r requirements/run.txt
+	$(PIP_INSTALL) --no-deps --no-build-isolation --editable .
+	@touch $@
+
+$(VENV)/.dev: requirements/dev.txt pyproject.toml | $(VENV)/bin/python
+	$(PIP_INSTALL) --require-hashes -r requirements/dev.txt
+	$(PIP_INSTALL) --no-deps --no-build-isolation --editable .
+	@touch $@ $(VENV)/.run

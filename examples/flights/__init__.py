@@ -1,0 +1,1 @@
+"""A year of departures from New York as jobs: `make run`."""

@@ -1,0 +1,75 @@
+"""The main job: enqueue the flights, work through them, and show what was learned."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from contextlib import suppress
+from itertools import islice
+from pathlib import Path
+
+import structlog
+import uvloop
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from examples.flights import jobs
+from examples.flights.data import TOTAL, flights
+from examples.flights.report import print_report
+
+SLICE = 100_000
+console = Console()
+
+
+async def main(count: int) -> None:
+    """Run `count` flights as jobs."""
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
+    async with jobs.app as app:
+        database = await app.database()
+        connection = await database.connect()
+        await connection.execute(Path(__file__).with_name("tables.sql").read_text("utf-8"))
+        jobs.facts = jobs.Facts(connection)
+        columns = (TextColumn("{task.description:>12}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        with Progress(*columns, console=console) as progress:
+            enqueued_s = await _enqueue(progress, count)
+            worked_s = await _work(progress, count)
+        await print_report(console, app, database, count, enqueued_s, worked_s)
+        await connection.close()
+
+
+async def _enqueue(progress: Progress, count: int) -> float:
+    # Both types are declared before any departure can want to enqueue a summary in its own transaction.
+    await jobs.summarise.enqueue_many([])
+    task = progress.add_task("enqueued", total=count)
+    started = time.perf_counter()
+    source = islice(flights(), count)
+    while batch := list(islice(source, 10_000)):
+        await jobs.departure.enqueue_many(batch)
+        progress.advance(task, len(batch))
+    return time.perf_counter() - started
+
+
+async def _work(progress: Progress, count: int) -> float:
+    task = progress.add_task("worked", total=count)
+    worker = await jobs.app.worker()
+    started = time.perf_counter()
+    working = asyncio.create_task(worker.run())
+    unfinished = count
+    try:
+        while unfinished and not working.done():
+            with suppress(TimeoutError):
+                await asyncio.wait_for(asyncio.shield(working), 0.3)
+            counts = {c.name: c.ready + c.deferred + c.in_progress for c in await jobs.app.counts()}
+            unfinished = sum(counts.values())
+            progress.update(task, completed=max(0, count - counts["departure"]))
+    finally:
+        worker.stop()
+        await working
+    return time.perf_counter() - started
+
+
+if __name__ == "__main__":
+    full = os.environ.get("FULL", "") not in ("", "0")
+    uvloop.run(main(TOTAL if full else SLICE))

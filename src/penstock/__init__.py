@@ -1,0 +1,58 @@
+"""Background work on PostgreSQL: jobs, retries, limits, and workers, with the database as the only thing to run."""
+
+from penstock._version import __version__
+from penstock.app import JobType, Penstock
+from penstock.errors import (
+    Conflict,
+    DatabaseUnavailable,
+    EmbeddedServerError,
+    Fail,
+    InvalidInput,
+    JobFailed,
+    NotFound,
+    PenstockError,
+    Retry,
+    SchemaMismatch,
+)
+from penstock.handler import Job
+from penstock.job import (
+    Admission,
+    Backoff,
+    Delivery,
+    Enqueued,
+    JobCounts,
+    JobRecord,
+    NewJob,
+    Options,
+    RateLimit,
+    Status,
+)
+from penstock.settings import Settings
+
+__all__ = [
+    "Admission",
+    "Backoff",
+    "Conflict",
+    "DatabaseUnavailable",
+    "Delivery",
+    "EmbeddedServerError",
+    "Enqueued",
+    "Fail",
+    "InvalidInput",
+    "Job",
+    "JobCounts",
+    "JobFailed",
+    "JobRecord",
+    "JobType",
+    "NewJob",
+    "NotFound",
+    "Options",
+    "Penstock",
+    "PenstockError",
+    "RateLimit",
+    "Retry",
+    "SchemaMismatch",
+    "Settings",
+    "Status",
+    "__version__",
+]

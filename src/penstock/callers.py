@@ -1,0 +1,116 @@
+"""Enqueueing through a connection that the caller owns, in the caller's own transaction.
+
+Every driver can send one text parameter, so the jobs travel as one JSON document to `penstock.enqueue_json`. asyncpg, which
+has arrays, takes the fast way.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+from uuid import UUID
+
+import orjson
+
+from penstock.errors import Conflict, InvalidInput, NotFound, PenstockError
+from penstock.job import Admission
+from penstock.postgres import jobs
+
+_CALL = "select ordinal, id, outcome from penstock.enqueue_json({0}, cast({1} as jsonb)) where outcome <> 'queued'"
+_BY_SQLSTATE: dict[str, type[PenstockError]] = {
+    "PS400": InvalidInput, "PS413": InvalidInput, "PS404": NotFound, "PS409": Conflict,
+}  # fmt: skip
+
+
+async def enqueue_through(connection: Any, batch: jobs.Batch) -> dict[int, tuple[UUID, Admission]]:
+    """Enqueue a batch through a connection or session of asyncpg, psycopg, SQLAlchemy or Django.
+
+    Raises:
+        InvalidInput: Also when the connection is of no known kind.
+    """
+    try:
+        if hasattr(connection, "fetch") and _module(connection).startswith("asyncpg"):
+            return jobs.exceptions_by_place(await connection.fetch(jobs.ENQUEUE, *jobs.enqueue_arguments(batch)))
+        rows = _execute(connection, batch)
+        if inspect.isawaitable(rows):
+            rows = await rows
+        if hasattr(rows, "fetchall"):
+            rows = rows.fetchall()
+            if inspect.isawaitable(rows):
+                rows = await rows
+    except Exception as error:
+        raise (_translated(error) or error) from error
+    return _by_place(rows)
+
+
+def enqueue_through_blocking(connection: Any, batch: jobs.Batch) -> dict[int, tuple[UUID, Admission]]:
+    """`enqueue_through` for connections that block, without a loop."""
+    try:
+        rows = _execute(connection, batch)
+        if inspect.isawaitable(rows):
+            if inspect.iscoroutine(rows):
+                rows.close()
+            raise InvalidInput("this connection is async", hint="Use await app.enqueue(..., connection=...).")
+        return _by_place(rows.fetchall() if hasattr(rows, "fetchall") else rows)
+    except InvalidInput:
+        raise
+    except Exception as error:
+        raise (_translated(error) or error) from error
+
+
+def _execute(connection: Any, batch: jobs.Batch) -> Any:
+    document = _document(batch)
+    module = _module(connection)
+    if module.startswith("sqlalchemy"):
+        from sqlalchemy import text
+
+        return connection.execute(text(_CALL.format(":name", ":jobs")), {"name": batch.name, "jobs": document})
+    statement = _CALL.format("%s", "%s")
+    if module.split(".")[0] == "psycopg":
+        return connection.execute(statement, (batch.name, document))
+    if hasattr(connection, "cursor"):
+        with connection.cursor() as cursor:
+            cursor.execute(statement, (batch.name, document))
+            return cursor.fetchall()
+    raise InvalidInput(
+        f"cannot enqueue through a {type(connection).__qualname__}",
+        hint="Give a connection or session of asyncpg, psycopg, SQLAlchemy or Django.",
+    )
+
+
+def _document(batch: jobs.Batch) -> str:
+    columns = {
+        "key": batch.keys,
+        "priority": batch.priorities,
+        "run_after": batch.run_after,
+        "expires_at": batch.expires_at,
+        "unique_key": batch.unique,
+    }
+    documents = []
+    for place, (id, data) in enumerate(zip(batch.ids, batch.data, strict=True)):
+        document: dict[str, Any] = {"id": str(id), "data": orjson.Fragment(data)}
+        for name, values in columns.items():
+            if values is not None and values[place] is not None:
+                document[name] = values[place]
+        documents.append(document)
+    return orjson.dumps(documents).decode()
+
+
+def _by_place(rows: Any) -> dict[int, tuple[UUID, Admission]]:
+    return {row[0] - 1: (row[1] if isinstance(row[1], UUID) else UUID(str(row[1])), Admission(row[2])) for row in rows}
+
+
+def _translated(error: BaseException) -> PenstockError | None:
+    cause = getattr(error, "orig", None) or getattr(error, "__cause__", None) or error
+    for candidate in (error, cause, getattr(cause, "__cause__", None)):
+        state = getattr(candidate, "sqlstate", None) or getattr(candidate, "pgcode", None)
+        if state in _BY_SQLSTATE:
+            diagnostics = getattr(candidate, "diag", None)
+            message = getattr(diagnostics, "message_primary", None) or str(candidate)
+            hint = getattr(diagnostics, "message_hint", None) or getattr(candidate, "hint", None)
+            return _BY_SQLSTATE[state](message, hint=hint)
+    return None
+
+
+def _module(connection: Any) -> str:
+    return type(connection).__module__

@@ -1,0 +1,47 @@
+"""The command line. A file for each noun; what they share is in `output.py`."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from penstock._version import __version__
+from penstock.cli import enqueueing, jobs, serving, types
+from penstock.cli.output import err
+from penstock.errors import DatabaseUnavailable, PenstockError
+
+app = typer.Typer(
+    name="penstock",
+    help="Background work on PostgreSQL: enqueue, work, look and steer.",
+    no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    pretty_exceptions_enable=False,
+)
+serving.add_to(app)
+enqueueing.add_to(app)
+types.add_to(app)
+app.add_typer(jobs.app, name="jobs")
+
+
+@app.command()
+def version() -> None:
+    """Print the version."""
+    typer.echo(__version__)
+
+
+def main() -> None:
+    """Run the command line. Exit codes: 0 done, 1 refused or failed, 2 wrong usage, 3 database not available."""
+    try:
+        app()
+    except DatabaseUnavailable as error:
+        err.print(f"[red]error:[/red] {error.message}", highlight=False)
+        if error.hint:
+            err.print(error.hint, highlight=False)
+        sys.exit(3)
+    except PenstockError as error:
+        err.print("[red]error:[/red] ", end="")
+        err.print(error.message, markup=False, highlight=False)
+        if error.hint:
+            err.print(error.hint, markup=False, highlight=False)
+        sys.exit(1)

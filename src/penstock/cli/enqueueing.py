@@ -1,0 +1,135 @@
+"""The command that enqueues: one job, or a file of them."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Annotated, Any
+
+import orjson
+import typer
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from penstock.app import Penstock
+from penstock.cli.output import AsJson, err, moment, out, print_json, with_app
+from penstock.errors import InvalidInput
+from penstock.job import Enqueued, NewJob
+
+_BATCH = 5_000
+_FIELDS = {"data", "id", "key", "priority", "run_after", "expires_at", "unique"}
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command()(enqueue)
+
+
+def enqueue(
+    name: Annotated[str, typer.Argument(help="Job type.")],
+    data: Annotated[str | None, typer.Argument(help="Payload, JSON.")] = None,
+    file: Annotated[
+        Path | None, typer.Option("--file", "-f", help='NDJSON, a job a line: {"data": ...}; - for standard input.')
+    ] = None,
+    id: Annotated[str | None, typer.Option(help="Identity; the same id again is the same job.")] = None,
+    key: Annotated[str | None, typer.Option(help="Whose job it is.")] = None,
+    priority: Annotated[int, typer.Option(min=-100, max=100, help="Lower first.")] = 0,
+    run_after: Annotated[str | None, typer.Option(help="A time, or +5m.")] = None,
+    expires_at: Annotated[str | None, typer.Option(help="A time, or +5m.")] = None,
+    unique: Annotated[str | None, typer.Option(help="Coalescing key.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Enqueue a job, or many from a file.
+
+    A line of a file is an object with data, id, key, priority, run_after, expires_at, unique, each optional.
+    """
+    if file is not None:
+        if data is not None:
+            raise InvalidInput("give a payload or a file, not both")
+        with_app(lambda app: _from_file(app, name, file, as_json))
+        return
+    job = NewJob(
+        parse_json(data, "the payload") if data is not None else {},
+        id,
+        key,
+        priority,
+        moment(run_after) if run_after else None,
+        moment(expires_at) if expires_at else None,
+        unique,
+    )
+
+    async def one(app: Penstock) -> Enqueued:
+        return (await app.enqueue_many(name, [job]))[0]
+
+    receipt = with_app(one)
+    if as_json:
+        print_json(receipt)
+    else:
+        out.print(f"{receipt.admission}: {receipt.id}", highlight=False)
+
+
+def parse_json(text: str | bytes, what: str) -> Any:
+    """Parse JSON. Raises `InvalidInput`."""
+    try:
+        return orjson.loads(text)
+    except orjson.JSONDecodeError as error:
+        raise InvalidInput(f"{what} is not JSON: {error}", hint='For example: {"shipmentId": "shp_123"}') from None
+
+
+async def _from_file(app: Penstock, name: str, file: Path, as_json: bool) -> None:
+    counted: Counter[str] = Counter()
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    source: IO[bytes]
+    if str(file) == "-":
+        source, size = sys.stdin.buffer, None
+    else:
+        try:
+            source, size = file.open("rb"), file.stat().st_size
+        except OSError as error:
+            raise InvalidInput(f"cannot read {file}: {error.strerror}") from None
+    with source, Progress(*columns, console=err, transient=True) as progress:
+        task = progress.add_task("bytes", total=size)
+        for batch, read in _batches(source):
+            for receipt in await app.enqueue_many(name, batch):
+                counted[str(receipt.admission)] += 1
+            progress.update(task, completed=read)
+    if as_json:
+        print_json(counted)
+    else:
+        out.print(", ".join(f"{count:,} {admission}" for admission, count in counted.items()) or "no jobs in the file")
+
+
+def _batches(source: IO[bytes]) -> Iterator[tuple[list[NewJob], int]]:
+    batch: list[NewJob] = []
+    read = 0
+    for number, line in enumerate(source, 1):
+        read += len(line)
+        if line.strip():
+            batch.append(_job(line, number))
+        if len(batch) == _BATCH:
+            yield batch, read
+            batch = []
+    if batch:
+        yield batch, read
+
+
+def _job(line: bytes, number: int) -> NewJob:
+    fields = parse_json(line, f"line {number}")
+    if not isinstance(fields, dict) or (unknown := sorted(set(fields) - _FIELDS)):
+        found = f"the field {unknown[0]!r}" if isinstance(fields, dict) else type(fields).__name__
+        raise InvalidInput(
+            f"line {number} has {found}",
+            hint=f"A line is an object with {', '.join(sorted(_FIELDS))}. Lines before it are enqueued in batches of {_BATCH:,}.",
+        )
+    for name in ("run_after", "expires_at"):
+        if fields.get(name) is not None:
+            try:
+                fields[name] = moment(str(fields[name]))
+            except typer.BadParameter as error:
+                raise InvalidInput(f"line {number}: {error}") from None
+    try:
+        fields["priority"] = int(fields.get("priority") or 0)
+    except (TypeError, ValueError):
+        raise InvalidInput(f"line {number}: priority {fields['priority']!r} is not a number") from None
+    return NewJob(**fields)

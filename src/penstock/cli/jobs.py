@@ -1,0 +1,70 @@
+"""Commands about single jobs: list, show, cancel, replay."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import orjson
+import typer
+from rich.markup import escape
+
+from penstock.cli.output import AsJson, cell, out, print_json, print_table, with_app
+
+app = typer.Typer(help="Jobs: list, show, cancel, replay.", no_args_is_help=True)
+Id = Annotated[str, typer.Argument(help="Id of the job, with or without job_.")]
+
+
+@app.command("list")
+def list_jobs(
+    name: Annotated[str | None, typer.Option("--type", "-t", help="Only this job type.")] = None,
+    status: Annotated[str | None, typer.Option("--status", "-s", help="Only this status.")] = None,
+    key: Annotated[str | None, typer.Option(help="Only this key.")] = None,
+    limit: Annotated[int, typer.Option(min=1, max=1000)] = 20,
+    as_json: AsJson = False,
+) -> None:
+    """List jobs, latest first."""
+    found = with_app(lambda penstock: penstock.find_many(name=name, status=status, key=key, limit=limit))
+    if as_json:
+        print_json(found)
+        return
+    rows = []
+    for job in found:
+        error = job.errors[-1].get("message") if job.errors else None
+        at = job.finished_at or job.started_at or job.run_after
+        rows.append((job.id, job.name, job.status, job.attempts, job.key, at, error and str(error)[:60]))
+    print_table(["id", "type", "status", "attempts left", "key", "at", "last error"], rows, empty="no such jobs")
+
+
+@app.command()
+def show(id: Id, as_json: AsJson = False) -> None:
+    """Show everything known of a job."""
+    job = with_app(lambda penstock: penstock.find(id))
+    if as_json:
+        print_json(job)
+        return
+    shown = [
+        ("id", job.id), ("type", job.name), ("status", job.status), ("key", job.key), ("unique key", job.unique),
+        ("priority", job.priority), ("attempts left", f"{job.attempts} of {job.max_attempts}"),
+        ("enqueued", job.created_at), ("run after", job.run_after), ("expires", job.expires_at), ("started", job.started_at),
+        ("finished", job.finished_at), ("worker", job.worker), ("replay of", job.replay_of),
+        ("data", orjson.dumps(job.data).decode()), ("progress", job.progress), ("result", job.result),
+    ]  # fmt: skip
+    for label, value in shown:
+        if value is not None:
+            out.print(f"[bold]{label:>14}[/bold]  {escape(cell(value))}", highlight=False)
+    for number, error in enumerate(job.errors, 1):
+        out.print(f"[bold]{f'error {number}':>14}[/bold]  {escape(str(error.get('type')))}: {escape(str(error.get('message')))}")
+        if trace := error.get("traceback"):
+            out.print(escape(str(trace)), style="dim", highlight=False)
+
+
+@app.command()
+def cancel(id: Id) -> None:
+    """Cancel a job: a queued one at once, of a running one the handler is told."""
+    out.print(f"{with_app(lambda penstock: penstock.cancel(id))}: {id}", highlight=False)
+
+
+@app.command()
+def replay(id: Id) -> None:
+    """Enqueue a copy of a running or finished job."""
+    out.print(f"replayed as {with_app(lambda penstock: penstock.replay(id)).id}", highlight=False)

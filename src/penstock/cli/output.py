@@ -1,0 +1,95 @@
+"""What the commands share: options, running a coroutine on an open app, tables for people and JSON for programs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import asdict, is_dataclass
+from datetime import datetime, timedelta
+from typing import Annotated, Any, TypeVar
+
+import orjson
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from penstock.app import Penstock
+
+T = TypeVar("T")
+out = Console()
+err = Console(stderr=True)
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+
+
+def with_app(work: Callable[[Penstock], Awaitable[T]], app: Penstock | None = None) -> T:
+    """Run `work` on an open app, and close it."""
+
+    async def run() -> T:
+        async with app or Penstock() as opened:
+            return await work(opened)
+
+    return asyncio.run(run())
+
+
+def print_json(value: Any) -> None:
+    """Print a value as JSON; a list prints one document."""
+    typer.echo(orjson.dumps(value, default=_plain, option=orjson.OPT_INDENT_2).decode())
+
+
+def _plain(value: Any) -> Any:
+    if is_dataclass(value) and not isinstance(value, type):
+        return asdict(value)
+    if isinstance(value, timedelta):
+        return value.total_seconds()
+    return str(value)
+
+
+def print_table(columns: Sequence[str], rows: Sequence[Sequence[Any]], *, empty: str) -> None:
+    """Print a table for people, or what to say when it is empty."""
+    if not rows:
+        out.print(empty)
+        return
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    for row in rows:
+        table.add_row(*(cell(value) for value in row))
+    out.print(table)
+
+
+def cell(value: Any) -> str:
+    """A value as a person reads it."""
+    if value is None:
+        return "-"
+    if isinstance(value, datetime):
+        return value.astimezone().strftime("%Y-%m-%d %H:%M:%S")
+    if isinstance(value, timedelta):
+        return f"{value.total_seconds():g} s"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:.1f}"
+    return str(value)
+
+
+def span(text: str) -> timedelta:
+    """A span of time as people write it: 90, 90s, 5m, 2h, 30d."""
+    units = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+    number, unit = (text[:-1], text[-1]) if text[-1:] in units else (text, "s")
+    try:
+        seconds = float(number) * units[unit]
+        return timedelta(seconds=seconds)
+    except (ValueError, OverflowError):
+        raise typer.BadParameter(f"{text!r} is not a span of time: write 90s, 5m, 2h or 30d") from None
+
+
+def moment(text: str) -> datetime:
+    """A time: ISO 8601, or +SPAN from now."""
+    if text.startswith("+"):
+        return datetime.now().astimezone() + span(text[1:])
+    try:
+        time = datetime.fromisoformat(text)
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} is not a time: write 2026-01-31T12:00:00Z or +5m") from None
+    return time if time.tzinfo else time.astimezone()

@@ -1,0 +1,142 @@
+"""Commands about job types: types, pause, resume, stats, prune, grant."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from penstock.cli.enqueueing import parse_json
+from penstock.cli.output import AsJson, out, print_json, print_table, span, with_app
+
+Name = Annotated[str, typer.Argument(help="Job type.")]
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add the commands."""
+    types = typer.Typer(help="Job types: list, create, change.", invoke_without_command=True)
+    types.callback()(list_types)
+    types.command("create")(create)
+    types.command("change")(change)
+    app.add_typer(types, name="types")
+    app.command()(pause)
+    app.command()(resume)
+    app.command()(stats)
+    app.command()(prune)
+    app.command()(grant)
+
+
+def list_types(context: typer.Context, as_json: AsJson = False) -> None:
+    """Job types: list, create, change."""
+    if context.invoked_subcommand is not None:
+        return
+    types = with_app(lambda app: app.job_types())
+    if as_json:
+        print_json(types)
+        return
+    print_table(
+        ["name", "delivery", "attempts", "concurrency", "visibility timeout", "rate limit", "paused since"],
+        [
+            (
+                t.name,
+                t.options.delivery,
+                t.options.attempts,
+                t.options.concurrency,
+                t.options.visibility_timeout,
+                f"{t.options.rate_limit.limit} in {t.options.rate_limit.period}" if t.options.rate_limit else None,
+                t.paused_at,
+            )
+            for t in types
+        ],
+        empty="no job types yet",
+    )
+
+
+Option = Annotated[
+    list[str] | None, typer.Option("--set", "-s", metavar="NAME=VALUE", help="attempts=3, concurrency=10, ...; may be repeated.")
+]
+
+
+def create(name: Name, options: Option = None) -> None:
+    """Create a job type."""
+    from penstock.postgres import jobs
+
+    async def run(app: Any) -> Any:
+        return await jobs.create_job_type(await app.database(), name, _options(options))
+
+    out.print(f"created: {with_app(run).name}", highlight=False)
+
+
+def change(name: Name, options: Option = None) -> None:
+    """Change options of a job type; takes effect at once."""
+    with_app(lambda app: app.change_job_type(name, **_options(options)))
+    out.print(f"changed: {name}", highlight=False)
+
+
+def pause(name: Name) -> None:
+    """Start no more jobs of a type; running ones go on."""
+    with_app(lambda app: app.pause(name))
+    out.print(f"paused: {name}", highlight=False)
+
+
+def resume(name: Name) -> None:
+    """End a pause."""
+    with_app(lambda app: app.resume(name))
+    out.print(f"resumed: {name}", highlight=False)
+
+
+def stats(as_json: AsJson = False) -> None:
+    """How each job type is doing: waiting, running, finished in the last hour."""
+    counts = with_app(lambda app: app.counts())
+    if as_json:
+        print_json(counts)
+        return
+    columns = "name paused ready deferred in-progress oldest,s succeeded/h failed/h expired/h cancelled/h"
+    print_table(
+        columns.split(),
+        [
+            (
+                c.name, c.paused, c.ready, c.deferred, c.in_progress, c.oldest_ready_s,
+                c.succeeded_last_hour, c.failed_last_hour, c.expired_last_hour, c.cancelled_last_hour,
+            )
+            for c in counts
+        ],
+        empty="no job types yet",
+    )  # fmt: skip
+
+
+def prune(
+    keep: Annotated[str, typer.Option(help="How long finished jobs are kept: 30d, 12h.")] = "30d", as_json: AsJson = False
+) -> None:
+    """Drop the days of the archive that are older. Their ids can then be used again."""
+    dropped = with_app(lambda app: app.prune(span(keep)))
+    if as_json:
+        print_json(dropped)
+    else:
+        print_table(["partition", "jobs"], list(dropped.items()), empty="nothing to drop")
+
+
+def grant(
+    role: Annotated[str, typer.Argument(help="A database role that exists.")],
+    access: Annotated[str, typer.Argument(help="reader, producer, worker or admin.")],
+) -> None:
+    """Let a database role read, enqueue, work, or do everything."""
+
+    async def run(app: Any) -> None:
+        await (await app.database()).fetch("select penstock.grant_access($1::name, $2)", role, access)
+
+    with_app(run)
+    out.print(f"granted: {role} is {access}", highlight=False)
+
+
+def _options(given: list[str] | None) -> dict[str, Any]:
+    options: dict[str, Any] = {}
+    for pair in given or []:
+        name, separator, value = pair.partition("=")
+        if not separator:
+            raise typer.BadParameter(f"{pair!r} is not NAME=VALUE")
+        try:
+            options[name.replace("-", "_")] = parse_json(value, name)
+        except Exception:
+            options[name.replace("-", "_")] = value
+    return options

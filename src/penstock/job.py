@@ -1,0 +1,249 @@
+"""The words of the domain. Plain data, no input or output."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any, Literal
+from uuid import UUID
+
+from penstock.errors import InvalidInput
+
+Executor = Literal["auto", "thread", "process"]
+
+
+class Delivery(enum.StrEnum):
+    """How often a job may be started."""
+
+    AT_LEAST_ONCE = "at_least_once"
+    AT_MOST_ONCE = "at_most_once"
+
+
+class Status(enum.StrEnum):
+    """Where a job is in its life; the last four are terminal."""
+
+    QUEUED = "queued"
+    IN_PROGRESS = "in-progress"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    EXPIRED = "expired"
+    CANCELLED = "cancelled"
+
+    @property
+    def finished(self) -> bool:
+        """Whether the job is archived."""
+        return self not in (Status.QUEUED, Status.IN_PROGRESS)
+
+
+class Admission(enum.StrEnum):
+    """What an enqueue did with a job."""
+
+    QUEUED = "queued"
+    DUPLICATE = "duplicate"
+    COALESCED = "coalesced"
+    ARCHIVED = "archived"
+
+
+class Outcome(enum.StrEnum):
+    """What a worker says of an attempt."""
+
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    FAILED_FOR_GOOD = "failed-for-good"
+    CANCELLED = "cancelled"
+    RELEASED = "released"
+
+
+@dataclass(frozen=True, slots=True)
+class Backoff:
+    """Delays between attempts: `base * factor ** n`, at most `cap`, varied by a random share of `jitter`."""
+
+    base: timedelta = timedelta(seconds=2)
+    factor: float = 2.0
+    cap: timedelta = timedelta(hours=1)
+    jitter: float = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class RateLimit:
+    """At most `limit` starts within any `period`, over all workers."""
+
+    limit: int
+    period: timedelta
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How the jobs of a type are delivered, retried and limited.
+
+    Attributes:
+        delivery: `at_least_once` retries; `at_most_once` starts a job once, whatever crashes.
+        attempts: How often a job is started before it counts as failed; None: 5, or 1 for `at_most_once`.
+        concurrency: Most jobs in flight over all workers; None: no limit, 0: paused.
+        visibility_timeout: How long a claimed job belongs to its worker.
+        time_limit: How long a handler may run; None: nine tenths of the visibility timeout.
+        backoff: Delays between attempts.
+        rate_limit: Most starts in a period; None: no limit.
+        keep_result: Whether what the handler returns is kept.
+    """
+
+    delivery: Delivery = Delivery.AT_LEAST_ONCE
+    attempts: int | None = None
+    concurrency: int | None = None
+    visibility_timeout: timedelta = timedelta(minutes=5)
+    time_limit: timedelta | None = None
+    backoff: Backoff = field(default_factory=Backoff)
+    rate_limit: RateLimit | None = None
+    keep_result: bool = False
+
+    def as_json(self) -> dict[str, Any]:
+        """The options as the SQL functions take them."""
+        once = self.delivery == Delivery.AT_MOST_ONCE
+        return {
+            "delivery_strategy": str(self.delivery),
+            "attempts": self.attempts if self.attempts is not None else (1 if once else 5),
+            "concurrency": self.concurrency,
+            "visibility_timeout": _interval(self.visibility_timeout),
+            "time_limit": _interval(self.time_limit),
+            "backoff_base": _interval(self.backoff.base),
+            "backoff_factor": self.backoff.factor,
+            "backoff_cap": _interval(self.backoff.cap),
+            "backoff_jitter": self.backoff.jitter,
+            "rate_limit": self.rate_limit.limit if self.rate_limit else None,
+            "rate_period": _interval(self.rate_limit.period) if self.rate_limit else None,
+            "keep_result": self.keep_result,
+        }
+
+
+def _interval(span: timedelta | None) -> str | None:
+    return None if span is None else f"{span.total_seconds():.6f} seconds"
+
+
+@dataclass(frozen=True, slots=True)
+class NewJob:
+    """One job of a bulk enqueue.
+
+    Attributes:
+        data: The payload: JSON, or what the job type's payload type dumps to JSON.
+        id: Identity of the job; the same id enqueued again is the same job. None: a new UUIDv7.
+        key: Whose job it is (a tenant, an account).
+        priority: -100 to 100, lower first, within a type.
+        run_after: Not to be started before.
+        expires_at: Archived as expired when not started by then.
+        unique: Coalescing key: while a job of the type with it is queued, that job is returned.
+    """
+
+    data: Any = field(default_factory=dict)
+    id: UUID | str | None = None
+    key: str | None = None
+    priority: int = 0
+    run_after: datetime | None = None
+    expires_at: datetime | None = None
+    unique: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Enqueued:
+    """The receipt of an enqueue: the job's id (when coalesced that of the queued job) and what was done."""
+
+    id: UUID
+    admission: Admission
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimedJob:
+    """A job as a claim hands it out; times are in the database's clock, `data` is JSON text."""
+
+    id: UUID
+    name: str
+    attempts: int
+    max_attempts: int
+    priority: int
+    key: str | None
+    data: str
+    created_at: datetime
+    run_after: datetime
+    seq: int
+    lease: int
+    lease_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Settlement:
+    """The result of one attempt, on its way to the database."""
+
+    id: UUID
+    attempts: int
+    lease: int
+    outcome: Outcome
+    detail: str | None = None
+    retry_after: timedelta | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class JobRecord:
+    """Everything that is known of a job, queued or archived.
+
+    `attempts` counts the attempts that are left. `errors` has one object for each failed attempt, oldest first.
+    """
+
+    id: UUID
+    name: str
+    status: Status
+    attempts: int
+    max_attempts: int
+    priority: int
+    key: str | None
+    unique: str | None
+    data: Any
+    created_at: datetime
+    run_after: datetime
+    expires_at: datetime | None
+    started_at: datetime | None
+    finished_at: datetime | None
+    worker: str | None
+    errors: list[dict[str, Any]]
+    result: Any
+    progress: Any
+    replay_of: UUID | None
+    cancel_requested_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class JobTypeRecord:
+    """A job type as the database has it."""
+
+    name: str
+    options: Options
+    paused_at: datetime | None
+    created_at: datetime
+    updated_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class JobCounts:
+    """How a job type is doing. `oldest_ready_s` is None when nothing waits."""
+
+    name: str
+    paused: bool
+    ready: int
+    deferred: int
+    in_progress: int
+    oldest_ready_s: float | None
+    succeeded_last_hour: int
+    failed_last_hour: int
+    expired_last_hour: int
+    cancelled_last_hour: int
+
+
+def parse_id(value: UUID | str) -> UUID:
+    """A job id from a UUID or text, with or without the prefix `job_`. Raises `InvalidInput`."""
+    if isinstance(value, UUID):
+        return value
+    try:
+        return UUID(value.removeprefix("job_"))
+    except (ValueError, AttributeError):
+        raise InvalidInput(
+            f"invalid job id: {str(value)[:100]!r}", hint="A job id is a UUID, with or without the prefix job_."
+        ) from None

@@ -1,0 +1,191 @@
+"""Connections to PostgreSQL: a small pool, errors in Penstock's own kinds, and retries when a connection is lost.
+
+asyncpg carries everything. The pool does no reset between uses, since no statement here leaves state behind; so a call
+is one round trip, and works through PgBouncer in transaction mode.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
+from typing import Any, TypeVar
+
+import asyncpg
+import structlog
+
+from penstock.errors import Conflict, DatabaseUnavailable, InvalidInput, NotFound, PenstockError, SchemaMismatch
+from penstock.settings import Settings
+
+log = structlog.get_logger("penstock.database")
+T = TypeVar("T")
+
+_BY_SQLSTATE: dict[str, type[PenstockError]] = {
+    "PS400": InvalidInput,
+    "PS404": NotFound,
+    "PS409": Conflict,
+    "PS413": InvalidInput,
+}
+_SCHEMA_STATES = {"3F000", "42P01", "42883", "42703"}
+# Connection exceptions, shutdowns, too many connections, and "the database system is starting up".
+_LOST_CLASSES = ("08", "57P", "53300")
+_CONTENTION = {"40001", "40P01", "55P03"}
+
+
+def translate(error: BaseException) -> PenstockError | None:
+    """The Penstock error for one of asyncpg or the operating system; None when it is none of ours."""
+    sqlstate = getattr(error, "sqlstate", None)
+    if isinstance(error, asyncpg.PostgresError) and sqlstate:
+        message = getattr(error, "message", None) or str(error)
+        hint = getattr(error, "hint", None)
+        if kind := _BY_SQLSTATE.get(sqlstate):
+            return kind(message, hint=hint)
+        if sqlstate in _SCHEMA_STATES and "penstock" in message:
+            return SchemaMismatch(f"the database has no matching Penstock schema: {message}", hint="Run: penstock migrate")
+        if sqlstate.startswith(_LOST_CLASSES):
+            return DatabaseUnavailable(f"the database is not available: {message}")
+        if sqlstate in _CONTENTION:
+            return DatabaseUnavailable(f"the database was busy with a conflicting call: {message}")
+        if sqlstate == "42501":
+            return PenstockError(
+                f"the database refuses: {message}",
+                hint="Let the schema's owner run: select penstock.grant_access('<role>', 'worker');",
+            )
+        if sqlstate.startswith("28") or sqlstate == "3D000":
+            return PenstockError(
+                f"cannot log in to the database: {message}",
+                hint="Check PENSTOCK_DATABASE_URL: user, password, database.",
+            )
+        if sqlstate.startswith("22"):
+            return InvalidInput(message, hint=hint)
+    if isinstance(error, asyncpg.exceptions.DataError):
+        return InvalidInput(f"a value does not fit its type: {error}")
+    if isinstance(error, (OSError, asyncpg.InterfaceError, asyncpg.InternalClientError, TimeoutError)):
+        return DatabaseUnavailable(f"the database is not available: {type(error).__name__}: {error}")
+    return None
+
+
+class _Connection(asyncpg.Connection):
+    """A pooled connection that is handed on as it is."""
+
+    def get_reset_query(self) -> str:
+        return ""
+
+
+class Database:
+    """A pool of connections to one database.
+
+    Args:
+        url: A libpq URL or DSN.
+        settings: Pool size, timeouts and whether to keep prepared statements.
+    """
+
+    def __init__(self, url: str, settings: Settings) -> None:
+        self.url = url
+        self._settings = settings
+        self._pool: asyncpg.Pool[Any] | None = None
+        self._opening = asyncio.Lock()
+
+    async def open(self) -> None:
+        """Open the pool. Raises `DatabaseUnavailable` when nothing answers."""
+        async with self._opening:
+            if self._pool is not None:
+                return
+            try:
+                self._pool = await asyncpg.create_pool(
+                    self.url,
+                    min_size=0,
+                    max_size=self._settings.pool_size,
+                    command_timeout=self._settings.command_timeout.total_seconds(),
+                    timeout=self._settings.connect_timeout.total_seconds(),
+                    connection_class=_Connection,
+                    **self._connection_options(),
+                )
+            except ValueError as error:
+                raise InvalidInput(
+                    f"the database URL is not valid: {error}",
+                    hint="It looks like postgresql://user:password@host:5432/database.",
+                ) from None
+
+    async def close(self) -> None:
+        """Close all connections; those in use get five seconds to finish."""
+        pool, self._pool = self._pool, None
+        if pool is None:
+            return
+        try:
+            await asyncio.wait_for(pool.close(), timeout=5)
+        except (TimeoutError, OSError, asyncpg.PostgresError, asyncpg.InterfaceError):
+            pool.terminate()
+
+    async def fetch(self, query: str, *args: Any, retry: bool = False, timeout: float | None = None) -> list[Any]:
+        """Run one statement and return its rows.
+
+        Args:
+            query: SQL with `$1` parameters.
+            args: The parameters.
+            retry: Try again, with growing pauses, for as long as the database is unavailable. Only for calls that
+                may be repeated.
+            timeout: Seconds for this call instead of `command_timeout`.
+        """
+
+        async def once() -> list[Any]:
+            async with self._acquire() as connection:
+                return list(await connection.fetch(query, *args, timeout=timeout))
+
+        return await (self.retrying(once) if retry else self._translated(once))
+
+    async def fetchrow(self, query: str, *args: Any, retry: bool = False) -> Any:
+        """The first row of a statement, or None. See `fetch`."""
+        rows = await self.fetch(query, *args, retry=retry)
+        return rows[0] if rows else None
+
+    async def fetchval(self, query: str, *args: Any, retry: bool = False) -> Any:
+        """The first column of the first row of a statement, or None. See `fetch`."""
+        row = await self.fetchrow(query, *args, retry=retry)
+        return row[0] if row is not None else None
+
+    async def connect(self) -> asyncpg.Connection[Any]:
+        """A connection of its own, outside the pool; the caller closes it."""
+
+        async def once() -> asyncpg.Connection[Any]:
+            url = self._settings.listen_url.get_secret_value() if self._settings.listen_url else self.url
+            connection: asyncpg.Connection[Any] = await asyncpg.connect(
+                url, timeout=self._settings.connect_timeout.total_seconds(), **self._connection_options()
+            )
+            return connection
+
+        return await self._translated(once)
+
+    async def retrying(self, call: Callable[[], Awaitable[T]]) -> T:
+        """Repeat `call` while the database is unavailable, with pauses of 50 ms growing to 5 s, jittered."""
+        pause = 0.05
+        while True:
+            try:
+                return await self._translated(call)
+            except DatabaseUnavailable as error:
+                log.warning("database_unavailable", error=error.message, retry_in_s=round(pause, 2))
+                await asyncio.sleep(pause * random.uniform(0.5, 1.0))
+                pause = min(pause * 2, 5.0)
+
+    async def _translated(self, call: Callable[[], Awaitable[T]]) -> T:
+        try:
+            return await call()
+        except PenstockError:
+            raise
+        except Exception as error:
+            translated = translate(error)
+            if translated is None:
+                raise
+            raise translated from error
+
+    def _acquire(self) -> AbstractAsyncContextManager[Any]:
+        if self._pool is None:
+            raise DatabaseUnavailable("the database connection is closed", hint="Open the app first: async with app:")
+        return self._pool.acquire(timeout=self._settings.command_timeout.total_seconds())
+
+    def _connection_options(self) -> dict[str, Any]:
+        options: dict[str, Any] = {"server_settings": {"application_name": "penstock"}}
+        if not self._settings.statement_cache:
+            options["statement_cache_size"] = 0
+        return options

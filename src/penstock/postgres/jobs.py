@@ -1,0 +1,311 @@
+"""One typed function for each SQL function about jobs and workers. No logic beyond turning rows into words of the domain.
+
+`retry=True` marks calls that a worker's loops repeat until the database is back; all calls here may be repeated safely.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+import orjson
+
+from penstock.job import (
+    Admission,
+    Backoff,
+    ClaimedJob,
+    Delivery,
+    JobCounts,
+    JobRecord,
+    JobTypeRecord,
+    Options,
+    Outcome,
+    RateLimit,
+    Settlement,
+    Status,
+)
+from penstock.postgres.database import Database
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Jobs of one type as columns, which is how they travel: `data` is JSON text; None means the default for all."""
+
+    name: str
+    ids: Sequence[UUID]
+    data: Sequence[str]
+    keys: Sequence[str | None] | None = None
+    priorities: Sequence[int] | None = None
+    run_after: Sequence[datetime | None] | None = None
+    expires_at: Sequence[datetime | None] | None = None
+    unique: Sequence[str | None] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What a claim returned. `horizon` and `ceiling` are transaction numbers, see `penstock.worker.marks`."""
+
+    jobs: list[ClaimedJob]
+    horizon: int
+    ceiling: int
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat:
+    """The answer to a heartbeat; `known` is False when the worker was taken for dead."""
+
+    known: bool
+    cancelled: list[UUID]
+    leases: list[int]
+    workers: int
+
+
+async def create_job_type(database: Database, name: str, options: dict[str, Any]) -> JobTypeRecord:
+    """Create a job type. Raises `Conflict` when it exists."""
+    row = await database.fetchrow("select * from penstock.create_job_type($1, $2::jsonb)", name, _dump(options))
+    return _job_type(row)
+
+
+async def change_job_type(database: Database, name: str, options: dict[str, Any]) -> JobTypeRecord:
+    """Change the given options of a job type. Raises `NotFound`."""
+    row = await database.fetchrow("select * from penstock.change_job_type($1, $2::jsonb)", name, _dump(options))
+    return _job_type(row)
+
+
+async def declare_job_type(database: Database, name: str, options: dict[str, Any], *, retry: bool = False) -> JobTypeRecord:
+    """Create a job type, or change it when this declaration is a new one."""
+    row = await database.fetchrow("select * from penstock.declare_job_type($1, $2::jsonb)", name, _dump(options), retry=retry)
+    return _job_type(row)
+
+
+async def job_types(database: Database) -> list[JobTypeRecord]:
+    """All job types, by name."""
+    return [_job_type(row) for row in await database.fetch("select * from penstock.jobs order by name")]
+
+
+async def pause(database: Database, name: str) -> None:
+    """Pause a job type. Raises `NotFound`."""
+    await database.fetch("select penstock.pause($1)", name)
+
+
+async def resume(database: Database, name: str) -> None:
+    """Resume a job type. Raises `NotFound`, and `Conflict` when its concurrency is 0."""
+    await database.fetch("select penstock.resume($1)", name)
+
+
+ENQUEUE = "select * from penstock.enqueue_many($1, $2::jsonb[], $3::uuid[], $4, $5::smallint[], $6, $7, $8)"
+
+
+def enqueue_arguments(batch: Batch) -> tuple[Any, ...]:
+    """The parameters of `ENQUEUE`."""
+    return (
+        batch.name,
+        batch.data,
+        batch.ids,
+        batch.keys,
+        batch.priorities,
+        batch.run_after,
+        batch.expires_at,
+        batch.unique,
+    )
+
+
+async def enqueue_many(database: Database, batch: Batch, *, retry: bool = False) -> dict[int, tuple[UUID, Admission]]:
+    """Enqueue up to 100,000 jobs. Returns those that were not simply queued, by their place from 0."""
+    return exceptions_by_place(await database.fetch(ENQUEUE, *enqueue_arguments(batch), retry=retry))
+
+
+def exceptions_by_place(rows: Sequence[Any]) -> dict[int, tuple[UUID, Admission]]:
+    """The rows of `ENQUEUE`, by place from 0."""
+    return {row["ordinal"] - 1: (row["id"], Admission(row["outcome"])) for row in rows}
+
+
+async def claim(database: Database, worker: str, names: Sequence[str], limit: int, marks: dict[str, dict[str, int]]) -> Claim:
+    """Claim up to `limit` ready jobs of these types. Not retried: an answer that is lost leaves jobs claimed."""
+    rows = await database.fetch("select * from penstock.claim($1, $2, $3, $4::jsonb)", worker, names, limit, _dump(marks))
+    if not rows:
+        return Claim([], 0, 0)
+    jobs = [ClaimedJob(*tuple(row)[:12]) for row in rows]
+    return Claim(jobs, rows[0]["horizon"], rows[0]["ceiling"])
+
+
+async def settle(database: Database, settlements: Sequence[Settlement]) -> dict[UUID, str]:
+    """Settle attempts. Returns what became of those that are not plain successes; "stale": nothing changed."""
+    plain = all(s.outcome is Outcome.SUCCEEDED and s.detail is None for s in settlements)
+    rows = await database.fetch(
+        "select * from penstock.settle($1, $2::smallint[], $3::bigint[], $4, $5::jsonb[], $6)",
+        [s.id for s in settlements],
+        [s.attempts for s in settlements],
+        [s.lease for s in settlements],
+        None if plain else [str(s.outcome) for s in settlements],
+        None if plain else [s.detail for s in settlements],
+        None if plain else [s.retry_after for s in settlements],
+        retry=True,
+    )
+    return {row["id"]: row["outcome"] for row in rows}
+
+
+async def extend(database: Database, job: ClaimedJob | Settlement, lease: int, span: timedelta | None) -> int | None:
+    """Extend the lease of one job. Returns its new lease, or None when the job no longer belongs to the caller."""
+    row = await database.fetchrow(
+        "select * from penstock.extend($1, $2::smallint[], $3::bigint[], $4)",
+        [job.id],
+        [job.attempts],
+        [lease],
+        span,
+        retry=True,
+    )
+    return None if row is None else int(row["lease"])
+
+
+async def report_progress(database: Database, progress: Sequence[tuple[UUID, int, str]]) -> None:
+    """Note how far running jobs are: (id, attempts, JSON text)."""
+    await database.fetch(
+        "select penstock.report_progress($1, $2::smallint[], $3::jsonb[])",
+        [id for id, _, _ in progress],
+        [attempts for _, attempts, _ in progress],
+        [text for _, _, text in progress],
+        retry=True,
+    )
+
+
+async def promote(database: Database, limit: int = 1000) -> tuple[int, datetime | None]:
+    """Put due jobs into the ready line. Returns how many, and when the next is due."""
+    row = await database.fetchrow("select * from penstock.promote($1)", limit)
+    return int(row["promoted"]), row["next_due"]
+
+
+async def due_in(database: Database) -> tuple[int, float | None]:
+    """`promote`, with the time until the next job is due in seconds by the database's clock."""
+    row = await database.fetchrow(
+        "select promoted, extract(epoch from next_due - penstock.clock())::double precision as due_in from penstock.promote()"
+    )
+    return int(row["promoted"]), row["due_in"]
+
+
+async def expire(database: Database, limit: int = 1000) -> int:
+    """Archive queued jobs whose `expires_at` has passed. Returns how many."""
+    return int(await database.fetchval("select penstock.expire($1)", limit))
+
+
+async def recover(database: Database) -> int:
+    """Take the jobs of dead workers and ended leases back. Returns how many."""
+    return int(await database.fetchval("select penstock.recover()"))
+
+
+async def prune(database: Database, keep: timedelta) -> dict[str, int]:
+    """Drop the days of the archive that ended longer ago than `keep`. Returns the jobs dropped, by partition."""
+    return {row["partition"]: row["jobs"] for row in await database.fetch("select * from penstock.prune($1)", keep)}
+
+
+async def register_worker(
+    database: Database, worker: str, names: Sequence[str], host: str, pid: int, concurrency: int, dead_after: timedelta
+) -> None:
+    """Announce a worker. Raises `Conflict` when its id is taken."""
+    await database.fetch(
+        "select penstock.register_worker($1, $2, $3, $4, $5, $6)", worker, names, host, pid, concurrency, dead_after
+    )
+
+
+async def heartbeat(database: Database, worker: str, in_flight: int, state: str) -> Heartbeat:
+    """Say that a worker lives."""
+    row = await database.fetchrow("select * from penstock.heartbeat($1, $2, $3)", worker, in_flight, state)
+    return Heartbeat(row["known"], row["cancelled"] or [], row["leases"] or [], row["workers"])
+
+
+async def unregister_worker(database: Database, worker: str) -> None:
+    """The orderly end of a worker."""
+    await database.fetch("select penstock.unregister_worker($1)", worker)
+
+
+async def release_unknown(database: Database, worker: str, known: Sequence[int]) -> int:
+    """Hand back leases that the worker holds without knowing. Returns how many jobs."""
+    return int(await database.fetchval("select penstock.release_unknown($1, $2::bigint[])", worker, known, retry=True))
+
+
+async def wait_for_jobs(database: Database, worker: str, names: Sequence[str]) -> None:
+    """Say that a worker is idle and wants to be notified."""
+    await database.fetch("select penstock.wait_for_jobs($1, $2)", worker, names)
+
+
+async def cancel(database: Database, id: UUID) -> str:
+    """Cancel a job. Returns "cancelled", "cancelling", or the status of a finished job. Raises `NotFound`."""
+    return str(await database.fetchval("select penstock.cancel($1)", id, retry=False))
+
+
+async def replay(database: Database, id: UUID, new_id: UUID) -> UUID:
+    """Enqueue a copy of a running or finished job. Raises `NotFound`, `Conflict`."""
+    replayed: UUID = await database.fetchval("select penstock.replay($1, $2)", id, new_id)
+    return replayed
+
+
+async def find(database: Database, ids: Sequence[UUID]) -> dict[UUID, JobRecord]:
+    """Everything known of these jobs; unknown ids are left out."""
+    rows = await database.fetch("select * from penstock.find_jobs($1)", ids)
+    return {row["id"]: _record(row) for row in rows}
+
+
+async def list_ids(database: Database, name: str | None, status: str | None, key: str | None, limit: int) -> list[UUID]:
+    """Ids of jobs, latest first."""
+    rows = await database.fetch("select * from penstock.list_jobs($1, $2, $3, $4)", name, status, key, limit)
+    return [row[0] for row in rows]
+
+
+async def counts(database: Database) -> list[JobCounts]:
+    """How each job type is doing."""
+    return [JobCounts(*tuple(row)) for row in await database.fetch("select * from penstock.job_counts()")]
+
+
+def _dump(value: object) -> str:
+    return orjson.dumps(value).decode()
+
+
+def _load(text: str | None) -> Any:
+    return None if text is None else orjson.loads(text)
+
+
+def _record(row: Any) -> JobRecord:
+    return JobRecord(
+        id=row["id"],
+        name=row["name"],
+        status=Status(row["status"]),
+        attempts=row["attempts"],
+        max_attempts=row["max_attempts"],
+        priority=row["priority"],
+        key=row["key"],
+        unique=row["unique_key"],
+        data=_load(row["data"]),
+        created_at=row["created_at"],
+        run_after=row["run_after"],
+        expires_at=row["expires_at"],
+        started_at=row["started_at"],
+        finished_at=row["finished_at"],
+        worker=row["worker"],
+        errors=_load(row["errors"]) or [],
+        result=_load(row["result"]),
+        progress=_load(row["progress"]),
+        replay_of=row["replay_of"],
+        cancel_requested_at=row["cancel_requested_at"],
+    )
+
+
+def _job_type(row: Any) -> JobTypeRecord:
+    return JobTypeRecord(
+        name=row["name"],
+        options=Options(
+            delivery=Delivery(row["delivery_strategy"]),
+            attempts=row["attempts"],
+            concurrency=row["concurrency"],
+            visibility_timeout=row["visibility_timeout"],
+            time_limit=row["time_limit"],
+            backoff=Backoff(row["backoff_base"], row["backoff_factor"], row["backoff_cap"], row["backoff_jitter"]),
+            rate_limit=RateLimit(row["rate_limit"], row["rate_period"]) if row["rate_limit"] is not None else None,
+            keep_result=row["keep_result"],
+        ),
+        paused_at=row["paused_at"],
+        created_at=row["created_at"],
+        updated_at=row["updated_at"],
+    )

@@ -1,0 +1,131 @@
+"""Brings the schema in a database to this version.
+
+Tables come in numbered files that are applied once, in order, and never edited. Functions stand in whole files that are
+re-applied whenever one of them changed. Everything happens in one transaction under an advisory lock, so any number of
+processes may migrate at once, and one that dies halfway leaves nothing behind. An older Penstock never overwrites the
+functions of a newer one, so a rolling deployment may restart its processes in any order.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from importlib import resources
+from importlib.resources.abc import Traversable
+from typing import Any
+
+import asyncpg
+import structlog
+
+from penstock._version import __version__
+from penstock.errors import DatabaseUnavailable, SchemaMismatch
+from penstock.postgres.database import Database, translate
+
+log = structlog.get_logger("penstock.migrate")
+
+OLDEST_SERVER = 15
+_LOCK = 0x70656E73
+
+
+@dataclass(frozen=True, slots=True)
+class Migrated:
+    """What a migration did: the numbered files it applied, and whether the functions were re-applied."""
+
+    tables: list[str]
+    functions: bool
+
+
+async def migrate(database: Database) -> Migrated:
+    """Create or update the schema `penstock`. Does nothing when it is up to date.
+
+    Raises:
+        SchemaMismatch: The server is too old, or the schema belongs to a newer Penstock.
+        DatabaseUnavailable: The database cannot be reached.
+    """
+    connection = await database.connect()
+    try:
+        async with connection.transaction():
+            return await _migrate(connection)
+    except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError) as error:
+        raise (translate(error) or error) from error
+    finally:
+        connection.terminate()
+
+
+async def check(database: Database) -> None:
+    """Raise `SchemaMismatch` unless the schema is there and fits this version."""
+    known = {file.name for file in _files("tables")}
+    try:
+        rows = await database.fetch("select name, version from penstock.migrations")
+    except DatabaseUnavailable:
+        raise
+    applied = {row["name"] for row in rows}
+    if missing := sorted(known - applied):
+        raise SchemaMismatch(f"the Penstock schema lacks {', '.join(missing)}", hint="Run: penstock migrate")
+    _refuse_newer(applied, known)
+    functions = next((row for row in rows if row["name"] == "functions"), None)
+    if functions is None or _number(functions["version"]) < _number(__version__):
+        raise SchemaMismatch("the functions of the Penstock schema are older than this version", hint="Run: penstock migrate")
+
+
+async def _migrate(connection: asyncpg.Connection[Any]) -> Migrated:
+    server = int(await connection.fetchval("show server_version_num")) // 10_000
+    if server < OLDEST_SERVER:
+        raise SchemaMismatch(f"PostgreSQL {server} is too old", hint=f"Penstock needs PostgreSQL {OLDEST_SERVER} or newer.")
+    await connection.execute("select pg_advisory_xact_lock($1)", _LOCK)
+    await connection.execute((_schema() / "migrations.sql").read_text("utf-8"))
+    applied = {row["name"]: row for row in await connection.fetch("select name, checksum, version from penstock.migrations")}
+
+    tables = _files("tables")
+    _refuse_newer(set(applied), {file.name for file in tables})
+    done = []
+    for file in tables:
+        if file.name not in applied:
+            await connection.execute(file.read_text("utf-8"))
+            await _record(connection, file.name, _checksum([file]))
+            done.append(file.name)
+
+    functions = _files("functions")
+    checksum = _checksum(functions)
+    before = applied.get("functions")
+    stale = before is None or (before["checksum"] != checksum and _number(before["version"]) <= _number(__version__))
+    if stale or done:
+        for file in functions:
+            await connection.execute(file.read_text("utf-8"))
+        await connection.execute("select penstock.refresh_access()")
+        await _record(connection, "functions", checksum)
+    if done or stale:
+        log.info("migrated", tables=done, functions=stale)
+    return Migrated(tables=done, functions=stale)
+
+
+async def _record(connection: asyncpg.Connection[Any], name: str, checksum: str) -> None:
+    await connection.execute("select penstock.record_migration($1, $2, $3)", name, checksum, __version__)
+
+
+def _refuse_newer(applied: set[str], known: set[str]) -> None:
+    if unknown := sorted(applied - known - {"functions"}):
+        raise SchemaMismatch(
+            f"the Penstock schema is newer than this version ({__version__}): it has {', '.join(unknown)}",
+            hint="Upgrade the package penstock in this environment.",
+        )
+
+
+def _schema() -> Traversable:
+    return resources.files("penstock.postgres") / "schema"
+
+
+def _files(kind: str) -> list[Traversable]:
+    return sorted((file for file in (_schema() / kind).iterdir() if file.name.endswith(".sql")), key=lambda file: file.name)
+
+
+def _checksum(files: list[Traversable]) -> str:
+    digest = hashlib.sha256()
+    for file in files:
+        digest.update(file.name.encode())
+        digest.update(file.read_bytes())
+    return digest.hexdigest()
+
+
+def _number(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split(".")[:3] if part.isdigit())

@@ -1,0 +1,116 @@
+-- Basics: the clock, ids, and the checks that several operations share.
+--
+-- Errors. Every error that a caller can cause carries an SQLSTATE of class PS, a message that names the wrong value
+-- and a hint that says what to do:
+--   PS400 bad parameter   PS404 no such thing   PS409 not possible in this state   PS413 too large
+--
+-- All functions that callers use are security definer with a fixed search_path: a role needs no right on any table
+-- to work through them (see grant_access).
+
+create or replace function penstock.clock()
+returns timestamptz
+language sql
+stable
+as $$
+    select coalesce(nullif(current_setting('penstock.clock', true), '')::timestamptz, clock_timestamp())
+$$;
+comment on function penstock.clock() is
+    'The only clock. A test can hold it still with: set penstock.clock = ''2026-01-01T00:00:00Z''.';
+
+do $do$
+begin
+    if current_setting('server_version_num')::integer >= 180000 then
+        create or replace function penstock.new_id() returns uuid language sql volatile as 'select uuidv7()';
+    else
+        -- RFC 9562: 48 bits of milliseconds, then the version and random bits.
+        create or replace function penstock.new_id() returns uuid language sql volatile as $$
+            select encode(
+                set_bit(
+                    set_bit(
+                        overlay(
+                            uuid_send(gen_random_uuid())
+                            placing substring(int8send((extract(epoch from clock_timestamp()) * 1000)::bigint) from 3)
+                            from 1 for 6
+                        ),
+                        52, 1
+                    ),
+                    53, 1
+                ),
+                'hex'
+            )::uuid
+        $$;
+    end if;
+end
+$do$;
+comment on function penstock.new_id() is 'A new UUIDv7.';
+
+create or replace function penstock.id_time(id uuid)
+returns timestamptz
+language sql
+immutable
+strict
+parallel safe
+as $$
+    select case
+        when substr(id::text, 15, 1) = '7' then
+            to_timestamp(('x' || translate(substr(id::text, 1, 13), '-', ''))::bit(48)::bigint / 1000.0)
+    end
+$$;
+comment on function penstock.id_time(uuid) is 'When a UUIDv7 was made, by its maker''s clock; null for other ids.';
+
+create or replace function penstock.check_name(p_name text)
+returns void
+language plpgsql
+immutable
+as $$
+begin
+    if p_name is null or p_name !~ '^[^\s/[:cntrl:]]{1,200}$' or starts_with(p_name, 'job_') then
+        raise exception 'invalid job type name: %', coalesce(quote_literal(left(p_name, 100)), 'null')
+            using errcode = 'PS400',
+                  hint = 'A name has 1 to 200 characters, none of them white space, "/" or a control character, and does not begin with "job_".';
+    end if;
+end
+$$;
+comment on function penstock.check_name(text) is 'Raises PS400 unless the text can name a job type.';
+
+create or replace function penstock.require_type(p_name text)
+returns penstock.jobs
+language plpgsql
+stable
+as $$
+declare
+    job_type penstock.jobs;
+begin
+    select * into job_type from penstock.jobs where name = p_name;
+    if not found then
+        perform penstock.check_name(p_name);
+        raise exception 'no such job type: %', p_name
+            using errcode = 'PS404',
+                  hint = format('Create it first: select penstock.create_job_type(%L);', p_name);
+    end if;
+    return job_type;
+end
+$$;
+comment on function penstock.require_type(text) is 'The job type of that name, or PS404.';
+
+create or replace function penstock.wake(p_name text, p_jobs integer)
+returns void
+language plpgsql
+as $$
+declare
+    idle text;
+begin
+    -- One more than there are jobs, since one of them may have died; at most nine, since each brings more when it finds work.
+    for idle in
+        select worker
+        from penstock.idle_workers
+        where p_name = any (names)
+            and since > clock_timestamp() - interval '30 seconds'
+        order by random()
+        limit least(p_jobs, 8) + 1
+    loop
+        perform pg_notify('penstock_' || idle, 'jobs');
+    end loop;
+end
+$$;
+comment on function penstock.wake(text, integer) is 'Notifies as many idle workers of a type as jobs have come; does nothing when none is idle.';

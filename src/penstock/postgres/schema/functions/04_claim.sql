@@ -1,0 +1,236 @@
+-- Claim: give a batch of ready jobs to a worker.
+--
+-- A claim walks the ready line of each type from a mark: the number below which the worker knows that nothing can
+-- appear any more (see horizon and ceiling below). Without a mark it starts at the beginning, which is correct and
+-- only slower when many dead rows lie there. Rows that another claim holds are skipped, never waited for.
+--
+-- Limits are exact because a type that has one is claimed under an advisory lock until the claim commits: the jobs in
+-- flight are then the sum over its leases. That needs a fresh snapshot after the lock, so read committed.
+
+create or replace function penstock.rate_room(job_type penstock.jobs, p_moment timestamptz)
+returns integer
+language plpgsql
+as $$
+declare
+    room integer;
+begin
+    delete from penstock.rate_windows
+    where name = job_type.name and ends_at <= p_moment - job_type.rate_period;
+    -- A window counts until its end has left the period: never more than the limit in any period, and at most
+    -- a hundredth of a period late.
+    select job_type.rate_limit - coalesce(sum(started), 0) into room
+    from penstock.rate_windows
+    where name = job_type.name;
+    return room;
+end
+$$;
+comment on function penstock.rate_room(penstock.jobs, timestamptz) is 'Part of claim: how many jobs the rate limit of a type admits now.';
+
+create or replace function penstock.claim(
+    p_worker text,
+    p_names text[],
+    p_limit integer,
+    p_marks jsonb default '{}'
+)
+returns table (
+    id uuid,
+    name text,
+    attempts smallint,
+    max_attempts smallint,
+    priority smallint,
+    key text,
+    data text,
+    created_at timestamptz,
+    run_after timestamptz,
+    seq bigint,
+    lease bigint,
+    lease_s double precision,
+    horizon bigint,
+    ceiling bigint
+)
+language plpgsql
+security definer
+set search_path = penstock, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
+set enable_sort = off
+set enable_hashjoin = off
+set enable_mergejoin = off
+set plan_cache_mode = force_generic_plan
+as $$
+#variable_conflict use_column
+declare
+    moment constant timestamptz := penstock.clock();
+    job_type penstock.jobs;
+    lane smallint;
+    left_to_claim integer := p_limit;
+    type_room integer;
+    room integer;
+    claimed integer;
+    claimed_in_all integer := 0;
+    new_lease bigint;
+    width interval;
+begin
+    if p_worker is null or p_worker = '' or length(p_worker) > 200 then
+        raise exception 'invalid worker: %', coalesce(quote_literal(left(p_worker, 100)), 'null')
+            using errcode = 'PS400', hint = 'Name the worker with 1 to 200 characters, different from every other worker.';
+    end if;
+    if p_limit is null or p_limit not between 1 and 10000 then
+        raise exception 'invalid limit: %', p_limit
+            using errcode = 'PS400', hint = 'Claim between 1 and 10,000 jobs at once.';
+    end if;
+    if current_setting('transaction_isolation') <> 'read committed' then
+        raise exception 'claim needs the isolation level read committed'
+            using errcode = 'PS409', hint = 'Claim in a transaction of its own with the default isolation level.';
+    end if;
+
+    if exists (select from penstock.queued_jobs where expires_at <= moment and status = 'queued') then
+        perform penstock.expire(1000);
+    end if;
+
+    for job_type in
+        select jobs.*
+        from unnest(p_names) with ordinality as wanted (name, ordinal)
+        join penstock.jobs on jobs.name = wanted.name
+        where jobs.paused_at is null
+            and jobs.concurrency is distinct from 0
+        order by wanted.ordinal
+    loop
+        exit when left_to_claim <= 0;
+        type_room := left_to_claim;
+        if job_type.concurrency is not null or job_type.rate_limit is not null then
+            perform pg_advisory_xact_lock(hashtext('penstock.claim'), hashtext(job_type.name));
+            if job_type.concurrency is not null then
+                select least(type_room, job_type.concurrency - coalesce(sum(open_jobs), 0)) into type_room
+                from penstock.leases
+                where name = job_type.name;
+            end if;
+            if job_type.rate_limit is not null and type_room > 0 then
+                type_room := least(type_room, penstock.rate_room(job_type, moment));
+            end if;
+        end if;
+        room := type_room;
+
+        for lane in
+            select lanes.priority from penstock.lanes where lanes.name = job_type.name order by lanes.priority
+        loop
+            exit when room <= 0;
+            new_lease := nextval('penstock.lease_id');
+            return query
+            with claimed as (
+                update penstock.queued_jobs as job
+                set status = 'in-progress',
+                    lease = new_lease,
+                    updated_at = moment,
+                    coalesces = false
+                where job.ctid = any (array(
+                    select ready.ctid
+                    from penstock.queued_jobs as ready
+                    where ready.name = job_type.name
+                        and ready.priority = lane
+                        and ready.seq > coalesce((p_marks -> job_type.name ->> lane::text)::bigint, 0)
+                        and ready.status = 'queued'
+                        and (ready.expires_at is null or ready.expires_at > moment)
+                    order by ready.seq
+                    limit room
+                    for update skip locked
+                ))
+                returning job.*
+            ),
+            opened as (
+                insert into penstock.leases (id, first_seq, last_seq, started_at, expires_at, open_jobs, priority, name, worker)
+                select new_lease, min(claimed.seq), max(claimed.seq), moment, moment + job_type.visibility_timeout, count(*), lane, job_type.name, p_worker
+                from claimed
+                having count(*) > 0
+            )
+            select
+                claimed.id, claimed.name, claimed.attempts, claimed.max_attempts, claimed.priority, claimed.key,
+                claimed.data::text, claimed.created_at, claimed.run_after, claimed.seq, claimed.lease,
+                extract(epoch from job_type.visibility_timeout)::double precision,
+                pg_snapshot_xmin(pg_current_snapshot())::text::bigint,
+                pg_snapshot_xmax(pg_current_snapshot())::text::bigint
+            from claimed;
+            get diagnostics claimed = row_count;
+            room := room - claimed;
+        end loop;
+
+        claimed := type_room - room;
+        if claimed > 0 then
+            left_to_claim := left_to_claim - claimed;
+            claimed_in_all := claimed_in_all + claimed;
+            if job_type.rate_limit is not null then
+                width := job_type.rate_period / 100;
+                insert into penstock.rate_windows (name, ends_at, started)
+                values (job_type.name, date_bin(width, moment, 'epoch') + width, claimed)
+                on conflict (name, ends_at) do update set started = rate_windows.started + excluded.started;
+            end if;
+        end if;
+    end loop;
+
+    if claimed_in_all > 0 then
+        delete from penstock.idle_workers where worker = p_worker;
+    end if;
+end
+$$;
+comment on function penstock.claim(text, text[], integer, jsonb) is
+    'Claims up to p_limit ready jobs of the given types, types in the given order, within a type by priority and age. The jobs belong to the worker for the visibility timeout (lease_s seconds). p_marks ({"type": {"priority": seq}}) lets the search start behind what is known to be done: a seq seen in one claim with its ceiling is such a mark once a later claim reports a horizon >= that ceiling.';
+
+create or replace function penstock.extend(
+    p_ids uuid[],
+    p_attempts smallint[],
+    p_leases bigint[] default null,
+    p_for interval default null
+)
+returns table (id uuid, lease bigint)
+language plpgsql
+security definer
+set search_path = penstock, pg_temp
+set enable_seqscan = off
+set enable_hashjoin = off
+set enable_mergejoin = off
+as $$
+#variable_conflict use_column
+declare
+    moment constant timestamptz := penstock.clock();
+    held record;
+    new_lease bigint;
+begin
+    if p_for <= interval '0' or p_for > interval '30 days' then
+        raise exception 'cannot extend a lease by %', p_for
+            using errcode = 'PS400', hint = 'Extend by more than nothing and at most 30 days; null means the visibility timeout of the type.';
+    end if;
+    for held in
+        with locked as (
+            select job.id, job.lease, job.seq
+            from unnest(p_ids, p_attempts, p_leases) as given (id, attempts, lease)
+            join penstock.queued_jobs as job on job.id = given.id
+            where job.status = 'in-progress'
+                and job.attempts = given.attempts
+                and (given.lease is null or job.lease = given.lease)
+            for update of job
+        )
+        select
+            locked.lease,
+            array_agg(locked.id) as ids,
+            min(locked.seq) as first_seq,
+            max(locked.seq) as last_seq,
+            count(*)::integer as jobs
+        from locked
+        group by locked.lease
+        order by locked.lease
+    loop
+        new_lease := nextval('penstock.lease_id');
+        insert into penstock.leases (id, first_seq, last_seq, started_at, expires_at, open_jobs, priority, name, worker, cancelled)
+        select new_lease, held.first_seq, held.last_seq, old.started_at, moment + coalesce(p_for, jobs.visibility_timeout),
+            held.jobs, old.priority, old.name, old.worker, old.cancelled
+        from penstock.leases as old
+        join penstock.jobs on jobs.name = old.name
+        where old.id = held.lease;
+        update penstock.queued_jobs set lease = new_lease, updated_at = moment where queued_jobs.id = any (held.ids);
+        perform penstock.close_leases(array[held.lease], array[held.jobs]);
+        return query select extended, new_lease from unnest(held.ids) as extended;
+    end loop;
+end
+$$;
+comment on function penstock.extend(uuid[], smallint[], bigint[], interval) is
+    'Makes jobs belong to their worker for p_for from now (default: the visibility timeout). Returns each job extended with its new lease; a job that is missing no longer belongs to the caller.';

@@ -1,0 +1,212 @@
+-- Care: what any worker does for all, again and again: promote due jobs, expire, recover lost jobs, keep the archive.
+-- Everything here may run in many processes at once.
+
+create or replace function penstock.promote(p_limit integer default 1000)
+returns table (promoted integer, next_due timestamptz)
+language plpgsql
+security definer
+set search_path = penstock, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
+set enable_sort = off
+set enable_hashjoin = off
+set enable_mergejoin = off
+set plan_cache_mode = force_generic_plan
+as $$
+declare
+    moment constant timestamptz := penstock.clock();
+    line record;
+begin
+    promoted := 0;
+    if exists (select from penstock.queued_jobs where seq is null and run_after <= moment) then
+        perform pg_current_xact_id();
+        for line in
+            with due as (
+                update penstock.queued_jobs as job
+                set seq = nextval('penstock.job_seq')
+                where job.ctid = any (array(
+                    select waiting.ctid
+                    from penstock.queued_jobs as waiting
+                    where waiting.seq is null and waiting.run_after <= moment
+                    order by waiting.run_after
+                    limit p_limit
+                    for update skip locked
+                ))
+                returning job.name
+            )
+            select due.name, count(*)::integer as jobs from due group by due.name
+        loop
+            promoted := promoted + line.jobs;
+            perform penstock.wake(line.name, line.jobs);
+        end loop;
+    end if;
+    select min(run_after) into next_due from penstock.queued_jobs where seq is null;
+    return next;
+end
+$$;
+comment on function penstock.promote(integer) is
+    'Puts up to p_limit deferred jobs whose time has come into the ready line. Returns how many, and when the next one is due.';
+
+create or replace function penstock.expire(p_limit integer default 1000)
+returns integer
+language plpgsql
+security definer
+set search_path = penstock, pg_temp
+set enable_seqscan = off
+as $$
+declare
+    moment constant timestamptz := penstock.clock();
+    expired_jobs integer;
+begin
+    perform penstock.ensure_archive(moment);
+    with expired as (
+        delete from penstock.queued_jobs as job
+        where job.ctid = any (array(
+            select due.ctid
+            from penstock.queued_jobs as due
+            where due.expires_at <= moment and due.status = 'queued'
+            order by due.expires_at
+            limit p_limit
+            for update skip locked
+        ))
+        returning job.*
+    )
+    insert into penstock.archived_jobs (
+        id, finished_at, created_at, run_after, expires_at, status, attempts, attempts_used, priority,
+        name, key, unique_key, data, errors, replay_of
+    )
+    select
+        expired.id, moment, expired.created_at, expired.run_after, expired.expires_at, 'expired', expired.attempts,
+        expired.max_attempts - expired.attempts, expired.priority, expired.name, expired.key, expired.unique_key,
+        expired.data, expired.errors, expired.replay_of
+    from expired;
+    get diagnostics expired_jobs = row_count;
+    return expired_jobs;
+end
+$$;
+comment on function penstock.expire(integer) is 'Archives up to p_limit queued jobs whose expires_at has passed. Returns how many.';
+
+create or replace function penstock.recover_leases(p_leases bigint[], p_error jsonb, p_moment timestamptz)
+returns integer
+language plpgsql
+set enable_seqscan = off
+set enable_bitmapscan = off
+set enable_hashjoin = off
+set enable_mergejoin = off
+as $$
+declare
+    lost penstock.leases;
+    ids uuid[];
+    attempts smallint[];
+    recovered integer := 0;
+begin
+    for lost in
+        select * from penstock.leases where id = any (p_leases) order by id for update skip locked
+    loop
+        select array_agg(job.id), array_agg(job.attempts)
+        into ids, attempts
+        from penstock.queued_jobs as job
+        where job.name = lost.name
+            and job.priority = lost.priority
+            and job.seq between lost.first_seq and lost.last_seq
+            and job.lease = lost.id
+            and job.status = 'in-progress';
+        if ids is not null then
+            recovered := recovered + (
+                select count(*)
+                from penstock.end_attempts(
+                    ids, attempts, array_fill(lost.id, array[cardinality(ids)]),
+                    array_fill('failed'::text, array[cardinality(ids)]),
+                    array_fill(p_error, array[cardinality(ids)]),
+                    array_fill(interval '0', array[cardinality(ids)]),
+                    p_moment
+                )
+            );
+        end if;
+        delete from penstock.leases where id = lost.id;
+    end loop;
+    return recovered;
+end
+$$;
+comment on function penstock.recover_leases(bigint[], jsonb, timestamptz) is
+    'Part of recover: ends the attempts of leases as failed, to be retried at once from their place in the line.';
+
+create or replace function penstock.recover(p_limit integer default 100)
+returns integer
+language plpgsql
+security definer
+set search_path = penstock, pg_temp
+set enable_seqscan = off
+as $$
+declare
+    moment constant timestamptz := penstock.clock();
+    dead text[];
+    recovered integer := 0;
+begin
+    -- One at a time is enough, and the others have better things to do than to wait.
+    if not pg_try_advisory_xact_lock(hashtext('penstock.recover')) then
+        return 0;
+    end if;
+    perform penstock.ensure_archive(moment);
+    delete from penstock.idle_workers where since < clock_timestamp() - interval '10 minutes';
+    with gone as (
+        delete from penstock.workers
+        where id = any (array(
+            select id from penstock.workers where seen_at + dead_after < moment for update skip locked
+        ))
+        returning id
+    )
+    select array_agg(gone.id) into dead from gone;
+    if dead is not null then
+        delete from penstock.idle_workers where worker = any (dead);
+        recovered := penstock.recover_leases(
+            array(select id from penstock.leases where worker = any (dead)),
+            jsonb_build_object('type', 'WorkerLost', 'message', 'the worker died or lost contact while it held the job'),
+            moment
+        );
+    end if;
+    recovered := recovered + penstock.recover_leases(
+        array(select id from penstock.leases where expires_at < moment order by expires_at limit p_limit),
+        jsonb_build_object('type', 'LeaseExpired', 'message', 'the visibility timeout ended before the job was settled'),
+        moment
+    );
+    return recovered;
+end
+$$;
+comment on function penstock.recover(integer) is
+    'Ends the attempts of workers that stopped beating and of up to p_limit leases whose time is up, so that others can take the jobs. Returns how many jobs.';
+
+create or replace function penstock.prune(p_keep interval)
+returns table (partition text, jobs bigint)
+language plpgsql
+security definer
+set search_path = penstock, pg_temp
+as $$
+declare
+    old record;
+begin
+    if p_keep is null or p_keep < interval '0' then
+        raise exception 'cannot keep %', coalesce(p_keep::text, 'null')
+            using errcode = 'PS400', hint = 'Give the time for which finished jobs are kept, for example 30 days.';
+    end if;
+    -- A drop waits for readers and holds off writers while it waits, so it gives up soon; the next prune tries again.
+    perform set_config('lock_timeout', '2s', true);
+    for old in
+        select child.oid, child.relname
+        from pg_inherits
+        join pg_class as child on child.oid = pg_inherits.inhrelid
+        where pg_inherits.inhparent = 'penstock.archived_jobs'::regclass
+            and to_date(right(child.relname, 8), 'YYYYMMDD')::timestamp at time zone 'UTC' + interval '1 day'
+                <= penstock.clock() - p_keep
+        order by child.relname
+    loop
+        partition := old.relname;
+        execute format('select count(*) from penstock.%I', old.relname) into jobs;
+        execute format('drop table penstock.%I', old.relname);
+        return next;
+    end loop;
+    perform set_config('lock_timeout', '0', true);
+end
+$$;
+comment on function penstock.prune(interval) is
+    'Drops the days of the archive that ended longer ago than p_keep. An id can be used again once its day is gone. Returns what was dropped.';

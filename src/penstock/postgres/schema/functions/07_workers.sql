@@ -1,0 +1,142 @@
+-- Workers: one row each, kept alive by a heartbeat.
+
+create or replace function penstock.register_worker(
+    p_id text,
+    p_names text[],
+    p_host text default '',
+    p_pid integer default 0,
+    p_concurrency integer default 1,
+    p_dead_after interval default '10 seconds',
+    p_metadata jsonb default '{}'
+)
+returns void
+language plpgsql
+security definer
+set search_path = penstock, pg_temp
+as $$
+declare
+    moment constant timestamptz := penstock.clock();
+begin
+    if p_id is null or p_id !~ '^[A-Za-z0-9_.-]{1,50}$' then
+        raise exception 'invalid worker id: %', coalesce(quote_literal(left(p_id, 100)), 'null')
+            using errcode = 'PS400', hint = 'A worker id has 1 to 50 letters, digits, ".", "-" or "_".';
+    end if;
+    if p_dead_after is null or p_dead_after < interval '1 second' then
+        raise exception 'invalid dead_after: %', coalesce(p_dead_after::text, 'null')
+            using errcode = 'PS400', hint = 'Use at least 1 second, and heartbeat at least twice in that time.';
+    end if;
+    insert into penstock.workers (id, host, pid, names, concurrency, metadata, started_at, seen_at, dead_after)
+    values (p_id, p_host, p_pid, coalesce(p_names, '{}'), p_concurrency, coalesce(p_metadata, '{}'), moment, moment, p_dead_after)
+    on conflict (id) do nothing;
+    if not found then
+        raise exception 'worker % is registered already', p_id
+            using errcode = 'PS409', hint = 'Every worker process needs an id of its own.';
+    end if;
+end
+$$;
+comment on function penstock.register_worker(text, text[], text, integer, integer, interval, jsonb) is
+    'Announces a worker. From now on it must call heartbeat, or its jobs are recovered p_dead_after its last one. A client that claims without registering keeps its jobs for the visibility timeout.';
+
+create or replace function penstock.heartbeat(
+    p_id text,
+    p_in_flight integer default 0,
+    p_state text default 'running',
+    out known boolean,
+    out cancelled uuid[],
+    out leases bigint[],
+    out workers integer
+)
+language plpgsql
+security definer
+set search_path = penstock, pg_temp
+set enable_seqscan = off
+as $$
+begin
+    update penstock.workers
+    set seen_at = penstock.clock(),
+        in_flight = p_in_flight,
+        state = p_state
+    where id = p_id;
+    known := found;
+    select array_agg(held.id), array_agg(asked.job) filter (where asked.job is not null)
+    into leases, cancelled
+    from penstock.leases as held
+    left join lateral unnest(held.cancelled) as asked (job) on true
+    where held.worker = p_id;
+    select count(*) into workers from penstock.workers;
+end
+$$;
+comment on function penstock.heartbeat(text, integer, text) is
+    'Keeps a worker alive. known: false when it was taken for dead, so that it must drop its jobs and register anew; cancelled: jobs it should cancel; leases: what it holds; workers: how many there are.';
+
+create or replace function penstock.unregister_worker(p_id text)
+returns void
+language plpgsql
+security definer
+set search_path = penstock, pg_temp
+as $$
+begin
+    delete from penstock.workers where id = p_id;
+    delete from penstock.idle_workers where worker = p_id;
+    perform penstock.ensure_archive(penstock.clock());
+    perform penstock.recover_leases(
+        array(select id from penstock.leases where worker = p_id),
+        jsonb_build_object('type', 'WorkerLost', 'message', 'the worker went away while it held the job'),
+        penstock.clock()
+    );
+end
+$$;
+comment on function penstock.unregister_worker(text) is 'The orderly end of a worker. What it still holds is recovered at once.';
+
+create or replace function penstock.release_unknown(p_worker text, p_known bigint[])
+returns integer
+language plpgsql
+security definer
+set search_path = penstock, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
+as $$
+declare
+    lost penstock.leases;
+    released integer := 0;
+begin
+    for lost in
+        select * from penstock.leases where worker = p_worker and id <> all (coalesce(p_known, '{}')) order by id
+    loop
+        released := released + (
+            select count(*)
+            from penstock.end_attempts(
+                jobs.ids, jobs.attempts, array_fill(lost.id, array[cardinality(jobs.ids)]),
+                array_fill('released'::text, array[cardinality(jobs.ids)]), null, null, penstock.clock()
+            )
+            where jobs.ids is not null
+        )
+        from (
+            select array_agg(job.id) as ids, array_agg(job.attempts) as attempts
+            from penstock.queued_jobs as job
+            where job.name = lost.name
+                and job.priority = lost.priority
+                and job.seq between lost.first_seq and lost.last_seq
+                and job.lease = lost.id
+        ) as jobs;
+    end loop;
+    return released;
+end
+$$;
+comment on function penstock.release_unknown(text, bigint[]) is
+    'Hands back what a worker holds without knowing it, since the answer to its claim was lost. Returns how many jobs.';
+
+create or replace function penstock.wait_for_jobs(p_worker text, p_names text[])
+returns void
+language plpgsql
+security definer
+set search_path = penstock, pg_temp
+as $$
+begin
+    insert into penstock.idle_workers (worker, names, since)
+    values (p_worker, p_names, clock_timestamp())
+    on conflict (worker) do update set names = excluded.names, since = excluded.since;
+end
+$$;
+comment on function penstock.wait_for_jobs(text, text[]) is
+    'Says that a worker is idle and listens on the channel penstock_<worker>. Claim once more after it: a job may have come in between. The next successful claim takes it back.';

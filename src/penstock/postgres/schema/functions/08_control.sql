@@ -1,0 +1,94 @@
+-- Control: what a person or a program does with single jobs: cancel and replay.
+
+create or replace function penstock.cancel(p_id uuid)
+returns text
+language plpgsql
+security definer
+set search_path = penstock, pg_temp
+set enable_seqscan = off
+as $$
+declare
+    moment constant timestamptz := penstock.clock();
+    job penstock.queued_jobs;
+    finished penstock.archived_job_status;
+    holder text;
+begin
+    select * into job from penstock.queued_jobs where id = p_id for update;
+    if not found then
+        select status into finished from penstock.archived_jobs where id = p_id order by finished_at desc limit 1;
+        if not found then
+            raise exception 'no such job: %', p_id
+                using errcode = 'PS404', hint = 'Its day may have been pruned from the archive.';
+        end if;
+        return finished::text;
+    end if;
+    if job.status = 'in-progress' then
+        update penstock.queued_jobs set cancel_requested_at = coalesce(cancel_requested_at, moment) where id = p_id;
+        update penstock.leases
+        set cancelled = array_append(cancelled, p_id)
+        where id = job.lease and p_id <> all (coalesce(cancelled, '{}'))
+        returning worker into holder;
+        if holder is not null then
+            perform pg_notify('penstock_' || left(holder, 50), 'cancel ' || p_id);
+        end if;
+        return 'cancelling';
+    end if;
+    perform penstock.ensure_archive(moment);
+    delete from penstock.queued_jobs where id = p_id;
+    insert into penstock.archived_jobs (
+        id, finished_at, created_at, run_after, expires_at, status, attempts, attempts_used, priority,
+        name, key, unique_key, data, errors, replay_of
+    )
+    values (
+        job.id, moment, job.created_at, job.run_after, job.expires_at, 'cancelled', job.attempts,
+        job.max_attempts - job.attempts, job.priority, job.name, job.key, job.unique_key, job.data, job.errors, job.replay_of
+    );
+    return 'cancelled';
+end
+$$;
+comment on function penstock.cancel(uuid) is
+    'Cancels a job: a queued one at once (cancelled), of a running one the handler is told (cancelling); for a finished one returns its status. PS404 when there is none.';
+
+create or replace function penstock.replay(p_id uuid, p_new_id uuid default null)
+returns uuid
+language plpgsql
+security definer
+set search_path = penstock, pg_temp
+set enable_seqscan = off
+as $$
+declare
+    original record;
+    enqueued record;
+    new_id uuid := coalesce(p_new_id, penstock.new_id());
+begin
+    select name, data, key, priority, expires_at, status::text into original
+    from penstock.queued_jobs
+    where id = p_id;
+    if found and original.status = 'queued' then
+        raise exception 'job % is queued', p_id
+            using errcode = 'PS409', hint = 'It has not run yet: wait for it, or cancel it first.';
+    end if;
+    if not found then
+        select name, data, key, priority, expires_at, status::text into original
+        from penstock.archived_jobs
+        where id = p_id
+        order by finished_at desc
+        limit 1;
+        if not found then
+            raise exception 'no such job: %', p_id
+                using errcode = 'PS404', hint = 'Its day may have been pruned from the archive.';
+        end if;
+    end if;
+    select * into enqueued from penstock.enqueue_many(
+        original.name, array[original.data], array[new_id],
+        case when original.key is not null then array[original.key] end,
+        array[original.priority], null,
+        case when original.expires_at is not null then array[original.expires_at] end,
+        null, p_id
+    );
+    -- Only what is not simply queued is reported: then the new id was used before, by an earlier try of this call.
+    return coalesce(enqueued.id, new_id);
+end
+$$;
+comment on function penstock.replay(uuid, uuid) is
+    'Enqueues a copy of a running or finished job under a new id (p_new_id, so that a retried call replays once) and returns that. PS409 while the job is queued, PS404 when there is none.';

@@ -1,0 +1,73 @@
+-- Access: what a role may do.
+--
+--   producer   enqueue, cancel, replay, and look
+--   worker     what a producer may, and claim, settle, extend, heartbeat, care
+--   reader     look only
+--   admin      everything, job types included
+--
+-- The functions run with the rights of the owner of the schema, so none of these roles needs a right on a table
+-- beyond select. Nothing is granted to public.
+
+create or replace function penstock.grant_access(p_role name, p_access text)
+returns void
+language plpgsql
+set search_path = penstock, pg_temp
+as $$
+declare
+    reading constant text[] := array['clock', 'id_time', 'new_id', 'job_counts', 'find_jobs', 'list_jobs'];
+    producing constant text[] := array['enqueue', 'enqueue_many', 'enqueue_json', 'cancel', 'replay'];
+    working constant text[] := array[
+        'claim', 'extend', 'settle', 'report_progress', 'register_worker', 'heartbeat', 'unregister_worker',
+        'release_unknown', 'wait_for_jobs', 'promote', 'expire', 'recover', 'ensure_archive'
+    ];
+    managing constant text[] := array['create_job_type', 'change_job_type', 'declare_job_type', 'pause', 'resume', 'prune'];
+    allowed text[];
+    function regprocedure;
+begin
+    if not exists (select from pg_roles where rolname = p_role) then
+        raise exception 'no such role: %', p_role
+            using errcode = 'PS404', hint = format('Create it first: create role %I login password ''...'';', p_role);
+    end if;
+    allowed := case p_access
+        when 'reader' then reading
+        when 'producer' then reading || producing
+        when 'worker' then reading || producing || working || array['declare_job_type']
+        when 'admin' then reading || producing || working || managing
+    end;
+    if allowed is null then
+        raise exception 'unknown access: %', left(p_access, 100)
+            using errcode = 'PS400', hint = 'Access is reader, producer, worker or admin.';
+    end if;
+    execute format('grant usage on schema penstock to %I', p_role);
+    execute format('grant select on all tables in schema penstock to %I', p_role);
+    execute format('alter default privileges in schema penstock grant select on tables to %I', p_role);
+    for function in
+        select pg_proc.oid::regprocedure
+        from pg_proc
+        where pronamespace = 'penstock'::regnamespace and proname = any (allowed)
+    loop
+        execute format('grant execute on function %s to %I', function, p_role);
+    end loop;
+    insert into penstock.access_grants values (p_role, p_access) on conflict do nothing;
+end
+$$;
+comment on function penstock.grant_access(name, text) is
+    'Gives a role the access of a reader, producer, worker or admin. Run as the owner of the schema. Repeated by every migration.';
+
+create or replace function penstock.refresh_access()
+returns void
+language plpgsql
+set search_path = penstock, pg_temp
+as $$
+declare
+    given record;
+begin
+    revoke execute on all functions in schema penstock from public;
+    for given in
+        select * from penstock.access_grants where role_name in (select rolname from pg_roles)
+    loop
+        perform penstock.grant_access(given.role_name, given.access);
+    end loop;
+end
+$$;
+comment on function penstock.refresh_access() is 'Takes every function from public and repeats all grants; a migration ends with it.';

@@ -1,0 +1,65 @@
+"""Every setting, its default and its environment variable.
+
+One way in (arguments of `Penstock`), one fallback (the environment, `PENSTOCK_...`), checked at start.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import AliasChoices, BeforeValidator, Field, SecretStr
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+
+def _seconds(value: object) -> object:
+    """Numbers, also as text from the environment, are seconds."""
+    if isinstance(value, str):
+        try:
+            return timedelta(seconds=float(value))
+        except ValueError:
+            return value
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return timedelta(seconds=value)
+    return value
+
+
+Span = Annotated[timedelta, BeforeValidator(_seconds), Field(gt=timedelta(0))]
+
+
+class Settings(BaseSettings):
+    """Settings of a process. Spans of time are `timedelta`, or seconds, or ISO 8601 text such as `PT5M`."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="PENSTOCK_", frozen=True, extra="ignore", populate_by_name=True, env_ignore_empty=True
+    )
+
+    database_url: SecretStr | None = Field(
+        default=None,
+        validation_alias=AliasChoices("database_url", "PENSTOCK_DATABASE_URL", "DATABASE_URL"),
+        description="PostgreSQL to use, 15 or newer; none: the embedded server.",
+    )
+    data_dir: Path = Field(default=Path(".penstock"), description="Folder of the embedded server.")
+    pool_size: int = Field(default=4, ge=1, le=200, description="Most database connections of one process.")
+    command_timeout: Span = Field(default=timedelta(seconds=30), description="Longest time for one database call.")
+    connect_timeout: Span = Field(default=timedelta(seconds=10), description="Longest time to open a connection.")
+    statement_cache: bool = Field(
+        default=True, description="Prepared statements; switch off behind a PgBouncer that cannot keep them."
+    )
+    listen_url: SecretStr | None = Field(
+        default=None, description="Direct connection for LISTEN when database_url leads through PgBouncer."
+    )
+
+    concurrency: int = Field(default=100, ge=1, le=100_000, description="Async handlers at once in one process.")
+    threads: int = Field(default=16, ge=1, le=1_000, description="Threads for plain handlers in one process.")
+    processes_for_handlers: int = Field(default=2, ge=1, le=256, description='Processes for handlers with executor="process".')
+    claim_limit: int = Field(default=1_000, ge=1, le=10_000, description="Most jobs claimed at once.")
+    heartbeat_interval: Span = Field(default=timedelta(seconds=5), description="How often a worker says it lives.")
+    dead_after: Span = Field(default=timedelta(seconds=10), description="Silence after which others take its jobs.")
+    poll_interval: Span = Field(default=timedelta(seconds=1), description="How often an idle worker looks unasked.")
+    care_interval: Span = Field(default=timedelta(seconds=1), description="How often lost jobs are looked for.")
+    shutdown_grace: Span = Field(default=timedelta(seconds=30), description="Time for running handlers at shutdown.")
+    archive_retention: Span | None = Field(
+        default=timedelta(days=30), description="How long finished jobs are kept; none: for ever."
+    )

@@ -1,0 +1,121 @@
+"""Penstock for threads without an event loop: Django, Flask, scripts.
+
+Calls run on a loop in a background thread, one for each app. With `connection=` nothing leaves the calling thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Coroutine, Iterable
+from datetime import datetime, timedelta
+from typing import Any, TypeVar
+from uuid import UUID
+
+from penstock.app import JobType, Penstock, make_batch, receipts_of
+from penstock.app import _at as at
+from penstock.callers import enqueue_through_blocking
+from penstock.errors import DatabaseUnavailable
+from penstock.job import Enqueued, JobCounts, JobRecord, NewJob, Options, Status
+
+T = TypeVar("T")
+
+
+class SyncPenstock:
+    """The blocking side of an app; get it from `Penstock.sync`. Safe to use from many threads.
+
+    Args:
+        app: The app.
+        timeout: Longest time for one call.
+    """
+
+    def __init__(self, app: Penstock, *, timeout: timedelta = timedelta(seconds=60)) -> None:
+        self._app = app
+        self._timeout = timeout
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._starting = threading.Lock()
+
+    def enqueue(
+        self,
+        type: JobType[T] | str,
+        data: T | None = None,
+        *,
+        id: UUID | str | None = None,
+        key: str | None = None,
+        priority: int = 0,
+        run_after: datetime | timedelta | None = None,
+        expires_at: datetime | timedelta | None = None,
+        unique: str | None = None,
+        connection: Any = None,
+    ) -> Enqueued:
+        """Enqueue one job. See `Penstock.enqueue`."""
+        new = NewJob({} if data is None else data, id, key, priority, at(run_after), at(expires_at), unique)
+        return self.enqueue_many(type, [new], connection=connection)[0]
+
+    def enqueue_many(self, type: JobType[T] | str, new: Iterable[NewJob | T], *, connection: Any = None) -> list[Enqueued]:
+        """Enqueue many jobs. See `Penstock.enqueue_many`."""
+        if connection is None:
+            return self._call(self._app.enqueue_many(type, new))
+        declared = self._app.types.get(type) if isinstance(type, str) else type
+        if declared is None:
+            declared = JobType(self._app, str(type), Any, Options(), None, "async")
+        batch = make_batch(declared.name, declared.codec, [item if isinstance(item, NewJob) else NewJob(item) for item in new])
+        return receipts_of(batch, enqueue_through_blocking(connection, batch))
+
+    def find(self, id: UUID | str) -> JobRecord:
+        """Everything known of a job. See `Penstock.find`."""
+        return self._call(self._app.find(id))
+
+    def find_many(
+        self, *, name: str | None = None, status: Status | str | None = None, key: str | None = None, limit: int = 50
+    ) -> list[JobRecord]:
+        """Jobs, latest first. See `Penstock.find_many`."""
+        return self._call(self._app.find_many(name=name, status=status, key=key, limit=limit))
+
+    def wait(self, id: UUID | str, *, timeout: timedelta = timedelta(minutes=1)) -> JobRecord:
+        """Wait until a job is finished. See `Penstock.wait`."""
+        return self._call(self._app.wait(id, timeout=timeout), timeout + self._timeout)
+
+    def cancel(self, id: UUID | str) -> str:
+        """Cancel a job. See `Penstock.cancel`."""
+        return self._call(self._app.cancel(id))
+
+    def replay(self, id: UUID | str) -> Enqueued:
+        """Enqueue a copy of a job. See `Penstock.replay`."""
+        return self._call(self._app.replay(id))
+
+    def pause(self, name: str) -> None:
+        """Pause a job type. See `Penstock.pause`."""
+        self._call(self._app.pause(name))
+
+    def resume(self, name: str) -> None:
+        """Resume a job type. See `Penstock.resume`."""
+        self._call(self._app.resume(name))
+
+    def counts(self) -> list[JobCounts]:
+        """How each job type is doing. See `Penstock.counts`."""
+        return self._call(self._app.counts())
+
+    def close(self) -> None:
+        """Close the app and end the background thread."""
+        with self._starting:
+            loop, self._loop = self._loop, None
+        if loop is not None:
+            asyncio.run_coroutine_threadsafe(self._app.close(), loop).result(self._timeout.total_seconds())
+            loop.call_soon_threadsafe(loop.stop)
+
+    def _call(self, call: Coroutine[Any, Any, T], timeout: timedelta | None = None) -> T:
+        with self._starting:
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+                threading.Thread(target=self._loop.run_forever, name="penstock-sync", daemon=True).start()
+        future = asyncio.run_coroutine_threadsafe(call, self._loop)
+        try:
+            return future.result((timeout or self._timeout).total_seconds())
+        except TimeoutError:
+            if future.done():
+                raise
+            future.cancel()
+            raise DatabaseUnavailable(
+                "the call did not end in time", hint="It may or may not have taken effect; retry it with the same id."
+            ) from None

@@ -1,0 +1,163 @@
+"""For tests of applications: throw-away databases, and running jobs in the test's own process.
+
+@pytest.fixture(scope="session")
+def databases():
+    with TemporaryDatabases() as databases:
+        yield databases
+
+async def test_it(databases):
+    with databases.database() as url:
+        async with Penstock(url) as app:
+            ...
+            await run_due_jobs(app)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+from urllib.parse import urlsplit, urlunsplit
+
+import asyncpg
+
+from penstock.app import Penstock
+from penstock.job import JobRecord
+from penstock.postgres import jobs, migrate
+from penstock.postgres.database import Database
+from penstock.postgres.embedded import EmbeddedServer
+from penstock.settings import Settings
+from penstock.worker.runner import Runner
+from penstock.worker.settler import Settler
+from penstock.worker.types import WorkedType
+
+
+class TemporaryDatabases:
+    """Makes databases with the Penstock schema, each in well under a second, as copies of one template.
+
+    Args:
+        server_url: A server where databases may be created; None: an embedded one in a temporary folder.
+        bin_dir: PostgreSQL's programs for the embedded one; None: those of the wheel.
+    """
+
+    def __init__(self, server_url: str | None = None, *, bin_dir: Path | None = None) -> None:
+        self._given_url = server_url
+        self._bin_dir = bin_dir
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._server: EmbeddedServer | None = None
+        self._template = f"penstock_template_{secrets.token_hex(4)}"
+        self.server_url = ""
+
+    def __enter__(self) -> TemporaryDatabases:
+        if self._given_url is None:
+            self._folder = tempfile.TemporaryDirectory(prefix="penstock-test-", ignore_cleanup_errors=True)
+            self._server = EmbeddedServer(Path(self._folder.name), bin_dir=self._bin_dir)
+            self.server_url = self._server.start()
+        else:
+            self.server_url = self._given_url
+        asyncio.run(self._make_template())
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        if self._server is not None:
+            self._server.stop()
+            deadline = time.monotonic() + 30
+            while (self._server.data_dir / "postgres" / "postmaster.pid").exists() and time.monotonic() < deadline:
+                time.sleep(0.02)
+        else:
+            asyncio.run(self._execute(f'drop database if exists "{self._template}" with (force)'))
+        if self._folder is not None:
+            self._folder.cleanup()
+
+    @contextmanager
+    def database(self) -> Iterator[str]:
+        """A fresh database; yields its URL and drops it at the end."""
+        name = f"penstock_test_{secrets.token_hex(6)}"
+        self._run(f'create database "{name}" template "{self._template}"')
+        try:
+            yield self._url(name)
+        finally:
+            self._run(f'drop database if exists "{name}" with (force)')
+
+    def _run(self, statement: str) -> None:
+        # In a thread of its own, since the caller may be inside a loop.
+        failure: list[BaseException] = []
+
+        def run() -> None:
+            try:
+                asyncio.run(self._execute(statement))
+            except BaseException as error:
+                failure.append(error)
+
+        import threading
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        thread.join()
+        if failure:
+            raise failure[0]
+
+    async def _make_template(self) -> None:
+        await self._execute(f'create database "{self._template}"')
+        database = Database(self._url(self._template), Settings())
+        await migrate.migrate(database)
+
+    async def _execute(self, statement: str) -> None:
+        connection: asyncpg.Connection[Any] = await asyncpg.connect(self.server_url)
+        try:
+            await connection.execute(statement)
+        finally:
+            await connection.close()
+
+    def _url(self, database: str) -> str:
+        parts = urlsplit(self.server_url)
+        return urlunsplit(parts._replace(path=f"/{database}"))
+
+
+async def run_due_jobs(app: Penstock, *names: str, limit: int = 10_000) -> list[JobRecord]:
+    """Run all jobs that are due now, in this process, and those that they enqueue, until none is left.
+
+    Args:
+        app: An open app.
+        names: Only these job types; none: all that have a handler.
+        limit: At most so many runs, against jobs that enqueue each other for ever.
+
+    Returns:
+        The jobs that were run, as they are afterwards, in the order of their first run.
+    """
+    database = await app.database()
+    worked = {
+        t.name: WorkedType(t.name, t.options, t.codec, t.handler, t.group)
+        for t in app.types.values()
+        if t.handler is not None and (not names or t.name in names)
+    }
+    for worked_type in worked.values():
+        worked_type.refresh(await jobs.declare_job_type(database, worked_type.name, worked_type.declared.as_json()))
+    settler = Settler(database, retried=lambda: None)
+    runner = Runner(database, worked, app.settings, settler.settle, settler.progress, lambda: None)
+    settling = asyncio.create_task(settler.run())
+    ran: dict[Any, None] = {}
+    try:
+        while limit > 0:
+            await jobs.promote(database)
+            claim = await jobs.claim(database, "testing", list(worked), min(limit, 1000), {})
+            if not claim.jobs:
+                break
+            limit -= len(claim.jobs)
+            ran.update(dict.fromkeys(job.id for job in claim.jobs))
+            runner.submit(claim.jobs, time.monotonic())
+            while not await runner.finished(60):
+                await asyncio.sleep(0)
+            await settler.drained()
+    finally:
+        settling.cancel()
+        await asyncio.gather(settling, return_exceptions=True)
+        runner.close()
+    found = await jobs.find(database, list(ran))
+    return [found[id] for id in ran]

@@ -1,0 +1,100 @@
+"""Care: what every worker does for the whole queue, so that nothing else has to be run or scheduled.
+
+Each worker does it often when there are few of them and seldom when there are many, so that the database sees about the
+same number of these calls whatever the size of the fleet.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Awaitable, Callable
+
+import structlog
+
+from penstock.errors import PenstockError
+from penstock.postgres import jobs
+from penstock.postgres.database import Database
+from penstock.settings import Settings
+from penstock.waiting import happens
+
+log = structlog.get_logger("penstock.care")
+_WORKERS_AT_FULL_PACE = 4
+_PRUNE_EVERY_S = 600.0
+
+
+class Care:
+    """Promotes due jobs, recovers lost ones, expires and prunes.
+
+    Args:
+        database: Where.
+        settings: Intervals, and how long the archive is kept.
+        wake: Called when jobs became ready.
+    """
+
+    def __init__(self, database: Database, settings: Settings, wake: Callable[[], None]) -> None:
+        self.workers = 1
+        self._database = database
+        self._settings = settings
+        self._wake = wake
+        self._look = asyncio.Event()
+
+    def look(self) -> None:
+        """A job may be due sooner than was known."""
+        self._look.set()
+
+    async def run_promotion(self) -> None:
+        """Put due jobs into the ready line, until cancelled."""
+        while True:
+            self._look.clear()
+            started = time.monotonic()
+            due_in: float | None = None
+            try:
+                promoted, due_in = await jobs.due_in(self._database)
+                if promoted:
+                    self._wake()
+            except PenstockError as error:
+                log.warning("promotion_failed", error=error.message)
+            took = time.monotonic() - started
+            longest = self._settings.care_interval.total_seconds()
+            wait = longest if due_in is None else min(max(due_in, 0.0), longest)
+            # Never more than a tenth of the time, and shared among the workers.
+            await asyncio.sleep(min(max(0.01, took * 10), 5.0) * self._share())
+            await happens(self._look, max(wait - took, 0.0) * random.uniform(0.95, 1.0))
+
+    async def run_recovery(self) -> None:
+        """Take back the jobs of dead workers and ended leases, expire and prune, until cancelled."""
+        pruned_at = time.monotonic()
+        while True:
+            await asyncio.sleep(self._settings.care_interval.total_seconds() * self._share() * random.uniform(0.7, 1.3))
+            await self._try(self._recover())
+            await self._try(self._expire())
+            keep = self._settings.archive_retention
+            if keep is not None and time.monotonic() - pruned_at > _PRUNE_EVERY_S * self._share():
+                pruned_at = time.monotonic()
+                await self._try(self._prune())
+
+    async def _recover(self) -> None:
+        if recovered := await jobs.recover(self._database):
+            log.warning("jobs_recovered", jobs=recovered)
+            self._wake()
+
+    async def _expire(self) -> None:
+        while await jobs.expire(self._database) == 1000:
+            await asyncio.sleep(0)
+
+    async def _prune(self) -> None:
+        keep = self._settings.archive_retention
+        if keep is not None:
+            for partition, count in (await jobs.prune(self._database, keep)).items():
+                log.info("archive_pruned", partition=partition, jobs=count)
+
+    async def _try(self, call: Awaitable[None]) -> None:
+        try:
+            await call
+        except PenstockError as error:
+            log.warning("care_failed", error=error.message)
+
+    def _share(self) -> float:
+        return max(1.0, self.workers / _WORKERS_AT_FULL_PACE)

@@ -1,0 +1,126 @@
+"""The claimer: one loop that keeps the runner supplied, and sleeps when there is nothing to do.
+
+Under load it claims in batches and nobody notifies anybody. When nothing came for a tenth of a second it says that it is
+idle, looks once more, and waits for a notification, with a poll now and then for what notifications miss.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Mapping
+
+import structlog
+
+from penstock.errors import DatabaseUnavailable, PenstockError
+from penstock.handler import Group
+from penstock.postgres import jobs
+from penstock.postgres.database import Database
+from penstock.settings import Settings
+from penstock.waiting import happens
+from penstock.worker.marks import Marks
+from penstock.worker.runner import Runner
+from penstock.worker.types import WorkedType
+
+log = structlog.get_logger("penstock.worker")
+_QUIET_S = 0.1
+_LONGEST_WAIT_S = 30.0
+
+
+class Claimer:
+    """Claims jobs for one process.
+
+    Args:
+        database: Where.
+        types: The job types to claim.
+        settings: Batch size and poll interval.
+        runner: Takes the jobs.
+    """
+
+    def __init__(self, database: Database, types: Mapping[str, WorkedType], settings: Settings, runner: Runner) -> None:
+        self.worker = ""
+        self.progressed_at = time.monotonic()
+        self._database = database
+        self._settings = settings
+        self._runner = runner
+        self._names: dict[Group, list[str]] = {}
+        for worked in types.values():
+            self._names.setdefault(worked.group, []).append(worked.name)
+        self._marks = Marks()
+        self._awake = asyncio.Event()
+        self._room = asyncio.Event()
+
+    def wake(self) -> None:
+        """A job may have come."""
+        self._awake.set()
+
+    def room_made(self) -> None:
+        """A handler is done."""
+        self._room.set()
+
+    def sweep(self) -> None:
+        """A job came back to its old place in the line."""
+        self._marks.sweep()
+        self._awake.set()
+
+    async def run(self) -> None:
+        """Claim until cancelled."""
+        last_found = time.monotonic()
+        idle = False
+        while True:
+            self.progressed_at = time.monotonic()
+            self._awake.clear()
+            self._room.clear()
+            try:
+                asked, found = await self._claim()
+                if asked == 0:
+                    # Every place is taken. The time-out shows that this loop is alive.
+                    await happens(self._room, 1.0)
+                elif found:
+                    last_found, idle = time.monotonic(), False
+                elif not idle and time.monotonic() - last_found < _QUIET_S:
+                    await happens(self._awake, 0.002 + (time.monotonic() - last_found) / 8)
+                elif not idle:
+                    await jobs.wait_for_jobs(self._database, self.worker, [n for names in self._names.values() for n in names])
+                    idle = True
+                elif not await happens(self._awake, self._pause()):
+                    # Idle still: say so again, since the word is only good for a while.
+                    idle = False
+            except DatabaseUnavailable as error:
+                idle = False
+                log.warning("claim_failed", error=error.message)
+                await self._recover_claim()
+            except PenstockError as error:
+                idle = False
+                log.error("claim_refused", error=error.message)
+                await asyncio.sleep(self._pause())
+
+    async def _claim(self) -> tuple[int, int]:
+        asked = found = 0
+        for group, names in self._names.items():
+            limit = min(self._runner.room(group), self._settings.claim_limit)
+            if limit <= 0:
+                continue
+            asked += limit
+            # Each type in turn comes first, so that a busy one does not keep the others waiting.
+            names.append(names.pop(0))
+            now = time.monotonic()
+            marks = self._marks.for_claim(now)
+            claim = await jobs.claim(self._database, self.worker, names, limit, marks)
+            if claim.jobs:
+                self._marks.claimed(claim.jobs, claim.horizon, claim.ceiling)
+                self._runner.submit(claim.jobs, now)
+                found += len(claim.jobs)
+            if not marks and len(claim.jobs) < limit:
+                self._marks.swept(time.monotonic(), time.monotonic() - now)
+            elif not marks:
+                self._marks.swept(now, 0.0)
+        return asked, found
+
+    def _pause(self) -> float:
+        return min(self._settings.poll_interval.total_seconds(), _LONGEST_WAIT_S) * random.uniform(0.7, 1.0)
+
+    async def _recover_claim(self) -> None:
+        """The answer to a claim was lost: hand back what it may have taken."""
+        await jobs.release_unknown(self._database, self.worker, self._runner.leases)

@@ -1,0 +1,29 @@
+"""The far side of `executor="process"`: finds the handler by its name and runs one job."""
+
+from __future__ import annotations
+
+import importlib
+from functools import reduce
+from typing import Any
+
+from penstock.handler import Job, payload_type
+from penstock.job import ClaimedJob
+from penstock.payload import Codec
+
+
+def call_in_process(module: str, qualname: str, claimed: ClaimedJob) -> Any:
+    """Run the handler `module.qualname` for a job. Its result and its error travel back by pickle."""
+    found = reduce(getattr, qualname.split("."), importlib.import_module(module))
+    # The decorator put a job type in the handler's place.
+    handler: Any = getattr(found, "handler", found)
+    codec: Codec[Any] = Codec(payload_type(handler), claimed.name)
+    job: Job[Any] = Job(
+        claimed.id,
+        claimed.name,
+        claimed.key,
+        claimed.max_attempts - claimed.attempts + 1,
+        claimed.attempts,
+        codec.load(claimed.data),
+        claimed.created_at,
+    )
+    return handler(job)

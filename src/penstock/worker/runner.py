@@ -1,0 +1,350 @@
+"""The runner: starts the handlers of claimed jobs, as many at once as each group has places, and hands results on.
+
+Groups are where handlers run: the loop, threads, processes. Each has its places and its line of claimed jobs that wait for
+one. A job's handler runs in a task of its own, so that what it leaves in context variables ends with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import multiprocessing
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from typing import Any
+from uuid import UUID
+
+import orjson
+import structlog
+from pebble import ProcessPool
+
+from penstock.errors import Conflict, Fail, InvalidInput, PenstockError, Retry
+from penstock.handler import Group, Job
+from penstock.job import ClaimedJob, Outcome, Settlement
+from penstock.payload import dump_json
+from penstock.postgres import jobs
+from penstock.postgres.database import Database
+from penstock.settings import Settings
+from penstock.worker.process import call_in_process
+from penstock.worker.types import WorkedType
+
+log = structlog.get_logger("penstock.worker")
+_LONGEST_TRACEBACK = 8_000
+_LOOKAHEAD_S = 0.1
+
+
+class Running:
+    """A claimed job in this process: waiting for a place, or being run."""
+
+    __slots__ = ("_runner", "claimed", "deadline", "lease", "reason", "started", "task")
+
+    def __init__(self, runner: Runner, claimed: ClaimedJob, deadline: float) -> None:
+        self._runner = runner
+        self.claimed = claimed
+        self.lease = claimed.lease
+        self.deadline = deadline
+        self.started = False
+        self.task: asyncio.Task[None] | None = None
+        self.reason: str | None = None  # why its handler was told to stop
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether the handler should stop."""
+        return self.reason is not None
+
+    async def extend(self, span: timedelta | None) -> None:
+        """See `Job.extend`."""
+        lease = await jobs.extend(self._runner.database, self.claimed, self.lease, span)
+        if lease is None:
+            raise Conflict(
+                f"job {self.claimed.id} no longer belongs to this worker",
+                hint="Stop: another worker may be running it.",
+            )
+        self._runner.moved(self, lease)
+        if span is not None:
+            self.deadline = max(self.deadline, time.monotonic() + span.total_seconds() * 0.9)
+
+    def extend_blocking(self, span: timedelta | None) -> None:
+        """See `Job.extend_blocking`."""
+        asyncio.run_coroutine_threadsafe(self.extend(span), self._runner.loop).result(timeout=60)
+
+    def progress(self, value: Any) -> None:
+        """See `Job.progress`."""
+        self._runner.loop.call_soon_threadsafe(self._runner.report_progress, self.claimed.id, self.claimed.attempts, value)
+
+
+class Runner:
+    """Runs handlers.
+
+    Args:
+        database: For extending leases.
+        types: The job types with their handlers.
+        settings: Places of each group.
+        settle: Takes each result.
+        report_progress: Takes each word of progress.
+        room_made: Called when places became free.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        types: Mapping[str, WorkedType],
+        settings: Settings,
+        settle: Callable[[Settlement], None],
+        report_progress: Callable[[UUID, int, Any], None],
+        room_made: Callable[[], None],
+    ) -> None:
+        self.database = database
+        self.loop = asyncio.get_running_loop()
+        self.report_progress = report_progress
+        self._types = types
+        self._settle = settle
+        self._room_made = room_made
+        self._settings = settings
+        self._places: dict[Group, int] = {
+            "async": settings.concurrency,
+            "thread": settings.threads,
+            "process": settings.processes_for_handlers,
+        }
+        self._waiting: dict[Group, deque[Running]] = {"async": deque(), "thread": deque(), "process": deque()}
+        self._busy: dict[Group, int] = dict.fromkeys(self._places, 0)
+        self._done: dict[Group, int] = dict.fromkeys(self._places, 0)
+        self._rate: dict[Group, float] = dict.fromkeys(self._places, 0.0)
+        self._measured = time.monotonic()
+        self._jobs: dict[UUID, Running] = {}
+        self._leases: dict[int, int] = {}
+        self._threads = ThreadPoolExecutor(settings.threads, thread_name_prefix="penstock-handler")
+        self._pool: Any = None  # pebble.ProcessPool, whose methods are not all typed
+        self._stopping = False
+
+    @property
+    def in_flight(self) -> int:
+        """Claimed jobs that are not finished."""
+        return len(self._jobs)
+
+    @property
+    def leases(self) -> list[int]:
+        """Leases of the jobs in hand."""
+        return list(self._leases)
+
+    def room(self, group: Group) -> int:
+        """How many more jobs this process can start soon: free places, and what it gets through in a tenth of a second."""
+        self._measure()
+        ahead = min(int(self._rate[group] * _LOOKAHEAD_S), self._settings.claim_limit)
+        wanted = self._places[group] + ahead
+        have = self._busy[group] + len(self._waiting[group])
+        room = wanted - have
+        # Many small claims cost more than a few large ones: while enough is in hand, wait for a good part to be done.
+        return room if have == 0 or room * 2 >= ahead else 0
+
+    def submit(self, claimed: list[ClaimedJob], now: float) -> None:
+        """Take claimed jobs; `now` is the monotonic time before the claim."""
+        for job in claimed:
+            worked = self._types[job.name]
+            running = Running(self, job, now + worked.time_limit(job.lease_s))
+            self._jobs[job.id] = running
+            self._leases[job.lease] = self._leases.get(job.lease, 0) + 1
+            self._waiting[worked.group].append(running)
+        for group in self._places:
+            self._fill(group)
+
+    def moved(self, running: Running, lease: int) -> None:
+        """A job's lease was renewed under a new number."""
+        self._forget_lease(running.lease)
+        running.lease = lease
+        self._leases[lease] = self._leases.get(lease, 0) + 1
+
+    def cancel(self, id: UUID, reason: str = "cancelled") -> None:
+        """Tell a job's handler to stop."""
+        running = self._jobs.get(id)
+        if running is None or running.reason is not None:
+            return
+        running.reason = reason
+        group = self._types[running.claimed.name].group
+        if not running.started:
+            self._finish(running, _stopped(running))
+        elif group == "async" or group == "process":
+            if running.task is not None:
+                running.task.cancel()
+        elif reason != "cancelled":
+            # A thread cannot be ended: settle without it, and let its late result go.
+            self._finish(running, _stopped(running))
+
+    async def run(self) -> None:
+        """Watch the time limits until cancelled."""
+        while True:
+            await asyncio.sleep(0.1)
+            now = time.monotonic()
+            for running in [job for job in self._jobs.values() if job.deadline < now]:
+                self.cancel(running.claimed.id, "time limit")
+
+    def release_waiting(self) -> None:
+        """Hand back what did not start."""
+        self._stopping = True
+        for line in self._waiting.values():
+            while line:
+                running = line.popleft()
+                if running.claimed.id in self._jobs:
+                    self._finish(
+                        running,
+                        Settlement(running.claimed.id, running.claimed.attempts, running.lease, Outcome.RELEASED),
+                    )
+
+    async def finished(self, grace: float) -> bool:
+        """Wait until all handlers are done. False when the grace period (seconds) was too short."""
+        tasks = [job.task for job in self._jobs.values() if job.task is not None]
+        if tasks:
+            await asyncio.wait(tasks, timeout=grace)
+        return not self._jobs
+
+    async def stop_handlers(self) -> None:
+        """Cancel what still runs; what was interrupted goes back to the queue."""
+        tasks = [job.task for job in self._jobs.values() if job.task is not None]
+        for id in list(self._jobs):
+            self.cancel(id, "shutdown")
+        if tasks:
+            await asyncio.wait(tasks, timeout=1.0)
+
+    def abandon(self) -> None:
+        """The jobs in hand belong to others now: stop without settling."""
+        jobs_in_hand, self._jobs = self._jobs, {}
+        self._leases.clear()
+        for line in self._waiting.values():
+            line.clear()
+        for running in jobs_in_hand.values():
+            running.reason = "lost"
+            if running.task is not None:
+                running.task.cancel()
+
+    def close(self) -> None:
+        """End threads and processes without waiting for them."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        if self._pool is not None:
+            self._pool.stop()
+            self._pool.join(timeout=5)
+
+    def _fill(self, group: Group) -> None:
+        line = self._waiting[group]
+        while line and self._busy[group] < self._places[group] and not self._stopping:
+            running = line.popleft()
+            if running.claimed.id not in self._jobs:
+                continue
+            running.started = True
+            self._busy[group] += 1
+            running.task = self.loop.create_task(self._run(running, group))
+
+    async def _run(self, running: Running, group: Group) -> None:
+        try:
+            settlement = await self._attempt(running, group)
+        except asyncio.CancelledError as error:
+            # Without a reason it is the handler's own doing.
+            settlement = _stopped(running) if running.reason else _failed(running, error)
+        finally:
+            self._busy[group] -= 1
+            self._done[group] += 1
+        self._finish(running, settlement)
+        self._fill(group)
+
+    async def _attempt(self, running: Running, group: Group) -> Settlement:
+        claimed = running.claimed
+        worked = self._types[claimed.name]
+        try:
+            if group == "process":
+                result = await self._in_process(running, worked)
+            else:
+                job = Job(
+                    claimed.id,
+                    claimed.name,
+                    claimed.key,
+                    claimed.max_attempts - claimed.attempts + 1,
+                    claimed.attempts,
+                    worked.codec.load(claimed.data),
+                    claimed.created_at,
+                    running,
+                )
+                if group == "async":
+                    result = await worked.handler(job)
+                else:
+                    context = contextvars.copy_context()
+                    result = await self.loop.run_in_executor(self._threads, context.run, worked.handler, job)
+            detail = dump_json(result, f"the result of {claimed.name}") if worked.keep_result and result is not None else None
+            return Settlement(claimed.id, claimed.attempts, running.lease, Outcome.SUCCEEDED, detail)
+        except Exception as error:
+            if running.reason is not None:
+                return _stopped(running)
+            return _failed(running, error)
+
+    async def _in_process(self, running: Running, worked: WorkedType) -> Any:
+        if self._pool is None:
+            self._pool = ProcessPool(self._settings.processes_for_handlers, context=multiprocessing.get_context("spawn"))
+        limit = max(running.deadline - time.monotonic(), 0.1)
+        future: Any = self._pool.schedule(
+            call_in_process,
+            args=[worked.handler.__module__, worked.handler.__qualname__, running.claimed],
+            timeout=limit + 5,
+        )
+        try:
+            return await asyncio.wrap_future(future)
+        except asyncio.CancelledError:
+            future.cancel()
+            raise
+
+    def _finish(self, running: Running, settlement: Settlement) -> None:
+        if self._jobs.get(running.claimed.id) is not running:
+            return
+        del self._jobs[running.claimed.id]
+        self._forget_lease(running.lease)
+        self._settle(settlement)
+        self._room_made()
+
+    def _forget_lease(self, lease: int) -> None:
+        left = self._leases.get(lease, 0) - 1
+        if left > 0:
+            self._leases[lease] = left
+        else:
+            self._leases.pop(lease, None)
+
+    def _measure(self) -> None:
+        now = time.monotonic()
+        span = now - self._measured
+        if span < 0.05:
+            return
+        self._measured = now
+        for group, done in self._done.items():
+            self._rate[group] = 0.5 * self._rate[group] + 0.5 * done / span
+            self._done[group] = 0
+
+
+def _stopped(running: Running) -> Settlement:
+    claimed = running.claimed
+    if running.reason == "cancelled":
+        return Settlement(claimed.id, claimed.attempts, running.lease, Outcome.CANCELLED)
+    if running.reason == "time limit":
+        detail = {"type": "TimeLimit", "message": "the handler ran longer than its time limit"}
+        return Settlement(claimed.id, claimed.attempts, running.lease, Outcome.FAILED, orjson.dumps(detail).decode())
+    # With a detail the job counts as started, which an at_most_once job may be only once.
+    detail = {"type": "Interrupted", "message": "the worker shut down before the handler was done"}
+    return Settlement(claimed.id, claimed.attempts, running.lease, Outcome.RELEASED, orjson.dumps(detail).decode())
+
+
+def _failed(running: Running, error: BaseException) -> Settlement:
+    claimed = running.claimed
+    trace = "".join(traceback.format_exception(error)).encode(errors="replace")[-_LONGEST_TRACEBACK:]
+    detail = {
+        "type": type(error).__qualname__,
+        "message": (error.message if isinstance(error, PenstockError) else str(error))[:2_000],
+        "traceback": trace.decode(errors="replace"),
+    }
+    final = isinstance(error, (Fail, InvalidInput))
+    return Settlement(
+        claimed.id,
+        claimed.attempts,
+        running.lease,
+        Outcome.FAILED_FOR_GOOD if final else Outcome.FAILED,
+        orjson.dumps(detail).decode().replace("\\u0000", ""),
+        error.after if isinstance(error, Retry) else None,
+    )

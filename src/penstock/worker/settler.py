@@ -1,0 +1,82 @@
+"""The settler: gathers results and settles them, as many at once as came while the last ones were under way."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from uuid import UUID
+
+import orjson
+import structlog
+
+from penstock.job import Outcome, Settlement
+from penstock.postgres import jobs
+from penstock.postgres.database import Database
+
+log = structlog.get_logger("penstock.worker")
+_MOST_AT_ONCE = 5_000
+
+
+class Settler:
+    """Settles the results of one process.
+
+    Args:
+        database: Where.
+        retried: Called when jobs went back to the queue, which are due before long.
+    """
+
+    def __init__(self, database: Database, retried: Callable[[], None]) -> None:
+        self._database = database
+        self._retried = retried
+        self._results: list[Settlement] = []
+        self._progress: dict[UUID, tuple[int, str]] = {}
+        self._arrived = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    def settle(self, result: Settlement) -> None:
+        """Take a result; it is written soon."""
+        self._results.append(result)
+        self._progress.pop(result.id, None)
+        self._idle.clear()
+        self._arrived.set()
+
+    def progress(self, id: UUID, attempts: int, value: object) -> None:
+        """Take a word about a running job; the last one of a second is written."""
+        self._progress[id] = (attempts, orjson.dumps(value).decode())
+
+    async def run(self) -> None:
+        """Settle until cancelled."""
+        while True:
+            await self._arrived.wait()
+            batch, self._results = self._results[:_MOST_AT_ONCE], self._results[_MOST_AT_ONCE:]
+            if batch:
+                self._report(batch, await jobs.settle(self._database, batch))
+            if not self._results:
+                self._arrived.clear()
+                self._idle.set()
+
+    async def run_progress(self) -> None:
+        """Write progress until cancelled, once a second."""
+        while True:
+            await asyncio.sleep(1.0)
+            if self._progress:
+                progress, self._progress = self._progress, {}
+                await jobs.report_progress(self._database, [(id, attempts, text) for id, (attempts, text) in progress.items()])
+
+    async def drained(self) -> None:
+        """Wait until everything taken so far is written."""
+        await self._idle.wait()
+
+    def _report(self, batch: Sequence[Settlement], outcomes: dict[UUID, str]) -> None:
+        if not outcomes:
+            return
+        for result in batch:
+            outcome = outcomes.get(result.id)
+            if outcome == "stale":
+                log.warning("job_result_stale", job_id=str(result.id), attempts=result.attempts)
+            elif result.outcome in (Outcome.FAILED, Outcome.FAILED_FOR_GOOD):
+                message = orjson.loads(result.detail).get("message") if result.detail else None
+                log.info("job_" + (outcome or "settled"), job_id=str(result.id), error=message)
+        if "retried" in outcomes.values() or "released" in outcomes.values():
+            self._retried()

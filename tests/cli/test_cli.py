@@ -1,0 +1,127 @@
+"""The command line, run as a person runs it: another process."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+APP = """
+from penstock import Job, Penstock
+app = Penstock()
+
+@app.job("square", keep_result=True)
+async def square(job: Job[int]) -> int:
+    return job.data ** 2
+"""
+
+
+def penstock(url: str, *arguments: str, stdin: str = "", cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "penstock", *arguments],
+        env={**os.environ, "PENSTOCK_DATABASE_URL": url, "NO_COLOR": "1", "COLUMNS": "200"},
+        input=stdin,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        cwd=cwd,
+        check=False,
+    )
+
+
+def test_a_tour_of_the_commands(url: str) -> None:
+    assert "nothing to do" in penstock(url, "migrate").stdout
+    assert "created: ship" in penstock(url, "types", "create", "ship", "-s", "attempts=3").stdout
+    one = json.loads(penstock(url, "enqueue", "ship", '{"n": 1}', "--key", "acme", "--json").stdout)
+    lines = "\n".join(json.dumps({"data": {"n": n}, "unique": str(n % 5)}) for n in range(20))
+    assert penstock(url, "enqueue", "ship", "-f", "-", stdin=lines).stdout.strip() == "5 queued, 15 coalesced"
+    assert json.loads(penstock(url, "stats", "--json").stdout)[0]["ready"] == 6
+    assert [job["id"] for job in json.loads(penstock(url, "jobs", "list", "--key", "acme", "--json").stdout)] == [one["id"]]
+    assert '{"n":1}' in penstock(url, "jobs", "show", one["id"]).stdout
+    assert "cancelled" in penstock(url, "jobs", "cancel", one["id"]).stdout
+    assert "replayed as" in penstock(url, "jobs", "replay", "job_" + one["id"]).stdout
+    assert "paused: ship" in penstock(url, "pause", "ship").stdout
+    assert "ship" in penstock(url, "types").stdout
+    assert "changed: ship" in penstock(url, "types", "change", "ship", "-s", "visibility_timeout=90 seconds").stdout
+    assert "resumed: ship" in penstock(url, "resume", "ship").stdout
+    assert "nothing to drop" in penstock(url, "prune", "--keep", "7d").stdout
+
+
+@pytest.mark.parametrize("processes", ["1", "2"])
+def test_a_worker_works_until_it_is_told_to_stop(url: str, tmp_path: Path, processes: str) -> None:
+    (tmp_path / "shop.py").write_text(APP)
+    worker = subprocess.Popen(
+        [sys.executable, "-m", "penstock", "worker", "shop:app", "--processes", processes],
+        env={**os.environ, "PENSTOCK_DATABASE_URL": url},
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert worker.stdout is not None
+        for line in worker.stdout:
+            if "worker_started" in line:
+                break
+        script = (
+            "import asyncio\nfrom shop import app, square\n"
+            "async def main():\n"
+            "    async with app:\n"
+            "        print((await app.wait((await square.enqueue(7)).id)).result)\n"
+            "asyncio.run(main())"
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", script],
+            env={**os.environ, "PENSTOCK_DATABASE_URL": url}, cwd=tmp_path,
+            capture_output=True, text=True, timeout=60, check=True,
+        )  # fmt: skip
+        assert done.stdout.strip().endswith("49")
+        worker.send_signal(signal.SIGTERM)
+        assert worker.wait(30) == 0
+    finally:
+        worker.kill()
+        worker.communicate()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "stdin", "code", "message"),
+    [
+        (["enqueue", "none"], "", 1, "no such job type: none"),
+        (["enqueue", "a b"], "", 1, "invalid job type name"),
+        (["enqueue", "ship", "{broken"], "", 1, "is not JSON"),
+        (["enqueue", "ship", "{}", "--id", "5"], "", 1, "invalid job id"),
+        (["enqueue", "ship", "{}", "--priority", "1000"], "", 2, "priority"),
+        (["enqueue", "ship", "{}", "--run-after", "soon"], "", 2, "not a time"),
+        (["enqueue", "ship", "{}", "-f", "-"], "", 1, "not both"),
+        (["enqueue", "ship", "-f", "/does/not/exist"], "", 1, "cannot read"),
+        (["enqueue", "ship", "-f", "-"], "5\n", 1, "line 1"),
+        (["enqueue", "ship", "-f", "-"], '{"dta": 1}\n', 1, "'dta'"),
+        (["enqueue", "ship", "-f", "-"], '{"run_after": "soon"}\n', 1, "line 1"),
+        (["enqueue", "ship", "-f", "-"], '{"priority": "high"}\n', 1, "line 1"),
+        (["jobs", "show", "123"], "", 1, "invalid job id"),
+        (["jobs", "show", "0190b7a0-0000-7000-8000-000000000001"], "", 1, "no such job"),
+        (["jobs", "list", "--status", "done"], "", 1, "unknown status"),
+        (["pause", "none"], "", 1, "no such job type"),
+        (["types", "create", "x", "-s", "attempts"], "", 2, "NAME=VALUE"),
+        (["types", "create", "x", "-s", "attempts=0"], "", 1, "attempts must be at least 1"),
+        (["prune", "--keep", "long"], "", 2, "not a span"),
+        (["worker", "no_such_module:app"], "", 1, "there is no module"),
+        (["worker", "json:app"], "", 1, "not a Penstock app"),
+        (["grant", "nobody_there", "reader"], "", 1, "no such role"),
+        (["fly"], "", 2, "No such command"),
+    ],
+)
+def test_bad_calls_say_what_is_wrong(url: str, arguments: list[str], stdin: str, code: int, message: str) -> None:
+    done = penstock(url, *arguments, stdin=stdin)
+    assert (done.returncode, message in done.stderr.replace("\n", " ")) == (code, True), done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_no_database_is_exit_code_3() -> None:
+    done = penstock("postgresql://u:s3cret@127.0.0.1:1/none", "stats")
+    assert done.returncode == 3
+    assert "s3cret" not in done.stderr + done.stdout

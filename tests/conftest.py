@@ -1,0 +1,61 @@
+"""What all tests share: a server, throw-away databases, and a way to wait for a condition."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import pytest
+
+from penstock import Penstock
+from penstock.testing import TemporaryDatabases
+
+
+@pytest.fixture(scope="session")
+def databases() -> Iterator[TemporaryDatabases]:
+    """Databases on the embedded server, on another PostgreSQL's programs, or on a server that is there already."""
+    bin_dir = os.environ.get("PENSTOCK_TEST_POSTGRES_BIN")
+    with TemporaryDatabases(
+        os.environ.get("PENSTOCK_TEST_DATABASE_URL"), bin_dir=Path(bin_dir) if bin_dir else None
+    ) as databases:
+        yield databases
+
+
+@pytest.fixture
+def url(databases: TemporaryDatabases) -> Iterator[str]:
+    with databases.database() as url:
+        yield url
+
+
+@pytest.fixture
+async def app(url: str) -> AsyncIterator[Penstock]:
+    async with Penstock(url) as app:
+        yield app
+
+
+@pytest.fixture
+async def sql(url: str) -> AsyncIterator[asyncpg.Connection[Any]]:
+    connection = await asyncpg.connect(url)
+    yield connection
+    connection.terminate()
+
+
+async def eventually(
+    condition: Callable[[], Any] | Callable[[], Awaitable[Any]], what: str = "the condition", timeout: float = 30.0
+) -> Any:
+    """Wait until a condition holds and return its value; fail with what was waited for."""
+    deadline = time.monotonic() + timeout
+    while True:
+        value = condition()
+        if asyncio.iscoroutine(value):
+            value = await value
+        if value:
+            return value
+        if time.monotonic() > deadline:
+            pytest.fail(f"{what} did not come true within {timeout:.0f} s")
+        await asyncio.sleep(0.02)

@@ -1,0 +1,174 @@
+"""Bad calls: each has its clear error, and nothing is written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from typing import Any, TypeAlias
+
+import asyncpg
+import pytest
+
+from penstock import InvalidInput, NewJob, NotFound, Penstock, PenstockError, Settings
+
+Sql: TypeAlias = "asyncpg.Connection[Any]"
+GOOD = "'0190b7a0-0000-7000-8000-000000000001'::uuid"
+
+BAD_SQL = [
+    ("select penstock.create_job_type(null)", "PS400"),
+    ("select penstock.create_job_type('')", "PS400"),
+    ("select penstock.create_job_type('a b')", "PS400"),
+    ("select penstock.create_job_type('a/b')", "PS400"),
+    ("select penstock.create_job_type('job_x')", "PS400"),
+    ("select penstock.create_job_type(repeat('x', 201))", "PS400"),
+    ("select penstock.create_job_type(E'tab\\there')", "PS400"),
+    ("select penstock.create_job_type('ship')", "PS409"),
+    ("select penstock.create_job_type('x', null)", "PS400"),
+    ("select penstock.create_job_type('x', '[]')", "PS400"),
+    ("select penstock.create_job_type('x', '{\"atempts\": 3}')", "PS400"),
+    ("select penstock.create_job_type('x', '{\"attempts\": 0}')", "PS400"),
+    ("select penstock.create_job_type('x', '{\"attempts\": -1}')", "PS400"),
+    ("select penstock.create_job_type('x', '{\"attempts\": 99999}')", "PS400"),
+    ("select penstock.create_job_type('x', '{\"attempts\": \"many\"}')", "PS400"),
+    ("select penstock.create_job_type('x', '{\"attempts\": null}')", "PS400"),
+    ("select penstock.create_job_type('x', '{\"concurrency\": -1}')", "PS400"),
+    ("select penstock.create_job_type('x', '{\"delivery_strategy\": \"exactly_once\"}')", "PS400"),
+    ('select penstock.create_job_type(\'x\', \'{"delivery_strategy": "at_most_once", "attempts": 2}\')', "PS400"),
+    ("select penstock.create_job_type('x', '{\"visibility_timeout\": \"0 s\"}')", "PS400"),
+    ("select penstock.create_job_type('x', '{\"visibility_timeout\": \"soon\"}')", "PS400"),
+    ("select penstock.create_job_type('x', '{\"visibility_timeout\": \"90 days\"}')", "PS400"),
+    ("select penstock.create_job_type('x', '{\"time_limit\": \"-1 s\"}')", "PS400"),
+    ("select penstock.create_job_type('x', '{\"backoff_base\": \"-1 s\"}')", "PS400"),
+    ("select penstock.create_job_type('x', '{\"backoff_cap\": \"1 s\"}')", "PS400"),
+    ("select penstock.create_job_type('x', '{\"backoff_factor\": 0.5}')", "PS400"),
+    ("select penstock.create_job_type('x', '{\"backoff_factor\": \"NaN\"}')", "PS400"),
+    ("select penstock.create_job_type('x', '{\"backoff_jitter\": 2}')", "PS400"),
+    ("select penstock.create_job_type('x', '{\"rate_limit\": 5}')", "PS400"),
+    ('select penstock.create_job_type(\'x\', \'{"rate_limit": 0, "rate_period": "1 s"}\')', "PS400"),
+    ('select penstock.create_job_type(\'x\', \'{"rate_limit": 5, "rate_period": "1 ms"}\')', "PS400"),
+    ("select penstock.change_job_type('none', '{}')", "PS404"),
+    ("select penstock.change_job_type('ship', '{\"name\": \"other\"}')", "PS400"),
+    ("select penstock.pause('none')", "PS404"),
+    ("select penstock.resume('none')", "PS404"),
+    ("select penstock.enqueue('none')", "PS404"),
+    ("select penstock.enqueue('a b')", "PS400"),
+    ("select penstock.enqueue(null)", "PS400"),
+    ("select penstock.enqueue('ship', null)", "PS400"),
+    ("select penstock.enqueue('ship', to_jsonb(repeat('x', 1100000)))", "PS413"),
+    ("select penstock.enqueue('ship', p_key => '')", "PS400"),
+    ("select penstock.enqueue('ship', p_key => repeat('k', 256))", "PS400"),
+    ("select penstock.enqueue('ship', p_key => E'a\\nb')", "PS400"),
+    ("select penstock.enqueue('ship', p_unique_key => '')", "PS400"),
+    ("select penstock.enqueue('ship', p_priority => 101)", "PS400"),
+    ("select penstock.enqueue('ship', p_priority => -70000)", "PS400"),
+    ("select penstock.enqueue('ship', p_priority => null)", "PS400"),
+    ("select penstock.enqueue('ship', p_id => 'ffffffff-ffff-7fff-bfff-ffffffffffff')", "PS400"),
+    (f"select penstock.enqueue_many('ship', array['{{}}', '{{}}']::jsonb[], array[{GOOD}])", "PS400"),
+    (f"select penstock.enqueue_many('ship', array['{{}}', '{{}}']::jsonb[], array[{GOOD}, null])", "PS400"),
+    ("select penstock.enqueue_many('ship', array['{}', null]::jsonb[])", "PS400"),
+    ("select penstock.enqueue_many('ship', array_fill('{}'::jsonb, array[100001]))", "PS413"),
+    ("select penstock.enqueue_json('ship', null)", "PS400"),
+    ("select penstock.enqueue_json('ship', '{}')", "PS400"),
+    ("select penstock.enqueue_json('ship', '[5]')", "PS400"),
+    ("select penstock.enqueue_json('ship', '[{\"payload\": 1}]')", "PS400"),
+    ("select penstock.enqueue_json('ship', '[{\"id\": \"123\"}]')", "PS400"),
+    ("select penstock.enqueue_json('ship', '[{\"run_after\": \"later\"}]')", "PS400"),
+    ("select penstock.enqueue_json('ship', '[{\"priority\": \"high\"}]')", "PS400"),
+    ("select penstock.claim(null, '{ship}', 1)", "PS400"),
+    ("select penstock.claim('', '{ship}', 1)", "PS400"),
+    ("select penstock.claim('w', '{ship}', 0)", "PS400"),
+    ("select penstock.claim('w', '{ship}', 1000000)", "PS400"),
+    (f"select penstock.settle(array[{GOOD}], null)", "PS400"),
+    (f"select penstock.settle(array[{GOOD}], '{{1}}', null, '{{done}}')", "PS400"),
+    (f"select penstock.settle(array[{GOOD}], '{{1}}', null, array[null])", "PS400"),
+    (f"select penstock.extend(array[{GOOD}], '{{1}}', null, '-1 s')", "PS400"),
+    (f"select penstock.cancel({GOOD})", "PS404"),
+    (f"select penstock.replay({GOOD})", "PS404"),
+    ("select penstock.prune(null)", "PS400"),
+    ("select penstock.prune('-1 day')", "PS400"),
+    ("select penstock.register_worker('', '{}')", "PS400"),
+    ("select penstock.register_worker('a b', '{}')", "PS400"),
+    ("select penstock.register_worker('w', '{}', p_dead_after => '0 s')", "PS400"),
+    ("select penstock.list_jobs(p_status => 'done')", "PS400"),
+    ("select penstock.list_jobs(p_limit => 0)", "PS400"),
+    ("select penstock.grant_access('nobody_there', 'reader')", "PS404"),
+    ("select penstock.grant_access(current_user::name, 'king')", "PS400"),
+]
+
+
+async def snapshot(sql: Sql) -> list[Any]:
+    tables = ("jobs", "lanes", "queued_jobs", "archived_jobs", "leases", "workers", "rate_windows", "access_grants")
+    return [await sql.fetch(f"select * from penstock.{table} order by 1") for table in tables]
+
+
+@pytest.fixture
+async def with_type(sql: Sql) -> Sql:
+    await sql.execute("select penstock.create_job_type('ship')")
+    return sql
+
+
+async def test_bad_calls_in_sql_have_a_state_and_a_hint_and_write_nothing(with_type: Sql) -> None:
+    sql = with_type
+    before = await snapshot(sql)
+    wrong = []
+    for call, state in BAD_SQL:
+        try:
+            await sql.execute(call)
+        except asyncpg.PostgresError as error:
+            if error.sqlstate != state or not error.hint:
+                wrong.append(f"{call}: {error.sqlstate} {error} hint {error.hint}")
+        else:
+            wrong.append(f"{call}: was accepted")
+    assert not wrong, "\n".join(wrong)
+    assert await snapshot(sql) == before
+
+
+BAD_PYTHON: list[tuple[Callable[[Penstock], Any], type[PenstockError]]] = [
+    (lambda app: app.enqueue("ship", {"f": object()}), InvalidInput),
+    (lambda app: app.enqueue("ship", "nul \x00"), InvalidInput),
+    (lambda app: app.enqueue("ship", {}, id="123"), InvalidInput),
+    (lambda app: app.enqueue("ship", {}, priority=1000), InvalidInput),
+    (lambda app: app.enqueue("ship", {}, key=""), InvalidInput),
+    (lambda app: app.enqueue("ship", {}, key="a\x00b"), InvalidInput),
+    (lambda app: app.enqueue("ship", {}, run_after=datetime(2030, 1, 1)), InvalidInput),
+    (lambda app: app.enqueue("ship", {}, connection=object()), InvalidInput),
+    (lambda app: app.enqueue("none", {}), NotFound),
+    (lambda app: app.enqueue_many("ship", [NewJob({}), NewJob({}, unique="")]), InvalidInput),
+    (lambda app: app.find("not an id"), InvalidInput),
+    (lambda app: app.find("job_0190b7a0-0000-7000-8000-000000000001"), NotFound),
+    (lambda app: app.cancel("0190b7a0-0000-7000-8000-000000000001"), NotFound),
+    (lambda app: app.replay("0190b7a0-0000-7000-8000-000000000001"), NotFound),
+    (lambda app: app.find_many(status="done"), InvalidInput),
+    (lambda app: app.find_many(limit=0), InvalidInput),
+    (lambda app: app.pause("none"), NotFound),
+    (lambda app: app.change_job_type("ship", attempts=0), InvalidInput),
+    (lambda app: app.prune(timedelta(days=-1)), InvalidInput),
+    (lambda app: app.worker(), InvalidInput),
+    (lambda app: app.worker("ship"), NotFound),
+]
+
+
+async def test_bad_calls_in_python_have_a_typed_error_and_write_nothing(app: Penstock, with_type: Sql) -> None:
+    before = await snapshot(with_type)
+    wrong = []
+    for place, (call, kind) in enumerate(BAD_PYTHON):
+        try:
+            await call(app)
+        except PenstockError as error:
+            if not isinstance(error, kind):
+                wrong.append(f"{place}: {error!r}")
+        except Exception as error:
+            wrong.append(f"{place}: {type(error).__name__} {error}")
+        else:
+            wrong.append(f"{place}: was accepted")
+    assert not wrong, "\n".join(wrong)
+    assert await snapshot(with_type) == before
+
+
+async def test_a_database_that_cannot_be_used_is_a_clear_error_without_the_password() -> None:
+    for bad in ("postgresql://u:s3cret@127.0.0.1:1/none", "nonsense://u:s3cret@host"):
+        app = Penstock(bad, settings=Settings(connect_timeout=timedelta(seconds=2)))
+        with pytest.raises(PenstockError) as caught:
+            await app.counts()
+        assert "s3cret" not in str(caught.value)
+        assert "s3cret" not in repr(app.settings)

@@ -1,0 +1,161 @@
+"""The embedded server: shared, safe from kill -9, and gone with its last user. Real processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+import psycopg
+import pytest
+
+from penstock.postgres.embedded import EmbeddedServer
+
+pytestmark = pytest.mark.embedded
+
+USER = """
+import sys
+from pathlib import Path
+from penstock.postgres.embedded import EmbeddedServer
+print(EmbeddedServer(Path(sys.argv[1])).start(), flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    folder = tmp_path / "with space"
+    yield folder
+    for process in belonging_to(folder):
+        with suppress(psutil.Error):
+            process.kill()
+
+
+def belonging_to(folder: Path) -> list[psutil.Process]:
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            if any(str(folder) in part for part in process.cmdline()) and process.pid != os.getpid():
+                found.append(process)
+    return found
+
+
+def until(condition: object, what: str, timeout: float = 40.0) -> None:
+    deadline = time.monotonic() + timeout
+    while not condition():  # type: ignore[operator]
+        assert time.monotonic() < deadline, f"{what} did not come true"
+        time.sleep(0.02)
+
+
+def start_user(folder: Path) -> subprocess.Popen[str]:
+    user = subprocess.Popen([sys.executable, "-c", USER, str(folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert user.stdout is not None
+    assert user.stdout.readline().startswith("postgresql://")
+    return user
+
+
+def postmaster(folder: Path) -> int | None:
+    try:
+        return int((folder / "postgres" / "postmaster.pid").read_text().splitlines()[0])
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def execute(url: str, statement: str) -> list[tuple[object, ...]]:
+    with psycopg.connect(url, autocommit=True, connect_timeout=10) as connection:
+        cursor = connection.execute(statement)
+        return cursor.fetchall() if cursor.description else []
+
+
+def answers(url: str) -> bool:
+    with suppress(psycopg.Error):
+        return bool(execute(url, "select 1"))
+    return False
+
+
+def test_processes_share_one_server_and_the_last_one_stops_it(folder: Path) -> None:
+    first, second = start_user(folder), start_user(folder)
+    pid = postmaster(folder)
+    assert pid is not None
+    first.communicate()
+    assert answers(EmbeddedServer(folder).url)
+    assert postmaster(folder) == pid
+    second.kill()  # also one that is killed counts as gone
+    second.wait()
+    until(lambda: not psutil.pid_exists(pid), "the end of the server")
+
+
+def test_data_survives_the_death_of_the_server_and_it_comes_back_by_itself(folder: Path) -> None:
+    with EmbeddedServer(folder) as server:
+        execute(server.url, "create table t as select 42 as n")
+        pid = postmaster(folder)
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        until(lambda: postmaster(folder) not in (None, pid) and answers(server.url), "the new server")
+        assert execute(server.url, "select n from t") == [(42,)]
+
+
+def test_data_survives_the_death_of_everything(folder: Path) -> None:
+    user = start_user(folder)
+    url = EmbeddedServer(folder).url
+    execute(url, "create table t as select 42 as n")
+    user.kill()
+    for process in belonging_to(folder):
+        with suppress(psutil.Error):
+            process.kill()
+    user.wait()
+    with EmbeddedServer(folder) as server:
+        assert execute(server.url, "select n from t") == [(42,)]
+
+
+def test_a_server_without_its_keeper_is_adopted(folder: Path) -> None:
+    user = start_user(folder)
+    pid = postmaster(folder)
+    for process in belonging_to(folder):
+        with suppress(psutil.Error):
+            if any(part.endswith("keeper.py") for part in process.cmdline()):
+                process.kill()
+                process.wait(10)
+    other = start_user(folder)
+    assert postmaster(folder) == pid
+    user.kill()
+    user.wait()
+    other.communicate()
+    until(lambda: postmaster(folder) is None, "the end of the adopted server")
+
+
+def test_a_stale_pid_file_that_names_another_process_is_no_obstacle(folder: Path) -> None:
+    with EmbeddedServer(folder) as server:
+        assert answers(server.url)
+    until(lambda: postmaster(folder) is None, "the end of the server")
+    (folder / "postgres" / "postmaster.pid").write_text(f"{os.getpid()}\n{folder / 'postgres'}\n0\n5432\n\n\n0 0\nready\n")
+    with EmbeddedServer(folder) as server:
+        assert answers(server.url)
+
+
+def test_many_that_start_at_once_get_one_server(folder: Path) -> None:
+    users = [
+        subprocess.Popen([sys.executable, "-c", USER, str(folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        for _ in range(6)
+    ]
+    lines = {user.stdout.readline() for user in users if user.stdout}
+    servers = [p for p in belonging_to(folder) if p.name() == "postgres" and p.ppid() and "-D" in p.cmdline()]
+    assert len(lines) == 1
+    assert len(servers) == 1
+    for user in users:
+        user.communicate()
+
+
+def test_a_half_made_folder_is_made_again_and_a_long_path_works(tmp_path: Path) -> None:
+    folder = tmp_path / ("long" * 30)
+    (folder / "postgres.new").mkdir(parents=True)
+    (folder / "postgres.new" / "PG_VERSION").write_text("18\n")
+    with EmbeddedServer(folder) as server:
+        assert answers(server.url)
+    until(lambda: postmaster(folder) is None, "the end of the server")

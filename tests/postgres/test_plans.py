@@ -1,0 +1,147 @@
+"""The hot statements stay what they are meant to be: index scans, HOT updates, and blind to what is deferred."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any, TypeAlias
+
+import asyncpg
+import pytest
+
+Sql: TypeAlias = "asyncpg.Connection[Any]"
+
+
+# What stands for a function's variables when its statement is explained outside of it.
+VARIABLES = {
+    "new_lease": "(-1)::bigint",
+    "moment": "now()",
+    "job_type.name": "'ship'::text",
+    "job_type.visibility_timeout": "interval '5 min'",
+    "lane": "0::smallint",
+    "room": "100",
+    "p_marks": "'{}'::jsonb",
+    "p_worker": "'w1'::text",
+    "p_limit": "1000",
+}
+
+
+async def explain(sql: Sql, function: str, first: str, last: str, variables: dict[str, str]) -> dict[str, Any]:
+    """The plan, with real row and page counts, of a statement that stands in a function, under the function's settings.
+
+    The statement is the function's own source from `first` to `last`; its effect is rolled back.
+    """
+    source, settings = await sql.fetchrow(
+        "select prosrc, proconfig from pg_proc where proname = $1 and pronamespace = 'penstock'::regnamespace", function
+    )
+    statement = source[source.index(first) : source.index(last, source.index(first))]
+    for name, value in sorted(variables.items(), key=lambda pair: -len(pair[0])):
+        statement = re.sub(rf"(?<![\w.]){re.escape(name)}(?![\w(.])", value, statement)
+    transaction = sql.transaction()
+    await transaction.start()
+    try:
+        for setting in settings:
+            name, _, value = setting.partition("=")
+            await sql.execute("select set_config($1, $2, true)", name, value)
+        (row,) = await sql.fetch(f"explain (analyze, buffers, timing off, format json) {statement}")
+    finally:
+        await transaction.rollback()
+    plan: dict[str, Any] = json.loads(row[0])[0]["Plan"]
+    return plan
+
+
+def nodes(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    yield plan
+    for child in plan.get("Plans", []):
+        yield from nodes(child)
+
+
+async def explain_claim(sql: Sql) -> dict[str, Any]:
+    return await explain(sql, "claim", "with claimed as", ";\n            get diagnostics", VARIABLES)
+
+
+def seq_scans(plan: dict[str, Any]) -> list[str]:
+    return [node["Relation Name"] for node in nodes(plan) if node["Node Type"] == "Seq Scan"]
+
+
+@pytest.fixture(autouse=True)
+async def ship(sql: Sql) -> None:
+    await sql.execute("select penstock.create_job_type('ship')")
+    await sql.execute("alter table penstock.queued_jobs set (autovacuum_enabled = off)")
+
+
+async def fill(sql: Sql, jobs: int) -> None:
+    await sql.execute(
+        "select count(*) from penstock.enqueue_many('ship', array_fill('{\"n\": 1}'::jsonb, array[$1::integer]))", jobs
+    )
+
+
+@pytest.mark.parametrize("statistics", ["missing", "of an empty table", "fresh"])
+async def test_hot_statements_use_their_indexes(sql: Sql, statistics: str) -> None:
+    if statistics == "of an empty table":
+        await sql.execute("analyze penstock.queued_jobs")
+    await fill(sql, 5000)
+    rows = await sql.fetch("select id, attempts, lease from penstock.claim('w1', '{ship}', 100)")
+    if statistics == "fresh":
+        await sql.execute("analyze penstock.queued_jobs")
+
+    claim = await explain_claim(sql)
+    assert "queued_jobs_ready" in {node.get("Index Name") for node in nodes(claim)}
+    assert "queued_jobs" not in seq_scans(claim)
+    assert sum(node.get("Actual Rows", 0) for node in nodes(claim) if node["Node Type"] == "Limit") == 100
+
+    ids = "array[" + ",".join(f"'{row['id']}'" for row in rows) + "]::uuid[]"
+    await sql.execute("select penstock.ensure_archive(now())")
+    settle = await explain(
+        sql, "settle", "with settled as", "    into settled_ids",
+        {
+            "moment": "now()", "p_ids": ids, "p_attempts": "array_fill(5::smallint, array[100])", "p_leases": "null::bigint[]",
+            "p_outcomes": "null::text[]", "p_details": "null::jsonb[]",
+        },
+    )  # fmt: skip
+    assert "queued_jobs_pkey" in {node.get("Index Name") for node in nodes(settle)}
+    assert "queued_jobs" not in seq_scans(settle)
+
+    promote = await explain(sql, "promote", "with due as", "\n        loop", {"moment": "now()", "p_limit": "1000"})
+    assert "queued_jobs_deferred" in {node.get("Index Name") for node in nodes(promote)}
+    assert "queued_jobs" not in seq_scans(promote)
+
+
+async def test_claims_are_hot_updates(sql: Sql) -> None:
+    await fill(sql, 20_000)
+    for _ in range(20):
+        await sql.execute("select count(*) from penstock.claim('w1', '{ship}', 1000)")
+    await sql.execute("select pg_stat_force_next_flush()")
+    updated, hot = await sql.fetchrow(
+        "select n_tup_upd, n_tup_hot_upd from pg_stat_user_tables where relid = 'penstock.queued_jobs'::regclass"
+    )
+    assert updated == 20_000
+    assert hot >= 0.99 * updated
+
+
+@pytest.mark.serial
+async def test_a_million_deferred_jobs_do_not_slow_a_claim(sql: Sql) -> None:
+    async def pages() -> int:
+        plan = await explain_claim(sql)
+        return int(plan["Shared Hit Blocks"]) + int(plan["Shared Read Blocks"])
+
+    await fill(sql, 1000)
+    before = min([await pages() for _ in range(3)])
+    await sql.execute(
+        "insert into penstock.queued_jobs (id, name, run_after, created_at, updated_at, attempts, max_attempts, data)"
+        " select gen_random_uuid(), 'ship', now() + interval '1 day', now(), now(), 5, 5, '{}' from generate_series(1, 1000000)"
+    )
+    after = min([await pages() for _ in range(3)])
+    assert before > 0
+    assert after <= before * 1.1, f"a claim of 100 jobs touched {before} pages before and {after} after"
+
+
+def test_every_table_column_and_function_of_the_schema_is_commented_where_it_is_public() -> None:
+    from importlib import resources
+
+    folder = resources.files("penstock.postgres") / "schema" / "functions"
+    text = "".join(file.read_text("utf-8") for file in folder.iterdir())
+    defined = set(re.findall(r"create or replace function penstock\.(\w+)", text))
+    commented = set(re.findall(r"comment on function penstock\.(\w+)", text))
+    assert defined == commented

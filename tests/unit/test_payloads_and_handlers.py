@@ -1,0 +1,101 @@
+"""Payloads are checked on the way in and out; handlers say where they run."""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+from typing_extensions import TypedDict
+
+from penstock import Conflict, InvalidInput, Job, Penstock, PenstockError, Retry
+from penstock.handler import group_of, payload_type
+from penstock.job import parse_id
+from penstock.payload import Codec
+
+
+class Model(BaseModel):
+    n: int
+
+
+@dataclass
+class Data:
+    n: int
+
+
+class Typed(TypedDict):
+    n: int
+
+
+@pytest.mark.parametrize(
+    ("type_", "value", "text"),
+    [
+        (Model, Model(n=1), '{"n":1}'),
+        (Data, Data(1), '{"n":1}'),
+        (Typed, {"n": 1}, '{"n":1}'),
+        (Any, {"n": [1, None, "ä"]}, '{"n":[1,null,"ä"]}'),
+        (int, 5, "5"),
+    ],
+)
+def test_a_payload_travels_as_json_and_comes_back(type_: Any, value: Any, text: str) -> None:
+    codec: Codec[Any] = Codec(type_, "test")
+    assert codec.dump(value) == text
+    assert codec.load(text) == value
+
+
+@pytest.mark.parametrize(
+    ("type_", "value"),
+    [(Model, {"n": "x"}), (Data, 5), (Any, {"f": lambda: 1}), (Any, {1, 2}), (Any, "nul \x00"), (Any, "\ud800"), (int, "five")],
+)
+def test_a_payload_that_does_not_fit_is_refused(type_: Any, value: Any) -> None:
+    with pytest.raises(InvalidInput):
+        Codec(type_, "test").dump(value)
+
+
+def test_the_payload_type_is_read_from_the_annotation() -> None:
+    def typed(job: Job[Data]) -> None: ...
+    def plain(job: Job) -> None: ...  # type: ignore[type-arg]
+    def bare(job) -> None: ...  # type: ignore[no-untyped-def]
+
+    assert payload_type(typed) is Data
+    assert payload_type(plain) is Any
+    assert payload_type(bare) is Any
+
+
+def test_handlers_that_cannot_work_are_refused_at_declaration() -> None:
+    def two(a: Any, b: Any) -> None: ...
+    def wrong(job: int) -> None: ...
+    async def awaits(job: Job[Any]) -> None: ...
+
+    for handler in (two, wrong):
+        with pytest.raises(InvalidInput):
+            payload_type(handler)
+    with pytest.raises(InvalidInput):
+        group_of(awaits, "process")
+    assert [group_of(awaits, "auto"), group_of(wrong, "auto"), group_of(wrong, "process")] == ["async", "thread", "process"]
+
+
+def test_a_type_is_declared_once() -> None:
+    app = Penstock("postgresql://localhost/none")
+    app.job_type("ship")
+    with pytest.raises(InvalidInput, match="twice"):
+        app.job_type("ship")
+
+
+def test_errors_survive_pickling_and_say_what_to_do() -> None:
+    error = pickle.loads(pickle.dumps(PenstockError("no", hint="do this")))
+    assert str(error) == "no\ndo this"
+    retry = pickle.loads(pickle.dumps(Retry("later", after=timedelta(seconds=3))))
+    assert (retry.message, retry.after) == ("later", timedelta(seconds=3))
+
+
+def test_a_job_without_a_worker_says_so() -> None:
+    from datetime import UTC, datetime
+
+    job = Job(parse_id("job_0190b7a0-0000-7000-8000-000000000001"), "x", None, 1, 1, {}, datetime.now(UTC))
+    assert not job.cancelled
+    with pytest.raises(Conflict):
+        job.progress(1)

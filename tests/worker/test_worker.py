@@ -1,0 +1,319 @@
+"""The worker against a real database: what a handler does is what becomes of its job."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import threading
+import time
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+
+from conftest import eventually
+from penstock import Backoff, Fail, Job, JobFailed, Options, Penstock, Retry, Settings, Status
+from penstock.testing import run_due_jobs
+from penstock.worker import Worker
+
+QUICK = Backoff(base=timedelta(milliseconds=10), cap=timedelta(milliseconds=20))
+
+
+class Running:
+    """A worker in the background of a test."""
+
+    def __init__(self, app: Penstock) -> None:
+        self.app = app
+        self.worker: Worker
+
+    async def __aenter__(self) -> Worker:
+        self.worker = await self.app.worker()
+        self.task = asyncio.create_task(self.worker.run())
+        await self.worker.started()
+        return self.worker
+
+    async def __aexit__(self, *_: object) -> None:
+        self.worker.stop()
+        self.worker.stop()
+        await self.task
+
+
+class Shipment(BaseModel):
+    id: str
+    weight_kg: float = 1.0
+
+
+async def test_a_typed_payload_reaches_an_async_handler(app: Penstock) -> None:
+    seen: list[Shipment] = []
+
+    @app.job("ship")
+    async def ship(job: Job[Shipment]) -> None:
+        seen.append(job.data)
+
+    async with Running(app):
+        receipt = await ship.enqueue(Shipment(id="shp_123"))
+        record = await app.wait(receipt.id)
+    assert seen == [Shipment(id="shp_123")]
+    assert (record.status, record.attempts, record.max_attempts) == (Status.SUCCEEDED, 5, 5)
+    assert record.worker is not None
+
+
+async def test_a_plain_handler_runs_in_a_thread_and_its_result_is_kept(app: Penstock) -> None:
+    threads: list[str] = []
+
+    @app.job("square", keep_result=True)
+    def square(job: Job[int]) -> int:
+        threads.append(threading.current_thread().name)
+        return job.data**2
+
+    async with Running(app):
+        record = await app.wait((await square.enqueue(12)).id)
+    assert record.result == 144
+    assert threads[0].startswith("penstock-handler")
+
+
+async def test_a_failure_is_retried_and_every_error_is_kept(app: Penstock) -> None:
+    @app.job("flaky", attempts=3, backoff=QUICK)
+    async def flaky(job: Job[Any]) -> None:
+        if job.attempt < 3:
+            raise ValueError(f"attempt {job.attempt}")
+
+    async with Running(app):
+        record = await app.wait((await flaky.enqueue()).id)
+    assert [error["message"] for error in record.errors] == ["attempt 1", "attempt 2"]
+    assert all("Traceback" in error["traceback"] and error["worker"] for error in record.errors)
+    assert record.attempts == 1
+
+
+@pytest.mark.parametrize(
+    ("raised", "attempts_used"), [(Fail("never"), 1), (ValueError("again"), 2), (Retry("soon", after=timedelta(0)), 2)]
+)
+async def test_a_job_fails_when_its_attempts_are_used_or_it_says_so(app: Penstock, raised: Exception, attempts_used: int) -> None:
+    @app.job("hopeless", attempts=2, backoff=QUICK)
+    async def hopeless(job: Job[Any]) -> None:
+        raise raised
+
+    async with Running(app):
+        receipt = await hopeless.enqueue()
+        with pytest.raises(JobFailed, match="never|again|soon"):
+            await app.wait(receipt.id)
+    assert len((await app.find(receipt.id)).errors) == attempts_used
+
+
+async def test_an_at_most_once_job_is_not_retried(app: Penstock) -> None:
+    starts = 0
+
+    @app.job("charge", delivery="at_most_once")
+    async def charge(job: Job[Any]) -> None:
+        nonlocal starts
+        starts += 1
+        raise ValueError("card declined")
+
+    async with Running(app):
+        receipt = await charge.enqueue()
+        with pytest.raises(JobFailed, match="card declined"):
+            await app.wait(receipt.id)
+    assert starts == 1
+
+
+async def test_a_payload_that_does_not_fit_fails_for_good(app: Penstock) -> None:
+    @app.job("ship")
+    async def ship(job: Job[Shipment]) -> None:
+        raise AssertionError("must not run")
+
+    async with Running(app):
+        receipt = await app.enqueue("ship-untyped" if False else app.job_type("other"), {})
+        assert receipt
+        await app.enqueue(ship, Shipment(id="x"), run_after=timedelta(hours=1))
+        database = await app.database()
+        id = await database.fetchval("select penstock.enqueue('ship', '{\"weight_kg\": 1}')")
+        with pytest.raises(JobFailed, match="invalid payload for ship: id: Field required"):
+            await app.wait(id)
+
+
+async def test_a_running_job_can_be_cancelled(app: Penstock) -> None:
+    started = asyncio.Event()
+    cancelled = asyncio.Event()
+
+    @app.job("long")
+    async def long(job: Job[Any]) -> None:
+        started.set()
+        try:
+            await asyncio.sleep(600)
+        except asyncio.CancelledError:
+            cancelled.set()
+            raise
+
+    async with Running(app):
+        receipt = await long.enqueue()
+        await asyncio.wait_for(started.wait(), 30)
+        assert await app.cancel(receipt.id) == "cancelling"
+        await asyncio.wait_for(cancelled.wait(), 30)
+        with pytest.raises(JobFailed, match="cancelled"):
+            await app.wait(receipt.id)
+
+
+async def test_a_handler_over_its_time_limit_is_stopped(app: Penstock) -> None:
+    @app.job("stuck", attempts=1, time_limit=timedelta(milliseconds=200))
+    async def stuck(job: Job[Any]) -> None:
+        await asyncio.sleep(600)
+
+    async with Running(app):
+        receipt = await stuck.enqueue()
+        with pytest.raises(JobFailed, match="time limit"):
+            await app.wait(receipt.id)
+
+
+async def test_progress_and_extend_reach_the_database(app: Penstock) -> None:
+    go_on = asyncio.Event()
+
+    @app.job("import", visibility_timeout=timedelta(minutes=1))
+    async def import_rows(job: Job[Any]) -> None:
+        job.progress({"rows": 10})
+        await job.extend(timedelta(hours=2))
+        await go_on.wait()
+
+    async with Running(app):
+        receipt = await import_rows.enqueue()
+
+        async def progress() -> Any:
+            return (await app.find(receipt.id)).progress
+
+        assert await eventually(progress, "progress") == {"rows": 10}
+        database = await app.database()
+        left = await database.fetchval("select extract(epoch from max(expires_at) - now()) from penstock.leases")
+        assert left > 3600
+        go_on.set()
+        await app.wait(receipt.id)
+        assert await database.fetchval("select count(*) from penstock.leases") == 0
+
+
+async def test_shutdown_hands_back_what_did_not_finish(url: str) -> None:
+    started = asyncio.Event()
+    settings = Settings(shutdown_grace=timedelta(milliseconds=50), concurrency=1)
+    async with Penstock(url, settings=settings) as app:
+
+        @app.job("slow")
+        async def slow(job: Job[Any]) -> None:
+            started.set()
+            await asyncio.sleep(600)
+
+        receipts = await slow.enqueue_many([{}, {}])
+        worker = await app.worker()
+        task = asyncio.create_task(worker.run())
+        await asyncio.wait_for(started.wait(), 30)
+        worker.stop()
+        await asyncio.wait_for(task, 30)
+        for receipt in receipts:
+            record = await app.find(receipt.id)
+            assert (record.status, record.attempts) == (Status.QUEUED, 5)
+        assert await (await app.database()).fetchval("select count(*) from penstock.workers") == 0
+
+
+async def test_context_variables_do_not_leak_from_job_to_job(app: Penstock) -> None:
+    tenant: contextvars.ContextVar[str] = contextvars.ContextVar("tenant", default="nobody")
+    seen: list[str] = []
+
+    @app.job("tenant")
+    async def note(job: Job[str]) -> None:
+        seen.append(tenant.get())
+        tenant.set(job.data)
+
+    async with Running(app):
+        for name in ("acme", "globex"):
+            await app.wait((await note.enqueue(name)).id)
+    assert seen == ["nobody", "nobody"]
+
+
+async def test_a_deferred_job_starts_in_time_and_a_paused_type_waits(app: Penstock) -> None:
+    @app.job("later")
+    async def later(job: Job[Any]) -> None: ...
+
+    async with Running(app):
+        receipt = await later.enqueue(run_after=timedelta(milliseconds=300))
+        record = await app.wait(receipt.id)
+        assert record.started_at is not None and record.started_at >= record.run_after
+        await app.pause("later")
+        waiting = await later.enqueue()
+        await app.resume("later")
+        await app.wait(waiting.id)
+
+
+async def test_lost_database_connections_come_back_by_themselves(app: Penstock, url: str) -> None:
+    @app.job("steady")
+    async def steady(job: Job[Any]) -> None: ...
+
+    database = await app.database()
+    async with Running(app):
+        await app.wait((await steady.enqueue()).id)
+        for _ in range(3):
+            await database.fetch(
+                "select pg_terminate_backend(pid) from pg_stat_activity"
+                " where datname = current_database() and pid <> pg_backend_pid()"
+            )
+            receipts = await eventually(lambda: _enqueue_again(app, steady), "an enqueue")
+            await app.wait(receipts.id)
+
+
+async def _enqueue_again(app: Penstock, type_: Any) -> Any:
+    from penstock import DatabaseUnavailable
+
+    try:
+        return await type_.enqueue()
+    except DatabaseUnavailable:
+        return None
+
+
+async def test_run_due_jobs_runs_also_what_jobs_enqueue(app: Penstock) -> None:
+    ran: list[int] = []
+
+    @app.job("chain")
+    async def chain(job: Job[int]) -> None:
+        ran.append(job.data)
+        if job.data:
+            await chain.enqueue(job.data - 1)
+
+    await chain.enqueue(3)
+    await chain.enqueue(9, run_after=timedelta(hours=1))
+    records = await run_due_jobs(app)
+    assert ran == [3, 2, 1, 0]
+    assert {record.status for record in records} == {Status.SUCCEEDED}
+
+
+async def test_concurrency_and_rate_limits_hold_over_workers(url: str) -> None:
+    running = highest = 0
+    starts: list[float] = []
+    done = asyncio.Event()
+    apps = [Penstock(url) for _ in range(3)]
+
+    async def limited(job: Job[Any]) -> None:
+        nonlocal running, highest
+        running += 1
+        highest = max(highest, running)
+        await asyncio.sleep(0.005)
+        running -= 1
+        starts.append(time.monotonic())
+        if len(starts) == 60:
+            done.set()
+
+    for app in apps:
+        app.job("limited", concurrency=3)(limited)
+    workers = []
+    tasks = []
+    await apps[0].enqueue_many(apps[0].types["limited"], [{}] * 60)
+    for app in apps:
+        workers.append(await app.worker())
+        tasks.append(asyncio.create_task(workers[-1].run()))
+    await asyncio.wait_for(done.wait(), 60)
+    for worker in workers:
+        worker.stop()
+    await asyncio.gather(*tasks)
+    for app in apps:
+        await app.close()
+    assert 1 <= highest <= 3
+
+
+def test_options_name_what_the_database_has() -> None:
+    assert Options().as_json()["attempts"] == 5
+    assert Options(delivery="at_most_once").as_json()["attempts"] == 1  # type: ignore[arg-type]
