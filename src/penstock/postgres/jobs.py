@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -221,9 +221,16 @@ async def unregister_worker(database: Database, worker: str) -> None:
     await database.fetch("select penstock.unregister_worker($1)", worker)
 
 
-async def release_unknown(database: Database, worker: str, known: Sequence[int]) -> int:
-    """Hand back leases that the worker holds without knowing. Returns how many jobs."""
-    return int(await database.fetchval("select penstock.release_unknown($1, $2::bigint[])", worker, known, retry=True))
+async def release_unknown(database: Database, worker: str, known: Callable[[], Sequence[int]]) -> int:
+    """Hand back leases that the worker holds without knowing. Returns how many jobs.
+
+    `known` is asked again for each try, and before the call: what the worker finishes meanwhile stays known until it is settled.
+    """
+
+    async def once() -> int:
+        return int(await database.fetchval("select penstock.release_unknown($1, $2::bigint[])", worker, known()))
+
+    return await database.retrying(once)
 
 
 async def wait_for_jobs(database: Database, worker: str, names: Sequence[str]) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import structlog
 
@@ -36,14 +36,23 @@ class Claimer:
         types: The job types to claim.
         settings: Batch size and poll interval.
         runner: Takes the jobs.
+        unsettled: Leases of jobs that are done and not settled yet.
     """
 
-    def __init__(self, database: Database, types: Mapping[str, WorkedType], settings: Settings, runner: Runner) -> None:
+    def __init__(
+        self,
+        database: Database,
+        types: Mapping[str, WorkedType],
+        settings: Settings,
+        runner: Runner,
+        unsettled: Callable[[], set[int]],
+    ) -> None:
         self.worker = ""
         self.progressed_at = time.monotonic()
         self._database = database
         self._settings = settings
         self._runner = runner
+        self._unsettled = unsettled
         self._names: dict[Group, list[str]] = {}
         for worked in types.values():
             self._names.setdefault(worked.group, []).append(worked.name)
@@ -109,7 +118,7 @@ class Claimer:
             marks = self._marks.for_claim(now)
             claim = await jobs.claim(self._database, self.worker, names, limit, marks)
             if claim.jobs:
-                self._marks.claimed(claim.jobs, claim.horizon, claim.ceiling)
+                self._marks.claimed(claim.jobs, claim.horizon, claim.ceiling, now)
                 self._runner.submit(claim.jobs, now)
                 found += len(claim.jobs)
             if not marks and len(claim.jobs) < limit:
@@ -118,9 +127,12 @@ class Claimer:
                 self._marks.swept(now, 0.0)
         return asked, found
 
+    def _known_leases(self) -> list[int]:
+        return [*self._runner.leases, *self._unsettled()]
+
     def _pause(self) -> float:
         return min(self._settings.poll_interval.total_seconds(), _LONGEST_WAIT_S) * random.uniform(0.7, 1.0)
 
     async def _recover_claim(self) -> None:
         """The answer to a claim was lost: hand back what it may have taken."""
-        await jobs.release_unknown(self._database, self.worker, self._runner.leases)
+        await jobs.release_unknown(self._database, self.worker, self._known_leases)

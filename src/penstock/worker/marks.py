@@ -20,7 +20,7 @@ from penstock.job import ClaimedJob
 
 _SWEEP_EVERY_S = 1.0
 _SWEEP_SHARE = 20.0  # a sweep may take at most a twentieth of the time
-_STALLED = 64
+_PATIENCE_S = 0.1
 _MOST_PENDING = 512
 
 
@@ -29,7 +29,7 @@ class Marks:
 
     def __init__(self) -> None:
         self._marks: dict[tuple[str, int], int] = {}
-        self._pending: dict[tuple[str, int], deque[tuple[int, int]]] = {}
+        self._pending: dict[tuple[str, int], deque[tuple[int, int, float]]] = {}
         self._next_sweep = 0.0
 
     def for_claim(self, now: float) -> dict[str, dict[str, int]]:
@@ -38,15 +38,16 @@ class Marks:
             return {}
         marks: dict[str, dict[str, int]] = {}
         for (name, priority), mark in self._marks.items():
-            pending = self._pending[name, priority]
             # A transaction that stays open for long holds the horizon: go past it, and leave what it may still
             # bring to the sweeps.
-            if len(pending) > _STALLED:
-                mark = max(mark, pending[-_STALLED // 2][0])
+            for seq, _, seen_at in reversed(self._pending[name, priority]):
+                if seen_at < now - _PATIENCE_S:
+                    mark = max(mark, seq)
+                    break
             marks.setdefault(name, {})[str(priority)] = mark
         return marks
 
-    def claimed(self, jobs: Sequence[ClaimedJob], horizon: int, ceiling: int) -> None:
+    def claimed(self, jobs: Sequence[ClaimedJob], horizon: int, ceiling: int, now: float) -> None:
         """Learn from a claim."""
         highest: dict[tuple[str, int], int] = {}
         for job in jobs:
@@ -60,7 +61,7 @@ class Marks:
                 confirmed = max(confirmed, pending.popleft()[0])
             self._marks[lane] = confirmed
             if not pending or seq > pending[-1][0]:
-                pending.append((seq, ceiling))
+                pending.append((seq, ceiling, now))
             if len(pending) > _MOST_PENDING:
                 pending.popleft()
 

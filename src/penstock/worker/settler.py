@@ -29,6 +29,7 @@ class Settler:
         self._database = database
         self._retried = retried
         self._results: list[Settlement] = []
+        self._in_hand: list[Settlement] = []
         self._progress: dict[UUID, tuple[int, str]] = {}
         self._arrived = asyncio.Event()
         self._idle = asyncio.Event()
@@ -45,13 +46,20 @@ class Settler:
         """Take a word about a running job; the last one of a second is written."""
         self._progress[id] = (attempts, orjson.dumps(value).decode())
 
+    @property
+    def leases(self) -> set[int]:
+        """Leases of results that are not known to be written: their jobs are not to be handed back."""
+        return {result.lease for result in self._in_hand + self._results}
+
     async def run(self) -> None:
         """Settle until cancelled."""
         while True:
             await self._arrived.wait()
             batch, self._results = self._results[:_MOST_AT_ONCE], self._results[_MOST_AT_ONCE:]
             if batch:
+                self._in_hand = batch
                 self._report(batch, await jobs.settle(self._database, batch))
+                self._in_hand = []
             if not self._results:
                 self._arrived.clear()
                 self._idle.set()

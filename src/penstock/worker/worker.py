@@ -72,7 +72,7 @@ class Worker:
         runner = Runner(
             self._database, self._types, self._settings, settler.settle, settler.progress, lambda: claimer.room_made()
         )
-        claimer = Claimer(self._database, self._types, self._settings, runner)
+        claimer = Claimer(self._database, self._types, self._settings, runner, lambda: settler.leases)
         care = Care(self._database, self._settings, claimer.wake)
         await self._register(claimer)
         log.info("worker_started", worker=self.id, types=sorted(self._types))

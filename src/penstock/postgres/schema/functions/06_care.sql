@@ -152,7 +152,11 @@ begin
     with gone as (
         delete from penstock.workers
         where id = any (array(
-            select id from penstock.workers where seen_at + dead_after < moment for update skip locked
+            -- Nobody can beat while the server is down: its restart counts as a heartbeat of all.
+            select id
+            from penstock.workers
+            where greatest(seen_at, pg_postmaster_start_time()) + dead_after < moment
+            for update skip locked
         ))
         returning id
     )

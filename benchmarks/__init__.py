@@ -1,0 +1,1 @@
+"""Measurements against the bare SQL, in one run: `make bench`."""
