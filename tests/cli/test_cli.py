@@ -77,9 +77,9 @@ def test_a_worker_works_until_it_is_told_to_stop(url: str, tmp_path: Path, proce
         done = subprocess.run(
             [sys.executable, "-c", script],
             env={**os.environ, "PENSTOCK_DATABASE_URL": url}, cwd=tmp_path,
-            capture_output=True, text=True, timeout=60, check=True,
+            capture_output=True, text=True, timeout=60, check=False,
         )  # fmt: skip
-        assert done.stdout.strip().endswith("49")
+        assert done.stdout.strip().endswith("49"), done.stderr
         worker.send_signal(signal.SIGTERM)
         assert worker.wait(30) == 0
     finally:

@@ -74,9 +74,11 @@ def execute(url: str, statement: str) -> list[tuple[object, ...]]:
 
 
 def answers(url: str) -> bool:
-    with suppress(psycopg.Error):
+    try:
         return bool(execute(url, "select 1"))
-    return False
+    except psycopg.Error as error:
+        print(f"no answer: {error}")
+        return False
 
 
 def test_processes_share_one_server_and_the_last_one_stops_it(folder: Path) -> None:

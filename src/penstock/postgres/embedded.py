@@ -28,6 +28,8 @@ from penstock.errors import EmbeddedServerError
 SERVER_VERSION = "18"
 USER = "penstock"
 _KEEPER = Path(__file__).with_name("keeper.py")
+# A lock ends when its object is collected; the use of a server ends with stop() or with the process.
+_held: set[Any] = set()
 
 
 def wheel_bin_dir() -> Path:
@@ -90,6 +92,7 @@ class EmbeddedServer:
                 if not lock.acquire_read_lock(blocking=True, delay=0.02, max_delay=0.1, timeout=self._start_timeout):
                     raise EmbeddedServerError(f"the server in {self.data_dir} is stopping and does not come to an end")
                 self._lock = lock
+                _held.add(lock)
             try:
                 self._await_ready()
             except BaseException:
@@ -112,6 +115,7 @@ class EmbeddedServer:
     def _release(self) -> None:
         lock, self._lock = self._lock, None
         if lock is not None:
+            _held.discard(lock)
             lock.release_read_lock()
 
     def _await_ready(self) -> None:
