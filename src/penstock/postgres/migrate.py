@@ -93,6 +93,7 @@ async def _migrate(connection: asyncpg.Connection[Any]) -> Migrated:
         for file in functions:
             await connection.execute(file.read_text("utf-8"))
         await connection.execute("select penstock.refresh_access()")
+        await connection.execute("select penstock.ensure_archive(penstock.clock())")
         await _record(connection, "functions", checksum)
     if done or stale:
         log.info("migrated", tables=done, functions=stale)

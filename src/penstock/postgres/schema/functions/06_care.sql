@@ -147,7 +147,9 @@ begin
     if not pg_try_advisory_xact_lock(hashtext('penstock.recover')) then
         return 0;
     end if;
+    -- Tomorrow's too, long before anybody needs it: a query that was planned while a partition is attached does not see it.
     perform penstock.ensure_archive(moment);
+    perform penstock.ensure_archive(moment + interval '1 day');
     delete from penstock.idle_workers where since < clock_timestamp() - interval '10 minutes';
     with gone as (
         delete from penstock.workers
