@@ -7,6 +7,7 @@ DEBIAN_POSTGRES := /usr/lib/postgresql/15/bin
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-warn-script-location
 
 .DEFAULT_GOAL := help
+.NOTPARALLEL:
 .PHONY: help run test check unit integration chaos postgres15 bench lock format clean install
 
 help: ## list the targets
@@ -48,9 +49,11 @@ format: $(VENV)/.dev ## format the code
 
 lock: $(VENV)/.dev ## renew the locked dependencies
 	$(BIN)/uv pip compile --quiet --universal --generate-hashes --no-header --no-annotate --no-emit-index-url --python-version 3.11 \
-		--extra examples --group run pyproject.toml --output-file requirements/run.txt
+		--group build --output-file requirements/build.txt
 	$(BIN)/uv pip compile --quiet --universal --generate-hashes --no-header --no-annotate --no-emit-index-url --python-version 3.11 \
-		--extra examples --extra bench --group dev pyproject.toml --output-file requirements/dev.txt
+		--extra examples --group build pyproject.toml --output-file requirements/run.txt
+	$(BIN)/uv pip compile --quiet --universal --generate-hashes --no-header --no-annotate --no-emit-index-url --python-version 3.11 \
+		--extra examples --extra bench --group build --group dev pyproject.toml --output-file requirements/dev.txt
 
 install: $(VENV)/.dev ## install everything
 
@@ -60,14 +63,16 @@ clean: ## remove what make installed
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "Penstock needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) -V). Try: make PYTHON=python3.12"; exit 1; }
-	$(PYTHON) -m venv $(VENV)
+	$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); exit 1; }
 
-$(VENV)/.run: requirements/run.txt pyproject.toml | $(VENV)/bin/python
-	$(PIP_INSTALL) --require-hashes -r requirements/run.txt
+$(VENV)/.run: requirements/build.txt requirements/run.txt pyproject.toml | $(VENV)/bin/python
+	$(PIP_INSTALL) --require-hashes -r requirements/build.txt
+	$(PIP_INSTALL) --require-hashes --no-build-isolation -r requirements/run.txt
 	$(PIP_INSTALL) --no-deps --no-build-isolation --editable .
 	@touch $@
 
-$(VENV)/.dev: requirements/dev.txt pyproject.toml | $(VENV)/bin/python
-	$(PIP_INSTALL) --require-hashes -r requirements/dev.txt
+$(VENV)/.dev: requirements/build.txt requirements/dev.txt pyproject.toml | $(VENV)/bin/python
+	$(PIP_INSTALL) --require-hashes -r requirements/build.txt
+	$(PIP_INSTALL) --require-hashes --no-build-isolation -r requirements/dev.txt
 	$(PIP_INSTALL) --no-deps --no-build-isolation --editable .
 	@touch $@ $(VENV)/.run

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import importlib
+import os
 import threading
 import time
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -123,9 +126,6 @@ async def test_a_payload_that_does_not_fit_fails_for_good(app: Penstock) -> None
         raise AssertionError("must not run")
 
     async with Running(app):
-        receipt = await app.enqueue("ship-untyped" if False else app.job_type("other"), {})
-        assert receipt
-        await app.enqueue(ship, Shipment(id="x"), run_after=timedelta(hours=1))
         database = await app.database()
         id = await database.fetchval("select penstock.enqueue('ship', '{\"weight_kg\": 1}')")
         with pytest.raises(JobFailed, match="invalid payload for ship: id: Field required"):
@@ -317,3 +317,37 @@ async def test_concurrency_and_rate_limits_hold_over_workers(url: str) -> None:
 def test_options_name_what_the_database_has() -> None:
     assert Options().as_json()["attempts"] == 5
     assert Options(delivery="at_most_once").as_json()["attempts"] == 1  # type: ignore[arg-type]
+
+
+PROCESS_APP = """
+import os, time
+from datetime import timedelta
+from penstock import Job, Penstock
+app = Penstock()
+
+@app.job("crunch", keep_result=True, executor="process", attempts=1)
+def crunch(job: Job[int]) -> list[int]:
+    return [job.data ** 2, os.getpid()]
+
+@app.job("spin", executor="process", attempts=1, time_limit=timedelta(seconds=1))
+def spin(job: Job[int]) -> None:
+    while True:
+        time.sleep(0.1)
+"""
+
+
+async def test_process_handlers_run_in_processes_and_are_ended_at_their_time_limit(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "crunching.py").write_text(PROCESS_APP)
+    # Spawned processes find the module the way this one does.
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("PENSTOCK_DATABASE_URL", url)
+    crunching = importlib.import_module("crunching")
+    async with crunching.app as app, Running(app):
+        record = await app.wait((await crunching.crunch.enqueue(12)).id)
+        assert record.result[0] == 144
+        assert record.result[1] != os.getpid()
+        with pytest.raises(JobFailed, match="time limit"):
+            await app.wait((await crunching.spin.enqueue(1)).id)
+        assert (await app.wait((await crunching.crunch.enqueue(3)).id)).result[0] == 9

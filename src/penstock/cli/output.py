@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict, is_dataclass
 from datetime import datetime, timedelta
@@ -16,7 +17,8 @@ from rich.table import Table
 from penstock.app import Penstock
 
 T = TypeVar("T")
-out = Console()
+# Nobody folds the output of a pipe.
+out = Console(width=None if sys.stdout.isatty() else 200)
 err = Console(stderr=True)
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
@@ -51,8 +53,8 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[Any]], *, empty:
         out.print(empty)
         return
     table = Table(box=None, header_style="bold", pad_edge=False)
-    for column in columns:
-        table.add_column(column, overflow="fold")
+    for place, column in enumerate(columns):
+        table.add_column(column, overflow="fold", no_wrap=place == 0)
     for row in rows:
         table.add_row(*(cell(value) for value in row))
     out.print(table)
