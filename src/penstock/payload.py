@@ -6,6 +6,7 @@ all (`Any`), which is plain JSON.
 
 from __future__ import annotations
 
+import re
 from typing import Any, Generic, TypeVar
 
 import orjson
@@ -15,6 +16,8 @@ from pydantic_core import PydanticSerializationError
 from penstock.errors import InvalidInput
 
 T = TypeVar("T")
+# An escape of U+0000 whose backslash is not itself escaped.
+_NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
 
 
 class Codec(Generic[T]):
@@ -39,7 +42,7 @@ class Codec(Generic[T]):
         try:
             # A value that only looks like the type (a dict for a model) is accepted when it validates.
             checked = self._adapter.validate_python(value)
-            return self._adapter.dump_json(checked).decode()
+            return storable(self._adapter.dump_json(checked).decode(), self._what)
         except (ValidationError, PydanticSerializationError) as error:
             raise InvalidInput(f"invalid payload for {self._what}: {_brief(error)}") from None
 
@@ -62,9 +65,19 @@ def dump_json(value: object, what: str) -> str:
         raise InvalidInput(
             f"the payload of {what} is not JSON: {error}", hint="Use dicts, lists, text, numbers, or declare its type."
         ) from None
-    if "\\u0000" in text:
+    return storable(text, what)
+
+
+def storable(text: str, what: str) -> str:
+    """The same JSON text. Raises `InvalidInput` when it has the one character that PostgreSQL cannot store."""
+    if "\\u0000" in text and _NUL.search(text):
         raise InvalidInput(f"the payload of {what} contains the character U+0000", hint="PostgreSQL cannot store it in JSON.")
     return text
+
+
+def plain_text(text: str) -> str:
+    """A text from anywhere, such as an error message, with what cannot be stored replaced."""
+    return text.replace("\x00", "\ufffd").encode("utf-8", "replace").decode("utf-8")
 
 
 def _default(value: object) -> object:

@@ -38,6 +38,7 @@ class Typed(TypedDict):
         (Typed, {"n": 1}, '{"n":1}'),
         (Any, {"n": [1, None, "ä"]}, '{"n":[1,null,"ä"]}'),
         (int, 5, "5"),
+        (Any, "a backslash and \\u0000", '"a backslash and \\\\u0000"'),
     ],
 )
 def test_a_payload_travels_as_json_and_comes_back(type_: Any, value: Any, text: str) -> None:
@@ -48,7 +49,17 @@ def test_a_payload_travels_as_json_and_comes_back(type_: Any, value: Any, text: 
 
 @pytest.mark.parametrize(
     ("type_", "value"),
-    [(Model, {"n": "x"}), (Data, 5), (Any, {"f": lambda: 1}), (Any, {1, 2}), (Any, "nul \x00"), (Any, "\ud800"), (int, "five")],
+    [
+        (Model, {"n": "x"}),
+        (Data, 5),
+        (Any, {"f": lambda: 1}),
+        (Any, {1, 2}),
+        (Any, "nul \x00"),
+        (str, "nul \x00"),
+        (Any, "\\\x00"),
+        (Any, "\ud800"),
+        (int, "five"),
+    ],
 )
 def test_a_payload_that_does_not_fit_is_refused(type_: Any, value: Any) -> None:
     with pytest.raises(InvalidInput):

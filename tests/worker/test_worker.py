@@ -132,6 +132,33 @@ async def test_a_payload_that_does_not_fit_fails_for_good(app: Penstock) -> None
             await app.wait(id)
 
 
+@pytest.mark.parametrize("raised", [ValueError("nul \x00, \ud800 and \\u0000"), SystemExit(3)])
+async def test_no_error_is_too_odd_to_be_kept(app: Penstock, raised: BaseException) -> None:
+    @app.job("odd", attempts=1)
+    async def odd(job: Job[Any]) -> None:
+        raise raised
+
+    async with Running(app):
+        receipt = await odd.enqueue()
+        with pytest.raises(JobFailed):
+            await app.wait(receipt.id)
+        other = await odd.enqueue()
+        with pytest.raises(JobFailed):
+            await app.wait(other.id)
+
+
+async def test_a_result_that_cannot_be_stored_fails_its_own_job_alone(app: Penstock) -> None:
+    @app.job("result", attempts=1, keep_result=True)
+    async def result(job: Job[Any]) -> Any:
+        return {"function": result} if job.data else "fine"
+
+    async with Running(app):
+        bad, good = await result.enqueue_many([True, False])
+        with pytest.raises(JobFailed, match="not JSON"):
+            await app.wait(bad.id)
+        assert (await app.wait(good.id)).result == "fine"
+
+
 async def test_a_running_job_can_be_cancelled(app: Penstock) -> None:
     started = asyncio.Event()
     cancelled = asyncio.Event()

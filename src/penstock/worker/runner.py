@@ -25,7 +25,7 @@ from pebble import ProcessPool
 from penstock.errors import Conflict, Fail, InvalidInput, PenstockError, Retry
 from penstock.handler import Group, Job
 from penstock.job import ClaimedJob, Outcome, Settlement
-from penstock.payload import dump_json
+from penstock.payload import dump_json, plain_text
 from penstock.postgres import jobs
 from penstock.postgres.database import Database
 from penstock.settings import Settings
@@ -74,7 +74,12 @@ class Running:
 
     def progress(self, value: Any) -> None:
         """See `Job.progress`."""
-        self._runner.loop.call_soon_threadsafe(self._runner.report_progress, self.claimed.id, self.claimed.attempts, value)
+        self._runner.loop.call_soon_threadsafe(
+            self._runner.report_progress,
+            self.claimed.id,
+            self.claimed.attempts,
+            dump_json(value, f"the progress of {self.claimed.name}"),
+        )
 
 
 class Runner:
@@ -95,7 +100,7 @@ class Runner:
         types: Mapping[str, WorkedType],
         settings: Settings,
         settle: Callable[[Settlement], None],
-        report_progress: Callable[[UUID, int, Any], None],
+        report_progress: Callable[[UUID, int, str], None],
         room_made: Callable[[], None],
     ) -> None:
         self.database = database
@@ -273,7 +278,8 @@ class Runner:
                     result = await self.loop.run_in_executor(self._threads, context.run, worked.handler, job)
             detail = dump_json(result, f"the result of {claimed.name}") if worked.keep_result and result is not None else None
             return Settlement(claimed.id, claimed.attempts, running.lease, Outcome.SUCCEEDED, detail)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
+            # A handler that calls sys.exit() ends its own job, not the worker.
             if running.reason is not None:
                 return _stopped(running)
             return _failed(running, error)
@@ -333,11 +339,12 @@ def _stopped(running: Running) -> Settlement:
 
 def _failed(running: Running, error: BaseException) -> Settlement:
     claimed = running.claimed
-    trace = "".join(traceback.format_exception(error)).encode(errors="replace")[-_LONGEST_TRACEBACK:]
+    message = error.message if isinstance(error, PenstockError) else str(error)
+    trace = "".join(traceback.format_exception(error))[-_LONGEST_TRACEBACK:]
     detail = {
         "type": type(error).__qualname__,
-        "message": (error.message if isinstance(error, PenstockError) else str(error))[:2_000],
-        "traceback": trace.decode(errors="replace"),
+        "message": plain_text(message[:2_000]),
+        "traceback": plain_text(trace),
     }
     final = isinstance(error, (Fail, InvalidInput))
     return Settlement(
@@ -345,6 +352,6 @@ def _failed(running: Running, error: BaseException) -> Settlement:
         claimed.attempts,
         running.lease,
         Outcome.FAILED_FOR_GOOD if final else Outcome.FAILED,
-        orjson.dumps(detail).decode().replace("\\u0000", ""),
+        orjson.dumps(detail).decode(),
         error.after if isinstance(error, Retry) else None,
     )

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from uuid import UUID
 
 import orjson
 import structlog
 
+from penstock.errors import PenstockError
 from penstock.job import Outcome, Settlement
 from penstock.postgres import jobs
 from penstock.postgres.database import Database
@@ -42,9 +44,9 @@ class Settler:
         self._idle.clear()
         self._arrived.set()
 
-    def progress(self, id: UUID, attempts: int, value: object) -> None:
-        """Take a word about a running job; the last one of a second is written."""
-        self._progress[id] = (attempts, orjson.dumps(value).decode())
+    def progress(self, id: UUID, attempts: int, text: str) -> None:
+        """Take a word about a running job, JSON text; the last one of a second is written."""
+        self._progress[id] = (attempts, text)
 
     @property
     def leases(self) -> set[int]:
@@ -58,7 +60,7 @@ class Settler:
             batch, self._results = self._results[:_MOST_AT_ONCE], self._results[_MOST_AT_ONCE:]
             if batch:
                 self._in_hand = batch
-                self._report(batch, await jobs.settle(self._database, batch))
+                self._report(batch, await self._write(batch))
                 self._in_hand = []
             if not self._results:
                 self._arrived.clear()
@@ -75,6 +77,18 @@ class Settler:
     async def drained(self) -> None:
         """Wait until everything taken so far is written."""
         await self._idle.wait()
+
+    async def _write(self, batch: list[Settlement]) -> dict[UUID, str]:
+        try:
+            return await jobs.settle(self._database, batch)
+        except PenstockError as error:
+            # One result that cannot be written must not stop the others, nor the worker.
+            if len(batch) > 1:
+                return {id: outcome for result in batch for id, outcome in (await self._write([result])).items()}
+            log.error("job_result_refused", job_id=str(batch[0].id), error=error.message)
+            detail = orjson.dumps({"type": type(error).__name__, "message": f"the result was refused: {error.message}"}).decode()
+            refused = replace(batch[0], outcome=Outcome.FAILED, detail=detail, retry_after=None)
+            return await jobs.settle(self._database, [refused])
 
     def _report(self, batch: Sequence[Settlement], outcomes: dict[UUID, str]) -> None:
         if not outcomes:
