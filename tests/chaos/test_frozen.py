@@ -1,0 +1,73 @@
+"""A worker that everybody takes for dead, and that is alive."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from history import check, read
+from test_chaos import RULES, rows
+
+from conftest import eventually
+from penstock import Penstock, Status
+
+ENVIRONMENT = {
+    "PENSTOCK_HEARTBEAT_INTERVAL": "0.3",
+    "PENSTOCK_DEAD_AFTER": "1.5",
+    "PENSTOCK_CARE_INTERVAL": "0.2",
+}
+
+
+@pytest.mark.chaos
+async def test_a_frozen_worker_loses_its_jobs_and_goes_on_under_a_new_name(url: str, tmp_path: Path) -> None:
+    history = tmp_path / "history.jsonl"
+    history.touch()
+
+    def start() -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            [sys.executable, "-m", "penstock", "worker", "workload:app"],
+            env={**os.environ, **ENVIRONMENT, "PENSTOCK_DATABASE_URL": url, "CHAOS_HISTORY": str(history)},
+            cwd=Path(__file__).parent,
+            stdout=subprocess.DEVNULL,
+        )
+
+    frozen = start()
+    other = None
+    async with Penstock(url) as app:
+        try:
+            await eventually(lambda: _workers(app, 1), "the first worker")
+            long = {"sleep_s": 1.0, "failures": 0}
+            receipts = await app.enqueue_many("plain", [long] * 5) + await app.enqueue_many("once", [long] * 5)
+            await eventually(lambda: sum(e.kind == "started" for e in read(history)) == 10, "the start of the jobs")
+            frozen.send_signal(signal.SIGSTOP)
+            other = start()
+
+            async def recovered() -> bool:
+                records = [await app.find(receipt.id) for receipt in receipts]
+                return all(record.status.finished for record in records)
+
+            await eventually(recovered, "the recovery")
+            frozen.send_signal(signal.SIGCONT)
+            await eventually(lambda: _workers(app, 2), "the return of the frozen worker")
+            later = await app.enqueue("plain", {"sleep_s": 0, "failures": 0})
+            await app.wait(later.id)
+            records = [await app.find(receipt.id) for receipt in receipts]
+            assert [record.status for record in records] == [Status.SUCCEEDED] * 5 + [Status.FAILED] * 5
+            assert {record.errors[0]["type"] for record in records} == {"WorkerLost"}
+            assert check(read(history), await rows(app), RULES, {}) == []
+            for worker in (frozen, other):
+                worker.send_signal(signal.SIGTERM)
+                assert worker.wait(40) == 0
+        finally:
+            for worker in filter(None, (frozen, other)):
+                worker.kill()
+                worker.wait()
+
+
+async def _workers(app: Penstock, count: int) -> bool:
+    database = await app.database()
+    return bool(await database.fetchval("select count(*) from penstock.workers") == count)
