@@ -317,19 +317,16 @@ class Penstock:
             A receipt for each, in order.
         """
         declared = await self._ready(type, connection)
-        prepared = [item if isinstance(item, NewJob) else NewJob(item) for item in new]
+        items = list(new)
         receipts: list[Enqueued] = []
-        for start in range(0, len(prepared), _MOST_AT_ONCE):
-            batch = self._batch(declared, prepared[start : start + _MOST_AT_ONCE])
+        for start in range(0, len(items), _MOST_AT_ONCE):
+            batch = make_batch(declared.name, declared.codec, items[start : start + _MOST_AT_ONCE])
             if connection is None:
                 exceptions = await jobs.enqueue_many(await self.database(), batch)
             else:
                 exceptions = await enqueue_through(connection, batch)
             receipts += receipts_of(batch, exceptions)
         return receipts
-
-    def _batch(self, declared: JobType[Any], new: Sequence[NewJob]) -> jobs.Batch:
-        return make_batch(declared.name, declared.codec, new)
 
     async def _ready(self, type: JobType[Any] | str, connection: Any) -> JobType[Any]:
         declared = self.types.get(type) if isinstance(type, str) else type
@@ -425,8 +422,12 @@ class Penstock:
         return declared
 
 
-def make_batch(name: str, codec: Codec[Any], new: Sequence[NewJob]) -> jobs.Batch:
-    """The columns of some jobs; columns that are at their default for all are left out."""
+def make_batch(name: str, codec: Codec[Any], items: Sequence[Any]) -> jobs.Batch:
+    """The columns of some jobs, given as payloads or `NewJob`; columns that are at their default for all are left out."""
+    new_id = uuid_utils.compat.uuid7
+    if not any(isinstance(item, NewJob) for item in items):
+        return jobs.Batch(name, [new_id() for _ in items], [codec.dump(data) for data in items])
+    new = [item if isinstance(item, NewJob) else NewJob(item) for item in items]
 
     def column(values: list[Any], default: Any = None) -> list[Any] | None:
         return values if any(value != default for value in values) else None
@@ -435,7 +436,7 @@ def make_batch(name: str, codec: Codec[Any], new: Sequence[NewJob]) -> jobs.Batc
         raise InvalidInput(f"priority {bad} is out of range", hint="A priority is a number from -100 (first) to 100 (last).")
     return jobs.Batch(
         name,
-        [uuid_utils.compat.uuid7() if job.id is None else parse_id(job.id) for job in new],
+        [new_id() if job.id is None else parse_id(job.id) for job in new],
         [codec.dump(job.data) for job in new],
         column([job.key for job in new]),
         column([job.priority for job in new], 0),

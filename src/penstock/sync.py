@@ -59,7 +59,7 @@ class SyncPenstock:
         declared = self._app.types.get(type) if isinstance(type, str) else type
         if declared is None:
             declared = JobType(self._app, str(type), Any, Options(), None, "async")
-        batch = make_batch(declared.name, declared.codec, [item if isinstance(item, NewJob) else NewJob(item) for item in new])
+        batch = make_batch(declared.name, declared.codec, list(new))
         return receipts_of(batch, enqueue_through_blocking(connection, batch))
 
     def find(self, id: UUID | str) -> JobRecord:
