@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 
 import psutil
@@ -123,7 +123,7 @@ def test_a_server_without_its_keeper_is_adopted(folder: Path) -> None:
         with suppress(psutil.Error):
             if any(part.endswith("keeper.py") for part in process.cmdline()):
                 process.kill()
-                process.wait(10)
+                until(lambda process=process: process.status() == psutil.STATUS_ZOMBIE, "the end of the keeper")
     other = start_user(folder)
     assert postmaster(folder) == pid
     user.kill()
@@ -132,13 +132,46 @@ def test_a_server_without_its_keeper_is_adopted(folder: Path) -> None:
     until(lambda: postmaster(folder) is None, "the end of the adopted server")
 
 
-def test_a_stale_pid_file_that_names_another_process_is_no_obstacle(folder: Path) -> None:
+def test_stale_lock_files_that_name_another_process_are_no_obstacle(folder: Path) -> None:
     with EmbeddedServer(folder) as server:
         assert answers(server.url)
     until(lambda: postmaster(folder) is None, "the end of the server")
-    (folder / "postgres" / "postmaster.pid").write_text(f"{os.getpid()}\n{folder / 'postgres'}\n0\n5432\n\n\n0 0\nready\n")
+    stale = f"{os.getpid()}\n{folder / 'postgres'}\n0\n5432\n\n\n0 0\nready\n"
+    (folder / "postgres" / "postmaster.pid").write_text(stale)
+    (server.socket_dir / ".s.PGSQL.5432.lock").write_text(stale)
     with EmbeddedServer(folder) as server:
         assert answers(server.url)
+
+
+def test_a_backend_that_outlives_the_server_is_no_obstacle(folder: Path) -> None:
+    with EmbeddedServer(folder) as server:
+        with closing(psycopg.connect(server.url)) as busy:
+            backend = psutil.Process(busy.info.backend_pid)
+            # Computes without looking up, so that it does not notice that its server is gone.
+            busy.pgconn.send_query(b"select count(*) from generate_series(1, 1e12::bigint)")
+            pid = postmaster(folder)
+            assert pid is not None
+            until(lambda: backend.cpu_times().user > 0.2, "the busy backend")
+            os.kill(pid, signal.SIGKILL)
+            until(lambda: postmaster(folder) not in (None, pid) and answers(server.url), "the new server")
+        assert not backend.is_running()
+
+
+def test_two_of_one_process_share_the_server_until_the_last_stops(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path, target_is_directory=True)
+    first, second = EmbeddedServer(folder), EmbeddedServer(tmp_path / "link" / folder.name)
+    url = first.start()
+    assert second.start() == url
+    pid = postmaster(folder)
+    first.stop()
+    first.stop()
+    # Whoever could lock exclusively would be the keeper, about to end the server.
+    other = start_user(folder)
+    other.communicate()
+    assert postmaster(folder) == pid
+    assert answers(url)
+    second.stop()
+    until(lambda: postmaster(folder) is None, "the end of the server")
 
 
 def test_many_that_start_at_once_get_one_server(folder: Path) -> None:

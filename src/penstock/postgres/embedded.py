@@ -16,6 +16,7 @@ import sys
 import tempfile
 import threading
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -28,8 +29,19 @@ from penstock.errors import EmbeddedServerError
 SERVER_VERSION = "18"
 USER = "penstock"
 _KEEPER = Path(__file__).with_name("keeper.py")
-# A lock ends when its object is collected; the use of a server ends with stop() or with the process.
-_held: set[Any] = set()
+
+
+@dataclass
+class _Use:
+    """The use of a folder by all `EmbeddedServer`s of a process, since the operating system counts a lock once a process."""
+
+    lock: Any
+    servers: int = 0
+
+
+# By process too: what a fork copies is not held by the child. The use of a server ends with stop() or with the process.
+_uses: dict[tuple[int, Path], _Use] = {}
+_changing_uses = threading.Lock()
 
 
 def wheel_bin_dir() -> Path:
@@ -53,10 +65,10 @@ class EmbeddedServer:
     """
 
     def __init__(self, data_dir: Path, *, bin_dir: Path | None = None, start_timeout: float = 60.0) -> None:
-        self.data_dir = data_dir.expanduser().absolute()
+        self.data_dir = data_dir.expanduser().resolve()
         self._bin_dir = bin_dir or wheel_bin_dir()
         self._start_timeout = start_timeout
-        self._lock: Any = None
+        self._use: tuple[int, Path] | None = None
         self._starting = threading.Lock()
 
     @property
@@ -80,30 +92,19 @@ class EmbeddedServer:
             EmbeddedServerError: It did not answer in time; says why, from the server's log.
         """
         with self._starting:
-            if self._lock is None:
-                try:
-                    self.data_dir.mkdir(parents=True, exist_ok=True)
-                except OSError as error:
-                    raise EmbeddedServerError(
-                        f"cannot make the folder {self.data_dir}: {error.strerror}",
-                        hint="Choose another with PENSTOCK_DATA_DIR.",
-                    ) from error
-                lock = fasteners.InterProcessReaderWriterLock(str(self.data_dir / "users.lock"))
-                if not lock.acquire_read_lock(blocking=True, delay=0.02, max_delay=0.1, timeout=self._start_timeout):
-                    raise EmbeddedServerError(f"the server in {self.data_dir} is stopping and does not come to an end")
-                self._lock = lock
-                _held.add(lock)
+            if self._use is None or self._use[0] != os.getpid():
+                self._use = self._start_using()
             try:
                 self._await_ready()
             except BaseException:
-                self._release()
+                self._stop_using()
                 raise
             return self.url
 
     def stop(self) -> None:
         """Stop using the server. It stops itself when nobody uses it any more."""
         with self._starting:
-            self._release()
+            self._stop_using()
 
     def __enter__(self) -> EmbeddedServer:
         self.start()
@@ -112,11 +113,35 @@ class EmbeddedServer:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
         self.stop()
 
-    def _release(self) -> None:
-        lock, self._lock = self._lock, None
-        if lock is not None:
-            _held.discard(lock)
-            lock.release_read_lock()
+    def _start_using(self) -> tuple[int, Path]:
+        try:
+            self.data_dir.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise EmbeddedServerError(
+                f"cannot make the folder {self.data_dir}: {error.strerror}",
+                hint="Choose another with PENSTOCK_DATA_DIR.",
+            ) from error
+        key = (os.getpid(), self.data_dir)
+        with _changing_uses:
+            use = _uses.get(key)
+            if use is None:
+                lock = fasteners.InterProcessReaderWriterLock(str(self.data_dir / "users.lock"))
+                if not lock.acquire_read_lock(blocking=True, delay=0.02, max_delay=0.1, timeout=self._start_timeout):
+                    raise EmbeddedServerError(f"the server in {self.data_dir} is stopping and does not come to an end")
+                use = _uses[key] = _Use(lock)
+            use.servers += 1
+        return key
+
+    def _stop_using(self) -> None:
+        key, self._use = self._use, None
+        if key is None or key[0] != os.getpid():
+            return
+        with _changing_uses:
+            use = _uses[key]
+            use.servers -= 1
+            if use.servers == 0:
+                del _uses[key]
+                use.lock.release_read_lock()
 
     def _await_ready(self) -> None:
         deadline = time.monotonic() + self._start_timeout

@@ -6,6 +6,7 @@ Exit codes: 0 the last user left, 3 another keeper is there, 1 the server could 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -39,7 +40,7 @@ class Keeper:
 
     def __init__(self, folder: Path, socket_dir: Path, bin_dir: Path) -> None:
         self.folder = folder
-        self.data = folder / "postgres"
+        self.data = folder.resolve() / "postgres"
         self.socket_dir = socket_dir
         self.bin_dir = bin_dir
         self.ready = folder / "ready"
@@ -100,6 +101,7 @@ class Keeper:
                 return
 
     def _start(self) -> psutil.Process:
+        self._clear_away()
         log_file = self.folder / "postgres.log"
         if log_file.exists() and log_file.stat().st_size > 10_000_000:
             log_file.unlink()
@@ -120,23 +122,39 @@ class Keeper:
         return process
 
     def _running(self) -> psutil.Process | None:
-        """The server that an earlier keeper left, when there is one; a stale pid file goes."""
-        pid_file = self.data / "postmaster.pid"
+        """The server that an earlier keeper left, when there is one."""
         try:
-            pid = int(pid_file.read_text().splitlines()[0])
-        except (OSError, ValueError, IndexError):
+            process = psutil.Process(int((self.data / "postmaster.pid").read_text().splitlines()[0]))
+        except (OSError, ValueError, IndexError, psutil.Error):
             return None
+        if not self._works_here(process):
+            return None
+        if self._answers():
+            self._create_database()
+            self.ready.touch()
+        return process
+
+    def _clear_away(self) -> None:
+        """End what a dead server left, and remove its lock files.
+
+        A backend that computes does not see that its server died; it would keep the shared memory, and go on writing. The lock
+        files name a process id, which may belong to any other process by now. They may go only when no backend is left.
+        """
+        orphans = [process for process in psutil.process_iter() if self._works_here(process)]
+        for end in (psutil.Process.terminate, psutil.Process.kill):
+            for orphan in orphans:
+                with contextlib.suppress(psutil.Error):
+                    end(orphan)
+            _, orphans = psutil.wait_procs(orphans, timeout=2)
+        for lock_file in (self.data / "postmaster.pid", *self.socket_dir.glob(".s.PGSQL.*")):
+            lock_file.unlink(missing_ok=True)
+
+    def _works_here(self, process: psutil.Process) -> bool:
+        """Whether this is a process of PostgreSQL on our data: all of them work in its folder."""
         try:
-            process = psutil.Process(pid)
-            if process.name().startswith("postgres") and str(self.data) in process.cmdline():
-                if self._answers():
-                    self._create_database()
-                    self.ready.touch()
-                return process
+            return process.name().startswith("postgres") and Path(process.cwd()) == self.data
         except psutil.Error:
-            pass
-        pid_file.unlink(missing_ok=True)
-        return None
+            return False
 
     def _prepare(self) -> None:
         self.socket_dir.mkdir(mode=0o700, exist_ok=True)
