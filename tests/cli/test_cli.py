@@ -87,6 +87,57 @@ def test_a_worker_works_until_it_is_told_to_stop(url: str, tmp_path: Path, proce
         worker.communicate()
 
 
+def test_workers_end_with_their_supervisor(url: str, tmp_path: Path) -> None:
+    (tmp_path / "shop.py").write_text(APP)
+    supervisor = subprocess.Popen(
+        [sys.executable, "-m", "penstock", "worker", "shop:app", "--processes", "2"],
+        env={**os.environ, "PENSTOCK_DATABASE_URL": url}, cwd=tmp_path, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert supervisor.stdout is not None
+    started = (line for line in supervisor.stdout if "worker_started" in line)
+    next(started), next(started)
+    supervisor.kill()
+    # The workers hold the other end of the pipe: it ends when the last of them has.
+    assert supervisor.stdout.read().count("worker_stopped") == 2
+    supervisor.wait()
+
+
+STUBBORN = """
+import asyncio, time
+from penstock import Job, Penstock
+app = Penstock()
+
+@app.job("stubborn")
+async def stubborn(job: Job[int]) -> None:
+    print("began", flush=True)
+    await asyncio.sleep(3600)
+"""
+
+
+def test_a_second_signal_stops_at_once_and_hands_the_job_back(url: str, tmp_path: Path) -> None:
+    (tmp_path / "shop.py").write_text(STUBBORN)
+    worker = subprocess.Popen(
+        [sys.executable, "-m", "penstock", "worker", "shop:app"],
+        env={**os.environ, "PENSTOCK_DATABASE_URL": url, "PENSTOCK_SHUTDOWN_GRACE": "3600"},
+        cwd=tmp_path, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        assert worker.stdout is not None
+        lines = iter(worker.stdout)
+        next(line for line in lines if "worker_started" in line)
+        id = json.loads(penstock(url, "enqueue", "stubborn", "1", "--json").stdout)["id"]
+        next(line for line in lines if "began" in line)
+        worker.send_signal(signal.SIGTERM)
+        next(line for line in lines if "worker_stopping" in line)
+        assert json.loads(penstock(url, "jobs", "show", id, "--json").stdout)["status"] == "in-progress"
+        worker.send_signal(signal.SIGTERM)
+        assert worker.wait(60) == 0
+        assert json.loads(penstock(url, "jobs", "show", id, "--json").stdout)["status"] == "queued"
+    finally:
+        worker.kill()
+        worker.communicate()
+
+
 @pytest.mark.parametrize(
     ("arguments", "stdin", "code", "message"),
     [

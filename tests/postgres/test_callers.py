@@ -7,9 +7,12 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 import asyncpg
+import django
 import psycopg
 import pytest
 import sqlalchemy
+from django.conf import settings
+from django.db import connection, transaction
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
@@ -99,3 +102,32 @@ def test_blocking_connections_and_the_sync_facade(url: str) -> None:
         assert app.sync.replay(first.id).id != first.id
     finally:
         app.sync.close()
+
+
+def test_django(url: str) -> None:
+    settings.configure(
+        DATABASES={"default": {"ENGINE": "django.db.backends.postgresql", **django_database(url)}}, INSTALLED_APPS=[]
+    )
+    django.setup()
+    app = Penstock(url)
+    ship = app.job_type("ship")
+    try:
+        app.sync.enqueue_many(ship, [])
+        with transaction.atomic():
+            kept = app.sync.enqueue(ship, {"n": 1}, connection=connection)
+        with pytest.raises(ZeroDivisionError), transaction.atomic():
+            lost = app.sync.enqueue(ship, {"n": 2}, connection=connection)
+            1 / 0  # noqa: B018
+        with pytest.raises(InvalidInput, match="priority"), transaction.atomic():
+            app.sync.enqueue(ship, {}, priority=999, connection=connection)
+        assert app.sync.find(kept.id).data == {"n": 1}
+        with pytest.raises(NotFound):
+            app.sync.find(lost.id)
+    finally:
+        connection.close()
+        app.sync.close()
+
+
+def django_database(url: str) -> dict[str, Any]:
+    parts = psycopg.conninfo.conninfo_to_dict(url)
+    return {"NAME": parts["dbname"], "USER": parts["user"], "HOST": parts.get("host", ""), "PORT": parts.get("port", "")}

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import closing, suppress
@@ -194,3 +196,32 @@ def test_a_half_made_folder_is_made_again_and_a_long_path_works(tmp_path: Path) 
     with EmbeddedServer(folder) as server:
         assert answers(server.url)
     until(lambda: postmaster(folder) is None, "the end of the server")
+
+
+def test_it_runs_as_an_ordinary_user() -> None:
+    """CI is root, most people are not. The interpreter may be where others cannot go; then there is nobody to run this as."""
+    if os.geteuid() != 0:
+        pytest.skip("all the other tests run as an ordinary user")
+    with tempfile.TemporaryDirectory() as home:
+        shutil.chown(home, "nobody")
+        script = "import sys, pathlib; from penstock.postgres.embedded import EmbeddedServer as E; "
+        script += "s = E(pathlib.Path('data')); print(s.start(), flush=True); import psycopg; "
+        script += "print(psycopg.connect(s.url).execute('select 6 * 7').fetchone()[0])"
+        environment = {"HOME": home, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "PYTHONDONTWRITEBYTECODE": "1"}
+        python = next((p for p in (sys.executable, "/usr/bin/python3") if imports_as_nobody(p, environment)), None)
+        if python is None:
+            pytest.skip("no interpreter is in reach of the user nobody")
+        done = subprocess.run(
+            [python, "-c", script], user="nobody", group="nogroup", extra_groups=[], cwd=home, env=environment,
+            capture_output=True, text=True, timeout=100, check=False,
+        )  # fmt: skip
+        assert done.stdout.split()[-1:] == ["42"], done.stderr
+        until(lambda: not belonging_to(Path(home)), "the end of the server")
+
+
+def imports_as_nobody(python: str, environment: dict[str, str]) -> bool:
+    try:
+        done = subprocess.run([python, "-c", "import penstock, psycopg"], user="nobody", env=environment, cwd="/", check=False)
+    except OSError:
+        return False
+    return done.returncode == 0

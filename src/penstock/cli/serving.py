@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -104,6 +105,7 @@ def run_worker(target: str, names: list[str], concurrency: int | None) -> None:
         async with app:
             working = await app.worker(*names)
             stop_on(working.stop, asyncio.get_running_loop())
+            _stop_with_parent(working.stop, asyncio.get_running_loop())
             await working.run()
 
     if sys.platform == "win32":
@@ -112,6 +114,19 @@ def run_worker(target: str, names: list[str], concurrency: int | None) -> None:
         import uvloop
 
         uvloop.run(run())
+
+
+def _stop_with_parent(stop: Callable[[], None], loop: asyncio.AbstractEventLoop) -> None:
+    """Stop when the process that supervises this one is gone, also when it was killed."""
+    parent = multiprocessing.parent_process()
+    if parent is None or sys.platform == "win32":
+        return
+
+    def gone() -> None:
+        loop.remove_reader(parent.sentinel)
+        stop()
+
+    loop.add_reader(parent.sentinel, gone)
 
 
 def _supervise(target: str, names: list[str], concurrency: int | None, processes: int) -> int:
