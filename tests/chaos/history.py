@@ -28,13 +28,14 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Final:
-    """A job as a table has it at the end."""
+    """A job as a table has it at the end; `at` is when it finished, on the clock of the events."""
 
     id: str
     name: str
     status: str
     attempts: int
     finished: bool
+    at: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +58,14 @@ def read(path: Path) -> list[Event]:
     return sorted(events, key=lambda event: event.at)
 
 
-def check(events: list[Event], final: list[Final], rules: dict[str, Rules], killed: dict[str, float]) -> list[str]:
+def check(
+    events: list[Event],
+    final: list[Final],
+    rules: dict[str, Rules],
+    killed: dict[str, float],
+    *,
+    healed_within: float = float("inf"),
+) -> list[str]:
     """The violations of the promises, in words; none is what everybody hopes for.
 
     Args:
@@ -65,6 +73,7 @@ def check(events: list[Event], final: list[Final], rules: dict[str, Rules], kill
         final: All rows of queued_jobs and archived_jobs after the queue was drained.
         rules: What holds for each type.
         killed: When which worker process was killed.
+        healed_within: Seconds in which what a killed worker ran has to run again, or to be over.
     """
     violations: list[str] = []
     rows = Counter(row.id for row in final)
@@ -101,7 +110,30 @@ def check(events: list[Event], final: list[Final], rules: dict[str, Rules], kill
             violations.append(f"P1: {id} was started and is in no table")
 
     violations += _over_limit(starts, ends, rules, killed)
+    for id, seconds in healing(events, final, killed).items():
+        if seconds > healed_within:
+            violations.append(f"P9: {id} of a killed worker was without one for {seconds:.1f} s")
     return violations
+
+
+def healing(events: list[Event], final: list[Final], killed: dict[str, float]) -> dict[str, float]:
+    """For each job that ran on a worker when that was killed: seconds until it ran again or was over."""
+    by_id: dict[str, list[Event]] = defaultdict(list)
+    for event in events:
+        by_id[event.id].append(event)
+    over = {row.id: row.at for row in final if row.finished}
+    waited: dict[str, float] = {}
+    for id, own in by_id.items():
+        for place, start in enumerate(own):
+            death = killed.get(start.worker)
+            if start.kind != "started" or death is None:
+                continue
+            later = own[place + 1 :]
+            if any(event.kind == "ended" and event.worker == start.worker for event in later):
+                continue
+            again = [event.at for event in later if event.kind == "started"] + ([over[id]] if id in over else [])
+            waited[id] = max(waited.get(id, 0.0), min(again, default=float("inf")) - death)
+    return waited
 
 
 def _over_limit(

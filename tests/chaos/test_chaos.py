@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from history import Event, Final, Rules, check, read
+from history import Event, Final, Rules, check, healing, read
 
 from conftest import eventually
 from penstock import NewJob, Penstock, PenstockError
@@ -25,9 +25,18 @@ from penstock.postgres.database import Database
 from penstock.postgres.embedded import EmbeddedServer
 from penstock.settings import Settings
 
-RULES = {"plain": Rules(), "once": Rules(at_most_once=True), "limited": Rules(concurrency=3), "brief": Rules()}
+RULES = {
+    "plain": Rules(),
+    "once": Rules(at_most_once=True),
+    "limited": Rules(concurrency=3),
+    "brief": Rules(),
+    "unhurried": Rules(),
+}
 WORKERS = 4
-SECONDS = 25.0
+SECONDS = float(os.environ.get("CHAOS_SECONDS", "25"))
+# Dead after 2 s of silence, looked for every 0.3 s, up to 0.2 s of backoff; the server is away for a few seconds once, and a job
+# waits for its turn, on a machine that starts Python processes all the time.
+HEALED_WITHIN = 15.0
 
 
 class Fleet:
@@ -72,7 +81,7 @@ def payload(chance: random.Random) -> dict[str, Any]:
 
 async def enqueue(app: Penstock, chance: random.Random, acknowledged: list[Event], known: list[Any]) -> None:
     """Enqueue a batch until it is acknowledged; sometimes again, sometimes ids that were there before."""
-    name = chance.choices(list(RULES), weights=[5, 3, 1, 3])[0]
+    name = chance.choices(list(RULES), weights=[5, 3, 1, 3, 0])[0]
     expires_at = timedelta(seconds=chance.choice([0.2, 5])) if name == "brief" else None
     batch = [
         NewJob(
@@ -143,7 +152,8 @@ async def test_promises_hold_while_workers_and_the_server_are_killed(tmp_path: P
         await eventually(drained, "the drain", timeout=120)
         codes = fleet.stop()
         final = await rows(app)
-        violations = check(acknowledged + read(history), final, RULES, fleet.killed)
+        events = acknowledged + read(history)
+        violations = check(events, final, RULES, fleet.killed, healed_within=HEALED_WITHIN)
         assert violations == [], "\n".join(violations[:20])
         assert codes == [0] * WORKERS
         statuses = {row.status for row in final}
@@ -151,7 +161,10 @@ async def test_promises_hold_while_workers_and_the_server_are_killed(tmp_path: P
         assert len(fleet.killed) >= 3
         database = await app.database()
         assert await database.fetchval("select count(*) from penstock.leases") == 0
-        print(f"{len(final)} jobs, {len(fleet.killed)} workers killed")
+        healed = sorted(healing(events, final, fleet.killed).values())
+        assert healed, "no worker was killed while it ran jobs"
+        print(f"{len(final)} jobs, {len(fleet.killed)} workers killed; {len(healed)} of their jobs were healed")
+        print(f"within {healed[len(healed) // 2]:.1f} s in the middle, {healed[-1]:.1f} s at most")
     finally:
         for worker in fleet.workers:
             worker.kill()
@@ -171,7 +184,9 @@ async def declared(app: Penstock) -> None:
 async def rows(app: Penstock) -> list[Final]:
     database: Database = await app.database()
     found = await database.fetch(
-        "select id, name, status::text, attempts, false as finished from penstock.queued_jobs"
-        " union all select id, name, status::text, attempts, true from penstock.archived_jobs"
+        "select id, name, status::text, attempts, false as finished, 0.0::float8 as ago from penstock.queued_jobs"
+        " union all select id, name, status::text, attempts, true,"
+        " extract(epoch from clock_timestamp() - finished_at)::float8 from penstock.archived_jobs"
     )
-    return [Final(str(r["id"]), r["name"], r["status"], r["attempts"], r["finished"]) for r in found]
+    now = time.monotonic()
+    return [Final(str(r["id"]), r["name"], r["status"], r["attempts"], r["finished"], now - r["ago"]) for r in found]

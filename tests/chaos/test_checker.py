@@ -16,6 +16,11 @@ OK = [
     Event("started", "a", "plain", 1.0, 3, "w1"),
     Event("ended", "a", "plain", 2.0, 3, "w1", "succeeded"),
 ]
+LOST = [
+    Event("started", "a", "plain", 1.0, 3, "dead"),
+    Event("started", "a", "plain", 8.0, 2, "w"),
+    Event("ended", "a", "plain", 9.0, 2, "w", "succeeded"),
+]
 TWO_AT_ONCE = [Event("started", id, "limited", 1.0, 3, "w") for id in "ab"]
 TWO_AT_ONCE += [Event("ended", id, "limited", 2.0, 3, "w", "failed") for id in "ab"]
 
@@ -33,11 +38,12 @@ def test_a_good_history_passes() -> None:
         ("P4", OK, [Final("a", "plain", "succeeded", 2, True)]),
         ("P4", [*OK, Event("started", "a", "plain", 3.0, 3, "w2")], [Final("a", "plain", "succeeded", 3, True)]),
         ("P5", TWO_AT_ONCE, [Final(id, "limited", "failed", 0, True) for id in "ab"]),
+        ("P9", LOST, [Final("a", "plain", "succeeded", 2, True, 9.0)]),
         ("P10", OK, [Final("a", "plain", "succeeded", 3, True)] * 2),
     ],
 )  # fmt: skip
 def test_each_promise_that_is_broken_is_found(promise: str, events: list[Event], final: list[Final]) -> None:
-    assert any(violation.startswith(promise) for violation in check(events, final, RULES, {}))
+    assert any(violation.startswith(promise) for violation in check(events, final, RULES, {"dead": 2.0}, healed_within=5.0))
 
 
 async def sabotage(sql: Sql, function: str, good: str, bad: str) -> None:

@@ -44,6 +44,7 @@ async def run(job: Job[dict[str, Any]]) -> None:
 def declare() -> None:
     """The types of the workload."""
     app.job("plain", attempts=6, backoff=QUICK)(run)
+    app.job("unhurried")(run)  # with the default backoff
     app.job("once", delivery="at_most_once")(run)
     app.job("limited", attempts=6, concurrency=3, backoff=QUICK)(run)
     app.job("brief", attempts=3, backoff=QUICK)(run)

@@ -1,0 +1,57 @@
+"""The work of a killed worker runs again within 15 s, with the default settings and nobody's help."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from history import check, healing, read
+from test_chaos import RULES, rows
+
+from conftest import eventually
+from penstock import Penstock
+
+
+@pytest.mark.chaos
+async def test_the_work_of_a_killed_worker_runs_again_within_fifteen_seconds(url: str, tmp_path: Path) -> None:
+    history = tmp_path / "history.jsonl"
+    history.touch()
+    command = [sys.executable, "-m", "penstock", "worker", "workload:app", "-t", "unhurried", "-t", "once"]
+    environment = {**os.environ, "PENSTOCK_DATABASE_URL": url, "CHAOS_HISTORY": str(history)}
+
+    def start() -> subprocess.Popen[bytes]:
+        return subprocess.Popen(command, env=environment, cwd=Path(__file__).parent, stdout=subprocess.DEVNULL)
+
+    workers = [start(), start()]
+    async with Penstock(url) as app:
+        try:
+
+            async def ready() -> bool:
+                return bool(await (await app.database()).fetchval("select count(*) = 2 from penstock.workers"))
+
+            await eventually(ready, "both workers")
+            receipts = await app.enqueue_many("unhurried", [{"sleep_s": 1.0, "failures": 0}] * 300)
+            receipts += await app.enqueue_many("once", [{"sleep_s": 1.0, "failures": 0}] * 100)
+            await eventually(lambda: len({event.worker for event in read(history)}) == 2, "jobs on both workers")
+            victim = workers[0]
+            victim.kill()
+            victim.wait()
+            killed = {str(victim.pid): time.monotonic()}
+
+            async def over() -> bool:
+                return all(count.ready + count.deferred + count.in_progress == 0 for count in await app.counts())
+
+            await eventually(over, "the end of the jobs", timeout=60)
+            events, final = read(history), await rows(app)
+            healed = healing(events, final, killed)
+            assert healed, "the killed worker had nothing in hand"
+            assert check(events, final, RULES, killed, healed_within=15.0) == []
+            print(f"{len(healed)} jobs, {min(healed.values()):.1f} to {max(healed.values()):.1f} s after the kill")
+        finally:
+            for worker in workers:
+                worker.kill()
+                worker.wait()
