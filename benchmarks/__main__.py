@@ -52,7 +52,7 @@ class Bench:
             uvloop.run(measure(url))
 
     async def enqueue(self, url: str) -> None:
-        """Bulk enqueue beside the bare insert, alternating, medians of three."""
+        """Bulk enqueue beside the bare insert, alternating, medians of nine."""
         connection = await asyncpg.connect(url)
         await connection.execute("create table bare (like penstock.queued_jobs including all)")
         data = [f'{{"n":{n}}}' for n in range(self.jobs)]
@@ -61,7 +61,7 @@ class Bench:
             noop = app.job_type("noop")
             await noop.enqueue_many([])
             payloads = [{"n": n} for n in range(self.jobs)]
-            for _ in range(3):
+            for _ in range(9):
                 ids = [uuid_utils.compat.uuid7() for _ in range(self.jobs)]
                 await connection.execute("truncate bare")
                 started = time.perf_counter()

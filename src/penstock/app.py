@@ -13,7 +13,7 @@ Everything is async; `app.sync` offers the same to threads without a loop (Djang
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, overload
@@ -21,6 +21,7 @@ from uuid import UUID
 
 import uuid_utils.compat
 
+from penstock.batches import send_batches
 from penstock.callers import enqueue_through
 from penstock.errors import InvalidInput, JobFailed, NotFound
 from penstock.handler import Group, Handler, Job, group_of, payload_type
@@ -51,7 +52,6 @@ if TYPE_CHECKING:
     from penstock.sync import SyncPenstock
 
 T = TypeVar("T")
-_MOST_AT_ONCE = 10_000
 
 
 class JobType(Generic[T]):
@@ -288,8 +288,8 @@ class Penstock:
             id: Identity; enqueueing the same id again is the same job. None: a new UUIDv7.
             key: Whose job it is.
             priority: -100 to 100, lower first.
-            run_after: Not to be started before: a time, or a span from now.
-            expires_at: Not to be started after: a time, or a span from now.
+            run_after: Not to be started before: a time, or a span from now by the database's clock.
+            expires_at: Not to be started after: a time, or a span from now by the database's clock.
             unique: While a job of the type with this key is queued, return that one instead.
             connection: Enqueue through this connection, in its transaction: of asyncpg, psycopg, SQLAlchemy (connection or
                 session, sync or async), or Django. The job exists when that transaction commits.
@@ -302,11 +302,13 @@ class Penstock:
             NotFound: There is no such job type.
             DatabaseUnavailable: Not known whether it was written: retry with the same id.
         """
-        new = NewJob({} if data is None else data, id, key, priority, _at(run_after), _at(expires_at), unique)
+        new = NewJob({} if data is None else data, id, key, priority, run_after, expires_at, unique)
         return (await self.enqueue_many(type, [new], connection=connection))[0]
 
     async def enqueue_many(self, type: JobType[T] | str, new: Iterable[NewJob | T], *, connection: Any = None) -> list[Enqueued]:
         """Enqueue many jobs of one type, in batches of 10,000, each all or none.
+
+        When one cannot be enqueued, the batches before it are there and the error is raised; give ids to repeat the call safely.
 
         Args:
             type: The job type, or its name.
@@ -317,16 +319,10 @@ class Penstock:
             A receipt for each, in order.
         """
         declared = await self._ready(type, connection)
-        items = list(new)
-        receipts: list[Enqueued] = []
-        for start in range(0, len(items), _MOST_AT_ONCE):
-            batch = make_batch(declared.name, declared.codec, items[start : start + _MOST_AT_ONCE])
-            if connection is None:
-                exceptions = await jobs.enqueue_many(await self.database(), batch)
-            else:
-                exceptions = await enqueue_through(connection, batch)
-            receipts += receipts_of(batch, exceptions)
-        return receipts
+        if connection is not None:
+            return await send_batches(declared.name, declared.codec, list(new), lambda batch: enqueue_through(connection, batch))
+        database = await self.database()
+        return await send_batches(declared.name, declared.codec, list(new), lambda batch: jobs.enqueue_many(database, batch))
 
     async def _ready(self, type: JobType[Any] | str, connection: Any) -> JobType[Any]:
         declared = self.types.get(type) if isinstance(type, str) else type
@@ -411,54 +407,16 @@ class Penstock:
 
     async def worker(self, *names: str) -> Worker:
         """A worker for the handlers of this app (only of these types, when named). Run it with `await worker.run()`."""
-        chosen = [self._with_handler(name) for name in names] or [t for t in self.types.values() if t.handler is not None]
+        chosen = [self.with_handler(name) for name in names] or [t for t in self.types.values() if t.handler is not None]
         worked = {t.name: WorkedType(t.name, t.options, t.codec, t.handler, t.group) for t in chosen if t.handler is not None}
         return Worker(await self.database(), worked, self.settings)
 
-    def _with_handler(self, name: str) -> JobType[Any]:
+    def with_handler(self, name: str) -> JobType[Any]:
+        """The declared job type of this name. Raises `NotFound` when it has no handler here."""
         declared = self.types.get(name)
         if declared is None or declared.handler is None:
             raise NotFound(f"this app has no handler for {name}", hint=f"It has: {', '.join(sorted(self.types)) or 'none'}.")
         return declared
-
-
-def make_batch(name: str, codec: Codec[Any], items: Sequence[Any]) -> jobs.Batch:
-    """The columns of some jobs, given as payloads or `NewJob`; columns that are at their default for all are left out."""
-    new_id = uuid_utils.compat.uuid7
-    if not any(isinstance(item, NewJob) for item in items):
-        return jobs.Batch(name, [new_id() for _ in items], [codec.dump(data) for data in items])
-    new = [item if isinstance(item, NewJob) else NewJob(item) for item in items]
-
-    def column(values: list[Any], default: Any = None) -> list[Any] | None:
-        return values if any(value != default for value in values) else None
-
-    if bad := next((job.priority for job in new if not -100 <= job.priority <= 100), None):
-        raise InvalidInput(f"priority {bad} is out of range", hint="A priority is a number from -100 (first) to 100 (last).")
-    return jobs.Batch(
-        name,
-        [new_id() if job.id is None else parse_id(job.id) for job in new],
-        [codec.dump(job.data) for job in new],
-        column([job.key for job in new]),
-        column([job.priority for job in new], 0),
-        column([_at(job.run_after) for job in new]),
-        column([_at(job.expires_at) for job in new]),
-        column([job.unique for job in new]),
-    )
-
-
-def receipts_of(batch: jobs.Batch, exceptions: dict[int, tuple[UUID, Admission]]) -> list[Enqueued]:
-    """A receipt for each job of a batch."""
-    if not exceptions:
-        return [Enqueued(id, Admission.QUEUED) for id in batch.ids]
-    return [Enqueued(*exceptions.get(place, (id, Admission.QUEUED))) for place, id in enumerate(batch.ids)]
-
-
-def _at(time: datetime | timedelta | None) -> datetime | None:
-    if isinstance(time, timedelta):
-        return datetime.now().astimezone() + time
-    if time is not None and time.tzinfo is None:
-        raise InvalidInput(f"{time.isoformat()} has no time zone", hint="Use datetime.now(UTC) or a span of time.")
-    return time
 
 
 def _delivery(value: Delivery | str) -> Delivery:

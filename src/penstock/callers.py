@@ -10,8 +10,6 @@ import inspect
 from typing import Any
 from uuid import UUID
 
-import orjson
-
 from penstock.errors import Conflict, InvalidInput, NotFound, PenstockError
 from penstock.job import Admission
 from penstock.postgres import jobs
@@ -30,7 +28,7 @@ async def enqueue_through(connection: Any, batch: jobs.Batch) -> dict[int, tuple
     """
     try:
         if hasattr(connection, "fetch") and _module(connection).startswith("asyncpg"):
-            return jobs.exceptions_by_place(await connection.fetch(jobs.ENQUEUE, *jobs.enqueue_arguments(batch)))
+            return jobs.exceptions_by_place(await connection.fetch(*jobs.enqueue_call(batch)))
         rows = _execute(connection, batch)
         if inspect.isawaitable(rows):
             rows = await rows
@@ -59,7 +57,7 @@ def enqueue_through_blocking(connection: Any, batch: jobs.Batch) -> dict[int, tu
 
 
 def _execute(connection: Any, batch: jobs.Batch) -> Any:
-    document = _document(batch)
+    document = jobs.as_json(batch)
     module = _module(connection)
     if module.startswith("sqlalchemy"):
         from sqlalchemy import text
@@ -76,24 +74,6 @@ def _execute(connection: Any, batch: jobs.Batch) -> Any:
         f"cannot enqueue through a {type(connection).__qualname__}",
         hint="Give a connection or session of asyncpg, psycopg, SQLAlchemy or Django.",
     )
-
-
-def _document(batch: jobs.Batch) -> str:
-    columns = {
-        "key": batch.keys,
-        "priority": batch.priorities,
-        "run_after": batch.run_after,
-        "expires_at": batch.expires_at,
-        "unique_key": batch.unique,
-    }
-    documents = []
-    for place, (id, data) in enumerate(zip(batch.ids, batch.data, strict=True)):
-        document: dict[str, Any] = {"id": str(id), "data": orjson.Fragment(data)}
-        for name, values in columns.items():
-            if values is not None and values[place] is not None:
-                document[name] = values[place]
-        documents.append(document)
-    return orjson.dumps(documents).decode()
 
 
 def _by_place(rows: Any) -> dict[int, tuple[UUID, Admission]]:

@@ -129,8 +129,8 @@ class NewJob:
         id: Identity of the job; the same id enqueued again is the same job. None: a new UUIDv7.
         key: Whose job it is (a tenant, an account).
         priority: -100 to 100, lower first, within a type.
-        run_after: Not to be started before.
-        expires_at: Archived as expired when not started by then.
+        run_after: Not to be started before: a time, or a span from now by the database's clock.
+        expires_at: Archived as expired when not started by then: a time, or a span from now.
         unique: Coalescing key: while a job of the type with it is queued, that job is returned.
     """
 
@@ -138,8 +138,8 @@ class NewJob:
     id: UUID | str | None = None
     key: str | None = None
     priority: int = 0
-    run_after: datetime | None = None
-    expires_at: datetime | None = None
+    run_after: datetime | timedelta | None = None
+    expires_at: datetime | timedelta | None = None
     unique: str | None = None
 
 

@@ -12,8 +12,8 @@ from datetime import datetime, timedelta
 from typing import Any, TypeVar
 from uuid import UUID
 
-from penstock.app import JobType, Penstock, make_batch, receipts_of
-from penstock.app import _at as at
+from penstock.app import JobType, Penstock
+from penstock.batches import make_batch, receipts_of
 from penstock.callers import enqueue_through_blocking
 from penstock.errors import DatabaseUnavailable
 from penstock.job import Enqueued, JobCounts, JobRecord, NewJob, Options, Status
@@ -49,7 +49,7 @@ class SyncPenstock:
         connection: Any = None,
     ) -> Enqueued:
         """Enqueue one job. See `Penstock.enqueue`."""
-        new = NewJob({} if data is None else data, id, key, priority, at(run_after), at(expires_at), unique)
+        new = NewJob({} if data is None else data, id, key, priority, run_after, expires_at, unique)
         return self.enqueue_many(type, [new], connection=connection)[0]
 
     def enqueue_many(self, type: JobType[T] | str, new: Iterable[NewJob | T], *, connection: Any = None) -> list[Enqueued]:

@@ -88,8 +88,8 @@ async def enqueue(app: Penstock, chance: random.Random, acknowledged: list[Event
             payload(chance),
             id=chance.choice(known) if known and chance.random() < 0.1 else uuid.UUID(int=chance.getrandbits(128), version=4),
             priority=chance.choice([0, 0, -5, 5]),
-            run_after=chance.choice([None, None, timedelta(seconds=0.5)]),  # type: ignore[arg-type]
-            expires_at=expires_at,  # type: ignore[arg-type]
+            run_after=chance.choice([None, None, timedelta(seconds=0.5)]),
+            expires_at=expires_at,
         )
         for _ in range(chance.randrange(1, 40))
     ]

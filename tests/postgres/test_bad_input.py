@@ -73,6 +73,8 @@ BAD_SQL = [
     ("select penstock.enqueue_json('ship', '[{\"payload\": 1}]')", "PS400"),
     ("select penstock.enqueue_json('ship', '[{\"id\": \"123\"}]')", "PS400"),
     ("select penstock.enqueue_json('ship', '[{\"run_after\": \"later\"}]')", "PS400"),
+    ("select penstock.enqueue_json('ship', '[{\"run_after\": true}]')", "PS400"),
+    ("select penstock.enqueue_json('ship', '[{\"expires_at\": 1e300}]')", "PS400"),
     ("select penstock.enqueue_json('ship', '[{\"priority\": \"high\"}]')", "PS400"),
     ("select penstock.claim(null, '{ship}', 1)", "PS400"),
     ("select penstock.claim('', '{ship}', 1)", "PS400"),

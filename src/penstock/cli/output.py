@@ -86,10 +86,10 @@ def span(text: str) -> timedelta:
         raise typer.BadParameter(f"{text!r} is not a span of time: write 90s, 5m, 2h or 30d") from None
 
 
-def moment(text: str) -> datetime:
+def moment(text: str) -> datetime | timedelta:
     """A time: ISO 8601, or +SPAN from now."""
     if text.startswith("+"):
-        return datetime.now().astimezone() + span(text[1:])
+        return span(text[1:])
     try:
         time = datetime.fromisoformat(text)
     except ValueError:

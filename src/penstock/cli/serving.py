@@ -54,7 +54,7 @@ def worker(target: Target, processes: Processes = 1, names: Names = None, concur
     """Run jobs until SIGTERM or Ctrl-C; a second signal stops at once."""
     app = load(target)
     for name in names or []:
-        app._with_handler(name)
+        app.with_handler(name)
     if processes == 1:
         run_worker(target, names or [], concurrency)
     else:

@@ -32,15 +32,18 @@ from penstock.postgres.database import Database
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Jobs of one type as columns, which is how they travel: `data` is JSON text; None means the default for all."""
+    """Jobs of one type as columns, which is how they travel.
+
+    `data` is JSON text; None instead of a column means the default for all; a span of time is from now.
+    """
 
     name: str
     ids: Sequence[UUID]
     data: Sequence[str]
     keys: Sequence[str | None] | None = None
     priorities: Sequence[int] | None = None
-    run_after: Sequence[datetime | None] | None = None
-    expires_at: Sequence[datetime | None] | None = None
+    run_after: Sequence[datetime | timedelta | None] | None = None
+    expires_at: Sequence[datetime | timedelta | None] | None = None
     unique: Sequence[str | None] | None = None
 
 
@@ -96,12 +99,16 @@ async def resume(database: Database, name: str) -> None:
     await database.fetch("select penstock.resume($1)", name)
 
 
-ENQUEUE = "select * from penstock.enqueue_many($1, $2::jsonb[], $3::uuid[], $4, $5::smallint[], $6, $7, $8)"
+_ENQUEUE = "select * from penstock.enqueue_many($1, $2::jsonb[], $3::uuid[], $4, $5::smallint[], $6, $7, $8)"
+_ENQUEUE_JSON = "select * from penstock.enqueue_json($1, $2::jsonb) where outcome <> 'queued'"
 
 
-def enqueue_arguments(batch: Batch) -> tuple[Any, ...]:
-    """The parameters of `ENQUEUE`."""
+def enqueue_call(batch: Batch) -> tuple[Any, ...]:
+    """The statement that enqueues a batch, and its parameters. Its rows are for `exceptions_by_place`."""
+    if any(isinstance(time, timedelta) for column in (batch.run_after, batch.expires_at) for time in column or ()):
+        return _ENQUEUE_JSON, batch.name, as_json(batch)
     return (
+        _ENQUEUE,
         batch.name,
         batch.data,
         batch.ids,
@@ -113,13 +120,32 @@ def enqueue_arguments(batch: Batch) -> tuple[Any, ...]:
     )
 
 
+def as_json(batch: Batch) -> str:
+    """The batch as `penstock.enqueue_json` takes it, in which spans of time are numbers of seconds."""
+    columns = {
+        "key": batch.keys,
+        "priority": batch.priorities,
+        "run_after": batch.run_after,
+        "expires_at": batch.expires_at,
+        "unique_key": batch.unique,
+    }
+    documents = []
+    for place, (id, data) in enumerate(zip(batch.ids, batch.data, strict=True)):
+        document: dict[str, Any] = {"id": str(id), "data": orjson.Fragment(data)}
+        for name, values in columns.items():
+            if values is not None and values[place] is not None:
+                document[name] = values[place]
+        documents.append(document)
+    return orjson.dumps(documents, default=timedelta.total_seconds).decode()
+
+
 async def enqueue_many(database: Database, batch: Batch, *, retry: bool = False) -> dict[int, tuple[UUID, Admission]]:
     """Enqueue up to 100,000 jobs. Returns those that were not simply queued, by their place from 0."""
-    return exceptions_by_place(await database.fetch(ENQUEUE, *enqueue_arguments(batch), retry=retry))
+    return exceptions_by_place(await database.fetch(*enqueue_call(batch), retry=retry))
 
 
 def exceptions_by_place(rows: Sequence[Any]) -> dict[int, tuple[UUID, Admission]]:
-    """The rows of `ENQUEUE`, by place from 0."""
+    """The rows of `enqueue_call`, by place from 0."""
     return {row["ordinal"] - 1: (row["id"], Admission(row["outcome"])) for row in rows}
 
 

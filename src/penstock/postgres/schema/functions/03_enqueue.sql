@@ -338,6 +338,19 @@ $$;
 comment on function penstock.enqueue(text, jsonb, uuid, text, integer, timestamptz, timestamptz, text) is
     'Enqueues one job in the caller''s transaction and returns its id (of the job it coalesced with, if it did). The same id again is the same job.';
 
+create or replace function penstock.moment(p_time jsonb)
+returns timestamptz
+language sql
+stable
+as $$
+    select case jsonb_typeof(p_time)
+        when 'number' then penstock.clock() + make_interval(secs => p_time::double precision)
+        else (p_time #>> '{}')::timestamptz
+    end
+$$;
+comment on function penstock.moment(jsonb) is
+    'A time as JSON has it: text, or a number of seconds from now, so that no clock but the database''s counts.';
+
 create or replace function penstock.enqueue_json(p_name text, p_jobs jsonb)
 returns table (ordinal integer, id uuid, outcome text)
 language plpgsql
@@ -374,15 +387,15 @@ begin
             array_agg(coalesce(regexp_replace(job ->> 'id', '^job_', '')::uuid, penstock.new_id()) order by place) as ids,
             array_agg(job ->> 'key' order by place) as keys,
             array_agg((job ->> 'priority')::smallint order by place) as priorities,
-            array_agg((job ->> 'run_after')::timestamptz order by place) as run_after,
-            array_agg((job ->> 'expires_at')::timestamptz order by place) as expires_at,
+            array_agg(penstock.moment(job -> 'run_after') order by place) as run_after,
+            array_agg(penstock.moment(job -> 'expires_at') order by place) as expires_at,
             array_agg(job ->> 'unique_key' order by place) as unique_keys
         into batch
         from jsonb_array_elements(p_jobs) with ordinality as given (job, place);
     exception
         when data_exception then
             raise exception 'invalid job: %', sqlerrm
-                using errcode = 'PS400', hint = 'id is a UUID, priority a number, run_after and expires_at are times such as 2026-01-31T12:00:00Z.';
+                using errcode = 'PS400', hint = 'id is a UUID, priority a number, run_after and expires_at are times such as "2026-01-31T12:00:00Z", or seconds from now.';
     end;
     return query
     select given.place::integer, coalesce(enqueued.id, given.id), coalesce(enqueued.outcome, 'queued')
@@ -399,4 +412,4 @@ begin
 end
 $$;
 comment on function penstock.enqueue_json(text, jsonb) is
-    'enqueue_many for clients without arrays: a JSON array of {data, id, key, priority, run_after, expires_at, unique_key}, each optional.';
+    'enqueue_many for clients without arrays: a JSON array of {data, id, key, priority, run_after, expires_at, unique_key}, each optional; times are text, or numbers of seconds from now.';

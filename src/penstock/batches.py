@@ -1,0 +1,121 @@
+"""From what a caller gives to the columns that travel, and back to receipts.
+
+A batch is made while the database works on the one before it, in slices between which the loop can send and receive.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from datetime import datetime, timedelta
+from typing import Any, TypeAlias
+from uuid import UUID
+
+import uuid_utils.compat
+
+from penstock.errors import InvalidInput
+from penstock.job import Admission, Enqueued, NewJob, parse_id
+from penstock.payload import Codec
+from penstock.postgres.jobs import Batch
+
+Exceptions: TypeAlias = dict[int, tuple[UUID, Admission]]
+MOST_AT_ONCE = 10_000
+_SLICE = 1_000
+
+
+async def send_batches(
+    name: str, codec: Codec[Any], items: Sequence[Any], send: Callable[[Batch], Awaitable[Exceptions]]
+) -> list[Enqueued]:
+    """Send payloads or `NewJob`s in batches of 10,000, each all or none. Returns a receipt for each, in order.
+
+    When a batch cannot be made or sent, those before it are enqueued and those behind it are not.
+    """
+    receipts: list[Enqueued] = []
+    sending: asyncio.Task[Exceptions] | None = None
+    under_way: Batch | None = None
+    try:
+        for start in range(0, len(items), MOST_AT_ONCE):
+            slices = []
+            for at in range(start, min(start + MOST_AT_ONCE, len(items)), _SLICE):
+                slices.append(make_batch(name, codec, items[at : min(at + _SLICE, start + MOST_AT_ONCE)]))
+                await asyncio.sleep(0)
+            exceptions = await sending if sending is not None else {}
+            before, under_way = under_way, _joined(slices)
+            sending = asyncio.ensure_future(send(under_way))
+            await asyncio.sleep(0)
+            if before is not None:
+                receipts += receipts_of(before, exceptions)
+        if under_way is not None and sending is not None:
+            receipts += receipts_of(under_way, await sending)
+    except asyncio.CancelledError:
+        if sending is not None:
+            sending.cancel()
+        raise
+    except Exception:
+        if sending is not None:
+            await asyncio.wait([sending])
+        raise
+    return receipts
+
+
+def make_batch(name: str, codec: Codec[Any], items: Sequence[Any]) -> Batch:
+    """The columns of some jobs, given as payloads or `NewJob`; columns that are at their default for all are left out."""
+    new_id = uuid_utils.compat.uuid7
+    if not any(isinstance(item, NewJob) for item in items):
+        return Batch(name, [new_id() for _ in items], [codec.dump(data) for data in items])
+    new = [item if isinstance(item, NewJob) else NewJob(item) for item in items]
+
+    def column(values: list[Any], default: Any = None) -> list[Any] | None:
+        return values if any(value != default for value in values) else None
+
+    if bad := next((job.priority for job in new if not -100 <= job.priority <= 100), None):
+        raise InvalidInput(f"priority {bad} is out of range", hint="A priority is a number from -100 (first) to 100 (last).")
+    return Batch(
+        name,
+        [new_id() if job.id is None else parse_id(job.id) for job in new],
+        [codec.dump(job.data) for job in new],
+        column([job.key for job in new]),
+        column([job.priority for job in new], 0),
+        column([_checked(job.run_after) for job in new]),
+        column([_checked(job.expires_at) for job in new]),
+        column([job.unique for job in new]),
+    )
+
+
+def receipts_of(batch: Batch, exceptions: Exceptions) -> list[Enqueued]:
+    """A receipt for each job of a batch."""
+    if not exceptions:
+        return [Enqueued(id, Admission.QUEUED) for id in batch.ids]
+    return [Enqueued(*exceptions.get(place, (id, Admission.QUEUED))) for place, id in enumerate(batch.ids)]
+
+
+def _joined(slices: Sequence[Batch]) -> Batch:
+    if len(slices) == 1:
+        return slices[0]
+
+    def column(name: str, default: Any = None) -> list[Any] | None:
+        columns = [getattr(part, name) for part in slices]
+        if all(values is None for values in columns):
+            return None
+        return [
+            value
+            for part, values in zip(slices, columns, strict=True)
+            for value in (values if values is not None else [default] * len(part.ids))
+        ]
+
+    return Batch(
+        slices[0].name,
+        [id for part in slices for id in part.ids],
+        [data for part in slices for data in part.data],
+        column("keys"),
+        column("priorities", 0),
+        column("run_after"),
+        column("expires_at"),
+        column("unique"),
+    )
+
+
+def _checked(time: datetime | timedelta | None) -> datetime | timedelta | None:
+    if isinstance(time, datetime) and time.tzinfo is None:
+        raise InvalidInput(f"{time.isoformat()} has no time zone", hint="Use datetime.now(UTC) or a span of time.")
+    return time

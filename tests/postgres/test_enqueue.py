@@ -1,0 +1,44 @@
+"""Enqueueing from Python: many at once, mixed, with spans of time."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any, TypeAlias
+
+import asyncpg
+import pytest
+
+from penstock import InvalidInput, NewJob, Penstock
+from penstock.job import Admission, Enqueued
+
+Sql: TypeAlias = "asyncpg.Connection[Any]"
+
+
+async def test_spans_count_from_the_databases_clock(app: Penstock, sql: Sql) -> None:
+    ship = app.job_type("ship")
+    later = NewJob({"n": 1}, run_after=timedelta(hours=1), expires_at=timedelta(hours=2), key="acme", priority=3)
+    before = await sql.fetchval("select penstock.clock()")
+    receipts = await ship.enqueue_many([NewJob({"n": 0}), later])
+    through_own = await ship.enqueue({"n": 2}, run_after=timedelta(seconds=-5), connection=sql)
+    after = await sql.fetchval("select penstock.clock()")
+    first, second = [await app.find(receipt.id) for receipt in receipts]
+    assert (second.key, second.priority, second.data) == ("acme", 3, {"n": 1})
+    assert before <= second.run_after - timedelta(hours=1) <= after
+    assert second.expires_at is not None and before <= second.expires_at - timedelta(hours=2) <= after
+    assert first.run_after <= after
+    assert (await app.find(through_own.id)).run_after < before
+
+
+async def test_batches_of_mixed_items_keep_their_order(app: Penstock) -> None:
+    ship = app.job_type("ship")
+    items: list[Any] = [{"n": n} for n in range(11_500)]
+    items[1_200] = NewJob({"n": 1_200}, key="acme", unique="u")
+    items[10_700] = NewJob({"n": 10_700}, unique="u")
+    receipts = await ship.enqueue_many(items)
+    assert len(receipts) == 11_500
+    assert receipts[10_700] == Enqueued(receipts[1_200].id, Admission.COALESCED)
+    for place in (0, 1_200, 1_201, 9_999, 10_000, 11_499):
+        assert (await app.find(receipts[place].id)).data == {"n": place}
+    with pytest.raises(InvalidInput, match="not JSON"):
+        await ship.enqueue_many([*({"n": n} for n in range(10_500)), {"n": object()}])
+    assert (await app.counts())[0].ready == 11_499 + 10_000
