@@ -73,8 +73,8 @@ def check(
         final: All rows of queued_jobs and archived_jobs after the queue was drained.
         rules: What holds for each type.
         killed: When which worker process was killed.
-        healed_within: Seconds in which what a killed worker ran has to run again, or to be over. Types with a concurrency are left
-            out: their jobs also wait for each other.
+        healed_within: Seconds in which what a killed worker ran has to run again, or to be over. Types with a concurrency
+            are left out: their jobs also wait for each other.
     """
     violations: list[str] = []
     rows = Counter(row.id for row in final)
