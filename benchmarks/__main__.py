@@ -1,13 +1,14 @@
 """Runs the measurements one after the other on one embedded PostgreSQL, prints them as ratios, and writes those beside other
 systems to `benchmarks/results`.
 
-    python -m benchmarks [--jobs 100000] [--only enqueue|drain|latency|peers] [--peers pgqueuer,saq] [--rounds 1]
+    python -m benchmarks [--jobs 100000] [--only MEASUREMENT] [--hold 20] [--peers pgqueuer,saq] [--rounds 1]
 """
 
 from __future__ import annotations
 
 import argparse
 
+from benchmarks.backlog import Backlog
 from benchmarks.measurements import Bench
 from benchmarks.peers_run import PEERS, PENSTOCK, PeersRun
 from benchmarks.report import print_rows, report_peers
@@ -20,7 +21,8 @@ def main() -> None:
     with TemporaryDatabases() as databases:
         if arguments.only != "peers":
             bench = Bench(databases, arguments.jobs)
-            for measure in (bench.enqueue, bench.drain, bench.latency):
+            backlog = Backlog(bench, 10 * arguments.jobs, arguments.hold)
+            for measure in (bench.enqueue, bench.drain, bench.latency, backlog.deferred, backlog.ready, backlog.held):
                 if arguments.only in (None, measure.__name__):
                     bench.run(measure)
             print_rows(bench.rows)
@@ -34,7 +36,10 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--jobs", type=int, default=PENSTOCK.jobs, help="jobs of a measurement (100000); slow peers get a part of them"
     )
-    parser.add_argument("--only", choices=["enqueue", "drain", "latency", "peers"], help="only this one")
+    parser.add_argument(
+        "--only", choices=["enqueue", "drain", "latency", "deferred", "ready", "held", "peers"], help="only this one"
+    )
+    parser.add_argument("--hold", type=float, default=20, help="seconds for which `held` holds its transaction open (20)")
     parser.add_argument(
         "--peers", type=_peers, default=(), help="only these, by comma: " + ", ".join(peer.name for peer in PEERS)
     )

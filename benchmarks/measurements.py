@@ -88,7 +88,7 @@ class Bench:
         await connection.close()
 
     async def drain(self, url: str) -> None:
-        """One worker process beside the bare loop of claim and settle, and with a transaction held open."""
+        """One worker process beside the bare loop of claim and settle."""
         connection = await asyncpg.connect(url)
         async with Penstock(url) as app:
             noop = app.job_type("noop")
@@ -99,7 +99,7 @@ class Bench:
 
             await noop.enqueue_many(payloads)
             wal_before, commits_before = await self._written(connection)
-            seen = await self._worker(url, self.jobs)
+            seen = await self.worker(url, self.jobs)
             ours = self.jobs / seen["seconds"]
             wal, commits = await self._written(connection)
             self.note("bare loop of claim and settle, batches of 500", f"{bare:,.0f} jobs/s", "1.00")
@@ -107,23 +107,6 @@ class Bench:
             self.note("write-ahead log of claim and settle", f"{(wal - wal_before) / self.jobs:,.0f} bytes/job")
             self.note("commits of claim and settle", f"{(commits - commits_before) / self.jobs:.4f} per job")
             self.note("memory of the worker", f"{seen['rss_mb']:.0f} MB")
-
-            await connection.execute("vacuum penstock.queued_jobs")
-            holder = await asyncpg.connect(url)
-            transaction = holder.transaction(isolation="repeatable_read")
-            await transaction.start()
-            await holder.fetch("select pg_current_xact_id()")
-            rates = []
-            for _ in range(4):
-                await noop.enqueue_many(payloads)
-                rates.append(self.jobs / (await self._worker(url, self.jobs))["seconds"])
-            await transaction.rollback()
-            await holder.close()
-            self.note(
-                f"drain of {4 * self.jobs:,} with a transaction held open, the last quarter",
-                f"{rates[-1]:,.0f} jobs/s",
-                f"{rates[-1] / ours:.2f} of without",
-            )
         await connection.close()
 
     async def latency(self, url: str) -> None:
@@ -132,15 +115,15 @@ class Bench:
             stamped = app.job_type("stamped", int)
             await stamped.enqueue_many([])
             count = 200
-            worker = await self._start_worker(url, count)
+            worker = await self.start_worker(url, count)
             for _ in range(count):
                 await stamped.enqueue(time.time_ns())
                 await asyncio.sleep(0.25)
-            waits = (await self._result(worker))["waits_ms"]
+            waits = (await self.result(worker))["waits_ms"]
             self.note("enqueue to start, idle", f"p50 {percentile(waits, 50):.1f} ms, p99 {percentile(waits, 99):.1f} ms")
 
             count = 20_000
-            worker = await self._start_worker(url, count)
+            worker = await self.start_worker(url, count)
             started = time.perf_counter()
             sent = 0
             while sent < count:
@@ -149,7 +132,7 @@ class Bench:
                     await stamped.enqueue_many([time.time_ns()] * (due - sent))
                     sent = due
                 await asyncio.sleep(0.001)
-            waits = (await self._result(worker))["waits_ms"]
+            waits = (await self.result(worker))["waits_ms"]
             self.note(
                 "enqueue to start at 2,000 jobs/s", f"p50 {percentile(waits, 50):.1f} ms, p99 {percentile(waits, 99):.1f} ms"
             )
@@ -180,10 +163,12 @@ class Bench:
             done += len(rows)
         return done / (time.perf_counter() - started)
 
-    async def _worker(self, url: str, jobs: int) -> dict[str, Any]:
-        return await self._result(await self._start_worker(url, jobs))
+    async def worker(self, url: str, jobs: int) -> dict[str, Any]:
+        """Run a worker process until that many jobs have run; returns what it saw."""
+        return await self.result(await self.start_worker(url, jobs))
 
-    async def _start_worker(self, url: str, jobs: int) -> asyncio.subprocess.Process:
+    async def start_worker(self, url: str, jobs: int) -> asyncio.subprocess.Process:
+        """Start a worker process that ends when that many jobs have run."""
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "benchmarks.app", str(jobs),
             env={**os.environ, "PENSTOCK_DATABASE_URL": url},
@@ -195,7 +180,8 @@ class Bench:
             pass
         return process
 
-    async def _result(self, process: asyncio.subprocess.Process) -> dict[str, Any]:
-        output, _ = await asyncio.wait_for(process.communicate(), 300)
+    async def result(self, process: asyncio.subprocess.Process) -> dict[str, Any]:
+        """What a worker process saw, at its end."""
+        output, _ = await asyncio.wait_for(process.communicate(), 1_200)
         result: dict[str, Any] = json.loads(output.splitlines()[-1])
         return result
