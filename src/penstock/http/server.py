@@ -101,7 +101,7 @@ def serve(settings: HttpSettings, announce: Any = print) -> None:
         InvalidInput: It would listen beyond this machine without users.
     """
     settings = asyncio.run(_with_token(settings, announce))
-    os.environ["PENSTOCK_HTTP_TOKEN"] = settings.token.get_secret_value() if settings.token else ""
+    os.environ |= settings.as_environment()
     with tempfile.TemporaryDirectory(prefix="penstock-metrics-") as folder:
         if settings.processes > 1:
             os.environ["PROMETHEUS_MULTIPROC_DIR"] = folder

@@ -55,3 +55,15 @@ class HttpSettings(BaseSettings):
         default=timedelta(seconds=15), description="Visibility timeout of types made by POST /jobber/queue."
     )
     log_format: str = Field(default="console", pattern="^(console|json)$", description="console or json.")
+
+    def as_environment(self) -> dict[str, str]:
+        """The environment variables that give these settings to a process that is started."""
+        environment = {}
+        for name in type(self).model_fields:
+            value = getattr(self, name)
+            if isinstance(value, SecretStr):
+                value = value.get_secret_value()
+            elif isinstance(value, timedelta):
+                value = value.total_seconds()
+            environment[f"PENSTOCK_HTTP_{name.upper()}"] = "" if value is None else str(value)
+        return environment
