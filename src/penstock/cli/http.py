@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import asyncio
+import sys
+from datetime import timedelta
+from typing import Annotated, Any
 
 import typer
 
-from penstock.cli.output import AsJson, out, print_json, print_table, with_app
+from penstock.cli.output import AsJson, err, out, print_json, print_table, with_app
 from penstock.errors import PenstockError
 
 users = typer.Typer(help="Users of the HTTP API: list, add, remove.", no_args_is_help=True)
@@ -15,6 +18,7 @@ users = typer.Typer(help="Users of the HTTP API: list, add, remove.", no_args_is
 def add_to(app: typer.Typer) -> None:
     """Add the commands."""
     app.command()(server)
+    app.command()(dequeue)
     app.add_typer(users, name="users")
 
 
@@ -32,6 +36,48 @@ def server(
     given = {"host": host, "port": port, "processes": processes, "log_format": log_format}
     settings = HttpSettings(**{name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]
     serve(settings, typer.echo)
+
+
+def dequeue(
+    downstream_url: Annotated[str | None, typer.Option(help="The service that does the work; or DOWNSTREAM_URL.")] = None,
+    names: Annotated[list[str] | None, typer.Option("--type", "-t", help="Only this job type; may be repeated.")] = None,
+    concurrency: Annotated[int | None, typer.Option(min=1, help="Most jobs in flight of this process.")] = None,
+) -> None:
+    """Send jobs to a downstream service and wait for its callbacks, until SIGTERM or Ctrl-C.
+
+    The password of its user jobs comes from DOWNSTREAM_WORKER_AUTH.
+    """
+    from penstock.app import Penstock
+    from penstock.worker.worker import stop_on
+
+    try:
+        from penstock.downstream import DownstreamSettings, DownstreamWorker
+    except ModuleNotFoundError as error:
+        raise _not_installed(error) from None
+    given = {"url": downstream_url, "concurrency": concurrency}
+    settings = DownstreamSettings(**{name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]
+    settings.require_url()
+    if not settings.password.get_secret_value():
+        err.print("DOWNSTREAM_WORKER_AUTH is not set: the service is called with an empty password", style="yellow")
+
+    async def run() -> None:
+        app = Penstock()
+        # Rickover's dequeuer gives what runs ten seconds.
+        update: dict[str, Any] = {"pool_size": settings.pool_size}
+        if "shutdown_grace" not in app.settings.model_fields_set:
+            update["shutdown_grace"] = timedelta(seconds=10)
+        app.settings = app.settings.model_copy(update=update)
+        async with app:
+            worker = DownstreamWorker(await app.database(), app.settings, settings, names or [])
+            stop_on(worker.stop, asyncio.get_running_loop())
+            await worker.run()
+
+    if sys.platform == "win32":
+        asyncio.run(run())
+    else:
+        import uvloop
+
+        uvloop.run(run())
 
 
 @users.command("add")

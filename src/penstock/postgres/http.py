@@ -97,6 +97,14 @@ async def settle_attempts(database: Database, callbacks: Sequence[Callback]) -> 
     return [row[0] for row in rows]
 
 
+async def leave_to_callback(database: Database, jobs: Sequence[tuple[UUID, int, int]]) -> int:
+    """Leave jobs (id, attempts, lease) to their callbacks. Returns how many were still the caller's."""
+    ids, attempts, leases = [list(column) for column in zip(*jobs, strict=True)] if jobs else ([], [], [])
+    return int(
+        await database.fetchval("select penstock.leave_to_callback($1, $2::smallint[], $3::bigint[])", ids, attempts, leases)
+    )
+
+
 async def stored_jobs(database: Database, ids: Sequence[UUID]) -> dict[UUID, StoredJob]:
     """Everything known of these jobs; unknown ids are left out."""
     found: dict[UUID, StoredJob] = {}

@@ -17,7 +17,7 @@ declare
     reading constant text[] := array['clock', 'id_time', 'new_id', 'job_counts', 'find_jobs', 'list_jobs', 'page_of_jobs', 'job_rates', 'attempts_of', 'stored_jobs'];
     producing constant text[] := array['enqueue', 'enqueue_many', 'enqueue_json', 'put_jobs', 'cancel', 'replay'];
     working constant text[] := array[
-        'claim', 'extend', 'settle', 'settle_attempts', 'report_progress', 'register_worker', 'heartbeat', 'unregister_worker',
+        'claim', 'extend', 'settle', 'settle_attempts', 'leave_to_callback', 'report_progress', 'register_worker', 'heartbeat', 'unregister_worker',
         'release_unknown', 'wait_for_jobs', 'promote', 'expire', 'recover', 'ensure_archive'
     ];
     managing constant text[] := array['create_job_type', 'change_job_type', 'declare_job_type', 'pause', 'resume', 'prune', 'add_user', 'remove_user', 'list_users', 'find_user'];

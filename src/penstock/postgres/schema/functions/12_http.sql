@@ -119,9 +119,10 @@ begin
 
         -- Whoever waits for the callback is told once for the batch, not once for each job.
         for holder in
-            select told.worker, string_agg(told.id::text, ' ') as ids
+            select told.worker, string_agg(told.id || ':' || told.attempts, ' ') as jobs
             from (
-                select lease.worker, job.id, (row_number() over (partition by lease.worker) - 1) / 200 as part
+                -- A notification holds 8,000 bytes, and a job takes up to 43.
+                select lease.worker, job.id, job.attempts, (row_number() over (partition by lease.worker) - 1) / 150 as part
                 from unnest(known_places, known_ids) as known (place, id)
                 join penstock.queued_jobs as job on job.id = known.id
                 join penstock.leases as lease on lease.id = job.lease
@@ -129,7 +130,7 @@ begin
             ) as told
             group by told.worker, told.part
         loop
-            perform pg_notify('penstock_' || left(holder.worker, 50), 'settled ' || holder.ids);
+            perform pg_notify('penstock_' || left(holder.worker, 50), 'settled ' || holder.jobs);
         end loop;
 
         with given as (
@@ -173,7 +174,7 @@ begin
 end
 $$;
 comment on function penstock.settle_attempts(text[], uuid[], smallint[], text[], jsonb[]) is
-    'Settles jobs by their attempt number, for whoever got the job without its lease (the callback of a downstream service). Each id at most once in a call. Outcomes in order: succeeded, retried, failed, cancelled; stale when the attempt number is not the job''s; unknown when no such job of that type is queued or in progress. The holder of the lease is told on its channel: settled ID ID ...';
+    'Settles jobs by their attempt number, for whoever got the job without its lease (the callback of a downstream service). Each id at most once in a call. Outcomes in order: succeeded, retried, failed, cancelled; stale when the attempt number is not the job''s; unknown when no such job of that type is queued or in progress. The holder of the lease is told on its channel: settled ID:ATTEMPT ID:ATTEMPT ...';
 
 create or replace function penstock.attempts_of(p_ids uuid[])
 returns table (id uuid, attempts smallint, lease bigint)
@@ -305,3 +306,45 @@ as $$
     left join penstock.queued_jobs as job on job.id = found.id
 $$;
 comment on function penstock.stored_jobs(uuid[]) is 'find_jobs, with the time of the last change.';
+
+create or replace function penstock.leave_to_callback(p_ids uuid[], p_attempts smallint[], p_leases bigint[])
+returns integer
+language plpgsql
+security definer
+set search_path = penstock, pg_temp
+set enable_seqscan = off
+set enable_hashjoin = off
+set enable_mergejoin = off
+as $$
+declare
+    held record;
+    new_lease bigint;
+    left_alone integer := 0;
+begin
+    for held in
+        with locked as (
+            select job.id, job.lease
+            from unnest(p_ids, p_attempts, p_leases) as given (id, attempts, lease)
+            join penstock.queued_jobs as job on job.id = given.id
+            where job.status = 'in-progress' and job.attempts = given.attempts and job.lease = given.lease
+            for update of job
+        )
+        select locked.lease, array_agg(locked.id) as ids, count(*)::integer as jobs
+        from locked
+        group by locked.lease
+        order by locked.lease
+    loop
+        new_lease := nextval('penstock.lease_id');
+        insert into penstock.leases (id, first_seq, last_seq, started_at, expires_at, open_jobs, priority, name, worker, cancelled)
+        select new_lease, old.first_seq, old.last_seq, old.started_at, old.expires_at, held.jobs, old.priority, old.name, 'callback', old.cancelled
+        from penstock.leases as old
+        where old.id = held.lease;
+        update penstock.queued_jobs set lease = new_lease where queued_jobs.id = any (held.ids);
+        perform penstock.close_leases(array[held.lease], array[held.jobs]);
+        left_alone := left_alone + held.jobs;
+    end loop;
+    return left_alone;
+end
+$$;
+comment on function penstock.leave_to_callback(uuid[], smallint[], bigint[]) is
+    'What a dequeuer does that goes away while a downstream service works: the jobs stay in progress until their callback, or until their leases end. Returns how many.';
