@@ -28,8 +28,8 @@ _BY_SQLSTATE: dict[str, type[PenstockError]] = {
     "PS413": InvalidInput,
 }
 _SCHEMA_STATES = {"3F000", "42P01", "42883", "42703"}
-# Connection exceptions, shutdowns, too many connections, and "the database system is starting up".
-_LOST_CLASSES = ("08", "57P", "53300")
+# Connection exceptions, shutdowns, too many connections, "the database system is starting up", and "not accepting connections".
+_LOST_CLASSES = ("08", "57P", "53300", "55000")
 _CONTENTION = {"40001", "40P01", "55P03"}
 
 

@@ -30,7 +30,7 @@ from penstock.postgres import jobs
 from penstock.postgres.database import Database
 from penstock.settings import Settings
 from penstock.worker.process import call_in_process
-from penstock.worker.types import WorkedType
+from penstock.worker.types import SettledElsewhere, WorkedType
 
 log = structlog.get_logger("penstock.worker")
 _LONGEST_TRACEBACK = 8_000
@@ -254,7 +254,7 @@ class Runner:
         self._finish(running, settlement)
         self._fill(group)
 
-    async def _attempt(self, running: Running, group: Group) -> Settlement:
+    async def _attempt(self, running: Running, group: Group) -> Settlement | None:
         claimed = running.claimed
         worked = self._types[claimed.name]
         try:
@@ -278,6 +278,8 @@ class Runner:
                     result = await self.loop.run_in_executor(self._threads, context.run, worked.handler, job)
             detail = dump_json(result, f"the result of {claimed.name}") if worked.keep_result and result is not None else None
             return Settlement(claimed.id, claimed.attempts, running.lease, Outcome.SUCCEEDED, detail)
+        except SettledElsewhere:
+            return None
         except (Exception, SystemExit) as error:
             # A handler that calls sys.exit() ends its own job, not the worker.
             if running.reason is not None:
@@ -299,12 +301,13 @@ class Runner:
             future.cancel()
             raise
 
-    def _finish(self, running: Running, settlement: Settlement) -> None:
+    def _finish(self, running: Running, settlement: Settlement | None) -> None:
         if self._jobs.get(running.claimed.id) is not running:
             return
         del self._jobs[running.claimed.id]
         self._forget_lease(running.lease)
-        self._settle(settlement)
+        if settlement is not None:
+            self._settle(settlement)
         self._room_made()
 
     def _forget_lease(self, lease: int) -> None:

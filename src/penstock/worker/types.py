@@ -11,6 +11,10 @@ from penstock.job import JobTypeRecord, Options
 from penstock.payload import Codec
 
 
+class SettledElsewhere(Exception):
+    """Raised by a handler whose job somebody else has settled, as a callback does: there is nothing left to settle."""
+
+
 @dataclass(slots=True)
 class WorkedType:
     """One job type of a worker. `options` are refreshed from the database while the worker runs."""

@@ -43,8 +43,10 @@ class Worker:
         settings: Concurrency, intervals, grace period.
     """
 
+    _types_may_come = False
+
     def __init__(self, database: Database, types: Mapping[str, WorkedType], settings: Settings) -> None:
-        if not types:
+        if not types and not self._types_may_come:
             raise InvalidInput("there is nothing to work on", hint="Declare a handler with @app.job(...) first.")
         self.id = ""
         self._database = database
@@ -66,8 +68,7 @@ class Worker:
 
     async def run(self) -> None:
         """Work until `stop`. Raises `PenstockError` when the database refuses the worker."""
-        for worked in self._types.values():
-            worked.refresh(await jobs.declare_job_type(self._database, worked.name, worked.declared.as_json(), retry=True))
+        await self._prepare()
         settler = Settler(self._database, retried=lambda: care.look())
         runner = Runner(
             self._database, self._types, self._settings, settler.settle, settler.progress, lambda: claimer.room_made()
@@ -92,6 +93,8 @@ class Worker:
         support("recovery", care.run_recovery())
         support("heartbeat", self._beat(claimer, runner, care))
         support("listener", self._listen(claimer, runner, care))
+        for name, part in self._companions(claimer, runner).items():
+            support(name, part)
         self._running.set()
         try:
             stopping = asyncio.create_task(self._stop.wait())
@@ -107,6 +110,24 @@ class Worker:
             await asyncio.gather(*supporting, return_exceptions=True)
             runner.close()
 
+    # What other kinds of workers do differently.
+
+    async def _prepare(self) -> None:
+        """Before the first claim: declare the types."""
+        for worked in self._types.values():
+            worked.refresh(await jobs.declare_job_type(self._database, worked.name, worked.declared.as_json(), retry=True))
+
+    def _companions(self, claimer: Claimer, runner: Runner) -> dict[str, Coroutine[Any, Any, None]]:
+        """Further tasks, by name, that live as long as the worker works."""
+        return {}
+
+    def _noticed(self, word: str, rest: str) -> bool:
+        """A notification came. Returns whether it is dealt with; otherwise the worker looks for jobs."""
+        return False
+
+    async def _leave(self, runner: Runner) -> None:
+        """The grace period is over; what still runs will be stopped."""
+
     async def _shut_down(self, claiming: asyncio.Task[None], runner: Runner, settler: Settler) -> None:
         log.info("worker_stopping", worker=self.id, in_flight=runner.in_flight)
         claiming.cancel()
@@ -117,6 +138,7 @@ class Worker:
         await asyncio.wait([grace, hurry], return_when=asyncio.FIRST_COMPLETED)
         hurry.cancel()
         grace.cancel()
+        await self._leave(runner)
         await runner.stop_handlers()
         limit = 2.0 if self._stop_now.is_set() else 15.0
         # If the database is away now, the others recover what is left when the heartbeat is missed.
@@ -171,7 +193,7 @@ class Worker:
                 runner.cancel(UUID(rest))
             elif word == "sweep":
                 claimer.sweep()
-            else:
+            elif not self._noticed(word, rest):
                 care.look()
                 claimer.wake()
 

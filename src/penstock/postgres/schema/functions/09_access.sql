@@ -14,13 +14,13 @@ language plpgsql
 set search_path = penstock, pg_temp
 as $$
 declare
-    reading constant text[] := array['clock', 'id_time', 'new_id', 'job_counts', 'find_jobs', 'list_jobs'];
-    producing constant text[] := array['enqueue', 'enqueue_many', 'enqueue_json', 'cancel', 'replay'];
+    reading constant text[] := array['clock', 'id_time', 'new_id', 'job_counts', 'find_jobs', 'list_jobs', 'page_of_jobs', 'job_rates', 'attempts_of', 'stored_jobs'];
+    producing constant text[] := array['enqueue', 'enqueue_many', 'enqueue_json', 'put_jobs', 'cancel', 'replay'];
     working constant text[] := array[
-        'claim', 'extend', 'settle', 'report_progress', 'register_worker', 'heartbeat', 'unregister_worker',
+        'claim', 'extend', 'settle', 'settle_attempts', 'leave_to_callback', 'report_progress', 'register_worker', 'heartbeat', 'unregister_worker',
         'release_unknown', 'wait_for_jobs', 'promote', 'expire', 'recover', 'ensure_archive'
     ];
-    managing constant text[] := array['create_job_type', 'change_job_type', 'declare_job_type', 'pause', 'resume', 'prune'];
+    managing constant text[] := array['create_job_type', 'change_job_type', 'declare_job_type', 'pause', 'resume', 'prune', 'add_user', 'remove_user', 'list_users', 'find_user'];
     allowed text[];
     function regprocedure;
 begin
@@ -40,6 +40,8 @@ begin
     end if;
     execute format('grant usage on schema penstock to %I', p_role);
     execute format('grant select on all tables in schema penstock to %I', p_role);
+    -- Hashes of secrets are for nobody to read.
+    execute format('revoke all on penstock.users from %I', p_role);
     execute format('alter default privileges in schema penstock grant select on tables to %I', p_role);
     for function in
         select pg_proc.oid::regprocedure
