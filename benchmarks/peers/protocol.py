@@ -14,17 +14,22 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import random
 import sys
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from importlib.metadata import version
 from typing import Any, ClassVar
 
 WARM_UP = 20
 """So many jobs of a trickle come before those that count: the worker may still be connecting."""
+
+
+STOPS_WITHIN_S = 10
+"""A worker that has run all jobs gets so long for its graceful stop."""
 
 
 class Seen:
@@ -76,8 +81,8 @@ class Peer(ABC):
         """Enqueue jobs with the values 0 to `jobs` - 1 in the fastest way there is; returns the seconds without connecting."""
 
     @abstractmethod
-    def trickle(self, url: str, stamps: Iterator[int]) -> None:
-        """Enqueue a job for each stamp, at once when it comes."""
+    def trickle(self, url: str, count: int) -> None:
+        """Enqueue a job for each of `stamps(count)`, at once when it comes."""
 
     @abstractmethod
     def work(self, url: str) -> None:
@@ -85,14 +90,33 @@ class Peer(ABC):
 
 
 def stamps(count: int) -> Iterator[int]:
-    """The time in nanoseconds, `count` times and as often as it takes to warm up, at odd intervals of a tenth of a second.
+    """The time in nanoseconds, `count` times and as often as it takes to warm up, at odd intervals of 30 to 100 milliseconds.
 
-    Odd, so that a system that polls is not met in step. The pauses block, since nobody else uses the enqueuing process.
+    Odd, so that a system that polls is not met in step.
     """
-    pause = random.Random(4)
-    for _ in range(WARM_UP + count):
-        time.sleep(pause.uniform(0.05, 0.15))
+    for pause in _pauses(count):
+        time.sleep(pause)
         yield time.time_ns()
+
+
+async def stamps_in_loop(count: int) -> AsyncIterator[int]:
+    """The same for a system whose client is on a loop, which must not be blocked in between."""
+    for pause in _pauses(count):
+        await asyncio.sleep(pause)
+        yield time.time_ns()
+
+
+def _pauses(count: int) -> list[float]:
+    chance = random.Random(4)
+    return [chance.uniform(0.03, 0.1) for _ in range(WARM_UP + count)]
+
+
+def _end_late_worker(result: dict[str, Any]) -> None:
+    """Give up a worker that has seen everything and does not stop; what was measured is there."""
+    SEEN.done.wait()
+    time.sleep(STOPS_WITHIN_S)
+    print(json.dumps(result | SEEN.result()), flush=True)
+    os._exit(0)
 
 
 def main(peer: Peer) -> None:
@@ -104,11 +128,12 @@ def main(peer: Peer) -> None:
     elif command == "enqueue":
         result["seconds"] = peer.enqueue(url, count)
     elif command == "trickle":
-        peer.trickle(url, stamps(count))
+        peer.trickle(url, count)
     elif command in ("drain", "latency"):
         SEEN.stamped = command == "latency"
         SEEN.expected = count + WARM_UP if SEEN.stamped else count
         print("ready", flush=True)
+        threading.Thread(target=_end_late_worker, args=(result,), daemon=True).start()
         peer.work(url)
         result |= SEEN.result()
     else:
