@@ -138,7 +138,8 @@ class PeersRun:
             with environments.started(peer.name, "latency", LATENCY_JOBS, url) as worker:
                 environments.ready(worker)
                 environments.run(peer.name, "trickle", LATENCY_JOBS, url)
-                self.results[peer.name].waits_ms = environments.finished(worker, 60)["waits_ms"]
+                waits = environments.finished(worker, 60)
+        self.results[peer.name].idle_ms, self.results[peer.name].sparse_ms = waits["idle_ms"], waits["sparse_ms"]
 
     @contextmanager
     def _store(self, peer: Contestant) -> Iterator[str]:

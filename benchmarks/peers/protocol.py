@@ -3,8 +3,8 @@
     python -m benchmarks.peers.NAME prepare 0 URL      make the schema
     python -m benchmarks.peers.NAME enqueue N URL      enqueue N jobs in bulk
     python -m benchmarks.peers.NAME drain N URL        work until N jobs have run
-    python -m benchmarks.peers.NAME trickle N URL      enqueue N jobs, one by one, each with the time in it
-    python -m benchmarks.peers.NAME latency N URL      work until N of those have run
+    python -m benchmarks.peers.NAME trickle N URL      enqueue 2 N and a few jobs one by one, each with the time in it
+    python -m benchmarks.peers.NAME latency N URL      work until those have run
 
 A worker prints `ready` when it starts; the last line of each command is JSON. This module needs nothing but the standard library,
 for it is imported in every environment.
@@ -27,6 +27,12 @@ from typing import Any, ClassVar
 WARM_UP = 20
 """So many jobs of a trickle come before those that count: the worker may still be connecting."""
 
+
+IDLE_S = (0.2, 0.3)
+"""Between jobs to an idle worker: it has gone to sleep, if it ever does."""
+
+SPARSE_S = (0.03, 0.1)
+"""Between jobs to a worker that is nearly idle."""
 
 STOPS_WITHIN_S = 10
 """A worker that has run all jobs gets so long for its graceful stop."""
@@ -59,7 +65,8 @@ class Seen:
     def result(self) -> dict[str, Any]:
         """What is printed in the end."""
         if self.stamped:
-            return {"waits_ms": [round(wait / 1e6, 3) for wait in self.values[WARM_UP:]]}
+            waits = [round(wait / 1e6, 3) for wait in self.values[WARM_UP:]]
+            return {"idle_ms": waits[: len(waits) // 2], "sparse_ms": waits[len(waits) // 2 :]}
         return {"seconds": self.last - self.first, "each_once": sorted(self.values) == list(range(self.expected))}
 
 
@@ -90,9 +97,8 @@ class Peer(ABC):
 
 
 def stamps(count: int) -> Iterator[int]:
-    """The time in nanoseconds, `count` times and as often as it takes to warm up, at odd intervals of 30 to 100 milliseconds.
-
-    Odd, so that a system that polls is not met in step.
+    """The time in nanoseconds: as often as it takes to warm up, then `count` times to a worker that is idle, then `count` times
+    to one that has a little to do. The intervals are odd, so that a system that polls is not met in step.
     """
     for pause in _pauses(count):
         time.sleep(pause)
@@ -108,7 +114,9 @@ async def stamps_in_loop(count: int) -> AsyncIterator[int]:
 
 def _pauses(count: int) -> list[float]:
     chance = random.Random(4)
-    return [chance.uniform(0.03, 0.1) for _ in range(WARM_UP + count)]
+    return [
+        chance.uniform(*span) for span, times in ((SPARSE_S, WARM_UP), (IDLE_S, count), (SPARSE_S, count)) for _ in range(times)
+    ]
 
 
 def _end_late_worker(result: dict[str, Any]) -> None:
@@ -131,7 +139,7 @@ def main(peer: Peer) -> None:
         peer.trickle(url, count)
     elif command in ("drain", "latency"):
         SEEN.stamped = command == "latency"
-        SEEN.expected = count + WARM_UP if SEEN.stamped else count
+        SEEN.expected = WARM_UP + 2 * count if SEEN.stamped else count
         print("ready", flush=True)
         threading.Thread(target=_end_late_worker, args=(result,), daemon=True).start()
         peer.work(url)
