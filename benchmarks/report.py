@@ -56,25 +56,28 @@ def print_rows(rows: Sequence[tuple[str, str, str]]) -> None:
     Console(width=160).print(table)
 
 
-def report_peers(results: Sequence[PeerResult], about: dict[str, Any]) -> None:
-    """Print the comparison, and write `peers.json`, `peers.md` and `peers.svg` into `RESULTS`."""
-    rows = [_peer_row(result) for result in results]
+def print_peers(results: Sequence[PeerResult]) -> None:
+    """The comparison with other systems, and what failed."""
     table = Table(box=None, pad_edge=False)
     for at, column in enumerate(PEER_COLUMNS):
         table.add_column(column, justify="left" if at < 2 else "right", max_width=22)
-    for row in rows:
-        table.add_row(*row)
+    for result in results:
+        table.add_row(*_peer_row(result))
     console = Console(width=190)
     console.print(table)
     for result in results:
         if result.failure:
             console.print(f"{result.title}: {result.failure}", markup=False)
+
+
+def write_peers(results: Sequence[PeerResult], about: dict[str, Any]) -> None:
+    """Write `peers.json`, `peers.md` and `peers.svg` into `RESULTS`."""
     RESULTS.mkdir(exist_ok=True)
     figures = {"about": about, "systems": [asdict(result) for result in results]}
     (RESULTS / "peers.json").write_text(json.dumps(figures, indent=1) + "\n")
-    (RESULTS / "peers.md").write_text(_markdown(rows))
-    _chart([result for result in results if result.drain], RESULTS / "peers.svg")
-    console.print(f"written: {RESULTS}/peers.json, peers.md, peers.svg")
+    (RESULTS / "peers.md").write_text(_markdown([_peer_row(result) for result in results]))
+    if drained := [result for result in results if result.drain]:
+        _chart(drained, RESULTS / "peers.svg")
 
 
 def _peer_row(result: PeerResult) -> tuple[str, ...]:
