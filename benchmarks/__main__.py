@@ -11,7 +11,7 @@ import argparse
 from benchmarks.backlog import Backlog
 from benchmarks.measurements import Bench
 from benchmarks.peers_run import PEERS, PENSTOCK, PeersRun
-from benchmarks.report import print_rows, report_peers
+from benchmarks.report import print_peers, print_rows
 from penstock.testing import TemporaryDatabases
 
 
@@ -28,7 +28,7 @@ def main() -> None:
             print_rows(bench.rows)
         if arguments.only in (None, "peers"):
             peers = PeersRun(databases, arguments.peers, share=arguments.jobs / PENSTOCK.jobs)
-            report_peers(peers.run(arguments.rounds), peers.about())
+            print_peers(peers.run(arguments.rounds))
 
 
 def _arguments() -> argparse.Namespace:

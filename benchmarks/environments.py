@@ -101,7 +101,10 @@ def finished(process: subprocess.Popen[str], timeout_s: float) -> dict[str, Any]
         raise PeerFailed(f"not finished within {timeout_s:.0f} s") from None
     if process.returncode != 0 or not output.strip():
         raise PeerFailed(f"ended with {process.returncode}")
-    result: dict[str, Any] = json.loads(output.splitlines()[-1])
+    try:
+        result: dict[str, Any] = json.loads(output.splitlines()[-1])
+    except ValueError:
+        raise PeerFailed(f"its last line is no result: {output.splitlines()[-1]}") from None
     return result
 
 

@@ -22,7 +22,7 @@ from rich.console import Console
 
 from benchmarks import environments
 from benchmarks.environments import PeerFailed
-from benchmarks.report import PeerResult
+from benchmarks.report import PeerResult, write_peers
 from penstock.testing import TemporaryDatabases
 
 Store = Literal["PostgreSQL", "Redis"]
@@ -77,7 +77,11 @@ class PeersRun:
         self.results = {peer.name: PeerResult(peer.title, peer.store, self._jobs(peer)) for peer in (PENSTOCK, *self._peers)}
 
     def run(self, rounds: int) -> list[PeerResult]:
-        """Measure all of them in turn, `rounds` times, then their latency; returns Penstock first."""
+        """Measure all of them in turn, `rounds` times, then their latency; returns Penstock first.
+
+        What there is so far is written after each measurement, so that a run that is cut short was not for nothing.
+        """
+        about = self._about()
         for peer in self._peers:
             self._attempt(peer, _install)
         for number in range(rounds):
@@ -87,20 +91,13 @@ class PeersRun:
                 self._console.print(f"round {number + 1}: {peer.title} on {peer.store}")
                 ours = self._throughput(PENSTOCK)
                 self._attempt(peer, partial(self._beside, ours=ours))
+                write_peers(list(self.results.values()), about)
         for peer in (PENSTOCK, *self._peers):
             if not self.results[peer.name].failure:
                 self._console.print(f"enqueue to start: {peer.title} on {peer.store}")
                 self._attempt(peer, self._latency)
+                write_peers(list(self.results.values()), about)
         return list(self.results.values())
-
-    def about(self) -> dict[str, Any]:
-        """What belongs to the figures: the servers' versions."""
-        return {
-            "penstock": version("penstock"),
-            "PostgreSQL": asyncio.run(_execute(self._databases.server_url, "show server_version")),
-            "Redis": environments.redis_version() if environments.redis_server() else None,
-            "machine": subprocess.run(["uname", "-srm"], capture_output=True, text=True, check=False).stdout.strip(),
-        }
 
     def _attempt(self, peer: Contestant, measure: Callable[[Contestant], object]) -> None:
         """Measure, and go on without this system when it fails."""
@@ -138,7 +135,8 @@ class PeersRun:
             with environments.started(peer.name, "latency", LATENCY_JOBS, url) as worker:
                 environments.ready(worker)
                 environments.run(peer.name, "trickle", LATENCY_JOBS, url)
-                self.results[peer.name].waits_ms = environments.finished(worker, 60)["waits_ms"]
+                waits = environments.finished(worker, 60)
+        self.results[peer.name].idle_ms, self.results[peer.name].sparse_ms = waits["idle_ms"], waits["sparse_ms"]
 
     @contextmanager
     def _store(self, peer: Contestant) -> Iterator[str]:
@@ -150,6 +148,15 @@ class PeersRun:
             with self._databases.database() as url:
                 asyncio.run(_execute(url, "checkpoint"))
                 yield url
+
+    def _about(self) -> dict[str, Any]:
+        """What belongs to the figures: the servers' versions."""
+        return {
+            "penstock": version("penstock"),
+            "PostgreSQL": asyncio.run(_execute(self._databases.server_url, "show server_version")),
+            "Redis": environments.redis_version() if environments.redis_server() else None,
+            "machine": subprocess.run(["uname", "-srm"], capture_output=True, text=True, check=False).stdout.strip(),
+        }
 
     def _jobs(self, peer: Contestant) -> int:
         return max(100, int(peer.jobs * self._share))

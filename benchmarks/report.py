@@ -15,7 +15,7 @@ from rich.table import Table
 RESULTS = Path(__file__).parent / "results"
 PEER_COLUMNS = (
     "system", "jobs kept in", "enqueue in bulk, jobs/s", "Penstock is", "drain, jobs/s", "Penstock is", "jobs",
-    "enqueue to start p50", "p99",
+    "enqueue to start, idle: p50", "p99", "sparse: p50", "p99",
 )  # fmt: skip
 
 
@@ -34,7 +34,10 @@ class PeerResult:
     enqueue_ratios: list[float] = field(default_factory=list)
     """Penstock's rate just before, divided by this one."""
     drain_ratios: list[float] = field(default_factory=list)
-    waits_ms: list[float] = field(default_factory=list)
+    idle_ms: list[float] = field(default_factory=list)
+    """From enqueue to the start of the handler, with pauses of 200 to 300 ms between jobs."""
+    sparse_ms: list[float] = field(default_factory=list)
+    """The same with pauses of 30 to 100 ms."""
     failure: str = ""
 
 
@@ -53,30 +56,32 @@ def print_rows(rows: Sequence[tuple[str, str, str]]) -> None:
     Console(width=160).print(table)
 
 
-def report_peers(results: Sequence[PeerResult], about: dict[str, Any]) -> None:
-    """Print the comparison, and write `peers.json`, `peers.md` and `peers.svg` into `RESULTS`."""
-    rows = [_peer_row(result) for result in results]
+def print_peers(results: Sequence[PeerResult]) -> None:
+    """The comparison with other systems, and what failed."""
     table = Table(box=None, pad_edge=False)
     for at, column in enumerate(PEER_COLUMNS):
-        table.add_column(column, justify="left" if at < 2 else "right", max_width=20)
-    for row in rows:
-        table.add_row(*row)
-    console = Console(width=170)
+        table.add_column(column, justify="left" if at < 2 else "right", max_width=22)
+    for result in results:
+        table.add_row(*_peer_row(result))
+    console = Console(width=190)
     console.print(table)
     for result in results:
         if result.failure:
             console.print(f"{result.title}: {result.failure}", markup=False)
+
+
+def write_peers(results: Sequence[PeerResult], about: dict[str, Any]) -> None:
+    """Write `peers.json`, `peers.md` and `peers.svg` into `RESULTS`."""
     RESULTS.mkdir(exist_ok=True)
     figures = {"about": about, "systems": [asdict(result) for result in results]}
     (RESULTS / "peers.json").write_text(json.dumps(figures, indent=1) + "\n")
-    (RESULTS / "peers.md").write_text(_markdown(rows))
-    _chart([result for result in results if result.drain], RESULTS / "peers.svg")
-    console.print(f"written: {RESULTS}/peers.json, peers.md, peers.svg")
+    (RESULTS / "peers.md").write_text(_markdown([_peer_row(result) for result in results]))
+    if drained := [result for result in results if result.drain]:
+        _chart(drained, RESULTS / "peers.svg")
 
 
 def _peer_row(result: PeerResult) -> tuple[str, ...]:
     name = next(iter(result.versions.values()), "")
-    waits = sorted(result.waits_ms)
     return (
         f"{result.title} {name}",
         result.store,
@@ -85,8 +90,11 @@ def _peer_row(result: PeerResult) -> tuple[str, ...]:
         f"{statistics.median(result.drain):,.0f}" if result.drain else "-",
         _times(result.drain_ratios),
         f"{result.jobs:,}",
-        f"{percentile(waits, 50):.1f} ms" if waits else "-",
-        f"{percentile(waits, 99):.1f} ms" if waits else "-",
+        *(
+            f"{percentile(sorted(waits), percent):.1f} ms" if waits else "-"
+            for waits in (result.idle_ms, result.sparse_ms)
+            for percent in (50, 99)
+        ),
     )
 
 

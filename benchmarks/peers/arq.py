@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import uvloop
 from arq import Worker, create_pool, func
 from arq.connections import RedisSettings
 
-from benchmarks.peers.protocol import SEEN, Peer, main
+from benchmarks.peers.protocol import SEEN, Peer, main, stamps_in_loop
 
-CONCURRENCY = int(os.environ.get("TUNE_CONCURRENCY", "100"))
-POLL = float(os.environ.get("TUNE_POLL", "0.01"))
+CONCURRENCY = 500
+POLL_S = 0.01
 
 
 class ArqPeer(Peer):
@@ -33,10 +31,10 @@ class ArqPeer(Peer):
 
         return uvloop.run(run())
 
-    def trickle(self, url: str, stamps: Iterator[int]) -> None:
+    def trickle(self, url: str, count: int) -> None:
         async def run() -> None:
             pool = await create_pool(RedisSettings.from_dsn(url))
-            for stamp in stamps:
+            async for stamp in stamps_in_loop(count):
                 await pool.enqueue_job("noop", stamp)
             await pool.aclose()
 
@@ -48,7 +46,7 @@ class ArqPeer(Peer):
                 [func(noop, name="noop", keep_result=0)],
                 redis_settings=RedisSettings.from_dsn(url),
                 max_jobs=CONCURRENCY,
-                poll_delay=POLL,
+                poll_delay=POLL_S,
                 keep_result=0,
                 handle_signals=False,
                 log_results=False,

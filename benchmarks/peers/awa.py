@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import uvloop
 from awa import AsyncClient, Job
 
-from benchmarks.peers.protocol import SEEN, Peer, main
+from benchmarks.peers.protocol import SEEN, Peer, main, stamps_in_loop
 
-WORKERS = int(os.environ.get("TUNE_WORKERS", "256"))
-CLAIM = int(os.environ.get("TUNE_CLAIM", "512"))
-POLL_MS = int(os.environ.get("TUNE_POLL_MS", "50"))
+WORKERS = 256
+CLAIM = 512
+POLL_MS = 50
 
 
 @dataclass
@@ -46,10 +44,10 @@ class AwaPeer(Peer):
 
         return uvloop.run(run())
 
-    def trickle(self, url: str, stamps: Iterator[int]) -> None:
+    def trickle(self, url: str, count: int) -> None:
         async def run() -> None:
             client = AsyncClient(_with_host(url))
-            for stamp in stamps:
+            async for stamp in stamps_in_loop(count):
                 await client.insert(Noop(stamp), queue="noop")
             await client.close()
 

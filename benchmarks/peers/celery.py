@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
-from collections.abc import Iterator
 
 from celery import Celery
 
-from benchmarks.peers.protocol import SEEN, Peer, main
+from benchmarks.peers.protocol import SEEN, Peer, main, stamps
 
-POOL = os.environ.get("TUNE_POOL", "solo")
-CONCURRENCY = int(os.environ.get("TUNE_CONCURRENCY", "1"))
-PREFETCH = int(os.environ.get("TUNE_PREFETCH", "100"))
+POOL = "solo"
+"""One process and the fastest for jobs that do nothing: threads and a forked child cost a hand-over for each."""
+PREFETCH = 1_000
 
 
 class CeleryPeer(Peer):
@@ -28,15 +26,15 @@ class CeleryPeer(Peer):
                 noop.apply_async((value,), producer=producer)
             return time.perf_counter() - started
 
-    def trickle(self, url: str, stamps: Iterator[int]) -> None:
+    def trickle(self, url: str, count: int) -> None:
         app = _app(url)
         with app.producer_or_acquire() as producer:
-            for stamp in stamps:
+            for stamp in stamps(count):
                 app.tasks["noop"].apply_async((stamp,), producer=producer)
 
     def work(self, url: str) -> None:
         worker = _app(url).Worker(
-            pool=POOL, concurrency=CONCURRENCY, prefetch_multiplier=PREFETCH, loglevel="WARNING", quiet=True,
+            pool=POOL, concurrency=1, prefetch_multiplier=PREFETCH, loglevel="WARNING", quiet=True,
             without_gossip=True, without_mingle=True, without_heartbeat=True,
         )  # fmt: skip
 
@@ -55,6 +53,7 @@ def _app(url: str) -> Celery:
         task_store_errors_even_if_ignored=False,
         worker_send_task_events=False,
         worker_hijack_root_logger=False,
+        worker_redirect_stdouts=False,
         broker_connection_retry_on_startup=True,
         task_create_missing_queues=True,
     )

@@ -5,16 +5,15 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Iterator
 
-os.environ.setdefault("dramatiq_queue_prefetch", os.environ.get("TUNE_PREFETCH", "200"))  # read when dramatiq is imported
+os.environ["dramatiq_queue_prefetch"] = "1000"  # noqa: SIM112 - its name, read when dramatiq is imported
 
 import dramatiq
 from dramatiq.brokers.redis import RedisBroker
 
-from benchmarks.peers.protocol import SEEN, Peer, main
+from benchmarks.peers.protocol import SEEN, Peer, main, stamps
 
-THREADS = int(os.environ.get("TUNE_THREADS", "8"))
+THREADS = 2
 
 
 class DramatiqPeer(Peer):
@@ -22,15 +21,14 @@ class DramatiqPeer(Peer):
 
     def enqueue(self, url: str, jobs: int) -> float:
         noop = _actor(url)
-        noop.send_with_options  # noqa: B018
         started = time.perf_counter()
         for value in range(jobs):
             noop.send(value)
         return time.perf_counter() - started
 
-    def trickle(self, url: str, stamps: Iterator[int]) -> None:
+    def trickle(self, url: str, count: int) -> None:
         noop = _actor(url)
-        for stamp in stamps:
+        for stamp in stamps(count):
             noop.send(stamp)
 
     def work(self, url: str) -> None:

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import time
-from collections.abc import Iterator
 from typing import Any
 
 from huey import RedisHuey
 
-from benchmarks.peers.protocol import SEEN, Peer, main
+from benchmarks.peers.protocol import SEEN, Peer, main, stamps
 
-THREADS = int(os.environ.get("TUNE_THREADS", "4"))
+THREADS = 1
 
 
 class HueyPeer(Peer):
@@ -26,9 +24,9 @@ class HueyPeer(Peer):
             noop(value)
         return time.perf_counter() - started
 
-    def trickle(self, url: str, stamps: Iterator[int]) -> None:
+    def trickle(self, url: str, count: int) -> None:
         noop = _task(url)
-        for stamp in stamps:
+        for stamp in stamps(count):
             noop(stamp)
 
     def work(self, url: str) -> None:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator
 
 import uvloop
 
-from benchmarks.peers.protocol import SEEN, Peer, main
+from benchmarks.peers.protocol import SEEN, Peer, main, stamps_in_loop
 from penstock import Job, Penstock
 
 
@@ -26,12 +25,12 @@ class Itself(Peer):
 
         return uvloop.run(run())
 
-    def trickle(self, url: str, stamps: Iterator[int]) -> None:
+    def trickle(self, url: str, count: int) -> None:
         async def run() -> None:
             async with Penstock(url) as app:
                 noop = app.job_type("noop", int)
                 await noop.enqueue_many([])
-                for stamp in stamps:
+                async for stamp in stamps_in_loop(count):
                     await noop.enqueue(stamp)
 
         uvloop.run(run())

@@ -1,4 +1,5 @@
-"""PgQueuer, as its guide to performance has it: asyncpg, uvloop, larger batches, its own settings for autovacuum.
+"""PgQueuer, as its guide to performance has it: asyncpg, uvloop, larger batches, its own settings for autovacuum; and five
+consumers with a connection each in the one process, as in its own benchmark.
 
 Its tables stay logged ("durable", the default), for jobs that are enqueued survive a crash in all other systems on PostgreSQL.
 """
@@ -6,9 +7,8 @@ Its tables stay logged ("durable", the default), for jobs that are enqueued surv
 from __future__ import annotations
 
 import asyncio
-import os
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import asyncpg
@@ -18,10 +18,10 @@ from pgqueuer.db import AsyncpgDriver
 from pgqueuer.models import Job
 from pgqueuer.queries import Queries
 
-from benchmarks.peers.protocol import SEEN, Peer, main
+from benchmarks.peers.protocol import SEEN, Peer, main, stamps_in_loop
 
-BATCH = int(os.environ.get("TUNE_BATCH", "100"))
-CONSUMERS = int(os.environ.get("TUNE_CONSUMERS", "1"))
+BATCH = 200
+CONSUMERS = 5
 
 
 class PgQueuerPeer(Peer):
@@ -44,9 +44,9 @@ class PgQueuerPeer(Peer):
 
         return uvloop.run(_with_queries(url, run))
 
-    def trickle(self, url: str, stamps: Iterator[int]) -> None:
+    def trickle(self, url: str, count: int) -> None:
         async def run(queries: Queries) -> None:
-            for stamp in stamps:
+            async for stamp in stamps_in_loop(count):
                 await queries.enqueue("noop", b"%d" % stamp)
 
         uvloop.run(_with_queries(url, run))

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import time
-from collections.abc import Iterator
 
 import uvloop
 from procrastinate import App, PsycopgConnector
 
-from benchmarks.peers.protocol import SEEN, Peer, main
+from benchmarks.peers.protocol import SEEN, Peer, main, stamps_in_loop
 
-CONCURRENCY = int(os.environ.get("TUNE_CONCURRENCY", "20"))
+CONCURRENCY = 20
 
 
 class ProcrastinatePeer(Peer):
@@ -35,10 +33,10 @@ class ProcrastinatePeer(Peer):
 
         return uvloop.run(run())
 
-    def trickle(self, url: str, stamps: Iterator[int]) -> None:
+    def trickle(self, url: str, count: int) -> None:
         async def run() -> None:
             async with _app(url).open_async() as app:
-                for stamp in stamps:
+                async for stamp in stamps_in_loop(count):
                     await app.tasks["noop"].defer_async(value=stamp)
 
         uvloop.run(run())

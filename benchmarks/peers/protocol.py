@@ -3,8 +3,8 @@
     python -m benchmarks.peers.NAME prepare 0 URL      make the schema
     python -m benchmarks.peers.NAME enqueue N URL      enqueue N jobs in bulk
     python -m benchmarks.peers.NAME drain N URL        work until N jobs have run
-    python -m benchmarks.peers.NAME trickle N URL      enqueue N jobs, one by one, each with the time in it
-    python -m benchmarks.peers.NAME latency N URL      work until N of those have run
+    python -m benchmarks.peers.NAME trickle N URL      enqueue 2 N and a few jobs one by one, each with the time in it
+    python -m benchmarks.peers.NAME latency N URL      work until those have run
 
 A worker prints `ready` when it starts; the last line of each command is JSON. This module needs nothing but the standard library,
 for it is imported in every environment.
@@ -14,17 +14,28 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import random
 import sys
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from importlib.metadata import version
 from typing import Any, ClassVar
 
 WARM_UP = 20
 """So many jobs of a trickle come before those that count: the worker may still be connecting."""
+
+
+IDLE_S = (0.2, 0.3)
+"""Between jobs to an idle worker: it has gone to sleep, if it ever does."""
+
+SPARSE_S = (0.03, 0.1)
+"""Between jobs to a worker that is nearly idle."""
+
+STOPS_WITHIN_S = 10
+"""A worker that has run all jobs gets so long for its graceful stop."""
 
 
 class Seen:
@@ -54,7 +65,8 @@ class Seen:
     def result(self) -> dict[str, Any]:
         """What is printed in the end."""
         if self.stamped:
-            return {"waits_ms": [round(wait / 1e6, 3) for wait in self.values[WARM_UP:]]}
+            waits = [round(wait / 1e6, 3) for wait in self.values[WARM_UP:]]
+            return {"idle_ms": waits[: len(waits) // 2], "sparse_ms": waits[len(waits) // 2 :]}
         return {"seconds": self.last - self.first, "each_once": sorted(self.values) == list(range(self.expected))}
 
 
@@ -76,8 +88,8 @@ class Peer(ABC):
         """Enqueue jobs with the values 0 to `jobs` - 1 in the fastest way there is; returns the seconds without connecting."""
 
     @abstractmethod
-    def trickle(self, url: str, stamps: Iterator[int]) -> None:
-        """Enqueue a job for each stamp, at once when it comes."""
+    def trickle(self, url: str, count: int) -> None:
+        """Enqueue a job for each of `stamps(count)`, at once when it comes."""
 
     @abstractmethod
     def work(self, url: str) -> None:
@@ -85,14 +97,34 @@ class Peer(ABC):
 
 
 def stamps(count: int) -> Iterator[int]:
-    """The time in nanoseconds, `count` times and as often as it takes to warm up, at odd intervals of a tenth of a second.
-
-    Odd, so that a system that polls is not met in step. The pauses block, since nobody else uses the enqueuing process.
+    """The time in nanoseconds: as often as it takes to warm up, then `count` times to a worker that is idle, then `count` times
+    to one that has a little to do. The intervals are odd, so that a system that polls is not met in step.
     """
-    pause = random.Random(4)
-    for _ in range(WARM_UP + count):
-        time.sleep(pause.uniform(0.05, 0.15))
+    for pause in _pauses(count):
+        time.sleep(pause)
         yield time.time_ns()
+
+
+async def stamps_in_loop(count: int) -> AsyncIterator[int]:
+    """The same for a system whose client is on a loop, which must not be blocked in between."""
+    for pause in _pauses(count):
+        await asyncio.sleep(pause)
+        yield time.time_ns()
+
+
+def _pauses(count: int) -> list[float]:
+    chance = random.Random(4)
+    return [
+        chance.uniform(*span) for span, times in ((SPARSE_S, WARM_UP), (IDLE_S, count), (SPARSE_S, count)) for _ in range(times)
+    ]
+
+
+def _end_late_worker(result: dict[str, Any]) -> None:
+    """Give up a worker that has seen everything and does not stop; what was measured is there."""
+    SEEN.done.wait()
+    time.sleep(STOPS_WITHIN_S)
+    print(json.dumps(result | SEEN.result()), flush=True)
+    os._exit(0)
 
 
 def main(peer: Peer) -> None:
@@ -104,11 +136,12 @@ def main(peer: Peer) -> None:
     elif command == "enqueue":
         result["seconds"] = peer.enqueue(url, count)
     elif command == "trickle":
-        peer.trickle(url, stamps(count))
+        peer.trickle(url, count)
     elif command in ("drain", "latency"):
         SEEN.stamped = command == "latency"
-        SEEN.expected = count + WARM_UP if SEEN.stamped else count
+        SEEN.expected = WARM_UP + 2 * count if SEEN.stamped else count
         print("ready", flush=True)
+        threading.Thread(target=_end_late_worker, args=(result,), daemon=True).start()
         peer.work(url)
         result |= SEEN.result()
     else:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import logging
-import threading
 import time
-from collections.abc import Iterator
 
 from redis import Redis
 from rq import Queue, SimpleWorker
 
-from benchmarks.peers.protocol import SEEN, Peer, main
+from benchmarks.peers.protocol import SEEN, Peer, main, stamps
 
 
 class RqPeer(Peer):
@@ -28,17 +26,16 @@ class RqPeer(Peer):
             )
         return time.perf_counter() - started
 
-    def trickle(self, url: str, stamps: Iterator[int]) -> None:
+    def trickle(self, url: str, count: int) -> None:
         queue = Queue(connection=Redis.from_url(url))
-        for stamp in stamps:
+        for stamp in stamps(count):
             queue.enqueue(noop, stamp, result_ttl=0, description="noop")
 
     def work(self, url: str) -> None:
         logging.disable(logging.INFO)
         worker = SimpleWorker([Queue(connection=Redis.from_url(url))], connection=Redis.from_url(url), log_job_description=False)
         worker.log_result_lifespan = False
-        # It waits for a job in Redis up to minutes and can be stopped by a signal only; the process ends with its main thread.
-        threading.Thread(target=worker.work, kwargs={"max_jobs": SEEN.expected}, daemon=True)
+        # It waits for minutes when there is no job, and only a signal would end that; so it is told how many there are.
         worker.work(max_jobs=SEEN.expected, logging_level="WARNING")
 
 

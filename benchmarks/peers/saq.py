@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import orjson
 import uvloop
 from saq import Queue, Worker
 
-from benchmarks.peers.protocol import SEEN, Peer, main
+from benchmarks.peers.protocol import SEEN, Peer, main, stamps_in_loop
 
-CONCURRENCY = int(os.environ.get("TUNE_CONCURRENCY", "20"))
+CONCURRENCY = 20
 
 
 class SaqPeer(Peer):
@@ -48,11 +46,11 @@ class SaqPeer(Peer):
 
         return uvloop.run(run())
 
-    def trickle(self, url: str, stamps: Iterator[int]) -> None:
+    def trickle(self, url: str, count: int) -> None:
         async def run() -> None:
             queue = self.queue(url)
             await queue.connect()
-            for stamp in stamps:
+            async for stamp in stamps_in_loop(count):
                 await queue.enqueue("noop", value=stamp, ttl=-1)
             await queue.disconnect()
 

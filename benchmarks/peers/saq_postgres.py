@@ -13,7 +13,7 @@ class SaqPostgresPeer(SaqPeer):
     packages = ("saq", "psycopg", "uvloop")
 
     def queue(self, url: str) -> Queue:
-        return Queue.from_url(url, dump=orjson.dumps, load=orjson.loads, min_size=4, max_size=CONCURRENCY)
+        return Queue.from_url(url, dump=orjson.dumps, load=orjson.loads, min_size=4, max_size=CONCURRENCY + 4)
 
 
 if __name__ == "__main__":

@@ -6,19 +6,18 @@ The broker on PostgreSQL (taskiq-pg) hands out only what is enqueued while a wor
 from __future__ import annotations
 
 import asyncio
-import os
 import time
-from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import uvloop
-from taskiq.api import run_receiver_task
+from taskiq.receiver import Receiver
 from taskiq.serializers import ORJSONSerializer
 from taskiq_redis import RedisStreamBroker
 
-from benchmarks.peers.protocol import SEEN, Peer, main
+from benchmarks.peers.protocol import SEEN, Peer, main, stamps_in_loop
 
-CONCURRENCY = int(os.environ.get("TUNE_CONCURRENCY", "100"))
-PREFETCH = int(os.environ.get("TUNE_PREFETCH", "100"))
+CONCURRENCY = 50
+PREFETCH = 100
 
 
 class TaskiqPeer(Peer):
@@ -38,11 +37,11 @@ class TaskiqPeer(Peer):
 
         return uvloop.run(run())
 
-    def trickle(self, url: str, stamps: Iterator[int]) -> None:
+    def trickle(self, url: str, count: int) -> None:
         async def run() -> None:
             broker = _broker(url)
             await broker.startup()
-            for stamp in stamps:
+            async for stamp in stamps_in_loop(count):
                 await broker.find_task("noop").kiq(stamp)
             await broker.shutdown()
 
@@ -53,12 +52,15 @@ class TaskiqPeer(Peer):
             broker = _broker(url)
             broker.is_worker_process = True
             await broker.startup()
-            receiver = asyncio.create_task(
-                run_receiver_task(broker, max_async_tasks=CONCURRENCY, max_prefetch=PREFETCH, validate_params=False)
-            )
-            await SEEN.all()
-            receiver.cancel()
-            await asyncio.gather(receiver, return_exceptions=True)
+            enough = asyncio.Event()
+            with ThreadPoolExecutor(1) as executor:
+                receiver = Receiver(
+                    broker, executor, max_async_tasks=CONCURRENCY, max_prefetch=PREFETCH, validate_params=False, run_startup=False
+                )
+                listening = asyncio.create_task(receiver.listen(enough))
+                await SEEN.all()
+                enough.set()
+                await listening
             await broker.shutdown()
 
         uvloop.run(run())
