@@ -125,6 +125,9 @@ class MemberState:
             return self._lose_all()
         changes = []
         for slot, epoch in taken.items():
+            if self._stopping:
+                self._releasing[slot] = epoch
+                continue
             self._held[slot] = _Held(epoch)
             changes.append(Change("gained", slot, epoch))
         return changes
