@@ -95,6 +95,10 @@ class Member:
         """Slots to work on at this moment, with their epochs; none when this process has lost touch for too long."""
         return self._state.owned if monotonic() < self._state.fence_at else {}
 
+    def may_work(self, slot: int) -> bool:
+        """Whether a slot is this process's to begin work on at this moment."""
+        return self._state.holds(slot) and monotonic() < self._state.fence_at
+
     @property
     def metadata(self) -> dict[str, Any]:
         """What the member says of itself."""

@@ -78,6 +78,11 @@ class MemberState:
         """Slots to work on, with their epochs."""
         return {slot: held.epoch for slot, held in self._held.items() if not held.draining}
 
+    def holds(self, slot: int) -> bool:
+        """Whether a slot is to be worked on, as far as is known."""
+        held = self._held.get(slot)
+        return held is not None and not held.draining
+
     @property
     def releasing(self) -> dict[int, int]:
         """Slots that are drained and have to be released, with their epochs."""

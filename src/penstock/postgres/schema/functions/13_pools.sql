@@ -526,11 +526,18 @@ begin
         ) as line
     ),
     chosen as (
-        select lines.ctid, lines.turn, lines.nth
-        from lines
-        where lines.startable
-        order by (lines.nth - 1) / lines.weight, lines.turn, lines.nth
-        limit room
+        -- By rounds. A key gets the whole of its first turn, even if that is a little more than there is room for, or
+        -- its weight would count for nothing where there is room for one; only the limits of the type are never passed.
+        select ranked.ctid, ranked.turn, ranked.nth
+        from (
+            select
+                lines.ctid, lines.turn, lines.nth, (lines.nth - 1) / lines.weight as round,
+                row_number() over (order by (lines.nth - 1) / lines.weight, lines.turn, lines.nth) as place
+            from lines
+            where lines.startable
+        ) as ranked
+        where ranked.place <= room
+            or (ranked.round = 0 and job_type.concurrency is null and job_type.rate_limit is null)
     ),
     locked as (
         select job.ctid, chosen.turn, chosen.nth
@@ -574,7 +581,7 @@ begin
     select
         claimed.id, claimed.name, claimed.attempts, claimed.max_attempts, claimed.priority, claimed.key, claimed.data::text,
         claimed.created_at, claimed.run_after, claimed.seq, claimed.lease,
-        extract(epoch from job_type.visibility_timeout)::double precision, null::integer, null::text, null::double precision
+        extract(epoch from job_type.visibility_timeout)::double precision, claimed.slot, null::text, null::double precision
     from claimed
     union all
     select
@@ -607,7 +614,7 @@ begin
 end
 $$;
 comment on function penstock.claim_keys(text, text, integer[], bigint[], integer, integer, integer, text) is
-    'Claims up to p_limit jobs of a pool from slots that the member has under these epochs: of each key that is not busy up to p_depth (times its weight) from the front, keys in turn. The last row has no id: it says where the walk ended (at_slot, at_key; null: it saw every key), to go on from there, and when a job that is waited for is due.';
+    'Claims up to p_limit jobs of a pool from slots that the member has under these epochs: of each key that is not busy up to p_depth (times its weight) from the front, keys in turn. Job rows have their slot in at_slot. The last row has no id: it says where the walk ended (at_slot, at_key; null: it saw every key), to go on from there, and when a job that is waited for is due.';
 
 create or replace function penstock.resize_pool(p_name text, p_slots integer)
 returns penstock.groups
