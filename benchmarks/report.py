@@ -131,7 +131,7 @@ def _chart(results: Sequence[PeerResult], path: Path) -> None:
         padding=4,
     )
     axes.set_xlim(0, max(rates) * 1.25)
-    axes.set_title("No-op jobs a second through one worker process", loc="left")
+    axes.set_title("No-op jobs a second through one worker process (in brackets: than Penstock just before)", loc="left")
     axes.spines[["top", "right"]].set_visible(False)
     figure.tight_layout()
     figure.savefig(path, metadata={"Date": None})
