@@ -90,11 +90,30 @@ class Service:
         self.metrics.admitted(name, put.admission)
         return put
 
-    async def callback(self, callback: Callback) -> str:
-        """Settle one attempt by its number. Returns what became of it."""
-        outcome = await self._callbacks.submit(None, callback)
-        self.metrics.settled(callback.name, outcome)
-        return outcome
+    async def record_status(self, principal: Principal, name: str, given_id: str, body: bytes, path: str) -> None:
+        """Settle one attempt by its number: the callback. Raises `ApiError` in Rickover's order of checks."""
+        parsed, attempt = bodies.status(body, path)
+        id = bodies.job_id(given_id)
+        principal.require(name, path)
+        if parsed.status == "succeeded":
+            outcome, detail = "succeeded", bodies.text(parsed.result, "the result")
+        else:
+            outcome = "failed-for-good" if parsed.retryable is False else "failed"
+            detail = bodies.failure(bodies.text(parsed.error, "the error"))
+        what = await self._callbacks.submit(None, Callback(name, id, attempt, outcome, detail))
+        self.metrics.settled(name, what)
+        if what == "unknown":
+            raise ApiError(
+                400, "duplicate_status_request", "This job has already been archived, or was never queued", instance=path
+            )
+        if what == "stale":
+            raise ApiError(
+                400,
+                "decrement_failed",
+                "could not decrement queued job counter; job may have been archived or attempt number may not match the database",
+                instance=path,
+                in_body=True,
+            )
 
     async def counts(self) -> list[JobCounts]:
         """The queue depths, at most some seconds old: counting reads the whole queue."""
