@@ -89,7 +89,8 @@ class Gate:
             if request.method == "PUT":
                 principal = await request.enter(Role.ENQUEUE)
                 body = await request.body()
-                await request.send_json(202, await service.put(principal, match[1], match[2], body, path))
+                job, admission = await service.put(principal, match[1], match[2], body, path)
+                await request.send_json(202, job, (b"penstock-outcome", admission.encode()))
             else:
                 principal = await request.enter(Role.WORK)
                 await service.record_status(principal, match[1], match[2], await request.body(), path)
@@ -224,9 +225,9 @@ class _Request:
             raise too_large(f"The request body is too large ({self.limit} bytes max)")
         return message
 
-    async def send_json(self, status: int, body: bytes) -> None:
+    async def send_json(self, status: int, body: bytes, *more: tuple[bytes, bytes]) -> None:
         """Answer with JSON."""
-        headers = [(b"content-type", JSON), (b"content-length", b"%d" % len(body))]
+        headers = [(b"content-type", JSON), (b"content-length", b"%d" % len(body)), *more]
         await self.send_decorated({"type": "http.response.start", "status": status, "headers": headers})
         await self.send_decorated({"type": "http.response.body", "body": body})
 

@@ -69,8 +69,8 @@ class Service:
         self.watch.stop()
         self.claims.stop()
 
-    async def put(self, principal: Principal, name: str, given_id: str, body: bytes, instance: str) -> bytes:
-        """Enqueue one job and return its QueuedJob. Raises `ApiError` in Rickover's order of checks."""
+    async def put(self, principal: Principal, name: str, given_id: str, body: bytes, instance: str) -> tuple[bytes, Admission]:
+        """Enqueue one job and return its QueuedJob and what was done. Raises `ApiError` in Rickover's order of checks."""
         new, data = bodies.new_job(body, instance)
         id = bodies.job_id(given_id, random=True)
         principal.require(name, instance)
@@ -79,7 +79,7 @@ class Service:
             raise ApiError(
                 400, "job_already_archived", "Job has already been archived", instance=f"/v1/jobs/{name}/{shapes.job_id(id)}"
             )
-        return shapes.put_job(put, data)
+        return shapes.put_job(put, data), put.admission
 
     async def enqueue(self, name: str, id: UUID, data: str, body: bodies.NewJobBody) -> Put:
         """Enqueue one job with others of its type that come at the same time. Raises `ApiError` 404."""

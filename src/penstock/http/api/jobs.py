@@ -27,8 +27,9 @@ NewId = Annotated[str | None, Query(description="Id of the copy, so that a repea
 @needs(Role.ENQUEUE)
 async def enqueue(request: Request, name: Name, id: Id) -> Response:
     """Enqueue a job. Idempotent: the same id again is the same job. The id `random_id` makes a new one, for load tests."""
-    body = await service_of(request).put(principal_of(request), name, id, await request.body(), request.url.path)
-    return raw_answer(body, 202)
+    path, body = request.url.path, await request.body()
+    job, admission = await service_of(request).put(principal_of(request), name, id, body, path)
+    return raw_answer(job, 202, {"penstock-outcome": admission})
 
 
 @api.post(
