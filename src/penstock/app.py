@@ -428,6 +428,10 @@ class Penstock:
         """All job types in the database."""
         return await jobs.job_types(await self.database())
 
+    async def create_job_type(self, name: str, **options: Any) -> JobTypeRecord:
+        """Create a job type in the database, options by their names in SQL. Raises `Conflict`, `InvalidInput`."""
+        return await jobs.create_job_type(await self.database(), name, options)
+
     async def change_job_type(self, name: str, **options: Any) -> JobTypeRecord:
         """Change options of a job type in the database, by their names in SQL. Raises `NotFound`, `InvalidInput`."""
         return await jobs.change_job_type(await self.database(), name, options)

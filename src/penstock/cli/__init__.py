@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from typing import Annotated
 
 import typer
 
@@ -23,6 +25,21 @@ enqueueing.add_to(app)
 types.add_to(app)
 http.add_to(app)
 app.add_typer(jobs.app, name="jobs")
+
+
+@app.callback()
+def choose(
+    server: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL", envvar="PENSTOCK_SERVER_URL",
+            help="Work through an HTTP server instead of the database; its token from PENSTOCK_SERVER_TOKEN.",
+        ),
+    ] = None,
+) -> None:  # fmt: skip
+    """Background work on PostgreSQL: enqueue, work, look and steer."""
+    if server is not None:
+        os.environ["PENSTOCK_SERVER_URL"] = server
 
 
 @app.command()

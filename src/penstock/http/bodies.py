@@ -154,6 +154,13 @@ def text(raw: Raw, what: str) -> str | None:
     return None if decoded in ("", "null") else storable(decoded, what)
 
 
+def failure(error: str | None) -> str | None:
+    """The error of an attempt as an object, from JSON text of any kind."""
+    if error is None or error.startswith("{"):
+        return error
+    return f'{{"type": "Failed", "message": {error}}}'
+
+
 def job_id(given: str, *, random: bool = False) -> UUID:
     """The id of a path. Raises `ApiError` 400 with Rickover's words.
 

@@ -2,7 +2,7 @@
 
 Plain ASGI, since it runs for each of thousands of requests a second. In order: a request id; the refusal of unencrypted
 proxy traffic; routing (404 and 405 are answered without credentials, as Rickover does); the door; the limit of the body
-before and while it is read. `PUT /v1/jobs/{name}/{id}` is answered here, without the frame that documents it.
+before and while it is read. `PUT` and `POST /v1/jobs/{name}/{id}` are answered here, without the frame that documents them.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from penstock.http.errors import JSON, ApiError, from_penstock, insecure, method
 from penstock.http.service import Service
 
 log = structlog.get_logger("penstock.http")
-_PUT = re.compile(r"/v1/jobs/([^\s/]+)/(job_[^\s/]+|random_id|[^\s/]{20,40})")
-_PUT_ROUTE = "/v1/jobs/{name}/{id}"
+_JOB = re.compile(r"/v1/jobs/([^\s/]+)/(job_[^\s/]+|random_id|[^\s/]{20,40})")
+_JOB_ROUTE = "/v1/jobs/{name}/{id}"
 _HSTS = (b"strict-transport-security", b"max-age=31536000; includeSubDomains; preload")
 _SERVER = (b"server", f"penstock/{__version__}".encode())
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9_.:-]{1,100}")
@@ -84,11 +84,17 @@ class Gate:
         if request.forwarded == b"http" and not service.settings.allow_unencrypted_proxy_traffic:
             request.secure = False
             raise insecure(path)
-        if request.method == "PUT" and (match := _PUT.fullmatch(path)) is not None:
-            request.route = _PUT_ROUTE
-            principal = await request.enter(Role.ENQUEUE)
-            body = await request.body()
-            await request.send_json(202, await service.put(principal, match[1], match[2], body, path))
+        if request.method in ("PUT", "POST") and (match := _JOB.fullmatch(path)) is not None:
+            request.route = _JOB_ROUTE
+            if request.method == "PUT":
+                principal = await request.enter(Role.ENQUEUE)
+                body = await request.body()
+                job, admission = await service.put(principal, match[1], match[2], body, path)
+                await request.send_json(202, job, (b"penstock-outcome", admission.encode()))
+            else:
+                principal = await request.enter(Role.WORK)
+                await service.record_status(principal, match[1], match[2], await request.body(), path)
+                await request.send_json(200, b"")
             return
         route, allowed = self._find(scope)
         if route is None:
@@ -219,9 +225,9 @@ class _Request:
             raise too_large(f"The request body is too large ({self.limit} bytes max)")
         return message
 
-    async def send_json(self, status: int, body: bytes) -> None:
+    async def send_json(self, status: int, body: bytes, *more: tuple[bytes, bytes]) -> None:
         """Answer with JSON."""
-        headers = [(b"content-type", JSON), (b"content-length", b"%d" % len(body))]
+        headers = [(b"content-type", JSON), (b"content-length", b"%d" % len(body)), *more]
         await self.send_decorated({"type": "http.response.start", "status": status, "headers": headers})
         await self.send_decorated({"type": "http.response.body", "body": body})
 

@@ -62,6 +62,7 @@ class Metrics:
         self._refused = Counter("penstock_http_refused_logins", "Requests with bad credentials.", registry=registry)
         self._types: set[str] = set()
         self._children: dict[tuple[str, str, int], tuple[Counter, Histogram]] = {}
+        self._settles: dict[tuple[str, str], Counter] = {}
         self._admitted: dict[tuple[str, Admission], Counter] = {}
 
     def request(self, method: str, route: str, status: int, seconds: float) -> None:
@@ -90,7 +91,11 @@ class Metrics:
     def settled(self, name: str, outcome: str, attempts: int = 1) -> None:
         """Count settled attempts, stale ones too."""
         # A callback for something that is not there may name anything.
-        self._settled.labels("?" if outcome == "unknown" else self._label(name), outcome).inc(attempts)
+        key = ("?" if outcome == "unknown" else self._label(name), outcome)
+        child = self._settles.get(key)
+        if child is None:
+            child = self._settles[key] = self._settled.labels(*key)
+        child.inc(attempts)
 
     def batch(self, jobs: int) -> None:
         """Note the size of a group commit."""

@@ -49,7 +49,7 @@ class NewJobType(BaseModel):
     name: str = Field(description='Its name; `"id"` is accepted as well.')
     delivery_strategy: Delivery
     attempts: int = Field(ge=1, le=32_767)
-    concurrency: int = Field(ge=1, le=32_767, description="Most jobs in flight at once, over all workers.")
+    concurrency: int | None = Field(ge=1, le=32_767, description="Most jobs in flight at once, over all workers; null: no limit.")
 
 
 class JobType(BaseModel):

@@ -124,6 +124,8 @@ def serve(settings: HttpSettings, announce: Any = print) -> None:
             backlog=2048,
         )
         socket = config.bind_socket()
+        # From here on connections wait for the server instead of being refused.
+        socket.listen(config.backlog)
         # uvicorn ends in an orderly way and then sends itself the signal again: by then all is done.
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: None)

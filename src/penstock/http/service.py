@@ -69,8 +69,8 @@ class Service:
         self.watch.stop()
         self.claims.stop()
 
-    async def put(self, principal: Principal, name: str, given_id: str, body: bytes, instance: str) -> bytes:
-        """Enqueue one job and return its QueuedJob. Raises `ApiError` in Rickover's order of checks."""
+    async def put(self, principal: Principal, name: str, given_id: str, body: bytes, instance: str) -> tuple[bytes, Admission]:
+        """Enqueue one job and return its QueuedJob and what was done. Raises `ApiError` in Rickover's order of checks."""
         new, data = bodies.new_job(body, instance)
         id = bodies.job_id(given_id, random=True)
         principal.require(name, instance)
@@ -79,7 +79,7 @@ class Service:
             raise ApiError(
                 400, "job_already_archived", "Job has already been archived", instance=f"/v1/jobs/{name}/{shapes.job_id(id)}"
             )
-        return shapes.put_job(put, data)
+        return shapes.put_job(put, data), put.admission
 
     async def enqueue(self, name: str, id: UUID, data: str, body: bodies.NewJobBody) -> Put:
         """Enqueue one job with others of its type that come at the same time. Raises `ApiError` 404."""
@@ -90,11 +90,30 @@ class Service:
         self.metrics.admitted(name, put.admission)
         return put
 
-    async def callback(self, callback: Callback) -> str:
-        """Settle one attempt by its number. Returns what became of it."""
-        outcome = await self._callbacks.submit(None, callback)
-        self.metrics.settled(callback.name, outcome)
-        return outcome
+    async def record_status(self, principal: Principal, name: str, given_id: str, body: bytes, path: str) -> None:
+        """Settle one attempt by its number: the callback. Raises `ApiError` in Rickover's order of checks."""
+        parsed, attempt = bodies.status(body, path)
+        id = bodies.job_id(given_id)
+        principal.require(name, path)
+        if parsed.status == "succeeded":
+            outcome, detail = "succeeded", bodies.text(parsed.result, "the result")
+        else:
+            outcome = "failed-for-good" if parsed.retryable is False else "failed"
+            detail = bodies.failure(bodies.text(parsed.error, "the error"))
+        what = await self._callbacks.submit(None, Callback(name, id, attempt, outcome, detail))
+        self.metrics.settled(name, what)
+        if what == "unknown":
+            raise ApiError(
+                400, "duplicate_status_request", "This job has already been archived, or was never queued", instance=path
+            )
+        if what == "stale":
+            raise ApiError(
+                400,
+                "decrement_failed",
+                "could not decrement queued job counter; job may have been archived or attempt number may not match the database",
+                instance=path,
+                in_body=True,
+            )
 
     async def counts(self) -> list[JobCounts]:
         """The queue depths, at most some seconds old: counting reads the whole queue."""

@@ -16,7 +16,7 @@ from penstock.http.errors import ApiError, not_found, other_name
 from penstock.http.models import ArchivedJob, Cancelled, NewJob, QueuedJob, Result, Status
 from penstock.payload import storable
 from penstock.postgres import http, jobs
-from penstock.postgres.http import Callback, StoredJob
+from penstock.postgres.http import StoredJob
 
 api = router("jobs")
 _NEW = {"data": {"shipmentId": "shp_123"}, "run_after": "2026-01-11T18:26:26.000Z", "expires_at": "2026-01-11T20:26:26.000Z"}
@@ -27,8 +27,9 @@ NewId = Annotated[str | None, Query(description="Id of the copy, so that a repea
 @needs(Role.ENQUEUE)
 async def enqueue(request: Request, name: Name, id: Id) -> Response:
     """Enqueue a job. Idempotent: the same id again is the same job. The id `random_id` makes a new one, for load tests."""
-    body = await service_of(request).put(principal_of(request), name, id, await request.body(), request.url.path)
-    return raw_answer(body, 202)
+    path, body = request.url.path, await request.body()
+    job, admission = await service_of(request).put(principal_of(request), name, id, body, path)
+    return raw_answer(job, 202, {"penstock-outcome": admission})
 
 
 @api.post(
@@ -40,26 +41,7 @@ async def enqueue(request: Request, name: Name, id: Id) -> Response:
 @needs(Role.WORK)
 async def record_status(request: Request, name: Name, id: Id) -> Response:
     """Record a job's success or failure: the callback of a downstream service. The attempt number must be the job's."""
-    path = request.url.path
-    parsed, attempt = bodies.status(await request.body(), path)
-    job = bodies.job_id(id)
-    principal_of(request).require(name, path)
-    if parsed.status == "succeeded":
-        outcome, detail = "succeeded", bodies.text(parsed.result, "the result")
-    else:
-        outcome = "failed-for-good" if parsed.retryable is False else "failed"
-        detail = failure(bodies.text(parsed.error, "the error"))
-    what = await service_of(request).callback(Callback(name, job, attempt, outcome, detail))
-    if what == "unknown":
-        raise ApiError(400, "duplicate_status_request", "This job has already been archived, or was never queued", instance=path)
-    if what == "stale":
-        raise ApiError(
-            400,
-            "decrement_failed",
-            "could not decrement queued job counter; job may have been archived or attempt number may not match the database",
-            instance=path,
-            in_body=True,
-        )
+    await service_of(request).record_status(principal_of(request), name, id, await request.body(), request.url.path)
     return Response(status_code=200, headers={"content-type": "application/json; charset=utf-8"})
 
 
@@ -123,13 +105,6 @@ async def cancel(request: Request, name: Name, id: Id) -> Response:
     return await _cancel(request, name, id)
 
 
-def failure(error: str | None) -> str | None:
-    """The error of an attempt as an object, from JSON text of any kind."""
-    if error is None or error.startswith("{"):
-        return error
-    return f'{{"type": "Failed", "message": {error}}}'
-
-
 async def _find(request: Request, name: str | None, given: str) -> StoredJob:
     """The job of a path. Raises `ApiError`: no such job, another name, no access."""
     path = request.url.path
@@ -187,4 +162,4 @@ def dump_error(error: Any) -> str | None:
     """The error that a worker gives as JSON text of an object. Raises `InvalidInput`."""
     if error is None:
         return None
-    return failure(storable(orjson.dumps(error).decode(), "the error"))
+    return bodies.failure(storable(orjson.dumps(error).decode(), "the error"))

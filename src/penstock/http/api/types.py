@@ -21,10 +21,10 @@ _EXAMPLE = {"name": "invoice-shipments", "delivery_strategy": "at_least_once", "
 _RICKOVER = {"visibility_timeout": "7 minutes", "time_limit": "5 minutes"}
 
 
-@api.post("/v1/jobs", status_code=201, response_model=JobType, openapi_extra=body_of(NewJobType, _EXAMPLE))
-@api.post("/v2/job-types", status_code=201, response_model=JobType, openapi_extra=body_of(NewJobType, _EXAMPLE))
+@api.post("/v1/jobs", status_code=201, response_model=JobType | JobTypeDetails, openapi_extra=body_of(NewJobType, _EXAMPLE))
+@api.post("/v2/job-types", status_code=201, response_model=JobType | JobTypeDetails, openapi_extra=body_of(NewJobType, _EXAMPLE))
 @needs(Role.ADMIN)
-async def create_job_type(request: Request) -> Response:
+async def create_job_type(request: Request, details: Details = False) -> Response:
     """Create a job type. Takes the options of `PATCH` as well."""
     service, path = service_of(request), request.url.path
     given = bodies.json_object(await request.body())
@@ -34,7 +34,7 @@ async def create_job_type(request: Request) -> Response:
         created = await jobs.create_job_type(service.database, name, _RICKOVER | options)
     except Conflict:
         raise invalid_parameter(f"A name already exists with this value ({name})", path) from None
-    return answer(shapes.job_type(created), 201)
+    return answer(shapes.job_type(created, details=details), 201)
 
 
 @api.get("/v1/jobs", response_model=list[JobTypeDetails])
@@ -110,6 +110,8 @@ def _new_type(given: dict[str, Any], path: str) -> tuple[str, dict[str, Any]]:
     name = given.pop("name", None) or given.pop("id", None) or ""
     given.pop("id", None)
     strategy = given.get("delivery_strategy") or ""
+    # Without a limit: null, which Rickover does not have.
+    unlimited = "concurrency" in given and given["concurrency"] is None
     attempts, concurrency = given.get("attempts") or 0, given.get("concurrency") or 0
     if not isinstance(name, str) or not isinstance(strategy, str):
         raise bad_json()
@@ -132,7 +134,7 @@ def _new_type(given: dict[str, Any], path: str) -> tuple[str, dict[str, Any]]:
         )
     if attempts == 0:
         raise invalid_parameter("Attempts must be set to a number greater than zero", path)
-    if concurrency == 0:
+    if concurrency == 0 and not unlimited:
         raise invalid_parameter("Concurrency must be set to a number greater than zero", path)
     known = {field: value for field, value in given.items() if field in JobTypeOptions.model_fields}
     try:
