@@ -130,7 +130,8 @@ async def test_the_server_comes_back_with_its_database(url: str, sql: Any) -> No
                 "select pg_terminate_backend(pid) from pg_stat_activity where datname = $1 and pid <> pg_backend_pid()", name
             )
             # An enqueue may be repeated, and a lost connection is no reason to refuse it.
-            assert client.put("/v1/jobs/echo/random_id", json={"data": 1}).status_code == 202
+            answer = client.put("/v1/jobs/echo/random_id", json={"data": 1})
+            assert answer.status_code == 202, answer.text + served.log.read_text()
         await eventually(lambda: client.get("/readyz").status_code == 200, "readiness")
 
 

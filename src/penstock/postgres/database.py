@@ -66,6 +66,14 @@ def translate(error: BaseException) -> PenstockError | None:
     return None
 
 
+def _lost(error: BaseException) -> bool:
+    """Whether the connection is gone, unlike a call that took too long."""
+    state = getattr(error, "sqlstate", None) or ""
+    return state.startswith(("08", "57P")) or (
+        isinstance(error, (OSError, asyncpg.InterfaceError, asyncpg.InternalClientError)) and not isinstance(error, TimeoutError)
+    )
+
+
 class _Connection(asyncpg.Connection):
     """A pooled connection that is handed on as it is."""
 
@@ -201,6 +209,9 @@ class Database:
         except PenstockError:
             raise
         except Exception as error:
+            if _lost(error) and self._pool is not None:
+                # What ended this connection ended the idle ones too: the next call gets a new one.
+                await self._pool.expire_connections()
             translated = translate(error)
             if translated is None:
                 raise

@@ -1,7 +1,7 @@
 """The claimer: one loop that keeps the runner supplied, and sleeps when there is nothing to do.
 
-Under load it claims in batches and nobody notifies anybody. When nothing came for a tenth of a second it says that it is
-idle, looks once more, and waits for a notification, with a poll now and then for what notifications miss.
+Under load it claims in batches and nobody notifies anybody. When nothing came for 20 ms it says that it is idle, looks once
+more, and waits for a notification, with a poll now and then for what notifications miss.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from penstock.worker.runner import Runner
 from penstock.worker.types import WorkedType
 
 log = structlog.get_logger("penstock.worker")
-_QUIET_S = 0.1
+_QUIET_S = 0.02
 _LONGEST_WAIT_S = 30.0
 
 
