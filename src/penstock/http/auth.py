@@ -174,7 +174,7 @@ class Door:
         """Who this is. Raises `ApiError` 401, 403 or 429."""
         if (principal := self.known(header)) is not None:
             return principal
-        credentials = _parse(header, client, instance)
+        credentials = parse_authorization(header, client, instance)
         if credentials is not None:
             self._throttle.check(client, credentials.user)
         try:
@@ -196,7 +196,7 @@ class Door:
         return principal
 
 
-def _parse(header: bytes | None, client: str, instance: str) -> Credentials | None:
+def parse_authorization(header: bytes | None, client: str, instance: str) -> Credentials | None:
     """The credentials of an Authorization header; None when there is none that is understood."""
     if header is None:
         return None

@@ -18,6 +18,8 @@ DATA_TOO_LARGE = "Data parameter is too large (100KB max)"
 NOTHING = Raw(b"")
 _UUID = re.compile(r"[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}")
 _SPAN = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,6})?)(ms|s|m|h)?")
+# Nested too deep is bad JSON as well.
+_BAD = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, None: 1.0}
 S = TypeVar("S", bound=Struct)
 
@@ -68,7 +70,7 @@ def new_job(body: bytes, instance: str) -> tuple[NewJobBody, str]:
     try:
         parsed = _new_job(body)
         data = bytes(parsed.data).decode()
-    except (msgspec.MsgspecError, UnicodeDecodeError):
+    except _BAD:
         raise bad_json() from None
     check_times(parsed)
     if not data:
@@ -81,7 +83,7 @@ def batch_line(line: bytes) -> tuple[BatchLine, str]:
     try:
         parsed = _line(line)
         data = bytes(parsed.data).decode()
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except _BAD as error:
         raise ApiError(400, "invalid_request", f"The line is not a job: {error}") from None
     check_times(parsed)
     return parsed, data or "{}"
@@ -110,7 +112,7 @@ def status(body: bytes, instance: str) -> tuple[StatusBody, int]:
     """The body of a callback and its attempt number. Raises `ApiError` in Rickover's order."""
     try:
         parsed = _status(body)
-    except (msgspec.MsgspecError, UnicodeDecodeError):
+    except _BAD:
         raise bad_json() from None
     if parsed.attempt is not None and not 0 <= parsed.attempt <= 32_767:
         raise bad_json()
@@ -128,7 +130,7 @@ def jobber(body: bytes) -> tuple[str, str]:
     try:
         parsed = _jobber(body)
         payload = bytes(parsed.payload).decode() or "null"
-    except (msgspec.MsgspecError, UnicodeDecodeError):
+    except _BAD:
         parsed = None
     if parsed is None or not parsed.type.strip():
         raise ApiError(400, "invalid_request", "Request body is not in the right format", in_body=True)
@@ -141,7 +143,7 @@ def json_object(body: bytes) -> dict[str, Any]:
     """A body that is an object. Raises `ApiError`."""
     try:
         return _any(body)
-    except (msgspec.MsgspecError, UnicodeDecodeError):
+    except _BAD:
         raise bad_json() from None
 
 

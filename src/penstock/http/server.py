@@ -86,7 +86,7 @@ def create_app(
                 await asyncio.gather(*tasks, return_exceptions=True)
                 running.clear()
 
-    inner = _routes(lifespan)
+    inner = http_routes(lifespan)
     return Gate(inner, [route for part in _PARTS for route in part.api.routes], lambda: running[0] if running else None)
 
 
@@ -206,7 +206,8 @@ def _authorizer(settings: HttpSettings, stored: Users) -> Authorizer:
     return stored if settings.token is None else OneUser("admin", settings.token.get_secret_value(), stored)
 
 
-def _routes(lifespan: Any) -> FastAPI:
+def http_routes(lifespan: Any) -> FastAPI:
+    """All routes as an application, without the gate before them."""
     inner = FastAPI(
         title="Penstock",
         version=__version__,

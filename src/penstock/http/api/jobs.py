@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-import orjson
 import uuid_utils.compat
 from fastapi import Query, Request, Response
 
@@ -14,7 +13,7 @@ from penstock.http.api.common import Details, Id, Name, Wait, answer, body_of, n
 from penstock.http.auth import Role
 from penstock.http.errors import ApiError, not_found, other_name
 from penstock.http.models import ArchivedJob, Cancelled, NewJob, QueuedJob, Result, Status
-from penstock.payload import storable
+from penstock.payload import dump_json
 from penstock.postgres import http, jobs
 from penstock.postgres.http import StoredJob
 
@@ -162,4 +161,4 @@ def dump_error(error: Any) -> str | None:
     """The error that a worker gives as JSON text of an object. Raises `InvalidInput`."""
     if error is None:
         return None
-    return bodies.failure(storable(orjson.dumps(error).decode(), "the error"))
+    return bodies.failure(dump_json(error, "the error"))

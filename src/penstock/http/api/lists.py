@@ -97,10 +97,10 @@ async def _page(
         names=names,
         status=status,
         key=key,
-        since=_time(since, "since"),
-        until=_time(until, "until"),
+        since=parse_time(since, "since"),
+        until=parse_time(until, "until"),
         limit=size,
-        before=_parse_cursor(cursor),
+        before=parse_cursor(cursor),
     )
     found = await http.stored_jobs(service.database, [id for id, _ in page])
     # A job that finished in between is in the other list now.
@@ -130,7 +130,8 @@ def _bad(title: str) -> ApiError:
     return ApiError(400, "invalid_parameter", title, in_body=True)
 
 
-def _time(given: str | None, name: str) -> datetime | None:
+def parse_time(given: str | None, name: str) -> datetime | None:
+    """A time of a query. Raises `ApiError`."""
     if given is None:
         return None
     try:
@@ -149,7 +150,8 @@ def _cursor(last: tuple[UUID, datetime]) -> str:
     return base64.urlsafe_b64encode(f"{at.isoformat()} {id}".encode()).decode().rstrip("=")
 
 
-def _parse_cursor(given: str | None) -> tuple[datetime, UUID] | None:
+def parse_cursor(given: str | None) -> tuple[datetime, UUID] | None:
+    """Where a page before ended. Raises `ApiError`."""
     if given is None:
         return None
     try:

@@ -28,7 +28,7 @@ async def create_job_type(request: Request, details: Details = False) -> Respons
     """Create a job type. Takes the options of `PATCH` as well."""
     service, path = service_of(request), request.url.path
     given = bodies.json_object(await request.body())
-    name, options = _new_type(given, path)
+    name, options = new_type(given, path)
     principal_of(request).require(name, path)
     try:
         created = await jobs.create_job_type(service.database, name, _RICKOVER | options)
@@ -105,7 +105,7 @@ async def find_type(request: Request, name: str) -> JobTypeRecord:
     return found
 
 
-def _new_type(given: dict[str, Any], path: str) -> tuple[str, dict[str, Any]]:
+def new_type(given: dict[str, Any], path: str) -> tuple[str, dict[str, Any]]:
     """Name and options, checked in Rickover's order and words."""
     name = given.pop("name", None) or given.pop("id", None) or ""
     given.pop("id", None)

@@ -19,7 +19,7 @@ from penstock.http.errors import no_such_type, not_found
 from penstock.http.models import Beat, Claim, ClaimedJobs, Extend, Extended, Heartbeat, Settle, Settled, Settlement, Worker
 from penstock.job import ClaimedJob, Outcome
 from penstock.job import Settlement as JobSettlement
-from penstock.payload import storable
+from penstock.payload import dump_json
 from penstock.postgres import http, jobs
 
 api = router("workers")
@@ -155,7 +155,7 @@ def _claimed(job: ClaimedJob) -> dict[str, object]:
 
 def _settlement(id: UUID, job: Settlement) -> JobSettlement:
     if job.outcome == "succeeded":
-        detail = None if job.result is None else storable(orjson.dumps(job.result).decode(), "the result")
+        detail = None if job.result is None else dump_json(job.result, "the result")
     else:
         detail = dump_error(job.error)
     after = None if job.retry_after_s is None else timedelta(seconds=job.retry_after_s)

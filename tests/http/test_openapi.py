@@ -1,0 +1,83 @@
+"""The OpenAPI document against the server: no 5xx, no answer that is not in the document."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+import schemathesis
+from http_server import TOKEN, Served, serving
+from hypothesis import HealthCheck, given, settings
+from schemathesis.checks import not_a_server_error
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    response_headers_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
+
+from penstock.http.server import http_routes
+from penstock.testing import TemporaryDatabases
+
+AUTH = {"Authorization": f"Bearer admin.{TOKEN}"}
+CHECKS = [
+    not_a_server_error,
+    status_code_conformance,
+    content_type_conformance,
+    response_headers_conformance,
+    response_schema_conformance,
+]
+
+
+@pytest.fixture(scope="module")
+def quick(databases: TemporaryDatabases) -> Iterator[Served]:
+    """A server that does not wait for long, with something in it."""
+    with databases.database() as url, serving(url, PENSTOCK_HTTP_LONGEST_WAIT="0.2") as served:
+        with served.client() as client:
+            body = {"name": "invoice-shipments", "delivery_strategy": "at_least_once", "attempts": 3, "concurrency": 5}
+            client.post("/v1/jobs", json=body)
+            for n in range(5):
+                client.put("/v1/jobs/invoice-shipments/random_id", json={"data": n})
+        yield served
+
+
+@schemathesis.serializer("application/x-ndjson")
+def ndjson(_: schemathesis.SerializationContext, value: Any) -> bytes:
+    """A batch of up to three lines."""
+    return b"\n".join([value if isinstance(value, bytes) else json.dumps(value).encode()] * 3)
+
+
+OPERATIONS = {
+    operation.label: operation
+    for operation in (
+        result.ok() for result in schemathesis.openapi.from_dict(http_routes(lifespan=None).openapi()).get_all_operations()
+    )
+}
+
+
+@pytest.mark.parametrize("label", list(OPERATIONS))
+def test_every_answer_is_in_the_document(quick: Served, label: str) -> None:
+    @given(case=OPERATIONS[label].as_strategy())
+    @settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+    def check(case: schemathesis.Case) -> None:
+        case.call_and_validate(base_url=quick.base_url, headers=AUTH, checks=CHECKS, timeout=30)
+
+    check()
+
+
+def test_every_operation_has_a_summary_and_examples(quick: Served) -> None:
+    document = httpx.get(f"{quick.base_url}/openapi.json").json()
+    assert document["openapi"] == "3.1.0"
+    for path, operations in document["paths"].items():
+        for method, operation in operations.items():
+            where = f"{method} {path}"
+            assert operation["description"], where
+            assert "422" not in operation["responses"], where
+            if body := operation.get("requestBody"):
+                assert all("example" in content for content in body["content"].values()), where
+            for parameter in operation.get("parameters", []):
+                assert parameter.get("description"), (where, parameter["name"])
+    assert {"basic", "bearer"} == set(document["components"]["securitySchemes"])
