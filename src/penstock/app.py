@@ -456,7 +456,7 @@ class Penstock:
 
     async def worker(self, *names: str) -> Worker:
         """A worker for the handlers of this app (only of these types, when named). Run it with `await worker.run()`."""
-        chosen = [self._with_handler(name) for name in names] or [t for t in self.types.values() if t.handler is not None]
+        chosen = [self._with_handler(name) for name in names] or [t for t in self.types.values() if _works(t)]
         worked = {
             t.name: WorkedType(t.name, t.options, t.codec, t.handler, t.group)
             for t in chosen
@@ -467,9 +467,13 @@ class Penstock:
 
     def _with_handler(self, name: str) -> JobType[Any]:
         declared = self.types.get(name)
-        if declared is None or declared.handler is None:
+        if declared is None or not _works(declared):
             raise NotFound(f"this app has no handler for {name}", hint=f"It has: {', '.join(sorted(self.types)) or 'none'}.")
         return declared
+
+
+def _works(declared: JobType[Any]) -> bool:
+    return declared.handler is not None or (declared.pool is not None and declared.pool.works)
 
 
 def make_batch(name: str, codec: Codec[Any], items: Sequence[Any]) -> jobs.Batch:
