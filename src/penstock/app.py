@@ -195,7 +195,7 @@ class Penstock:
         key_concurrency: int = 1,
         key_rate: RateLimit | None = None,
         weights: Mapping[str, int] | None = None,
-        run_ahead: int = 200,
+        run_ahead: int = 500,
         options: Options = Options(),
     ) -> Pool[Any]:
         """Declare a pool: jobs of one key run in order, one at a time, on the worker that owns the key.
