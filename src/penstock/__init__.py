@@ -24,10 +24,14 @@ from penstock.job import (
     JobRecord,
     NewJob,
     Options,
+    PoolOptions,
     RateLimit,
     Status,
 )
+from penstock.pools import Pool
+from penstock.puller import PoolWorker, PulledJob
 from penstock.settings import Settings
+from penstock.worker.standing import Standing
 
 __all__ = [
     "Admission",
@@ -49,10 +53,15 @@ __all__ = [
     "Options",
     "Penstock",
     "PenstockError",
+    "Pool",
+    "PoolOptions",
+    "PoolWorker",
+    "PulledJob",
     "RateLimit",
     "Retry",
     "SchemaMismatch",
     "Settings",
+    "Standing",
     "Status",
     "__version__",
 ]

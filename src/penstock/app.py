@@ -195,7 +195,7 @@ class Penstock:
         key_concurrency: int = 1,
         key_rate: RateLimit | None = None,
         weights: Mapping[str, int] | None = None,
-        run_ahead: int = 200,
+        run_ahead: int = 500,
         options: Options = Options(),
     ) -> Pool[Any]:
         """Declare a pool: jobs of one key run in order, one at a time, on the worker that owns the key.
@@ -456,7 +456,7 @@ class Penstock:
 
     async def worker(self, *names: str) -> Worker:
         """A worker for the handlers of this app (only of these types, when named). Run it with `await worker.run()`."""
-        chosen = [self.with_handler(name) for name in names] or [t for t in self.types.values() if t.handler is not None]
+        chosen = [self.with_handler(name) for name in names] or [t for t in self.types.values() if _works(t)]
         worked = {
             t.name: WorkedType(t.name, t.options, t.codec, t.handler, t.group)
             for t in chosen
@@ -468,9 +468,13 @@ class Penstock:
     def with_handler(self, name: str) -> JobType[Any]:
         """The declared job type of this name. Raises `NotFound` when it has no handler here."""
         declared = self.types.get(name)
-        if declared is None or declared.handler is None:
+        if declared is None or not _works(declared):
             raise NotFound(f"this app has no handler for {name}", hint=f"It has: {', '.join(sorted(self.types)) or 'none'}.")
         return declared
+
+
+def _works(declared: JobType[Any]) -> bool:
+    return declared.handler is not None or (declared.pool is not None and declared.pool.works)
 
 
 def _delivery(value: Delivery | str) -> Delivery:

@@ -142,7 +142,7 @@ class PoolOptions:
     key_concurrency: int = 1
     key_rate: RateLimit | None = None
     weights: Mapping[str, int] = field(default_factory=dict)
-    run_ahead: int = 200
+    run_ahead: int = 500
 
     def as_json(self) -> dict[str, Any]:
         """The options as the SQL function takes them."""

@@ -23,8 +23,9 @@ from penstock.handler import Job, group_of, payload_type
 from penstock.job import Enqueued, Executor, NewJob, PoolOptions
 from penstock.ownership import balance
 from penstock.ownership.assign import KeyAssign, slot_of
-from penstock.payload import Codec
+from penstock.payload import Codec, dump_json
 from penstock.postgres import ownership, pools
+from penstock.postgres.database import Database
 from penstock.puller import PoolWorker
 from penstock.worker.pool import declare
 from penstock.worker.types import WorkedPool, WorkedType
@@ -44,6 +45,8 @@ class Pool(Generic[T]):
         self._type = type
         self._assign = assign
         self._app = type.app
+        self._standing: Callable[[Any], Any] | None = None
+        self._standing_codec: Codec[Any] = Codec(Any, self.name)
 
     # -- declaring
 
@@ -65,6 +68,61 @@ class Pool(Generic[T]):
         self._type.group = group_of(handler, executor)
         self._type.handler = handler
         return handler
+
+    def standing(self, handler: Callable[[Any], Any] | None = None, *, payload: Any = Any) -> Any:
+        """Declare what runs the pool's standing jobs: a function of one `Standing`.
+
+        An async generator that yields once, between its start side and its stop side; or an async function that runs until it
+        is cancelled; or anything that makes an async context manager. Used as `@pool.standing` or
+        `@pool.standing(payload=Tenant)`.
+
+        Raises:
+            InvalidInput: There is one already.
+        """
+        if handler is None:
+            return lambda function: self.standing(function, payload=payload)
+        if self._standing is not None:
+            raise InvalidInput(f"pool {self.name} has a handler for standing jobs already")
+        self._standing = handler
+        self._standing_codec = Codec(payload, self.name)
+        return handler
+
+    # -- standing jobs
+
+    async def start(self, key: str, data: Any = None, *, replace: bool = False) -> str:
+        """Start the standing job of a key: it runs on the owner of the key, and moves with it, until `stop`.
+
+        Returns:
+            "started", "unchanged" when it is there with this payload, or "replaced".
+
+        Raises:
+            Conflict: It is there with another payload, and `replace` was not said.
+        """
+        text = self._standing_codec.dump({} if data is None else data)
+        return await pools.start_standing(await self._declared(), self.name, key, text, replace=replace)
+
+    async def stop(self, key: str) -> bool:
+        """Stop the standing job of a key, wherever it runs. False when there was none."""
+        return await pools.stop_standing(await self._declared(), self.name, key)
+
+    async def notify(self, key: str, message: Any) -> None:
+        """Send a message, any JSON, to the standing job of a key. Raises `NotFound`."""
+        await pools.notify_standing(await self._declared(), self.name, key, dump_json(message, f"a message to {key}"))
+
+    async def reconcile(self, wanted: Mapping[str, Any]) -> tuple[int, int, int]:
+        """Make the standing jobs equal to a wanted set, payloads by key, in one transaction.
+
+        Returns:
+            How many were started, replaced since their payload is another, and stopped.
+        """
+        texts = {key: self._standing_codec.dump(data) for key, data in wanted.items()}
+        return await pools.reconcile_standing(await self._declared(), self.name, texts)
+
+    async def _declared(self) -> Database:
+        if not self._type.declared:
+            await self.declare()
+            self._type.declared = True
+        return await self._app.database()
 
     # -- enqueueing
 
@@ -119,7 +177,21 @@ class Pool(Generic[T]):
         worked = None
         if declared.handler is not None:
             worked = WorkedType(declared.name, declared.options, declared.codec, declared.handler, declared.group)
-        return WorkedPool(self.name, declared.options, self.options, worked, self._assign, metadata=dict(metadata or {}))
+        return WorkedPool(
+            self.name,
+            declared.options,
+            self.options,
+            worked,
+            self._assign,
+            self._standing,
+            self._standing_codec,
+            dict(metadata or {}),
+        )
+
+    @property
+    def works(self) -> bool:
+        """Whether there is something here for a worker to run."""
+        return self._type.handler is not None or self._standing is not None
 
     # -- looking and steering
 

@@ -7,6 +7,7 @@ import random
 from collections.abc import AsyncIterator
 from datetime import timedelta
 from typing import Any, TypeAlias
+from uuid import UUID, uuid4
 
 import asyncpg
 import pytest
@@ -32,43 +33,59 @@ async def group(database: Database) -> AsyncIterator[str]:
     yield "g"
 
 
+SESSIONS: dict[str, UUID] = {}
+
+
 async def join(database: Database, member: str, **metadata: Any) -> None:
-    await balance.join(database, "g", member, TEN_SECONDS, metadata, None)
+    SESSIONS[member] = uuid4()
+    await balance.join(database, "g", member, SESSIONS[member], TEN_SECONDS, metadata, None)
+
+
+async def heartbeat(database: Database, member: str) -> ownership.Beat:
+    return await ownership.heartbeat(database, "g", member, SESSIONS[member])
+
+
+async def take(database: Database, member: str, slots: Any) -> dict[int, int]:
+    return await ownership.take(database, "g", member, SESSIONS[member], slots)
+
+
+async def leave(database: Database, member: str) -> None:
+    await balance.leave(database, "g", member, SESSIONS[member], None)
 
 
 async def owned(database: Database, member: str) -> dict[int, int]:
-    return (await ownership.heartbeat(database, "g", member)).owned
+    return (await heartbeat(database, member)).owned
 
 
 async def settle(database: Database, *members: str) -> dict[str, dict[int, int]]:
     """Let every member give up and take until nothing moves."""
     for _ in range(3):
         for member in members:
-            beat = await ownership.heartbeat(database, "g", member)
+            beat = await heartbeat(database, member)
             await ownership.release(database, "g", member, {slot: beat.owned[slot] for slot in beat.revoked})
-            await ownership.take(database, "g", member, sorted(beat.available))
+            await take(database, member, sorted(beat.available))
     return {member: await owned(database, member) for member in members}
 
 
 async def test_a_lone_member_takes_everything_with_epoch_one(database: Database, group: str) -> None:
     await join(database, "a")
-    beat = await ownership.heartbeat(database, "g", "a")
+    beat = await heartbeat(database, "a")
     assert beat.available == set(range(8))
     assert beat.owned == {}
-    assert await ownership.take(database, "g", "a", range(8)) == dict.fromkeys(range(8), 1)
+    assert await take(database, "a", range(8)) == dict.fromkeys(range(8), 1)
 
 
 async def test_a_joiner_gets_its_share_only_when_it_is_released(database: Database, group: str) -> None:
     await join(database, "a")
     await settle(database, "a")
     await join(database, "b")
-    assert (await ownership.heartbeat(database, "g", "b")).available == set()
-    beat = await ownership.heartbeat(database, "g", "a")
+    assert (await heartbeat(database, "b")).available == set()
+    beat = await heartbeat(database, "a")
     assert len(beat.revoked) == 4
-    assert await ownership.take(database, "g", "b", range(8)) == {}, "taken before it was released"
+    assert await take(database, "b", range(8)) == {}, "taken before it was released"
     moving = dict.fromkeys(beat.revoked, 1)
     await ownership.release(database, "g", "a", moving)
-    assert await ownership.take(database, "g", "b", range(8)) == dict.fromkeys(moving, 2)
+    assert await take(database, "b", range(8)) == dict.fromkeys(moving, 2)
     assert set(await owned(database, "a")) == set(range(8)) - set(moving)
 
 
@@ -76,18 +93,24 @@ async def test_a_leavers_slots_alone_are_dealt_out(database: Database, group: st
     for member in "abc":
         await join(database, member)
     before = await settle(database, "a", "b", "c")
-    await balance.leave(database, "g", "b", None)
+    await leave(database, "b")
     after = await settle(database, "a", "c")
     assert all(after[member].items() >= before[member].items() for member in "ac")
     assert {slot for member in "ac" for slot in after[member]} == set(range(8))
     assert all(after[member][slot] == 2 for member in "ac" for slot in after[member] if slot in before["b"])
 
 
+async def test_a_join_may_be_repeated(database: Database, group: str) -> None:
+    await join(database, "a")
+    await balance.join(database, "g", "a", SESSIONS["a"], TEN_SECONDS, {}, None)
+    assert [member.id for member in await ownership.members(database, "g")] == ["a"]
+
+
 async def test_a_release_under_an_old_epoch_changes_nothing(database: Database, group: str) -> None:
     await join(database, "a")
     await settle(database, "a")
     await ownership.release(database, "g", "a", {0: 1})
-    assert await ownership.take(database, "g", "a", [0]) == {0: 2}
+    assert await take(database, "a", [0]) == {0: 2}
     await ownership.release(database, "g", "a", {0: 1})
     assert (await owned(database, "a"))[0] == 2
 
@@ -99,8 +122,14 @@ async def test_a_second_live_member_with_an_id_is_refused_a_silent_one_replaced(
         await join(database, "a")
     await sql.execute("update penstock.members set seen_at = seen_at - interval '1 minute', dead_after = '1 second'")
     await wait_for_postmaster_age(sql)
+    earlier = SESSIONS["a"]
     await join(database, "a")
     assert await owned(database, "a") == {}
+    # The earlier one is not taken for the later one when it wakes up.
+    assert not (await ownership.heartbeat(database, "g", "a", earlier)).known
+    assert not await balance.leave(database, "g", "a", earlier, None)
+    with pytest.raises(NotFound):
+        await ownership.take(database, "g", "a", earlier, [0])
 
 
 async def wait_for_postmaster_age(sql: Sql) -> None:
@@ -118,9 +147,9 @@ async def test_a_silent_member_is_evicted_and_its_slots_are_free_at_once(databas
     )
     await wait_for_postmaster_age(sql)
     assert await balance.evict(database, "g", None) == ["a"]
-    assert not (await ownership.heartbeat(database, "g", "a")).known
+    assert not (await heartbeat(database, "a")).known
     with pytest.raises(NotFound):
-        await ownership.take(database, "g", "a", [0])
+        await take(database, "a", [0])
     assert set((await settle(database, "b"))["b"]) == set(range(8))
 
 
@@ -138,11 +167,11 @@ async def test_targets_of_a_member_that_died_before_assigning_are_computed_by_an
     database: Database, group: str, sql: Sql
 ) -> None:
     await join(database, "a")
-    await sql.execute("select penstock.join_group('g', 'b')")
-    beat = await ownership.heartbeat(database, "g", "a")
+    await sql.execute("select penstock.join_group('g', 'b', gen_random_uuid())")
+    beat = await heartbeat(database, "a")
     assert not beat.balanced
     assert await balance.rebalance(database, "g", None) == 4
-    assert (await ownership.heartbeat(database, "g", "a")).balanced
+    assert (await heartbeat(database, "a")).balanced
     assert await balance.rebalance(database, "g", None) == 0
 
 
@@ -157,7 +186,7 @@ async def test_those_concerned_are_notified_and_nobody_else(database: Database, 
     await sql.fetchval("select 1")
     assert sorted(heard) == ["a: slots g", "b: slots g"]
     heard.clear()
-    beat = await ownership.heartbeat(database, "g", "a")
+    beat = await heartbeat(database, "a")
     await ownership.release(database, "g", "a", {slot: beat.owned[slot] for slot in beat.revoked})
     await sql.fetchval("select 1")
     assert heard == ["c: slots g"]
@@ -169,10 +198,10 @@ async def test_concurrent_joins_and_leaves_end_balanced_with_one_owner_each(data
         for _ in range(5):
             await join(database, name)
             for _ in range(chance.randrange(3)):
-                beat = await ownership.heartbeat(database, "g", name)
+                beat = await heartbeat(database, name)
                 await ownership.release(database, "g", name, {slot: beat.owned[slot] for slot in beat.revoked})
-                await ownership.take(database, "g", name, sorted(beat.available))
-            await balance.leave(database, "g", name, None)
+                await take(database, name, sorted(beat.available))
+            await leave(database, name)
         await join(database, name)
 
     await asyncio.gather(*[come_and_go(f"m{n}") for n in range(4)])
@@ -187,9 +216,9 @@ async def test_concurrent_joins_and_leaves_end_balanced_with_one_owner_each(data
         ("select penstock.declare_group('a b', 8)", "invalid group name"),
         ("select penstock.declare_group('x', 0)", "invalid number of slots"),
         ("select penstock.declare_group('x', 8, 'nearest')", "unknown assignor"),
-        ("select penstock.join_group('g', 'has space')", "invalid member id"),
-        ("select penstock.join_group('g', 'm', '1 ms')", "invalid dead_after"),
-        ("select penstock.join_group('g', 'm', '10 s', '[]')", "metadata must be"),
+        ("select penstock.join_group('g', 'has space', gen_random_uuid())", "invalid member id"),
+        ("select penstock.join_group('g', 'm', gen_random_uuid(), '1 ms')", "invalid dead_after"),
+        ("select penstock.join_group('g', 'm', gen_random_uuid(), '10 s', '[]')", "metadata must be"),
         ("select penstock.set_targets('g', array[1], array[]::text[])", "differ in length"),
         ("select penstock.jump_hash(1, 0)", "0 buckets"),
     ],
@@ -201,7 +230,7 @@ async def test_bad_input_is_refused_with_what_was_wrong(database: Database, grou
 
 async def test_a_group_that_is_not_there_is_not_found(database: Database) -> None:
     with pytest.raises(NotFound, match="no such group"):
-        await balance.join(database, "nowhere", "a", TEN_SECONDS, {}, None)
+        await balance.join(database, "nowhere", "a", uuid4(), TEN_SECONDS, {}, None)
 
 
 async def test_sql_hashes_keys_as_python_does(sql: Sql) -> None:
@@ -226,7 +255,7 @@ async def test_an_idle_heartbeat_is_one_hot_update(database: Database, group: st
     await settle(database, "a")
     await sql.execute("select pg_stat_force_next_flush()")
     for _ in range(50):
-        await ownership.heartbeat(database, "g", "a")
+        await heartbeat(database, "a")
     await database.fetch("select pg_stat_force_next_flush()")
     updated, hot = await sql.fetchrow(
         "select n_tup_upd, n_tup_hot_upd from pg_stat_user_tables where relid = 'penstock.members'::regclass"

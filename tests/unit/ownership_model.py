@@ -35,6 +35,7 @@ class Rules:
     """What a sabotaged protocol leaves out."""
 
     check_epoch: bool = True
+    check_session: bool = True
     wait_for_release: bool = True
 
 
@@ -44,6 +45,7 @@ class Group:
     def __init__(self, slots: int, dead_after: float, assignor: Assignor = sticky, rules: Rules = Rules()) -> None:
         self.slots = [Slot() for _ in range(slots)]
         self.members: dict[str, float] = {}  # id -> seen_at, oldest first
+        self.sessions: dict[str, int] = {}
         self.commits: dict[int, tuple[int, str]] = {}
         self.moves = 0
         self.told: set[str] = set()  # who was notified since the simulation last looked
@@ -53,17 +55,23 @@ class Group:
         self._owned: dict[str, set[int]] = {}
         self._target: dict[str, set[int]] = {}
 
-    def join(self, member: str, now: float) -> bool:
+    def join(self, member: str, session: int, now: float) -> bool:
         if member in self.members:
+            if self.sessions[member] == session:
+                return True
             if self.members[member] + self._dead_after >= now:
                 return False
             self._remove([member])
         self.members[member] = now
+        self.sessions[member] = session
         self._balance()
         return True
 
-    def leave(self, member: str) -> None:
-        if member in self.members:
+    def _is(self, member: str, session: int) -> bool:
+        return member in self.members and (self.sessions[member] == session or not self._rules.check_session)
+
+    def leave(self, member: str, session: int) -> None:
+        if self._is(member, session):
             self._remove([member])
             self._balance()
 
@@ -73,8 +81,8 @@ class Group:
             self._remove(silent)
             self._balance()
 
-    def heartbeat(self, member: str, now: float) -> Beat:
-        if member not in self.members:
+    def heartbeat(self, member: str, session: int, now: float) -> Beat:
+        if not self._is(member, session):
             return Beat(known=False)
         self.members[member] = now
         owned = self._owned.get(member, set())
@@ -90,8 +98,8 @@ class Group:
             frozenset(available),
         )
 
-    def take(self, member: str, wanted: Sequence[int]) -> dict[int, int] | None:
-        if member not in self.members:
+    def take(self, member: str, session: int, wanted: Sequence[int]) -> dict[int, int] | None:
+        if not self._is(member, session):
             return None
         taken = {}
         for s in wanted:

@@ -67,10 +67,12 @@ class Process:
     def __init__(self, world: World, id: str) -> None:
         self.world = world
         self.id = id
+        self.session = world.new_session()
         self.state = world.settings.state()
         self.working: dict[int, int] = {}
         self.crashed = False
         self.paused_until = 0.0
+        self.joined = False
         self.leaving = False
         self.gone = False
         self._call = 0
@@ -123,8 +125,22 @@ class Process:
         self.do(TIMEOUT, given_up)
 
     def start(self) -> None:
-        self.call(lambda: self.world.group.join(self.id, self.world.now), lambda _: self.beat())
+        self.join()
         self.care()
+
+    def join(self) -> None:
+        session = self.session
+        self.call(lambda: self.world.group.join(self.id, session, self.world.now), self._joined)
+
+    def _joined(self, admitted: bool) -> None:
+        if admitted:
+            self.joined = True
+            self.beat()
+        elif self.leaving:
+            self._end()
+        else:
+            # The id is taken by one that will turn out to be dead.
+            self.do(1.0, self.join)
 
     def wake(self) -> None:
         if self._in_call:
@@ -136,9 +152,12 @@ class Process:
         if self._in_call:
             return
         self._woken = False
-        sent_at = self.world.now
+        if not self.joined and not self.leaving:
+            self.join()
+            return
+        sent_at, session = self.world.now, self.session
         self.call(
-            lambda: self.world.group.heartbeat(self.id, self.world.now),
+            lambda: self.world.group.heartbeat(self.id, session, self.world.now),
             lambda beat: self._heard(beat, sent_at),
         )
 
@@ -148,7 +167,8 @@ class Process:
             if self.leaving:
                 self._end()
             else:
-                self.call(lambda: self.world.group.join(self.id, self.world.now), lambda _: self.beat())
+                self.session, self.joined = self.world.new_session(), False
+                self.join()
             return
         fence_at = self.state.fence_at
         self.do(max(0.0, fence_at - self.world.now) + 1e-6, lambda: self._apply(self.state.tick(self.world.now)))
@@ -162,10 +182,11 @@ class Process:
         self._take()
 
     def _take(self) -> None:
+        session = self.session
         if available := sorted(self.state.available):
-            self.call(lambda: self.world.group.take(self.id, available), self._took)
+            self.call(lambda: self.world.group.take(self.id, session, available), self._took)
         elif self.leaving and self.state.empty:
-            self.call(lambda: self.world.group.leave(self.id), lambda _: self._end())
+            self.call(lambda: self.world.group.leave(self.id, session), lambda _: self._end())
         else:
             self._rest()
 
@@ -250,6 +271,7 @@ class World:
         self.stormy = True
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._number = 0
+        self._sessions = 0
         self._ids: list[str] = []
 
     def run(self) -> int:
@@ -257,10 +279,8 @@ class World:
         # The first members are there already, or ten thousand joins would take most of the time.
         for n in range(self.settings.members):
             self.group.members[f"m{n}"] = 0.0
-        self.group.evict(-1.0)
-        self.group._balance()
-        for n in range(self.settings.members):
             self._start(f"m{n}", joined=True)
+        self.group._balance()
         for act, rate in (
             (self._crash, self.settings.weather.crashes_per_s),
             (self._pause, self.settings.weather.pauses_per_s),
@@ -274,6 +294,10 @@ class World:
         self._until(self.settings.seconds + self.settings.rest_s)
         self._check_rest()
         return self.steps
+
+    def new_session(self) -> int:
+        self._sessions += 1
+        return self._sessions
 
     def at(self, time: float, action: Callable[[], None]) -> None:
         self._number += 1
@@ -325,6 +349,8 @@ class World:
         process = self.processes[id] = Process(self, id)
         self._ids.append(id)
         if joined:
+            process.joined = True
+            self.group.sessions[id] = process.session
             self.at(self.chance.uniform(0, INTERVAL), process.beat)
             process.care()
         else:

@@ -15,7 +15,7 @@ from ownership_model import Rules
 from ownership_simulation import Settings, Violation, Weather, World
 
 from penstock.ownership.assign import jump
-from penstock.ownership.state import MemberState
+from penstock.ownership.state import Change, MemberState, _Held
 
 SECONDS = float(os.environ.get("PENSTOCK_SIMULATION_S", "1000"))
 
@@ -63,15 +63,16 @@ class Forgetful(MemberState):
     """Works again on a slot whose release may be under way."""
 
     def heard(self, beat, sent_at, now):  # type: ignore[no-untyped-def]
-        for slot in list(self._releasing):
-            if slot not in beat.revoked:
-                del self._releasing[slot]
-        return super().heard(beat, sent_at, now)
+        again = [Change("gained", slot, epoch) for slot, epoch in self._releasing.items() if beat.owned.get(slot) == epoch]
+        self._held.update((change.slot, _Held(change.epoch)) for change in again)
+        self._releasing.clear()
+        return again + super().heard(beat, sent_at, now)
 
 
 def sabotaged(settings: Settings) -> dict[str, Settings]:
     return {
         "no epoch check": replace(settings, rules=Rules(check_epoch=False)),
+        "no check of the session": replace(settings, rules=Rules(check_session=False)),
         "taken before it was released": replace(settings, rules=Rules(wait_for_release=False)),
         "released before it was drained": replace(settings, release_before_drain=True),
         "no fence": replace(settings, state=WithoutFence),

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
+from uuid import UUID
 
 import structlog
 
@@ -19,17 +20,23 @@ log = structlog.get_logger("penstock.ownership")
 
 
 async def join(
-    database: Database, group: str, member: str, dead_after: timedelta, metadata: Mapping[str, Any], assign: KeyAssign | None
+    database: Database,
+    group: str,
+    member: str,
+    session: UUID,
+    dead_after: timedelta,
+    metadata: Mapping[str, Any],
+    assign: KeyAssign | None,
 ) -> None:
-    """Make a member of the group. Raises `Conflict` when a live member has that id."""
+    """Make a member of the group; may be repeated with the same session. Raises `Conflict` when a live member has that id."""
     async with database.transaction() as transaction:
-        await _assign(transaction, await ownership.join(transaction, group, member, dead_after, metadata), assign)
+        await _assign(transaction, await ownership.join(transaction, group, member, session, dead_after, metadata), assign)
 
 
-async def leave(database: Database, group: str, member: str, assign: KeyAssign | None) -> bool:
+async def leave(database: Database, group: str, member: str, session: UUID, assign: KeyAssign | None) -> bool:
     """End a membership. False when it was none."""
     async with database.transaction() as transaction:
-        was_member = await ownership.leave(transaction, group, member)
+        was_member = await ownership.leave(transaction, group, member, session)
         if was_member:
             await _assign(transaction, await ownership.lock_group(transaction, group), assign)
         return was_member

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
+import uuid
 from collections.abc import Coroutine, Mapping
 from contextlib import suppress
 from datetime import timedelta
@@ -84,6 +85,8 @@ class Member:
         self._metadata: dict[str, Any] = dict(metadata or {})
         self._state = MemberState()
         self._members = 1
+        self._session = uuid.uuid4()
+        self._rejoining = False
         self._wake = asyncio.Event()
         self._stopping = asyncio.Event()
         self._joined = asyncio.Event()
@@ -120,10 +123,11 @@ class Member:
 
     async def join(self) -> None:
         """Join the group; waits while the database is away. Raises `Conflict` when a live member has this id."""
-        await self._database.retrying(
-            lambda: balance.join(self._database, self.group, self.id, self._dead_after, self._metadata, self._assign)
-        )
+        await self._database.retrying(self._join)
         self._joined.set()
+
+    async def _join(self) -> None:
+        await balance.join(self._database, self.group, self.id, self._session, self._dead_after, self._metadata, self._assign)
 
     async def set_metadata(self, metadata: Mapping[str, Any]) -> None:
         """Say something else of itself; a group with a rule of its own is balanced anew at once."""
@@ -161,7 +165,7 @@ class Member:
                         await self._call(balance.drain(self._database, self.group, self.id, self._assign))
                 await self._beat()
                 if said_so and self._state.empty:
-                    await self._call(balance.leave(self._database, self.group, self.id, self._assign))
+                    await self._call(balance.leave(self._database, self.group, self.id, self._session, self._assign))
                     return
             except NotFound:
                 # Evicted between two calls; the next heartbeat says so.
@@ -176,13 +180,17 @@ class Member:
 
     async def _beat(self) -> None:
         sent_at = monotonic()
-        beat = await self._call(ownership.heartbeat(self._database, self.group, self.id))
+        beat = await self._call(ownership.heartbeat(self._database, self.group, self.id, self._session))
         self._apply(self._state.heard(beat, sent_at, monotonic()))
         if not beat.known:
             if self._stopping.is_set():
                 return
             log.error("member_was_evicted", group=self.group, member=self.id)
-            await self._call(balance.join(self._database, self.group, self.id, self._dead_after, self._metadata, self._assign))
+            if not self._rejoining:
+                # The answer to the join may be lost: it is repeated under the same session.
+                self._session, self._rejoining = uuid.uuid4(), True
+            await self._call(self._join())
+            self._rejoining = False
             self._wake.set()
             return
         self._members = beat.members
@@ -193,7 +201,7 @@ class Member:
             self._state.released(releasing)
             self._wake.set()
         if available := self._state.available:
-            taken = await self._call(ownership.take(self._database, self.group, self.id, sorted(available)))
+            taken = await self._call(ownership.take(self._database, self.group, self.id, self._session, sorted(available)))
             self._apply(self._state.took(taken, monotonic()))
             if len(taken) < len(available):
                 # Something still settles there: look again soon.

@@ -7,7 +7,9 @@ The rules that keep two members from working on one slot:
   does, nobody else can have the slot before.
 * A slot that is revoked is drained first and released then. Until the release is known to have happened the member does not
   work on it again, even if an answer says that it still owns it: the release may be under way.
-* An answer that says the member owns a slot it does not know of (the answer to its take was lost) is believed.
+* What it lost or stopped by itself it never works on again under the same epoch: when it turns out that it still owns the
+  slot, it releases it, which ends whatever it had in progress there, and takes it anew.
+* An answer that says the member owns a slot it never knew of (the answer to its take was lost) is believed.
 
 The caller makes its calls one after the other, so that an answer reflects all calls that were answered before.
 """
@@ -71,6 +73,7 @@ class MemberState:
         self._margin = margin
         self._held: dict[int, _Held] = {}
         self._releasing: dict[int, int] = {}
+        self._lost: dict[int, int] = {}
         self._stopping = False
 
     @property
@@ -96,8 +99,10 @@ class MemberState:
     def heard(self, beat: Heard, sent_at: float, now: float) -> list[Change]:
         """Take the answer to a heartbeat that was sent at `sent_at`."""
         if not beat.known:
+            lost = self._lose_all()
             self._releasing.clear()
-            return self._lose_all()
+            self._lost.clear()
+            return lost
         self.fence_at = sent_at + beat.dead_after_s * (1 - self._margin)
         if now >= self.fence_at:
             return self._lose_all()
@@ -112,7 +117,7 @@ class MemberState:
         for slot, epoch in beat.owned.items():
             if slot in self._held or slot in self._releasing:
                 continue
-            if slot in beat.revoked or self._stopping:
+            if slot in beat.revoked or self._stopping or self._lost.get(slot) == epoch:
                 self._releasing[slot] = epoch
             else:
                 self._held[slot] = _Held(epoch)
@@ -169,6 +174,7 @@ class MemberState:
 
     def _lose_all(self) -> list[Change]:
         lost = [Change("lost", slot, held.epoch) for slot, held in self._held.items()]
+        self._lost.update((slot, held.epoch) for slot, held in self._held.items())
         self._held.clear()
         self.available = frozenset()
         return lost

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
+from uuid import UUID
 
 import orjson
 
@@ -114,21 +115,27 @@ async def set_targets(transaction: Transaction, name: str, target: Mapping[int, 
     return int(row["moved"])
 
 
-async def join(transaction: Transaction, name: str, member: str, dead_after: timedelta, metadata: Mapping[str, Any]) -> Group:
-    """Become a member; the group stays locked. Raises `Conflict` when a live member has that id, `NotFound`, `InvalidInput`."""
+async def join(
+    transaction: Transaction, name: str, member: str, session: UUID, dead_after: timedelta, metadata: Mapping[str, Any]
+) -> Group:
+    """Become a member; the group stays locked. May be repeated with the same session.
+
+    Raises `Conflict` when a live member has that id, `NotFound`, `InvalidInput`.
+    """
     row = await transaction.fetchrow(
-        "select * from penstock.join_group($1, $2, $3, $4::jsonb)",
+        "select * from penstock.join_group($1, $2, $3, $4, $5::jsonb)",
         name,
         member,
+        session,
         dead_after,
         orjson.dumps(dict(metadata)).decode(),
     )
     return _group(row)
 
 
-async def leave(transaction: Transaction, name: str, member: str) -> bool:
+async def leave(transaction: Transaction, name: str, member: str, session: UUID) -> bool:
     """End a membership. False when it was none."""
-    row = await transaction.fetchrow("select penstock.leave_group($1, $2) as left", name, member)
+    row = await transaction.fetchrow("select penstock.leave_group($1, $2, $3) as left", name, member, session)
     return bool(row["left"])
 
 
@@ -151,9 +158,9 @@ async def drain_member(transaction: Transaction, name: str, member: str, drain: 
     return _group(await transaction.fetchrow("select * from penstock.drain_member($1, $2, $3)", name, member, drain))
 
 
-async def heartbeat(database: Database, name: str, member: str) -> Beat:
+async def heartbeat(database: Database, name: str, member: str, session: UUID) -> Beat:
     """Say that a member lives, and hear what it has, what to give up and what to take."""
-    row = await database.fetchrow("select * from penstock.member_heartbeat($1, $2)", name, member)
+    row = await database.fetchrow("select * from penstock.member_heartbeat($1, $2, $3)", name, member, session)
     return Beat(
         row["known"],
         row["members"] or 0,
@@ -165,11 +172,10 @@ async def heartbeat(database: Database, name: str, member: str) -> Beat:
     )
 
 
-async def take(database: Database, name: str, member: str, wanted: Sequence[int]) -> dict[int, int]:
+async def take(database: Database, name: str, member: str, session: UUID, wanted: Sequence[int]) -> dict[int, int]:
     """Take free slots that are meant for the member. Returns those it got, with their epochs. Raises `NotFound`."""
-    return {
-        row["slot"]: row["epoch"] for row in await database.fetch("select * from penstock.take($1, $2, $3)", name, member, wanted)
-    }
+    rows = await database.fetch("select * from penstock.take($1, $2, $3, $4)", name, member, session, wanted)
+    return {row["slot"]: row["epoch"] for row in rows}
 
 
 async def release(database: Database, name: str, member: str, held: Mapping[int, int]) -> None:

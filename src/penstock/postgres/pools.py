@@ -72,11 +72,12 @@ async def claim(
     limit: int,
     depth: int,
     after: tuple[int, str] | None,
+    marks: Mapping[str, int],
 ) -> KeyedClaim:
     """Claim jobs from owned slots. Not retried: an answer that is lost leaves jobs claimed. Raises `NotFound` when evicted."""
     slot, key = after if after is not None else (None, None)
     rows = await database.fetch(
-        "select * from penstock.claim_keys($1, $2, $3, $4, $5, $6, $7, $8)",
+        "select * from penstock.claim_keys($1, $2, $3, $4, $5, $6, $7, $8, $9::jsonb)",
         member,
         name,
         list(owned.keys()),
@@ -85,6 +86,7 @@ async def claim(
         depth,
         slot,
         key,
+        _dump(marks),
     )
     if not rows:
         return KeyedClaim([], None, None)

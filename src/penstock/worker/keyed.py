@@ -77,7 +77,7 @@ class KeyedClaimer:
         *,
         key_concurrency: int = 1,
         blocking: bool = True,
-        run_ahead: int = 200,
+        run_ahead: int = 500,
     ) -> None:
         self.name = name
         self.progressed_at = time.monotonic()
@@ -196,7 +196,7 @@ class KeyedClaimer:
 
     async def _claim(self, member: str, owned: dict[int, int], room: int) -> pools.KeyedClaim:
         now = time.monotonic()
-        claim = await pools.claim(self._database, member, self.name, owned, room, self._depth, self._after)
+        claim = await pools.claim(self._database, member, self.name, owned, room, self._depth, self._after, self._marks())
         self._after = claim.at
         self.lines.submit(claim.jobs, now)
         fast = max(1, int(_LOOKAHEAD_S / max(self.lines.duration_s, 1e-5)))
@@ -207,6 +207,9 @@ class KeyedClaimer:
         elif claim.at is not None:
             self._depth = max(1, min(self._depth // 2, most))
         return claim
+
+    def _marks(self) -> dict[str, int]:
+        return self.lines.marks(time.monotonic()) if self._depth > 1 else {}
 
     def _room_for(self) -> int:
         # Lines of slow keys hold jobs that the runner does not see; they are not to grow for ever.

@@ -21,10 +21,12 @@ from penstock.waiting import happens
 
 # A job that waited longer than this share of its lease is handed back: it would not have the time to run.
 _LONGEST_WAIT = 0.25
+_LONGEST_RUN_S = 1.0
+_MOST_MARKS = 100
 
 
 class _Line:
-    __slots__ = ("closed", "running", "slot", "unsettled", "waiting")
+    __slots__ = ("begun_at", "closed", "half", "last_seq", "running", "slot", "unsettled", "waiting")
 
     def __init__(self, slot: int) -> None:
         self.slot = slot
@@ -32,6 +34,9 @@ class _Line:
         self.running: dict[UUID, ClaimedJob] = {}
         self.unsettled: dict[UUID, Settlement] = {}
         self.closed = False
+        self.begun_at = time.monotonic()
+        self.last_seq = 0
+        self.half = 0
 
     @property
     def empty(self) -> bool:
@@ -96,8 +101,25 @@ class Lines:
                 self._release(line, job)
             else:
                 line.waiting.append((job, now))
+                line.last_seq = max(line.last_seq, job.seq)
+                line.half = len(line.waiting) // 2
         for key in {str(job.key) for job, _ in claimed}:
             self._advance(key)
+
+    def marks(self, now: float) -> dict[str, int]:
+        """Keys whose lines run low, with the last number that each has: what follows may be claimed before these are settled.
+
+        Only for a while: jobs can appear below a mark (their transaction took long), and are seen when the line has ended.
+        """
+        if self.concurrency > 1:
+            return {}
+        marks = {}
+        for key, line in self._lines.items():
+            if line.half and not line.closed and len(line.waiting) <= line.half and now - line.begun_at < _LONGEST_RUN_S:
+                marks[key] = line.last_seq
+                if len(marks) == _MOST_MARKS:
+                    break
+        return marks
 
     def finished(self, result: Settlement) -> None:
         """A job ended, well or not; its result goes on to the database."""
@@ -111,6 +133,9 @@ class Lines:
         self._settle(result)
         if again:
             self._close(line)
+        elif line.half and len(line.waiting) == line.half:
+            # Time to claim what follows, before the line stands still.
+            self._freed()
         self._advance(key)
 
     def written(self, results: Iterable[Settlement], outcomes: Mapping[UUID, str]) -> None:

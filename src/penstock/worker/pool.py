@@ -13,12 +13,13 @@ from uuid import UUID
 
 from penstock.handler import Group
 from penstock.job import ClaimedJob, Settlement
-from penstock.ownership.member import Member
+from penstock.ownership.member import Member, SlotUser
 from penstock.postgres import jobs, pools
 from penstock.postgres.database import Database
 from penstock.settings import Settings
 from penstock.worker.keyed import KeyedClaimer, Runs
 from penstock.worker.runner import Runner
+from penstock.worker.standing import StandingRunner, two_sides
 from penstock.worker.types import WorkedPool
 
 
@@ -99,6 +100,11 @@ class PoolPart:
         self.member = Member(database, pool.name, id or new_member_id(), self, settings, pool.assign, pool.metadata)
         if self.claimer is not None:
             self.claimer.belongs_to(self.member)
+        self.standing: StandingRunner | None = None
+        if pool.standing is not None and pool.standing_codec is not None:
+            self.standing = StandingRunner(
+                database, pool.name, self.member, two_sides(pool.standing), pool.standing_codec, settings
+            )
 
     async def declare(self) -> None:
         """Declare the pool; waits while the database is away."""
@@ -111,6 +117,8 @@ class PoolPart:
             if self.claimer is not None:
                 helpers.append(group.create_task(self.claimer.run(), name="penstock-keyed-claimer"))
                 helpers.append(group.create_task(self.claimer.watch_cancellations(), name="penstock-cancellations"))
+            if self.standing is not None:
+                helpers.append(group.create_task(self.standing.run(), name="penstock-standing"))
             await self.member.run()
             for task in helpers:
                 task.cancel()
@@ -120,6 +128,8 @@ class PoolPart:
         if self.claimer is not None:
             self.claimer.grace_s = self._settings.shutdown_grace.total_seconds()
             self.claimer.lines.release_waiting()
+        if self.standing is not None:
+            self.standing.grace_s = self._settings.shutdown_grace.total_seconds()
         self.member.stop()
 
     def heard(self, word: str) -> None:
@@ -128,21 +138,25 @@ class PoolPart:
             self.member.wake()
         if word in ("keys", "connected") and self.claimer is not None:
             self.claimer.wake()
+        if word in ("standing", "connected") and self.standing is not None:
+            self.standing.wake()
 
     def gained(self, slot: int, epoch: int) -> None:
         """See `SlotUser`."""
-        if self.claimer is not None:
-            self.claimer.gained(slot, epoch)
+        for user in self._users():
+            user.gained(slot, epoch)
 
     async def revoke(self, slot: int, epoch: int) -> None:
         """See `SlotUser`."""
-        if self.claimer is not None:
-            await self.claimer.revoke(slot, epoch)
+        await asyncio.gather(*[user.revoke(slot, epoch) for user in self._users()])
 
     def lost(self, slot: int, epoch: int) -> None:
         """See `SlotUser`."""
-        if self.claimer is not None:
-            self.claimer.lost(slot, epoch)
+        for user in self._users():
+            user.lost(slot, epoch)
+
+    def _users(self) -> list[SlotUser]:
+        return [user for user in (self.claimer, self.standing) if user is not None]
 
 
 async def declare(database: Database, pool: WorkedPool, *, retry: bool = False) -> None:

@@ -192,6 +192,7 @@ comment on function penstock.vacate(text, text, integer[], jsonb) is
 create or replace function penstock.join_group(
     p_group text,
     p_member text,
+    p_session uuid,
     p_dead_after interval default '10 seconds',
     p_metadata jsonb default '{}'
 )
@@ -217,17 +218,24 @@ begin
         raise exception 'metadata must be a JSON object of at most 1 MiB'
             using errcode = 'PS400', hint = 'For example {"clients": ["ada", "bob"]}.';
     end if;
+    if p_session is null then
+        raise exception 'session is null'
+            using errcode = 'PS400', hint = 'Make a new UUID for each membership, and use it in all its calls.';
+    end if;
     locked := penstock.lock_group(p_group);
     select * into present from penstock.members where group_name = p_group and id = p_member;
     if found then
+        if present.session = p_session then
+            return locked;
+        end if;
         if not penstock.is_silent(present, moment) then
             raise exception 'member % of group % is alive', p_member, p_group
                 using errcode = 'PS409', hint = 'Every live member needs an id of its own.';
         end if;
         perform penstock.remove_members(p_group, array[p_member]);
     end if;
-    insert into penstock.members (group_name, id, age, metadata, joined_at, seen_at, dead_after)
-    values (p_group, p_member, nextval('penstock.member_age'), p_metadata, moment, moment, p_dead_after);
+    insert into penstock.members (group_name, id, session, age, metadata, joined_at, seen_at, dead_after)
+    values (p_group, p_member, p_session, nextval('penstock.member_age'), p_metadata, moment, moment, p_dead_after);
     update penstock.groups
     set generation = generation + 1,
         members = members + 1
@@ -236,8 +244,8 @@ begin
     return locked;
 end
 $$;
-comment on function penstock.join_group(text, text, interval, jsonb) is
-    'Makes a member of the group, which stays locked until the transaction ends: compute targets and call set_targets in the same one. PS409 when a live member has that id.';
+comment on function penstock.join_group(text, text, uuid, interval, jsonb) is
+    'Makes a member of the group, which stays locked until the transaction ends: compute targets and call set_targets in the same one. The session tells the membership from others under the same id, and makes the call one that may be repeated. PS409 when a live member has that id.';
 
 create or replace function penstock.is_silent(member penstock.members, p_moment timestamptz)
 returns boolean
@@ -275,7 +283,7 @@ end
 $$;
 comment on function penstock.remove_members(text, text[]) is 'Part of join, leave and evict: removes members of a locked group and sets their slots free.';
 
-create or replace function penstock.leave_group(p_group text, p_member text)
+create or replace function penstock.leave_group(p_group text, p_member text, p_session uuid default null)
 returns boolean
 language plpgsql
 security definer
@@ -283,14 +291,16 @@ set search_path = penstock, pg_temp
 as $$
 begin
     perform penstock.lock_group(p_group);
-    if not exists (select from penstock.members where group_name = p_group and id = p_member) then
+    if not exists (
+        select from penstock.members where group_name = p_group and id = p_member and (p_session is null or session = p_session)
+    ) then
         return false;
     end if;
     perform penstock.remove_members(p_group, array[p_member]);
     return true;
 end
 $$;
-comment on function penstock.leave_group(text, text) is
+comment on function penstock.leave_group(text, text, uuid) is
     'Ends a membership; slots that were not released before are free at once. Compute targets in the same transaction. False when it was no member.';
 
 create or replace function penstock.evict(p_group text)
@@ -329,6 +339,7 @@ comment on function penstock.evict(text) is
 create or replace function penstock.member_heartbeat(
     p_group text,
     p_member text,
+    p_session uuid,
     out known boolean,
     out members integer,
     out balanced boolean,
@@ -346,7 +357,7 @@ as $$
 begin
     update penstock.members
     set seen_at = penstock.clock()
-    where group_name = p_group and id = p_member
+    where group_name = p_group and id = p_member and session = p_session
     returning extract(epoch from members.dead_after) into dead_after_s;
     known := found;
     if not known then
@@ -372,10 +383,10 @@ begin
     where slots.group_name = p_group and slots.target = p_member and slots.owner is null;
 end
 $$;
-comment on function penstock.member_heartbeat(text, text) is
-    'Keeps a member alive and tells it what it has (owned, under epochs), what of that to give up (revoked) and what it may take (available). known: false when it was evicted. balanced: false when somebody has to compute targets. members: how many there are.';
+comment on function penstock.member_heartbeat(text, text, uuid) is
+    'Keeps a member alive and tells it what it has (owned, under epochs), what of that to give up (revoked) and what it may take (available). known: false when it was evicted, also when another member has its id since. balanced: false when somebody has to compute targets. members: how many there are.';
 
-create or replace function penstock.take(p_group text, p_member text, p_slots integer[])
+create or replace function penstock.take(p_group text, p_member text, p_session uuid, p_slots integer[])
 returns table (slot integer, epoch bigint)
 language plpgsql
 security definer
@@ -384,7 +395,7 @@ set enable_seqscan = off
 as $$
 #variable_conflict use_column
 begin
-    perform from penstock.members where group_name = p_group and id = p_member for key share;
+    perform from penstock.members where group_name = p_group and id = p_member and session = p_session for key share;
     if not found then
         raise exception '% is no member of group %', left(p_member, 100), left(p_group, 100)
             using errcode = 'PS404', hint = 'It was evicted, or left: join again.';
@@ -403,7 +414,7 @@ begin
     returning slots.slot, slots.epoch;
 end
 $$;
-comment on function penstock.take(text, text, integer[]) is
+comment on function penstock.take(text, text, uuid, integer[]) is
     'Takes those of the slots that are free and meant for the member, each with a new epoch. Returns what it took. PS404 when it was evicted.';
 
 create or replace function penstock.release(p_group text, p_member text, p_slots integer[], p_epochs bigint[])

@@ -364,7 +364,8 @@ create or replace function penstock.claim_keys(
     p_limit integer,
     p_depth integer default 1,
     p_after_slot integer default null,
-    p_after_key text default null
+    p_after_key text default null,
+    p_marks jsonb default '{}'
 )
 returns table (
     id uuid,
@@ -386,6 +387,7 @@ returns table (
 language plpgsql
 security definer
 set search_path = penstock, pg_temp
+set jit = off
 set enable_seqscan = off
 set enable_bitmapscan = off
 set enable_sort = off
@@ -469,7 +471,7 @@ begin
         left join lateral (
             select
                 head.key,
-                (head.status = 'queued' and head.run_after <= moment) or pool.key_concurrency > 1 as startable,
+                (head.status = 'queued' and head.run_after <= moment) or pool.key_concurrency > 1 or p_marks ? head.key as startable,
                 case when head.status = 'queued' then head.run_after end as due
             from penstock.queued_jobs as head
             where head.name = p_name
@@ -485,9 +487,12 @@ begin
             and ring.step < longest_walk
     ),
     turns as (
-        select ring.step as turn, owned[ring.place] as slot, ring.key, coalesce(key_weights.weight, 1) as weight
+        select
+            ring.step as turn, owned[ring.place] as slot, ring.key, coalesce(weights.weight, 1) as weight,
+            -- No deeper than it takes to fill the room.
+            least(p_depth, room / count(*) over () + 1) * coalesce(weights.weight, 1) * pool.key_concurrency as most
         from ring
-        left join penstock.key_weights on key_weights.name = p_name and key_weights.key = ring.key
+        left join penstock.key_weights as weights on weights.name = p_name and weights.key = ring.key
         where ring.startable
     ),
     lines as (
@@ -518,9 +523,10 @@ begin
                     and each.slot = turns.slot
                     and each.seq is not null
                     and each.key collate "C" = turns.key
+                    and each.seq > coalesce((p_marks ->> turns.key)::bigint, 0)
                 order by each.seq
-                limit case when pool.key_rate_limit is null then p_depth * turns.weight * pool.key_concurrency
-                    else greatest(0, least(p_depth * turns.weight * pool.key_concurrency, penstock.key_room(pool, turns.key, moment)))
+                limit case when pool.key_rate_limit is null then turns.most
+                    else greatest(0, least(turns.most, penstock.key_room(pool, turns.key, moment)))
                 end
             ) as job
         ) as line
@@ -613,8 +619,8 @@ begin
     end if;
 end
 $$;
-comment on function penstock.claim_keys(text, text, integer[], bigint[], integer, integer, integer, text) is
-    'Claims up to p_limit jobs of a pool from slots that the member has under these epochs: of each key that is not busy up to p_depth (times its weight) from the front, keys in turn. Job rows have their slot in at_slot. The last row has no id: it says where the walk ended (at_slot, at_key; null: it saw every key), to go on from there, and when a job that is waited for is due.';
+comment on function penstock.claim_keys(text, text, integer[], bigint[], integer, integer, integer, text, jsonb) is
+    'Claims up to p_limit jobs of a pool from slots that the member has under these epochs: of each key that is not busy up to p_depth (times its weight) from the front, keys in turn. p_marks ({"key": seq}) names keys of which the caller has jobs in hand up to seq and will start those that follow after them: these it gets too. Job rows have their slot in at_slot. The last row has no id: it says where the walk ended (at_slot, at_key; null: it saw every key), to go on from there, and when a job that is waited for is due.';
 
 create or replace function penstock.resize_pool(p_name text, p_slots integer)
 returns penstock.groups

@@ -50,6 +50,7 @@ comment on column penstock.groups.members is 'Number of rows in members.';
 create table penstock.members (
     group_name text not null references penstock.groups (name),
     id text not null,
+    session uuid not null,
     age bigint not null,
     state text not null default 'active',
     metadata jsonb not null default '{}',
@@ -61,6 +62,7 @@ create table penstock.members (
 )
 with (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.2, autovacuum_vacuum_threshold = 1000);
 comment on table penstock.members is 'Who is in a group; the row is the heartbeat.';
+comment on column penstock.members.session is 'Made by the member for this membership; tells it from another one under the same id.';
 comment on column penstock.members.age is 'Order of joining, oldest lowest.';
 comment on column penstock.members.state is 'draining: it stays, but is given no slots.';
 comment on column penstock.members.metadata is 'What the member says of itself; a custom assignor sees it.';

@@ -1,0 +1,259 @@
+"""Standing jobs: one run of each key on the owner of the key, from `start` until `stop`.
+
+A handler has a start side and a stop side: an async generator that yields once in between, or anything that makes an async
+context manager. A coroutine function is one too: it runs until it is cancelled. A run begins and ends in the database under
+the epoch of its slot, so there are never two; what it leaves in `job.state` is what the next one gets, wherever that is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+import orjson
+import structlog
+
+from penstock.errors import Conflict, InvalidInput, PenstockError
+from penstock.ownership.member import Member
+from penstock.payload import Codec, dump_json, plain_text
+from penstock.postgres import pools
+from penstock.postgres.database import Database
+from penstock.settings import Settings
+from penstock.waiting import happens
+
+log = structlog.get_logger("penstock.standing")
+T = TypeVar("T")
+_STOP_S = 2.0
+
+
+@dataclass(slots=True, eq=False)
+class Standing(Generic[T]):
+    """A standing job as its handler gets it.
+
+    Attributes:
+        key: Whose job it is.
+        data: The payload.
+        state: Small JSON: what the run before left, None at first. Set it; the next run gets it when this one has stopped.
+        stopping: Set when the run is to stop.
+    """
+
+    key: str
+    data: T
+    state: Any
+    stopping: asyncio.Event = field(default_factory=asyncio.Event, repr=False)
+    _messages: asyncio.Queue[Any] = field(default_factory=asyncio.Queue, repr=False)
+    _save: Callable[[Any], Any] | None = field(default=None, repr=False)
+
+    async def save(self, state: Any) -> None:
+        """Set the state, and write it now, for the case that this worker dies.
+
+        Raises:
+            Conflict: The run is no longer this worker's; stop.
+        """
+        self.state = state
+        if self._save is not None:
+            await self._save(state)
+
+    async def messages(self) -> AsyncIterator[Any]:
+        """What is sent with `Pool.notify`, as it comes."""
+        while True:
+            yield await self._messages.get()
+
+
+Sides = Callable[[Standing[Any]], AbstractAsyncContextManager[Any]]
+
+
+def two_sides(handler: Callable[[Any], Any]) -> Sides:
+    """A handler as a function that makes an async context manager."""
+    if inspect.isasyncgenfunction(handler):
+        return asynccontextmanager(handler)
+    if inspect.iscoroutinefunction(handler):
+
+        @asynccontextmanager
+        async def until_cancelled(job: Standing[Any]) -> AsyncIterator[asyncio.Task[Any]]:
+            running = asyncio.create_task(handler(job), name=f"penstock-standing-{job.key}")
+            try:
+                yield running
+            finally:
+                running.cancel()
+                await asyncio.gather(running, return_exceptions=True)
+
+        return until_cancelled
+
+    def made(job: Standing[Any]) -> AbstractAsyncContextManager[Any]:
+        manager = handler(job)
+        if not isinstance(manager, AbstractAsyncContextManager):
+            raise InvalidInput(
+                f"{handler.__qualname__} returned no async context manager",
+                hint="Write an async generator that yields once, or an async function that runs until it is cancelled.",
+            )
+        return manager
+
+    return made
+
+
+class _Run:
+    def __init__(self, job: pools.StandingJob) -> None:
+        self.job = job
+        self.stop = asyncio.Event()
+        self.standing: Standing[Any] | None = None
+        self.task: asyncio.Task[None] | None = None
+
+
+class StandingRunner:
+    """Runs the standing jobs of the slots that this process owns. A `SlotUser`.
+
+    Args:
+        database: Where.
+        name: The pool.
+        member: Whose slots they are.
+        handler: What to run.
+        codec: Reads payloads.
+        settings: Intervals and grace.
+    """
+
+    def __init__(
+        self, database: Database, name: str, member: Member, handler: Sides, codec: Codec[Any], settings: Settings
+    ) -> None:
+        self._database = database
+        self._name = name
+        self._member = member
+        self._handler = handler
+        self._codec = codec
+        self._interval = settings.heartbeat_interval.total_seconds()
+        self.grace_s = settings.handover_grace.total_seconds()
+        self._runs: dict[str, _Run] = {}
+        self._awake = asyncio.Event()
+
+    def wake(self) -> None:
+        """Something about the standing jobs may have changed."""
+        self._awake.set()
+
+    def gained(self, slot: int, epoch: int) -> None:
+        """See `SlotUser`."""
+        self.wake()
+
+    async def revoke(self, slot: int, epoch: int) -> None:
+        """See `SlotUser`: stop the runs of the slot, and write their state."""
+        await self._stop([run for run in self._runs.values() if run.job.slot == slot])
+
+    def lost(self, slot: int, epoch: int) -> None:
+        """See `SlotUser`."""
+        for key, run in list(self._runs.items()):
+            if run.job.slot == slot:
+                del self._runs[key]
+                if run.task is not None:
+                    run.task.cancel("lost")
+
+    async def run(self) -> None:
+        """Start and stop until cancelled."""
+        try:
+            while True:
+                self._awake.clear()
+                wait = self._interval
+                try:
+                    wait = min(wait, await self._reconcile())
+                except PenstockError as error:
+                    log.warning("standing_jobs_unknown", pool=self._name, error=error.message)
+                    wait = min(wait, 1.0)
+                await happens(self._awake, wait)
+        finally:
+            tasks = [run.task for run in self._runs.values() if run.task is not None]
+            for task in tasks:
+                task.cancel("lost")
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _reconcile(self) -> float:
+        owned = self._member.owned
+        wanted = (
+            {job.key: job for job in await pools.standing_of(self._database, self._name, self._member.id, owned)} if owned else {}
+        )
+        for key, run in self._runs.items():
+            job = wanted.get(key)
+            if job is None or (job.version, job.slot, job.epoch) != (run.job.version, run.job.slot, run.job.epoch):
+                run.stop.set()
+        wait = self._interval
+        for key, job in wanted.items():
+            if key in self._runs or not self._member.may_work(job.slot):
+                continue
+            if job.start_in_s > 0:
+                wait = min(wait, job.start_in_s)
+                continue
+            run = self._runs[key] = _Run(job)
+            run.task = asyncio.create_task(self._attempt(run), name=f"penstock-standing-{key}")
+        if self._runs:
+            for key, data in await pools.take_messages(self._database, self._name, self._member.id):
+                if (receiver := self._runs.get(key)) is not None and receiver.standing is not None:
+                    receiver.standing._messages.put_nowait(orjson.loads(data))
+        return wait
+
+    async def _attempt(self, run: _Run) -> None:
+        try:
+            begun = await pools.begin_standing(self._database, self._name, self._member.id, run.job)
+            if begun is None or not self._member.may_work(run.job.slot):
+                if begun is not None:
+                    await pools.end_standing(self._database, self._name, self._member.id, run.job, None, None)
+                return
+            state, error = await self._between(run, *begun)
+            await pools.end_standing(self._database, self._name, self._member.id, run.job, state, error)
+        except PenstockError as error:
+            # Whatever became of it in the database: the slot's next release ends it there.
+            log.warning("standing_job_unknown", pool=self._name, key=run.job.key, error=error.message)
+        finally:
+            if self._runs.get(run.job.key) is run:
+                del self._runs[run.job.key]
+            self.wake()
+
+    async def _between(self, run: _Run, data: str, state: str | None) -> tuple[str | None, dict[str, Any] | None]:
+        """Run it from its start side to its stop side. Returns the state that it left, and the error that ended it."""
+        standing: Standing[Any] | None = None
+        error: dict[str, Any] | None = None
+        try:
+            standing = Standing(run.job.key, self._codec.load(data), None if state is None else orjson.loads(state), run.stop)
+            standing._save = lambda value: self._save(run, value)
+            async with self._handler(standing) as entered:
+                run.standing = standing
+                log.debug("standing_job_started", pool=self._name, key=run.job.key)
+                self.wake()  # there may be messages for it
+                stop = asyncio.create_task(run.stop.wait())
+                ending = [entered] if isinstance(entered, asyncio.Task) else []
+                try:
+                    await asyncio.wait([stop, *ending], return_when=asyncio.FIRST_COMPLETED)
+                finally:
+                    stop.cancel()
+                if ending and entered.done() and not run.stop.is_set():
+                    entered.result()
+                    raise RuntimeError("the handler returned; a standing job runs until it is stopped")
+        except asyncio.CancelledError as cancelled:
+            if cancelled.args == ("lost",):
+                raise
+            error = {"type": "Cancelled", "message": "it did not stop within its time"}
+        except Exception as failure:
+            log.warning("standing_job_failed", pool=self._name, key=run.job.key, error=str(failure))
+            message = failure.message if isinstance(failure, PenstockError) else str(failure)
+            error = {"type": type(failure).__qualname__, "message": plain_text(message[:2_000])}
+        left = None if standing is None else standing.state
+        return (None if left is None else dump_json(left, f"the state of {run.job.key}")), error
+
+    async def _save(self, run: _Run, state: Any) -> None:
+        text = dump_json(state, f"the state of {run.job.key}")
+        if not await pools.save_standing(self._database, self._name, self._member.id, run.job, text):
+            raise Conflict(f"the standing job {run.job.key} no longer runs here", hint="Stop: it may be running elsewhere.")
+
+    async def _stop(self, runs: list[_Run]) -> None:
+        tasks = [run.task for run in runs if run.task is not None]
+        for run in runs:
+            run.stop.set()
+        if not tasks:
+            return
+        _, late = await asyncio.wait(tasks, timeout=self.grace_s)
+        for task in late:
+            task.cancel("stop")
+        if late:
+            _, stuck = await asyncio.wait(late, timeout=_STOP_S)
+            for task in stuck:
+                log.error("standing_job_does_not_stop", pool=self._name, task=task.get_name())

@@ -1,0 +1,31 @@
+"""The app of the pools' chaos test: a pool whose handler records what it does, and standing jobs that do."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import timedelta
+from typing import Any
+
+from workload import record
+
+from penstock import Backoff, Job, Options, Penstock
+
+app = Penstock()
+QUICK = Backoff(base=timedelta(milliseconds=50), cap=timedelta(milliseconds=200))
+
+pool = app.pool("keyed", slots=16, options=Options(attempts=8, backoff=QUICK))
+
+
+@pool.handler
+async def run(job: Job[dict[str, Any]]) -> None:
+    """Run for as long as the payload says, then fail or not. The name of the event is the key and the place in it."""
+    name = f"{job.key}/{job.data['n']}"
+    record("started", job.id, name, job.attempts)
+    try:
+        await asyncio.sleep(job.data["sleep_s"])
+        if job.attempt <= job.data["failures"]:
+            raise ValueError("as planned")
+    except BaseException:
+        record("ended", job.id, name, job.attempts, "failed")
+        raise
+    record("ended", job.id, name, job.attempts, "succeeded")

@@ -1,0 +1,99 @@
+"""The claim of a pool stays what it is meant to be: probes of one index, HOT updates, blind to how much waits behind a key."""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import asyncpg
+import pytest
+from test_plans import explain, nodes, seq_scans
+
+Sql: TypeAlias = "asyncpg.Connection[Any]"
+
+VARIABLES = {
+    "midway": "false",
+    "p_after_key": "''::text",
+    "moment": "now()",
+    "owned": "(select array_agg(n) from generate_series(0, 15) as n)",
+    "pool.key_concurrency": "1",
+    "pool.key_rate_limit": "null::integer",
+    "pool.key_rate_period": "null::interval",
+    "penstock.key_room(pool, turns.key, moment)": "1",
+    "p_marks": "'{}'::jsonb",
+    "p_name": "'work'::text",
+    "p_member": "'m'::text",
+    "p_depth": "1",
+    "room": "100",
+    "longest_walk": "3000",
+    "new_lease": "(-1)::bigint",
+    "job_type.visibility_timeout": "interval '5 min'",
+    "job_type.concurrency": "null::integer",
+    "job_type.rate_limit": "null::integer",
+}
+
+
+@pytest.fixture(autouse=True)
+async def work(sql: Sql) -> None:
+    await sql.execute("select penstock.declare_pool('work', '{\"slots\": 16}')")
+    await sql.execute("select penstock.join_group('work', 'm', gen_random_uuid())")
+    await sql.execute("update penstock.slots set owner = 'm', target = 'm', epoch = 1")
+    await sql.execute("alter table penstock.queued_jobs set (autovacuum_enabled = off)")
+
+
+async def fill(sql: Sql, jobs: int, keys: int) -> None:
+    await sql.execute(
+        "select count(*) from penstock.enqueue_many('work', array_fill('{}'::jsonb, array[$1::integer]), null,"
+        " (select array_agg('k' || n % $2) from generate_series(1, $1) as n))",
+        jobs,
+        keys,
+    )
+
+
+async def explain_claim(sql: Sql) -> dict[str, Any]:
+    return await explain(sql, "claim_keys", "with recursive ring", ";\n    get diagnostics", VARIABLES)
+
+
+async def claim(sql: Sql, limit: int, depth: int) -> int:
+    rows = await sql.fetch(
+        "select id from penstock.claim_keys('m', 'work', (select array_agg(n) from generate_series(0, 15) as n),"
+        " array_fill(1::bigint, array[16]), $1, $2)",
+        limit,
+        depth,
+    )
+    return len(rows) - 1
+
+
+@pytest.mark.parametrize("statistics", ["missing", "of an empty table", "fresh"])
+async def test_a_claim_probes_the_line_of_each_key(sql: Sql, statistics: str) -> None:
+    if statistics == "of an empty table":
+        await sql.execute("analyze penstock.queued_jobs")
+    await fill(sql, 5000, 500)
+    if statistics == "fresh":
+        await sql.execute("analyze penstock.queued_jobs")
+    plan = await explain_claim(sql)
+    assert "queued_jobs_keyed" in {node.get("Index Name") for node in nodes(plan)}
+    assert seq_scans(plan) == []
+
+
+async def test_claims_of_keys_are_hot_updates(sql: Sql) -> None:
+    await fill(sql, 10_000, 1000)
+    assert await claim(sql, 10_000, 10) == 10_000
+    await sql.execute("select pg_stat_force_next_flush()")
+    updated, hot = await sql.fetchrow(
+        "select n_tup_upd, n_tup_hot_upd from pg_stat_user_tables where relid = 'penstock.queued_jobs'::regclass"
+    )
+    assert updated == 10_000
+    assert hot >= 0.99 * updated
+
+
+async def test_a_hundred_thousand_jobs_of_one_key_cost_the_others_nothing(sql: Sql) -> None:
+    async def pages() -> int:
+        plan = await explain_claim(sql)
+        return int(plan["Shared Hit Blocks"]) + int(plan["Shared Read Blocks"])
+
+    await fill(sql, 200, 200)
+    before = min([await pages() for _ in range(3)])
+    await fill(sql, 100_000, 1)
+    after = min([await pages() for _ in range(3)])
+    # The index grows by a level; what waits is not looked at.
+    assert after <= before * 2, f"a claim of 100 jobs touched {before} pages before and {after} after"

@@ -1,0 +1,260 @@
+"""Standing jobs: one run a key, from start to stop, moved with its state; and the races that others had."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from typing import Any, TypeAlias
+
+import asyncpg
+import pytest
+from test_pools import Working
+
+from conftest import eventually
+from penstock import Conflict, InvalidInput, NotFound, Penstock, Settings, Standing
+from penstock.pools import Pool
+
+Sql: TypeAlias = "asyncpg.Connection[Any]"
+
+
+class Runs:
+    """What a handler saw: how many run of each key, how often each was started, and messages."""
+
+    def __init__(self) -> None:
+        self.running: Counter[str] = Counter()
+        self.most: Counter[str] = Counter()
+        self.starts: Counter[str] = Counter()
+        self.states: list[tuple[str, Any]] = []
+        self.messages: list[tuple[str, Any]] = []
+        self.data: dict[str, Any] = {}
+
+    def on(self, pool: Pool[Any]) -> Runs:
+        @pool.standing
+        async def run(job: Standing[Any]) -> AsyncIterator[None]:
+            self.begin(job)
+            listening = asyncio.create_task(self.listen(job))
+            try:
+                yield
+            finally:
+                listening.cancel()
+                self.running[job.key] -= 1
+            job.state = {"runs": self.starts[job.key]}
+
+        return self
+
+    def begin(self, job: Standing[Any]) -> None:
+        self.starts[job.key] += 1
+        self.running[job.key] += 1
+        self.most[job.key] = max(self.most[job.key], self.running[job.key])
+        self.states.append((job.key, job.state))
+        self.data[job.key] = job.data
+
+    async def listen(self, job: Standing[Any]) -> None:
+        async for message in job.messages():
+            self.messages.append((job.key, message))
+
+    @property
+    def now(self) -> set[str]:
+        return {key for key, count in self.running.items() if count}
+
+
+@pytest.fixture
+def pool(app: Penstock) -> Pool[Any]:
+    return app.pool("tenants", slots=16)
+
+
+async def test_it_runs_from_start_to_stop_and_leaves_a_state(app: Penstock, pool: Pool[Any]) -> None:
+    runs = Runs().on(pool)
+    async with Working(app):
+        assert await pool.start("acme", {"interval": 60}) == "started"
+        await eventually(lambda: runs.now == {"acme"})
+        assert await pool.start("acme", {"interval": 60}) == "unchanged"
+        with pytest.raises(Conflict, match="another payload"):
+            await pool.start("acme", {"interval": 1})
+        assert await pool.start("acme", {"interval": 1}, replace=True) == "replaced"
+        await eventually(lambda: runs.data["acme"] == {"interval": 1})
+        assert runs.states == [("acme", None), ("acme", {"runs": 1})]
+        assert await pool.stop("acme")
+        await eventually(lambda: runs.now == set())
+        assert not await pool.stop("acme")
+    assert runs.most["acme"] == 1
+
+
+async def test_it_moves_with_its_state_when_workers_come_and_go(app: Penstock, pool: Pool[Any]) -> None:
+    runs = Runs().on(pool)
+    keys = {f"t{n}" for n in range(20)}
+    async with Working(app) as working:
+        for key in keys:
+            await pool.start(key)
+        await eventually(lambda: runs.now == keys)
+        assert sum(runs.starts.values()) == 20
+        await working.add()
+        await eventually(lambda: sum(runs.starts.values()) > 20, "a move")
+        await eventually(lambda: runs.now == keys)
+        moved = sum(runs.starts.values()) - 20
+        await working.remove(working.workers[0][0])
+        await eventually(lambda: runs.now == keys and sum(runs.starts.values()) == 40, "the return of those that stayed")
+    assert 0 < moved < 20
+    assert set(runs.most.values()) == {1}
+    assert all(state == {"runs": 1} for key, state in runs.states[20 : 20 + moved])
+
+
+async def test_reconcile_makes_the_set_equal_in_one_transaction(app: Penstock, pool: Pool[Any]) -> None:
+    runs = Runs().on(pool)
+    async with Working(app):
+        assert await pool.reconcile({"a": 1, "b": 2, "c": 3}) == (3, 0, 0)
+        await eventually(lambda: runs.now == {"a", "b", "c"})
+        assert await pool.reconcile({"b": 2, "c": 4, "d": 5}) == (1, 1, 1)
+        assert await pool.reconcile({"b": 2, "c": 4, "d": 5}) == (0, 0, 0)
+        await eventually(lambda: runs.now == {"b", "c", "d"} and runs.data["c"] == 4)
+        assert runs.starts == {"a": 1, "b": 1, "c": 2, "d": 1}
+        results = await asyncio.gather(*[pool.reconcile({"x": n}) for n in range(4)])
+        await eventually(lambda: runs.now == {"x"})
+        assert sum(started for started, _, _ in results) == 1
+
+
+async def test_messages_reach_the_run_wherever_it_is(app: Penstock, pool: Pool[Any]) -> None:
+    runs = Runs().on(pool)
+    await pool.start("acme")
+    await pool.notify("acme", "before it runs")
+    async with Working(app):
+        await eventually(lambda: runs.messages == [("acme", "before it runs")])
+        await pool.notify("acme", {"n": 2})
+        await eventually(lambda: runs.messages[1:] == [("acme", {"n": 2})])
+    with pytest.raises(NotFound):
+        await pool.notify("nobody", 1)
+
+
+async def test_a_run_that_fails_is_started_again_later(app: Penstock, pool: Pool[Any], sql: Sql) -> None:
+    tries = 0
+
+    @pool.standing
+    async def run(job: Standing[Any]) -> None:
+        nonlocal tries
+        tries += 1
+        if tries == 1:
+            raise ValueError("not yet")
+        await asyncio.Event().wait()
+
+    async with Working(app):
+        await pool.start("acme")
+        await eventually(lambda: tries == 2)
+        error = await sql.fetchval("select error ->> 'message' from penstock.standing_jobs")
+        assert error == "not yet"
+
+
+async def test_a_context_manager_is_a_handler_too(app: Penstock, pool: Pool[Any]) -> None:
+    entered: list[str] = []
+
+    @pool.standing
+    @asynccontextmanager
+    async def run(job: Standing[Any]) -> AsyncIterator[None]:
+        entered.append(job.key)
+        yield
+        entered.append(f"not {job.key}")
+
+    async with Working(app):
+        await pool.start("acme")
+        await eventually(lambda: entered == ["acme"])
+    assert entered == ["acme", "not acme"]
+
+
+# -- the races
+
+
+async def test_a_stop_and_start_at_once_end_with_one_run(app: Penstock, pool: Pool[Any]) -> None:
+    runs = Runs().on(pool)
+    async with Working(app) as working:
+        await working.add()
+        for _ in range(10):
+            await asyncio.gather(pool.start("acme"), pool.stop("acme"))
+        await pool.start("acme")
+        await eventually(lambda: runs.now == {"acme"})
+        await pool.stop("acme")
+        await eventually(lambda: runs.now == set())
+    assert runs.most["acme"] == 1
+
+
+async def test_it_is_not_lost_when_its_worker_dies_and_others_clean_up_at_once(url: str, sql: Sql) -> None:
+    settings = Settings(heartbeat_interval=timedelta(seconds=0.4), dead_after=timedelta(seconds=1.5))
+    async with Penstock(url, settings=settings) as app:
+        pool = app.pool("tenants", slots=16)
+        runs = Runs().on(pool)
+        async with Working(app) as working:
+            await working.add()
+            await working.add()
+            await pool.reconcile({f"t{n}": n for n in range(12)})
+            await eventually(lambda: len(runs.now) == 12)
+            _, task = working.workers.pop(0)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            assert len(runs.now) < 12, "it had none"
+            await eventually(lambda: len(runs.now) == 12, "all again")
+            rows = await sql.fetch("select key, running_by from penstock.standing_jobs")
+            assert {row["running_by"] for row in rows} <= {member.id for member in await pool.workers()}
+        assert set(runs.most.values()) == {1}
+
+
+async def test_a_member_that_is_cut_off_stops_its_runs_before_others_start_them(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = Settings(heartbeat_interval=timedelta(seconds=0.4), dead_after=timedelta(seconds=2))
+    runs = Runs()
+    async with Penstock(url, settings=settings) as first, Penstock(url, settings=settings) as second:
+        pools = [app.pool("tenants", slots=8) for app in (first, second)]
+        for pool in pools:
+            runs.on(pool)
+        async with Working(second):
+            await pools[0].reconcile({f"t{n}": n for n in range(8)})
+            async with Working(first):
+                await eventually(lambda: len(runs.now) == 8 and sum(runs.starts.values()) > 8, "a move to the other")
+                before = sum(runs.starts.values())
+
+                def unreachable() -> Any:
+                    raise OSError("cut off")
+
+                database = await first.database()
+                monkeypatch.setattr(database, "_acquire", unreachable)
+                await eventually(lambda: sum(runs.starts.values()) > before, "the start of its jobs elsewhere")
+                await eventually(lambda: len(runs.now) == 8)
+                monkeypatch.undo()
+                await eventually(lambda: len(runs.now) == 8)
+    assert set(runs.most.values()) == {1}, "two at once"
+
+
+async def test_a_start_under_an_old_epoch_or_version_is_refused(app: Penstock, pool: Pool[Any], sql: Sql) -> None:
+    await pool.declare()
+    await sql.execute("select penstock.join_group('tenants', 'm', gen_random_uuid())")
+    await sql.execute("update penstock.slots set target = 'm', owner = 'm', epoch = 7")
+    await pool.start("acme")
+    slot = pool.slot_of("acme")
+    begin = "select count(*) from penstock.begin_standing('tenants', 'acme', $1, $2, $3, $4)"
+    assert await sql.fetchval(begin, "m", slot, 6, 1) == 0
+    assert await sql.fetchval(begin, "n", slot, 7, 1) == 0
+    assert await sql.fetchval(begin, "m", slot, 7, 2) == 0
+    assert await sql.fetchval(begin, "m", slot, 7, 1) == 1
+    assert await sql.fetchval(begin, "m", slot, 7, 1) == 0, "a second run"
+    assert not await sql.fetchval("select penstock.end_standing('tenants', 'acme', 'm', 6)")
+    assert await sql.fetchval("select penstock.end_standing('tenants', 'acme', 'm', 7)")
+
+
+async def test_standing_jobs_move_when_the_pool_grows(app: Penstock, pool: Pool[Any]) -> None:
+    runs = Runs().on(pool)
+    keys = {f"t{n}" for n in range(20)}
+    async with Working(app) as working:
+        await working.add()
+        await pool.reconcile(dict.fromkeys(keys, 0))
+        await eventually(lambda: runs.now == keys)
+        await pool.resize(64)
+        await eventually(lambda: sum(runs.starts.values()) > 20, "a move")
+        await eventually(lambda: runs.now == keys)
+    assert set(runs.most.values()) == {1}
+
+
+async def test_a_second_handler_is_refused(pool: Pool[Any]) -> None:
+    Runs().on(pool)
+    with pytest.raises(InvalidInput, match="already"):
+        Runs().on(pool)
