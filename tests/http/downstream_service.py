@@ -18,6 +18,7 @@ from aiohttp import web
 PORT, PENSTOCK, TOKEN, HISTORY = sys.argv[1:5]
 tasks: set[asyncio.Task[None]] = set()
 seen: dict[str, int] = {}
+started: set[tuple[str, int]] = set()
 
 
 def record(kind: str, id: str, name: str, attempts: int = 0, outcome: str = "", **more: Any) -> None:
@@ -72,7 +73,9 @@ async def take(request: web.Request) -> web.StreamResponse:
         return web.json_response({"title": "Broken", "id": "server_error"}, status=500)
     if act == "refuse":
         return web.json_response({"title": "No such shipment", "id": "invalid"}, status=400)
-    if seen[id] == 1 or act not in ("drop",):
+    # A request that comes twice, since the answer was lost, is one start: a service has to be idempotent.
+    if (id, body["attempts"]) not in started:
+        started.add((id, body["attempts"]))
         record("started", id, name, body["attempts"])
         if act == "first":
             await work(request.app, name, id, body)

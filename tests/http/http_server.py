@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+import random
 import re
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,15 @@ import httpx
 import pytest
 
 TOKEN = "t0ken-of-the-tests"
+
+
+def free_port() -> int:
+    """A port that nothing listens on, below those that outgoing connections take while a server is down."""
+    while True:
+        port = random.randrange(15_000, 32_000)
+        with socket.socket() as tried, suppress(OSError):
+            tried.bind(("127.0.0.1", port))
+            return port
 
 
 class Served:
@@ -42,7 +53,7 @@ def serving(database_url: str, *arguments: str, token: str | None = TOKEN, **env
         if token is not None:
             env["PENSTOCK_HTTP_TOKEN"] = token
         process = subprocess.Popen(
-            [sys.executable, "-m", "penstock", "server", "--port", "0", *arguments],
+            [sys.executable, "-m", "penstock", "server", *([] if "--port" in arguments else ["--port", "0"]), *arguments],
             env=env,
             stdout=subprocess.PIPE,
             stderr=log.open("w"),

@@ -76,6 +76,9 @@ def test_a_restricted_user_sees_only_its_types(with_users: Served) -> None:
         assert [one["name"] for one in client.get("/v1/jobs").json()] == ["a", "b"]
         assert {one["name"] for one in client.get("/v1/queued-jobs").json()} == {"a", "b"}
         assert {one["name"] for one in client.get("/v1/stats").json()} == {"a", "b"}
+        with with_users.client(auth=("worker", "work-secret")) as worker:
+            worker.post("/v1/workers/worker-of-c/heartbeat", json={"names": ["c"]})
+        assert "worker-of-c" not in client.get("/v1/workers").text
         (hidden,) = all.get("/v1/queued-jobs?name=c").json()
         calls: list[tuple[str, str, Any]] = [
             ("GET", "/v1/jobs/c", None),
@@ -91,6 +94,9 @@ def test_a_restricted_user_sees_only_its_types(with_users: Served) -> None:
             ("POST", "/v1/jobs/c/claim", {"worker": "w"}),
             ("POST", "/v1/jobs/c/settle", {"jobs": []}),
             ("POST", "/v1/workers/w/heartbeat", {"names": ["c"]}),
+            ("POST", "/v1/workers/worker-of-c/heartbeat", {}),
+            ("DELETE", "/v1/workers/worker-of-c", None),
+            ("GET", "/metrics", None),
             ("POST", "/jobber/queue", {"type": "c"}),
             ("POST", "/v1/jobs", {"name": "d", "delivery_strategy": "at_least_once", "attempts": 3, "concurrency": 5}),
         ]
@@ -216,6 +222,20 @@ async def test_failures_of_one_client_are_limited_whatever_the_user() -> None:
     with pytest.raises(ApiError):
         throttle.check("192.0.2.1", "another")
     throttle.check("192.0.2.2", "another")
+
+
+async def test_who_was_let_in_is_not_kept_out_by_the_failures_of_others() -> None:
+    door = Door(OneUser("ada", "s3cret"))
+    good = b"Basic " + base64.b64encode(b"ada:s3cret")
+    await door.enter(good, "proxy", "/")
+    for number in range(100):
+        with pytest.raises(ApiError):
+            await door.enter(b"Basic " + base64.b64encode(b"user%d:x" % number), "proxy", "/")
+    with pytest.raises(ApiError) as refused:
+        await door.enter(b"Basic " + base64.b64encode(b"bob:x"), "proxy", "/")
+    assert refused.value.status == 429
+    door._known = type(door._known)((key, (who, 0.0)) for key, (who, _) in door._known.items())  # the two seconds are over
+    assert (await door.enter(good, "proxy", "/")).name == "ada"
 
 
 async def test_who_is_known_is_not_asked_again() -> None:

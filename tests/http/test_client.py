@@ -13,7 +13,7 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
-from http_server import TOKEN, Served, serving
+from http_server import TOKEN, Served, free_port, serving
 
 from penstock import Admission, Conflict, DatabaseUnavailable, InvalidInput, JobFailed, NewJob, NotFound, Status
 from penstock.client import AccessDenied, AsyncClient, Client
@@ -130,7 +130,7 @@ def test_errors_are_of_their_kinds(penstock: Client, served: Served) -> None:
         penstock.pause("a/b")
     with Client(served.base_url, "admin", "wrong") as stranger, pytest.raises(AccessDenied):
         stranger.counts()
-    with Client("http://127.0.0.1:1") as lost, pytest.raises(DatabaseUnavailable):
+    with Client("http://127.0.0.1:1", timeout_s=1) as lost, pytest.raises(DatabaseUnavailable):
         lost.counts()
 
 
@@ -168,10 +168,9 @@ def test_every_method_is_in_both() -> None:
 
 
 def test_calls_are_repeated_while_the_server_restarts(url: str) -> None:
-    with serving(url) as first:
-        port = first.base_url.rpartition(":")[2]
-        with Client(first.base_url, "admin", TOKEN) as penstock:
-            penstock.create_job_type("echo")
+    port = str(free_port())
+    with serving(url, "--port", port) as first, Client(first.base_url, "admin", TOKEN) as penstock:
+        penstock.create_job_type("echo")
     receipts: list[Any] = []
     with Client(f"http://127.0.0.1:{port}", "admin", TOKEN) as penstock:
         waiting = threading.Thread(target=lambda: receipts.append(penstock.enqueue("echo", {"n": 1})))

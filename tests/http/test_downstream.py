@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -16,19 +15,13 @@ from urllib.parse import quote
 
 import pytest
 from http_calls import put
-from http_server import TOKEN, Served, serving
+from http_server import TOKEN, Served, free_port, serving
 
 from conftest import eventually
 from penstock.testing import TemporaryDatabases
 
 HERE = Path(__file__).parent
 QUICK = {"PENSTOCK_HEARTBEAT_INTERVAL": "0.5", "PENSTOCK_DEAD_AFTER": "2", "PENSTOCK_CARE_INTERVAL": "0.2"}
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
 
 
 class Site:

@@ -78,6 +78,9 @@ def test_every_operation_has_a_summary_and_examples(quick: Served) -> None:
             assert "422" not in operation["responses"], where
             if body := operation.get("requestBody"):
                 assert all("example" in content for content in body["content"].values()), where
+            for status, response in operation["responses"].items():
+                for kind, content in response.get("content", {}).items():
+                    assert "example" in content or not kind.endswith("json"), (where, status)
             for parameter in operation.get("parameters", []):
                 assert parameter.get("description"), (where, parameter["name"])
     assert {"basic", "bearer"} == set(document["components"]["securitySchemes"])

@@ -5,13 +5,14 @@ with Client("http://127.0.0.1:9090", "admin", "secret") as penstock:
     print(penstock.wait(receipt.id).result)
 
 The methods are those of `penstock.Penstock`, with the same words in and out, so one can take the place of the other. Calls that
-can be repeated are repeated a few times when the server is away: all but `claim`. The calls are described once, as `Call`s;
+can be repeated are repeated for a while when the server is away: all but `claim`. The calls are described once, as `Call`s;
 the two clients only send them.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -29,7 +30,6 @@ from penstock.errors import DatabaseUnavailable, InvalidInput, JobFailed
 from penstock.job import Enqueued, JobCounts, JobRecord, JobTypeRecord, NewJob, Status
 
 T = TypeVar("T")
-_TRIES = 5
 _ONE_WAIT_S = 30.0
 
 
@@ -64,12 +64,13 @@ class AsyncClient:
         user: Name for basic auth.
         password: For basic auth.
         token: A bearer token, instead of a user.
-        timeout_s: Longest time for a call, waits not counted.
+        timeout_s: Longest time for a try, waits not counted, and for repeating it while the server is away.
     """
 
     def __init__(
         self, url: str, user: str | None = None, password: str = "", *, token: str | None = None, timeout_s: float = 30.0
     ) -> None:
+        self._timeout_s = timeout_s
         self._http = httpx.AsyncClient(**_options(url, user, password, token, timeout_s))
 
     async def __aenter__(self) -> Self:
@@ -199,7 +200,8 @@ class AsyncClient:
         raise _needs_database()
 
     async def _send(self, call: Call[T]) -> T:
-        for attempt in range(_TRIES):
+        deadline = time.monotonic() + self._timeout_s
+        for attempt in itertools.count():
             try:
                 response = await self._http.request(
                     call.method, call.path, params=call.params, content=call.content, headers=call.headers
@@ -208,7 +210,7 @@ class AsyncClient:
             except httpx.InvalidURL as error:
                 raise InvalidInput(f"the server's URL is not valid: {error}") from None
             except (httpx.TransportError, DatabaseUnavailable) as error:
-                if not call.repeatable or attempt == _TRIES - 1:
+                if not call.repeatable or time.monotonic() > deadline:
                     raise unavailable(error) from error
             await asyncio.sleep(_pause(attempt))
         raise AssertionError
@@ -222,12 +224,13 @@ class Client:
         user: Name for basic auth.
         password: For basic auth.
         token: A bearer token, instead of a user.
-        timeout_s: Longest time for a call, waits not counted.
+        timeout_s: Longest time for a try, waits not counted, and for repeating it while the server is away.
     """
 
     def __init__(
         self, url: str, user: str | None = None, password: str = "", *, token: str | None = None, timeout_s: float = 30.0
     ) -> None:
+        self._timeout_s = timeout_s
         self._http = httpx.Client(**_options(url, user, password, token, timeout_s))
 
     def __enter__(self) -> Self:
@@ -347,7 +350,8 @@ class Client:
         self._send(calls.unregister(worker))
 
     def _send(self, call: Call[T]) -> T:
-        for attempt in range(_TRIES):
+        deadline = time.monotonic() + self._timeout_s
+        for attempt in itertools.count():
             try:
                 response = self._http.request(
                     call.method, call.path, params=call.params, content=call.content, headers=call.headers
@@ -356,7 +360,7 @@ class Client:
             except httpx.InvalidURL as error:
                 raise InvalidInput(f"the server's URL is not valid: {error}") from None
             except (httpx.TransportError, DatabaseUnavailable) as error:
-                if not call.repeatable or attempt == _TRIES - 1:
+                if not call.repeatable or time.monotonic() > deadline:
                     raise unavailable(error) from error
             time.sleep(_pause(attempt))
         raise AssertionError

@@ -44,6 +44,12 @@ class Principal:
         """Whether the job type is open to this user."""
         return self.types is None or name in self.types
 
+    def require_all(self, instance: str) -> None:
+        """Raise a 403 unless every job type is open to this user."""
+        if self.types is not None:
+            title = f"User {self.name} has access to some job types only; this shows all"
+            raise ApiError(403, "forbidden", title, instance=instance, in_body=True)
+
     def require(self, name: str, instance: str) -> None:
         """Raise a 403 unless the job type is open to this user."""
         if not self.may(name):
@@ -175,7 +181,9 @@ class Door:
         if (principal := self.known(header)) is not None:
             return principal
         credentials = parse_authorization(header, client, instance)
-        if credentials is not None:
+        digest = hashlib.blake2b(header or b"", key=self._key, digest_size=16).digest()
+        # Whoever was let in before is not kept out by the failures of others behind the same proxy.
+        if credentials is not None and digest not in self._known:
             self._throttle.check(client, credentials.user)
         try:
             principal = await self._authorizer.authorize(credentials)
@@ -183,12 +191,12 @@ class Door:
             if credentials is None and error.id == "unauthorized":
                 raise unauthorized(instance) from None
             if credentials is not None and error.status in (401, 403):
+                self._known.pop(digest, None)
                 self._throttle.failed(client, credentials.user)
             if error.id == "forbidden_api":
                 error.status, error.headers = 401, _REALM
             raise
         if header is not None:
-            digest = hashlib.blake2b(header, key=self._key, digest_size=16).digest()
             self._known[digest] = (principal, time.monotonic() + _REMEMBERED_S)
             self._known.move_to_end(digest)
             while len(self._known) > _MOST_REMEMBERED:

@@ -70,10 +70,10 @@ class Gate:
         except PenstockError as error:
             answer = from_penstock(error, scope["path"])
             if answer.status >= 500:
-                log.error("request_failed", request_id=request.id, path=scope["path"], error=str(error))
+                log.error("request_failed", request_id=request.id.decode(), path=scope["path"], error=str(error))
             await request.refuse(answer)
         except Exception:
-            log.exception("request_failed", request_id=request.id, path=scope["path"])
+            log.exception("request_failed", request_id=request.id.decode(), path=scope["path"])
             await request.refuse(server_error())
         finally:
             request.done()
@@ -96,6 +96,7 @@ class Gate:
                 await service.record_status(principal, match[1], match[2], await request.body(), path)
                 await request.send_json(200, b"")
             return
+        structlog.contextvars.bind_contextvars(request_id=request.id.decode())
         route, allowed = self._find(scope)
         if route is None:
             request.route = "other method" if allowed else "none"

@@ -12,6 +12,14 @@ Seconds = Annotated[float, Field(ge=0, le=2_678_400, allow_inf_nan=False)]
 Word = Annotated[str, Field(min_length=1, max_length=255)]
 
 
+_ID = "job_282227eb-3c76-4ef7-af7e-25dff933077f"
+_AT = "2026-01-11T18:26:26Z"
+
+
+def _example(value: dict[str, Any]) -> ConfigDict:
+    return ConfigDict(json_schema_extra={"example": value})
+
+
 class Model(BaseModel):
     """Unknown fields are mistakes on Penstock's own routes."""
 
@@ -55,6 +63,10 @@ class NewJobType(BaseModel):
 class JobType(BaseModel):
     """A job type."""
 
+    model_config = _example(
+        {"name": "invoice-shipments", "delivery_strategy": "at_least_once", "attempts": 3, "concurrency": 5, "created_at": _AT}
+    )
+
     name: str
     delivery_strategy: Delivery
     attempts: int
@@ -64,6 +76,13 @@ class JobType(BaseModel):
 
 class JobTypeDetails(JobType):
     """A job type with everything that Rickover does not have."""
+
+    model_config = _example({
+        "name": "invoice-shipments", "delivery_strategy": "at_least_once", "attempts": 3, "concurrency": 5, "created_at": _AT,
+        "visibility_timeout_s": 420, "time_limit_s": 300, "backoff_base_s": 2, "backoff_factor": 2, "backoff_cap_s": 3600,
+        "backoff_jitter": 0.1, "rate_limit": None, "rate_period_s": None, "keep_result": False, "paused_at": None,
+        "updated_at": _AT,
+    })  # fmt: skip
 
     visibility_timeout_s: float
     time_limit_s: float | None
@@ -92,6 +111,11 @@ class NewJob(BaseModel):
 class QueuedJob(BaseModel):
     """A job that is not finished."""
 
+    model_config = _example({
+        "id": _ID, "name": "invoice-shipments", "attempts": 3, "run_after": _AT, "expires_at": None, "created_at": _AT,
+        "updated_at": _AT, "status": "queued", "data": {"shipmentId": "shp_123"},
+    })  # fmt: skip
+
     id: str
     name: str
     attempts: int = Field(description="Attempts that are left; to be given back in the callback.")
@@ -105,6 +129,11 @@ class QueuedJob(BaseModel):
 
 class ArchivedJob(BaseModel):
     """A job that is finished."""
+
+    model_config = _example({
+        "id": _ID, "name": "invoice-shipments", "attempts": 3, "status": "succeeded", "created_at": _AT,
+        "data": {"shipmentId": "shp_123"}, "expires_at": None,
+    })  # fmt: skip
 
     id: str
     name: str
@@ -128,12 +157,16 @@ class Status(BaseModel):
 class Cancelled(BaseModel):
     """What a cancel did: `cancelled`, `cancelling` (its handler is told), or the status of a finished job."""
 
+    model_config = _example({"id": _ID, "status": "cancelled"})
+
     id: str
     status: str
 
 
 class Result(BaseModel):
     """What became of a job. `result` is null unless the type keeps results."""
+
+    model_config = _example({"id": _ID, "status": "succeeded", "result": {"price": 17.15}, "errors": []})
 
     id: str
     status: str
@@ -180,6 +213,15 @@ class ClaimedJob(BaseModel):
 class ClaimedJobs(BaseModel):
     """The jobs that a claim got; none when there are none."""
 
+    model_config = _example({
+        "jobs": [
+            {
+                "id": _ID, "name": "invoice-shipments", "attempts": 3, "max_attempts": 3, "priority": 0, "key": None,
+                "data": {"shipmentId": "shp_123"}, "created_at": _AT, "run_after": _AT, "lease": 17, "lease_s": 420,
+            }
+        ]
+    })  # fmt: skip
+
     jobs: list[ClaimedJob]
 
 
@@ -200,6 +242,8 @@ class Extend(Model):
 
 class Extended(BaseModel):
     """The new leases; a job that is missing no longer belongs to the worker."""
+
+    model_config = _example({"leases": {_ID: 18}})
 
     leases: dict[str, int]
 
@@ -222,6 +266,8 @@ class Settle(Model):
 class Settled(BaseModel):
     """What became of each job: succeeded, retried, failed, cancelled, released, or stale when it was not the worker's."""
 
+    model_config = _example({"outcomes": {_ID: "succeeded"}})
+
     outcomes: dict[str, str]
 
 
@@ -240,6 +286,8 @@ class Heartbeat(Model):
 class Beat(BaseModel):
     """`known` false: the worker was new, or taken for dead, and holds nothing. `cancelled`: jobs to stop."""
 
+    model_config = _example({"known": True, "cancelled": [], "leases": [17]})
+
     known: bool
     cancelled: list[str]
     leases: list[int]
@@ -247,6 +295,11 @@ class Beat(BaseModel):
 
 class Worker(BaseModel):
     """A worker process."""
+
+    model_config = _example({
+        "id": "billing-1", "host": "web-3", "pid": 4711, "names": ["invoice-shipments"], "concurrency": 10, "state": "running",
+        "in_flight": 2, "started_at": _AT, "seen_at": _AT, "silent_s": 1.5,
+    })  # fmt: skip
 
     id: str
     host: str
@@ -262,6 +315,12 @@ class Worker(BaseModel):
 
 class Stats(BaseModel):
     """How a job type is doing; rates are of the last minute."""
+
+    model_config = _example({
+        "name": "invoice-shipments", "paused": False, "ready": 12, "deferred": 3, "in_progress": 5, "oldest_ready_s": 0.8,
+        "succeeded_last_hour": 1042, "failed_last_hour": 2, "expired_last_hour": 0, "cancelled_last_hour": 0,
+        "enqueued_per_s": 0.3, "finished_per_s": 0.3, "failed_per_s": 0.0,
+    })  # fmt: skip
 
     name: str
     paused: bool

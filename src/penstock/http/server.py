@@ -267,6 +267,22 @@ def _openapi(inner: FastAPI) -> dict[str, Any]:
         for operation in operations.values():
             # What does not fit is answered with 400.
             operation["responses"].pop("422", None)
+            for response in operation["responses"].values():
+                _show_example(response, components["schemas"])
             if path in ("/healthz", "/readyz"):
                 operation["security"] = []
     return document
+
+
+def _show_example(response: dict[str, Any], schemas: dict[str, Any]) -> None:
+    """Give an answer the example of its model."""
+    for content in response.get("content", {}).values():
+        if "example" in content:
+            continue
+        schema = content.get("schema", {})
+        many = schema.get("type") == "array"
+        inner = schema["items"] if many else schema
+        reference = inner.get("$ref") or next((one["$ref"] for one in inner.get("anyOf", []) if "$ref" in one), "")
+        example = schemas.get(reference.rpartition("/")[2], {}).get("example")
+        if example is not None:
+            content["example"] = [example] if many else example

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from typing import TypedDict
 from uuid import UUID
 
 from penstock.job import Admission, JobTypeRecord, Status
@@ -159,14 +160,30 @@ async def names_of(database: Database, ids: Sequence[UUID]) -> dict[UUID, str]:
     return {row["id"]: row["name"] for row in rows}
 
 
-async def workers(database: Database) -> list[dict[str, object]]:
-    """All worker processes, oldest first."""
+class WorkerRecord(TypedDict):
+    """A worker process."""
+
+    id: str
+    host: str
+    pid: int
+    names: list[str]
+    concurrency: int
+    state: str
+    in_flight: int
+    started_at: datetime
+    seen_at: datetime
+    silent_s: float
+
+
+async def workers(database: Database, id: str | None = None) -> list[WorkerRecord]:
+    """All worker processes, oldest first, or the one with this id."""
     rows = await database.fetch(
         "select id, host, pid, names, concurrency, state, in_flight, started_at, seen_at,"
         " extract(epoch from penstock.clock() - seen_at)::double precision as silent_s"
-        " from penstock.workers order by started_at, id"
+        " from penstock.workers where $1::text is null or id = $1 order by started_at, id",
+        id,
     )
-    return [dict(row) for row in rows]
+    return [WorkerRecord(**dict(row)) for row in rows]  # type: ignore[typeddict-item]
 
 
 async def job_type(database: Database, name: str) -> JobTypeRecord | None:

@@ -33,12 +33,14 @@ _LONGEST_LINE = 256 << 10
 _IN_MEMORY = 1 << 20
 _NDJSON = "application/x-ndjson"
 _EXAMPLE = '{"id": "job_282227eb-3c76-4ef7-af7e-25dff933077f", "data": {"n": 1}}\n{"data": {"n": 2}, "key": "acme"}\n'
+_OUTCOME = '{"line":1,"id":"job_282227eb-3c76-4ef7-af7e-25dff933077f","outcome":"queued"}\n'
+_ANSWER = {_NDJSON: {"schema": BatchOutcome.model_json_schema(), "example": _OUTCOME}}
 
 
 @api.post(
     "/v1/jobs/{name:name}/batch",
     response_class=Response,
-    responses={200: {"model": BatchOutcome, "content": {_NDJSON: {"example": '{"line":1,"id":"job_...","outcome":"queued"}\n'}}}},
+    responses={200: {"description": "A line for each job.", "content": _ANSWER}},
     openapi_extra=body_of(NewJob, _EXAMPLE, content=_NDJSON),
 )
 @needs(Role.ENQUEUE)

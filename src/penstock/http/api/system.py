@@ -12,7 +12,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 
 from penstock._version import __version__
 from penstock.errors import PenstockError
-from penstock.http.api.common import answer, needs, router, service_of
+from penstock.http.api.common import answer, needs, principal_of, router, service_of
 from penstock.http.auth import Role
 from penstock.http.errors import not_found
 
@@ -56,6 +56,7 @@ async def readyz(request: Request) -> Response:
 async def metrics(request: Request) -> Response:
     """Numbers for Prometheus."""
     service = service_of(request)
+    principal_of(request).require_all(request.url.path)
     return Response(service.metrics.exposition(await service.counts()), media_type=CONTENT_TYPE_LATEST)
 
 

@@ -14,7 +14,7 @@ from penstock.errors import Conflict
 from penstock.http import bodies, shapes
 from penstock.http.api.common import Name, answer, body_of, needs, principal_of, read, router, service_of
 from penstock.http.api.jobs import dump_error
-from penstock.http.auth import Role
+from penstock.http.auth import Principal, Role
 from penstock.http.errors import no_such_type, not_found
 from penstock.http.models import Beat, Claim, ClaimedJobs, Extend, Extended, Heartbeat, Settle, Settled, Settlement, Worker
 from penstock.job import ClaimedJob, Outcome
@@ -98,8 +98,9 @@ async def settle(request: Request, name: Name) -> Response:
 @api.get("/v1/workers", response_model=list[Worker])
 @needs(Role.READ)
 async def list_workers(request: Request) -> Response:
-    """All worker processes."""
-    return answer(await http.workers(service_of(request).database))
+    """All worker processes that work on types which the user may see."""
+    principal = principal_of(request)
+    return answer([worker for worker in await http.workers(service_of(request).database) if _open_to(principal, worker)])
 
 
 @api.post(
@@ -117,6 +118,7 @@ async def heartbeat(request: Request, id: WorkerId) -> Response:
     beat = await read(request, Heartbeat)
     for name in beat.names:
         principal_of(request).require(name, request.url.path)
+    await _own_worker(request, id)
     seen = await jobs.heartbeat(database, id, beat.in_flight, beat.state)
     if not seen.known:
         span = timedelta(seconds=beat.dead_after_s)
@@ -131,10 +133,24 @@ async def heartbeat(request: Request, id: WorkerId) -> Response:
 async def unregister(request: Request, id: WorkerId) -> Response:
     """The orderly end of a worker. What it still holds is given to others at once."""
     database = service_of(request).database
-    if not any(worker["id"] == id for worker in await http.workers(database)):
+    if not await _own_worker(request, id):
         raise not_found(request.url.path)
     await jobs.unregister_worker(database, id)
     return Response(status_code=204)
+
+
+def _open_to(principal: Principal, worker: http.WorkerRecord) -> bool:
+    return principal.types is None or principal.types.issuperset(worker["names"])
+
+
+async def _own_worker(request: Request, id: str) -> bool:
+    """Whether there is such a worker. Raises `ApiError` 403 when it works on types that are not open to the user."""
+    worker = next((one for one in await http.workers(service_of(request).database, id)), None)
+    if worker is None:
+        return False
+    for name in worker["names"]:
+        principal_of(request).require(name, request.url.path)
+    return True
 
 
 def _claimed(job: ClaimedJob) -> dict[str, object]:
