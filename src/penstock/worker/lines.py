@@ -71,6 +71,7 @@ class Lines:
         self._may_work = may_work
         self._freed = freed
         self._lines: dict[str, _Line] = {}
+        self._marked: dict[str, _Line] = {}
         self._of_job: dict[UUID, str] = {}
         self._leases: dict[UUID, int] = {}
         self._began: dict[UUID, float] = {}
@@ -95,6 +96,9 @@ class Lines:
         for job, slot in sorted(claimed, key=lambda pair: pair[0].seq):
             key = str(job.key)
             line = self._lines.setdefault(key, _Line(slot))
+            if (marked := self._marked.get(key)) is not None and marked.closed:
+                # The claim went past jobs that are to run again, in a line that has come and gone meanwhile.
+                line.closed = True
             self._of_job[job.id] = key
             self._leases[job.id] = job.lease
             if line.closed or self._stopped or not self._may_work(slot):
@@ -103,20 +107,24 @@ class Lines:
                 line.waiting.append((job, now))
                 line.last_seq = max(line.last_seq, job.seq)
                 line.half = len(line.waiting) // 2
+        self._marked.clear()
         for key in {str(job.key) for job, _ in claimed}:
             self._advance(key)
 
     def marks(self, now: float) -> dict[str, int]:
         """Keys whose lines run low, with the last number that each has: what follows may be claimed before these are settled.
 
+        For the next claim, whose jobs `submit` gets; when a line has closed by then, what was claimed past it is handed back.
         Only for a while: jobs can appear below a mark (their transaction took long), and are seen when the line has ended.
         """
+        self._marked.clear()
         if self.concurrency > 1:
             return {}
         marks = {}
         for key, line in self._lines.items():
             if line.half and not line.closed and len(line.waiting) <= line.half and now - line.begun_at < _LONGEST_RUN_S:
                 marks[key] = line.last_seq
+                self._marked[key] = line
                 if len(marks) == _MOST_MARKS:
                     break
         return marks
@@ -185,6 +193,7 @@ class Lines:
                     self._of_job.pop(id, None)
                     self._leases.pop(id, None)
                     self._began.pop(id, None)
+                line.closed = True
                 del self._lines[key]
         self._changed.set()
         return dropped
