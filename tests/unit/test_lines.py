@@ -25,7 +25,7 @@ class Bench:
         self.lines = Lines(
             concurrency,
             blocking,
-            lambda job, _: self.started.append(job.seq),
+            lambda job, _, may: self.started.append(job.seq),
             self.settled.append,
             lambda _: self.mine,
             self.free,

@@ -14,6 +14,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from uuid import UUID
 
 from penstock.job import ClaimedJob, Outcome, Settlement
@@ -49,7 +50,7 @@ class Lines:
     Args:
         concurrency: Jobs of one key at once; 1 keeps their order.
         blocking: Whether a job that is to be retried holds up its key.
-        start: Starts a job that was claimed at a (monotonic) time.
+        start: Starts a job that was claimed at a (monotonic) time, if at the last moment it still may.
         settle: Takes a result on its way to the database.
         may_work: Whether a slot is still this process's to work on.
         freed: Called when a key became free, so that its next jobs can be claimed.
@@ -59,7 +60,7 @@ class Lines:
         self,
         concurrency: int,
         blocking: bool,
-        start: Callable[[ClaimedJob, float], None],
+        start: Callable[[ClaimedJob, float, Callable[[], bool]], None],
         settle: Callable[[Settlement], None],
         may_work: Callable[[int], bool],
         freed: Callable[[], None],
@@ -211,7 +212,7 @@ class Lines:
                 break
             line.running[job.id] = job
             self._began[job.id] = now
-            self._start(job, claimed_at)
+            self._start(job, claimed_at, partial(self._may_work, line.slot))
         self._tidy(key)
 
     def _close(self, line: _Line) -> None:

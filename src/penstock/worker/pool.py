@@ -47,9 +47,9 @@ class RunnerOfPool:
         """See `Runs`."""
         return self._runner.room(self._group)
 
-    def start(self, job: ClaimedJob, claimed_at: float) -> None:
+    def start(self, job: ClaimedJob, claimed_at: float, may_start: Callable[[], bool]) -> None:
         """See `Runs`."""
-        self._runner.submit([job], claimed_at, begin=time.monotonic())
+        self._runner.submit([job], claimed_at, begin=time.monotonic(), may_start=may_start)
 
     def cancel(self, id: UUID, reason: str) -> None:
         """See `Runs`."""
