@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from datetime import timedelta
 
 from websockets.asyncio.client import connect
 from websockets.asyncio.server import ServerConnection, serve
+from websockets.exceptions import ConnectionClosed
 
-from penstock import Options, Penstock, PoolWorker
+from penstock import Conflict, Options, Penstock, PoolWorker
 from penstock.ownership.assign import Candidate
 
 app = Penstock()
@@ -45,8 +46,9 @@ async def endpoint(id: str) -> AsyncIterator[int]:
             sockets[client], answers[client] = socket, asyncio.Queue()
             await worker.set_metadata({"clients": sorted(sockets)})
             try:
-                async for message in socket:
-                    answers[client].put_nowait(str(message))
+                with suppress(ConnectionClosed):
+                    async for message in socket:
+                        answers[client].put_nowait(str(message))
             finally:
                 del sockets[client]
                 await worker.set_metadata({"clients": sorted(sockets)})
@@ -62,12 +64,15 @@ async def endpoint(id: str) -> AsyncIterator[int]:
 async def _forward(worker: PoolWorker[str], sockets: dict[str, ServerConnection], answers: dict[str, asyncio.Queue[str]]) -> None:
     async for job in worker.jobs():
         client = str(job.key)
-        if client not in sockets:
+        try:
+            await sockets[client].send(job.data)
+        except (KeyError, ConnectionClosed):
             # It went a moment ago: the job goes back, and to wherever the client turns up.
-            await job.release()
+            with suppress(Conflict):
+                await job.release()
             continue
-        await sockets[client].send(job.data)
-        await job.ack(f"{await answers[client].get()}, by {worker.id}")
+        with suppress(Conflict):
+            await job.ack(f"{await answers[client].get()}, by {worker.id}")
 
 
 async def client(name: str, port: int) -> None:
