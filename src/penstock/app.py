@@ -44,9 +44,10 @@ from penstock.job import (
 from penstock.ownership.assign import KeyAssign
 from penstock.payload import Codec
 from penstock.pools import Pool
-from penstock.postgres import jobs, migrate
+from penstock.postgres import jobs, migrate, pools
 from penstock.postgres.database import Database
 from penstock.postgres.embedded import EmbeddedServer
+from penstock.scaling import ScaleAdvice, advise
 from penstock.settings import Settings
 from penstock.worker import Worker
 from penstock.worker.types import WorkedType
@@ -448,6 +449,10 @@ class Penstock:
         """How each job type is doing."""
         return await jobs.counts(await self.database())
 
+    async def scale_advice(self, *, wait_s: float = 5.0, over: timedelta = timedelta(minutes=1)) -> list[ScaleAdvice]:
+        """For each job type: how long jobs wait, and how many workers it needs for them to wait `wait_s` at most."""
+        return [advise(load, wait_s) for load in await pools.load_of_types(await self.database(), over)]
+
     async def prune(self, keep: timedelta) -> dict[str, int]:
         """Drop the days of the archive that ended longer ago than `keep`. Returns jobs by partition dropped."""
         return await jobs.prune(await self.database(), keep)
@@ -462,8 +467,7 @@ class Penstock:
             for t in chosen
             if t.handler is not None and t.pool is None
         }
-        pools = [t.pool.worked() for t in chosen if t.pool is not None]
-        return Worker(await self.database(), worked, self.settings, pools)
+        return Worker(await self.database(), worked, self.settings, [t.pool.worked() for t in chosen if t.pool is not None])
 
     def with_handler(self, name: str) -> JobType[Any]:
         """The declared job type of this name. Raises `NotFound` when it has no handler here."""

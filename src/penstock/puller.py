@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from types import TracebackType
@@ -122,7 +122,7 @@ class _Puller:
         """See `Runs`."""
         return self._prefetch - len(self.in_hand)
 
-    def start(self, job: ClaimedJob, claimed_at: float) -> None:
+    def start(self, job: ClaimedJob, claimed_at: float, may_start: Callable[[], bool]) -> None:
         """See `Runs`."""
         hand = self.in_hand[job.id] = _InHand(self, job)
         self.waiting.append(hand)

@@ -166,7 +166,7 @@ async def test_keys_keep_their_order_whatever_happens_to_workers(url: str, tmp_p
 
             await eventually(drained, "the drain", timeout=120)
             await eventually(lambda: present(app, fleet), "the return of all workers", timeout=60)
-            codes = fleet.stop()
+            codes = await asyncio.to_thread(fleet.stop)
             final = await rows(app)
             database = await app.database()
             ended = await database.fetch(

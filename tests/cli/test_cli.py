@@ -176,3 +176,34 @@ def test_no_database_is_exit_code_3() -> None:
     done = penstock("postgresql://u:s3cret@127.0.0.1:1/none", "stats")
     assert done.returncode == 3
     assert "s3cret" not in done.stderr + done.stdout
+
+
+def test_a_tour_of_the_pools(url: str, tmp_path: Path) -> None:
+    (tmp_path / "pooled.py").write_text(
+        "from penstock import Job, Penstock\n"
+        "app = Penstock()\n"
+        "pool = app.pool('tenants', slots=8)\n"
+        "@pool.handler\n"
+        "async def run(job: Job[int]) -> None: ...\n"
+    )
+    worker = subprocess.Popen(
+        [sys.executable, "-m", "penstock", "worker", "pooled:app"],
+        env={**os.environ, "PENSTOCK_DATABASE_URL": url},
+        cwd=tmp_path,
+        stdout=subprocess.DEVNULL,
+    )
+    try:
+        shown: list[dict[str, object]] = []
+        while not shown or len(shown[0].get("slots", [])) != 8:  # type: ignore[arg-type]
+            shown = json.loads(penstock(url, "pools", "show", "tenants", "--json").stdout or "[]")
+        assert [row["name"] for row in json.loads(penstock(url, "pools", "--json").stdout)] == ["tenants"]
+        id = str(shown[0]["worker"])
+        assert f"draining {id}" in penstock(url, "pools", "drain", "tenants", id).stdout
+        assert "takes part again" in penstock(url, "pools", "undrain", "tenants", id).stdout
+        assert "has 16 slots" in penstock(url, "pools", "resize", "tenants", "16").stdout
+        assert "tenants" in penstock(url, "scale", "advise").stdout
+        assert "no such pool" in penstock(url, "pools", "show", "nothing").stderr
+        assert "cannot have 4 slots" in penstock(url, "pools", "resize", "tenants", "4").stderr
+    finally:
+        worker.send_signal(signal.SIGTERM)
+        assert worker.wait(60) == 0

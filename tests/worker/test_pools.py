@@ -437,6 +437,14 @@ async def test_a_rule_of_its_own_places_keys_by_metadata(app: Penstock) -> None:
         await third.ack()
 
 
+async def test_of_metadata_said_at_once_the_last_counts(app: Penstock) -> None:
+    pool = app.pool("requests", int, assign=lambda key, workers: 0)
+    await pool.declare()
+    async with pool.worker("one") as worker:
+        await asyncio.gather(*[worker.set_metadata({"n": n}) for n in range(20)])
+        assert [member.metadata for member in await pool.workers()] == [{"n": 19}]
+
+
 async def test_settings_reach_the_members(url: str, sql: Sql) -> None:
     async with Penstock(url, settings=Settings(dead_after=timedelta(seconds=3))) as app:
         pool = app.pool("work", int, slots=2)

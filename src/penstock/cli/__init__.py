@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from penstock._version import __version__
-from penstock.cli import enqueueing, http, jobs, serving, types
+from penstock.cli import enqueueing, http, jobs, pools, serving, types
 from penstock.cli.output import err
 from penstock.errors import DatabaseUnavailable, PenstockError
 
@@ -24,6 +24,7 @@ serving.add_to(app)
 enqueueing.add_to(app)
 types.add_to(app)
 http.add_to(app)
+pools.add_to(app)
 app.add_typer(jobs.app, name="jobs")
 
 

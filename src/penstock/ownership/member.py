@@ -87,6 +87,7 @@ class Member:
         self._members = 1
         self._session = uuid.uuid4()
         self._rejoining = False
+        self._saying = asyncio.Lock()
         self._wake = asyncio.Event()
         self._stopping = asyncio.Event()
         self._joined = asyncio.Event()
@@ -132,7 +133,10 @@ class Member:
     async def set_metadata(self, metadata: Mapping[str, Any]) -> None:
         """Say something else of itself; a group with a rule of its own is balanced anew at once."""
         self._metadata = dict(metadata)
-        if self._joined.is_set():
+        if not self._joined.is_set():
+            return
+        # One after the other, each with the latest: of calls at once the last must not be overtaken by an earlier one.
+        async with self._saying:
             with suppress(NotFound):  # evicted a moment ago: it joins again, with this
                 await balance.set_metadata(self._database, self.group, self.id, self._metadata, self._assign)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 from uuid import UUID
 
@@ -11,6 +12,7 @@ import orjson
 
 from penstock.job import ClaimedJob
 from penstock.postgres.database import Database
+from penstock.scaling import Load
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +125,17 @@ async def forget_keys(database: Database, name: str) -> int:
 async def counts(database: Database) -> list[PoolCounts]:
     """How each pool is doing."""
     return [PoolCounts(*tuple(row)) for row in await database.fetch("select * from penstock.pool_counts()")]
+
+
+async def load_of_types(database: Database, over: timedelta) -> list[Load]:
+    """How each job type is doing, for scaling advice."""
+    return [
+        Load(
+            row["name"], row["ready"], row["in_progress"], row["oldest_ready_s"], row["finished"], over.total_seconds(),
+            row["workers"], row["most_workers"],
+        )
+        for row in await database.fetch("select * from penstock.load_of_types($1)", over)
+    ]  # fmt: skip
 
 
 async def start_standing(database: Database, name: str, key: str, data: str, *, replace: bool) -> str:

@@ -38,8 +38,8 @@ class Runs(Protocol):
     def room(self) -> int:
         """How many more it can start soon."""
 
-    def start(self, job: ClaimedJob, claimed_at: float) -> None:
-        """Run a job that was claimed at this (monotonic) time; its result goes to `Lines.finished`."""
+    def start(self, job: ClaimedJob, claimed_at: float, may_start: Callable[[], bool]) -> None:
+        """Run a job that was claimed at this (monotonic) time, if it may start then; its result goes to `Lines.finished`."""
 
     def cancel(self, id: UUID, reason: str) -> None:
         """Tell a job to stop."""

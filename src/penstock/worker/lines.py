@@ -14,6 +14,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from uuid import UUID
 
 from penstock.job import ClaimedJob, Outcome, Settlement
@@ -49,7 +50,7 @@ class Lines:
     Args:
         concurrency: Jobs of one key at once; 1 keeps their order.
         blocking: Whether a job that is to be retried holds up its key.
-        start: Starts a job that was claimed at a (monotonic) time.
+        start: Starts a job that was claimed at a (monotonic) time, if at the last moment it still may.
         settle: Takes a result on its way to the database.
         may_work: Whether a slot is still this process's to work on.
         freed: Called when a key became free, so that its next jobs can be claimed.
@@ -59,7 +60,7 @@ class Lines:
         self,
         concurrency: int,
         blocking: bool,
-        start: Callable[[ClaimedJob, float], None],
+        start: Callable[[ClaimedJob, float, Callable[[], bool]], None],
         settle: Callable[[Settlement], None],
         may_work: Callable[[int], bool],
         freed: Callable[[], None],
@@ -71,6 +72,7 @@ class Lines:
         self._may_work = may_work
         self._freed = freed
         self._lines: dict[str, _Line] = {}
+        self._marked: dict[str, _Line] = {}
         self._of_job: dict[UUID, str] = {}
         self._leases: dict[UUID, int] = {}
         self._began: dict[UUID, float] = {}
@@ -95,6 +97,9 @@ class Lines:
         for job, slot in sorted(claimed, key=lambda pair: pair[0].seq):
             key = str(job.key)
             line = self._lines.setdefault(key, _Line(slot))
+            if (marked := self._marked.get(key)) is not None and marked.closed:
+                # The claim went past jobs that are to run again, in a line that has come and gone meanwhile.
+                line.closed = True
             self._of_job[job.id] = key
             self._leases[job.id] = job.lease
             if line.closed or self._stopped or not self._may_work(slot):
@@ -103,20 +108,24 @@ class Lines:
                 line.waiting.append((job, now))
                 line.last_seq = max(line.last_seq, job.seq)
                 line.half = len(line.waiting) // 2
+        self._marked.clear()
         for key in {str(job.key) for job, _ in claimed}:
             self._advance(key)
 
     def marks(self, now: float) -> dict[str, int]:
         """Keys whose lines run low, with the last number that each has: what follows may be claimed before these are settled.
 
+        For the next claim, whose jobs `submit` gets; when a line has closed by then, what was claimed past it is handed back.
         Only for a while: jobs can appear below a mark (their transaction took long), and are seen when the line has ended.
         """
+        self._marked.clear()
         if self.concurrency > 1:
             return {}
         marks = {}
         for key, line in self._lines.items():
             if line.half and not line.closed and len(line.waiting) <= line.half and now - line.begun_at < _LONGEST_RUN_S:
                 marks[key] = line.last_seq
+                self._marked[key] = line
                 if len(marks) == _MOST_MARKS:
                     break
         return marks
@@ -185,6 +194,7 @@ class Lines:
                     self._of_job.pop(id, None)
                     self._leases.pop(id, None)
                     self._began.pop(id, None)
+                line.closed = True
                 del self._lines[key]
         self._changed.set()
         return dropped
@@ -202,7 +212,7 @@ class Lines:
                 break
             line.running[job.id] = job
             self._began[job.id] = now
-            self._start(job, claimed_at)
+            self._start(job, claimed_at, partial(self._may_work, line.slot))
         self._tidy(key)
 
     def _close(self, line: _Line) -> None:

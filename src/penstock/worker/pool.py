@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
 import re
 import secrets
 import socket
@@ -11,6 +12,9 @@ import time
 from collections.abc import Callable, Iterable
 from uuid import UUID
 
+import structlog
+
+from penstock.errors import PenstockError
 from penstock.handler import Group
 from penstock.job import ClaimedJob, Settlement
 from penstock.ownership.member import Member, SlotUser
@@ -21,6 +25,9 @@ from penstock.worker.keyed import KeyedClaimer, Runs
 from penstock.worker.runner import Runner
 from penstock.worker.standing import StandingRunner, two_sides
 from penstock.worker.types import WorkedPool
+
+log = structlog.get_logger("penstock.worker")
+_FORGET_EVERY_S = 300.0
 
 
 def new_member_id() -> str:
@@ -40,9 +47,9 @@ class RunnerOfPool:
         """See `Runs`."""
         return self._runner.room(self._group)
 
-    def start(self, job: ClaimedJob, claimed_at: float) -> None:
+    def start(self, job: ClaimedJob, claimed_at: float, may_start: Callable[[], bool]) -> None:
         """See `Runs`."""
-        self._runner.submit([job], claimed_at, begin=time.monotonic())
+        self._runner.submit([job], claimed_at, begin=time.monotonic(), may_start=may_start)
 
     def cancel(self, id: UUID, reason: str) -> None:
         """See `Runs`."""
@@ -119,9 +126,20 @@ class PoolPart:
                 helpers.append(group.create_task(self.claimer.watch_cancellations(), name="penstock-cancellations"))
             if self.standing is not None:
                 helpers.append(group.create_task(self.standing.run(), name="penstock-standing"))
+            if self._pool.assign is not None:
+                helpers.append(group.create_task(self._forget_keys(), name="penstock-forget-keys"))
             await self.member.run()
             for task in helpers:
                 task.cancel()
+
+    async def _forget_keys(self) -> None:
+        """With a rule of its own the pool has a slot for each key: remove those long unused."""
+        while True:
+            await asyncio.sleep(_FORGET_EVERY_S * max(1, self.member.members) * random.uniform(0.7, 1.3))
+            try:
+                await pools.forget_keys(self._database, self.name)
+            except PenstockError as error:
+                log.warning("forget_keys_failed", pool=self.name, error=error.message)
 
     def stop(self) -> None:
         """Drain, hand over and leave; `run` ends then. Handlers get the grace period of a shutdown."""

@@ -40,7 +40,7 @@ _LOOKAHEAD_S = 0.1
 class Running:
     """A claimed job in this process: waiting for a place, or being run."""
 
-    __slots__ = ("_runner", "claimed", "deadline", "lease", "reason", "started", "task")
+    __slots__ = ("_runner", "claimed", "deadline", "lease", "may_start", "reason", "started", "task")
 
     def __init__(self, runner: Runner, claimed: ClaimedJob, deadline: float) -> None:
         self._runner = runner
@@ -48,6 +48,7 @@ class Running:
         self.lease = claimed.lease
         self.deadline = deadline
         self.started = False
+        self.may_start: Callable[[], bool] | None = None
         self.task: asyncio.Task[None] | None = None
         self.reason: str | None = None  # why its handler was told to stop
 
@@ -150,19 +151,28 @@ class Runner:
         # Many small claims cost more than a few large ones: while enough is in hand, wait for a good part to be done.
         return room if have == 0 or room * 2 >= ahead else 0
 
-    def submit(self, claimed: list[ClaimedJob], now: float, *, begin: float | None = None) -> None:
+    def submit(
+        self,
+        claimed: list[ClaimedJob],
+        now: float,
+        *,
+        begin: float | None = None,
+        may_start: Callable[[], bool] | None = None,
+    ) -> None:
         """Take claimed jobs.
 
         Args:
             claimed: The jobs.
             now: The monotonic time before the claim.
             begin: When they were ready to start, if they had to wait since the claim; their time limit counts from there.
+            may_start: Asked at the last moment; one that may not start is handed back. (A process can be stopped at any point.)
         """
         for job in claimed:
             worked = self._types[job.name]
             limit = worked.time_limit(job.lease_s)
             deadline = now + limit if begin is None else min(begin + limit, now + job.lease_s * 0.9)
             running = Running(self, job, deadline)
+            running.may_start = may_start
             self._jobs[job.id] = running
             self._leases[job.lease] = self._leases.get(job.lease, 0) + 1
             self._waiting[worked.group].append(running)
@@ -269,6 +279,8 @@ class Runner:
     async def _attempt(self, running: Running, group: Group) -> Settlement | None:
         claimed = running.claimed
         worked = self._types[claimed.name]
+        if running.may_start is not None and not running.may_start():
+            return Settlement(claimed.id, claimed.attempts, running.lease, Outcome.RELEASED)
         try:
             if group == "process":
                 result = await self._in_process(running, worked)

@@ -16,7 +16,7 @@ as $$
 declare
     reading constant text[] := array[
         'clock', 'id_time', 'new_id', 'job_counts', 'find_jobs', 'list_jobs', 'page_of_jobs', 'job_rates', 'attempts_of',
-        'stored_jobs', 'key_hash', 'jump_hash', 'slot_of', 'group_members', 'group_slots', 'pool_counts'
+        'stored_jobs', 'key_hash', 'jump_hash', 'slot_of', 'group_members', 'group_slots', 'pool_counts', 'load_of_types'
     ];
     producing constant text[] := array[
         'enqueue', 'enqueue_many', 'enqueue_json', 'put_jobs', 'cancel', 'replay', 'start_standing', 'stop_standing',

@@ -752,3 +752,42 @@ as $$
     order by pools.name
 $$;
 comment on function penstock.pool_counts() is 'For each pool: slots, members, how many slots nobody has or are on their way, and standing jobs. Its jobs: job_counts.';
+
+create or replace function penstock.load_of_types(p_over interval default '1 minute')
+returns table (
+    name text,
+    ready bigint,
+    in_progress bigint,
+    oldest_ready_s double precision,
+    finished bigint,
+    workers bigint,
+    most_workers bigint
+)
+language sql
+stable
+security definer
+set search_path = penstock, pg_temp
+as $$
+    select
+        counts.name,
+        counts.ready,
+        counts.in_progress,
+        counts.oldest_ready_s,
+        (
+            select count(*)
+            from penstock.archived_jobs
+            where archived_jobs.name = counts.name
+                and archived_jobs.finished_at > penstock.clock() - p_over
+                and archived_jobs.started_at is not null
+        ),
+        case
+            when pools.name is not null then (select count(*) from penstock.members where members.group_name = counts.name)
+            else (select count(*) from penstock.workers where counts.name = any (workers.names))
+        end,
+        case when pools.name is not null then (select count(*) from penstock.slots where slots.group_name = counts.name) end
+    from penstock.job_counts() as counts
+    left join penstock.pools on pools.name = counts.name
+    order by counts.name
+$$;
+comment on function penstock.load_of_types(interval) is
+    'For each job type: what waits and how long, what finished within p_over, how many workers there are and (in a pool) how many could be busy. Reads the whole queue: for people and scalers, not for loops.';
