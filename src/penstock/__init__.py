@@ -27,7 +27,9 @@ from penstock.job import (
     RateLimit,
     Status,
 )
+from penstock.message import Message, Published, ReceiverOutcome, Subscribed, Subscriber, TopicCounts
 from penstock.settings import Settings
+from penstock.topics import Topic
 
 __all__ = [
     "Admission",
@@ -44,15 +46,22 @@ __all__ = [
     "JobFailed",
     "JobRecord",
     "JobType",
+    "Message",
     "NewJob",
     "NotFound",
     "Options",
     "Penstock",
     "PenstockError",
+    "Published",
     "RateLimit",
+    "ReceiverOutcome",
     "Retry",
     "SchemaMismatch",
     "Settings",
     "Status",
+    "Subscribed",
+    "Subscriber",
+    "Topic",
+    "TopicCounts",
     "__version__",
 ]

@@ -41,15 +41,23 @@ class Worker:
         database: An open database.
         types: The job types with their handlers, by name.
         settings: Concurrency, intervals, grace period.
+        beside: What else is to run, without an end, as long as the worker does.
     """
 
-    def __init__(self, database: Database, types: Mapping[str, WorkedType], settings: Settings) -> None:
+    def __init__(
+        self,
+        database: Database,
+        types: Mapping[str, WorkedType],
+        settings: Settings,
+        beside: Mapping[str, Callable[[], Coroutine[Any, Any, None]]] | None = None,
+    ) -> None:
         if not types:
             raise InvalidInput("there is nothing to work on", hint="Declare a handler with @app.job(...) first.")
         self.id = ""
         self._database = database
         self._types = types
         self._settings = settings
+        self._beside = beside or {}
         self._stop = asyncio.Event()
         self._stop_now = asyncio.Event()
         self._running = asyncio.Event()
@@ -92,6 +100,8 @@ class Worker:
         support("recovery", care.run_recovery())
         support("heartbeat", self._beat(claimer, runner, care))
         support("listener", self._listen(claimer, runner, care))
+        for name, part in self._beside.items():
+            support(name, part())
         self._running.set()
         try:
             stopping = asyncio.create_task(self._stop.wait())
@@ -158,9 +168,8 @@ class Worker:
                 care.workers = beat.workers
                 for id in beat.cancelled:
                     runner.cancel(id)
-                for record in await jobs.job_types(self._database):
-                    if record.name in self._types:
-                        self._types[record.name].refresh(record)
+                for record in await jobs.job_types(self._database, list(self._types)):
+                    self._types[record.name].refresh(record)
             except PenstockError as error:
                 log.warning("heartbeat_failed", error=error.message)
 

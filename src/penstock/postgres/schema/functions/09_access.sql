@@ -14,13 +14,17 @@ language plpgsql
 set search_path = penstock, pg_temp
 as $$
 declare
-    reading constant text[] := array['clock', 'id_time', 'new_id', 'job_counts', 'find_jobs', 'list_jobs'];
-    producing constant text[] := array['enqueue', 'enqueue_many', 'enqueue_json', 'cancel', 'replay'];
+    reading constant text[] := array[
+        'clock', 'id_time', 'new_id', 'job_counts', 'find_jobs', 'list_jobs',
+        'payload', 'list_subscribers', 'read_topic', 'message_of', 'unfinished_copies', 'outcomes', 'topic_counts'
+    ];
+    producing constant text[] := array['enqueue', 'enqueue_many', 'enqueue_json', 'cancel', 'replay', 'publish', 'publish_json'];
     working constant text[] := array[
         'claim', 'extend', 'settle', 'report_progress', 'register_worker', 'heartbeat', 'unregister_worker',
-        'release_unknown', 'wait_for_jobs', 'promote', 'expire', 'recover', 'ensure_archive'
+        'release_unknown', 'wait_for_jobs', 'promote', 'expire', 'recover', 'ensure_archive',
+        'declare_topic', 'subscribe', 'subscribe_many', 'renew_subscriptions', 'unsubscribe', 'unsubscribe_many', 'tend_topics'
     ];
-    managing constant text[] := array['create_job_type', 'change_job_type', 'declare_job_type', 'pause', 'resume', 'prune'];
+    managing constant text[] := array['create_job_type', 'change_job_type', 'declare_job_type', 'pause', 'resume', 'prune', 'prune_messages'];
     allowed text[];
     function regprocedure;
 begin
