@@ -294,10 +294,13 @@ async def test_messages_are_pruned_when_nothing_refers_to_them(app: Penstock, sq
 
 async def test_a_change_of_the_list_is_noticed(app: Penstock, memos: Topic[Any], url: str, sql: Sql) -> None:
     assert await memos.subscribers() == []
+    notified: list[Any] = []
+    await sql.add_listener(sql_topics.CHANNEL, lambda *heard: notified.append(heard[-1]))
     other = Penstock(url)
     await other.topic("memos").subscribe("bob", filter={"n": 1})
     assert [(s.client_id, s.filter) for s in await memos.subscribers()] == [("bob", {"n": 1})]
     assert await memos.subscribers() is await memos.subscribers()
+    await eventually(lambda: notified == ["memos"], "the notification")
     await other.topic("memos").unsubscribe("bob")
     assert await memos.subscribers() == []
     await other.close()
