@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections import Counter
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -247,7 +248,7 @@ async def test_several_bridges_share_the_work_and_a_killed_one_needs_no_clean_up
         got = sorted(int(line) for line in (inbox / "bob").read_text().split())
         # What a killed bridge had given to gearmand may have been done already when another gave it again.
         assert set(got) == set(range(60))
-        assert len(got) <= 70
+        assert max(Counter(got).values()) <= 3
         bridges[0].send_signal(signal.SIGTERM)
         assert bridges[0].wait(30) == 0
     finally:

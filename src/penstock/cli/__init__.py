@@ -7,7 +7,7 @@ import sys
 import typer
 
 from penstock._version import __version__
-from penstock.cli import enqueueing, gearman, jobs, serving, types
+from penstock.cli import enqueueing, gearman, jobs, serving, topics, types
 from penstock.cli.output import err
 from penstock.errors import DatabaseUnavailable, PenstockError
 
@@ -23,6 +23,7 @@ enqueueing.add_to(app)
 types.add_to(app)
 gearman.add_to(app)
 app.add_typer(jobs.app, name="jobs")
+app.add_typer(topics.app, name="topics")
 
 
 @app.command()
