@@ -65,7 +65,7 @@ begin
             using errcode = 'PS400', hint = 'It is the number of messages that a new subscriber gets.';
     end if;
     select * into topic from penstock.topics where name = p_name;
-    if found and topic.declaration is not distinct from p_options then
+    if found and (p_options = '{}' or topic.declaration is not distinct from p_options) then
         return topic;
     end if;
     insert into penstock.topics (name, keep, declaration, created_at)
@@ -79,7 +79,7 @@ begin
 end
 $$;
 comment on function penstock.declare_topic(text, jsonb) is
-    'Creates a topic, or changes it when the declaration differs from the last one. Option: keep, how many of the last messages a new subscriber gets (default 0).';
+    'Creates a topic, or changes it when the declaration differs from the last one; one without options only creates. Option: keep, how many of the last messages a new subscriber gets (default 0).';
 
 create or replace function penstock.list_changed(p_topic text)
 returns void
