@@ -54,9 +54,9 @@ lock: $(VENV)/.dev ## renew the locked dependencies
 	$(BIN)/uv pip compile --quiet --universal --generate-hashes --no-header --no-annotate --no-emit-index-url --python-version 3.11 \
 		--group build --output-file requirements/build.txt
 	$(BIN)/uv pip compile --quiet --universal --generate-hashes --no-header --no-annotate --no-emit-index-url --python-version 3.11 \
-		--extra examples --group build pyproject.toml --output-file requirements/run.txt
+		--extra examples --extra http --group build pyproject.toml --output-file requirements/run.txt
 	$(BIN)/uv pip compile --quiet --universal --generate-hashes --no-header --no-annotate --no-emit-index-url --python-version 3.11 \
-		--extra examples --extra bench --extra gearman --group build --group dev pyproject.toml --output-file requirements/dev.txt
+		--extra examples --extra http --extra bench --extra gearman --group build --group dev pyproject.toml --output-file requirements/dev.txt
 
 install: $(VENV)/.dev ## install everything
 

@@ -1,231 +1,58 @@
-"""Runs the measurements one after the other on one embedded PostgreSQL and prints them as ratios.
+"""Runs the measurements one after the other on one embedded PostgreSQL, prints them as ratios, and writes those beside other
+systems to `benchmarks/results`.
 
-    python -m benchmarks [--jobs 100000]
-
-Everything is compared with the bare SQL in the same run, since machines are noisy.
+    python -m benchmarks [--jobs 100000] [--only MEASUREMENT] [--hold 20] [--peers pgqueuer,saq] [--rounds 1]
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
-import json
-import os
-import statistics
-import subprocess
-import sys
-import time
-from collections.abc import Callable, Coroutine
-from typing import Any
 
-import asyncpg
-import uuid_utils.compat
-import uvloop
-from rich.console import Console
-from rich.table import Table
-
-from penstock import Penstock
+from benchmarks.backlog import Backlog
+from benchmarks.measurements import Bench
+from benchmarks.peers_run import PEERS, PENSTOCK, PeersRun
+from benchmarks.report import print_peers, print_rows
 from penstock.testing import TemporaryDatabases
-
-BARE_INSERT = """
-    insert into bare (id, name, seq, run_after, created_at, updated_at, attempts, max_attempts, data)
-    select id, 'noop', nextval('penstock.job_seq'), now(), now(), now(), 5, 5, data
-    from unnest($1::uuid[], $2::jsonb[]) as given (id, data)
-"""
-
-
-class Bench:
-    """The measurements and their rows."""
-
-    def __init__(self, databases: TemporaryDatabases, jobs: int) -> None:
-        self.databases = databases
-        self.jobs = jobs
-        self.rows: list[tuple[str, str, str]] = []
-
-    def note(self, what: str, value: str, compared: str = "") -> None:
-        """Keep a row of the result."""
-        self.rows.append((what, value, compared))
-
-    def run(self, measure: Callable[[str], Coroutine[Any, Any, None]]) -> None:
-        """Run one measurement on a database of its own."""
-        with self.databases.database() as url:
-            uvloop.run(measure(url))
-
-    async def enqueue(self, url: str) -> None:
-        """Bulk enqueue beside the bare insert, alternating, medians of nine."""
-        connection = await asyncpg.connect(url)
-        await connection.execute("create table bare (like penstock.queued_jobs including all)")
-        data = [f'{{"n":{n}}}' for n in range(self.jobs)]
-        bare, ours = [], []
-        async with Penstock(url) as app:
-            noop = app.job_type("noop")
-            await noop.enqueue_many([])
-            payloads = [{"n": n} for n in range(self.jobs)]
-            for _ in range(9):
-                ids = [uuid_utils.compat.uuid7() for _ in range(self.jobs)]
-                await connection.execute("truncate bare")
-                started = time.perf_counter()
-                for at in range(0, self.jobs, 10_000):
-                    await connection.execute(BARE_INSERT, ids[at : at + 10_000], data[at : at + 10_000])
-                bare.append(self.jobs / (time.perf_counter() - started))
-                await connection.execute("truncate penstock.queued_jobs")
-                started = time.perf_counter()
-                for at in range(0, self.jobs, 10_000):
-                    await connection.execute(
-                        "select count(*) from penstock.enqueue_many('noop', $2::jsonb[], $1::uuid[])",
-                        ids[at : at + 10_000],
-                        data[at : at + 10_000],
-                    )
-                in_sql = self.jobs / (time.perf_counter() - started)
-                await connection.execute("truncate penstock.queued_jobs")
-                started = time.perf_counter()
-                await noop.enqueue_many(payloads)
-                ours.append((in_sql, self.jobs / (time.perf_counter() - started)))
-        base = statistics.median(bare)
-        in_sql = statistics.median(sql for sql, _ in ours)
-        in_python = statistics.median(python for _, python in ours)
-        self.note("bare insert ... unnest", f"{base:,.0f} jobs/s", "1.00")
-        self.note("penstock.enqueue_many in SQL", f"{in_sql:,.0f} jobs/s", f"{in_sql / base:.2f} of the bare insert")
-        self.note(
-            "enqueue_many in Python, payloads as dicts", f"{in_python:,.0f} jobs/s", f"{in_python / base:.2f} of the bare insert"
-        )
-        await connection.close()
-
-    async def drain(self, url: str) -> None:
-        """One worker process beside the bare loop of claim and settle, and with a transaction held open."""
-        connection = await asyncpg.connect(url)
-        async with Penstock(url) as app:
-            noop = app.job_type("noop")
-            payloads = [{"n": n} for n in range(self.jobs)]
-            await noop.enqueue_many(payloads)
-            bare = await self._bare_loop(connection)
-            await connection.execute("vacuum penstock.queued_jobs")
-
-            await noop.enqueue_many(payloads)
-            wal_before, commits_before = await self._written(connection)
-            seen = await self._worker(url, self.jobs)
-            ours = self.jobs / seen["seconds"]
-            wal, commits = await self._written(connection)
-            self.note("bare loop of claim and settle, batches of 500", f"{bare:,.0f} jobs/s", "1.00")
-            self.note("drain, one worker process", f"{ours:,.0f} jobs/s", f"{ours / bare:.2f} of the bare loop")
-            self.note("write-ahead log of claim and settle", f"{(wal - wal_before) / self.jobs:,.0f} bytes/job")
-            self.note("commits of claim and settle", f"{(commits - commits_before) / self.jobs:.4f} per job")
-            self.note("memory of the worker", f"{seen['rss_mb']:.0f} MB")
-
-            await connection.execute("vacuum penstock.queued_jobs")
-            holder = await asyncpg.connect(url)
-            transaction = holder.transaction(isolation="repeatable_read")
-            await transaction.start()
-            await holder.fetch("select pg_current_xact_id()")
-            rates = []
-            for _ in range(4):
-                await noop.enqueue_many(payloads)
-                rates.append(self.jobs / (await self._worker(url, self.jobs))["seconds"])
-            await transaction.rollback()
-            await holder.close()
-            self.note(
-                f"drain of {4 * self.jobs:,} with a transaction held open, the last quarter",
-                f"{rates[-1]:,.0f} jobs/s",
-                f"{rates[-1] / ours:.2f} of without",
-            )
-        await connection.close()
-
-    async def latency(self, url: str) -> None:
-        """From the call of enqueue to the start of the handler: idle, and at 2,000 jobs a second."""
-        async with Penstock(url) as app:
-            stamped = app.job_type("stamped", int)
-            await stamped.enqueue_many([])
-            count = 200
-            worker = await self._start_worker(url, count)
-            for _ in range(count):
-                await stamped.enqueue(time.time_ns())
-                await asyncio.sleep(0.25)
-            waits = (await self._result(worker))["waits_ms"]
-            self.note("enqueue to start, idle", f"p50 {_percentile(waits, 50):.1f} ms, p99 {_percentile(waits, 99):.1f} ms")
-
-            count = 20_000
-            worker = await self._start_worker(url, count)
-            started = time.perf_counter()
-            sent = 0
-            while sent < count:
-                due = min(count, int((time.perf_counter() - started) * 2_000))
-                if due > sent:
-                    await stamped.enqueue_many([time.time_ns()] * (due - sent))
-                    sent = due
-                await asyncio.sleep(0.001)
-            waits = (await self._result(worker))["waits_ms"]
-            self.note(
-                "enqueue to start at 2,000 jobs/s", f"p50 {_percentile(waits, 50):.1f} ms, p99 {_percentile(waits, 99):.1f} ms"
-            )
-
-    async def _written(self, connection: asyncpg.Connection[Any]) -> tuple[int, int]:
-        """Bytes of write-ahead log and commits so far."""
-        row = await connection.fetchrow(
-            "select (pg_current_wal_insert_lsn() - '0/0'::pg_lsn)::bigint as bytes, xact_commit as commits"
-            " from pg_stat_database where datname = current_database()"
-        )
-        assert row is not None
-        return row["bytes"], row["commits"]
-
-    async def _bare_loop(self, connection: asyncpg.Connection[Any]) -> float:
-        marks: dict[str, dict[str, int]] = {}
-        done = 0
-        started = time.perf_counter()
-        while rows := await connection.fetch(
-            "select id, attempts, lease, seq from penstock.claim('bench', '{noop}', 500, $1::jsonb)", json.dumps(marks)
-        ):
-            marks = {"noop": {"0": rows[-1]["seq"]}}
-            await connection.execute(
-                "select penstock.settle($1, $2::smallint[], $3::bigint[])",
-                [r["id"] for r in rows],
-                [r["attempts"] for r in rows],
-                [r["lease"] for r in rows],
-            )
-            done += len(rows)
-        return done / (time.perf_counter() - started)
-
-    async def _worker(self, url: str, jobs: int) -> dict[str, Any]:
-        return await self._result(await self._start_worker(url, jobs))
-
-    async def _start_worker(self, url: str, jobs: int) -> asyncio.subprocess.Process:
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "benchmarks.app", str(jobs),
-            env={**os.environ, "PENSTOCK_DATABASE_URL": url},
-            stdout=subprocess.PIPE,
-            limit=2**24,
-        )  # fmt: skip
-        assert process.stdout is not None
-        while b"ready" not in await asyncio.wait_for(process.stdout.readline(), 60):
-            pass
-        return process
-
-    async def _result(self, process: asyncio.subprocess.Process) -> dict[str, Any]:
-        output, _ = await asyncio.wait_for(process.communicate(), 300)
-        result: dict[str, Any] = json.loads(output.splitlines()[-1])
-        return result
-
-
-def _percentile(values: list[float], percent: int) -> float:
-    return values[min(len(values) - 1, len(values) * percent // 100)]
 
 
 def main() -> None:
-    """Run everything and print the table."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("--jobs", type=int, default=100_000, help="jobs of a measurement (100000)")
-    parser.add_argument("--only", choices=["enqueue", "drain", "latency"], help="only this one")
-    arguments = parser.parse_args()
+    """Measure what is asked for."""
+    arguments = _arguments()
     with TemporaryDatabases() as databases:
-        bench = Bench(databases, arguments.jobs)
-        for measure in (bench.enqueue, bench.drain, bench.latency):
-            if arguments.only in (None, measure.__name__):
-                bench.run(measure)
-    table = Table(box=None, pad_edge=False)
-    for column in ("measured", "value", "compared"):
-        table.add_column(column)
-    for row in bench.rows:
-        table.add_row(*row)
-    Console(width=160).print(table)
+        if arguments.only != "peers":
+            bench = Bench(databases, arguments.jobs)
+            backlog = Backlog(bench, 10 * arguments.jobs, arguments.hold)
+            for measure in (bench.enqueue, bench.drain, bench.latency, backlog.deferred, backlog.ready, backlog.held):
+                if arguments.only in (None, measure.__name__):
+                    bench.run(measure)
+            print_rows(bench.rows)
+        if arguments.only in (None, "peers"):
+            peers = PeersRun(databases, arguments.peers, share=arguments.jobs / PENSTOCK.jobs)
+            print_peers(peers.run(arguments.rounds))
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument(
+        "--jobs", type=int, default=PENSTOCK.jobs, help="jobs of a measurement (100000); slow peers get a part of them"
+    )
+    parser.add_argument(
+        "--only", choices=["enqueue", "drain", "latency", "deferred", "ready", "held", "peers"], help="only this one"
+    )
+    parser.add_argument("--hold", type=float, default=20, help="seconds for which `held` holds its transaction open (20)")
+    parser.add_argument(
+        "--peers", type=_peers, default=(), help="only these, by comma: " + ", ".join(peer.name for peer in PEERS)
+    )
+    parser.add_argument("--rounds", type=int, default=1, help="how often the peers' throughput is measured; medians count (1)")
+    return parser.parse_args()
+
+
+def _peers(given: str) -> tuple[str, ...]:
+    names = tuple(given.split(","))
+    known = {peer.name for peer in PEERS}
+    if unknown := set(names) - known:
+        raise argparse.ArgumentTypeError(f"no such peer: {', '.join(sorted(unknown))}; there are {', '.join(sorted(known))}")
+    return names
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
+import resource
 import sys
 import time
 from typing import Any
@@ -52,9 +52,8 @@ async def work(expected: int) -> None:
 
 
 def _rss_mb() -> float:
-    import psutil
-
-    return float(psutil.Process(os.getpid()).memory_info().rss) / 1e6
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / 1e6 if sys.platform == "darwin" else peak * 1024 / 1e6
 
 
 if __name__ == "__main__":

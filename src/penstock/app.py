@@ -13,10 +13,10 @@ Everything is async; `app.sync` offers the same to threads without a loop (Djang
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar, overload
 from uuid import UUID
 
 import uuid_utils.compat
@@ -36,12 +36,15 @@ from penstock.job import (
     JobTypeRecord,
     NewJob,
     Options,
+    PoolOptions,
     RateLimit,
     Status,
     parse_id,
 )
 from penstock.message import TopicCounts
+from penstock.ownership.assign import KeyAssign
 from penstock.payload import Codec
+from penstock.pools import Pool
 from penstock.postgres import jobs, migrate, topics
 from penstock.postgres.database import Database
 from penstock.postgres.embedded import EmbeddedServer
@@ -71,6 +74,7 @@ class JobType(Generic[T]):
         self.codec: Codec[T] = Codec(payload, name)
         self.subscription: Subscription | None = None
         self.declared = False
+        self.pool: Pool[T] | None = None
 
     def __call__(self, job: Job[T]) -> Any:
         """Run the handler itself, as a plain function."""
@@ -182,6 +186,44 @@ class Penstock:
             )  # fmt: skip
 
         return declare
+
+    def pool(
+        self,
+        name: str,
+        payload: Any = Any,
+        *,
+        slots: int = 256,
+        assign: KeyAssign | None = None,
+        assignor: Literal["sticky", "jump"] = "sticky",
+        on_retry: Literal["block", "skip"] = "block",
+        key_concurrency: int = 1,
+        key_rate: RateLimit | None = None,
+        weights: Mapping[str, int] | None = None,
+        run_ahead: int = 200,
+        options: Options = Options(),
+    ) -> Pool[Any]:
+        """Declare a pool: jobs of one key run in order, one at a time, on the worker that owns the key.
+
+        Args:
+            name: Name of the pool and of its job type.
+            payload: Payload type; taken from the handler's annotation when there is one.
+            slots: Parts into which the keys are divided; the most workers that the pool can keep busy. Can grow later.
+            assign: A rule of your own, `assign(key, workers) -> index`; workers come oldest first, with ids and metadata.
+                None: nobody now.
+            assignor: How slots go to workers without such a rule; see `penstock.ownership.assign`.
+            on_retry: "block": a job that is to be retried holds up its key; "skip": later jobs of the key pass it.
+            key_concurrency: Jobs of one key at once; more than 1 gives up their order.
+            key_rate: Most starts of one key in a period.
+            weights: Keys that get more than one job a turn.
+            run_ahead: See `PoolOptions`.
+            options: How the jobs are delivered, retried and limited; see `Penstock.job`.
+        """
+        declared = self._declare(name, payload, options, None, "async")
+        pool_options = PoolOptions(
+            slots, "custom" if assign is not None else assignor, on_retry, key_concurrency, key_rate, weights or {}, run_ahead
+        )
+        declared.pool = Pool(declared, pool_options, assign)
+        return declared.pool
 
     @overload
     def job_type(self, name: str, payload: type[T], options: Options = ...) -> JobType[T]: ...
@@ -351,8 +393,11 @@ class Penstock:
         if declared is None:
             return JobType(self, str(type), Any, Options(), None, "async")
         if not declared.declared and connection is None:
-            await self.subscribe(declared)
-            await jobs.declare_job_type(await self.database(), declared.name, declared.options.as_json())
+            if declared.pool is not None:
+                await declared.pool.declare()
+            else:
+                await self.subscribe(declared)
+                await jobs.declare_job_type(await self.database(), declared.name, declared.options.as_json())
             declared.declared = True
         return declared
 
@@ -412,6 +457,10 @@ class Penstock:
         """All job types in the database."""
         return await jobs.job_types(await self.database())
 
+    async def create_job_type(self, name: str, **options: Any) -> JobTypeRecord:
+        """Create a job type in the database, options by their names in SQL. Raises `Conflict`, `InvalidInput`."""
+        return await jobs.create_job_type(await self.database(), name, options)
+
     async def change_job_type(self, name: str, **options: Any) -> JobTypeRecord:
         """Change options of a job type in the database, by their names in SQL. Raises `NotFound`, `InvalidInput`."""
         return await jobs.change_job_type(await self.database(), name, options)
@@ -447,12 +496,17 @@ class Penstock:
     async def worker(self, *names: str) -> Worker:
         """A worker for the handlers of this app (only of these types, when named). Run it with `await worker.run()`."""
         chosen = [self.with_handler(name) for name in names] or [t for t in self.types.values() if t.handler is not None]
-        worked = {t.name: WorkedType(t.name, t.options, t.codec, t.handler, t.group) for t in chosen if t.handler is not None}
+        worked = {
+            t.name: WorkedType(t.name, t.options, t.codec, t.handler, t.group)
+            for t in chosen
+            if t.handler is not None and t.pool is None
+        }
+        pools = [t.pool.worked() for t in chosen if t.pool is not None]
         database = await self.database()
         await self.subscribe(*chosen)
         subscribed = [(t.subscription, t.options.as_json()) for t in chosen if t.subscription is not None]
         beside = {"renewal": lambda: keep_subscribed(database, subscribed)} if subscribed else {}
-        return Worker(database, worked, self.settings, beside)
+        return Worker(database, worked, self.settings, pools, beside)
 
     def with_handler(self, name: str) -> JobType[Any]:
         """The declared job type of this name. Raises `NotFound` when it has no handler here."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Literal
@@ -118,6 +119,42 @@ class Options:
 
 def _interval(span: timedelta | None) -> str | None:
     return None if span is None else f"{span.total_seconds():.6f} seconds"
+
+
+@dataclass(frozen=True, slots=True)
+class PoolOptions:
+    """What a pool has beyond the options of its job type.
+
+    Attributes:
+        slots: Parts into which the keys are divided; the most workers that a pool can keep busy. Can grow later.
+        assignor: "sticky" moves the fewest slots; "jump" goes by the ages of the workers; "custom" by a rule of the application.
+        on_retry: "block": a job that is to be retried holds up its key; "skip": later jobs of the key pass it.
+        key_concurrency: Jobs of one key at once; more than 1 gives up their order.
+        key_rate: Most starts of one key in a period; None: no limit.
+        weights: Keys that get more than one job a turn.
+        run_ahead: Most jobs of one key that a worker takes at once. After a crash those whose results were not written
+            run again, in order; with 1, each starts only when the result of the one before is written.
+    """
+
+    slots: int = 256
+    assignor: Literal["sticky", "jump", "custom"] = "sticky"
+    on_retry: Literal["block", "skip"] = "block"
+    key_concurrency: int = 1
+    key_rate: RateLimit | None = None
+    weights: Mapping[str, int] = field(default_factory=dict)
+    run_ahead: int = 200
+
+    def as_json(self) -> dict[str, Any]:
+        """The options as the SQL function takes them."""
+        return {
+            "slots": self.slots,
+            "assignor": self.assignor,
+            "on_retry": self.on_retry,
+            "key_concurrency": self.key_concurrency,
+            "key_rate_limit": self.key_rate.limit if self.key_rate else None,
+            "key_rate_period": _interval(self.key_rate.period) if self.key_rate else None,
+            "weights": dict(self.weights),
+        }
 
 
 @dataclass(frozen=True, slots=True)

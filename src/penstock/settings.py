@@ -59,6 +59,9 @@ class Settings(BaseSettings):
     dead_after: Span = Field(default=timedelta(seconds=10), description="Silence after which others take its jobs.")
     poll_interval: Span = Field(default=timedelta(seconds=1), description="How often an idle worker looks unasked.")
     care_interval: Span = Field(default=timedelta(seconds=1), description="How often lost jobs are looked for.")
+    handover_grace: Span = Field(
+        default=timedelta(seconds=10), description="Time for running handlers when their slot goes to another worker."
+    )
     shutdown_grace: Span = Field(default=timedelta(seconds=30), description="Time for running handlers at shutdown.")
     archive_retention: Span | None = Field(
         default=timedelta(days=30), description="How long finished jobs are kept; none: for ever."

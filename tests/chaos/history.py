@@ -73,7 +73,8 @@ def check(
         final: All rows of queued_jobs and archived_jobs after the queue was drained.
         rules: What holds for each type.
         killed: When which worker process was killed.
-        healed_within: Seconds in which what a killed worker ran has to run again, or to be over.
+        healed_within: Seconds in which what a killed worker ran has to run again, or to be over. Types with a concurrency
+            are left out: their jobs also wait for each other.
     """
     violations: list[str] = []
     rows = Counter(row.id for row in final)
@@ -111,7 +112,7 @@ def check(
 
     violations += _over_limit(starts, ends, rules, killed)
     for id, seconds in healing(events, final, killed).items():
-        if seconds > healed_within:
+        if seconds > healed_within and rules[starts[id][0].name].concurrency is None:
             violations.append(f"P9: {id} of a killed worker was without one for {seconds:.1f} s")
     return violations
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from typing import Annotated
 
 import typer
 
 from penstock._version import __version__
-from penstock.cli import enqueueing, gearman, jobs, serving, topics, types
+from penstock.cli import enqueueing, gearman, http, jobs, serving, topics, types
 from penstock.cli.output import err
 from penstock.errors import DatabaseUnavailable, PenstockError
 
@@ -22,8 +24,24 @@ serving.add_to(app)
 enqueueing.add_to(app)
 types.add_to(app)
 gearman.add_to(app)
+http.add_to(app)
 app.add_typer(jobs.app, name="jobs")
 app.add_typer(topics.app, name="topics")
+
+
+@app.callback()
+def choose(
+    server: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL", envvar="PENSTOCK_SERVER_URL",
+            help="Work through an HTTP server instead of the database; its token from PENSTOCK_SERVER_TOKEN.",
+        ),
+    ] = None,
+) -> None:  # fmt: skip
+    """Background work on PostgreSQL: enqueue, work, look and steer."""
+    if server is not None:
+        os.environ["PENSTOCK_SERVER_URL"] = server
 
 
 @app.command()

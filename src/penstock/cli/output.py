@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict, is_dataclass
@@ -15,6 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from penstock.app import Penstock
+from penstock.errors import PenstockError
 
 T = TypeVar("T")
 # Nobody folds the output of a pipe.
@@ -28,10 +30,22 @@ def with_app(work: Callable[[Penstock], Awaitable[T]], app: Penstock | None = No
     """Run `work` on an open app, and close it."""
 
     async def run() -> T:
-        async with app or Penstock() as opened:
+        async with app or _penstock() as opened:
             return await work(opened)
 
     return asyncio.run(run())
+
+
+def _penstock() -> Any:
+    """The app, or a client of a server when one is configured: both have the same methods."""
+    url = os.environ.get("PENSTOCK_SERVER_URL")
+    if not url:
+        return Penstock()
+    try:
+        from penstock.client import AsyncClient
+    except ModuleNotFoundError as error:
+        raise PenstockError(f"{error.name} is not installed", hint="Install the extra: pip install 'penstock[http]'") from None
+    return AsyncClient(url, token=os.environ.get("PENSTOCK_SERVER_TOKEN") or None)
 
 
 def print_json(value: Any) -> None:

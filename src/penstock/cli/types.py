@@ -59,12 +59,8 @@ Option = Annotated[
 
 def create(name: Name, options: Option = None) -> None:
     """Create a job type."""
-    from penstock.postgres import jobs
-
-    async def run(app: Any) -> Any:
-        return await jobs.create_job_type(await app.database(), name, _options(options))
-
-    out.print(f"created: {with_app(run).name}", highlight=False)
+    created = with_app(lambda app: app.create_job_type(name, **_options(options)))
+    out.print(f"created: {created.name}", highlight=False)
 
 
 def change(name: Name, options: Option = None) -> None:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, TypeVar
 
 import asyncpg
@@ -28,8 +28,8 @@ _BY_SQLSTATE: dict[str, type[PenstockError]] = {
     "PS413": InvalidInput,
 }
 _SCHEMA_STATES = {"3F000", "42P01", "42883", "42703"}
-# Connection exceptions, shutdowns, too many connections, and "the database system is starting up".
-_LOST_CLASSES = ("08", "57P", "53300")
+# Connection exceptions, shutdowns, too many connections, "the database system is starting up", and "not accepting connections".
+_LOST_CLASSES = ("08", "57P", "53300", "55000")
 _CONTENTION = {"40001", "40P01", "55P03"}
 
 
@@ -71,6 +71,21 @@ class _Connection(asyncpg.Connection):
 
     def get_reset_query(self) -> str:
         return ""
+
+
+class Transaction:
+    """One open transaction; made by `Database.transaction`."""
+
+    def __init__(self, connection: Any) -> None:
+        self._connection = connection
+
+    async def fetch(self, query: str, *args: Any) -> list[Any]:
+        """Run one statement and return its rows."""
+        return list(await self._connection.fetch(query, *args))
+
+    async def fetchrow(self, query: str, *args: Any) -> Any:
+        """The first row of a statement, or None."""
+        return await self._connection.fetchrow(query, *args)
 
 
 class Database:
@@ -144,6 +159,18 @@ class Database:
         """The first column of the first row of a statement, or None. See `fetch`."""
         row = await self.fetchrow(query, *args, retry=retry)
         return row[0] if row is not None else None
+
+    @asynccontextmanager
+    async def transaction(self) -> AsyncIterator[Transaction]:
+        """Several statements in one transaction, which commits at the end and rolls back after an error."""
+        try:
+            async with self._acquire() as connection, connection.transaction():
+                yield Transaction(connection)
+        except Exception as error:
+            translated = translate(error) if not isinstance(error, PenstockError) else None
+            if translated is None:
+                raise
+            raise translated from error
 
     async def connect(self) -> asyncpg.Connection[Any]:
         """A connection of its own, outside the pool; the caller closes it."""

@@ -69,25 +69,25 @@ class Heartbeat:
 async def create_job_type(database: Database, name: str, options: dict[str, Any]) -> JobTypeRecord:
     """Create a job type. Raises `Conflict` when it exists."""
     row = await database.fetchrow("select * from penstock.create_job_type($1, $2::jsonb)", name, _dump(options))
-    return _job_type(row)
+    return job_type_of(row)
 
 
 async def change_job_type(database: Database, name: str, options: dict[str, Any]) -> JobTypeRecord:
     """Change the given options of a job type. Raises `NotFound`."""
     row = await database.fetchrow("select * from penstock.change_job_type($1, $2::jsonb)", name, _dump(options))
-    return _job_type(row)
+    return job_type_of(row)
 
 
 async def declare_job_type(database: Database, name: str, options: dict[str, Any], *, retry: bool = False) -> JobTypeRecord:
     """Create a job type, or change it when this declaration is a new one."""
     row = await database.fetchrow("select * from penstock.declare_job_type($1, $2::jsonb)", name, _dump(options), retry=retry)
-    return _job_type(row)
+    return job_type_of(row)
 
 
 async def job_types(database: Database, names: Sequence[str] | None = None) -> list[JobTypeRecord]:
     """Job types, by name: these, or all."""
     rows = await database.fetch("select * from penstock.jobs where $1::text[] is null or name = any ($1) order by name", names)
-    return [_job_type(row) for row in rows]
+    return [job_type_of(row) for row in rows]
 
 
 async def pause(database: Database, name: str) -> None:
@@ -108,8 +108,12 @@ def enqueue_call(batch: Batch) -> tuple[Any, ...]:
     """The statement that enqueues a batch, and its parameters. Its rows are for `exceptions_by_place`."""
     if any(isinstance(time, timedelta) for column in (batch.run_after, batch.expires_at) for time in column or ()):
         return _ENQUEUE_JSON, batch.name, as_json(batch)
+    return _ENQUEUE, *enqueue_arguments(batch)
+
+
+def enqueue_arguments(batch: Batch) -> tuple[Any, ...]:
+    """A batch as the parameters of `penstock.enqueue_many`, which has no spans of time."""
     return (
-        _ENQUEUE,
         batch.name,
         batch.data,
         batch.ids,
@@ -177,15 +181,17 @@ async def settle(database: Database, settlements: Sequence[Settlement]) -> dict[
 
 async def extend(database: Database, job: ClaimedJob | Settlement, lease: int, span: timedelta | None) -> int | None:
     """Extend the lease of one job. Returns its new lease, or None when the job no longer belongs to the caller."""
-    row = await database.fetchrow(
-        "select * from penstock.extend($1, $2::smallint[], $3::bigint[], $4)",
-        [job.id],
-        [job.attempts],
-        [lease],
-        span,
-        retry=True,
+    return (await extend_many(database, [job.id], [job.attempts], [lease], span)).get(job.id)
+
+
+async def extend_many(
+    database: Database, ids: Sequence[UUID], attempts: Sequence[int], leases: Sequence[int], span: timedelta | None
+) -> dict[UUID, int]:
+    """Extend the leases of some jobs. Returns the new ones; a job that is missing no longer belongs to the caller."""
+    rows = await database.fetch(
+        "select * from penstock.extend($1, $2::smallint[], $3::bigint[], $4)", ids, attempts, leases, span, retry=True
     )
-    return None if row is None else int(row["lease"])
+    return {row["id"]: int(row["lease"]) for row in rows}
 
 
 async def report_progress(database: Database, progress: Sequence[tuple[UUID, int, str]]) -> None:
@@ -326,7 +332,8 @@ def _record(row: Any) -> JobRecord:
     )
 
 
-def _job_type(row: Any) -> JobTypeRecord:
+def job_type_of(row: Any) -> JobTypeRecord:
+    """A row of `penstock.jobs` in the words of the domain."""
     return JobTypeRecord(
         name=row["name"],
         options=Options(

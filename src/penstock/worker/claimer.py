@@ -54,11 +54,19 @@ class Claimer:
         self._runner = runner
         self._unsettled = unsettled
         self._names: dict[Group, list[str]] = {}
-        for worked in types.values():
-            self._names.setdefault(worked.group, []).append(worked.name)
         self._marks = Marks()
         self._awake = asyncio.Event()
         self._room = asyncio.Event()
+        self.work_on(types)
+
+    def work_on(self, types: Mapping[str, WorkedType]) -> None:
+        """Claim these types from now on."""
+        names: dict[Group, list[str]] = {}
+        for worked in types.values():
+            names.setdefault(worked.group, []).append(worked.name)
+        self._names = names
+        self._awake.set()
+        self._room.set()
 
     def wake(self) -> None:
         """A job may have come."""
@@ -107,7 +115,7 @@ class Claimer:
 
     async def _claim(self) -> tuple[int, int]:
         asked = found = 0
-        for group, names in self._names.items():
+        for group, names in list(self._names.items()):
             limit = min(self._runner.room(group), self._settings.claim_limit)
             if limit <= 0:
                 continue

@@ -12,7 +12,7 @@ import multiprocessing
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
@@ -30,7 +30,7 @@ from penstock.postgres import jobs
 from penstock.postgres.database import Database
 from penstock.settings import Settings
 from penstock.worker.process import call_in_process
-from penstock.worker.types import WorkedType
+from penstock.worker.types import SettledElsewhere, WorkedType
 
 log = structlog.get_logger("penstock.worker")
 _LONGEST_TRACEBACK = 8_000
@@ -131,6 +131,10 @@ class Runner:
         """Claimed jobs that are not finished."""
         return len(self._jobs)
 
+    def jobs_of(self, names: Collection[str]) -> list[UUID]:
+        """The jobs of these types in hand."""
+        return [id for id, running in self._jobs.items() if running.claimed.name in names]
+
     @property
     def leases(self) -> list[int]:
         """Leases of the jobs in hand."""
@@ -146,11 +150,19 @@ class Runner:
         # Many small claims cost more than a few large ones: while enough is in hand, wait for a good part to be done.
         return room if have == 0 or room * 2 >= ahead else 0
 
-    def submit(self, claimed: list[ClaimedJob], now: float) -> None:
-        """Take claimed jobs; `now` is the monotonic time before the claim."""
+    def submit(self, claimed: list[ClaimedJob], now: float, *, begin: float | None = None) -> None:
+        """Take claimed jobs.
+
+        Args:
+            claimed: The jobs.
+            now: The monotonic time before the claim.
+            begin: When they were ready to start, if they had to wait since the claim; their time limit counts from there.
+        """
         for job in claimed:
             worked = self._types[job.name]
-            running = Running(self, job, now + worked.time_limit(job.lease_s))
+            limit = worked.time_limit(job.lease_s)
+            deadline = now + limit if begin is None else min(begin + limit, now + job.lease_s * 0.9)
+            running = Running(self, job, deadline)
             self._jobs[job.id] = running
             self._leases[job.lease] = self._leases.get(job.lease, 0) + 1
             self._waiting[worked.group].append(running)
@@ -214,13 +226,13 @@ class Runner:
         if tasks:
             await asyncio.wait(tasks, timeout=1.0)
 
-    def abandon(self) -> None:
-        """The jobs in hand belong to others now: stop without settling."""
-        jobs_in_hand, self._jobs = self._jobs, {}
-        self._leases.clear()
-        for line in self._waiting.values():
-            line.clear()
-        for running in jobs_in_hand.values():
+    def abandon(self, lost: Iterable[UUID]) -> None:
+        """These jobs belong to others now: stop without settling."""
+        for id in lost:
+            running = self._jobs.pop(id, None)
+            if running is None:
+                continue
+            self._forget_lease(running.lease)
             running.reason = "lost"
             if running.task is not None:
                 running.task.cancel()
@@ -236,7 +248,7 @@ class Runner:
         line = self._waiting[group]
         while line and self._busy[group] < self._places[group] and not self._stopping:
             running = line.popleft()
-            if running.claimed.id not in self._jobs:
+            if self._jobs.get(running.claimed.id) is not running:
                 continue
             running.started = True
             self._busy[group] += 1
@@ -254,7 +266,7 @@ class Runner:
         self._finish(running, settlement)
         self._fill(group)
 
-    async def _attempt(self, running: Running, group: Group) -> Settlement:
+    async def _attempt(self, running: Running, group: Group) -> Settlement | None:
         claimed = running.claimed
         worked = self._types[claimed.name]
         try:
@@ -278,6 +290,8 @@ class Runner:
                     result = await self.loop.run_in_executor(self._threads, context.run, worked.handler, job)
             detail = dump_json(result, f"the result of {claimed.name}") if worked.keep_result and result is not None else None
             return Settlement(claimed.id, claimed.attempts, running.lease, Outcome.SUCCEEDED, detail)
+        except SettledElsewhere:
+            return None
         except (Exception, SystemExit) as error:
             # A handler that calls sys.exit() ends its own job, not the worker.
             if running.reason is not None:
@@ -299,12 +313,13 @@ class Runner:
             future.cancel()
             raise
 
-    def _finish(self, running: Running, settlement: Settlement) -> None:
+    def _finish(self, running: Running, settlement: Settlement | None) -> None:
         if self._jobs.get(running.claimed.id) is not running:
             return
         del self._jobs[running.claimed.id]
         self._forget_lease(running.lease)
-        self._settle(settlement)
+        if settlement is not None:
+            self._settle(settlement)
         self._room_made()
 
     def _forget_lease(self, lease: int) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from uuid import UUID
 
@@ -25,11 +25,18 @@ class Settler:
     Args:
         database: Where.
         retried: Called when jobs went back to the queue, which are due before long.
+        written: Called with results that are in the database, and what became of those that are not plain successes.
     """
 
-    def __init__(self, database: Database, retried: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        database: Database,
+        retried: Callable[[], None],
+        written: Callable[[Sequence[Settlement], Mapping[UUID, str]], None] = lambda results, outcomes: None,
+    ) -> None:
         self._database = database
         self._retried = retried
+        self._written = written
         self._results: list[Settlement] = []
         self._in_hand: list[Settlement] = []
         self._progress: dict[UUID, tuple[int, str]] = {}
@@ -60,8 +67,10 @@ class Settler:
             batch, self._results = self._results[:_MOST_AT_ONCE], self._results[_MOST_AT_ONCE:]
             if batch:
                 self._in_hand = batch
-                self._report(batch, await self._write(batch))
+                outcomes = await self._write(batch)
+                self._report(batch, outcomes)
                 self._in_hand = []
+                self._written(batch, outcomes)
             if not self._results:
                 self._arrived.clear()
                 self._idle.set()

@@ -2,13 +2,35 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
 from penstock.handler import Group, Handler
-from penstock.job import JobTypeRecord, Options
+from penstock.job import JobTypeRecord, Options, PoolOptions
+from penstock.ownership.assign import KeyAssign
 from penstock.payload import Codec
+
+StandingHandler = Callable[[Any], Any]
+
+
+@dataclass(slots=True)
+class WorkedPool:
+    """One pool of a worker: the type of its jobs (None: it has only standing jobs here), and what makes it a pool."""
+
+    name: str
+    declared: Options
+    options: PoolOptions
+    type: WorkedType | None
+    assign: KeyAssign | None = None
+    standing: StandingHandler | None = None
+    standing_codec: Codec[Any] | None = None
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+
+class SettledElsewhere(Exception):
+    """Raised by a handler whose job somebody else has settled, as a callback does: there is nothing left to settle."""
 
 
 @dataclass(slots=True)

@@ -12,7 +12,7 @@ import re
 import secrets
 import socket
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 from uuid import UUID
@@ -20,15 +20,17 @@ from uuid import UUID
 import structlog
 
 from penstock.errors import InvalidInput, PenstockError
+from penstock.job import Settlement
 from penstock.postgres import jobs
 from penstock.postgres.database import Database
 from penstock.postgres.listener import Listener
 from penstock.settings import Settings
 from penstock.worker.care import Care
 from penstock.worker.claimer import Claimer
+from penstock.worker.pool import PoolPart, RunnerOfPool
 from penstock.worker.runner import Runner
 from penstock.worker.settler import Settler
-from penstock.worker.types import WorkedType
+from penstock.worker.types import WorkedPool, WorkedType
 
 log = structlog.get_logger("penstock.worker")
 _STALLED_S = 30.0
@@ -41,21 +43,26 @@ class Worker:
         database: An open database.
         types: The job types with their handlers, by name.
         settings: Concurrency, intervals, grace period.
+        pools: The pools to take part in.
         beside: What else is to run, without an end, as long as the worker does.
     """
+
+    _types_may_come = False
 
     def __init__(
         self,
         database: Database,
         types: Mapping[str, WorkedType],
         settings: Settings,
+        pools: Sequence[WorkedPool] = (),
         beside: Mapping[str, Callable[[], Coroutine[Any, Any, None]]] | None = None,
     ) -> None:
-        if not types:
+        if not types and not pools and not self._types_may_come:
             raise InvalidInput("there is nothing to work on", hint="Declare a handler with @app.job(...) first.")
         self.id = ""
         self._database = database
         self._types = types
+        self._pools = pools
         self._settings = settings
         self._beside = beside or {}
         self._stop = asyncio.Event()
@@ -74,16 +81,41 @@ class Worker:
 
     async def run(self) -> None:
         """Work until `stop`. Raises `PenstockError` when the database refuses the worker."""
-        for worked in self._types.values():
-            worked.refresh(await jobs.declare_job_type(self._database, worked.name, worked.declared.as_json(), retry=True))
-        settler = Settler(self._database, retried=lambda: care.look())
-        runner = Runner(
-            self._database, self._types, self._settings, settler.settle, settler.progress, lambda: claimer.room_made()
-        )
+        await self._prepare()
+        parts: list[PoolPart] = []
+
+        def settle(result: Settlement) -> None:
+            for part in parts:
+                if part.claimer is not None and part.claimer.lines.holds(result.id):
+                    part.claimer.lines.finished(result)
+                    return
+            settler.settle(result)
+
+        def written(results: Sequence[Settlement], outcomes: Mapping[UUID, str]) -> None:
+            for part in parts:
+                if part.claimer is not None:
+                    part.claimer.lines.written(results, outcomes)
+
+        def room_made() -> None:
+            claimer.room_made()
+            for part in parts:
+                if part.claimer is not None:
+                    part.claimer.room_made()
+
+        settler = Settler(self._database, lambda: care.look(), written)
+        keyed = {pool.name: pool.type for pool in self._pools if pool.type is not None}
+        # Further types may come to self._types.
+        types = {**self._types, **keyed} if keyed else self._types
+        runner = Runner(self._database, types, self._settings, settle, settler.progress, room_made)
+        for pool in self._pools:
+            runs = None if pool.type is None else RunnerOfPool(runner, pool.type.group)
+            part = PoolPart(self._database, pool, self._settings, runs, settler.settle, lambda: settler.leases)
+            parts.append(part)
+            await part.declare()
         claimer = Claimer(self._database, self._types, self._settings, runner, lambda: settler.leases)
         care = Care(self._database, self._settings, claimer.wake)
         await self._register(claimer)
-        log.info("worker_started", worker=self.id, types=sorted(self._types))
+        log.info("worker_started", worker=self.id, types=sorted(self._types), pools=[pool.name for pool in self._pools])
 
         supporting: list[asyncio.Task[None]] = []
 
@@ -99,9 +131,12 @@ class Worker:
         support("promotion", care.run_promotion())
         support("recovery", care.run_recovery())
         support("heartbeat", self._beat(claimer, runner, care))
-        support("listener", self._listen(claimer, runner, care))
-        for name, part in self._beside.items():
-            support(name, part())
+        support("listener", self._listen(claimer, runner, care, parts))
+        taking_part = [support(f"pool-{part.name}", part.run()) for part in parts]
+        for name, companion in self._companions(claimer, runner).items():
+            support(name, companion)
+        for name, start in self._beside.items():
+            support(name, start())
         self._running.set()
         try:
             stopping = asyncio.create_task(self._stop.wait())
@@ -110,29 +145,59 @@ class Worker:
             for task in done:
                 if task in supporting:
                     task.result()  # a part never ends by itself but with an error
-            await self._shut_down(claiming, runner, settler)
+            await self._shut_down(claiming, runner, settler, parts, taking_part)
         finally:
             for task in supporting:
                 task.cancel()
             await asyncio.gather(*supporting, return_exceptions=True)
             runner.close()
 
-    async def _shut_down(self, claiming: asyncio.Task[None], runner: Runner, settler: Settler) -> None:
+    # What other kinds of workers do differently.
+
+    async def _prepare(self) -> None:
+        """Before the first claim: declare the types."""
+        for worked in self._types.values():
+            worked.refresh(await jobs.declare_job_type(self._database, worked.name, worked.declared.as_json(), retry=True))
+
+    def _companions(self, claimer: Claimer, runner: Runner) -> dict[str, Coroutine[Any, Any, None]]:
+        """Further tasks, by name, that live as long as the worker works."""
+        return {}
+
+    def _noticed(self, word: str, rest: str) -> bool:
+        """A notification came. Returns whether it is dealt with; otherwise the worker looks for jobs."""
+        return False
+
+    async def _leave(self, runner: Runner) -> None:
+        """The grace period is over; what still runs will be stopped."""
+
+    async def _shut_down(
+        self,
+        claiming: asyncio.Task[None],
+        runner: Runner,
+        settler: Settler,
+        parts: Sequence[PoolPart],
+        taking_part: Sequence[asyncio.Task[None]],
+    ) -> None:
         log.info("worker_stopping", worker=self.id, in_flight=runner.in_flight)
         claiming.cancel()
         await asyncio.gather(claiming, return_exceptions=True)
+        for part in parts:
+            part.stop()
         runner.release_waiting()
         grace = asyncio.create_task(runner.finished(self._settings.shutdown_grace.total_seconds()))
         hurry = asyncio.create_task(self._stop_now.wait())
         await asyncio.wait([grace, hurry], return_when=asyncio.FIRST_COMPLETED)
         hurry.cancel()
         grace.cancel()
+        await self._leave(runner)
         await runner.stop_handlers()
         limit = 2.0 if self._stop_now.is_set() else 15.0
         # If the database is away now, the others recover what is left when the heartbeat is missed.
         with suppress(TimeoutError, PenstockError):
             async with asyncio.timeout(limit):
                 await settler.drained()
+                if taking_part:
+                    await asyncio.wait(taking_part)
                 await jobs.unregister_worker(self._database, self.id)
         log.info("worker_stopped", worker=self.id)
 
@@ -162,32 +227,40 @@ class Worker:
                 if not beat.known:
                     # Others have its jobs already: what it still runs can no longer be settled.
                     log.error("worker_was_taken_for_dead", worker=self.id)
-                    runner.abandon()
+                    runner.abandon(runner.jobs_of(self._types))
                     await self._register(claimer)
                     continue
                 care.workers = beat.workers
                 for id in beat.cancelled:
                     runner.cancel(id)
                 for record in await jobs.job_types(self._database, list(self._types)):
-                    self._types[record.name].refresh(record)
+                    if record.name in self._types:
+                        self._types[record.name].refresh(record)
             except PenstockError as error:
                 log.warning("heartbeat_failed", error=error.message)
 
-    async def _listen(self, claimer: Claimer, runner: Runner, care: Care) -> None:
+    async def _listen(self, claimer: Claimer, runner: Runner, care: Care, parts: Sequence[PoolPart]) -> None:
         def heard(payload: str) -> None:
             word, _, rest = payload.partition(" ")
+            if word in ("slots", "keys", "standing", "connected"):
+                for part in parts:
+                    if word == "connected" or part.name == rest:
+                        part.heard(word)
+            if word in ("slots", "keys", "standing"):
+                return
             if word == "cancel":
                 runner.cancel(UUID(rest))
             elif word == "sweep":
                 claimer.sweep()
-            else:
+            elif not self._noticed(word, rest):
                 care.look()
                 claimer.wake()
 
         # A worker that is taken for dead gets a new id, and with it a new channel.
         while True:
             id = self.id
-            listening = asyncio.create_task(Listener(self._database, ["penstock", f"penstock_{id}"], heard).run())
+            channels = ["penstock", *[f"penstock_{id}" for id in [id, *[part.member.id for part in parts]]]]
+            listening = asyncio.create_task(Listener(self._database, channels, heard).run())
             try:
                 while id == self.id:
                     await asyncio.sleep(1.0)

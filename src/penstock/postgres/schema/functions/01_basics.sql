@@ -111,6 +111,9 @@ begin
     loop
         perform pg_notify('penstock_' || idle, 'jobs');
     end loop;
+    if exists (select from penstock.idle_members where group_name = p_name) then
+        perform penstock.wake_slots(p_name, null);
+    end if;
 end
 $$;
 comment on function penstock.wake(text, integer) is 'Notifies as many idle workers of a type as jobs have come; does nothing when none is idle.';

@@ -106,7 +106,8 @@ comment on function penstock.finished_before(uuid[]) is 'Part of enqueue_many: w
 
 create or replace function penstock.insert_jobs(
     p_name text, p_data jsonb[], p_ids uuid[], p_keys text[], p_priorities smallint[], p_run_after timestamptz[],
-    p_expires_at timestamptz[], p_unique_keys text[], p_replay_of uuid, p_moment timestamptz, p_attempts smallint
+    p_expires_at timestamptz[], p_unique_keys text[], p_replay_of uuid, p_moment timestamptz, p_attempts smallint,
+    p_slots integer[]
 )
 returns void
 language plpgsql
@@ -115,7 +116,7 @@ as $$
 begin
     insert into penstock.queued_jobs (
         id, name, seq, run_after, expires_at, created_at, updated_at, attempts, max_attempts, priority,
-        key, unique_key, coalesces, data, replay_of
+        key, unique_key, coalesces, data, replay_of, slot
     )
     select
         job.id,
@@ -132,12 +133,13 @@ begin
         job.unique_key,
         job.unique_key is not null,
         job.data,
-        p_replay_of
-    from unnest(p_data, p_ids, p_keys, p_priorities, p_run_after, p_expires_at, p_unique_keys)
-        as job (data, id, key, priority, run_after, expires_at, unique_key);
+        p_replay_of,
+        job.slot
+    from unnest(p_data, p_ids, p_keys, p_priorities, p_run_after, p_expires_at, p_unique_keys, p_slots)
+        as job (data, id, key, priority, run_after, expires_at, unique_key, slot);
 end
 $$;
-comment on function penstock.insert_jobs(text, jsonb[], uuid[], text[], smallint[], timestamptz[], timestamptz[], text[], uuid, timestamptz, smallint) is
+comment on function penstock.insert_jobs(text, jsonb[], uuid[], text[], smallint[], timestamptz[], timestamptz[], text[], uuid, timestamptz, smallint, integer[]) is
     'Part of enqueue_many: writes the rows. Raises unique_violation when one is there.';
 
 create or replace function penstock.enqueue_many(
@@ -163,6 +165,7 @@ declare
     size constant integer := coalesce(cardinality(p_data), 0);
     ids uuid[] := p_ids;
     archived uuid[];
+    slots integer[];
 begin
     if size > 100000 then
         raise exception '% jobs are too many for one call', size
@@ -187,6 +190,7 @@ begin
     if ids is null then
         ids := array(select penstock.new_id() from generate_series(1, size));
     end if;
+    slots := penstock.slots_for(p_name, p_keys, p_priorities);
     if p_priorities is not null then
         insert into penstock.lanes (name, priority)
         select distinct p_name, coalesce(given.priority, 0::smallint)
@@ -205,7 +209,8 @@ begin
             raise unique_violation;
         end if;
         perform penstock.insert_jobs(
-            p_name, p_data, ids, p_keys, p_priorities, p_run_after, p_expires_at, null, p_replay_of, moment, job_type.attempts
+            p_name, p_data, ids, p_keys, p_priorities, p_run_after, p_expires_at, null, p_replay_of, moment, job_type.attempts,
+            slots
         );
         if p_ids is not null then
             archived := penstock.finished_before(p_ids);
@@ -219,13 +224,18 @@ begin
     exception
         when unique_violation then
             return query select * from penstock.enqueue_one_by_one(
-                p_name, p_data, ids, p_keys, p_priorities, p_run_after, p_expires_at, p_unique_keys, p_replay_of, moment, job_type.attempts
+                p_name, p_data, ids, p_keys, p_priorities, p_run_after, p_expires_at, p_unique_keys, p_replay_of, moment, job_type.attempts,
+                slots
             );
     end;
 
     -- An idle worker looks for due jobs at least every five seconds by itself.
     if p_run_after is null or exists (select from unnest(p_run_after) as due where due is null or due < moment + interval '5 seconds') then
-        perform penstock.wake(p_name, size);
+        if slots is null then
+            perform penstock.wake(p_name, size);
+        else
+            perform penstock.wake_slots(p_name, slots);
+        end if;
     end if;
 end
 $$;
@@ -234,7 +244,8 @@ comment on function penstock.enqueue_many(text, jsonb[], uuid[], text[], smallin
 
 create or replace function penstock.enqueue_one_by_one(
     p_name text, p_data jsonb[], p_ids uuid[], p_keys text[], p_priorities smallint[], p_run_after timestamptz[],
-    p_expires_at timestamptz[], p_unique_keys text[], p_replay_of uuid, p_moment timestamptz, p_attempts smallint
+    p_expires_at timestamptz[], p_unique_keys text[], p_replay_of uuid, p_moment timestamptz, p_attempts smallint,
+    p_slots integer[]
 )
 returns table (ordinal integer, id uuid, outcome text)
 language plpgsql
@@ -254,14 +265,14 @@ begin
             tries := tries + 1;
             insert into penstock.queued_jobs (
                 id, name, seq, run_after, expires_at, created_at, updated_at, attempts, max_attempts, priority,
-                key, unique_key, coalesces, data, replay_of
+                key, unique_key, coalesces, data, replay_of, slot
             )
             values (
                 p_ids[ordinal], p_name,
                 case when p_run_after[ordinal] is null or p_run_after[ordinal] <= p_moment then nextval('penstock.job_seq') end,
                 coalesce(p_run_after[ordinal], p_moment), p_expires_at[ordinal], p_moment, p_moment, p_attempts, p_attempts,
                 coalesce(p_priorities[ordinal], 0::smallint), p_keys[ordinal], p_unique_keys[ordinal],
-                p_unique_keys[ordinal] is not null, p_data[ordinal], p_replay_of
+                p_unique_keys[ordinal] is not null, p_data[ordinal], p_replay_of, p_slots[ordinal]
             )
             on conflict do nothing;
             if found then
@@ -301,7 +312,7 @@ begin
     end loop;
 end
 $$;
-comment on function penstock.enqueue_one_by_one(text, jsonb[], uuid[], text[], smallint[], timestamptz[], timestamptz[], text[], uuid, timestamptz, smallint) is
+comment on function penstock.enqueue_one_by_one(text, jsonb[], uuid[], text[], smallint[], timestamptz[], timestamptz[], text[], uuid, timestamptz, smallint, integer[]) is
     'Part of enqueue_many: the slow way for a batch in which some ids or unique keys are there already; finds out for each job what becomes of it.';
 
 create or replace function penstock.enqueue(

@@ -26,6 +26,30 @@ end
 $$;
 comment on function penstock.rate_room(penstock.jobs, timestamptz) is 'Part of claim: how many jobs the rate limit of a type admits now.';
 
+create or replace function penstock.admit(job_type penstock.jobs, p_limit integer, p_moment timestamptz)
+returns integer
+language plpgsql
+as $$
+declare
+    room integer := p_limit;
+begin
+    if job_type.concurrency is not null or job_type.rate_limit is not null then
+        perform pg_advisory_xact_lock(hashtext('penstock.claim'), hashtext(job_type.name));
+        if job_type.concurrency is not null then
+            select least(room, job_type.concurrency - coalesce(sum(open_jobs), 0)) into room
+            from penstock.leases
+            where name = job_type.name;
+        end if;
+        if job_type.rate_limit is not null and room > 0 then
+            room := least(room, penstock.rate_room(job_type, p_moment));
+        end if;
+    end if;
+    return room;
+end
+$$;
+comment on function penstock.admit(penstock.jobs, integer, timestamptz) is
+    'Part of claim: how many jobs the concurrency and the rate limit of a type admit now, p_limit at most. A type with a limit stays locked until the claim commits.';
+
 create or replace function penstock.claim(
     p_worker text,
     p_names text[],
@@ -97,18 +121,7 @@ begin
         order by wanted.ordinal
     loop
         exit when left_to_claim <= 0;
-        type_room := left_to_claim;
-        if job_type.concurrency is not null or job_type.rate_limit is not null then
-            perform pg_advisory_xact_lock(hashtext('penstock.claim'), hashtext(job_type.name));
-            if job_type.concurrency is not null then
-                select least(type_room, job_type.concurrency - coalesce(sum(open_jobs), 0)) into type_room
-                from penstock.leases
-                where name = job_type.name;
-            end if;
-            if job_type.rate_limit is not null and type_room > 0 then
-                type_room := least(type_room, penstock.rate_room(job_type, moment));
-            end if;
-        end if;
+        type_room := penstock.admit(job_type, left_to_claim, moment);
         room := type_room;
 
         for lane in
@@ -129,6 +142,7 @@ begin
                     where ready.name = job_type.name
                         and ready.priority = lane
                         and ready.seq > coalesce((p_marks -> job_type.name ->> lane::text)::bigint, 0)
+                        and ready.slot is null
                         and ready.status = 'queued'
                         and (ready.expires_at is null or ready.expires_at > moment)
                     order by ready.seq
@@ -224,9 +238,9 @@ begin
         order by locked.lease
     loop
         new_lease := nextval('penstock.lease_id');
-        insert into penstock.leases (id, first_seq, last_seq, started_at, expires_at, open_jobs, priority, name, worker, cancelled)
+        insert into penstock.leases (id, first_seq, last_seq, started_at, expires_at, open_jobs, priority, name, worker, cancelled, jobs)
         select new_lease, held.first_seq, held.last_seq, old.started_at, moment + coalesce(p_for, jobs.visibility_timeout),
-            held.jobs, old.priority, old.name, old.worker, old.cancelled
+            held.jobs, old.priority, old.name, old.worker, old.cancelled, case when old.jobs is not null then held.ids end
         from penstock.leases as old
         join penstock.jobs on jobs.name = old.name
         where old.id = held.lease;

@@ -210,6 +210,7 @@ declare
     error_lists jsonb[];
     leases bigint[];
     jobs integer[];
+    blocking boolean[];
     back_in_line text[];
     line text;
 begin
@@ -259,9 +260,11 @@ begin
                         )
                     )
                 else locked.errors
-            end as errors
+            end as errors,
+            coalesce(pool.on_retry = 'block', false) as blocks
         from locked
         join penstock.jobs as type on type.name = locked.name
+        left join penstock.pools as pool on pool.name = locked.name
         left join penstock.leases as lease on lease.id = locked.lease
     ),
     closing as (
@@ -275,9 +278,10 @@ begin
         (select array_agg(decided.outcome) from decided),
         (select array_agg(decided.retry_after) from decided),
         (select array_agg(decided.errors) from decided),
+        (select array_agg(decided.blocks) from decided),
         (select array_agg(closing.lease) from closing),
         (select array_agg(closing.jobs) from closing)
-    into ended_ids, outcomes, retries, error_lists, leases, jobs;
+    into ended_ids, outcomes, retries, error_lists, blocking, leases, jobs;
     if ended_ids is null then
         return;
     end if;
@@ -299,17 +303,18 @@ begin
     from ended
     left join penstock.leases as lease on lease.id = ended.lease;
 
-    -- A released job, or one to be retried at once, keeps its place in the line: it was first once.
+    -- A released job, or one to be retried at once, keeps its place in the line: it was first once. In a pool that blocks,
+    -- so does one to be retried later, and holds up its key until then.
     with returned as (
         update penstock.queued_jobs as job
         set status = 'queued',
             lease = null,
             attempts = job.attempts - case when given.outcome = 'retried' then 1 else 0 end,
-            seq = case when given.outcome = 'released' or given.retry_after <= interval '0' then job.seq end,
+            seq = case when given.outcome = 'released' or given.retry_after <= interval '0' or given.blocks then job.seq end,
             run_after = case when given.outcome = 'released' then job.run_after else p_moment + greatest(given.retry_after, interval '0') end,
             errors = given.errors,
             updated_at = p_moment
-        from unnest(ended_ids, outcomes, retries, error_lists) as given (id, outcome, retry_after, errors)
+        from unnest(ended_ids, outcomes, retries, error_lists, blocking) as given (id, outcome, retry_after, errors, blocks)
         where job.id = given.id and given.outcome in ('released', 'retried')
         returning job.name, job.seq
     )
@@ -318,8 +323,10 @@ begin
     perform penstock.close_leases(leases, jobs);
 
     foreach line in array coalesce(back_in_line, '{}') loop
-        -- They stand below the marks of the workers, which must look there again.
-        perform pg_notify('penstock', 'sweep ' || line);
+        if not exists (select from penstock.pools where name = line) then
+            -- They stand below the marks of the workers, which must look there again.
+            perform pg_notify('penstock', 'sweep ' || line);
+        end if;
         perform penstock.wake(line, cardinality(ended_ids));
     end loop;
     return query select * from unnest(ended_ids, outcomes);

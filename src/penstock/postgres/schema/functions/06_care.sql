@@ -86,6 +86,38 @@ end
 $$;
 comment on function penstock.expire(integer) is 'Archives up to p_limit queued jobs whose expires_at has passed. Returns how many.';
 
+create or replace function penstock.jobs_of_lease(lease penstock.leases)
+returns setof penstock.queued_jobs
+language plpgsql
+stable
+set enable_seqscan = off
+set enable_bitmapscan = off
+set enable_hashjoin = off
+set enable_mergejoin = off
+set plan_cache_mode = force_generic_plan
+as $$
+begin
+    if lease.jobs is not null then
+        return query
+        select job.*
+        from unnest(lease.jobs) as held (id)
+        join penstock.queued_jobs as job on job.id = held.id
+        where job.lease = lease.id and job.status = 'in-progress';
+    else
+        return query
+        select job.*
+        from penstock.queued_jobs as job
+        where job.name = lease.name
+            and job.priority = lease.priority
+            and job.seq between lease.first_seq and lease.last_seq
+            and job.slot is null
+            and job.lease = lease.id
+            and job.status = 'in-progress';
+    end if;
+end
+$$;
+comment on function penstock.jobs_of_lease(penstock.leases) is 'The jobs that a lease still holds.';
+
 create or replace function penstock.recover_leases(p_leases bigint[], p_error jsonb, p_moment timestamptz)
 returns integer
 language plpgsql
@@ -105,12 +137,7 @@ begin
     loop
         select array_agg(job.id), array_agg(job.attempts)
         into ids, attempts
-        from penstock.queued_jobs as job
-        where job.name = lost.name
-            and job.priority = lost.priority
-            and job.seq between lost.first_seq and lost.last_seq
-            and job.lease = lost.id
-            and job.status = 'in-progress';
+        from penstock.jobs_of_lease(lost) as job;
         if ids is not null then
             recovered := recovered + (
                 select count(*)

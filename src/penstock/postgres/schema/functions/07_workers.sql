@@ -113,11 +113,7 @@ begin
         )
         from (
             select array_agg(job.id) as ids, array_agg(job.attempts) as attempts
-            from penstock.queued_jobs as job
-            where job.name = lost.name
-                and job.priority = lost.priority
-                and job.seq between lost.first_seq and lost.last_seq
-                and job.lease = lost.id
+            from penstock.jobs_of_lease(lost) as job
         ) as jobs;
     end loop;
     return released;

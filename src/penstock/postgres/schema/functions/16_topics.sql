@@ -245,6 +245,10 @@ begin
         raise exception '% is the queue of a subscriber', p_queue
             using errcode = 'PS409', hint = 'Several subscriptions can share a job type that was created for it.';
     end if;
+    if exists (select from penstock.pools where name = p_queue) then
+        raise exception '% is a pool', p_queue
+            using errcode = 'PS409', hint = 'The queue of subscriptions is a plain job type, whose jobs can be forwarded to a pool.';
+    end if;
     select there.client_id into taken
     from unnest(p_client_ids) as given (client_id)
     join penstock.subscriptions as there on there.topic = p_topic and there.client_id = given.client_id

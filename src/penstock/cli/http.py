@@ -1,0 +1,143 @@
+"""Commands about HTTP: server, dequeue, users."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from datetime import timedelta
+from typing import Annotated, Any
+
+import typer
+
+from penstock.cli.output import AsJson, err, out, print_json, print_table, with_app
+from penstock.errors import PenstockError
+
+users = typer.Typer(help="Users of the HTTP API: list, add, remove.", no_args_is_help=True)
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add the commands."""
+    app.command()(server)
+    app.command()(dequeue)
+    app.add_typer(users, name="users")
+
+
+def server(
+    host: Annotated[str | None, typer.Option(help="Address to listen on; elsewhere than on loopback users are needed.")] = None,
+    port: Annotated[int | None, typer.Option("--port", "-p", min=0, max=65535, help="0: any free one.")] = None,
+    processes: Annotated[int | None, typer.Option(min=1, max=256, help="Server processes.")] = None,
+    log_format: Annotated[str | None, typer.Option(help="console or json.")] = None,
+) -> None:
+    """Serve the HTTP API until SIGTERM or Ctrl-C."""
+    try:
+        from penstock.http import HttpSettings, serve
+    except ModuleNotFoundError as error:
+        raise _not_installed(error) from None
+    given = {"host": host, "port": port, "processes": processes, "log_format": log_format}
+    settings = HttpSettings(**{name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]
+    serve(settings, typer.echo)
+
+
+def dequeue(
+    downstream_url: Annotated[str | None, typer.Option(help="The service that does the work; or DOWNSTREAM_URL.")] = None,
+    names: Annotated[list[str] | None, typer.Option("--type", "-t", help="Only this job type; may be repeated.")] = None,
+    concurrency: Annotated[int | None, typer.Option(min=1, help="Most jobs in flight of this process.")] = None,
+) -> None:
+    """Send jobs to a downstream service and wait for its callbacks, until SIGTERM or Ctrl-C.
+
+    The password of its user jobs comes from DOWNSTREAM_WORKER_AUTH.
+    """
+    from penstock.app import Penstock
+    from penstock.worker.worker import stop_on
+
+    try:
+        from penstock.downstream import DownstreamSettings, DownstreamWorker
+    except ModuleNotFoundError as error:
+        raise _not_installed(error) from None
+    given = {"url": downstream_url, "concurrency": concurrency}
+    settings = DownstreamSettings(**{name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]
+    settings.require_url()
+    if not settings.password.get_secret_value():
+        err.print("DOWNSTREAM_WORKER_AUTH is not set: the service is called with an empty password", style="yellow")
+
+    async def run() -> None:
+        app = Penstock()
+        # Rickover's dequeuer gives what runs ten seconds.
+        update: dict[str, Any] = {"pool_size": settings.pool_size}
+        if "shutdown_grace" not in app.settings.model_fields_set:
+            update["shutdown_grace"] = timedelta(seconds=10)
+        app.settings = app.settings.model_copy(update=update)
+        async with app:
+            worker = DownstreamWorker(await app.database(), app.settings, settings, names or [])
+            stop_on(worker.stop, asyncio.get_running_loop())
+            await worker.run()
+
+    if sys.platform == "win32":
+        asyncio.run(run())
+    else:
+        import uvloop
+
+        uvloop.run(run())
+
+
+@users.command("add")
+def add_user(
+    name: Annotated[str, typer.Argument(help="Letters, digits, - and _.")],
+    password: Annotated[
+        str | None, typer.Option(envvar="PENSTOCK_USER_PASSWORD", help="Its password; none: one is made and printed.")
+    ] = None,
+    role: Annotated[str, typer.Option(help="read, enqueue, work or admin; each includes the ones before.")] = "enqueue",
+    types: Annotated[list[str] | None, typer.Option("--type", "-t", help="Only this job type; may be repeated.")] = None,
+    replace: Annotated[bool, typer.Option(help="Change the user when it exists.")] = False,
+) -> None:
+    """Add a user of the HTTP API."""
+    from penstock.app import Penstock
+    from penstock.postgres import users as table
+
+    try:
+        from penstock.http.users import hash_secret, new_secret
+    except ModuleNotFoundError as error:
+        raise _not_installed(error) from None
+    secret = password if password is not None else new_secret()
+
+    async def run(app: Penstock) -> None:
+        await table.add_user(await app.database(), name, role, hash_secret(secret), types or None, replace=replace)
+
+    with_app(run)
+    out.print(f"added: {name} ({role})", highlight=False)
+    if password is None:
+        out.print(f"password: {secret}\ntoken:    {name}.{secret}", highlight=False, soft_wrap=True)
+
+
+@users.command("list")
+def list_users(as_json: AsJson = False) -> None:
+    """List the users."""
+    from penstock.app import Penstock
+    from penstock.postgres import users as table
+
+    async def run(app: Penstock) -> list[table.UserRecord]:
+        return await table.list_users(await app.database())
+
+    found = with_app(run)
+    if as_json:
+        print_json(found)
+        return
+    rows = [(user.name, user.role, ", ".join(user.types) if user.types else "all", user.created_at) for user in found]
+    print_table(["name", "role", "job types", "added"], rows, empty="no users yet")
+
+
+@users.command("remove")
+def remove_user(name: Annotated[str, typer.Argument(help="The user.")]) -> None:
+    """Remove a user; servers refuse it within seconds."""
+    from penstock.app import Penstock
+    from penstock.postgres import users as table
+
+    async def run(app: Penstock) -> None:
+        await table.remove_user(await app.database(), name)
+
+    with_app(run)
+    out.print(f"removed: {name}", highlight=False)
+
+
+def _not_installed(error: ModuleNotFoundError) -> PenstockError:
+    return PenstockError(f"{error.name} is not installed", hint="Install the extra: pip install 'penstock[http]'")

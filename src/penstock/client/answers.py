@@ -1,0 +1,97 @@
+"""Answers of the HTTP API in the words of the domain: jobs, job types, errors."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import Any
+
+import httpx
+import orjson
+
+from penstock.errors import Conflict, DatabaseUnavailable, InvalidInput, NotFound, PenstockError
+from penstock.job import Backoff, Delivery, JobRecord, JobTypeRecord, Options, RateLimit, Status, parse_id
+
+
+class AccessDenied(PenstockError):
+    """The server does not accept the credentials, or the user may not do this."""
+
+
+def error_of(response: httpx.Response) -> PenstockError:
+    """The error that a direct call would have raised."""
+    try:
+        error = orjson.loads(response.content)
+        title, detail = str(error["title"]), error.get("detail")
+    except (orjson.JSONDecodeError, KeyError, TypeError):
+        title, detail = f"the server answered {response.status_code}", None
+    kinds: dict[int, type[PenstockError]] = {
+        400: InvalidInput, 401: AccessDenied, 403: AccessDenied, 404: NotFound, 409: Conflict, 413: InvalidInput,
+        429: AccessDenied, 502: DatabaseUnavailable, 503: DatabaseUnavailable, 504: DatabaseUnavailable,
+    }  # fmt: skip
+    return kinds.get(response.status_code, PenstockError)(title, hint=detail)
+
+
+def unavailable(error: Exception) -> PenstockError:
+    """The error for a server that is away."""
+    if isinstance(error, PenstockError):
+        return error
+    return DatabaseUnavailable(f"the server is not available: {type(error).__name__}: {error}")
+
+
+def json_of(response: httpx.Response) -> Any:
+    """The body."""
+    return orjson.loads(response.content)
+
+
+def time_of(text: str | None) -> Any:
+    """A time, or None."""
+    return None if text is None else datetime.fromisoformat(text)
+
+
+def record_of(job: dict[str, Any]) -> JobRecord:
+    """A job with its details."""
+    return JobRecord(
+        id=parse_id(job["id"]),
+        name=job["name"],
+        status=Status(job["status"]),
+        attempts=job["attempts"],
+        max_attempts=job["max_attempts"],
+        priority=job["priority"],
+        key=job["key"],
+        unique=job["unique"],
+        data=job["data"],
+        created_at=time_of(job["created_at"]),
+        run_after=time_of(job["run_after"]),
+        expires_at=time_of(job["expires_at"]),
+        started_at=time_of(job["started_at"]),
+        finished_at=time_of(job["finished_at"]),
+        worker=job["worker"],
+        errors=job["errors"],
+        result=job["result"],
+        progress=job["progress"],
+        replay_of=None if job["replay_of"] is None else parse_id(job["replay_of"]),
+        cancel_requested_at=time_of(job["cancel_requested_at"]),
+    )
+
+
+def type_of(one: dict[str, Any]) -> JobTypeRecord:
+    """A job type with its details."""
+
+    def span(name: str) -> timedelta:
+        return timedelta(seconds=one[name])
+
+    return JobTypeRecord(
+        name=one["name"],
+        options=Options(
+            delivery=Delivery(one["delivery_strategy"]),
+            attempts=one["attempts"],
+            concurrency=one["concurrency"],
+            visibility_timeout=span("visibility_timeout_s"),
+            time_limit=None if one["time_limit_s"] is None else span("time_limit_s"),
+            backoff=Backoff(span("backoff_base_s"), one["backoff_factor"], span("backoff_cap_s"), one["backoff_jitter"]),
+            rate_limit=None if one["rate_limit"] is None else RateLimit(one["rate_limit"], span("rate_period_s")),
+            keep_result=one["keep_result"],
+        ),
+        paused_at=time_of(one["paused_at"]),
+        created_at=time_of(one["created_at"]),
+        updated_at=time_of(one["updated_at"]),
+    )

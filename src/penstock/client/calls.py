@@ -1,0 +1,341 @@
+"""The calls of the HTTP API as data: what is sent, and how the answer is read. What `client.py` sends."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any, Generic, TypeAlias, TypeVar
+from urllib.parse import parse_qsl, quote, urlsplit
+from uuid import UUID
+
+import httpx
+import orjson
+import uuid_utils.compat
+
+from penstock.client.answers import error_of, json_of, record_of, time_of, type_of
+from penstock.errors import InvalidInput
+from penstock.job import Admission, Enqueued, JobCounts, JobRecord, JobTypeRecord, NewJob, Status, parse_id
+from penstock.payload import dump_json
+
+T = TypeVar("T")
+_BATCH = 10_000
+_SPANS = {"visibility_timeout", "time_limit", "backoff_base", "backoff_cap", "rate_period"}
+_SPAN = re.compile(r"\s*([0-9.]+)\s*(s|seconds?|m|minutes?|h|hours?|d|days?)?\s*")
+_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+@dataclass(frozen=True, slots=True)
+class Call(Generic[T]):
+    """One request, and how to read its answer. `repeatable`: sending it twice does no harm."""
+
+    method: str
+    path: str
+    parse: Callable[[httpx.Response], T]
+    body: Any = None
+    params: dict[str, str] = field(default_factory=dict)
+    repeatable: bool = True
+    lines: bytes | None = None
+
+    @property
+    def content(self) -> bytes | None:
+        """The bytes of the body."""
+        if self.lines is not None:
+            return self.lines
+        return None if self.body is None else orjson.dumps(self.body)
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """The headers of the body."""
+        if self.lines is not None:
+            return {"Content-Type": "application/x-ndjson"}
+        return {} if self.body is None else {"Content-Type": "application/json"}
+
+    def read(self, response: httpx.Response) -> T:
+        """The result. Raises the errors that a direct call would raise."""
+        if response.status_code >= 400:
+            raise error_of(response)
+        return self.parse(response)
+
+
+@dataclass(frozen=True, slots=True)
+class Claimed:
+    """A job that belongs to the worker until it is settled or the lease ends."""
+
+    id: UUID
+    name: str
+    attempts: int
+    max_attempts: int
+    priority: int
+    key: str | None
+    data: Any
+    created_at: datetime
+    run_after: datetime
+    lease: int
+    lease_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What became of a job."""
+
+    id: UUID
+    status: Status
+    result: Any
+    errors: list[dict[str, Any]]
+
+
+Page: TypeAlias = "tuple[list[JobRecord], Call[Page] | None]"
+
+
+def enqueue(
+    name: str, data: Any, id: UUID | str | None, key: str | None, priority: int, run_after: datetime | timedelta | None,
+    expires_at: datetime | timedelta | None, unique: str | None,
+) -> Call[Enqueued]:  # fmt: skip
+    """A PUT. The id is made here, so that it can be repeated."""
+    new_id = uuid_utils.compat.uuid7() if id is None else parse_id(id)
+    new = NewJob({} if data is None else data, new_id, key, priority, _at(run_after), _at(expires_at), unique)
+
+    def parse(response: httpx.Response) -> Enqueued:
+        if response.status_code == 400:
+            return Enqueued(new_id, Admission.ARCHIVED)
+        return Enqueued(parse_id(json_of(response)["id"]), Admission(response.headers.get("penstock-outcome", "queued")))
+
+    body = orjson.loads(_line(new))
+    body.pop("id")
+    return _Put("PUT", f"/v1/jobs/{_quoted(name)}/job_{new_id}", parse, body)
+
+
+class _Put(Call[Enqueued]):
+    """That a job is finished already is an answer, not an error."""
+
+    __slots__ = ()
+
+    def read(self, response: httpx.Response) -> Enqueued:
+        """See `Call`."""
+        if response.status_code == 400 and json_of(response).get("id") == "job_already_archived":
+            return self.parse(response)
+        return Call.read(self, response)
+
+
+def enqueue_many(name: str, new: Iterable[Any]) -> Iterator[Call[list[Enqueued]]]:
+    """Batches."""
+    batch: list[NewJob] = []
+    for item in new:
+        job = item if isinstance(item, NewJob) else NewJob(item)
+        id = uuid_utils.compat.uuid7() if job.id is None else parse_id(job.id)
+        batch.append(NewJob(job.data, id, job.key, job.priority, job.run_after, job.expires_at, job.unique))
+        if len(batch) == _BATCH:
+            yield _batch(name, batch)
+            batch = []
+    if batch:
+        yield _batch(name, batch)
+
+
+def _batch(name: str, batch: list[NewJob]) -> Call[list[Enqueued]]:
+    def parse(response: httpx.Response) -> list[Enqueued]:
+        receipts = []
+        for line in response.content.splitlines():
+            outcome = orjson.loads(line)
+            if error := outcome.get("error"):
+                raise InvalidInput(f"job {outcome['line']} of {len(batch)}: {error['title']}", hint=error.get("detail"))
+            receipts.append(Enqueued(parse_id(outcome["id"]), Admission(outcome["outcome"])))
+        return receipts
+
+    return Call("POST", f"/v1/jobs/{_quoted(name)}/batch", parse, lines=b"\n".join(map(_line, batch)))
+
+
+def _line(job: NewJob) -> bytes:
+    fields: dict[str, Any] = {"id": f"job_{job.id}", "data": orjson.Fragment(dump_json(job.data, "the job"))}
+    fields |= {"key": job.key, "priority": job.priority, "unique": job.unique}
+    fields |= {"run_after": _at(job.run_after), "expires_at": _at(job.expires_at)}
+    return orjson.dumps({name: value for name, value in fields.items() if name == "data" or (value is not None and value != 0)})
+
+
+def find(id: UUID | str, wait_s: float = 0.0) -> Call[JobRecord]:
+    """One job."""
+    params = {"details": "true"} | ({"wait": f"{wait_s:.3f}s"} if wait_s > 0 else {})
+    return Call("GET", f"/v1/jobs/job_{parse_id(id)}", lambda response: record_of(json_of(response)), params=params)
+
+
+def find_many(name: str | None, status: Status | str | None, key: str | None) -> list[Call[Page]]:
+    """The first pages of the lists that can have such jobs."""
+    wanted = None if status is None else str(status)
+    given = {"name": name, "status": wanted, "key": key, "details": "true"}
+    params = {field: value for field, value in given.items() if value is not None}
+    queued, archived = (Call("GET", f"/v1/{kind}-jobs", _page, params=params) for kind in ("queued", "archived"))
+    if wanted is None:
+        return [queued, archived]
+    return [queued] if wanted in (Status.QUEUED, Status.IN_PROGRESS) else [archived]
+
+
+def _page(response: httpx.Response) -> Page:
+    records = [record_of(job) for job in json_of(response)]
+    following = response.links.get("next", {}).get("url")
+    if following is None:
+        return records, None
+    parts = urlsplit(following)
+    return records, Call("GET", parts.path, _page, params=dict(parse_qsl(parts.query)))
+
+
+def latest(records: list[JobRecord], limit: int) -> list[JobRecord]:
+    """The latest of jobs from several lists."""
+    return sorted(records, key=lambda job: (job.finished_at or job.created_at, job.id), reverse=True)[:limit]
+
+
+def result(name: str, id: UUID | str, wait_s: float) -> Call[Result]:
+    """What became of a job."""
+
+    def parse(response: httpx.Response) -> Result:
+        found = json_of(response)
+        return Result(parse_id(found["id"]), Status(found["status"]), found["result"], found["errors"])
+
+    params = {"wait": f"{wait_s:.3f}s"} if wait_s > 0 else {}
+    return Call("GET", f"/v1/jobs/{_quoted(name)}/job_{parse_id(id)}/result", parse, params=params)
+
+
+def cancel(id: UUID | str) -> Call[str]:
+    """Cancel."""
+    return Call("POST", f"/v1/jobs/job_{parse_id(id)}/cancel", lambda response: str(json_of(response)["status"]))
+
+
+def replay(id: UUID | str, new_id: UUID | str | None) -> Call[Enqueued]:
+    """Replay; the id of the copy is made here, so that it can be repeated."""
+    copy = uuid_utils.compat.uuid7() if new_id is None else parse_id(new_id)
+    return Call(
+        "POST",
+        f"/v1/jobs/job_{parse_id(id)}/replay",
+        lambda response: Enqueued(parse_id(json_of(response)["id"]), Admission.QUEUED),
+        params={"new_id": f"job_{copy}"},
+    )
+
+
+def record_status(
+    name: str, id: UUID | str, attempt: int, status: Status | str, retryable: bool, result: Any, error: Any
+) -> Call[None]:
+    """A callback. Not repeated: the second one would be refused."""
+    body = {"status": str(status), "attempt": attempt, "retryable": retryable, "result": result, "error": error}
+    return Call("POST", f"/v1/jobs/{_quoted(name)}/job_{parse_id(id)}", lambda _: None, body, repeatable=False)
+
+
+def job_types() -> Call[list[JobTypeRecord]]:
+    """All types."""
+    return Call("GET", "/v1/jobs", lambda response: [type_of(one) for one in json_of(response)])
+
+
+def create_job_type(name: str, options: dict[str, Any]) -> Call[JobTypeRecord]:
+    """Create a type."""
+    strategy = options.get("delivery_strategy", "at_least_once")
+    body = {"delivery_strategy": strategy, "attempts": 1 if strategy == "at_most_once" else 5, "concurrency": None}
+    body |= _outside(options) | {"name": name}
+    return Call("POST", "/v1/jobs", lambda response: type_of(json_of(response)), body, {"details": "true"}, repeatable=False)
+
+
+def change_job_type(name: str, options: dict[str, Any]) -> Call[JobTypeRecord]:
+    """Change a type."""
+    return Call("PATCH", f"/v1/jobs/{_quoted(name)}", lambda response: type_of(json_of(response)), _outside(options))
+
+
+def pause(name: str) -> Call[None]:
+    """Pause a type."""
+    return Call("POST", f"/v1/jobs/{_quoted(name)}/pause", lambda _: None)
+
+
+def resume(name: str) -> Call[None]:
+    """Resume a type."""
+    return Call("POST", f"/v1/jobs/{_quoted(name)}/resume", lambda _: None)
+
+
+def counts() -> Call[list[JobCounts]]:
+    """Statistics."""
+    names = JobCounts.__dataclass_fields__
+    return Call("GET", "/v1/stats", lambda response: [JobCounts(**{n: one[n] for n in names}) for one in json_of(response)])
+
+
+def claim(name: str, worker: str, limit: int, wait_s: float) -> Call[list[Claimed]]:
+    """Claim. Not repeated: what a lost answer gave would be claimed twice as much."""
+    body: dict[str, Any] = {"worker": worker, "limit": limit} | ({"wait": f"{wait_s:.3f}s"} if wait_s > 0 else {})
+
+    def parse(response: httpx.Response) -> list[Claimed]:
+        return [
+            Claimed(
+                **job
+                | {"id": parse_id(job["id"]), "created_at": time_of(job["created_at"]), "run_after": time_of(job["run_after"])}
+            )
+            for job in json_of(response)["jobs"]
+        ]
+
+    return Call("POST", f"/v1/jobs/{_quoted(name)}/claim", parse, body, repeatable=False)
+
+
+def extend(jobs: Sequence[Claimed], span: timedelta | None) -> Call[dict[UUID, int]]:
+    """Extend leases of jobs of one type. Not repeated: the first time already made the lease another one."""
+    if len({job.name for job in jobs}) != 1:
+        raise InvalidInput("extend takes jobs of one type", hint="Call it once for each type.")
+    body = {"jobs": [_held(job) for job in jobs], "for_s": None if span is None else span.total_seconds()}
+    path = f"/v1/jobs/{_quoted(jobs[0].name)}/extend"
+
+    def parse(response: httpx.Response) -> dict[UUID, int]:
+        return {parse_id(id): lease for id, lease in json_of(response)["leases"].items()}
+
+    return Call("POST", path, parse, body, repeatable=False)
+
+
+def settle(job: Claimed, outcome: str, result: Any, error: Any, retry_after: timedelta | None) -> Call[str]:
+    """Settle one job."""
+    one = _held(job) | {"outcome": outcome, "result": result, "error": error}
+    if retry_after is not None:
+        one["retry_after_s"] = retry_after.total_seconds()
+    return Call(
+        "POST",
+        f"/v1/jobs/{_quoted(job.name)}/settle",
+        lambda response: str(next(iter(json_of(response)["outcomes"].values()))),
+        {"jobs": [one]},
+    )
+
+
+def heartbeat(worker: str, fields: dict[str, Any]) -> Call[dict[str, Any]]:
+    """A heartbeat."""
+    return Call("POST", f"/v1/workers/{_quoted(worker)}/heartbeat", json_of, fields)
+
+
+def unregister(worker: str) -> Call[None]:
+    """The end of a worker."""
+    return Call("DELETE", f"/v1/workers/{_quoted(worker)}", lambda _: None)
+
+
+def _quoted(name: str) -> str:
+    if not name or "/" in name:
+        raise InvalidInput(f"invalid name: {name!r}", hint='A name is not empty and has no "/".')
+    return quote(name, safe="")
+
+
+def _held(job: Claimed) -> dict[str, Any]:
+    return {"id": f"job_{job.id}", "attempt": job.attempts, "lease": job.lease}
+
+
+def _at(time: datetime | timedelta | None) -> datetime | None:
+    if isinstance(time, timedelta):
+        return datetime.now().astimezone() + time
+    if time is not None and time.tzinfo is None:
+        raise InvalidInput(f"{time.isoformat()} has no time zone", hint="Use datetime.now(UTC) or a span of time.")
+    return time
+
+
+def _outside(options: dict[str, Any]) -> dict[str, Any]:
+    """Options as HTTP has them: spans in seconds, with the unit in the name."""
+    return {
+        f"{name}_s" if name in _SPANS else name: _seconds(value) if name in _SPANS else value for name, value in options.items()
+    }
+
+
+def _seconds(value: Any) -> Any:
+    if isinstance(value, timedelta):
+        return value.total_seconds()
+    if isinstance(value, str):
+        match = _SPAN.fullmatch(value)
+        if match is None:
+            raise InvalidInput(f"{value!r} is not a span of time", hint='Write "90 seconds", 90s, 5m, 2h or 30d.')
+        return float(match[1]) * _UNITS[(match[2] or "s")[0]]
+    return value

@@ -1,0 +1,373 @@
+"""The two clients.
+
+with Client("http://127.0.0.1:9090", "admin", "secret") as penstock:
+    receipt = penstock.enqueue("invoice-shipments", {"shipmentId": "shp_123"})
+    print(penstock.wait(receipt.id).result)
+
+The methods are those of `penstock.Penstock`, with the same words in and out, so one can take the place of the other. Calls that
+can be repeated are repeated a few times when the server is away: all but `claim`. The calls are described once, as `Call`s;
+the two clients only send them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
+from types import TracebackType
+from typing import Any, Self, TypeVar
+from uuid import UUID
+
+import httpx
+
+from penstock.client import calls
+from penstock.client.answers import unavailable
+from penstock.client.calls import Call, Claimed, Result
+from penstock.errors import DatabaseUnavailable, InvalidInput, JobFailed
+from penstock.job import Enqueued, JobCounts, JobRecord, JobTypeRecord, NewJob, Status
+
+T = TypeVar("T")
+_TRIES = 5
+_ONE_WAIT_S = 30.0
+
+
+def _options(url: str, user: str | None, password: str, token: str | None, timeout_s: float) -> dict[str, Any]:
+    """Arguments for httpx. A user in the URL is as good as one beside it."""
+    parsed = httpx.URL(url)
+    headers = {"User-Agent": "penstock-client"}
+    auth: tuple[str, str] | None = None
+    if token is not None:
+        headers["Authorization"] = f"Bearer {token}"
+    elif user is not None:
+        auth = (user, password)
+    elif parsed.username:
+        auth = (parsed.username, parsed.password)
+    return {
+        "base_url": parsed.copy_with(username=None, password=None),
+        "auth": auth,
+        "headers": headers,
+        "timeout": httpx.Timeout(timeout_s, read=timeout_s + _ONE_WAIT_S),
+    }
+
+
+def _pause(attempt: int) -> float:
+    return min(0.1 * 2.0**attempt, 2.0) * random.uniform(0.5, 1.0)
+
+
+class AsyncClient:
+    """A client for asyncio.
+
+    Args:
+        url: Of the server; may have a user and a password in it.
+        user: Name for basic auth.
+        password: For basic auth.
+        token: A bearer token, instead of a user.
+        timeout_s: Longest time for a call, waits not counted.
+    """
+
+    def __init__(
+        self, url: str, user: str | None = None, password: str = "", *, token: str | None = None, timeout_s: float = 30.0
+    ) -> None:
+        self._http = httpx.AsyncClient(**_options(url, user, password, token, timeout_s))
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._http.aclose()
+
+    async def enqueue(
+        self, name: str, data: Any = None, *, id: UUID | str | None = None, key: str | None = None, priority: int = 0,
+        run_after: datetime | timedelta | None = None, expires_at: datetime | timedelta | None = None, unique: str | None = None,
+    ) -> Enqueued:  # fmt: skip
+        """Enqueue one job. See `Penstock.enqueue`."""
+        return await self._send(calls.enqueue(name, data, id, key, priority, run_after, expires_at, unique))
+
+    async def enqueue_many(self, name: str, new: Iterable[NewJob | Any]) -> list[Enqueued]:
+        """Enqueue many jobs, in batches of 10,000. Raises `InvalidInput` for the first bad one; the others are enqueued."""
+        return [receipt for call in calls.enqueue_many(name, new) for receipt in await self._send(call)]
+
+    async def find(self, id: UUID | str) -> JobRecord:
+        """Everything known of a job. Raises `NotFound`."""
+        return await self._send(calls.find(id))
+
+    async def find_many(
+        self, *, name: str | None = None, status: Status | str | None = None, key: str | None = None, limit: int = 50
+    ) -> list[JobRecord]:
+        """Jobs, latest first, by type, status and key."""
+        found: list[JobRecord] = []
+        for call in calls.find_many(name, status, key):
+            page: Call[calls.Page] | None = call
+            left = limit
+            while page is not None and left > 0:
+                jobs, page = await self._send(page)
+                found += jobs[:left]
+                left -= len(jobs)
+        return calls.latest(found, limit)
+
+    async def wait(self, id: UUID | str, *, timeout: timedelta = timedelta(minutes=1)) -> JobRecord:
+        """Wait until a job is finished. Raises `JobFailed`, `NotFound`, `TimeoutError`."""
+        deadline = time.monotonic() + timeout.total_seconds()
+        while True:
+            left = deadline - time.monotonic()
+            record = await self._send(calls.find(id, wait_s=min(max(left, 0.0), _ONE_WAIT_S)))
+            if record.status.finished:
+                return _succeeded(record)
+            if time.monotonic() >= deadline:
+                raise TimeoutError(f"job {record.id} is {record.status}")
+
+    async def result(self, name: str, id: UUID | str, *, wait: timedelta = timedelta(0)) -> Result:
+        """What became of a job; `status` says whether it is finished."""
+        return await self._send(calls.result(name, id, wait.total_seconds()))
+
+    async def cancel(self, id: UUID | str) -> str:
+        """Cancel a job. See `Penstock.cancel`."""
+        return await self._send(calls.cancel(id))
+
+    async def replay(self, id: UUID | str, *, new_id: UUID | str | None = None) -> Enqueued:
+        """Enqueue a copy of a running or finished job. Raises `InvalidInput` while it is queued."""
+        return await self._send(calls.replay(id, new_id))
+
+    async def record_status(
+        self, name: str, id: UUID | str, attempt: int, status: Status | str, *, retryable: bool = True,
+        result: Any = None, error: Any = None,
+    ) -> None:  # fmt: skip
+        """The callback of a downstream service. Raises `InvalidInput` when the attempt is stale or the job finished."""
+        await self._send(calls.record_status(name, id, attempt, status, retryable, result, error))
+
+    async def job_types(self) -> list[JobTypeRecord]:
+        """All job types that the user may see."""
+        return await self._send(calls.job_types())
+
+    async def create_job_type(self, name: str, **options: Any) -> JobTypeRecord:
+        """Create a job type. Raises `InvalidInput` when it exists."""
+        return await self._send(calls.create_job_type(name, options))
+
+    async def change_job_type(self, name: str, **options: Any) -> JobTypeRecord:
+        """Change options of a job type. Raises `NotFound`, `InvalidInput`."""
+        return await self._send(calls.change_job_type(name, options))
+
+    async def pause(self, name: str) -> None:
+        """Claim no more jobs of a type. Raises `NotFound`."""
+        await self._send(calls.pause(name))
+
+    async def resume(self, name: str) -> None:
+        """End a pause. Raises `NotFound`, `Conflict`."""
+        await self._send(calls.resume(name))
+
+    async def counts(self) -> list[JobCounts]:
+        """How each job type is doing."""
+        return await self._send(calls.counts())
+
+    async def claim(self, name: str, worker: str, *, limit: int = 1, wait: timedelta = timedelta(0)) -> list[Claimed]:
+        """Claim jobs, waiting for one for a while. Not repeated when the answer is lost."""
+        return await self._send(calls.claim(name, worker, limit, wait.total_seconds()))
+
+    async def extend(self, jobs: Sequence[Claimed], span: timedelta | None = None) -> dict[UUID, int]:
+        """Keep jobs of one type for longer: their new leases. A job that is missing is no longer the worker's."""
+        return await self._send(calls.extend(jobs, span))
+
+    async def settle(
+        self, job: Claimed, outcome: str = "succeeded", *, result: Any = None, error: Any = None,
+        retry_after: timedelta | None = None,
+    ) -> str:  # fmt: skip
+        """Say what became of a job. Returns what came of that; "stale": it was no longer the worker's."""
+        return await self._send(calls.settle(job, outcome, result, error, retry_after))
+
+    async def heartbeat(self, worker: str, **fields: Any) -> Mapping[str, Any]:
+        """Say that a worker lives: names, in_flight, concurrency, dead_after_s. Returns known, cancelled, leases."""
+        return await self._send(calls.heartbeat(worker, fields))
+
+    async def unregister(self, worker: str) -> None:
+        """The orderly end of a worker."""
+        await self._send(calls.unregister(worker))
+
+    async def database(self) -> Any:
+        """Raises `InvalidInput`: a server does not hand out its database."""
+        raise _needs_database()
+
+    async def prune(self, keep: timedelta) -> dict[str, int]:
+        """Raises `InvalidInput`: pruning needs the database."""
+        raise _needs_database()
+
+    async def _send(self, call: Call[T]) -> T:
+        for attempt in range(_TRIES):
+            try:
+                response = await self._http.request(
+                    call.method, call.path, params=call.params, content=call.content, headers=call.headers
+                )
+                return call.read(response)
+            except httpx.InvalidURL as error:
+                raise InvalidInput(f"the server's URL is not valid: {error}") from None
+            except (httpx.TransportError, DatabaseUnavailable) as error:
+                if not call.repeatable or attempt == _TRIES - 1:
+                    raise unavailable(error) from error
+            await asyncio.sleep(_pause(attempt))
+        raise AssertionError
+
+
+class Client:
+    """A client for threads: every method of `AsyncClient`, without `await`.
+
+    Args:
+        url: Of the server; may have a user and a password in it.
+        user: Name for basic auth.
+        password: For basic auth.
+        token: A bearer token, instead of a user.
+        timeout_s: Longest time for a call, waits not counted.
+    """
+
+    def __init__(
+        self, url: str, user: str | None = None, password: str = "", *, token: str | None = None, timeout_s: float = 30.0
+    ) -> None:
+        self._http = httpx.Client(**_options(url, user, password, token, timeout_s))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._http.close()
+
+    def enqueue(
+        self, name: str, data: Any = None, *, id: UUID | str | None = None, key: str | None = None, priority: int = 0,
+        run_after: datetime | timedelta | None = None, expires_at: datetime | timedelta | None = None, unique: str | None = None,
+    ) -> Enqueued:  # fmt: skip
+        """See `AsyncClient.enqueue`."""
+        return self._send(calls.enqueue(name, data, id, key, priority, run_after, expires_at, unique))
+
+    def enqueue_many(self, name: str, new: Iterable[NewJob | Any]) -> list[Enqueued]:
+        """See `AsyncClient.enqueue_many`."""
+        return [receipt for call in calls.enqueue_many(name, new) for receipt in self._send(call)]
+
+    def find(self, id: UUID | str) -> JobRecord:
+        """See `AsyncClient.find`."""
+        return self._send(calls.find(id))
+
+    def find_many(
+        self, *, name: str | None = None, status: Status | str | None = None, key: str | None = None, limit: int = 50
+    ) -> list[JobRecord]:
+        """See `AsyncClient.find_many`."""
+        found: list[JobRecord] = []
+        for call in calls.find_many(name, status, key):
+            page: Call[calls.Page] | None = call
+            left = limit
+            while page is not None and left > 0:
+                jobs, page = self._send(page)
+                found += jobs[:left]
+                left -= len(jobs)
+        return calls.latest(found, limit)
+
+    def wait(self, id: UUID | str, *, timeout: timedelta = timedelta(minutes=1)) -> JobRecord:
+        """See `AsyncClient.wait`."""
+        deadline = time.monotonic() + timeout.total_seconds()
+        while True:
+            left = deadline - time.monotonic()
+            record = self._send(calls.find(id, wait_s=min(max(left, 0.0), _ONE_WAIT_S)))
+            if record.status.finished:
+                return _succeeded(record)
+            if time.monotonic() >= deadline:
+                raise TimeoutError(f"job {record.id} is {record.status}")
+
+    def result(self, name: str, id: UUID | str, *, wait: timedelta = timedelta(0)) -> Result:
+        """See `AsyncClient.result`."""
+        return self._send(calls.result(name, id, wait.total_seconds()))
+
+    def cancel(self, id: UUID | str) -> str:
+        """See `AsyncClient.cancel`."""
+        return self._send(calls.cancel(id))
+
+    def replay(self, id: UUID | str, *, new_id: UUID | str | None = None) -> Enqueued:
+        """See `AsyncClient.replay`."""
+        return self._send(calls.replay(id, new_id))
+
+    def record_status(
+        self, name: str, id: UUID | str, attempt: int, status: Status | str, *, retryable: bool = True,
+        result: Any = None, error: Any = None,
+    ) -> None:  # fmt: skip
+        """See `AsyncClient.record_status`."""
+        self._send(calls.record_status(name, id, attempt, status, retryable, result, error))
+
+    def job_types(self) -> list[JobTypeRecord]:
+        """See `AsyncClient.job_types`."""
+        return self._send(calls.job_types())
+
+    def create_job_type(self, name: str, **options: Any) -> JobTypeRecord:
+        """See `AsyncClient.create_job_type`."""
+        return self._send(calls.create_job_type(name, options))
+
+    def change_job_type(self, name: str, **options: Any) -> JobTypeRecord:
+        """See `AsyncClient.change_job_type`."""
+        return self._send(calls.change_job_type(name, options))
+
+    def pause(self, name: str) -> None:
+        """See `AsyncClient.pause`."""
+        self._send(calls.pause(name))
+
+    def resume(self, name: str) -> None:
+        """See `AsyncClient.resume`."""
+        self._send(calls.resume(name))
+
+    def counts(self) -> list[JobCounts]:
+        """See `AsyncClient.counts`."""
+        return self._send(calls.counts())
+
+    def claim(self, name: str, worker: str, *, limit: int = 1, wait: timedelta = timedelta(0)) -> list[Claimed]:
+        """See `AsyncClient.claim`."""
+        return self._send(calls.claim(name, worker, limit, wait.total_seconds()))
+
+    def extend(self, jobs: Sequence[Claimed], span: timedelta | None = None) -> dict[UUID, int]:
+        """See `AsyncClient.extend`."""
+        return self._send(calls.extend(jobs, span))
+
+    def settle(
+        self, job: Claimed, outcome: str = "succeeded", *, result: Any = None, error: Any = None,
+        retry_after: timedelta | None = None,
+    ) -> str:  # fmt: skip
+        """See `AsyncClient.settle`."""
+        return self._send(calls.settle(job, outcome, result, error, retry_after))
+
+    def heartbeat(self, worker: str, **fields: Any) -> Mapping[str, Any]:
+        """See `AsyncClient.heartbeat`."""
+        return self._send(calls.heartbeat(worker, fields))
+
+    def unregister(self, worker: str) -> None:
+        """See `AsyncClient.unregister`."""
+        self._send(calls.unregister(worker))
+
+    def _send(self, call: Call[T]) -> T:
+        for attempt in range(_TRIES):
+            try:
+                response = self._http.request(
+                    call.method, call.path, params=call.params, content=call.content, headers=call.headers
+                )
+                return call.read(response)
+            except httpx.InvalidURL as error:
+                raise InvalidInput(f"the server's URL is not valid: {error}") from None
+            except (httpx.TransportError, DatabaseUnavailable) as error:
+                if not call.repeatable or attempt == _TRIES - 1:
+                    raise unavailable(error) from error
+            time.sleep(_pause(attempt))
+        raise AssertionError
+
+
+def _succeeded(record: JobRecord) -> JobRecord:
+    if record.status is not Status.SUCCEEDED:
+        message = record.errors[-1].get("message") if record.errors else None
+        raise JobFailed(f"job {record.id} {record.status}" + (f": {message}" if message else ""))
+    return record
+
+
+def _needs_database() -> InvalidInput:
+    return InvalidInput("this needs the database itself", hint="Leave --server out and unset PENSTOCK_SERVER_URL.")

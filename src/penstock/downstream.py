@@ -1,0 +1,362 @@
+"""The downstream worker: sends jobs to a service over HTTP and waits for its callbacks.
+
+It is an ordinary worker whose handler, for every job type, POSTs the job to `/v1/jobs/{name}/{id}` of the service. When the
+service has the job, the handler waits: as a suspended coroutine, without a thread or a connection. The callback goes to any
+HTTP server, which settles the job by its attempt number and tells this process with one notification for each batch of
+callbacks. What notifications miss is found by one look-up every two seconds for all jobs that are waited for.
+
+What the answer of the service means:
+
+* 2xx: it has the job. A connection that breaks after the request was sent, or no answer in time: it may have it, so wait.
+* An error with the id `service_unavailable`: try again after 0.5, 1 and 2 seconds; then the attempt has failed.
+* Any other error, or a service that cannot be reached: the attempt has failed.
+
+No callback within the time limit of the type (5 minutes unless it says otherwise): the attempt has failed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Coroutine, Sequence
+from typing import Any
+from urllib.parse import quote
+from uuid import UUID
+
+import aiohttp
+import orjson
+import structlog
+from pydantic import AliasChoices, Field, SecretStr
+from pydantic_settings import BaseSettings, SettingsConfigDict
+from yarl import URL
+
+from penstock._version import __version__
+from penstock.errors import InvalidInput, PenstockError
+from penstock.handler import Job
+from penstock.job import Delivery, JobTypeRecord
+from penstock.payload import Codec
+from penstock.postgres import http, jobs
+from penstock.postgres.database import Database
+from penstock.settings import Settings
+from penstock.worker import Worker
+from penstock.worker.claimer import Claimer
+from penstock.worker.runner import Runner, Running
+from penstock.worker.types import SettledElsewhere, WorkedType
+
+log = structlog.get_logger("penstock.downstream")
+_LOOK_FOR_TYPES_S = 0.5
+_LOOK_FOR_CALLBACKS_S = 2.0
+_PAUSES_S = (0.5, 1.0, 2.0)
+
+
+def _rickover(field: str, name: str) -> AliasChoices:
+    return AliasChoices(field, f"PENSTOCK_DOWNSTREAM_{field.upper()}", name)
+
+
+class DownstreamSettings(BaseSettings):
+    """Where the jobs go. Rickover's environment variables keep their names."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="PENSTOCK_DOWNSTREAM_", frozen=True, extra="ignore", populate_by_name=True, env_ignore_empty=True
+    )
+
+    url: str = Field(default="", validation_alias=_rickover("url", "DOWNSTREAM_URL"), description="The service.")
+    password: SecretStr = Field(
+        default=SecretStr(""),
+        validation_alias=_rickover("password", "DOWNSTREAM_WORKER_AUTH"),
+        description="Password of the user jobs of the service.",
+    )
+    connections: int = Field(
+        default=100, ge=1, le=10_000, validation_alias=_rickover("connections", "HTTP_MAX_IDLE_CONNS"),
+        description="Most connections to the service.",
+    )  # fmt: skip
+    pool_size: int = Field(
+        default=4, ge=1, le=200, validation_alias=_rickover("pool_size", "PG_WORKER_POOL_SIZE"),
+        description="Most database connections.",
+    )  # fmt: skip
+    timeout_s: float = Field(default=6.5, gt=0, le=600, description="Longest time to wait for the answer to a request.")
+    concurrency: int = Field(default=1_000, ge=1, le=100_000, description="Most jobs in flight of this process.")
+    debug_traffic: bool = Field(
+        default=False, validation_alias=_rickover("debug_traffic", "DEBUG_HTTP_TRAFFIC"),
+        description="Write all traffic to standard error, without credentials.",
+    )  # fmt: skip
+
+    def require_url(self) -> None:
+        """Raise `InvalidInput` unless there is a URL."""
+        if not self.url.startswith(("http://", "https://")):
+            raise InvalidInput(
+                f"invalid downstream URL: {self.url!r}",
+                hint="Give --downstream-url or DOWNSTREAM_URL, such as https://jobs.example.com.",
+            )
+
+
+class Refused(PenstockError):
+    """The service did not take the job."""
+
+
+class Unreachable(PenstockError):
+    """The service cannot be reached, so it does not have the job."""
+
+
+class Unavailable(PenstockError):
+    """The service asked to try again."""
+
+
+class _Text(Codec[str]):
+    """Payloads stay JSON text, as they are stored."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(Any, what)
+
+    def load(self, text: str) -> str:
+        return text
+
+
+class Service:
+    """The downstream service.
+
+    Args:
+        settings: Where it is.
+    """
+
+    def __init__(self, settings: DownstreamSettings) -> None:
+        settings.require_url()
+        self._settings = settings
+        self._base = settings.url.rstrip("/")
+        self._session: aiohttp.ClientSession | None = None
+
+    async def open(self) -> None:
+        """Make the pool of connections."""
+        self._session = aiohttp.ClientSession(
+            auth=aiohttp.BasicAuth("jobs", self._settings.password.get_secret_value()),
+            connector=aiohttp.TCPConnector(limit=self._settings.connections),
+            # The connect limits the time to reach the service, the read the time until its answer.
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=self._settings.timeout_s, sock_read=self._settings.timeout_s),
+            headers={
+                "Accept": "application/json",
+                "Content-Type": "application/json",
+                "User-Agent": f"penstock/{__version__}",
+            },
+        )
+
+    async def close(self) -> None:
+        """Close the connections."""
+        if self._session is not None:
+            await self._session.close()
+
+    async def post(self, job: Job[str], *, again: bool) -> bool:
+        """Send a job. Returns whether the service is known to have it; False: it may have it.
+
+        Args:
+            job: The job, its data as JSON text.
+            again: Whether the service may be given the job twice when a connection breaks.
+
+        Raises:
+            Refused, Unreachable, Unavailable: It does not have it.
+        """
+        body = f'{{"data":{job.data},"id":"job_{job.id}","attempts":{job.attempts}}}'.encode()
+        try:
+            return await self._post(job, body)
+        except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError) as error:
+            # The service may have closed a connection that was kept, just before the request.
+            if not again:
+                log.info("downstream_answer_lost", job_id=str(job.id), error=str(error))
+                return False
+        try:
+            return await self._post(job, body)
+        except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError) as error:
+            log.info("downstream_answer_lost", job_id=str(job.id), error=str(error))
+            return False
+
+    async def _post(self, job: Job[str], body: bytes) -> bool:
+        assert self._session is not None  # noqa: S101
+        url = f"{self._base}/v1/jobs/{quote(job.name, safe='')}/job_{job.id}"
+        self._dump(">", f"POST {url} ", body)
+        try:
+            async with self._session.post(URL(url, encoded=True), data=body, allow_redirects=False) as response:
+                content = await response.read()
+                self._dump("<", f"{response.status} ", content)
+                if response.status < 300:
+                    return True
+                raise _refusal(response.status, content)
+        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
+            raise Unreachable(f"the downstream service cannot be reached: {error}") from None
+        except TimeoutError:
+            log.info("downstream_answer_late", job_id=str(job.id))
+            return False
+        except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError):
+            raise
+        except aiohttp.ClientError as error:
+            raise Refused(f"the answer of the downstream service makes no sense: {error}") from None
+
+    def _dump(self, direction: str, what: str, body: bytes) -> None:
+        if self._settings.debug_traffic:
+            sys.stderr.write(f"{direction} {what}{body.decode('utf-8', 'replace')}\n")
+
+
+def _refusal(status: int, content: bytes) -> PenstockError:
+    title, id = f"the downstream service answered {status}", ""
+    try:
+        error = orjson.loads(content)
+        if isinstance(error, dict):
+            title, id = f"{title}: {str(error.get('title') or '')[:500]}", str(error.get("id") or "")
+    except orjson.JSONDecodeError:
+        pass
+    return Unavailable(title) if id == "service_unavailable" else Refused(title)
+
+
+class Callbacks:
+    """Who waits for the callback of which attempt."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[tuple[UUID, int], tuple[int, asyncio.Future[None]]] = {}
+
+    def expect(self, id: UUID, attempts: int, lease: int) -> asyncio.Future[None]:
+        """A future that is done when the attempt is settled."""
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting[id, attempts] = (lease, future)
+        return future
+
+    def forget(self, id: UUID, attempts: int) -> None:
+        """Nobody waits any more."""
+        self._waiting.pop((id, attempts), None)
+
+    def settled(self, id: UUID, attempts: int) -> None:
+        """The attempt is settled."""
+        if (entry := self._waiting.get((id, attempts))) is not None and not entry[1].done():
+            entry[1].set_result(None)
+
+    @property
+    def expected(self) -> list[tuple[UUID, int, int]]:
+        """Id, attempts and lease of everything that is waited for."""
+        return [(id, attempts, lease) for (id, attempts), (lease, _) in self._waiting.items()]
+
+
+class DownstreamWorker(Worker):
+    """Sends the jobs of all types (or of some) to a downstream service.
+
+    Args:
+        database: An open database.
+        settings: Intervals, grace period.
+        downstream: The service.
+        names: Only these job types; none: all, those that come later too.
+    """
+
+    _types_may_come = True
+
+    def __init__(self, database: Database, settings: Settings, downstream: DownstreamSettings, names: Sequence[str] = ()) -> None:
+        self._worked: dict[str, WorkedType] = {}
+        self._records: dict[str, JobTypeRecord] = {}
+        self._only = set(names)
+        self._service = Service(downstream)
+        self._callbacks = Callbacks()
+        self._accepted: set[tuple[UUID, int, int]] = set()
+        self._wake_claimer: Any = lambda: None
+        super().__init__(database, self._worked, settings.model_copy(update={"concurrency": downstream.concurrency}))
+
+    async def run(self) -> None:
+        """Work until `stop`."""
+        await self._service.open()
+        try:
+            await super().run()
+        finally:
+            await self._service.close()
+
+    async def _prepare(self) -> None:
+        self._take(await jobs.job_types(self._database))
+
+    def _companions(self, claimer: Claimer, runner: Runner) -> dict[str, Coroutine[Any, Any, None]]:
+        self._wake_claimer = claimer.wake
+        return {"types": self._look_for_types(claimer), "callbacks": self._look_for_callbacks()}
+
+    def _noticed(self, word: str, rest: str) -> bool:
+        if word != "settled":
+            return False
+        for settled in rest.split():
+            id, _, attempts = settled.partition(":")
+            self._callbacks.settled(UUID(id), int(attempts))
+        self._wake_claimer()
+        return True
+
+    async def _leave(self, runner: Runner) -> None:
+        """What the service has stays in progress: its callback still counts when this process is gone."""
+        try:
+            left = await http.leave_to_callback(self._database, list(self._accepted))
+        except PenstockError as error:
+            log.warning("jobs_not_left", error=error.message)
+            return
+        if left:
+            log.info("jobs_left_to_callbacks", jobs=left)
+        for id, attempts, _ in list(self._accepted):
+            self._callbacks.settled(id, attempts)
+        await runner.finished(1.0)
+
+    def _take(self, records: list[JobTypeRecord]) -> bool:
+        """Take over what the database says of the types. Returns whether there are new ones."""
+        new = False
+        for record in records:
+            if self._only and record.name not in self._only:
+                continue
+            self._records[record.name] = record
+            if record.name not in self._worked:
+                new = True
+                text = _Text(record.name)
+                self._worked[record.name] = WorkedType(record.name, record.options, text, self._send, "async")
+            self._worked[record.name].refresh(record)
+        return new
+
+    async def _look_for_types(self, claimer: Claimer) -> None:
+        while True:
+            await asyncio.sleep(_LOOK_FOR_TYPES_S)
+            try:
+                if self._take(await jobs.job_types(self._database)):
+                    log.info("job_types_changed", types=sorted(self._worked))
+                    claimer.work_on(self._worked)
+            except PenstockError as error:
+                log.warning("job_types_unknown", error=error.message)
+
+    async def _look_for_callbacks(self) -> None:
+        while True:
+            await asyncio.sleep(_LOOK_FOR_CALLBACKS_S)
+            expected = self._callbacks.expected
+            if not expected:
+                continue
+            try:
+                there = await http.attempts_of(self._database, [id for id, _, _ in expected])
+            except PenstockError as error:
+                log.warning("callbacks_unknown", error=error.message)
+                continue
+            for id, attempts, lease in expected:
+                if there.get(id) != (attempts, lease):
+                    self._callbacks.settled(id, attempts)
+
+    async def _send(self, job: Job[str]) -> None:
+        """The handler of every type."""
+        assert isinstance(job.control, Running)  # noqa: S101
+        held = (job.id, job.attempts, job.control.lease)
+        settled = self._callbacks.expect(*held)
+        try:
+            again = self._records[job.name].options.delivery is Delivery.AT_LEAST_ONCE
+            try:
+                await self._deliver(job, settled, again)
+            except PenstockError:
+                # The service may have called back and then stumbled over its own answer.
+                if settled.done():
+                    raise SettledElsewhere from None
+                raise
+            self._accepted.add(held)
+            await settled
+            raise SettledElsewhere
+        finally:
+            self._accepted.discard(held)
+            self._callbacks.forget(job.id, job.attempts)
+
+    async def _deliver(self, job: Job[str], settled: asyncio.Future[None], again: bool) -> None:
+        for pause in (*_PAUSES_S, None):
+            try:
+                await self._service.post(job, again=again)
+                return
+            except Unavailable:
+                if pause is None or settled.done():
+                    raise
+            await asyncio.sleep(pause)

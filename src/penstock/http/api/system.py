@@ -1,0 +1,98 @@
+"""What is not about jobs: health, metrics, the OpenAPI document and its viewer, the home page."""
+
+from __future__ import annotations
+
+import html
+from pathlib import Path as FilePath
+
+import swagger_ui_bundle
+from fastapi import Request, Response
+from fastapi.responses import FileResponse, HTMLResponse, PlainTextResponse
+from prometheus_client import CONTENT_TYPE_LATEST
+
+from penstock._version import __version__
+from penstock.errors import PenstockError
+from penstock.http.api.common import answer, needs, router, service_of
+from penstock.http.auth import Role
+from penstock.http.errors import not_found
+
+api = router("system")
+_SWAGGER = FilePath(swagger_ui_bundle.swagger_ui_path)
+_FILES = {"swagger-ui.css", "swagger-ui-bundle.js", "favicon-32x32.png"}
+_POLICY = "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; connect-src 'self'"
+_DOCS = """<!doctype html>
+<html lang="en">
+<head><meta charset="utf-8"><title>Penstock API</title>
+<link rel="stylesheet" href="/docs/swagger-ui.css"><link rel="icon" href="/docs/favicon-32x32.png"></head>
+<body><div id="swagger-ui"></div><script src="/docs/swagger-ui-bundle.js"></script><script src="/docs/start.js"></script></body>
+</html>
+"""
+_START = 'SwaggerUIBundle({url: "/openapi.json", dom_id: "#swagger-ui", deepLinking: true, validatorUrl: null});\n'
+
+
+@api.get("/healthz", response_class=PlainTextResponse)
+@needs(None)
+async def healthz() -> Response:
+    """Whether the process answers."""
+    return PlainTextResponse("ok\n")
+
+
+@api.get("/readyz", response_class=PlainTextResponse)
+@needs(None)
+async def readyz(request: Request) -> Response:
+    """Whether the database answers too; 503 otherwise, and while the server stops."""
+    service = service_of(request)
+    try:
+        if service.stopping.is_set():
+            return PlainTextResponse("stopping\n", 503)
+        await service.database.fetch("select 1", timeout=2.0)
+    except PenstockError:
+        return PlainTextResponse("no database\n", 503)
+    return PlainTextResponse("ready\n")
+
+
+@api.get("/metrics", response_class=PlainTextResponse)
+@needs(Role.READ)
+async def metrics(request: Request) -> Response:
+    """Numbers for Prometheus."""
+    service = service_of(request)
+    return Response(service.metrics.exposition(await service.counts()), media_type=CONTENT_TYPE_LATEST)
+
+
+@api.get("/", response_class=HTMLResponse)
+@needs(Role.READ)
+async def home(request: Request) -> Response:
+    """The home page: a title, the version, and a dashboard of one's own."""
+    settings = service_of(request).settings
+    title, frame = html.escape(settings.homepage_title), html.escape(settings.homepage_iframe_url, quote=True)
+    shown = f'<iframe src="{frame}" title="dashboard" style="border:0;width:100%;height:85vh"></iframe>' if frame else ""
+    page = (
+        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{title}</title></head>\n'
+        f'<body><h1>{title}</h1><h3>penstock version {__version__}</h3><p><a href="/docs">API</a></p>{shown}</body></html>\n'
+    )
+    return HTMLResponse(page)
+
+
+@api.get("/docs", response_class=HTMLResponse, include_in_schema=False)
+@needs(None)
+async def docs() -> Response:
+    """The viewer of the OpenAPI document. Everything it loads comes from this server."""
+    return HTMLResponse(_DOCS, headers={"content-security-policy": _POLICY})
+
+
+@api.get("/docs/{file}", include_in_schema=False)
+@needs(None)
+async def docs_file(request: Request, file: str) -> Response:
+    """A part of the viewer."""
+    if file == "start.js":
+        return Response(_START, media_type="text/javascript")
+    if file not in _FILES:
+        raise not_found(request.url.path)
+    return FileResponse(_SWAGGER / file)
+
+
+@api.get("/openapi.json", include_in_schema=False)
+@needs(None)
+async def openapi(request: Request) -> Response:
+    """The OpenAPI document."""
+    return answer(request.app.openapi())

@@ -1,0 +1,162 @@
+"""Workers over HTTP, for languages without a driver: claim, extend, settle, heartbeat. The same leases and fences."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from datetime import timedelta
+from typing import Annotated
+from uuid import UUID
+
+import orjson
+from fastapi import Path, Request, Response
+
+from penstock.errors import Conflict
+from penstock.http import bodies, shapes
+from penstock.http.api.common import Name, answer, body_of, needs, principal_of, read, router, service_of
+from penstock.http.api.jobs import dump_error
+from penstock.http.auth import Role
+from penstock.http.errors import no_such_type, not_found
+from penstock.http.models import Beat, Claim, ClaimedJobs, Extend, Extended, Heartbeat, Settle, Settled, Settlement, Worker
+from penstock.job import ClaimedJob, Outcome
+from penstock.job import Settlement as JobSettlement
+from penstock.payload import storable
+from penstock.postgres import http, jobs
+
+api = router("workers")
+_HELD = {"id": "job_282227eb-3c76-4ef7-af7e-25dff933077f", "attempt": 3, "lease": 17}
+WorkerId = Annotated[
+    str, Path(pattern=r"^[A-Za-z0-9_.-]{1,50}$", description="Id of the worker process.", examples=["billing-1"])
+]
+
+
+@api.post(
+    "/v1/jobs/{name:name}/claim",
+    response_model=ClaimedJobs,
+    openapi_extra=body_of(Claim, {"worker": "billing-1", "limit": 10, "wait": "20s"}),
+)
+@needs(Role.WORK)
+async def claim(request: Request, name: Name) -> Response:
+    """Claim jobs of a type, and wait for one when there is none. They belong to the worker for `lease_s` seconds."""
+    service = service_of(request)
+    principal_of(request).require(name, request.url.path)
+    wanted = await read(request, Claim)
+    within = bodies.span(wanted.wait, "wait", service.settings.longest_wait)
+    claimed = await service.claims.claim(wanted.worker, name, wanted.limit, within, request.is_disconnected)
+    if claimed:
+        service.metrics.claimed(name, len(claimed))
+    elif await http.job_type(service.database, name) is None:
+        raise no_such_type(name)
+    return answer({"jobs": [_claimed(job) for job in claimed]})
+
+
+@api.post(
+    "/v1/jobs/{name:name}/extend",
+    response_model=Extended,
+    openapi_extra=body_of(Extend, {"jobs": [_HELD], "for_s": 300}),
+)
+@needs(Role.WORK)
+async def extend(request: Request, name: Name) -> Response:
+    """Keep jobs for longer. Each gets a new lease; one that is missing belongs to somebody else now."""
+    service = service_of(request)
+    principal_of(request).require(name, request.url.path)
+    wanted = await read(request, Extend)
+    held = {bodies.job_id(job.id): job for job in wanted.jobs}
+    own = await http.names_of(service.database, list(held))
+    ids = [id for id in held if own.get(id) == name]
+    leases = await jobs.extend_many(
+        service.database,
+        ids,
+        [held[id].attempt for id in ids],
+        [held[id].lease for id in ids],
+        None if wanted.for_s is None else timedelta(seconds=wanted.for_s),
+    )
+    return answer({"leases": {held[id].id: lease for id, lease in leases.items()}})
+
+
+@api.post(
+    "/v1/jobs/{name:name}/settle",
+    response_model=Settled,
+    openapi_extra=body_of(Settle, {"jobs": [{**_HELD, "outcome": "succeeded", "result": {"price": 17.15}}]}),
+)
+@needs(Role.WORK)
+async def settle(request: Request, name: Name) -> Response:
+    """Say what became of jobs. `stale`: the job was no longer the worker's, and nothing changed."""
+    service = service_of(request)
+    principal_of(request).require(name, request.url.path)
+    given = {bodies.job_id(job.id): job for job in (await read(request, Settle)).jobs}
+    own = await http.names_of(service.database, list(given))
+    settlements = [_settlement(id, job) for id, job in given.items() if own.get(id) == name]
+    changed = await jobs.settle(service.database, settlements) if settlements else {}
+    settled = {settlement.id for settlement in settlements}
+    outcomes = {id: changed.get(id, "succeeded") if id in settled else "stale" for id in given}
+    for outcome in set(outcomes.values()):
+        service.metrics.settled(name, outcome, sum(one == outcome for one in outcomes.values()))
+    service.claims.wake(name)
+    return answer({"outcomes": {given[id].id: outcome for id, outcome in outcomes.items()}})
+
+
+@api.get("/v1/workers", response_model=list[Worker])
+@needs(Role.READ)
+async def list_workers(request: Request) -> Response:
+    """All worker processes."""
+    return answer(await http.workers(service_of(request).database))
+
+
+@api.post(
+    "/v1/workers/{id}/heartbeat",
+    response_model=Beat,
+    openapi_extra=body_of(Heartbeat, {"names": ["invoice-shipments"], "in_flight": 2}, required=False),
+)
+@needs(Role.WORK)
+async def heartbeat(request: Request, id: WorkerId) -> Response:
+    """Say that a worker lives. The first one registers it; from then on silence means that its jobs go to others.
+
+    A worker that never sends one keeps its jobs until their leases end.
+    """
+    database = service_of(request).database
+    beat = await read(request, Heartbeat)
+    for name in beat.names:
+        principal_of(request).require(name, request.url.path)
+    seen = await jobs.heartbeat(database, id, beat.in_flight, beat.state)
+    if not seen.known:
+        span = timedelta(seconds=beat.dead_after_s)
+        # A second heartbeat at the same moment may be faster.
+        with suppress(Conflict):
+            await jobs.register_worker(database, id, beat.names, beat.host, beat.pid, beat.concurrency, span)
+    return answer({"known": seen.known, "cancelled": [shapes.job_id(job) for job in seen.cancelled], "leases": seen.leases})
+
+
+@api.delete("/v1/workers/{id}", status_code=204, response_class=Response)
+@needs(Role.WORK)
+async def unregister(request: Request, id: WorkerId) -> Response:
+    """The orderly end of a worker. What it still holds is given to others at once."""
+    database = service_of(request).database
+    if not any(worker["id"] == id for worker in await http.workers(database)):
+        raise not_found(request.url.path)
+    await jobs.unregister_worker(database, id)
+    return Response(status_code=204)
+
+
+def _claimed(job: ClaimedJob) -> dict[str, object]:
+    return {
+        "id": shapes.job_id(job.id),
+        "name": job.name,
+        "attempts": job.attempts,
+        "max_attempts": job.max_attempts,
+        "priority": job.priority,
+        "key": job.key,
+        "data": orjson.Fragment(job.data),
+        "created_at": job.created_at,
+        "run_after": job.run_after,
+        "lease": job.lease,
+        "lease_s": job.lease_s,
+    }
+
+
+def _settlement(id: UUID, job: Settlement) -> JobSettlement:
+    if job.outcome == "succeeded":
+        detail = None if job.result is None else storable(orjson.dumps(job.result).decode(), "the result")
+    else:
+        detail = dump_error(job.error)
+    after = None if job.retry_after_s is None else timedelta(seconds=job.retry_after_s)
+    return JobSettlement(id, job.attempt, job.lease, Outcome(job.outcome), detail, after)

@@ -1,0 +1,221 @@
+"""Who may do what: the `Authorizer` protocol, what it is given and what it answers, and the door before every route.
+
+The door parses the credentials, slows down guessing, and remembers who was let in for two seconds, so that the hot path costs
+one keyed hash. Neither it nor anything else logs a secret or keeps one in clear.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import enum
+import hashlib
+import secrets
+import time
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from penstock.http.errors import ApiError
+
+_REMEMBERED_S = 2.0
+_MOST_REMEMBERED = 10_000
+_REALM = {"WWW-Authenticate": 'Basic realm="penstock"'}
+
+
+class Role(enum.IntEnum):
+    """What a user may do; each includes the ones before."""
+
+    READ = 1
+    ENQUEUE = 2
+    WORK = 3
+    ADMIN = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Principal:
+    """Who is there: a name for the log, a role, and the job types it may touch (None: all)."""
+
+    name: str
+    role: Role
+    types: frozenset[str] | None = None
+
+    def may(self, name: str) -> bool:
+        """Whether the job type is open to this user."""
+        return self.types is None or name in self.types
+
+    def require(self, name: str, instance: str) -> None:
+        """Raise a 403 unless the job type is open to this user."""
+        if not self.may(name):
+            raise ApiError(
+                403, "forbidden", f"User {self.name} has no access to job type {name}", instance=instance, in_body=True
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    """What a request brought: `scheme` is basic or bearer. A bearer token is `NAME.SECRET`."""
+
+    user: str
+    secret: str = field(repr=False)
+    scheme: str = "basic"
+    client: str = ""
+
+
+class Refused(ApiError):
+    """Raised by an `Authorizer`: these credentials are not good. The answer is the same for an unknown user."""
+
+    def __init__(self) -> None:
+        super().__init__(403, "forbidden", "Username or password are invalid. Please double check your credentials")
+
+
+class Authorizer(Protocol):
+    """Decides who somebody is."""
+
+    async def authorize(self, credentials: Credentials | None) -> Principal:
+        """Who this is; None: the request has no credentials. Raises `Refused`, or another `ApiError`."""
+
+
+def unauthorized(instance: str) -> ApiError:
+    """The request has no credentials."""
+    return ApiError(
+        401,
+        "unauthorized",
+        "Unauthorized. Please include your API credentials",
+        instance=instance,
+        in_body=True,
+        headers=_REALM,
+    )
+
+
+class OneUser:
+    """An authorizer that knows one user with every right, and passes all others on.
+
+    Args:
+        name: Its name.
+        secret: Its password, or with the name before it its token.
+        others: Decides about everybody else; None: nobody else is let in.
+    """
+
+    def __init__(self, name: str, secret: str, others: Authorizer | None = None) -> None:
+        self._principal = Principal(name, Role.ADMIN)
+        self._name = name
+        self._secret = secret.encode()
+        self._others = others
+
+    async def authorize(self, credentials: Credentials | None) -> Principal:
+        """See `Authorizer`."""
+        if credentials is None:
+            raise unauthorized("")
+        same = secrets.compare_digest(credentials.secret.encode("utf-8", "replace"), self._secret)
+        if same and credentials.user == self._name:
+            return self._principal
+        if self._others is None:
+            raise Refused
+        return await self._others.authorize(credentials)
+
+
+class Throttle:
+    """Counts failures: at most `per_user` a minute for a user from one address, `per_client` from one address."""
+
+    def __init__(self, per_user: int = 10, per_client: int = 100, period_s: float = 60.0) -> None:
+        self._limits = (per_user, per_client)
+        self._period = period_s
+        self._failures: OrderedDict[tuple[str, str | None], list[float]] = OrderedDict()
+
+    def check(self, client: str, user: str) -> None:
+        """Raise a 429 when there were too many failures of late."""
+        now = time.monotonic()
+        for key, limit in zip(((client, user), (client, None)), self._limits, strict=True):
+            failures = [at for at in self._failures.get(key, ()) if at > now - self._period]
+            if len(failures) >= limit:
+                wait = int(failures[0] + self._period - now) + 1
+                raise ApiError(
+                    429,
+                    "too_many_failures",
+                    "Too many failed attempts to log in",
+                    detail=f"Try again in {wait} seconds",
+                    in_body=True,
+                    headers={"Retry-After": str(wait)},
+                )
+
+    def failed(self, client: str, user: str) -> None:
+        """Note a failure."""
+        now = time.monotonic()
+        for key, limit in zip(((client, user), (client, None)), self._limits, strict=True):
+            recent = [at for at in self._failures.get(key, ()) if at > now - self._period]
+            self._failures[key] = [*recent, now][-limit:]
+            self._failures.move_to_end(key)
+        while len(self._failures) > _MOST_REMEMBERED:
+            self._failures.popitem(last=False)
+
+
+class Door:
+    """Lets requests in.
+
+    Args:
+        authorizer: Who decides.
+    """
+
+    def __init__(self, authorizer: Authorizer) -> None:
+        self._authorizer = authorizer
+        self._throttle = Throttle()
+        self._key = secrets.token_bytes(32)
+        self._known: OrderedDict[bytes, tuple[Principal, float]] = OrderedDict()
+
+    def known(self, header: bytes | None) -> Principal | None:
+        """Who sent this Authorization header, when that was found out a moment ago."""
+        if header is None:
+            return None
+        remembered = self._known.get(hashlib.blake2b(header, key=self._key, digest_size=16).digest())
+        return remembered[0] if remembered is not None and remembered[1] > time.monotonic() else None
+
+    async def enter(self, header: bytes | None, client: str, instance: str) -> Principal:
+        """Who this is. Raises `ApiError` 401, 403 or 429."""
+        if (principal := self.known(header)) is not None:
+            return principal
+        credentials = _parse(header, client, instance)
+        if credentials is not None:
+            self._throttle.check(client, credentials.user)
+        try:
+            principal = await self._authorizer.authorize(credentials)
+        except ApiError as error:
+            if credentials is None and error.id == "unauthorized":
+                raise unauthorized(instance) from None
+            if credentials is not None and error.status in (401, 403):
+                self._throttle.failed(client, credentials.user)
+            if error.id == "forbidden_api":
+                error.status, error.headers = 401, _REALM
+            raise
+        if header is not None:
+            digest = hashlib.blake2b(header, key=self._key, digest_size=16).digest()
+            self._known[digest] = (principal, time.monotonic() + _REMEMBERED_S)
+            self._known.move_to_end(digest)
+            while len(self._known) > _MOST_REMEMBERED:
+                self._known.popitem(last=False)
+        return principal
+
+
+def _parse(header: bytes | None, client: str, instance: str) -> Credentials | None:
+    """The credentials of an Authorization header; None when there is none that is understood."""
+    if header is None:
+        return None
+    scheme, _, value = header.partition(b" ")
+    user: str | None = None
+    secret = ""
+    kind = scheme.lower().decode("latin-1")
+    if kind == "basic":
+        try:
+            text = base64.b64decode(value.strip(), validate=True).decode("utf-8")
+            user, _, secret = text.partition(":")
+        except (binascii.Error, UnicodeDecodeError):
+            return None
+    elif kind == "bearer":
+        user, _, secret = value.strip().decode("latin-1").partition(".")
+    if user is None:
+        return None
+    if not user:
+        raise ApiError(
+            401, "missing_authentication", "No authentication provided", instance=instance, in_body=True, headers=_REALM
+        )
+    return Credentials(user, secret, kind, client)

@@ -1,0 +1,190 @@
+"""Request bodies: parsed fast and strictly. `data` and `result` stay the bytes that were sent, so that no number is rounded."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime, timedelta
+from typing import Any, TypeVar
+from uuid import UUID, uuid4
+
+import msgspec
+from msgspec import Raw, Struct
+
+from penstock.http.errors import ApiError, bad_json, invalid_parameter, missing, too_large
+from penstock.payload import storable
+
+LARGEST_DATA = 102_400
+DATA_TOO_LARGE = "Data parameter is too large (100KB max)"
+NOTHING = Raw(b"")
+_UUID = re.compile(r"[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}")
+_SPAN = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,6})?)(ms|s|m|h)?")
+_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, None: 1.0}
+S = TypeVar("S", bound=Struct)
+
+
+class NewJobBody(Struct):
+    """A job that is to be enqueued; unknown fields are ignored, as Rickover does."""
+
+    data: Raw = NOTHING
+    run_after: datetime | None = None
+    expires_at: datetime | None = None
+    key: str | None = None
+    priority: int | None = None
+    unique: str | None = None
+
+
+class BatchLine(NewJobBody):
+    """A line of a batch."""
+
+    id: str | None = None
+
+
+class StatusBody(Struct):
+    """A callback."""
+
+    status: str | None = None
+    attempt: int | None = None
+    retryable: bool | None = True
+    result: Raw = NOTHING
+    error: Raw = NOTHING
+
+
+class JobberBody(Struct):
+    """What Jobber's clients send."""
+
+    type: str
+    payload: Raw = NOTHING
+
+
+_new_job = msgspec.json.Decoder(NewJobBody).decode
+_line = msgspec.json.Decoder(BatchLine).decode
+_status = msgspec.json.Decoder(StatusBody).decode
+_jobber = msgspec.json.Decoder(JobberBody).decode
+_any = msgspec.json.Decoder(dict[str, Any]).decode
+
+
+def new_job(body: bytes, instance: str) -> tuple[NewJobBody, str]:
+    """The body of a PUT, and its data as text, which may still be too large. Raises `ApiError` in Rickover's order."""
+    try:
+        parsed = _new_job(body)
+        data = bytes(parsed.data).decode()
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        raise bad_json() from None
+    check_times(parsed)
+    if not data:
+        raise missing("data", instance)
+    return parsed, data
+
+
+def batch_line(line: bytes) -> tuple[BatchLine, str]:
+    """One line of a batch, and its data as text. Raises `ApiError`."""
+    try:
+        parsed = _line(line)
+        data = bytes(parsed.data).decode()
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise ApiError(400, "invalid_request", f"The line is not a job: {error}") from None
+    check_times(parsed)
+    return parsed, data or "{}"
+
+
+def check_times(job: NewJobBody) -> None:
+    """Bring times to UTC. Raises `ApiError` for one without a zone."""
+    try:
+        for field in ("run_after", "expires_at"):
+            if (time := getattr(job, field)) is not None:
+                if time.tzinfo is None:
+                    raise bad_json()
+                setattr(job, field, time.astimezone(UTC))
+    except OverflowError:
+        raise bad_json() from None
+
+
+def check_data(data: str) -> str:
+    """The same data. Raises `ApiError` when it is too large, or has what PostgreSQL cannot store."""
+    if len(data) * 4 > LARGEST_DATA and len(data.encode()) > LARGEST_DATA:
+        raise too_large(DATA_TOO_LARGE)
+    return storable(data, "the job")
+
+
+def status(body: bytes, instance: str) -> tuple[StatusBody, int]:
+    """The body of a callback and its attempt number. Raises `ApiError` in Rickover's order."""
+    try:
+        parsed = _status(body)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        raise bad_json() from None
+    if parsed.attempt is not None and not 0 <= parsed.attempt <= 32_767:
+        raise bad_json()
+    if not parsed.status:
+        raise missing("status", instance)
+    if parsed.attempt is None:
+        raise missing("attempt", instance)
+    if parsed.status not in ("succeeded", "failed"):
+        raise ApiError(400, "invalid_status", f"Invalid job status: {parsed.status}", instance=instance)
+    return parsed, parsed.attempt
+
+
+def jobber(body: bytes) -> tuple[str, str]:
+    """Type and payload of a Jobber request. Raises `ApiError`."""
+    try:
+        parsed = _jobber(body)
+        payload = bytes(parsed.payload).decode() or "null"
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        parsed = None
+    if parsed is None or not parsed.type.strip():
+        raise ApiError(400, "invalid_request", "Request body is not in the right format", in_body=True)
+    if len(payload.encode()) > LARGEST_DATA:
+        raise too_large("The payload is too large (100KB max)")
+    return parsed.type, storable(payload, "the job")
+
+
+def json_object(body: bytes) -> dict[str, Any]:
+    """A body that is an object. Raises `ApiError`."""
+    try:
+        return _any(body)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        raise bad_json() from None
+
+
+def text(raw: Raw, what: str) -> str | None:
+    """JSON text of an optional field; None when it was not there or null."""
+    try:
+        decoded = bytes(raw).decode()
+    except UnicodeDecodeError:
+        raise bad_json() from None
+    return None if decoded in ("", "null") else storable(decoded, what)
+
+
+def failure(error: str | None) -> str | None:
+    """The error of an attempt as an object, from JSON text of any kind."""
+    if error is None or error.startswith("{"):
+        return error
+    return f'{{"type": "Failed", "message": {error}}}'
+
+
+def job_id(given: str, *, random: bool = False) -> UUID:
+    """The id of a path. Raises `ApiError` 400 with Rickover's words.
+
+    Args:
+        given: `job_` and a UUID, or the UUID alone, or `random_id`.
+        random: Whether `random_id` makes a new one.
+    """
+    if random and given == "random_id":
+        return uuid4()
+    if len(given) < 36:
+        raise ApiError(400, "invalid_uuid", f'Could not parse "{given}" as a UUID with a prefix')
+    prefix, last = given[:-36], given[-36:]
+    if not _UUID.fullmatch(last):
+        raise ApiError(400, "invalid_uuid", f"incorrect UUID format {last}")
+    if prefix not in ("job_", ""):
+        raise ApiError(400, "invalid_prefix", f'Please use "job_" for the uuid prefix, not {prefix}', in_body=True)
+    return UUID(last)
+
+
+def span(given: str | None, name: str, longest: timedelta) -> float:
+    """Seconds of a span such as 30s, 500ms, 2m or 30, at most `longest`; nothing is 0. Raises `ApiError`."""
+    if not given:
+        return 0.0
+    match = _SPAN.fullmatch(given)
+    if match is None:
+        raise invalid_parameter(f"Invalid {name}: {given[:100]}", detail="Write a span such as 30s, 500ms or 2m")
+    return min(float(match[1]) * _UNITS[match[2]], longest.total_seconds())

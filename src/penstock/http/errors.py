@@ -1,0 +1,156 @@
+"""Error answers: one JSON object with `title`, `id`, `detail`, `instance`, `type`, `status`, as Rickover's.
+
+Whether `status` is in the body is Rickover's history and kept: its hand-written errors leave it out. Errors that Rickover does
+not have carry it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+
+from penstock.errors import (
+    Conflict,
+    DatabaseUnavailable,
+    InvalidInput,
+    NotFound,
+    PenstockError,
+    SchemaMismatch,
+)
+from penstock.payload import plain_text
+
+JSON = b"application/json; charset=utf-8"
+
+
+class ApiError(PenstockError):
+    """An answer other than success.
+
+    Args:
+        status: The HTTP status.
+        id: A word for programs.
+        title: A sentence for people.
+        detail: What to do about it.
+        instance: The path that it is about.
+        in_body: Whether the body has `status`.
+        headers: Further response headers.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        id: str,
+        title: str,
+        *,
+        detail: str | None = None,
+        instance: str | None = None,
+        in_body: bool = False,
+        headers: dict[str, str] | None = None,
+    ) -> None:
+        super().__init__(title, hint=detail)
+        self.status = status
+        self.id = id
+        self.instance = instance
+        self.in_body = in_body
+        self.headers = headers or {}
+
+    def as_dict(self) -> dict[str, Any]:
+        """The error object."""
+        fields: dict[str, Any] = {"title": plain_text(self.message), "id": self.id}
+        if self.hint:
+            fields["detail"] = plain_text(self.hint)
+        if self.instance:
+            fields["instance"] = plain_text(self.instance)
+        if self.in_body:
+            fields["status"] = self.status
+        return fields
+
+    def body(self) -> bytes:
+        """The error object as JSON with a newline."""
+        return orjson.dumps(self.as_dict(), option=orjson.OPT_APPEND_NEWLINE)
+
+
+def bad_json() -> ApiError:
+    """The body is not the JSON that the route takes."""
+    return ApiError(400, "invalid_request", "Invalid request: bad JSON. Double check the types of the fields you sent")
+
+
+def missing(field: str, instance: str) -> ApiError:
+    """A required field is not there."""
+    return ApiError(
+        400,
+        "missing_parameter",
+        f"Missing required field: {field}",
+        detail=f"Please include a {field} in the request body",
+        instance=instance,
+    )
+
+
+def invalid_parameter(title: str, instance: str | None = None, detail: str | None = None) -> ApiError:
+    """A value is out of range."""
+    return ApiError(400, "invalid_parameter", title, detail=detail, instance=instance)
+
+
+def not_found(instance: str) -> ApiError:
+    """Nothing is there."""
+    return ApiError(404, "not_found", "Resource not found", instance=instance, in_body=True)
+
+
+def method_not_allowed(instance: str, allowed: str) -> ApiError:
+    """Something is there, for another method."""
+    return ApiError(405, "method_not_allowed", "Method not allowed", instance=instance, in_body=True, headers={"Allow": allowed})
+
+
+def no_such_type(name: str) -> ApiError:
+    """The job type that a request names does not exist."""
+    return ApiError(404, "job_type_not_found", f"Job type {name} not found", instance=f"/v1/jobs/{name}")
+
+
+def other_name(instance: str) -> ApiError:
+    """The job belongs to another type than the path says."""
+    return ApiError(404, "job_not_found", "Job exists, but with a different name", instance=instance)
+
+
+def too_large(title: str) -> ApiError:
+    """The body, or the data in it, is too large. The connection is not good for another request."""
+    return ApiError(413, "entity_too_large", title, headers={"Connection": "close"})
+
+
+def insecure(instance: str) -> ApiError:
+    """A proxy says that the request came without TLS."""
+    return ApiError(
+        403,
+        "insecure_request",
+        "Server not available over HTTP",
+        detail="For your security, please use an encrypted connection",
+        instance=instance,
+        in_body=True,
+    )
+
+
+def server_error() -> ApiError:
+    """Something is wrong with the server; the log says what."""
+    return ApiError(500, "server_error", "Unexpected server error. Please try again", in_body=True)
+
+
+def from_penstock(error: PenstockError, instance: str | None = None) -> ApiError:
+    """The answer for an error of the layers below."""
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, NotFound):
+        return ApiError(404, "not_found", error.message, detail=error.hint, instance=instance, in_body=True)
+    if isinstance(error, Conflict):
+        return ApiError(409, "conflict", error.message, detail=error.hint, instance=instance, in_body=True)
+    if isinstance(error, InvalidInput):
+        return ApiError(400, "invalid_parameter", error.message, detail=error.hint, instance=instance, in_body=True)
+    if isinstance(error, (DatabaseUnavailable, SchemaMismatch)):
+        # What exactly is wrong with the database is for the log, not for the world.
+        return ApiError(
+            503,
+            "service_unavailable",
+            "The database is not available. Please try again",
+            instance=instance,
+            in_body=True,
+            headers={"Retry-After": "1"},
+        )
+    return server_error()

@@ -1,0 +1,127 @@
+"""Numbers for Prometheus. Counters and histograms live in the process; queue depths are asked of the database at each scrape."""
+
+from __future__ import annotations
+
+import os
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest, multiprocess
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from penstock.job import Admission, JobCounts
+
+_LATENCIES = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
+_MOST_TYPES = 1_000
+_QUEUE = {
+    "ready": ("penstock_jobs_ready", "Jobs that wait for a worker."),
+    "deferred": ("penstock_jobs_deferred", "Jobs that wait for their time."),
+    "in_progress": ("penstock_jobs_in_progress", "Jobs that a worker holds."),
+    "oldest_ready_s": ("penstock_oldest_ready_seconds", "Age of the job that has waited longest."),
+    "paused": ("penstock_paused", "1 while the job type is paused."),
+    "succeeded_last_hour": ("penstock_succeeded_last_hour", "Jobs that succeeded within the last hour."),
+    "failed_last_hour": ("penstock_failed_last_hour", "Jobs that failed for good within the last hour."),
+    "expired_last_hour": ("penstock_expired_last_hour", "Jobs that expired within the last hour."),
+    "cancelled_last_hour": ("penstock_cancelled_last_hour", "Jobs that were cancelled within the last hour."),
+}
+
+
+class _Depths(Collector):
+    """The queue as it was counted last."""
+
+    def __init__(self, counts: list[JobCounts]) -> None:
+        self._counts = counts
+
+    def collect(self) -> list[GaugeMetricFamily]:
+        """See `prometheus_client`."""
+        families = []
+        for field, (name, help) in _QUEUE.items():
+            family = GaugeMetricFamily(name, help, labels=["type"])
+            for count in self._counts:
+                family.add_metric([count.name], float(getattr(count, field) or 0))
+            families.append(family)
+        return families
+
+
+class Metrics:
+    """The counters of one process; with several processes those of all, through files that they share."""
+
+    def __init__(self) -> None:
+        self._registry = CollectorRegistry()
+        registry = self._registry
+        self._requests = Counter("penstock_http_requests", "Requests.", ["method", "route", "status"], registry=registry)
+        self._seconds = Histogram(
+            "penstock_http_request_seconds", "Time to answer.", ["method", "route"], buckets=_LATENCIES, registry=registry
+        )
+        self._enqueued = Counter("penstock_enqueued", "Jobs enqueued through HTTP.", ["type", "outcome"], registry=registry)
+        self._claimed = Counter("penstock_claimed", "Jobs claimed through HTTP.", ["type"], registry=registry)
+        self._settled = Counter("penstock_settled", "Attempts settled through HTTP.", ["type", "outcome"], registry=registry)
+        self._batches = Histogram(
+            "penstock_put_batch_size", "Single enqueues in one commit.", buckets=(1, 2, 5, 10, 20, 50, 100, 200, 500, 1000),
+            registry=registry,
+        )  # fmt: skip
+        self._refused = Counter("penstock_http_refused_logins", "Requests with bad credentials.", registry=registry)
+        self._types: set[str] = set()
+        self._children: dict[tuple[str, str, int], tuple[Counter, Histogram]] = {}
+        self._settles: dict[tuple[str, str], Counter] = {}
+        self._admitted: dict[tuple[str, Admission], Counter] = {}
+
+    def request(self, method: str, route: str, status: int, seconds: float) -> None:
+        """Count a request. `route` is a template, never a path with ids in it."""
+        key = (method, route, status)
+        children = self._children.get(key)
+        if children is None:
+            children = (self._requests.labels(method, route, str(status)), self._seconds.labels(method, route))
+            self._children[key] = children
+        children[0].inc()
+        children[1].observe(seconds)
+
+    def admitted(self, name: str, admission: Admission, jobs: int = 1) -> None:
+        """Count enqueued jobs."""
+        child = self._admitted.get((name, admission))
+        if child is None:
+            child = self._enqueued.labels(self._label(name), str(admission))
+            if len(self._admitted) < _MOST_TYPES:
+                self._admitted[name, admission] = child
+        child.inc(jobs)
+
+    def claimed(self, name: str, jobs: int) -> None:
+        """Count claimed jobs."""
+        self._claimed.labels(self._label(name)).inc(jobs)
+
+    def settled(self, name: str, outcome: str, attempts: int = 1) -> None:
+        """Count settled attempts, stale ones too."""
+        # A callback for something that is not there may name anything.
+        key = ("?" if outcome == "unknown" else self._label(name), outcome)
+        child = self._settles.get(key)
+        if child is None:
+            child = self._settles[key] = self._settled.labels(*key)
+        child.inc(attempts)
+
+    def batch(self, jobs: int) -> None:
+        """Note the size of a group commit."""
+        self._batches.observe(jobs)
+
+    def refused(self) -> None:
+        """Count a refused login."""
+        self._refused.inc()
+
+    def exposition(self, counts: list[JobCounts]) -> bytes:
+        """Everything in Prometheus' text format."""
+        registry = CollectorRegistry()
+        if os.environ.get("PROMETHEUS_MULTIPROC_DIR"):
+            multiprocess.MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
+        else:
+            registry = self._registry
+        return generate_latest(registry) + generate_latest(_only(_Depths(counts)))
+
+    def _label(self, name: str) -> str:
+        if name in self._types or len(self._types) < _MOST_TYPES:
+            self._types.add(name)
+            return name
+        return "others"
+
+
+def _only(collector: Collector) -> CollectorRegistry:
+    registry = CollectorRegistry()
+    registry.register(collector)
+    return registry

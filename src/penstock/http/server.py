@@ -1,0 +1,271 @@
+"""The server: the application from its parts, its start and end, and running it with uvicorn in one process or several."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import logging
+import os
+import signal
+import tempfile
+import threading
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from types import FrameType
+from typing import Any
+
+import structlog
+import uvicorn
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.openapi.utils import get_openapi
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp
+from uvicorn.supervisors import Multiprocess
+
+from penstock._version import __version__
+from penstock.app import Penstock
+from penstock.errors import InvalidInput, PenstockError
+from penstock.http.api import batch, jobber, jobs, lists, system, types, working
+from penstock.http.api.common import SCHEMAS, error_answer
+from penstock.http.auth import Authorizer, Door, OneUser
+from penstock.http.errors import ApiError, from_penstock, invalid_parameter, method_not_allowed, not_found, server_error
+from penstock.http.gate import Gate
+from penstock.http.metrics import Metrics
+from penstock.http.service import Service
+from penstock.http.settings import HttpSettings
+from penstock.http.users import Users, new_secret
+from penstock.postgres import users
+from penstock.postgres.listener import Listener
+from penstock.worker.care import Care
+
+log = structlog.get_logger("penstock.http")
+# The first route that fits is taken: /v1/jobs/job_... is a job before it is a job type.
+_PARTS = (system, jobs, types, batch, working, lists, jobber)
+_DESCRIPTION = "Background work on PostgreSQL. Basic auth, or a bearer token `NAME.SECRET`."
+
+
+def create_app(
+    app: Penstock | None = None, authorizer: Authorizer | None = None, settings: HttpSettings | None = None
+) -> ASGIApp:
+    """The HTTP API as an ASGI application.
+
+    Args:
+        app: The jobs' app; None: one from the environment.
+        authorizer: Who decides who somebody is; None: the user admin with the token of the settings, else the users in the
+            database.
+        settings: None: from the environment.
+    """
+    http_settings = settings or HttpSettings()
+    penstock = app or Penstock()
+    penstock.settings = penstock.settings.model_copy(update={"pool_size": http_settings.pool_size})
+    running: list[Service] = []
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        async with penstock:
+            database = await penstock.database()
+            chosen = authorizer or _authorizer(http_settings, Users(database))
+            service = Service(penstock, database, Door(chosen), http_settings, Metrics())
+            running.append(service)
+            care = Care(database, penstock.settings, lambda: service.claims.heard("due"))
+
+            def heard(payload: str) -> None:
+                care.look()
+                service.claims.heard(payload)
+
+            listener = Listener(database, ["penstock", f"penstock_{service.claims.id}"], heard)
+            tasks = [asyncio.create_task(part) for part in (listener.run(), care.run_promotion(), care.run_recovery())]
+            _on_signals(service.stop)
+            try:
+                yield
+            finally:
+                service.stop()
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+                running.clear()
+
+    inner = _routes(lifespan)
+    return Gate(inner, [route for part in _PARTS for route in part.api.routes], lambda: running[0] if running else None)
+
+
+def serve(settings: HttpSettings, announce: Any = print) -> None:
+    """Run the server until SIGTERM or Ctrl-C.
+
+    Args:
+        settings: Of the server.
+        announce: Called with lines for the person who starts it; a generated token is in one of them, and nowhere else.
+
+    Raises:
+        InvalidInput: It would listen beyond this machine without users.
+    """
+    settings = asyncio.run(_with_token(settings, announce))
+    os.environ |= settings.as_environment()
+    with tempfile.TemporaryDirectory(prefix="penstock-metrics-") as folder:
+        if settings.processes > 1:
+            os.environ["PROMETHEUS_MULTIPROC_DIR"] = folder
+        config = uvicorn.Config(
+            "penstock.http.server:served_app",
+            factory=True,
+            host=settings.host,
+            port=settings.port,
+            workers=settings.processes,
+            loop="uvloop",
+            http="httptools",
+            ws="none",
+            lifespan="on",
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            timeout_keep_alive=int(settings.keep_alive.total_seconds()),
+            timeout_graceful_shutdown=int(settings.shutdown_grace.total_seconds()),
+            log_config=None,
+            backlog=2048,
+        )
+        socket = config.bind_socket()
+        # From here on connections wait for the server instead of being refused.
+        socket.listen(config.backlog)
+        # uvicorn ends in an orderly way and then sends itself the signal again: by then all is done.
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: None)
+        announce(f"listening on http://{settings.host}:{socket.getsockname()[1]}")
+        if settings.processes > 1:
+            Multiprocess(config, sockets=[socket]).run()
+        else:
+            uvicorn.Server(config).run(sockets=[socket])
+
+
+def served_app() -> ASGIApp:
+    """What a server process of `serve` runs."""
+    settings = HttpSettings()
+    configure_logs(settings.log_format)
+    return create_app(settings=settings)
+
+
+def _on_signals(stop: Callable[[], None]) -> None:
+    """Call `stop` when the process is told to end, before uvicorn waits for the requests that are under way."""
+    if threading.current_thread() is not threading.main_thread():
+        return
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        before = signal.getsignal(number)
+
+        def handle(number: int, frame: FrameType | None, before: Any = before) -> None:
+            loop.call_soon_threadsafe(stop)
+            if callable(before):
+                before(number, frame)
+
+        if callable(before):
+            signal.signal(number, handle)
+
+
+def configure_logs(log_format: str) -> None:
+    """Logs as JSON lines or for a console, from INFO on."""
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.dict_tracebacks if log_format == "json" else structlog.processors.StackInfoRenderer(),
+            structlog.processors.JSONRenderer() if log_format == "json" else structlog.dev.ConsoleRenderer(colors=False),
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(logging.DEBUG if os.environ.get("PENSTOCK_DEBUG") else logging.INFO),
+        logger_factory=structlog.PrintLoggerFactory(file=os.fdopen(os.dup(2), "w", buffering=1)),
+        cache_logger_on_first_use=True,
+    )
+
+
+async def _with_token(settings: HttpSettings, announce: Any) -> HttpSettings:
+    """The settings with a token when there are no users and this machine alone can reach the server."""
+    async with Penstock() as app:
+        there_are_users = bool(await users.list_users(await app.database()))
+    if there_are_users or settings.token is not None:
+        return settings
+    if not _loopback(settings.host):
+        raise InvalidInput(
+            f"refusing to listen on {settings.host} without users",
+            hint="Add one: penstock users add NAME --role admin. Or listen on 127.0.0.1.",
+        )
+    secret = new_secret()
+    announce("no users yet: this token of the user admin is good until the server stops")
+    announce(f"  token:    admin.{secret}")
+    announce(f"  as curl:  curl -u admin:{secret} http://{settings.host}:{settings.port}/v1/jobs")
+    return settings.model_copy(update={"token": HttpSettings(token=secret).token})
+
+
+def _loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    with suppress(ValueError):
+        return ipaddress.ip_address(host).is_loopback
+    return False
+
+
+def _authorizer(settings: HttpSettings, stored: Users) -> Authorizer:
+    return stored if settings.token is None else OneUser("admin", settings.token.get_secret_value(), stored)
+
+
+def _routes(lifespan: Any) -> FastAPI:
+    inner = FastAPI(
+        title="Penstock",
+        version=__version__,
+        description=_DESCRIPTION,
+        lifespan=lifespan,
+        docs_url=None,
+        redoc_url=None,
+        openapi_url=None,
+        redirect_slashes=False,
+    )
+    for part in _PARTS:
+        inner.include_router(part.api)
+
+    @inner.exception_handler(PenstockError)
+    async def _penstock(request: Request, error: PenstockError) -> Response:
+        answer = from_penstock(error, request.url.path)
+        if answer.status >= 500:
+            log.error("request_failed", path=request.url.path, error=str(error))
+        return error_answer(answer)
+
+    @inner.exception_handler(RequestValidationError)
+    async def _invalid(request: Request, error: RequestValidationError) -> Response:
+        first = error.errors()[0]
+        return error_answer(invalid_parameter(f"Invalid {first['loc'][-1]}: {first['msg']}", request.url.path))
+
+    @inner.exception_handler(HTTPException)
+    async def _http(request: Request, error: HTTPException) -> Response:
+        path = request.url.path
+        known = {404: not_found(path), 405: method_not_allowed(path, "")}
+        return error_answer(known.get(error.status_code) or ApiError(error.status_code, "invalid_request", str(error.detail)))
+
+    @inner.exception_handler(Exception)
+    async def _unexpected(_request: Request, _error: Exception) -> Response:
+        return error_answer(server_error())
+
+    def openapi() -> dict[str, Any]:
+        if inner.openapi_schema is None:
+            inner.openapi_schema = _openapi(inner)
+        return inner.openapi_schema
+
+    inner.openapi = openapi  # type: ignore[method-assign]
+    return inner
+
+
+def _openapi(inner: FastAPI) -> dict[str, Any]:
+    document = get_openapi(
+        title=inner.title, version=inner.version, openapi_version="3.1.0", description=inner.description, routes=inner.routes
+    )
+    components = document.setdefault("components", {})
+    components.setdefault("schemas", {}).update(SCHEMAS)
+    components["securitySchemes"] = {
+        "basic": {"type": "http", "scheme": "basic"},
+        "bearer": {"type": "http", "scheme": "bearer", "description": "NAME.SECRET"},
+    }
+    document["security"] = [{"basic": []}, {"bearer": []}]
+    for path, operations in document["paths"].items():
+        for operation in operations.values():
+            # What does not fit is answered with 400.
+            operation["responses"].pop("422", None)
+            if path in ("/healthz", "/readyz"):
+                operation["security"] = []
+    return document

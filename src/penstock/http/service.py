@@ -1,0 +1,158 @@
+"""What the routes share: the database, group commits, waits, claims, metrics. One for each server process."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from uuid import UUID
+
+from penstock.app import Penstock
+from penstock.errors import NotFound
+from penstock.http import bodies, shapes
+from penstock.http.auth import Door, Principal
+from penstock.http.batching import GroupCommit
+from penstock.http.claims import Claims
+from penstock.http.errors import ApiError, no_such_type
+from penstock.http.metrics import Metrics
+from penstock.http.settings import HttpSettings
+from penstock.http.watch import Watch
+from penstock.job import Admission, JobCounts
+from penstock.postgres import http
+from penstock.postgres.database import Database
+from penstock.postgres.http import Callback, Put
+from penstock.postgres.jobs import Batch
+
+_COUNTED_FOR_S = 5.0
+
+
+class New:
+    """A job on its way to a group commit."""
+
+    __slots__ = ("body", "data", "id")
+
+    def __init__(self, id: UUID, data: str, body: bodies.NewJobBody) -> None:
+        self.id = id
+        self.data = data
+        self.body = body
+
+
+class Service:
+    """One server process.
+
+    Args:
+        app: An open app.
+        database: Its database.
+        door: Who comes in.
+        settings: Of the server.
+        metrics: Counters.
+    """
+
+    def __init__(self, app: Penstock, database: Database, door: Door, settings: HttpSettings, metrics: Metrics) -> None:
+        self.app = app
+        self.database = database
+        self.door = door
+        self.settings = settings
+        self.metrics = metrics
+        self.stopping = asyncio.Event()
+        self.watch = Watch(database, self.stopping)
+        self.claims = Claims(database, self.stopping)
+        self._counted: tuple[list[JobCounts], float] = ([], 0.0)
+        self._counting = asyncio.Lock()
+        self._puts: GroupCommit[str, New, Put] = GroupCommit(self._put)
+        self._callbacks: GroupCommit[None, Callback, str] = GroupCommit(
+            self._settle, most=500, identity=lambda callback: callback.id
+        )
+
+    def stop(self) -> None:
+        """End long polls and waits; what is being committed goes on."""
+        self.stopping.set()
+        self.watch.stop()
+        self.claims.stop()
+
+    async def put(self, principal: Principal, name: str, given_id: str, body: bytes, instance: str) -> tuple[bytes, Admission]:
+        """Enqueue one job and return its QueuedJob and what was done. Raises `ApiError` in Rickover's order of checks."""
+        new, data = bodies.new_job(body, instance)
+        id = bodies.job_id(given_id, random=True)
+        principal.require(name, instance)
+        put = await self.enqueue(name, id, bodies.check_data(data), new)
+        if put.name is None or put.admission is Admission.ARCHIVED:
+            raise ApiError(
+                400, "job_already_archived", "Job has already been archived", instance=f"/v1/jobs/{name}/{shapes.job_id(id)}"
+            )
+        return shapes.put_job(put, data), put.admission
+
+    async def enqueue(self, name: str, id: UUID, data: str, body: bodies.NewJobBody) -> Put:
+        """Enqueue one job with others of its type that come at the same time. Raises `ApiError` 404."""
+        try:
+            put = await self._puts.submit(name, New(id, data, body))
+        except NotFound:
+            raise no_such_type(name) from None
+        self.metrics.admitted(name, put.admission)
+        return put
+
+    async def record_status(self, principal: Principal, name: str, given_id: str, body: bytes, path: str) -> None:
+        """Settle one attempt by its number: the callback. Raises `ApiError` in Rickover's order of checks."""
+        parsed, attempt = bodies.status(body, path)
+        id = bodies.job_id(given_id)
+        principal.require(name, path)
+        if parsed.status == "succeeded":
+            outcome, detail = "succeeded", bodies.text(parsed.result, "the result")
+        else:
+            outcome = "failed-for-good" if parsed.retryable is False else "failed"
+            detail = bodies.failure(bodies.text(parsed.error, "the error"))
+        what = await self._callbacks.submit(None, Callback(name, id, attempt, outcome, detail))
+        self.metrics.settled(name, what)
+        if what == "unknown":
+            raise ApiError(
+                400, "duplicate_status_request", "This job has already been archived, or was never queued", instance=path
+            )
+        if what == "stale":
+            raise ApiError(
+                400,
+                "decrement_failed",
+                "could not decrement queued job counter; job may have been archived or attempt number may not match the database",
+                instance=path,
+                in_body=True,
+            )
+
+    async def counts(self) -> list[JobCounts]:
+        """The queue depths, at most some seconds old: counting reads the whole queue."""
+        async with self._counting:
+            counts, at = self._counted
+            if not at or time.monotonic() - at > _COUNTED_FOR_S:
+                counts = await self.app.counts()
+                self._counted = (counts, time.monotonic())
+            return counts
+
+    async def _put(self, name: str, jobs: list[New]) -> list[Put]:
+        self.metrics.batch(len(jobs))
+        return await http.put_jobs(self.database, batch_of(name, jobs))
+
+    async def _settle(self, _: None, callbacks: list[Callback]) -> list[str]:
+        return await http.settle_attempts(self.database, callbacks)
+
+
+def batch_of(name: str, jobs: list[New]) -> Batch:
+    """The columns of some jobs; those that are at their default for all are left out."""
+    plain = all(
+        job.body.run_after is None
+        and job.body.expires_at is None
+        and job.body.key is None
+        and not job.body.priority
+        and job.body.unique is None
+        for job in jobs
+    )
+    ids, data = [job.id for job in jobs], [job.data for job in jobs]
+    if plain:
+        return Batch(name, ids, data)
+    return Batch(
+        name,
+        ids,
+        data,
+        [job.body.key for job in jobs],
+        [job.body.priority or 0 for job in jobs],
+        [job.body.run_after for job in jobs],
+        [job.body.expires_at for job in jobs],
+        # All null would send the batch the slow way.
+        [job.body.unique for job in jobs] if any(job.body.unique is not None for job in jobs) else None,
+    )

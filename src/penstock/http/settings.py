@@ -1,0 +1,69 @@
+"""Settings of the HTTP server. Rickover's environment variables keep their names; the others begin with `PENSTOCK_HTTP_`."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from pydantic import AliasChoices, Field, SecretStr
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from penstock.settings import Span
+
+
+def _rickover(field: str, name: str) -> AliasChoices:
+    return AliasChoices(field, f"PENSTOCK_HTTP_{field.upper()}", name)
+
+
+class HttpSettings(BaseSettings):
+    """Settings of a server process."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="PENSTOCK_HTTP_", frozen=True, extra="ignore", populate_by_name=True, env_ignore_empty=True
+    )
+
+    host: str = Field(default="127.0.0.1", description="Address to listen on; elsewhere than on loopback users are needed.")
+    port: int = Field(default=9090, ge=0, le=65535, validation_alias=_rickover("port", "PORT"), description="0: any free one.")
+    processes: int = Field(default=1, ge=1, le=256, description="Server processes.")
+    pool_size: int = Field(
+        default=10, ge=1, le=200, validation_alias=_rickover("pool_size", "PG_SERVER_POOL_SIZE"),
+        description="Most database connections of one process.",
+    )  # fmt: skip
+    token: SecretStr | None = Field(default=None, description="Token of the user admin; none: generated when there are no users.")
+    allow_unencrypted_proxy_traffic: bool = Field(
+        default=False,
+        validation_alias=_rickover("allow_unencrypted_proxy_traffic", "ALLOW_UNENCRYPTED_PROXY_TRAFFIC"),
+        description="Accept requests that a proxy received without TLS.",
+    )
+    debug_traffic: bool = Field(
+        default=False, validation_alias=_rickover("debug_traffic", "DEBUG_HTTP_TRAFFIC"),
+        description="Write all traffic to standard error, without credentials.",
+    )  # fmt: skip
+    homepage_title: str = Field(
+        default="Penstock", validation_alias=_rickover("homepage_title", "HOMEPAGE_TITLE"), description="Title of the home page."
+    )
+    homepage_iframe_url: str = Field(
+        default="", validation_alias=_rickover("homepage_iframe_url", "HOMEPAGE_IFRAME_URL"),
+        description="A dashboard to show on the home page.",
+    )  # fmt: skip
+    max_body: int = Field(default=1 << 20, ge=1 << 17, description="Largest request body in bytes, batches excepted.")
+    max_batch: int = Field(default=1 << 30, ge=1 << 17, description="Largest body of a batch in bytes.")
+    body_timeout: Span = Field(default=timedelta(seconds=30), description="Longest pause while a request body arrives.")
+    keep_alive: Span = Field(default=timedelta(seconds=75), description="How long an idle connection is kept.")
+    longest_wait: Span = Field(default=timedelta(minutes=5), description="Longest ?wait= and long poll.")
+    shutdown_grace: Span = Field(default=timedelta(seconds=10), description="Time for running requests at shutdown.")
+    jobber_visibility_timeout: Span = Field(
+        default=timedelta(seconds=15), description="Visibility timeout of types made by POST /jobber/queue."
+    )
+    log_format: str = Field(default="console", pattern="^(console|json)$", description="console or json.")
+
+    def as_environment(self) -> dict[str, str]:
+        """The environment variables that give these settings to a process that is started."""
+        environment = {}
+        for name in type(self).model_fields:
+            value = getattr(self, name)
+            if isinstance(value, SecretStr):
+                value = value.get_secret_value()
+            elif isinstance(value, timedelta):
+                value = value.total_seconds()
+            environment[f"PENSTOCK_HTTP_{name.upper()}"] = "" if value is None else str(value)
+        return environment

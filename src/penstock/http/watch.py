@@ -1,0 +1,75 @@
+"""Waiting for jobs to finish: one look-up for all that are waited for in this process, not one for each.
+
+Used by `?wait=`. While nobody waits nothing is asked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from uuid import UUID
+
+import structlog
+
+from penstock.errors import PenstockError
+from penstock.postgres import http
+from penstock.postgres.database import Database
+from penstock.waiting import happens
+
+log = structlog.get_logger("penstock.http")
+_SHORTEST_S, _LONGEST_S = 0.02, 0.5
+
+
+class Watch:
+    """Tells when jobs are finished.
+
+    Args:
+        database: Where.
+        stopping: Set when the server stops; every wait ends then.
+    """
+
+    def __init__(self, database: Database, stopping: asyncio.Event) -> None:
+        self._database = database
+        self._stopping = stopping
+        self._waiting: dict[UUID, set[asyncio.Event]] = {}
+        self._task: asyncio.Task[None] | None = None
+        self._pause = _SHORTEST_S
+
+    async def finished(self, id: UUID, within: float) -> None:
+        """Return when the job is no longer queued or in progress, when `within` seconds are over, or at shutdown."""
+        event = asyncio.Event()
+        self._waiting.setdefault(id, set()).add(event)
+        self._pause = _SHORTEST_S
+        if self._stopping.is_set():
+            return
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._look(), name="penstock-watch")
+        try:
+            await happens(event, within)
+        finally:
+            events = self._waiting.get(id)
+            if events is not None:
+                events.discard(event)
+                if not events:
+                    self._waiting.pop(id, None)
+
+    def stop(self) -> None:
+        """End all waits."""
+        for events in self._waiting.values():
+            for event in events:
+                event.set()
+
+    async def _look(self) -> None:
+        while self._waiting:
+            ids = list(self._waiting)
+            try:
+                there = await http.attempts_of(self._database, ids)
+            except PenstockError as error:
+                log.warning("watch_failed", error=error.message)
+            else:
+                for id in ids:
+                    if id not in there:
+                        for event in self._waiting.pop(id, ()):
+                            event.set()
+            # Short at first, for those who wait for quick jobs; longer while nothing new is waited for.
+            await asyncio.sleep(self._pause)
+            self._pause = min(self._pause * 1.2, _LONGEST_S)

@@ -1,0 +1,136 @@
+"""Assignors: which member gets which slot. Pure functions, run inside the transaction that changes a group.
+
+An assignor is a function of the members (oldest first), the slots, and who has each slot now. Its answer, the target, names a
+member for each slot; a slot that it leaves out has none. Whatever an assignor answers is safe, since ownership moves by the
+protocol (see the head of tables/0003_ownership.sql); a good one moves little and spreads evenly.
+
+* `sticky`, the default: balanced to within one slot, moving as few slots as that allows.
+* `jump`: a slot goes to a member by the slot's hash and the member's rank by age, as Ponos does. Needs no memory, but a member
+  that leaves shifts the ranks of all younger ones. Here for comparison.
+* `by_key`: a slot for each key, and a function of the application that chooses the member of a key.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from penstock.errors import InvalidInput
+
+_MULTIPLIER = 2862933555777941757
+_MASK = (1 << 64) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A member as an assignor sees it.
+
+    Attributes:
+        id: Its name, unique in the group.
+        metadata: What the member says of itself, such as the clients that are connected to it.
+    """
+
+    id: str
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+
+Assignor = Callable[[Sequence[Candidate], Sequence[int], Mapping[int, str]], dict[int, str]]
+"""`assign(members, slots, current) -> target`. Members come oldest first; `current` has the slots that somebody has."""
+
+KeyAssign = Callable[[str, Sequence[Candidate]], int | None]
+"""`assign(key, workers) -> index`: the place in `workers` (oldest first) of the one that is to have the key; None: nobody now."""
+
+
+def sticky(members: Sequence[Candidate], slots: Sequence[int], current: Mapping[int, str]) -> dict[int, str]:
+    """Keep what can be kept: every member ends with `floor` or `ceil` of its even share, and the fewest slots move.
+
+    The members that have most now are the ones that get `ceil`; a member over its share gives up its highest slots; free slots
+    go to the members that are under theirs, oldest first.
+    """
+    if not members:
+        return {}
+    held: dict[str, list[int]] = {member.id: [] for member in members}
+    free: list[int] = []
+    for slot in sorted(slots):
+        held.get(current.get(slot, ""), free).append(slot)
+    share, extra = divmod(len(slots), len(members))
+    # sorted() is stable: among members with the same number the oldest comes first.
+    fullest = sorted(held, key=lambda id: -len(held[id]))
+    quota = {id: share + (place < extra) for place, id in enumerate(fullest)}
+    for id, mine in held.items():
+        free += mine[quota[id] :]
+        del mine[quota[id] :]
+    free.sort(reverse=True)
+    for id, mine in held.items():
+        while len(mine) < quota[id]:
+            mine.append(free.pop())
+    return {slot: id for id, mine in held.items() for slot in mine}
+
+
+def jump(members: Sequence[Candidate], slots: Sequence[int], current: Mapping[int, str]) -> dict[int, str]:
+    """By jump consistent hash over the members' ranks by age."""
+    if not members:
+        return {}
+    return {slot: members[jump_hash(slot, len(members))].id for slot in slots}
+
+
+def by_key(assign: KeyAssign, keys: Mapping[int, str]) -> Assignor:
+    """The assignor of a pool that has its own rule for keys.
+
+    Args:
+        assign: The rule.
+        keys: The key of each slot.
+    """
+
+    def assignor(members: Sequence[Candidate], slots: Sequence[int], current: Mapping[int, str]) -> dict[int, str]:
+        target: dict[int, str] = {}
+        for slot in slots:
+            if slot not in keys or not members:
+                continue
+            place = assign(keys[slot], members)
+            if place is None:
+                continue
+            if not isinstance(place, int) or not 0 <= place < len(members):
+                raise InvalidInput(
+                    f"assign returned {place!r} for key {keys[slot]!r} and {len(members)} workers",
+                    hint="Return the place of a worker in the list, from 0, or None when none will do.",
+                )
+            target[slot] = members[place].id
+        return target
+
+    return assignor
+
+
+NAMED: dict[str, Assignor] = {"sticky": sticky, "jump": jump}
+
+
+def key_hash(key: str) -> int:
+    """The 64-bit hash of a key: the first eight bytes of SHA-256, the same in Python and in SQL (`penstock.key_hash`)."""
+    return int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "big")
+
+
+def jump_hash(key: int, buckets: int) -> int:
+    """Jump consistent hash: the bucket, from 0, of a 64-bit key.
+
+    When the number of buckets grows from n to m, only a share (m - n) / m of the keys moves, all of them to new buckets.
+    J. Lamping and E. Veach, "A Fast, Minimal Memory, Consistent Hash Algorithm", 2014, arXiv:1406.2294.
+
+    Raises:
+        InvalidInput: There is no bucket.
+    """
+    if buckets < 1:
+        raise InvalidInput(f"cannot hash into {buckets} buckets", hint="There must be at least one.")
+    key &= _MASK
+    bucket, candidate = -1, 0
+    while candidate < buckets:
+        bucket = candidate
+        key = (key * _MULTIPLIER + 1) & _MASK
+        candidate = int((bucket + 1) * ((1 << 31) / ((key >> 33) + 1)))
+    return bucket
+
+
+def slot_of(key: str, slots: int) -> int:
+    """The slot of a key in a group of so many slots."""
+    return jump_hash(key_hash(key), slots)

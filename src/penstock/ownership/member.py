@@ -1,0 +1,272 @@
+"""A member of a group: the loop that makes what this process works on equal to what the database says it owns.
+
+It beats, and does what the answer says: drains and releases what it is to give up, takes what is free and meant for it. A
+notification makes it beat at once, so slots change hands in milliseconds. When the database does not answer for too long it
+stops its own work (see `state`). It knows nothing of jobs or streams; whoever uses it gives it a `SlotUser`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Coroutine, Mapping
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any, Protocol, TypeVar
+
+import structlog
+
+from penstock.errors import DatabaseUnavailable, NotFound, PenstockError
+from penstock.ownership import balance
+from penstock.ownership.assign import KeyAssign
+from penstock.ownership.state import Change, MemberState
+from penstock.postgres import ownership
+from penstock.postgres.database import Database
+from penstock.settings import Settings
+from penstock.waiting import happens
+
+log = structlog.get_logger("penstock.ownership")
+T = TypeVar("T")
+_MEMBERS_AT_FULL_PACE = 4
+_CARE_EVERY_S = 1.0
+
+
+def monotonic() -> float:
+    """Seconds of a clock that also runs while the machine is suspended, where there is one."""
+    clock: int | None = getattr(time, "CLOCK_BOOTTIME", None)
+    return time.monotonic() if clock is None else time.clock_gettime(clock)
+
+
+class SlotUser(Protocol):
+    """What works on slots. The calls come from the loop, one slot at a time, in the order in which things happen."""
+
+    def gained(self, slot: int, epoch: int) -> None:
+        """The slot is this member's: begin."""
+
+    async def revoke(self, slot: int, epoch: int) -> None:
+        """The slot is to go to another member: drain it. When this returns nothing works on it any more."""
+
+    def lost(self, slot: int, epoch: int) -> None:
+        """The slot may be another member's already: stop at once, without settling. Ends a `revoke` that is under way."""
+
+
+class Member:
+    """One membership of this process.
+
+    Args:
+        database: Where.
+        group: Name of the group, which exists.
+        id: Unique in the group among the living.
+        user: What works on the slots.
+        settings: Heartbeat interval, and the silence after which others evict it.
+        assign: The rule of a group with the assignor custom.
+        metadata: What the member says of itself.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        group: str,
+        id: str,
+        user: SlotUser,
+        settings: Settings,
+        assign: KeyAssign | None = None,
+        metadata: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.group = group
+        self.id = id
+        self._database = database
+        self._user = user
+        self._interval = settings.heartbeat_interval.total_seconds()
+        self._dead_after: timedelta = settings.dead_after
+        self._assign = assign
+        self._metadata: dict[str, Any] = dict(metadata or {})
+        self._state = MemberState()
+        self._members = 1
+        self._wake = asyncio.Event()
+        self._stopping = asyncio.Event()
+        self._joined = asyncio.Event()
+        self._drains: dict[tuple[int, int], asyncio.Task[None]] = {}
+        self._abandoned: set[asyncio.Task[Any]] = set()
+
+    @property
+    def owned(self) -> dict[int, int]:
+        """Slots to work on at this moment, with their epochs; none when this process has lost touch for too long."""
+        return self._state.owned if monotonic() < self._state.fence_at else {}
+
+    def may_work(self, slot: int) -> bool:
+        """Whether a slot is this process's to begin work on at this moment."""
+        return self._state.holds(slot) and monotonic() < self._state.fence_at
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """What the member says of itself."""
+        return dict(self._metadata)
+
+    @property
+    def members(self) -> int:
+        """How many there were at the last heartbeat."""
+        return self._members
+
+    def wake(self) -> None:
+        """Something may have changed: beat now."""
+        self._wake.set()
+
+    def stop(self) -> None:
+        """Drain all slots, hand them over and leave; `run` ends then."""
+        self._stopping.set()
+        self._wake.set()
+
+    async def join(self) -> None:
+        """Join the group; waits while the database is away. Raises `Conflict` when a live member has this id."""
+        await self._database.retrying(
+            lambda: balance.join(self._database, self.group, self.id, self._dead_after, self._metadata, self._assign)
+        )
+        self._joined.set()
+
+    async def set_metadata(self, metadata: Mapping[str, Any]) -> None:
+        """Say something else of itself; a group with a rule of its own is balanced anew at once."""
+        self._metadata = dict(metadata)
+        if self._joined.is_set():
+            with suppress(NotFound):  # evicted a moment ago: it joins again, with this
+                await balance.set_metadata(self._database, self.group, self.id, self._metadata, self._assign)
+
+    async def run(self) -> None:
+        """Take part until `stop`. Joins first unless `join` was called. Raises `Conflict` when another has this id."""
+        if not self._joined.is_set():
+            await self.join()
+        helpers = [
+            asyncio.create_task(self._watch_fence(), name="penstock-fence"),
+            asyncio.create_task(self._care(), name="penstock-ownership-care"),
+        ]
+        try:
+            await self._reconcile()
+        finally:
+            for task in [*helpers, *self._drains.values(), *self._abandoned]:
+                task.cancel()
+            await asyncio.gather(*helpers, *self._drains.values(), return_exceptions=True)
+            self._apply(self._state.heard(_UNKNOWN, 0.0, 0.0))
+
+    async def _reconcile(self) -> None:
+        said_so = False
+        while True:
+            self._wake.clear()
+            try:
+                if self._stopping.is_set() and not said_so:
+                    self._apply(self._state.stop())
+                    said_so = True
+                    # The others take each slot when it is drained, not when all are.
+                    with suppress(NotFound):
+                        await self._call(balance.drain(self._database, self.group, self.id, self._assign))
+                await self._beat()
+                if said_so and self._state.empty:
+                    await self._call(balance.leave(self._database, self.group, self.id, self._assign))
+                    return
+            except NotFound:
+                # Evicted between two calls; the next heartbeat says so.
+                continue
+            except DatabaseUnavailable as error:
+                log.warning("ownership_call_failed", group=self.group, member=self.id, error=error.message)
+                if said_so and monotonic() >= self._state.fence_at:
+                    return
+                await happens(self._wake, random.uniform(0.2, 0.6))
+                continue
+            await happens(self._wake, self._interval * random.uniform(0.9, 1.0))
+
+    async def _beat(self) -> None:
+        sent_at = monotonic()
+        beat = await self._call(ownership.heartbeat(self._database, self.group, self.id))
+        self._apply(self._state.heard(beat, sent_at, monotonic()))
+        if not beat.known:
+            if self._stopping.is_set():
+                return
+            log.error("member_was_evicted", group=self.group, member=self.id)
+            await self._call(balance.join(self._database, self.group, self.id, self._dead_after, self._metadata, self._assign))
+            self._wake.set()
+            return
+        self._members = beat.members
+        if not beat.balanced and await self._call(balance.rebalance(self._database, self.group, self._assign)) > 0:
+            self._wake.set()
+        if releasing := self._state.releasing:
+            await self._call(ownership.release(self._database, self.group, self.id, releasing))
+            self._state.released(releasing)
+            self._wake.set()
+        if available := self._state.available:
+            taken = await self._call(ownership.take(self._database, self.group, self.id, sorted(available)))
+            self._apply(self._state.took(taken, monotonic()))
+            if len(taken) < len(available):
+                # Something still settles there: look again soon.
+                asyncio.get_running_loop().call_later(0.1, self._wake.set)
+
+    def _apply(self, changes: list[Change]) -> None:
+        for change in changes:
+            log.debug("slot_" + change.kind, group=self.group, member=self.id, slot=change.slot, epoch=change.epoch)
+            place = (change.slot, change.epoch)
+            if change.kind == "gained":
+                self._user.gained(change.slot, change.epoch)
+            elif change.kind == "revoked":
+                self._drains[place] = asyncio.create_task(self._drain(change.slot, change.epoch), name="penstock-drain")
+            else:
+                self._user.lost(change.slot, change.epoch)
+                if (draining := self._drains.pop(place, None)) is not None:
+                    draining.cancel()
+
+    async def _drain(self, slot: int, epoch: int) -> None:
+        try:
+            await self._user.revoke(slot, epoch)
+        except Exception:
+            # What could not be drained is stopped; the release ends what it has in progress.
+            log.exception("drain_failed", group=self.group, slot=slot)
+            self._user.lost(slot, epoch)
+        self._drains.pop((slot, epoch), None)
+        self._state.drained(slot, epoch)
+        self._wake.set()
+
+    async def _watch_fence(self) -> None:
+        while True:
+            await asyncio.sleep(0.1)
+            if lost := self._state.tick(monotonic()):
+                log.error("member_fenced_itself", group=self.group, member=self.id, slots=len(lost))
+                self._apply(lost)
+
+    async def _care(self) -> None:
+        """Evict members that fell silent; each looks seldom when there are many."""
+        while True:
+            await asyncio.sleep(_CARE_EVERY_S * max(1.0, self._members / _MEMBERS_AT_FULL_PACE) * random.uniform(0.7, 1.3))
+            try:
+                if await balance.evict(self._database, self.group, self._assign):
+                    self._wake.set()
+            except PenstockError as error:
+                log.warning("evict_failed", group=self.group, error=error.message)
+
+    async def _call(self, call: Coroutine[Any, Any, T]) -> T:
+        """Make one call, and give it up when it takes too long: a connection that hangs must not hold up the next heartbeat."""
+        task = asyncio.create_task(call)
+        try:
+            done, _ = await asyncio.wait([task], timeout=max(1.0, self._interval * 0.5))
+        except asyncio.CancelledError:
+            task.cancel()
+            raise
+        if not done:
+            task.cancel()
+            self._abandoned.add(task)
+            task.add_done_callback(self._forget)
+            raise DatabaseUnavailable(f"the database did not answer member {self.id} of {self.group} in time")
+        return task.result()
+
+    def _forget(self, task: asyncio.Task[Any]) -> None:
+        self._abandoned.discard(task)
+        if not task.cancelled():
+            task.exception()
+
+
+class _Unknown:
+    known = False
+    dead_after_s = 0.0
+    owned: Mapping[int, int] = {}
+    revoked: frozenset[int] = frozenset()
+    available: frozenset[int] = frozenset()
+
+
+_UNKNOWN = _Unknown()

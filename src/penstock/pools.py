@@ -1,0 +1,160 @@
+"""Pools: jobs of one key run in order, one at a time, on the one worker that owns the key.
+
+    fibonacci = app.pool("fibonacci", payload=int)
+
+    @fibonacci.handler
+    async def fib(job: Job[int]) -> None: ...
+
+    await fibonacci.enqueue("key", 42)
+
+Keys are divided into slots, slots among the workers that are alive; different keys run in parallel, and take turns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from uuid import UUID
+
+from penstock.errors import InvalidInput
+from penstock.handler import Job, group_of, payload_type
+from penstock.job import Enqueued, Executor, NewJob, PoolOptions
+from penstock.ownership import balance
+from penstock.ownership.assign import KeyAssign, slot_of
+from penstock.payload import Codec
+from penstock.postgres import ownership, pools
+from penstock.puller import PoolWorker
+from penstock.worker.pool import declare
+from penstock.worker.types import WorkedPool, WorkedType
+
+if TYPE_CHECKING:
+    from penstock.app import JobType
+
+T = TypeVar("T")
+
+
+class Pool(Generic[T]):
+    """A declared pool. Made by `Penstock.pool`."""
+
+    def __init__(self, type: JobType[T], options: PoolOptions, assign: KeyAssign | None) -> None:
+        self.name = type.name
+        self.options = options
+        self._type = type
+        self._assign = assign
+        self._app = type.app
+
+    # -- declaring
+
+    def handler(self, handler: Callable[[Job[T]], Any] | None = None, *, executor: Executor = "auto") -> Any:
+        """Declare what runs the pool's jobs: a function of one `Job[T]`, async, or plain (in a thread or process).
+
+        Used as `@pool.handler` or `@pool.handler(executor="process")`.
+
+        Raises:
+            InvalidInput: The handler cannot be used, or there is one already.
+        """
+        if handler is None:
+            return lambda function: self.handler(function, executor=executor)
+        if self._type.handler is not None:
+            raise InvalidInput(f"pool {self.name} has a handler already", hint="Give each pool one handler.")
+        annotated = payload_type(handler)
+        if annotated is not Any:
+            self._type.codec = Codec(annotated, self.name)
+        self._type.group = group_of(handler, executor)
+        self._type.handler = handler
+        return handler
+
+    # -- enqueueing
+
+    async def enqueue(
+        self,
+        key: str,
+        data: T | None = None,
+        *,
+        id: UUID | str | None = None,
+        run_after: datetime | timedelta | None = None,
+        expires_at: datetime | timedelta | None = None,
+        unique: str | None = None,
+        connection: Any = None,
+    ) -> Enqueued:
+        """Enqueue one job behind the others of its key. See `Penstock.enqueue`.
+
+        A job for later (`run_after`) stands in the line from when it is due.
+        """
+        return await self._app.enqueue(
+            self._type, data, id=id, key=key, run_after=run_after, expires_at=expires_at, unique=unique, connection=connection
+        )
+
+    async def enqueue_many(self, new: Iterable[NewJob | tuple[str, T]], *, connection: Any = None) -> list[Enqueued]:
+        """Enqueue many jobs: `NewJob` with a key, or pairs of key and payload. See `Penstock.enqueue_many`."""
+        items = [NewJob(item[1], key=item[0]) if isinstance(item, tuple) else item for item in new]
+        return await self._app.enqueue_many(self._type, items, connection=connection)
+
+    def slot_of(self, key: str) -> int:
+        """The slot of a key, as far as the pool has not been resized by others."""
+        return slot_of(key, self.options.slots)
+
+    # -- working
+
+    def worker(self, id: str | None = None, *, prefetch: int = 10, metadata: Mapping[str, Any] | None = None) -> PoolWorker[T]:
+        """A worker that pulls jobs instead of having a handler run.
+
+            async with pool.worker("my-worker") as worker:
+                async for job in worker.jobs():
+                    ...
+                    await job.ack()
+
+        Args:
+            id: Unique in the pool; None: a new one.
+            prefetch: Most jobs in hand at once, each of another key.
+            metadata: What the worker says of itself, for the pool's `assign`.
+        """
+        return PoolWorker(self._app, self.worked(metadata=metadata), self._type.codec, id, prefetch)
+
+    def worked(self, *, metadata: Mapping[str, Any] | None = None) -> WorkedPool:
+        """The pool as a worker takes part in it."""
+        declared = self._type
+        worked = None
+        if declared.handler is not None:
+            worked = WorkedType(declared.name, declared.options, declared.codec, declared.handler, declared.group)
+        return WorkedPool(self.name, declared.options, self.options, worked, self._assign, metadata=dict(metadata or {}))
+
+    # -- looking and steering
+
+    async def declare(self) -> None:
+        """Create the pool in the database, or change it when this declaration is a new one."""
+        await declare(await self._app.database(), self.worked())
+
+    async def workers(self) -> list[ownership.Member]:
+        """Who takes part, oldest first."""
+        return await ownership.members(await self._app.database(), self.name)
+
+    async def slots(self) -> list[ownership.Slot]:
+        """Who has which slot, and who is to have it."""
+        return await ownership.slots(await self._app.database(), self.name)
+
+    async def resize(self, slots: int) -> None:
+        """Give the live pool more slots; only keys that go to new slots move. Set `slots` in the declaration too.
+
+        Raises:
+            Conflict: Fewer than it has, or the pool has a rule of its own.
+            DatabaseUnavailable: A transaction that enqueues has been open for seconds; try again.
+        """
+        database = await self._app.database()
+        await pools.resize(database, self.name, slots)
+        self.options = replace(self.options, slots=slots)
+        await balance.rebalance(database, self.name, self._assign)
+
+    async def drain(self, worker: str) -> None:
+        """Move a worker out: it stays in the pool, without slots. Raises `NotFound`."""
+        await balance.drain(await self._app.database(), self.name, worker, self._assign)
+
+    async def undrain(self, worker: str) -> None:
+        """Let a drained worker take part again. Raises `NotFound`."""
+        await balance.drain(await self._app.database(), self.name, worker, self._assign, drain=False)
+
+    async def set_weight(self, key: str, weight: int) -> None:
+        """How many jobs a key gets in each of its turns, 1 to 1,000. Raises `InvalidInput`."""
+        await pools.set_weight(await self._app.database(), self.name, key, weight)

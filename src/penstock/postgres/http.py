@@ -1,0 +1,175 @@
+"""One typed function for each SQL function that only the HTTP API needs. No logic beyond rows to words."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from uuid import UUID
+
+from penstock.job import Admission, JobTypeRecord, Status
+from penstock.postgres.database import Database
+from penstock.postgres.jobs import Batch, enqueue_arguments, job_type_of
+
+
+@dataclass(frozen=True, slots=True)
+class Put:
+    """What became of one job of a put. `name` None: it is archived; `data`: JSON text, None when it is as given."""
+
+    admission: Admission
+    id: UUID
+    name: str | None
+    attempts: int
+    run_after: datetime
+    expires_at: datetime | None
+    created_at: datetime
+    updated_at: datetime
+    status: str
+    data: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Callback:
+    """A downstream service's word about an attempt. `outcome` is succeeded, failed or failed-for-good; `detail` JSON text."""
+
+    name: str
+    id: UUID
+    attempts: int
+    outcome: str
+    detail: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StoredJob:
+    """A job as it is stored, queued or archived. JSON stays text, so that no parser rounds it."""
+
+    id: UUID
+    name: str
+    status: Status
+    attempts: int
+    max_attempts: int
+    priority: int
+    key: str | None
+    unique: str | None
+    data: str
+    created_at: datetime
+    run_after: datetime
+    expires_at: datetime | None
+    started_at: datetime | None
+    finished_at: datetime | None
+    worker: str | None
+    errors: str | None
+    result: str | None
+    progress: str | None
+    replay_of: UUID | None
+    cancel_requested_at: datetime | None
+    updated_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """Jobs a second of one type over the last minute."""
+
+    name: str
+    enqueued_per_s: float
+    finished_per_s: float
+    failed_per_s: float
+
+
+async def put_jobs(database: Database, batch: Batch) -> list[Put]:
+    """Enqueue a batch and return each job as it is stored, in order."""
+    rows = await database.fetch(
+        "select * from penstock.put_jobs($1, $2::jsonb[], $3::uuid[], $4, $5::smallint[], $6, $7, $8)", *enqueue_arguments(batch)
+    )
+    return [Put(Admission(row[1]), *tuple(row)[2:]) for row in rows]
+
+
+async def settle_attempts(database: Database, callbacks: Sequence[Callback]) -> list[str]:
+    """Settle jobs by attempt number. Outcomes in order: succeeded, retried, failed, cancelled, stale or unknown."""
+    rows = await database.fetch(
+        "select outcome from penstock.settle_attempts($1, $2, $3::smallint[], $4, $5::jsonb[]) order by ordinal",
+        [callback.name for callback in callbacks],
+        [callback.id for callback in callbacks],
+        [callback.attempts for callback in callbacks],
+        [callback.outcome for callback in callbacks],
+        [callback.detail for callback in callbacks],
+    )
+    return [row[0] for row in rows]
+
+
+async def leave_to_callback(database: Database, jobs: Sequence[tuple[UUID, int, int]]) -> int:
+    """Leave jobs (id, attempts, lease) to their callbacks. Returns how many were still the caller's."""
+    ids, attempts, leases = [list(column) for column in zip(*jobs, strict=True)] if jobs else ([], [], [])
+    return int(
+        await database.fetchval("select penstock.leave_to_callback($1, $2::smallint[], $3::bigint[])", ids, attempts, leases)
+    )
+
+
+async def stored_jobs(database: Database, ids: Sequence[UUID]) -> dict[UUID, StoredJob]:
+    """Everything known of these jobs; unknown ids are left out."""
+    found: dict[UUID, StoredJob] = {}
+    for row in await database.fetch("select * from penstock.stored_jobs($1)", ids):
+        values = list(row)
+        values[2] = Status(values[2])
+        found[row["id"]] = StoredJob(*values)
+    return found
+
+
+async def attempts_of(database: Database, ids: Sequence[UUID]) -> dict[UUID, tuple[int, int | None]]:
+    """Attempts and lease of those jobs that are not finished."""
+    rows = await database.fetch("select * from penstock.attempts_of($1)", ids)
+    return {row["id"]: (row["attempts"], row["lease"]) for row in rows}
+
+
+async def page_of_jobs(
+    database: Database,
+    *,
+    archived: bool,
+    names: Sequence[str] | None = None,
+    status: str | None = None,
+    key: str | None = None,
+    since: datetime | None = None,
+    until: datetime | None = None,
+    limit: int = 100,
+    before: tuple[datetime, UUID] | None = None,
+) -> list[tuple[UUID, datetime]]:
+    """Ids and times of one page of jobs, latest first."""
+    rows = await database.fetch(
+        "select * from penstock.page_of_jobs($1, $2, $3, $4, $5, $6, $7, $8, $9)",
+        archived,
+        names,
+        status,
+        key,
+        since,
+        until,
+        limit,
+        *(before or (None, None)),
+    )
+    return [(row["id"], row["at"]) for row in rows]
+
+
+async def job_rates(database: Database, over: timedelta = timedelta(minutes=1)) -> dict[str, Rates]:
+    """Rates of each job type."""
+    return {row["name"]: Rates(*tuple(row)) for row in await database.fetch("select * from penstock.job_rates($1)", over)}
+
+
+async def names_of(database: Database, ids: Sequence[UUID]) -> dict[UUID, str]:
+    """The job types of those jobs that are not finished."""
+    rows = await database.fetch("select id, name from penstock.queued_jobs where id = any($1)", ids)
+    return {row["id"]: row["name"] for row in rows}
+
+
+async def workers(database: Database) -> list[dict[str, object]]:
+    """All worker processes, oldest first."""
+    rows = await database.fetch(
+        "select id, host, pid, names, concurrency, state, in_flight, started_at, seen_at,"
+        " extract(epoch from penstock.clock() - seen_at)::double precision as silent_s"
+        " from penstock.workers order by started_at, id"
+    )
+    return [dict(row) for row in rows]
+
+
+async def job_type(database: Database, name: str) -> JobTypeRecord | None:
+    """One job type, or None."""
+    row = await database.fetchrow("select * from penstock.jobs where name = $1", name)
+    return None if row is None else job_type_of(row)

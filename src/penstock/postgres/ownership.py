@@ -1,0 +1,181 @@
+"""One typed function for each SQL function about groups, members and slots. No logic beyond turning rows into words.
+
+Those that take a `Transaction` belong together: who changes a group locks it, reads it, and writes new targets before the commit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+import orjson
+
+from penstock.postgres.database import Database, Transaction
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """A group; while `balanced` is less than `generation` somebody has to compute targets."""
+
+    name: str
+    slots: int
+    assignor: str
+    generation: int
+    balanced: int
+    members: int
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A member, with how many slots it has."""
+
+    id: str
+    state: str
+    metadata: dict[str, Any]
+    age: int
+    joined_at: datetime
+    seen_at: datetime
+    slots: int
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """A slot: who has it, who is to have it, and under which epoch it was taken last."""
+
+    slot: int
+    owner: str | None
+    target: str | None
+    epoch: int
+    key: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Beat:
+    """The answer to a member's heartbeat.
+
+    Attributes:
+        known: False when it was evicted; the rest says nothing then.
+        members: How many there are.
+        balanced: False when somebody has to compute targets.
+        dead_after_s: Silence after which others evict it, counted from when this heartbeat was sent or later.
+        owned: What it has, and under which epochs.
+        revoked: What of that it is to give up.
+        available: What it may take.
+    """
+
+    known: bool
+    members: int
+    balanced: bool
+    dead_after_s: float
+    owned: dict[int, int]
+    revoked: frozenset[int]
+    available: frozenset[int]
+
+
+async def declare_group(database: Database, name: str, slots: int, assignor: str) -> Group:
+    """Create a group when there is none. Raises `InvalidInput`, `Conflict`."""
+    return _group(await database.fetchrow("select * from penstock.declare_group($1, $2, $3)", name, slots, assignor))
+
+
+async def lock_group(transaction: Transaction, name: str) -> Group:
+    """The group, locked until the transaction ends. Raises `NotFound`."""
+    return _group(await transaction.fetchrow("select * from penstock.lock_group($1)", name))
+
+
+async def members(executor: Database | Transaction, name: str) -> list[Member]:
+    """The members of a group, oldest first."""
+    return [
+        Member(row["id"], row["state"], orjson.loads(row["metadata"]), row["age"], row["joined_at"], row["seen_at"], row["slots"])
+        for row in await executor.fetch("select * from penstock.group_members($1)", name)
+    ]
+
+
+async def slots(executor: Database | Transaction, name: str) -> list[Slot]:
+    """The slots of a group, in order."""
+    rows = await executor.fetch("select slot, owner, target, epoch, key from penstock.group_slots($1)", name)
+    return [Slot(*tuple(row)) for row in rows]
+
+
+async def has_unplaced(transaction: Transaction, name: str) -> bool:
+    """Whether there are slots that no assignor has seen."""
+    row = await transaction.fetchrow(
+        "select exists (select from penstock.slots where group_name = $1 and not placed) as unplaced", name
+    )
+    return bool(row["unplaced"])
+
+
+async def set_targets(transaction: Transaction, name: str, target: Mapping[int, str]) -> int:
+    """Write what an assignor decided. Returns how many slots will move."""
+    row = await transaction.fetchrow(
+        "select penstock.set_targets($1, $2, $3) as moved", name, list(target.keys()), list(target.values())
+    )
+    return int(row["moved"])
+
+
+async def join(transaction: Transaction, name: str, member: str, dead_after: timedelta, metadata: Mapping[str, Any]) -> Group:
+    """Become a member; the group stays locked. Raises `Conflict` when a live member has that id, `NotFound`, `InvalidInput`."""
+    row = await transaction.fetchrow(
+        "select * from penstock.join_group($1, $2, $3, $4::jsonb)",
+        name,
+        member,
+        dead_after,
+        orjson.dumps(dict(metadata)).decode(),
+    )
+    return _group(row)
+
+
+async def leave(transaction: Transaction, name: str, member: str) -> bool:
+    """End a membership. False when it was none."""
+    row = await transaction.fetchrow("select penstock.leave_group($1, $2) as left", name, member)
+    return bool(row["left"])
+
+
+async def evict(transaction: Transaction, name: str) -> list[str]:
+    """Remove the members that were silent for too long. Returns their ids; if there are some, the group is locked."""
+    row = await transaction.fetchrow("select penstock.evict($1) as evicted", name)
+    return list(row["evicted"])
+
+
+async def set_metadata(transaction: Transaction, name: str, member: str, metadata: Mapping[str, Any]) -> Group:
+    """Change what a member says of itself; the group stays locked. Raises `NotFound` when it was evicted."""
+    row = await transaction.fetchrow(
+        "select * from penstock.set_metadata($1, $2, $3::jsonb)", name, member, orjson.dumps(dict(metadata)).decode()
+    )
+    return _group(row)
+
+
+async def drain_member(transaction: Transaction, name: str, member: str, drain: bool) -> Group:
+    """Move a member out, or let it take part again; the group stays locked. Raises `NotFound`."""
+    return _group(await transaction.fetchrow("select * from penstock.drain_member($1, $2, $3)", name, member, drain))
+
+
+async def heartbeat(database: Database, name: str, member: str) -> Beat:
+    """Say that a member lives, and hear what it has, what to give up and what to take."""
+    row = await database.fetchrow("select * from penstock.member_heartbeat($1, $2)", name, member)
+    return Beat(
+        row["known"],
+        row["members"] or 0,
+        bool(row["balanced"]),
+        row["dead_after_s"] or 0.0,
+        dict(zip(row["owned"] or [], row["epochs"] or [], strict=True)),
+        frozenset(row["revoked"] or []),
+        frozenset(row["available"] or []),
+    )
+
+
+async def take(database: Database, name: str, member: str, wanted: Sequence[int]) -> dict[int, int]:
+    """Take free slots that are meant for the member. Returns those it got, with their epochs. Raises `NotFound`."""
+    return {
+        row["slot"]: row["epoch"] for row in await database.fetch("select * from penstock.take($1, $2, $3)", name, member, wanted)
+    }
+
+
+async def release(database: Database, name: str, member: str, held: Mapping[int, int]) -> None:
+    """Give up slots that the member has under these epochs."""
+    await database.fetch("select penstock.release($1, $2, $3, $4)", name, member, list(held.keys()), list(held.values()))
+
+
+def _group(row: Any) -> Group:
+    return Group(row["name"], row["slots"], row["assignor"], row["generation"], row["balanced"], row["members"])

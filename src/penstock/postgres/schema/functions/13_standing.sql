@@ -1,0 +1,312 @@
+-- Standing jobs: one run of each key, on the owner of the key, until it is stopped.
+--
+-- A run begins with begin_standing and ends with end_standing, both under the epoch of the slot; in between running_by says who
+-- runs it. Nobody else can begin it meanwhile: the slot has one owner, and is not released before its runs have ended. A
+-- payload that is replaced gets a new version, and the owner stops the old run before it begins the new one. What a stopped
+-- run leaves (state) is what the next one gets.
+
+create or replace function penstock.tell_standing(p_name text, p_slots integer[])
+returns void
+language plpgsql
+as $$
+declare
+    concerned text;
+begin
+    for concerned in
+        select distinct owner from penstock.slots where group_name = p_name and slot = any (p_slots) and owner is not null
+        union
+        select distinct running_by from penstock.standing_jobs where name = p_name and slot = any (p_slots) and running_by is not null
+    loop
+        perform pg_notify('penstock_' || concerned, 'standing ' || p_name);
+    end loop;
+end
+$$;
+comment on function penstock.tell_standing(text, integer[]) is 'Notifies the owners of slots that something about their standing jobs has changed.';
+
+create or replace function penstock.check_standing(p_name text, p_key text, p_data jsonb)
+returns void
+language plpgsql
+as $$
+begin
+    perform penstock.require_pool(p_name);
+    perform penstock.check_jobs(p_name, array[p_data], null, array[coalesce(p_key, '')], null, null, penstock.clock());
+end
+$$;
+comment on function penstock.check_standing(text, text, jsonb) is 'Raises PS400, PS404 or PS413 unless a standing job can have this pool, key and payload.';
+
+create or replace function penstock.start_standing(p_name text, p_key text, p_data jsonb default '{}', p_replace boolean default false)
+returns text
+language plpgsql
+security definer
+set search_path = penstock, pg_temp
+as $$
+declare
+    moment constant timestamptz := penstock.clock();
+    place integer;
+    present penstock.standing_jobs;
+begin
+    perform penstock.check_standing(p_name, p_key, p_data);
+    place := (penstock.slots_for(p_name, array[p_key], null))[1];
+    insert into penstock.standing_jobs (name, key, slot, data, created_at, updated_at)
+    values (p_name, p_key, place, p_data, moment, moment)
+    on conflict (name, key) do nothing;
+    if found then
+        perform penstock.tell_standing(p_name, array[place]);
+        return 'started';
+    end if;
+    select * into present from penstock.standing_jobs where name = p_name and key = p_key for update;
+    if not found then
+        -- It was removed this moment.
+        return penstock.start_standing(p_name, p_key, p_data, p_replace);
+    end if;
+    if present.wanted and present.data = p_data then
+        return 'unchanged';
+    end if;
+    if present.wanted and not p_replace then
+        raise exception 'a standing job with key % runs in pool % with another payload', p_key, p_name
+            using errcode = 'PS409', hint = 'Stop it first, or replace it.';
+    end if;
+    update penstock.standing_jobs
+    set data = p_data,
+        version = version + 1,
+        wanted = true,
+        failures = 0,
+        retry_at = null,
+        error = null,
+        state = case when present.wanted then state end,
+        updated_at = moment
+    where name = p_name and key = p_key;
+    perform penstock.tell_standing(p_name, array[place]);
+    return case when present.wanted then 'replaced' else 'started' end;
+end
+$$;
+comment on function penstock.start_standing(text, text, jsonb, boolean) is
+    'Starts a standing job for a key: it runs on the owner of the key from now on. Returns started, unchanged (it is there with this payload) or, with p_replace, replaced. PS409 when it is there with another payload.';
+
+create or replace function penstock.stop_standing(p_name text, p_key text)
+returns boolean
+language plpgsql
+security definer
+set search_path = penstock, pg_temp
+as $$
+declare
+    place integer;
+begin
+    perform penstock.require_pool(p_name);
+    update penstock.standing_jobs
+    set wanted = false,
+        updated_at = penstock.clock()
+    where name = p_name and key = p_key and wanted
+    returning slot into place;
+    if not found then
+        return false;
+    end if;
+    delete from penstock.standing_jobs where name = p_name and key = p_key and running_by is null;
+    perform penstock.tell_standing(p_name, array[place]);
+    return true;
+end
+$$;
+comment on function penstock.stop_standing(text, text) is 'Stops the standing job of a key, wherever it runs. False when there was none.';
+
+create or replace function penstock.notify_standing(p_name text, p_key text, p_data jsonb)
+returns void
+language plpgsql
+security definer
+set search_path = penstock, pg_temp
+as $$
+declare
+    place integer;
+begin
+    perform penstock.check_standing(p_name, p_key, p_data);
+    select slot into place from penstock.standing_jobs where name = p_name and key = p_key and wanted for key share;
+    if not found then
+        raise exception 'no standing job with key % in pool %', left(p_key, 100), p_name
+            using errcode = 'PS404', hint = 'Start it first.';
+    end if;
+    insert into penstock.standing_messages (name, key, data, sent_at) values (p_name, p_key, p_data, penstock.clock());
+    perform penstock.tell_standing(p_name, array[place]);
+end
+$$;
+comment on function penstock.notify_standing(text, text, jsonb) is
+    'Sends a message to the standing job of a key; it gets it while it runs, or when it runs next. PS404 when there is none.';
+
+create or replace function penstock.reconcile_standing(p_name text, p_wanted jsonb)
+returns table (started integer, replaced integer, stopped integer)
+language plpgsql
+security definer
+set search_path = penstock, pg_temp
+as $$
+#variable_conflict use_column
+declare
+    each record;
+    outcome text;
+begin
+    perform penstock.require_pool(p_name);
+    if p_wanted is null or jsonb_typeof(p_wanted) <> 'object' then
+        raise exception 'wanted must be a JSON object of payloads by key'
+            using errcode = 'PS400', hint = 'For example {"acme": {"interval": 60}}.';
+    end if;
+    started := 0;
+    replaced := 0;
+    stopped := 0;
+    -- One at a time, so that two controllers do not undo each other halfway.
+    perform pg_advisory_xact_lock(hashtext('penstock.reconcile'), hashtext(p_name));
+    for each in
+        select standing.key
+        from penstock.standing_jobs as standing
+        where standing.name = p_name and standing.wanted and not p_wanted ? standing.key
+        order by standing.key
+    loop
+        stopped := stopped + penstock.stop_standing(p_name, each.key)::integer;
+    end loop;
+    for each in
+        select given.key, given.value
+        from jsonb_each(p_wanted) as given
+        left join penstock.standing_jobs as standing on standing.name = p_name and standing.key = given.key and standing.wanted
+        where standing.data is distinct from given.value
+        order by given.key
+    loop
+        outcome := penstock.start_standing(p_name, each.key, each.value, true);
+        started := started + (outcome = 'started')::integer;
+        replaced := replaced + (outcome = 'replaced')::integer;
+    end loop;
+    return next;
+end
+$$;
+comment on function penstock.reconcile_standing(text, jsonb) is
+    'Makes the standing jobs of a pool equal to a wanted set, {"key": payload}, in one transaction. Idempotent. Returns how many were started, replaced and stopped.';
+
+create or replace function penstock.move_standing(p_name text, p_slots integer)
+returns void
+language sql
+as $$
+    with moved as (
+        update penstock.standing_jobs
+        set slot = penstock.slot_of(key, p_slots)
+        where name = p_name and slot <> penstock.slot_of(key, p_slots)
+        returning slot, running_by
+    )
+    update penstock.slots
+    set settling = true
+    where group_name = p_name and slot in (select moved.slot from moved where moved.running_by is not null)
+$$;
+comment on function penstock.move_standing(text, integer) is 'Part of resize_pool: standing jobs go to the new slots of their keys.';
+
+create or replace function penstock.standing_of(p_name text, p_member text, p_slots integer[], p_epochs bigint[])
+returns table (key text, slot integer, epoch bigint, data text, state text, version bigint, start_in_s double precision)
+language sql
+stable
+security definer
+set search_path = penstock, pg_temp
+as $$
+    select
+        standing.key, standing.slot, slots.epoch, standing.data::text, standing.state::text, standing.version,
+        greatest(extract(epoch from standing.retry_at - penstock.clock()), 0)::double precision
+    from unnest(p_slots, p_epochs) as given (slot, epoch)
+    join penstock.slots on slots.group_name = p_name and slots.slot = given.slot
+    join penstock.standing_jobs as standing on standing.name = p_name and standing.slot = slots.slot
+    where slots.owner = p_member and slots.epoch = given.epoch and standing.wanted
+$$;
+comment on function penstock.standing_of(text, text, integer[], bigint[]) is
+    'The standing jobs that a member should run for slots that it has under these epochs. What it runs beyond these it has to stop.';
+
+create or replace function penstock.begin_standing(p_name text, p_key text, p_member text, p_slot integer, p_epoch bigint, p_version bigint)
+returns table (data text, state text)
+language plpgsql
+security definer
+set search_path = penstock, pg_temp
+as $$
+#variable_conflict use_column
+begin
+    perform from penstock.members where group_name = p_name and id = p_member for key share;
+    return query
+    update penstock.standing_jobs
+    set running_by = p_member,
+        running_epoch = p_epoch,
+        started_at = penstock.clock(),
+        updated_at = penstock.clock()
+    where standing_jobs.name = p_name
+        and standing_jobs.key = p_key
+        and standing_jobs.slot = p_slot
+        and standing_jobs.version = p_version
+        and standing_jobs.wanted
+        and standing_jobs.running_by is null
+        and penstock.owns(p_name, p_member, p_slot, p_epoch)
+    returning standing_jobs.data::text, standing_jobs.state::text;
+end
+$$;
+comment on function penstock.begin_standing(text, text, text, integer, bigint, bigint) is
+    'Begins a run of a standing job. No row: it may not, since the slot, the version or the run is not as the caller thought.';
+
+create or replace function penstock.save_standing(p_name text, p_key text, p_member text, p_epoch bigint, p_state jsonb)
+returns boolean
+language plpgsql
+security definer
+set search_path = penstock, pg_temp
+as $$
+begin
+    update penstock.standing_jobs
+    set state = p_state,
+        updated_at = penstock.clock()
+    where name = p_name and key = p_key and running_by = p_member and running_epoch = p_epoch;
+    return found;
+end
+$$;
+comment on function penstock.save_standing(text, text, text, bigint, jsonb) is
+    'Keeps the state of a run, for the next one should this one die. False when the run is no longer the caller''s.';
+
+create or replace function penstock.end_standing(
+    p_name text, p_key text, p_member text, p_epoch bigint, p_state jsonb default null, p_error jsonb default null
+)
+returns boolean
+language plpgsql
+security definer
+set search_path = penstock, pg_temp
+as $$
+declare
+    moment constant timestamptz := penstock.clock();
+    place integer;
+begin
+    update penstock.standing_jobs
+    set running_by = null,
+        running_epoch = null,
+        state = coalesce(p_state, state),
+        error = p_error,
+        failures = case when p_error is null then 0 else failures + 1 end,
+        retry_at = case when p_error is not null then moment + least(power(2, least(failures, 10)), 60) * interval '1 second' end,
+        updated_at = moment
+    where name = p_name and key = p_key and running_by = p_member and running_epoch = p_epoch
+    returning slot into place;
+    if not found then
+        return false;
+    end if;
+    delete from penstock.standing_jobs where name = p_name and key = p_key and not wanted and running_by is null;
+    -- It may have moved to a slot whose new owner waits for this.
+    perform penstock.tell_standing(p_name, array[place]);
+    perform penstock.tell_member(p_name, slots.target)
+    from penstock.slots
+    where slots.group_name = p_name and slots.slot = place and slots.settling and slots.target is not null;
+    return true;
+end
+$$;
+comment on function penstock.end_standing(text, text, text, bigint, jsonb, jsonb) is
+    'Ends a run: p_state is for the next one (null: as it was); after p_error the next one waits 1, 2, 4, ... 60 seconds. False when the run was no longer the caller''s.';
+
+create or replace function penstock.take_messages(p_name text, p_member text)
+returns table (key text, data text)
+language sql
+security definer
+set search_path = penstock, pg_temp
+as $$
+    with taken as (
+        delete from penstock.standing_messages as message
+        using penstock.standing_jobs as standing
+        where standing.name = p_name
+            and standing.running_by = p_member
+            and message.name = standing.name
+            and message.key = standing.key
+        returning message.id, message.key, message.data
+    )
+    select taken.key, taken.data::text from taken order by taken.id
+$$;
+comment on function penstock.take_messages(text, text) is 'Takes the messages to the standing jobs that a member runs, oldest first. Delivered at most once.';

@@ -1,0 +1,301 @@
+"""The pull form of a pool's worker: the program asks for jobs and says what became of them."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import suppress
+from datetime import timedelta
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
+from uuid import UUID
+
+import orjson
+
+from penstock.errors import Conflict, InvalidInput, PenstockError
+from penstock.handler import Job
+from penstock.job import ClaimedJob, Outcome, Settlement
+from penstock.payload import Codec, dump_json, plain_text
+from penstock.postgres import jobs
+from penstock.postgres.database import Database
+from penstock.postgres.listener import Listener
+from penstock.worker.pool import PoolPart, new_member_id
+from penstock.worker.settler import Settler
+from penstock.worker.types import WorkedPool
+
+if TYPE_CHECKING:
+    from penstock.app import Penstock
+
+T = TypeVar("T")
+
+
+class PulledJob(Job[T], Generic[T]):
+    """A job that a program pulled. It has to be settled: `ack`, `fail` or `release`; until then its key waits."""
+
+    __slots__ = ("_hand",)
+    _hand: _InHand
+
+    async def ack(self, result: Any = None) -> None:
+        """The job is done. Returns when that is written.
+
+        Raises:
+            Conflict: The job no longer belongs to this worker; another runs it, or will.
+        """
+        detail = None if result is None else dump_json(result, f"the result of {self.name}")
+        await self._hand.settle(Outcome.SUCCEEDED, detail)
+
+    async def fail(self, error: str | BaseException, *, retry: bool = True, after: timedelta | None = None) -> None:
+        """The attempt failed: it is retried (`after` a while, or the backoff of the pool) while attempts are left.
+
+        Raises:
+            Conflict: The job no longer belongs to this worker.
+        """
+        kind = type(error).__qualname__ if isinstance(error, BaseException) else "Failed"
+        detail = orjson.dumps({"type": kind, "message": plain_text(str(error)[:2_000])}).decode()
+        await self._hand.settle(Outcome.FAILED if retry else Outcome.FAILED_FOR_GOOD, detail, after)
+
+    async def release(self) -> None:
+        """Hand the job back as if it had not been pulled."""
+        await self._hand.settle(Outcome.RELEASED, None)
+
+
+class _InHand:
+    """What a worker knows of a job that it gave out. The `JobControl` of the job."""
+
+    def __init__(self, puller: _Puller, job: ClaimedJob) -> None:
+        self.job = job
+        self.lease = job.lease
+        self.reason: str | None = None
+        self.settled: asyncio.Future[str | None] | None = None
+        self._puller = puller
+
+    @property
+    def cancelled(self) -> bool:
+        """See `JobControl`."""
+        return self.reason is not None
+
+    async def extend(self, span: timedelta | None) -> None:
+        """See `JobControl`."""
+        lease = await jobs.extend(self._puller.database, self.job, self.lease, span)
+        if lease is None:
+            raise Conflict(f"job {self.job.id} no longer belongs to this worker", hint="Stop: another worker may be running it.")
+        self.lease = lease
+
+    def extend_blocking(self, span: timedelta | None) -> None:
+        """See `JobControl`."""
+        asyncio.run_coroutine_threadsafe(self.extend(span), self._puller.loop).result(timeout=60)
+
+    def progress(self, value: Any) -> None:
+        """See `JobControl`."""
+        text = dump_json(value, f"the progress of {self.job.name}")
+        self._puller.loop.call_soon_threadsafe(self._puller.settler.progress, self.job.id, self.job.attempts, text)
+
+    async def settle(self, outcome: Outcome, detail: str | None, after: timedelta | None = None) -> None:
+        """Settle the job, and wait until that is written."""
+        if self.settled is not None:
+            raise Conflict(f"job {self.job.id} was settled already", hint="Call ack, fail or release once.")
+        self.settled = asyncio.get_running_loop().create_future()
+        self._puller.finish(self, Settlement(self.job.id, self.job.attempts, self.lease, outcome, detail, after))
+        if await self.settled == "stale":
+            raise Conflict(
+                f"job {self.job.id} no longer belongs to this worker",
+                hint="Its slot moved or its visibility timeout ended: another worker runs it, or will.",
+            )
+
+
+class _Puller:
+    """Keeps claimed jobs until they are asked for. A `Runs`."""
+
+    def __init__(self, database: Database, settler: Settler, prefetch: int) -> None:
+        self.database = database
+        self.settler = settler
+        self.loop = asyncio.get_running_loop()
+        self.part: PoolPart | None = None
+        self.arrived = asyncio.Event()
+        self.waiting: deque[_InHand] = deque()
+        self.in_hand: dict[UUID, _InHand] = {}
+        self._prefetch = prefetch
+
+    def room(self) -> int:
+        """See `Runs`."""
+        return self._prefetch - len(self.in_hand)
+
+    def start(self, job: ClaimedJob, claimed_at: float) -> None:
+        """See `Runs`."""
+        hand = self.in_hand[job.id] = _InHand(self, job)
+        self.waiting.append(hand)
+        self.arrived.set()
+
+    def cancel(self, id: UUID, reason: str) -> None:
+        """See `Runs`. What was not given out yet is settled; otherwise the program has to look at `job.cancelled`."""
+        hand = self.in_hand.get(id)
+        if hand is None:
+            return
+        hand.reason = reason
+        if hand in self.waiting:
+            self.waiting.remove(hand)
+            outcome = Outcome.CANCELLED if reason == "cancelled" else Outcome.RELEASED
+            self.finish(hand, Settlement(id, hand.job.attempts, hand.lease, outcome))
+
+    def abandon(self, lost: Iterable[UUID]) -> None:
+        """See `Runs`."""
+        for id in lost:
+            if (hand := self.in_hand.pop(id, None)) is not None:
+                hand.reason = "lost"
+                if hand in self.waiting:
+                    self.waiting.remove(hand)
+                if hand.settled is not None and not hand.settled.done():
+                    hand.settled.set_result("stale")
+
+    def leases(self) -> Iterable[int]:
+        """See `Runs`."""
+        return [hand.lease for hand in self.in_hand.values()]
+
+    def finish(self, hand: _InHand, result: Settlement) -> None:
+        """A job is settled by the program."""
+        claimer = self.part.claimer if self.part is not None else None
+        if claimer is None or self.in_hand.get(result.id) is not hand or not claimer.lines.holds(result.id):
+            if hand.settled is not None and not hand.settled.done():
+                hand.settled.set_result("stale")
+            return
+        claimer.lines.finished(result)
+        claimer.room_made()
+
+    def written(self, results: Sequence[Settlement], outcomes: Mapping[UUID, str]) -> None:
+        """Results are in the database."""
+        for result in results:
+            hand = self.in_hand.get(result.id)
+            if hand is not None and hand.lease == result.lease:
+                del self.in_hand[result.id]
+                if hand.settled is not None and not hand.settled.done():
+                    hand.settled.set_result(outcomes.get(result.id))
+        if self.part is not None and self.part.claimer is not None:
+            self.part.claimer.lines.written(results, outcomes)
+            self.part.claimer.room_made()
+
+    def release_all(self) -> None:
+        """Hand back everything in hand."""
+        for hand in list(self.in_hand.values()):
+            if hand.settled is None:
+                hand.reason = "shutdown"
+                self.finish(hand, Settlement(hand.job.id, hand.job.attempts, hand.lease, Outcome.RELEASED))
+        self.waiting.clear()
+
+
+class PoolWorker(Generic[T]):
+    """A worker of a pool whose jobs are pulled. Made by `Pool.worker`; use it as an async context manager."""
+
+    def __init__(self, app: Penstock, pool: WorkedPool, codec: Codec[T], id: str | None, prefetch: int) -> None:
+        if prefetch < 1:
+            raise InvalidInput(f"prefetch must be at least 1, not {prefetch}")
+        self.id = id or new_member_id()
+        self._app = app
+        self._pool = pool
+        self._codec = codec
+        self._prefetch = prefetch
+        self._puller: _Puller | None = None
+        self._part: PoolPart | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self._taking_part: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        """Join the pool. Raises `Conflict` when a live worker has this id."""
+        database = await self._app.database()
+        settler = Settler(database, lambda: None, lambda results, outcomes: puller.written(results, outcomes))
+        puller = self._puller = _Puller(database, settler, self._prefetch)
+        part = self._part = puller.part = PoolPart(
+            database, self._pool, self._app.settings, puller, settler.settle, lambda: settler.leases, self.id
+        )
+        await part.declare()
+        await part.member.join()
+
+        def heard(payload: str) -> None:
+            word, _, rest = payload.partition(" ")
+            if word == "cancel":
+                puller.cancel(UUID(rest), "cancelled")
+            else:
+                part.heard(word)
+
+        self._tasks = [
+            asyncio.create_task(settler.run(), name="penstock-settler"),
+            asyncio.create_task(settler.run_progress(), name="penstock-progress"),
+            asyncio.create_task(self._promote(database), name="penstock-promotion"),
+            asyncio.create_task(Listener(database, [f"penstock_{self.id}"], heard).run(), name="penstock-listener"),
+        ]
+        self._taking_part = asyncio.create_task(part.run(), name=f"penstock-pool-{self._pool.name}")
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        assert self._part is not None and self._puller is not None and self._taking_part is not None  # noqa: S101
+        self._part.stop()
+        self._puller.release_all()
+        # If the database is away now, the others evict this worker.
+        with suppress(PenstockError, ExceptionGroup):
+            await asyncio.wait([self._taking_part], timeout=15.0)
+        for task in [*self._tasks, self._taking_part]:
+            task.cancel()
+        await asyncio.gather(*self._tasks, self._taking_part, return_exceptions=True)
+
+    @property
+    def slots(self) -> list[int]:
+        """The slots that are this worker's at this moment."""
+        return sorted(self._part.member.owned) if self._part is not None else []
+
+    async def set_metadata(self, metadata: Mapping[str, Any]) -> None:
+        """Say something else of this worker; a pool with a rule of its own assigns its keys anew."""
+        if self._part is not None:
+            await self._part.member.set_metadata(metadata)
+
+    async def jobs(self) -> AsyncIterator[PulledJob[T]]:
+        """The jobs of this worker's keys, as they come, one of a key at a time.
+
+        Raises:
+            Conflict: This worker was taken for dead, and meanwhile another has its id.
+        """
+        puller, taking_part = self._puller, self._taking_part
+        if puller is None or taking_part is None:
+            raise InvalidInput(f"worker {self.id} is not in its pool", hint="Use it in: async with pool.worker(...) as worker:")
+        while True:
+            while puller.waiting:
+                hand = puller.waiting.popleft()
+                try:
+                    yield self._given(hand)
+                except InvalidInput as error:
+                    # A payload that does not fit fails for good, as with a handler.
+                    detail = orjson.dumps({"type": "InvalidInput", "message": plain_text(error.message)}).decode()
+                    puller.finish(hand, Settlement(hand.job.id, hand.job.attempts, hand.lease, Outcome.FAILED_FOR_GOOD, detail))
+            puller.arrived.clear()
+            arrival = asyncio.create_task(puller.arrived.wait())
+            try:
+                await asyncio.wait([arrival, taking_part], return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                arrival.cancel()
+            if taking_part.done():
+                taking_part.result()
+                return
+
+    def _given(self, hand: _InHand) -> PulledJob[T]:
+        claimed = hand.job
+        job = PulledJob(
+            claimed.id,
+            claimed.name,
+            claimed.key,
+            claimed.max_attempts - claimed.attempts + 1,
+            claimed.attempts,
+            self._codec.load(claimed.data),
+            claimed.created_at,
+            hand,
+        )
+        job._hand = hand
+        return job
+
+    async def _promote(self, database: Database) -> None:
+        """Put due jobs into their lines, also when no other worker runs."""
+        while True:
+            started = time.monotonic()
+            with suppress(PenstockError):
+                await jobs.promote(database)
+                await jobs.recover(database)
+            await asyncio.sleep(max(0.2, 10 * (time.monotonic() - started)))

@@ -1,0 +1,222 @@
+"""The keyed claimer: keeps the lines of one pool supplied, from the slots that this process owns.
+
+It walks the ring of its keys, claim by claim, and goes on where the last walk ended. While there are many keys it takes one
+job of each; when there are fewer keys than places it takes more of each, as many as run in about a tenth of a second. Slots
+come and go (see `penstock.ownership.member`): a revoked one is drained, a lost one dropped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Callable, Iterable
+from typing import Protocol
+from uuid import UUID
+
+import structlog
+
+from penstock.errors import DatabaseUnavailable, NotFound, PenstockError
+from penstock.job import ClaimedJob, Settlement
+from penstock.ownership.member import Member
+from penstock.postgres import jobs, pools
+from penstock.postgres.database import Database
+from penstock.settings import Settings
+from penstock.waiting import happens
+from penstock.worker.lines import Lines
+
+log = structlog.get_logger("penstock.worker")
+_QUIET_S = 0.1
+_LOOKAHEAD_S = 0.1
+_LONGEST_WAIT_S = 30.0
+_STOP_S = 2.0
+
+
+class Runs(Protocol):
+    """What runs the jobs: the worker's runner, or a program that pulls them."""
+
+    def room(self) -> int:
+        """How many more it can start soon."""
+
+    def start(self, job: ClaimedJob, claimed_at: float) -> None:
+        """Run a job that was claimed at this (monotonic) time; its result goes to `Lines.finished`."""
+
+    def cancel(self, id: UUID, reason: str) -> None:
+        """Tell a job to stop."""
+
+    def abandon(self, lost: Iterable[UUID]) -> None:
+        """Stop jobs without settling them."""
+
+    def leases(self) -> Iterable[int]:
+        """Leases of the jobs that run."""
+
+
+class KeyedClaimer:
+    """Claims the jobs of one pool for one member. A `SlotUser`.
+
+    Args:
+        database: Where.
+        name: The pool.
+        settings: Batch size, intervals, grace of a hand-over.
+        runs: Runs the jobs.
+        settle: Takes results.
+        unsettled: Leases of results that are not known to be written.
+        key_concurrency: Jobs of one key at once.
+        blocking: Whether a job that is to be retried holds up its key.
+        run_ahead: Most jobs of a key to claim at once; 1: each starts only when the result of the one before is written.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        name: str,
+        settings: Settings,
+        runs: Runs,
+        settle: Callable[[Settlement], None],
+        unsettled: Callable[[], set[int]],
+        *,
+        key_concurrency: int = 1,
+        blocking: bool = True,
+        run_ahead: int = 200,
+    ) -> None:
+        self.name = name
+        self.progressed_at = time.monotonic()
+        self._member: Member | None = None
+        self._database = database
+        self._settings = settings
+        self._runs = runs
+        self._unsettled = unsettled
+        self._run_ahead = run_ahead
+        self.lines = Lines(key_concurrency, blocking, runs.start, settle, self._may_work, self.wake)
+        self._awake = asyncio.Event()
+        self._room = asyncio.Event()
+        self._depth = 1
+        self.grace_s = settings.handover_grace.total_seconds()
+        self._after: tuple[int, str] | None = None
+
+    def belongs_to(self, member: Member) -> None:
+        """The member whose slots these are; before `run`."""
+        self._member = member
+
+    def wake(self) -> None:
+        """A job may have come, or a key become free."""
+        self._awake.set()
+
+    def room_made(self) -> None:
+        """A handler is done."""
+        self._room.set()
+
+    # -- the slots
+
+    def gained(self, slot: int, epoch: int) -> None:
+        """See `SlotUser`."""
+        self.wake()
+
+    async def revoke(self, slot: int, epoch: int) -> None:
+        """See `SlotUser`: hand back what waits, let what runs finish within the grace period, then cancel it."""
+        self.lines.release_waiting(slot)
+        if await self.lines.drained(slot, self.grace_s):
+            return
+        for id in self.lines.running(slot):
+            self._runs.cancel(id, "moved")
+        if not await self.lines.drained(slot, _STOP_S):
+            # It does not stop, or cannot be settled. The release ends its attempt, and its result will not count.
+            log.error("handover_without_drain", pool=self.name, slot=slot, jobs=[str(id) for id in self.lines.running(slot)])
+            self.lost(slot, epoch)
+
+    def lost(self, slot: int, epoch: int) -> None:
+        """See `SlotUser`."""
+        self._runs.abandon(self.lines.drop(slot))
+
+    # -- the claims
+
+    async def run(self) -> None:
+        """Claim until cancelled."""
+        last_found = time.monotonic()
+        idle = False
+        while True:
+            self.progressed_at = time.monotonic()
+            self._awake.clear()
+            self._room.clear()
+            try:
+                member = self._member
+                owned = member.owned if member is not None else {}
+                room = self._room_for()
+                if not owned or member is None:
+                    await happens(self._awake, 1.0)
+                    continue
+                if room <= 0:
+                    # Every place is taken. The time-out shows that this loop is alive.
+                    await happens(self._room, 1.0)
+                    continue
+                claim = await self._claim(member.id, owned, room)
+                if claim.jobs:
+                    last_found, idle = time.monotonic(), False
+                elif claim.at is not None:
+                    # The walk was cut short: go on, without keeping the database from others.
+                    await happens(self._awake, 0.005)
+                elif not idle and time.monotonic() - last_found < _QUIET_S:
+                    await happens(self._awake, 0.002 + (time.monotonic() - last_found) / 8)
+                elif not idle:
+                    await pools.wait_for_slots(self._database, self.name, member.id)
+                    idle = True
+                else:
+                    pause = self._pause()
+                    if claim.due_in_s is not None and claim.due_in_s < pause:
+                        await happens(self._awake, max(claim.due_in_s, 0.001))
+                    elif not await happens(self._awake, pause):
+                        # Idle still: say so again, since the word is only good for a while.
+                        idle = False
+            except DatabaseUnavailable as error:
+                idle = False
+                log.warning("claim_failed", pool=self.name, error=error.message)
+                if self._member is not None:
+                    await jobs.release_unknown(self._database, self._member.id, self._known_leases)
+            except NotFound:
+                # Evicted: the member finds out by itself, and joins again.
+                idle = False
+                if self._member is not None:
+                    self._member.wake()
+                await happens(self._awake, 0.2)
+            except PenstockError as error:
+                idle = False
+                log.error("claim_refused", pool=self.name, error=error.message)
+                await asyncio.sleep(self._pause())
+
+    async def watch_cancellations(self) -> None:
+        """Tell handlers whose jobs were cancelled, until cancelled; the notification of it may have been missed."""
+        while True:
+            await asyncio.sleep(self._settings.heartbeat_interval.total_seconds())
+            if len(self.lines) and self._member is not None:
+                try:
+                    for id in await pools.cancelled_of(self._database, self.name, self._member.id):
+                        self._runs.cancel(id, "cancelled")
+                except PenstockError as error:
+                    log.warning("cancellations_unknown", pool=self.name, error=error.message)
+
+    async def _claim(self, member: str, owned: dict[int, int], room: int) -> pools.KeyedClaim:
+        now = time.monotonic()
+        claim = await pools.claim(self._database, member, self.name, owned, room, self._depth, self._after)
+        self._after = claim.at
+        self.lines.submit(claim.jobs, now)
+        fast = max(1, int(_LOOKAHEAD_S / max(self.lines.duration_s, 1e-5)))
+        most = min(self._run_ahead, fast)
+        if claim.at is None and claim.jobs and len(claim.jobs) < room:
+            # All keys together do not fill the places: take more of each.
+            self._depth = min(self._depth * 2, most)
+        elif claim.at is not None:
+            self._depth = max(1, min(self._depth // 2, most))
+        return claim
+
+    def _room_for(self) -> int:
+        # Lines of slow keys hold jobs that the runner does not see; they are not to grow for ever.
+        return min(self._runs.room(), self._settings.claim_limit, 4 * self._settings.claim_limit - len(self.lines))
+
+    def _may_work(self, slot: int) -> bool:
+        return self._member is not None and self._member.may_work(slot)
+
+    def _known_leases(self) -> list[int]:
+        return [*self.lines.leases, *self._runs.leases(), *self._unsettled()]
+
+    def _pause(self) -> float:
+        return min(self._settings.poll_interval.total_seconds(), _LONGEST_WAIT_S) * random.uniform(0.7, 1.0)

@@ -1,0 +1,152 @@
+"""One pool in one worker process: its membership, its claims, and the words it hears, put together."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import secrets
+import socket
+import time
+from collections.abc import Callable, Iterable
+from uuid import UUID
+
+from penstock.handler import Group
+from penstock.job import ClaimedJob, Settlement
+from penstock.ownership.member import Member
+from penstock.postgres import jobs, pools
+from penstock.postgres.database import Database
+from penstock.settings import Settings
+from penstock.worker.keyed import KeyedClaimer, Runs
+from penstock.worker.runner import Runner
+from penstock.worker.types import WorkedPool
+
+
+def new_member_id() -> str:
+    """An id that no other member has."""
+    host = re.sub(r"[^A-Za-z0-9_.-]", "-", socket.gethostname())
+    return f"{host[:24]}.{os.getpid()}.{secrets.token_hex(3)}"
+
+
+class RunnerOfPool:
+    """The worker's runner as a pool uses it. A `Runs`."""
+
+    def __init__(self, runner: Runner, group: Group) -> None:
+        self._runner = runner
+        self._group = group
+
+    def room(self) -> int:
+        """See `Runs`."""
+        return self._runner.room(self._group)
+
+    def start(self, job: ClaimedJob, claimed_at: float) -> None:
+        """See `Runs`."""
+        self._runner.submit([job], claimed_at, begin=time.monotonic())
+
+    def cancel(self, id: UUID, reason: str) -> None:
+        """See `Runs`."""
+        self._runner.cancel(id, reason)
+
+    def abandon(self, lost: Iterable[UUID]) -> None:
+        """See `Runs`."""
+        self._runner.abandon(lost)
+
+    def leases(self) -> Iterable[int]:
+        """See `Runs`."""
+        return self._runner.leases
+
+
+class PoolPart:
+    """A pool in a worker: takes part in its group and works on the slots that it gets. A `SlotUser`.
+
+    Args:
+        database: Where.
+        pool: What to work on.
+        settings: Intervals and grace periods.
+        runs: Runs the jobs; None: this process runs none of them.
+        settle: Takes results.
+        unsettled: Leases of results that are not known to be written.
+        id: Its id in the group; None: a new one.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        pool: WorkedPool,
+        settings: Settings,
+        runs: Runs | None,
+        settle: Callable[[Settlement], None],
+        unsettled: Callable[[], set[int]],
+        id: str | None = None,
+    ) -> None:
+        self.name = pool.name
+        self._database = database
+        self._pool = pool
+        self._settings = settings
+        self.claimer: KeyedClaimer | None = None
+        if runs is not None:
+            self.claimer = KeyedClaimer(
+                database,
+                pool.name,
+                settings,
+                runs,
+                settle,
+                unsettled,
+                key_concurrency=pool.options.key_concurrency,
+                blocking=pool.options.on_retry == "block",
+                run_ahead=pool.options.run_ahead,
+            )
+        self.member = Member(database, pool.name, id or new_member_id(), self, settings, pool.assign, pool.metadata)
+        if self.claimer is not None:
+            self.claimer.belongs_to(self.member)
+
+    async def declare(self) -> None:
+        """Declare the pool; waits while the database is away."""
+        await declare(self._database, self._pool, retry=True)
+
+    async def run(self) -> None:
+        """Take part until `stop`. Raises `Conflict` when a live member has this id."""
+        async with asyncio.TaskGroup() as group:
+            helpers = []
+            if self.claimer is not None:
+                helpers.append(group.create_task(self.claimer.run(), name="penstock-keyed-claimer"))
+                helpers.append(group.create_task(self.claimer.watch_cancellations(), name="penstock-cancellations"))
+            await self.member.run()
+            for task in helpers:
+                task.cancel()
+
+    def stop(self) -> None:
+        """Drain, hand over and leave; `run` ends then. Handlers get the grace period of a shutdown."""
+        if self.claimer is not None:
+            self.claimer.grace_s = self._settings.shutdown_grace.total_seconds()
+            self.claimer.lines.release_waiting()
+        self.member.stop()
+
+    def heard(self, word: str) -> None:
+        """Something was said on the member's channel about this pool, or listening began (anew)."""
+        if word in ("slots", "connected"):
+            self.member.wake()
+        if word in ("keys", "connected") and self.claimer is not None:
+            self.claimer.wake()
+
+    def gained(self, slot: int, epoch: int) -> None:
+        """See `SlotUser`."""
+        if self.claimer is not None:
+            self.claimer.gained(slot, epoch)
+
+    async def revoke(self, slot: int, epoch: int) -> None:
+        """See `SlotUser`."""
+        if self.claimer is not None:
+            await self.claimer.revoke(slot, epoch)
+
+    def lost(self, slot: int, epoch: int) -> None:
+        """See `SlotUser`."""
+        if self.claimer is not None:
+            self.claimer.lost(slot, epoch)
+
+
+async def declare(database: Database, pool: WorkedPool, *, retry: bool = False) -> None:
+    """Declare a pool and learn what the database has of its type."""
+    await pools.declare_pool(database, pool.name, pool.options.as_json(), pool.declared.as_json(), retry=retry)
+    if pool.type is not None:
+        pool.type.refresh(await jobs.declare_job_type(database, pool.name, pool.declared.as_json(), retry=retry))

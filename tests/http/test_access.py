@@ -1,0 +1,231 @@
+"""Users, roles, tokens, and what is never written down."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+from uuid import uuid4
+
+import asyncpg
+import pytest
+from http_server import Served, serving
+
+from conftest import eventually
+from penstock.http.auth import Credentials, Door, OneUser, Principal, Refused, Role, Throttle
+from penstock.http.errors import ApiError
+from penstock.testing import TemporaryDatabases
+
+JOB = "job_0190b7a0-0000-7000-8000-000000000001"
+
+
+def penstock(url: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "penstock", *arguments],
+        env={**os.environ, "PENSTOCK_DATABASE_URL": url, "NO_COLOR": "1", **environment},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+@pytest.fixture(scope="module")
+def with_users(databases: TemporaryDatabases) -> Iterator[Served]:
+    with databases.database() as url:
+        for role in ("read", "enqueue", "work", "admin"):
+            done = penstock(url, "users", "add", f"{role}er", "--password", f"{role}-secret", "--role", role)
+            assert done.returncode == 0, done.stderr
+        penstock(url, "users", "add", "narrow", "--password", "narrow-secret", "--role", "admin", "-t", "a", "-t", "b")
+        with serving(url, token=None, DEBUG_HTTP_TRAFFIC="true", PENSTOCK_DEBUG="1") as served:
+            with served.client(auth=("adminer", "admin-secret")) as client:
+                for name in ("a", "b", "c"):
+                    body = {"name": name, "delivery_strategy": "at_least_once", "attempts": 3, "concurrency": 5}
+                    assert client.post("/v1/jobs", json=body).status_code == 201
+                    assert client.put(f"/v1/jobs/{name}/random_id", json={"data": 1}).status_code == 202
+            yield served
+
+
+LOOK = [("GET", "/v1/jobs"), ("GET", "/v1/queued-jobs"), ("GET", "/v1/stats"), ("GET", "/v1/workers"), ("GET", "/metrics")]
+ENQUEUE = [("PUT", "/v1/jobs/a/random_id"), ("POST", f"/v1/jobs/a/{JOB}/replay"), ("POST", f"/v1/jobs/a/{JOB}/cancel")]
+ENQUEUE += [("POST", "/v1/jobs/a/batch"), ("POST", "/jobber/queue")]
+WORK = [("POST", f"/v1/jobs/a/{JOB}"), ("POST", "/v1/jobs/a/claim"), ("POST", "/v1/jobs/a/settle")]
+WORK += [("POST", "/v1/jobs/a/extend"), ("POST", "/v1/workers/w/heartbeat"), ("DELETE", "/v1/workers/nobody")]
+ADMIN = [("POST", "/v1/jobs"), ("PATCH", "/v1/jobs/a"), ("POST", "/v1/jobs/a/pause"), ("POST", "/v1/jobs/a/resume")]
+
+
+@pytest.mark.parametrize("role", ["read", "enqueue", "work", "admin"])
+def test_each_role_may_what_it_may(with_users: Served, role: str) -> None:
+    rank = Role[role.upper()]
+    with with_users.client(auth=(f"{role}er", f"{role}-secret")) as client:
+        for needed, calls in ((Role.READ, LOOK), (Role.ENQUEUE, ENQUEUE), (Role.WORK, WORK), (Role.ADMIN, ADMIN)):
+            for method, path in calls:
+                response = client.request(method, path, content=b'{"data": 1}' if method == "PUT" else b"{}")
+                refused = response.status_code == 403
+                assert refused == (rank < needed), (role, method, path, response.text)
+                if refused:
+                    assert response.json()["id"] == "forbidden"
+
+
+def test_a_restricted_user_sees_only_its_types(with_users: Served) -> None:
+    with with_users.client(auth=("narrow", "narrow-secret")) as client, with_users.client(auth=("reader", "read-secret")) as all:
+        assert [one["name"] for one in client.get("/v1/jobs").json()] == ["a", "b"]
+        assert {one["name"] for one in client.get("/v1/queued-jobs").json()} == {"a", "b"}
+        assert {one["name"] for one in client.get("/v1/stats").json()} == {"a", "b"}
+        (hidden,) = all.get("/v1/queued-jobs?name=c").json()
+        calls: list[tuple[str, str, Any]] = [
+            ("GET", "/v1/jobs/c", None),
+            ("PATCH", "/v1/jobs/c", {}),
+            ("GET", "/v1/queued-jobs?name=c", None),
+            ("GET", "/v1/jobs/c/stats", None),
+            ("GET", f"/v1/jobs/{hidden['id']}", None),
+            ("GET", f"/v1/jobs/c/{hidden['id']}", None),
+            ("POST", f"/v1/jobs/{hidden['id']}/cancel", None),
+            ("POST", f"/v1/jobs/c/{hidden['id']}", {"status": "succeeded", "attempt": 3}),
+            ("PUT", "/v1/jobs/c/random_id", {"data": 1}),
+            ("POST", "/v1/jobs/c/batch", {}),
+            ("POST", "/v1/jobs/c/claim", {"worker": "w"}),
+            ("POST", "/v1/jobs/c/settle", {"jobs": []}),
+            ("POST", "/v1/workers/w/heartbeat", {"names": ["c"]}),
+            ("POST", "/jobber/queue", {"type": "c"}),
+            ("POST", "/v1/jobs", {"name": "d", "delivery_strategy": "at_least_once", "attempts": 3, "concurrency": 5}),
+        ]
+        for method, path, body in calls:
+            assert client.request(method, path, json=body).status_code == 403, (method, path)
+        assert client.put("/v1/jobs/a/random_id", json={"data": 1}).status_code == 202
+
+
+def test_a_token_is_as_good_as_a_password(with_users: Served) -> None:
+    done = penstock(with_users.database_url, "users", "add", "robot")
+    token = next(line.split()[-1] for line in done.stdout.splitlines() if line.startswith("token:"))
+    headers = {"Authorization": f"Bearer {token}"}
+    with with_users.client(auth=None) as client:
+        assert client.put("/v1/jobs/a/random_id", json={"data": 1}, headers=headers).status_code == 202
+        name, _, secret = token.partition(".")
+        assert client.put("/v1/jobs/a/random_id", json={"data": 1}, auth=(name, secret)).status_code == 202
+
+
+async def test_a_removed_user_is_refused_soon(with_users: Served) -> None:
+    url = with_users.database_url
+    penstock(url, "users", "add", "leaver", "--password", "x")
+    with with_users.client(auth=("leaver", "x")) as client:
+        assert client.get("/v1/jobs").status_code == 200
+        assert penstock(url, "users", "remove", "leaver").returncode == 0
+        await eventually(lambda: client.get("/v1/jobs").status_code == 403, "the refusal")
+
+
+def test_users_on_the_command_line(with_users: Served) -> None:
+    url = with_users.database_url
+    assert penstock(url, "users", "add", "adminer").returncode == 1
+    assert penstock(url, "users", "add", "a b", "--password", "x").returncode == 1
+    assert penstock(url, "users", "add", "x", "--role", "king").returncode == 1
+    assert penstock(url, "users", "remove", "nobody").returncode == 1
+    changed = penstock(url, "users", "add", "reader", "--role", "read", "--replace", PENSTOCK_USER_PASSWORD="read-secret")
+    assert changed.returncode == 0
+    listed = json.loads(penstock(url, "users", "list", "--json").stdout)
+    assert {user["name"]: user["types"] for user in listed}["narrow"] == ["a", "b"]
+    assert "secret" not in json.dumps(listed)
+
+
+async def test_no_database_role_reads_the_hashes(with_users: Served) -> None:
+    sql = await asyncpg.connect(with_users.database_url)
+    role = f"reader_{uuid4().hex[:8]}"
+    try:
+        await sql.execute(f"create role {role}")
+        await sql.fetch("select penstock.grant_access($1::name, 'reader')", role)
+        await sql.execute(f"set role {role}")
+        with pytest.raises(asyncpg.InsufficientPrivilegeError):
+            await sql.fetch("select * from penstock.users")
+        with pytest.raises(asyncpg.InsufficientPrivilegeError):
+            await sql.fetch("select * from penstock.find_user('adminer')")
+    finally:
+        await sql.execute("reset role")
+        await sql.execute(f"drop owned by {role}")
+        await sql.execute(f"drop role {role}")
+        await sql.close()
+
+
+def test_secrets_are_in_no_log(with_users: Served) -> None:
+    marker = "a-visible-payload"
+    with with_users.client(auth=("adminer", "admin-secret")) as client:
+        client.put("/v1/jobs/a/random_id", json={"data": marker}, headers={"Cookie": "session=cookie-secret"})
+        client.get("/v1/jobs", headers={"Authorization": "Bearer adminer.admin-secret"})
+        client.get("/v1/jobs", auth=("adminer", "wrong-secret"))
+    log = with_users.log.read_text() + with_users.said
+    assert marker in log, "DEBUG_HTTP_TRAFFIC shows bodies"
+    assert "login_refused" in log
+    encoded = [base64.b64encode(f"{user}:{secret}".encode()).decode() for user, secret in (("adminer", "admin-secret"),)]
+    for secret in ("admin-secret", "wrong-secret", "cookie-secret", *encoded):
+        assert secret not in log
+
+
+def test_guessing_is_slowed_down(with_users: Served) -> None:
+    with with_users.client(auth=("guessed", "x")) as client:
+        statuses = [client.get("/v1/jobs").status_code for _ in range(12)]
+        assert statuses == [403] * 10 + [429] * 2
+        refused = client.get("/v1/jobs")
+        assert (refused.json()["id"], int(refused.headers["retry-after"]) > 0) == ("too_many_failures", True)
+    with with_users.client(auth=("reader", "read-secret")) as client:
+        assert client.get("/v1/jobs").status_code == 200
+
+
+def test_a_new_install_on_loopback_works_with_the_token_it_prints(url: str) -> None:
+    with serving(url, token=None) as served:
+        token = next(line.split()[-1] for line in served.said.splitlines() if "token:" in line)
+        with served.client(auth=None) as client:
+            assert client.get("/v1/jobs", headers={"Authorization": f"Bearer {token}"}).status_code == 200
+            assert client.get("/v1/jobs", headers={"Authorization": f"Bearer {token}x"}).status_code == 403
+        assert token.partition(".")[2] not in served.log.read_text()
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1"])
+def test_elsewhere_the_server_refuses_to_start_without_users(url: str, host: str) -> None:
+    done = penstock(url, "server", "--host", host, "--port", "0")
+    assert (done.returncode, "without users" in done.stderr) == (1, True)
+
+
+class Ours:
+    """An authorizer of an application."""
+
+    async def authorize(self, credentials: Credentials | None) -> Principal:
+        if credentials is None:
+            return Principal("anonymous", Role.READ)
+        if credentials.user == "forbidden":
+            raise ApiError(418, "forbidden_api", "This API is not for you")
+        raise Refused
+
+
+async def test_ones_own_authorizer_decides() -> None:
+    door = Door(Ours())
+    assert (await door.enter(None, "", "/")).name == "anonymous"
+    with pytest.raises(Refused):
+        await door.enter(b"Basic " + base64.b64encode(b"x:y"), "", "/")
+    with pytest.raises(ApiError) as refused:
+        await door.enter(b"Basic " + base64.b64encode(b"forbidden:y"), "", "/")
+    assert (refused.value.status, "WWW-Authenticate" in refused.value.headers) == (401, True)
+
+
+async def test_failures_of_one_client_are_limited_whatever_the_user() -> None:
+    throttle = Throttle(per_user=10, per_client=5)
+    for number in range(5):
+        throttle.failed("192.0.2.1", f"user-{number}")
+    with pytest.raises(ApiError):
+        throttle.check("192.0.2.1", "another")
+    throttle.check("192.0.2.2", "another")
+
+
+async def test_who_is_known_is_not_asked_again() -> None:
+    door = Door(OneUser("ada", "s3cret"))
+    header = b"Basic " + base64.b64encode(b"ada:s3cret")
+    assert door.known(header) is None
+    entered = await door.enter(header, "", "/")
+    assert door.known(header) is entered
+    assert door.known(header + b"x") is None
+
+
+def test_credentials_do_not_show_their_secret() -> None:
+    assert "s3cret" not in repr(Credentials("ada", "s3cret"))

@@ -1,0 +1,215 @@
+"""The typed clients against a real server: what a direct connection gives, through HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from http_server import TOKEN, Served, serving
+
+from penstock import Admission, Conflict, DatabaseUnavailable, InvalidInput, JobFailed, NewJob, NotFound, Status
+from penstock.client import AccessDenied, AsyncClient, Client
+
+
+@pytest.fixture
+def penstock(served: Served) -> Iterator[Client]:
+    with Client(served.base_url, "admin", TOKEN) as client:
+        yield client
+
+
+@pytest.fixture
+def name(penstock: Client) -> str:
+    name = f"client {uuid4()}".replace(" ", "-ü%?")
+    penstock.create_job_type(name, attempts=3, keep_result=True, visibility_timeout="90 seconds")
+    return name
+
+
+def finish(penstock: Client, name: str, outcome: str = "succeeded", **fields: Any) -> str:
+    (job,) = penstock.claim(name, "w1")
+    return penstock.settle(job, outcome, **fields)
+
+
+def test_a_jobs_life(penstock: Client, name: str) -> None:
+    receipt = penstock.enqueue(name, {"n": 1}, key="acme", priority=3, run_after=timedelta(0), unique="u")
+    assert receipt.admission is Admission.QUEUED
+    assert penstock.enqueue(name, {"n": 1}, unique="u").admission is Admission.COALESCED
+    assert penstock.enqueue(name, id=receipt.id).admission is Admission.DUPLICATE
+    record = penstock.find(receipt.id)
+    assert (record.name, record.status, record.data, record.key, record.priority) == (name, Status.QUEUED, {"n": 1}, "acme", 3)
+    assert finish(penstock, name, result={"price": 5}) == "succeeded"
+    done = penstock.wait(receipt.id)
+    assert (done.status, done.result, done.worker) == (Status.SUCCEEDED, {"price": 5}, "w1")
+    assert done.finished_at is not None
+    assert datetime.now(UTC) - done.finished_at < timedelta(minutes=1)
+    assert penstock.enqueue(name, id=receipt.id).admission is Admission.ARCHIVED
+    assert penstock.result(name, receipt.id).result == {"price": 5}
+
+
+def test_a_job_that_fails(penstock: Client, name: str) -> None:
+    receipt = penstock.enqueue(name)
+    assert finish(penstock, name, "failed-for-good", error="broken") == "failed"
+    with pytest.raises(JobFailed, match="broken"):
+        penstock.wait(receipt.id)
+    copy = penstock.replay(receipt.id)
+    assert penstock.find(copy.id).replay_of == receipt.id
+    with pytest.raises(InvalidInput, match="Cannot replay a queued job"):
+        penstock.replay(copy.id)
+    assert penstock.cancel(copy.id) == "cancelled"
+
+
+def test_many_jobs(penstock: Client, name: str) -> None:
+    receipts = penstock.enqueue_many(name, [{"n": 1}, NewJob({"n": 2}, key="acme"), *({"n": n} for n in range(150))])
+    assert len(receipts) == 152
+    assert {receipt.admission for receipt in receipts} == {Admission.QUEUED}
+    assert len(penstock.find_many(name=name, limit=120)) == 120
+    assert [job.data for job in penstock.find_many(name=name, key="acme")] == [{"n": 2}]
+    assert penstock.find_many(name=name, status="failed") == []
+    finish(penstock, name)
+    assert len(penstock.find_many(name=name, limit=1000)) == 152
+    with pytest.raises(InvalidInput, match="job 2 of 2"):
+        penstock.enqueue_many(name, [NewJob(1), NewJob(2, priority=1000)])
+
+
+def test_waiting_ends(penstock: Client, name: str) -> None:
+    receipt = penstock.enqueue(name)
+    with pytest.raises(TimeoutError):
+        penstock.wait(receipt.id, timeout=timedelta(seconds=0.2))
+    assert penstock.result(name, receipt.id).status is Status.QUEUED
+
+
+def test_types(penstock: Client, name: str) -> None:
+    (mine,) = [record for record in penstock.job_types() if record.name == name]
+    assert (mine.options.attempts, mine.options.concurrency) == (3, None)
+    assert mine.options.visibility_timeout == timedelta(seconds=90)
+    changed = penstock.change_job_type(name, concurrency=2, backoff_base=timedelta(seconds=1))
+    assert (changed.options.concurrency, changed.options.backoff.base) == (2, timedelta(seconds=1))
+    penstock.pause(name)
+    assert next(count for count in penstock.counts() if count.name == name).paused
+    penstock.resume(name)
+    penstock.change_job_type(name, concurrency=0)
+    with pytest.raises(Conflict):
+        penstock.resume(name)
+
+
+def test_a_worker(penstock: Client, name: str) -> None:
+    worker = f"w-{uuid4().hex[:8]}"
+    assert penstock.heartbeat(worker, names=[name])["known"] is False
+    penstock.enqueue(name, {"n": 1})
+    (job,) = penstock.claim(name, worker, wait=timedelta(seconds=5))
+    leases = penstock.extend([job], timedelta(minutes=5))
+    assert penstock.heartbeat(worker)["leases"] == [leases[job.id]]
+    assert penstock.settle(job) == "stale"
+    penstock.unregister(worker)
+    penstock.enqueue(name)
+
+
+def test_callbacks(penstock: Client, name: str) -> None:
+    receipt = penstock.enqueue(name)
+    with pytest.raises(InvalidInput, match="attempt number may not match"):
+        penstock.record_status(name, receipt.id, 2, "succeeded")
+    penstock.record_status(name, receipt.id, 3, Status.SUCCEEDED, result=[1])
+    assert penstock.wait(receipt.id).result == [1]
+
+
+def test_errors_are_of_their_kinds(penstock: Client, served: Served) -> None:
+    with pytest.raises(NotFound, match="nope"):
+        penstock.enqueue("nope")
+    with pytest.raises(NotFound):
+        penstock.find(uuid4())
+    with pytest.raises(InvalidInput):
+        penstock.find("5")
+    with pytest.raises(InvalidInput):
+        penstock.pause("a/b")
+    with Client(served.base_url, "admin", "wrong") as stranger, pytest.raises(AccessDenied):
+        stranger.counts()
+    with Client("http://127.0.0.1:1") as lost, pytest.raises(DatabaseUnavailable):
+        lost.counts()
+
+
+def test_credentials_in_three_ways(served: Served) -> None:
+    for client in (
+        Client(served.base_url, token=f"admin.{TOKEN}"),
+        Client(served.base_url.replace("http://", f"http://admin:{TOKEN}@")),
+        Client(served.base_url, "admin", TOKEN),
+    ):
+        with client:
+            client.counts()
+
+
+async def test_the_async_client_does_the_same(served: Served) -> None:
+    name = f"async-{uuid4()}"
+    async with AsyncClient(served.base_url, "admin", TOKEN) as penstock:
+        await penstock.create_job_type(name)
+        receipts = await penstock.enqueue_many(name, range(5)) + [await penstock.enqueue(name, 5)]
+        waits = asyncio.gather(*(penstock.wait(receipt.id) for receipt in receipts))
+        for job in await penstock.claim(name, "w1", limit=10):
+            assert await penstock.settle(job) == "succeeded"
+        assert sorted(record.data for record in await waits) == [0, 1, 2, 3, 4, 5]
+        assert len(await penstock.find_many(name=name, status="succeeded", limit=4)) == 4
+        for call in (penstock.database(), penstock.prune(timedelta(days=1))):
+            with pytest.raises(InvalidInput, match="needs the database"):
+                await call
+
+
+def test_every_method_is_in_both() -> None:
+    def public(kind: type) -> set[str]:
+        return {name for name in vars(kind) if not name.startswith("_")}
+
+    assert public(AsyncClient) - public(Client) == {"database", "prune"}
+    assert public(Client) <= public(AsyncClient)
+
+
+def test_calls_are_repeated_while_the_server_restarts(url: str) -> None:
+    with serving(url) as first:
+        port = first.base_url.rpartition(":")[2]
+        with Client(first.base_url, "admin", TOKEN) as penstock:
+            penstock.create_job_type("echo")
+    receipts: list[Any] = []
+    with Client(f"http://127.0.0.1:{port}", "admin", TOKEN) as penstock:
+        waiting = threading.Thread(target=lambda: receipts.append(penstock.enqueue("echo", {"n": 1})))
+        waiting.start()
+        with serving(url, "--port", port):
+            waiting.join(20)
+    assert [receipt.admission for receipt in receipts] == [Admission.QUEUED]
+
+
+def cli(served: Served, *arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "penstock", "--server", served.base_url, *arguments],
+        env={
+            **os.environ,
+            "PENSTOCK_SERVER_TOKEN": f"admin.{TOKEN}",
+            "PENSTOCK_DATABASE_URL": "postgresql://127.0.0.1:1/none",
+            "NO_COLOR": "1",
+        },
+        input=stdin,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def test_the_command_line_works_through_a_server(served: Served) -> None:
+    name = f"cli-{uuid4().hex[:8]}"
+    assert f"created: {name}" in cli(served, "types", "create", name, "-s", "attempts=3").stdout
+    assert "changed" in cli(served, "types", "change", name, "-s", "visibility_timeout=90 seconds").stdout
+    assert cli(served, "enqueue", name, "-f", "-", stdin='{"data": 1}\n{"data": 2, "key": "acme"}\n').stdout == "2 queued\n"
+    assert cli(served, "enqueue", name, "{}").stdout.startswith("queued: ")
+    id = cli(served, "jobs", "list", "--type", name, "--key", "acme", "--json").stdout.split('"id": "')[1][:36]
+    assert "acme" in cli(served, "jobs", "show", id).stdout
+    assert "cancelled" in cli(served, "jobs", "cancel", id).stdout
+    assert "replayed" in cli(served, "jobs", "replay", id).stdout
+    assert name in cli(served, "stats").stdout
+    assert name in cli(served, "types").stdout
+    assert cli(served, "pause", name).returncode == cli(served, "resume", name).returncode == 0
+    refused = cli(served, "prune")
+    assert (refused.returncode, "needs the database" in refused.stderr) == (1, True)

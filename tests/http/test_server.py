@@ -1,0 +1,155 @@
+"""The server as a process: several processes, shutdown, timeouts, a database that goes away."""
+
+from __future__ import annotations
+
+import re
+import signal
+import socket
+import threading
+import time
+from typing import Any
+from urllib.parse import urlsplit
+
+import asyncpg
+import httpx
+import pytest
+from http_calls import claim, put
+from http_server import TOKEN, Served, serving
+
+from conftest import eventually
+from penstock.testing import TemporaryDatabases
+
+TYPE = {"name": "echo", "delivery_strategy": "at_least_once", "attempts": 3, "concurrency": 5}
+AUTH = httpx.BasicAuth("admin", TOKEN)
+
+
+def test_several_processes_are_one_server(url: str) -> None:
+    with serving(url, "--processes", "2") as served, served.client() as client:
+        client.post("/v1/jobs", json=TYPE)
+        for _ in range(40):
+            # A connection of its own for each, so that both processes get some.
+            with served.client() as other:
+                put(other, "echo")
+
+        def total() -> float:
+            found = re.search(r'^penstock_enqueued_total\{.*type="echo".*\} (\S+)', client.get("/metrics").text, re.M)
+            return float(found[1]) if found else 0.0
+
+        assert total() == 40
+        assert client.get("/v1/jobs/echo/stats").json()["ready"] == 40
+
+
+def test_a_long_poll_does_not_hold_up_the_shutdown(url: str) -> None:
+    with serving(url) as served, served.client() as client:
+        client.post("/v1/jobs", json=TYPE)
+        id = put(client, "echo", run_after="2036-01-01T00:00:00Z")["id"]
+        answers: list[Any] = []
+        calls = [
+            lambda: answers.append(claim(client, "echo", wait="60s")),
+            lambda: answers.append(client.get(f"/v1/jobs/{id}?wait=60s").json()["status"]),
+        ]
+        threads = [threading.Thread(target=call) for call in calls]
+        for thread in threads:
+            thread.start()
+        time.sleep(1.0)  # not to wait for something: the calls have to be under way
+        started = time.monotonic()
+        served.process.send_signal(signal.SIGTERM)
+        assert served.process.wait(20) == 0
+        assert time.monotonic() - started < 8
+        for thread in threads:
+            thread.join(5)
+        assert sorted(map(str, answers)) == ["[]", "queued"]
+
+
+def raw(served: Served, request: bytes) -> bytes:
+    """Send bytes, and return what comes until the server closes."""
+    host, port = served.base_url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=20) as connection:
+        connection.sendall(request)
+        answer = b""
+        while chunk := connection.recv(65536):
+            answer += chunk
+        return answer
+
+
+AUTHORIZATION = b"Authorization: Bearer admin." + TOKEN.encode() + b"\r\n"
+
+
+def test_a_body_that_is_announced_too_large_is_refused_before_it_is_read(served: Served) -> None:
+    head = b"PUT /v1/jobs/echo/random_id HTTP/1.1\r\nHost: x\r\nContent-Length: 900000000\r\n" + AUTHORIZATION + b"\r\n"
+    answer = raw(served, head)
+    assert answer.startswith(b"HTTP/1.1 413 ")
+    assert b"entity_too_large" in answer
+
+
+def test_a_body_without_a_length_is_refused_where_it_becomes_too_large(served: Served) -> None:
+    chunk = b"10000\r\n" + b"x" * 65536 + b"\r\n"
+    head = b"POST /v1/jobs HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n" + AUTHORIZATION + b"\r\n"
+    assert raw(served, head + chunk * 17).startswith(b"HTTP/1.1 413 ")
+
+
+def test_a_body_that_does_not_come_is_not_waited_for(url: str) -> None:
+    with serving(url, PENSTOCK_HTTP_BODY_TIMEOUT="0.5") as served:
+        head = b"POST /v1/jobs HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n" + AUTHORIZATION + b"\r\n{"
+        answer = raw(served, head)
+        assert answer.startswith(b"HTTP/1.1 408 ")
+        assert b"request_timeout" in answer
+
+
+def test_a_request_id_is_kept_or_made(client: httpx.Client) -> None:
+    assert client.get("/healthz", headers={"X-Request-Id": "abc-1"}).headers["x-request-id"] == "abc-1"
+    assert len(client.get("/healthz", headers={"X-Request-Id": "a b"}).headers["x-request-id"]) == 16
+
+
+def test_the_id_of_a_failed_request_is_in_the_log(url: str) -> None:
+    with serving(url, "--log-format", "json") as served, served.client() as client:
+        client.get("/v1/jobs", headers={"X-Request-Id": "find-me"}, auth=("nobody", "x"))
+        assert '"request_id": "find-me"' in served.log.read_text()
+
+
+def test_the_home_page_shows_a_dashboard_of_ones_own(url: str) -> None:
+    environment = {"HOMEPAGE_TITLE": "Jobs <3", "HOMEPAGE_IFRAME_URL": "https://dashboards.example.com/?a=1&b=2"}
+    with serving(url, **environment) as served, served.client() as client:
+        page = client.get("/").text
+        assert "<title>Jobs &lt;3</title>" in page
+        assert 'src="https://dashboards.example.com/?a=1&amp;b=2"' in page
+
+
+def test_unencrypted_proxy_traffic_can_be_allowed(url: str) -> None:
+    with serving(url, ALLOW_UNENCRYPTED_PROXY_TRAFFIC="true") as served, served.client() as client:
+        assert client.get("/v1/jobs", headers={"X-Forwarded-Proto": "http"}).status_code == 200
+
+
+async def test_the_server_comes_back_with_its_database(url: str, sql: Any) -> None:
+    with serving(url) as served, served.client() as client:
+        client.post("/v1/jobs", json=TYPE)
+        name = await sql.fetchval("select current_database()")
+        for _ in range(5):
+            put(client, "echo")
+            await sql.execute(
+                "select pg_terminate_backend(pid) from pg_stat_activity where datname = $1 and pid <> pg_backend_pid()", name
+            )
+            # An enqueue may be repeated, and a lost connection is no reason to refuse it.
+            assert client.put("/v1/jobs/echo/random_id", json={"data": 1}).status_code == 202
+        await eventually(lambda: client.get("/readyz").status_code == 200, "readiness")
+
+
+@pytest.mark.parametrize("path", ["/v1/jobs", "/v1/jobs/echo/random_id"])
+async def test_without_a_database_the_answer_is_503(databases: TemporaryDatabases, path: str) -> None:
+    with databases.database() as url, serving(url, PENSTOCK_CONNECT_TIMEOUT="1") as served, served.client() as client:
+        client.post("/v1/jobs", json=TYPE)
+        name = urlsplit(url).path[1:]
+        sql = await asyncpg.connect(databases.server_url)
+        try:
+            await sql.execute(f'alter database "{name}" allow_connections false')
+            await sql.execute("select pg_terminate_backend(pid) from pg_stat_activity where datname = $1", name)
+            response = client.request("PUT" if "random" in path else "GET", path, json={"data": 1})
+            assert (response.status_code, response.json()["id"]) == (503, "service_unavailable")
+            assert response.headers["retry-after"] == "1"
+            assert name not in response.text
+            assert client.get("/readyz").status_code == 503
+            assert client.get("/healthz").status_code == 200
+            await sql.execute(f'alter database "{name}" allow_connections true')
+            await eventually(lambda: client.get("/readyz").status_code == 200, "readiness")
+        finally:
+            await sql.close()

@@ -1,0 +1,185 @@
+"""Workers over HTTP: the same leases and fences as in SQL."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+from uuid import uuid4
+
+import httpx
+import pytest
+from http_calls import claim, new_id, put, settle
+
+from conftest import eventually
+
+
+def worker_id() -> str:
+    return f"w-{uuid4().hex[:8]}"
+
+
+def test_a_job_is_claimed_and_settled(client: httpx.Client, echo: str) -> None:
+    id = put(client, echo, data={"n": 1})["id"]
+    (job,) = claim(client, echo)
+    assert (job["id"], job["name"], job["attempts"], job["max_attempts"], job["data"]) == (id, echo, 3, 3, {"n": 1})
+    assert job["lease_s"] == 420
+    assert claim(client, echo) == []
+    assert settle(client, echo, job) == "succeeded"
+    assert client.get(f"/v1/jobs/{id}").json()["status"] == "succeeded"
+
+
+@pytest.mark.parametrize(
+    ("outcome", "fields", "becomes", "status", "attempts"),
+    [
+        ("failed", {"error": "broken"}, "retried", "queued", 2),
+        ("failed", {"error": {"type": "Broken", "message": "x"}, "retry_after_s": 60}, "retried", "queued", 2),
+        ("failed-for-good", {"error": "broken"}, "failed", "failed", 2),
+        ("released", {}, "released", "queued", 3),
+        ("cancelled", {}, "cancelled", "cancelled", 2),
+    ],
+)
+def test_each_outcome(
+    client: httpx.Client, echo: str, outcome: str, fields: dict[str, Any], becomes: str, status: str, attempts: int
+) -> None:
+    id = put(client, echo)["id"]
+    (job,) = claim(client, echo)
+    assert settle(client, echo, job, outcome, **fields) == becomes
+    stored = client.get(f"/v1/jobs/{id}?details=true").json()
+    assert (stored["status"], stored["attempts"]) == (status, attempts)
+    assert bool(stored["errors"]) == ("error" in fields)
+
+
+@pytest.mark.parametrize("wrong", [{"attempts": 2}, {"lease": 1}, {"id": new_id()}])
+def test_what_is_not_the_workers_is_stale(client: httpx.Client, echo: str, wrong: dict[str, Any]) -> None:
+    id = put(client, echo)["id"]
+    (job,) = claim(client, echo)
+    assert settle(client, echo, job | wrong) == "stale"
+    assert client.get(f"/v1/jobs/{id}").json()["status"] == "in-progress"
+
+
+def test_a_job_of_another_type_is_stale(client: httpx.Client, echo: str) -> None:
+    put(client, echo)
+    (job,) = claim(client, echo)
+    assert settle(client, "other", job) == "stale"
+
+
+def test_a_lease_is_extended_and_fences_the_old_one(client: httpx.Client, echo: str) -> None:
+    put(client, echo)
+    (job,) = claim(client, echo)
+    held = {"id": job["id"], "attempt": job["attempts"], "lease": job["lease"]}
+    leases = client.post(f"/v1/jobs/{echo}/extend", json={"jobs": [held], "for_s": 600}).json()["leases"]
+    assert leases[job["id"]] != job["lease"]
+    assert client.post(f"/v1/jobs/{echo}/extend", json={"jobs": [held]}).json() == {"leases": {}}
+    assert settle(client, echo, job) == "stale"
+    assert settle(client, echo, job | {"lease": leases[job["id"]]}) == "succeeded"
+
+
+def test_a_long_poll_gets_the_job_that_comes(client: httpx.Client, echo: str) -> None:
+    found: list[Any] = []
+    took: list[float] = []
+
+    def poll() -> None:
+        found.extend(claim(client, echo, wait="20s"))
+        took.append(time.monotonic())
+
+    polling = threading.Thread(target=poll)
+    polling.start()
+    time.sleep(0.5)  # not to wait for something: the poll has to be a long one
+    enqueued_at = time.monotonic()
+    id = put(client, echo)["id"]
+    polling.join(20)
+    assert [job["id"] for job in found] == [id]
+    assert took[0] - enqueued_at < 5
+
+
+def test_many_long_polls_share_what_comes(client: httpx.Client, echo: str) -> None:
+    client.patch(f"/v1/jobs/{echo}", json={"concurrency": None})
+    found: list[Any] = []
+    polls = [threading.Thread(target=lambda: found.extend(claim(client, echo, wait="20s"))) for _ in range(8)]
+    for poll in polls:
+        poll.start()
+    ids = {put(client, echo)["id"] for _ in range(8)}
+    for poll in polls:
+        poll.join(25)
+    assert {job["id"] for job in found} == ids
+    assert len(found) == 8
+
+
+def test_a_long_poll_ends_empty(client: httpx.Client, echo: str) -> None:
+    started = time.monotonic()
+    assert claim(client, echo, wait="300ms") == []
+    assert time.monotonic() - started >= 0.3
+
+
+def test_a_deferred_job_is_claimed_when_it_is_due(client: httpx.Client, echo: str) -> None:
+    id = put(client, echo)["id"]
+    (job,) = claim(client, echo)
+    settle(client, echo, job, "failed", retry_after_s=0.5)
+    assert [job["id"] for job in claim(client, echo, wait="20s")] == [id]
+
+
+def test_concurrency_holds(client: httpx.Client, echo: str) -> None:
+    for _ in range(7):
+        put(client, echo)
+    assert len(claim(client, echo, limit=10)) == 5
+    assert claim(client, echo, limit=10) == []
+
+
+def test_the_first_heartbeat_registers_the_worker(client: httpx.Client, echo: str) -> None:
+    worker = worker_id()
+    beat = {"names": [echo], "in_flight": 2, "host": "here"}
+    assert client.post(f"/v1/workers/{worker}/heartbeat", json=beat).json() == {"known": False, "cancelled": [], "leases": []}
+    put(client, echo)
+    (job,) = claim(client, echo, worker=worker)
+    assert client.post(f"/v1/workers/{worker}/heartbeat", json=beat).json() == {
+        "known": True,
+        "cancelled": [],
+        "leases": [job["lease"]],
+    }
+    listed = {one["id"]: one for one in client.get("/v1/workers").json()}
+    assert (listed[worker]["names"], listed[worker]["in_flight"], listed[worker]["host"]) == ([echo], 2, "here")
+
+
+def test_what_a_worker_holds_when_it_leaves_goes_to_others(client: httpx.Client, echo: str) -> None:
+    worker = worker_id()
+    client.post(f"/v1/workers/{worker}/heartbeat", json={})
+    put(client, echo)
+    claim(client, echo, worker=worker)
+    assert client.delete(f"/v1/workers/{worker}").status_code == 204
+    assert client.delete(f"/v1/workers/{worker}").status_code == 404
+    assert [job["attempts"] for job in claim(client, echo, wait="10s")] == [2]
+
+
+async def test_a_silent_worker_loses_its_jobs(client: httpx.Client, echo: str) -> None:
+    worker = worker_id()
+    client.post(f"/v1/workers/{worker}/heartbeat", json={"dead_after_s": 1})
+    id = put(client, echo)["id"]
+    claim(client, echo, worker=worker)
+
+    def recovered() -> bool:
+        return bool(client.get(f"/v1/jobs/{id}").json()["status"] == "queued")
+
+    await eventually(recovered, "the recovery")
+    assert client.post(f"/v1/workers/{worker}/heartbeat").json()["known"] is False
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("claim", {}),
+        ("claim", {"worker": ""}),
+        ("claim", {"worker": "a b"}),
+        ("claim", {"worker": "w", "limit": 0}),
+        ("claim", {"worker": "w", "limit": 100000}),
+        ("claim", {"worker": "w", "wait": "long"}),
+        ("claim", {"worker": "w", "unknown": 1}),
+        ("extend", {"jobs": [{"id": "job_1", "attempt": 1, "lease": 1}]}),
+        ("extend", {"jobs": [], "for_s": -1}),
+        ("settle", {"jobs": [{"id": new_id(), "attempt": 1, "lease": 1, "outcome": "done"}]}),
+        ("settle", {"jobs": [{"id": new_id(), "attempt": 1, "lease": 2**70, "outcome": "succeeded"}]}),
+        ("settle", []),
+    ],
+)
+def test_a_bad_call_is_refused(client: httpx.Client, echo: str, path: str, body: Any) -> None:
+    response = client.post(f"/v1/jobs/{echo}/{path}", json=body)
+    assert (response.status_code, "title" in response.json()) == (400, True)

@@ -1,0 +1,444 @@
+"""Pools against a real database: order of keys, turns of keys, hand-overs, and both ways to work."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from datetime import timedelta
+from typing import Any, TypeAlias
+
+import asyncpg
+import pytest
+
+from conftest import eventually
+from penstock import Backoff, Conflict, InvalidInput, Job, NewJob, Options, Penstock, RateLimit, Settings, Status
+from penstock.worker import Worker
+
+Sql: TypeAlias = "asyncpg.Connection[Any]"
+QUICK = Options(attempts=4, backoff=Backoff(base=timedelta(milliseconds=30), cap=timedelta(milliseconds=60)))
+
+
+class Working:
+    """Workers of an app in the background of a test."""
+
+    def __init__(self, app: Penstock) -> None:
+        self.app = app
+        self.workers: list[tuple[Worker, asyncio.Task[None]]] = []
+
+    async def __aenter__(self) -> Working:
+        await self.add()
+        return self
+
+    async def add(self) -> Worker:
+        worker = await self.app.worker()
+        self.workers.append((worker, asyncio.create_task(worker.run())))
+        await worker.started()
+        return worker
+
+    async def remove(self, worker: Worker) -> None:
+        (task,) = [t for w, t in self.workers if w is worker]
+        self.workers = [(w, t) for w, t in self.workers if w is not worker]
+        worker.stop()
+        await task
+
+    async def __aexit__(self, *_: object) -> None:
+        for worker, _ in self.workers:
+            worker.stop()
+        await asyncio.gather(*[task for _, task in self.workers])
+
+
+class Seen:
+    """What a handler ran, and whether two jobs of one key ever ran at once."""
+
+    def __init__(self) -> None:
+        self.order: dict[str, list[int]] = defaultdict(list)
+        self.running: dict[str, int] = defaultdict(int)
+        self.most = 0
+        self.most_of_key = 0
+        self.finished = 0
+
+    async def run(self, job: Job[Any], seconds: float = 0.0) -> None:
+        key = str(job.key)
+        self.order[key].append(job.data)
+        self.running[key] += 1
+        self.most = max(self.most, sum(self.running.values()))
+        self.most_of_key = max(self.most_of_key, self.running[key])
+        try:
+            await asyncio.sleep(seconds)
+        finally:
+            self.running[key] -= 1
+        self.finished += 1
+
+
+async def enqueue(pool: Any, keys: int, each: int) -> None:
+    await pool.enqueue_many([(f"k{key}", n) for n in range(each) for key in range(keys)])
+
+
+async def test_jobs_of_a_key_run_in_order_one_at_a_time_and_keys_in_parallel(app: Penstock) -> None:
+    seen = Seen()
+    pool = app.pool("work", slots=8)
+
+    @pool.handler
+    async def handle(job: Job[int]) -> None:
+        await seen.run(job, 0.001)
+
+    async with Working(app):
+        await enqueue(pool, 20, 30)
+        await eventually(lambda: seen.finished == 600, "all jobs")
+    assert all(order == list(range(30)) for order in seen.order.values())
+    assert seen.most_of_key == 1
+    assert seen.most > 5
+
+
+async def test_a_lone_key_is_not_slow(app: Penstock) -> None:
+    seen = Seen()
+    pool = app.pool("work", slots=8)
+
+    @pool.handler
+    async def handle(job: Job[int]) -> None:
+        await seen.run(job)
+
+    await enqueue(pool, 1, 3000)
+    async with Working(app):
+        await eventually(lambda: seen.finished == 3000, "all jobs", timeout=20)
+    assert seen.order["k0"] == list(range(3000))
+
+
+async def test_sql_enqueues_into_a_pool(app: Penstock, sql: Sql) -> None:
+    seen = Seen()
+    pool = app.pool("work", slots=8)
+
+    @pool.handler
+    async def handle(job: Job[int]) -> None:
+        await seen.run(job)
+
+    async with Working(app):
+        await sql.execute("select penstock.enqueue('work', '7', p_key => 'acme')")
+        await eventually(lambda: seen.order == {"acme": [7]}, "the job")
+
+
+@pytest.mark.parametrize("on_retry", ["block", "skip"])
+async def test_a_retry_blocks_its_key_or_lets_others_pass(app: Penstock, on_retry: Any) -> None:
+    seen = Seen()
+    pool = app.pool("work", slots=4, on_retry=on_retry, options=QUICK)
+
+    @pool.handler
+    async def handle(job: Job[int]) -> None:
+        await seen.run(job)
+        if job.data == 1 and job.attempt < 3:
+            raise ValueError("not yet")
+
+    await enqueue(pool, 2, 4)
+    async with Working(app):
+        await eventually(lambda: seen.finished == 12, "all attempts")
+    expected = [0, 1, 1, 1, 2, 3] if on_retry == "block" else [0, 1, 2, 3, 1, 1]
+    assert seen.order["k0"] == expected
+    assert seen.order["k1"] == expected
+    assert seen.most_of_key == 1
+
+
+async def test_a_job_that_fails_for_good_frees_its_key(app: Penstock) -> None:
+    seen = Seen()
+    pool = app.pool("work", slots=4, options=Options(attempts=1))
+
+    @pool.handler
+    async def handle(job: Job[int]) -> None:
+        await seen.run(job)
+        if job.data == 1:
+            raise ValueError("never")
+
+    await enqueue(pool, 1, 3)
+    async with Working(app):
+        await eventually(lambda: seen.order["k0"] == [0, 1, 2], "all jobs")
+        await eventually(lambda: idle(app), "the end")
+    assert [r.status for r in await app.find_many(name="work", status="failed")] == [Status.FAILED]
+
+
+async def idle(app: Penstock) -> bool:
+    return all(c.ready + c.deferred + c.in_progress == 0 for c in await app.counts())
+
+
+async def test_order_holds_while_workers_come_and_go(app: Penstock) -> None:
+    seen = Seen()
+    pool = app.pool("work", slots=16)
+
+    @pool.handler
+    async def handle(job: Job[int]) -> None:
+        await seen.run(job, 0.002)
+
+    async with Working(app) as working:
+        first = working.workers[0][0]
+        await enqueue(pool, 16, 40)
+        await eventually(lambda: seen.finished > 60)
+        second = await working.add()
+        await eventually(lambda: seen.finished > 200)
+        await working.remove(first)
+        await working.add()
+        await eventually(lambda: seen.finished > 400)
+        await working.remove(second)
+        await eventually(lambda: seen.finished == 640, "all jobs")
+        await eventually(lambda: idle(app), "the end")
+    assert all(order == list(range(40)) for order in seen.order.values())
+    assert seen.most_of_key == 1
+
+
+async def test_a_quiet_key_is_served_beside_a_noisy_one(app: Penstock) -> None:
+    seen = Seen()
+    pool = app.pool("work", slots=4)
+
+    @pool.handler
+    async def handle(job: Job[int]) -> None:
+        await seen.run(job, 0.005)
+
+    app.settings = app.settings.model_copy(update={"concurrency": 2})
+    await pool.enqueue_many([("noisy", n) for n in range(5000)])
+    async with Working(app):
+        await eventually(lambda: len(seen.order["noisy"]) > 20)
+        for n in range(5):
+            before = len(seen.order["noisy"])
+            await pool.enqueue(f"quiet{n}", 0)
+            await eventually(lambda n=n: f"quiet{n}" in seen.order)  # type: ignore[misc]
+            assert len(seen.order["noisy"]) - before < 100
+
+
+async def test_weights_give_a_key_more_jobs_a_turn(app: Penstock) -> None:
+    seen = Seen()
+    pool = app.pool("work", slots=1, weights={"heavy": 3}, run_ahead=1)
+    finished: list[str] = []
+
+    @pool.handler
+    async def handle(job: Job[int]) -> None:
+        await seen.run(job, 0.003)
+        finished.append(str(job.key))
+
+    app.settings = app.settings.model_copy(update={"concurrency": 1, "claim_limit": 4})
+    await pool.enqueue_many([(key, n) for n in range(40) for key in ("heavy", "light")])
+    async with Working(app):
+        await eventually(lambda: len(finished) == 80, "all jobs")
+    half = finished[:40]
+    assert 2 <= half.count("heavy") / half.count("light") <= 4, half
+
+
+async def test_the_rate_of_a_key_is_limited_and_the_others_go_on(app: Penstock, sql: Sql) -> None:
+    pool = app.pool("work", slots=4, key_rate=RateLimit(3, timedelta(seconds=1)))
+
+    @pool.handler
+    async def handle(job: Job[int]) -> None:
+        pass
+
+    async with Working(app):
+        await pool.enqueue_many([("noisy", n) for n in range(9)] + [(f"quiet{n}", n) for n in range(20)])
+        await eventually(lambda: idle(app), "the end")
+    starts = [row[0] for row in await sql.fetch("select started_at from penstock.archived_jobs where key = 'noisy' order by 1")]
+    for n in range(len(starts) - 3):
+        assert starts[n + 3] - starts[n] >= timedelta(seconds=0.99)
+    quiet = await sql.fetchval("select max(started_at) from penstock.archived_jobs where key like 'quiet%'")
+    assert quiet < starts[-1]
+
+
+async def test_jobs_in_flight_of_a_key_can_be_more_than_one(app: Penstock) -> None:
+    seen = Seen()
+    pool = app.pool("work", slots=4, key_concurrency=3)
+
+    @pool.handler
+    async def handle(job: Job[int]) -> None:
+        await seen.run(job, 0.02)
+
+    await enqueue(pool, 1, 30)
+    async with Working(app):
+        await eventually(lambda: seen.finished == 30, "all jobs")
+    assert seen.most_of_key == 3
+
+
+async def test_a_pool_can_grow_while_it_works(app: Penstock) -> None:
+    seen = Seen()
+    pool = app.pool("work", slots=4)
+
+    @pool.handler
+    async def handle(job: Job[int]) -> None:
+        await seen.run(job, 0.002)
+
+    async with Working(app) as working:
+        await working.add()
+        await enqueue(pool, 30, 20)
+        await eventually(lambda: seen.finished > 50)
+        await pool.resize(32)
+        await enqueue(pool, 30, 20)
+        await eventually(lambda: seen.finished == 1200, "all jobs")
+        assert len(await pool.slots()) == 32
+    assert all(order == [*range(20), *range(20)] for order in seen.order.values())
+    assert seen.most_of_key == 1
+    with pytest.raises(Conflict, match="cannot have 8 slots"):
+        await pool.resize(8)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        ("select penstock.enqueue('work', '1')", "no key"),
+        ("select penstock.enqueue('work', '1', p_key => 'a', p_priority => 3)", "has a priority"),
+        ("select penstock.declare_pool('x', '{\"on_retry\": \"wait\"}')", "invalid options"),
+        ("select penstock.declare_pool('x', '{\"slotz\": 1}')", "unknown option: slotz"),
+        ("select penstock.declare_pool('x', '{\"weights\": {\"a\": 0}}')", "invalid options"),
+        ("select penstock.declare_pool('x', '{\"key_rate_limit\": 3}')", "invalid options"),
+        ("select penstock.set_weight('work', 'a', 0)", "invalid weight"),
+        ("select * from penstock.claim_keys('m', 'work', '{}', '{}', 0)", "invalid limit"),
+    ],
+)
+async def test_bad_input_is_refused(app: Penstock, call: str, message: str) -> None:
+    await app.pool("work").declare()
+    with pytest.raises(InvalidInput, match=message):
+        await (await app.database()).fetch(call)
+
+
+async def test_a_job_with_a_time_or_an_end_keeps_it(app: Penstock) -> None:
+    seen = Seen()
+    pool = app.pool("work", slots=4)
+
+    @pool.handler
+    async def handle(job: Job[int]) -> None:
+        await seen.run(job)
+
+    await pool.enqueue("a", 2, run_after=timedelta(milliseconds=300))
+    await pool.enqueue("a", 1)
+    await pool.enqueue("b", 1, expires_at=timedelta(milliseconds=-1))
+    await pool.enqueue("b", 2)
+    async with Working(app):
+        await eventually(lambda: idle(app), "the end")
+    assert seen.order == {"a": [1, 2], "b": [2]}
+    assert len(await app.find_many(name="work", status="expired")) == 1
+
+
+async def test_jobs_from_before_the_type_became_a_pool_run_too(app: Penstock, url: str) -> None:
+    old = app.job_type("work", int)
+    await old.enqueue_many([NewJob(n, key="a") for n in range(3)] + [NewJob(3)])
+    async with Penstock(url) as later:
+        seen = Seen()
+        pool = later.pool("work", slots=4)
+
+        @pool.handler
+        async def handle(job: Job[int]) -> None:
+            await seen.run(job)
+
+        async with Working(later):
+            await eventually(lambda: seen.finished == 4, "all jobs")
+        assert seen.order["a"] == [0, 1, 2]
+
+
+async def test_a_running_job_of_a_pool_can_be_cancelled(app: Penstock) -> None:
+    seen = Seen()
+    pool = app.pool("work", slots=4)
+
+    @pool.handler
+    async def handle(job: Job[int]) -> None:
+        await seen.run(job, 60 if job.data == 0 else 0)
+
+    async with Working(app):
+        first = await pool.enqueue("a", 0)
+        await pool.enqueue("a", 1)
+        await eventually(lambda: seen.order["a"] == [0])
+        assert await app.cancel(first.id) == "cancelling"
+        await eventually(lambda: seen.order["a"] == [0, 1], "the next job")
+    assert (await app.find(first.id)).status is Status.CANCELLED
+
+
+# -- the pull form
+
+
+async def test_a_program_pulls_jobs_and_settles_them(app: Penstock) -> None:
+    pool = app.pool("fibonacci", int, slots=4, options=QUICK)
+    order: list[tuple[str | None, int, int]] = []
+    for n in range(3):
+        await pool.enqueue("a", n)
+    async with pool.worker("my-worker") as worker:
+        async for job in worker.jobs():
+            order.append((job.key, job.data, job.attempt))
+            if job.data == 1 and job.attempt == 1:
+                await job.fail("not yet")
+            else:
+                await job.ack()
+            if job.data == 2:
+                break
+    assert order == [("a", 0, 1), ("a", 1, 1), ("a", 1, 2), ("a", 2, 1)]
+    assert len(await app.find_many(name="fibonacci", status="succeeded")) == 3
+
+
+async def test_keys_come_in_parallel_and_a_key_waits_for_its_ack(app: Penstock) -> None:
+    pool = app.pool("work", int, slots=4)
+    await pool.enqueue_many([(key, n) for n in range(2) for key in "abc"])
+    async with pool.worker(prefetch=3) as worker:
+        jobs = worker.jobs()
+        first = [await anext(jobs) for _ in range(3)]
+        assert {job.key for job in first} == {"a", "b", "c"}
+        fourth = asyncio.create_task(anext(jobs))  # type: ignore[arg-type]
+        done, _ = await asyncio.wait([fourth], timeout=0.3)
+        assert not done, "a second job of a key came before the first was acknowledged"
+        await first[1].ack()
+        assert (await fourth).key == first[1].key
+
+
+async def test_a_second_live_worker_with_an_id_is_refused(app: Penstock) -> None:
+    pool = app.pool("work", int, slots=4)
+    async with pool.worker("my-worker"):
+        with pytest.raises(Conflict, match="alive"):
+            async with pool.worker("my-worker"):
+                pass
+    async with pool.worker("my-worker") as worker:
+        await eventually(lambda: worker.slots == [0, 1, 2, 3])
+
+
+async def test_what_is_not_acknowledged_goes_back_in_order(app: Penstock) -> None:
+    pool = app.pool("work", int, slots=4)
+    await pool.enqueue_many([("a", n) for n in range(3)])
+    async with pool.worker() as worker:
+        assert (await anext(worker.jobs())).data == 0  # type: ignore[arg-type]
+    async with pool.worker() as worker:
+        async for job in worker.jobs():
+            assert (job.data, job.attempt) == (0, 1)
+            await job.ack()
+            break
+
+
+async def test_an_ack_after_the_slot_was_lost_is_refused(app: Penstock, sql: Sql) -> None:
+    pool = app.pool("work", int, slots=2)
+    await pool.enqueue("a", 1)
+    async with pool.worker("one") as worker:
+        job = await anext(worker.jobs())  # type: ignore[arg-type]
+        await sql.execute("select penstock.leave_group('work', 'one')")
+        with pytest.raises(Conflict, match="no longer belongs"):
+            await job.ack()
+
+
+# -- a rule of one's own
+
+
+async def test_a_rule_of_its_own_places_keys_by_metadata(app: Penstock) -> None:
+    def connected(key: str, workers: Any) -> int | None:
+        return next((n for n, worker in enumerate(workers) if key in worker.metadata.get("clients", [])), None)
+
+    pool = app.pool("requests", int, assign=connected)
+    await pool.declare()
+    async with (
+        pool.worker("one", metadata={"clients": ["ada"]}) as one,
+        pool.worker("two", metadata={"clients": ["bob"]}) as two,
+    ):
+        await pool.enqueue("bob", 1)
+        await pool.enqueue("ada", 2)
+        await pool.enqueue("eve", 3)
+        jobs_of_one, jobs_of_two = one.jobs(), two.jobs()
+        first, second = await anext(jobs_of_two), await anext(jobs_of_one)
+        assert (first.key, second.key) == ("bob", "ada")
+        await first.ack()
+        await second.ack()
+        # Nobody has eve: the job waits until somebody says so.
+        await one.set_metadata({"clients": ["ada", "eve"]})
+        third = await anext(jobs_of_one)
+        assert third.key == "eve"
+        await third.ack()
+
+
+async def test_settings_reach_the_members(url: str, sql: Sql) -> None:
+    async with Penstock(url, settings=Settings(dead_after=timedelta(seconds=3))) as app:
+        pool = app.pool("work", int, slots=2)
+        async with pool.worker("w"):
+            assert await sql.fetchval("select dead_after from penstock.members where id = 'w'") == timedelta(seconds=3)
