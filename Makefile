@@ -8,7 +8,7 @@ PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check 
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help run test check unit integration chaos postgres15 bench lock format clean install
+.PHONY: help run test check debian unit integration chaos postgres15 bench lock format clean install
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -16,12 +16,15 @@ help: ## list the targets
 run: $(VENV)/.run ## run the main job: a year of flights as jobs, on an embedded PostgreSQL (FULL=1: all of them)
 	$(BIN)/python -m examples.flights
 
-test: check unit integration chaos postgres15 ## install everything, check, and run all tests
+test: check debian unit integration chaos postgres15 ## install everything, check, and run all tests
 
 check: $(VENV)/.dev ## format, lint and types
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+
+debian: $(VENV)/.dev ## install the programs of Debian that some tests need, where that is possible
+	@$(BIN)/python tests/debian.py
 
 unit: $(VENV)/.dev ## tests without a database
 	$(BIN)/pytest tests/unit -n 2
@@ -53,7 +56,7 @@ lock: $(VENV)/.dev ## renew the locked dependencies
 	$(BIN)/uv pip compile --quiet --universal --generate-hashes --no-header --no-annotate --no-emit-index-url --python-version 3.11 \
 		--extra examples --extra http --group build pyproject.toml --output-file requirements/run.txt
 	$(BIN)/uv pip compile --quiet --universal --generate-hashes --no-header --no-annotate --no-emit-index-url --python-version 3.11 \
-		--extra examples --extra http --extra bench --group build --group dev pyproject.toml --output-file requirements/dev.txt
+		--extra examples --extra http --extra bench --extra gearman --group build --group dev pyproject.toml --output-file requirements/dev.txt
 
 install: $(VENV)/.dev ## install everything
 

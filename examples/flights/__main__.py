@@ -40,8 +40,9 @@ async def main(count: int) -> None:
 
 
 async def _enqueue(progress: Progress, count: int) -> float:
-    # Both types are declared before any departure can want to enqueue a summary in its own transaction.
+    # The summary and the topic are declared before any departure can want to use them in its own transaction.
     await jobs.summarise.enqueue_many([])
+    await jobs.app.subscribe(*jobs.app.types.values())
     task = progress.add_task("enqueued", total=count)
     started = time.perf_counter()
     source = islice(flights(), count)

@@ -1,12 +1,15 @@
-"""The jobs: one for each departure, and one for each carrier and day that departures coalesce into.
+"""The jobs: one for each departure, and one for each carrier and day that departures coalesce into; and a topic.
 
 Many departures are worked at once; they hand their facts to one `Facts`, which writes what has gathered in one transaction,
 together with the summary jobs that have become necessary. A departure succeeds when its facts are committed.
+
+Long delays are published to the topic `delays`, in the same transaction. Destination airports subscribe to their own.
 """
 
 from __future__ import annotations
 
 import asyncio
+import uuid
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta
 from typing import Any
@@ -17,6 +20,23 @@ from examples.flights.data import Flight
 from penstock import Backoff, Job, NewJob, Penstock, Settings
 
 app = Penstock(settings=Settings(concurrency=1000))
+AIRPORTS = ("ATL", "BOS", "LAX", "MCO", "ORD")
+LONG_MIN = 120
+DEPARTURES = uuid.UUID("0d2a4f8e-57c3-5e6b-9a11-7a0c6e2f4b90")
+
+
+@dataclass(frozen=True, slots=True)
+class Delay:
+    """Who arrives late, where, by how many minutes."""
+
+    dest: str
+    day: str
+    carrier: str
+    flight: int
+    minutes: float
+
+
+delays = app.topic("delays", Delay)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +99,15 @@ class Facts:
                 ],
                 connection=self._connection,
             )
+            # Last, since the topic is held until the transaction ends.
+            for f in flights:
+                if f.arr_delay is not None and f.arr_delay > LONG_MIN:
+                    await delays.publish(
+                        Delay(f.dest, f.day, f.carrier, f.flight, f.arr_delay),
+                        # The same for a departure that is worked again: one delay, one message.
+                        id=uuid.uuid5(DEPARTURES, f"{f.day} {f.carrier} {f.flight} {f.origin} {f.scheduled}"),
+                        connection=self._connection,
+                    )
 
 
 facts: Facts | None = None
@@ -113,3 +142,21 @@ async def summarise(job: Job[CarrierDay]) -> None:
         job.data.carrier,
         date.fromisoformat(job.data.day),
     )
+
+
+async def note_delay(job: Job[Delay]) -> None:
+    """What an airport does with a delay: note it. The job's id makes a second attempt harmless."""
+    database = await app.database()
+    await database.fetch(
+        "insert into flights.long_delays values ($1, $2, $3, $4, $5, $6) on conflict do nothing",
+        job.id,
+        job.data.dest,
+        date.fromisoformat(job.data.day),
+        job.data.carrier,
+        job.data.flight,
+        job.data.minutes,
+    )
+
+
+for airport in AIRPORTS:
+    delays.subscriber(airport, filter={"dest": airport})(note_delay)

@@ -25,3 +25,13 @@ create table if not exists flights.carrier_days (
     primary key (day, carrier)
 );
 comment on table flights.carrier_days is 'One row for each carrier and day, kept up to date by its summary job.';
+
+create table if not exists flights.long_delays (
+    id uuid primary key,
+    airport text not null,
+    day date not null,
+    carrier text not null,
+    flight integer not null,
+    minutes double precision not null
+);
+comment on table flights.long_delays is 'What the destination airports heard of their delays, through the topic.';

@@ -28,9 +28,11 @@ from penstock.job import (
     RateLimit,
     Status,
 )
+from penstock.message import Message, Published, ReceiverOutcome, Subscribed, Subscriber, TopicCounts
 from penstock.pools import Pool
 from penstock.puller import PoolWorker, PulledJob
 from penstock.settings import Settings
+from penstock.topics import Topic
 from penstock.worker.standing import Standing
 
 __all__ = [
@@ -48,6 +50,7 @@ __all__ = [
     "JobFailed",
     "JobRecord",
     "JobType",
+    "Message",
     "NewJob",
     "NotFound",
     "Options",
@@ -56,12 +59,18 @@ __all__ = [
     "Pool",
     "PoolOptions",
     "PoolWorker",
+    "Published",
     "PulledJob",
     "RateLimit",
+    "ReceiverOutcome",
     "Retry",
     "SchemaMismatch",
     "Settings",
     "Standing",
     "Status",
+    "Subscribed",
+    "Subscriber",
+    "Topic",
+    "TopicCounts",
     "__version__",
 ]

@@ -41,14 +41,16 @@ from penstock.job import (
     Status,
     parse_id,
 )
+from penstock.message import TopicCounts
 from penstock.ownership.assign import KeyAssign
 from penstock.payload import Codec
 from penstock.pools import Pool
-from penstock.postgres import jobs, migrate, pools
+from penstock.postgres import jobs, migrate, pools, topics
 from penstock.postgres.database import Database
 from penstock.postgres.embedded import EmbeddedServer
 from penstock.scaling import ScaleAdvice, advise
 from penstock.settings import Settings
+from penstock.topics import Subscription, Topic, keep_subscribed
 from penstock.worker import Worker
 from penstock.worker.types import WorkedType
 
@@ -71,6 +73,7 @@ class JobType(Generic[T]):
         self.handler = handler
         self.group: Group = group
         self.codec: Codec[T] = Codec(payload, name)
+        self.subscription: Subscription | None = None
         self.declared = False
         self.pool: Pool[T] | None = None
 
@@ -131,6 +134,7 @@ class Penstock:
                 given["database_url"] = None
         self.settings = (settings or Settings()).model_copy(update=Settings(**given).model_dump(include=set(given)))
         self.types: dict[str, JobType[Any]] = {}
+        self.topics: dict[str, Topic[Any]] = {}
         self._database: Database | None = None
         self._server: EmbeddedServer | None = None
         self._opening = asyncio.Lock()
@@ -236,6 +240,24 @@ class Penstock:
         declared: JobType[Any] = JobType(self, name, payload, options, handler, group)
         self.types[name] = declared
         return declared
+
+    @overload
+    def topic(self, name: str, payload: type[T], *, keep: int | None = ...) -> Topic[T]: ...
+    @overload
+    def topic(self, name: str, payload: Any = ..., *, keep: int | None = ...) -> Topic[Any]: ...
+    def topic(self, name: str, payload: Any = Any, *, keep: int | None = None) -> Topic[Any]:
+        """Declare a topic, or get the declared one.
+
+        Args:
+            name: Name of the topic.
+            payload: Type of its messages.
+            keep: How many of the last messages a new subscriber gets; None: as the database has it, 0 for a new topic.
+        """
+        if name not in self.topics:
+            self.topics[name] = Topic(self, name, payload, keep)
+        elif payload is not Any or keep is not None:
+            raise InvalidInput(f"topic {name} is declared twice", hint="Declare it once, then get it by its name alone.")
+        return self.topics[name]
 
     # -- opening and closing
 
@@ -375,9 +397,16 @@ class Penstock:
             if declared.pool is not None:
                 await declared.pool.declare()
             else:
+                await self.subscribe(declared)
                 await jobs.declare_job_type(await self.database(), declared.name, declared.options.as_json())
             declared.declared = True
         return declared
+
+    async def subscribe(self, *declared: JobType[Any]) -> None:
+        """Subscribe those of the job types that are a subscriber's queue to their topics. A worker does it at start."""
+        for type in declared:
+            if type.subscription is not None:
+                await type.subscription.begin(await self.database(), type.options.as_json())
 
     # -- looking and steering
 
@@ -454,8 +483,18 @@ class Penstock:
         return [advise(load, wait_s) for load in await pools.load_of_types(await self.database(), over)]
 
     async def prune(self, keep: timedelta) -> dict[str, int]:
-        """Drop the days of the archive that ended longer ago than `keep`. Returns jobs by partition dropped."""
-        return await jobs.prune(await self.database(), keep)
+        """Drop the days of the archive that ended longer ago than `keep`, and topic messages that nothing refers to then.
+
+        Returns jobs by partition dropped.
+        """
+        database = await self.database()
+        dropped = await jobs.prune(database, keep)
+        await topics.prune_messages(database, keep)
+        return dropped
+
+    async def topic_counts(self) -> list[TopicCounts]:
+        """How each topic is doing."""
+        return await topics.counts(await self.database())
 
     # -- working
 
@@ -467,7 +506,12 @@ class Penstock:
             for t in chosen
             if t.handler is not None and t.pool is None
         }
-        return Worker(await self.database(), worked, self.settings, [t.pool.worked() for t in chosen if t.pool is not None])
+        pools = [t.pool.worked() for t in chosen if t.pool is not None]
+        database = await self.database()
+        await self.subscribe(*chosen)
+        subscribed = [(t.subscription, t.options.as_json()) for t in chosen if t.subscription is not None]
+        beside = {"renewal": lambda: keep_subscribed(database, subscribed)} if subscribed else {}
+        return Worker(database, worked, self.settings, pools, beside)
 
     def with_handler(self, name: str) -> JobType[Any]:
         """The declared job type of this name. Raises `NotFound` when it has no handler here."""

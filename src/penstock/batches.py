@@ -76,8 +76,8 @@ def make_batch(name: str, codec: Codec[Any], items: Sequence[Any]) -> Batch:
         [codec.dump(job.data) for job in new],
         column([job.key for job in new]),
         column([job.priority for job in new], 0),
-        column([_checked(job.run_after) for job in new]),
-        column([_checked(job.expires_at) for job in new]),
+        column([aware(job.run_after) for job in new]),
+        column([aware(job.expires_at) for job in new]),
         column([job.unique for job in new]),
     )
 
@@ -115,7 +115,8 @@ def _joined(slices: Sequence[Batch]) -> Batch:
     )
 
 
-def _checked(time: datetime | timedelta | None) -> datetime | timedelta | None:
+def aware(time: datetime | timedelta | None) -> datetime | timedelta | None:
+    """The same time. Raises `InvalidInput` when it has no time zone."""
     if isinstance(time, datetime) and time.tzinfo is None:
         raise InvalidInput(f"{time.isoformat()} has no time zone", hint="Use datetime.now(UTC) or a span of time.")
     return time

@@ -1,7 +1,7 @@
-"""Enqueueing through a connection that the caller owns, in the caller's own transaction.
+"""Enqueueing and publishing through a connection that the caller owns, in the caller's own transaction.
 
-Every driver can send one text parameter, so the jobs travel as one JSON document to `penstock.enqueue_json`. asyncpg, which
-has arrays, takes the fast way.
+Every driver can send one text parameter, so the jobs travel as one JSON document to `penstock.enqueue_json`, and a message to
+`penstock.publish_json`. asyncpg, which has arrays, takes the fast way.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from uuid import UUID
 
 from penstock.errors import Conflict, InvalidInput, NotFound, PenstockError
 from penstock.job import Admission
-from penstock.postgres import jobs
+from penstock.message import Published
+from penstock.postgres import jobs, topics
 
 _CALL = "select ordinal, id, outcome from penstock.enqueue_json({0}, cast({1} as jsonb)) where outcome <> 'queued'"
 _BY_SQLSTATE: dict[str, type[PenstockError]] = {
@@ -29,49 +30,70 @@ async def enqueue_through(connection: Any, batch: jobs.Batch) -> dict[int, tuple
     try:
         if hasattr(connection, "fetch") and _module(connection).startswith("asyncpg"):
             return jobs.exceptions_by_place(await connection.fetch(*jobs.enqueue_call(batch)))
-        rows = _execute(connection, batch)
-        if inspect.isawaitable(rows):
-            rows = await rows
-        if hasattr(rows, "fetchall"):
-            rows = rows.fetchall()
-            if inspect.isawaitable(rows):
-                rows = await rows
+        return _by_place(await _rows(_execute(connection, _CALL, batch.name, jobs.as_json(batch))))
     except Exception as error:
         raise (_translated(error) or error) from error
-    return _by_place(rows)
 
 
 def enqueue_through_blocking(connection: Any, batch: jobs.Batch) -> dict[int, tuple[UUID, Admission]]:
     """`enqueue_through` for connections that block, without a loop."""
+    return _by_place(_rows_blocking(connection, _CALL, batch.name, jobs.as_json(batch)))
+
+
+async def publish_through(connection: Any, topic: str, document: str) -> Published:
+    """Publish a message (`topics.publish_document`) through a connection or session, as in `enqueue_through`."""
     try:
-        rows = _execute(connection, batch)
+        if hasattr(connection, "fetch") and _module(connection).startswith("asyncpg"):
+            return topics.published(await connection.fetchrow(topics.PUBLISH.format("$1", "$2"), topic, document))
+        return topics.published((await _rows(_execute(connection, topics.PUBLISH, topic, document)))[0])
+    except Exception as error:
+        raise (_translated(error) or error) from error
+
+
+def publish_through_blocking(connection: Any, topic: str, document: str) -> Published:
+    """`publish_through` for connections that block, without a loop."""
+    return topics.published(_rows_blocking(connection, topics.PUBLISH, topic, document)[0])
+
+
+async def _rows(result: Any) -> Any:
+    if inspect.isawaitable(result):
+        result = await result
+    if hasattr(result, "fetchall"):
+        result = result.fetchall()
+        if inspect.isawaitable(result):
+            result = await result
+    return result
+
+
+def _rows_blocking(connection: Any, call: str, name: str, document: str) -> Any:
+    try:
+        rows = _execute(connection, call, name, document)
         if inspect.isawaitable(rows):
             if inspect.iscoroutine(rows):
                 rows.close()
-            raise InvalidInput("this connection is async", hint="Use await app.enqueue(..., connection=...).")
-        return _by_place(rows.fetchall() if hasattr(rows, "fetchall") else rows)
+            raise InvalidInput("this connection is async", hint="Await the call, with connection=..., on the app itself.")
+        return rows.fetchall() if hasattr(rows, "fetchall") else rows
     except InvalidInput:
         raise
     except Exception as error:
         raise (_translated(error) or error) from error
 
 
-def _execute(connection: Any, batch: jobs.Batch) -> Any:
-    document = jobs.as_json(batch)
+def _execute(connection: Any, call: str, name: str, document: str) -> Any:
     module = _module(connection)
     if module.startswith("sqlalchemy"):
         from sqlalchemy import text
 
-        return connection.execute(text(_CALL.format(":name", ":jobs")), {"name": batch.name, "jobs": document})
-    statement = _CALL.format("%s", "%s")
+        return connection.execute(text(call.format(":name", ":document")), {"name": name, "document": document})
+    statement = call.format("%s", "%s")
     if module.split(".")[0] == "psycopg":
-        return connection.execute(statement, (batch.name, document))
+        return connection.execute(statement, (name, document))
     if hasattr(connection, "cursor"):
         with connection.cursor() as cursor:
-            cursor.execute(statement, (batch.name, document))
+            cursor.execute(statement, (name, document))
             return cursor.fetchall()
     raise InvalidInput(
-        f"cannot enqueue through a {type(connection).__qualname__}",
+        f"cannot write through a {type(connection).__qualname__}",
         hint="Give a connection or session of asyncpg, psycopg, SQLAlchemy or Django.",
     )
 

@@ -14,9 +14,11 @@ from uuid import UUID
 
 from penstock.app import JobType, Penstock
 from penstock.batches import make_batch, receipts_of
-from penstock.callers import enqueue_through_blocking
-from penstock.errors import DatabaseUnavailable
+from penstock.callers import enqueue_through_blocking, publish_through_blocking
+from penstock.errors import DatabaseUnavailable, InvalidInput
 from penstock.job import Enqueued, JobCounts, JobRecord, NewJob, Options, Status
+from penstock.message import Message, Published, Subscribed
+from penstock.topics import Topic
 
 T = TypeVar("T")
 
@@ -62,6 +64,51 @@ class SyncPenstock:
         batch = make_batch(declared.name, declared.codec, list(new))
         return receipts_of(batch, enqueue_through_blocking(connection, batch))
 
+    def publish(
+        self,
+        topic: Topic[T] | str,
+        data: T | None = None,
+        *,
+        id: UUID | str | None = None,
+        unique: str | None = None,
+        run_after: datetime | timedelta | None = None,
+        expires_at: datetime | timedelta | None = None,
+        background: bool = True,
+        timeout: timedelta = timedelta(seconds=30),
+        connection: Any = None,
+    ) -> Published:
+        """Publish a message. See `penstock.topics.Topic.publish`."""
+        declared = self._topic(topic)
+        if connection is not None and background:
+            document = declared.document(data, id, unique, run_after, expires_at)
+            return publish_through_blocking(connection, declared.name, document)
+        if connection is not None:
+            raise InvalidInput("nobody can receive a message before the caller's transaction commits")
+        publishing = declared.publish(
+            data, id=id, unique=unique, run_after=run_after, expires_at=expires_at, background=background, timeout=timeout
+        )
+        return self._call(publishing, timeout + self._timeout)
+
+    def subscribe(
+        self,
+        topic: Topic[Any] | str,
+        client_id: str,
+        *,
+        filter: Any = None,
+        ttl: timedelta | None = None,
+        since: int | None = None,
+    ) -> Subscribed:
+        """Subscribe a client to a topic. See `penstock.topics.Topic.subscribe`."""
+        return self._call(self._topic(topic).subscribe(client_id, filter=filter, ttl=ttl, since=since))
+
+    def unsubscribe(self, topic: Topic[Any] | str, client_id: str, *, drop: bool = False) -> bool:
+        """End a subscription. See `penstock.topics.Topic.unsubscribe`."""
+        return self._call(self._topic(topic).unsubscribe(client_id, drop=drop))
+
+    def read(self, topic: Topic[T] | str, since: int | None = None, *, limit: int = 100) -> list[Message[T]]:
+        """Messages of a topic after a sequence number. See `penstock.topics.Topic.read`."""
+        return self._call(self._topic(topic).read(since, limit=limit))
+
     def find(self, id: UUID | str) -> JobRecord:
         """Everything known of a job. See `Penstock.find`."""
         return self._call(self._app.find(id))
@@ -103,6 +150,9 @@ class SyncPenstock:
         if loop is not None:
             asyncio.run_coroutine_threadsafe(self._app.close(), loop).result(self._timeout.total_seconds())
             loop.call_soon_threadsafe(loop.stop)
+
+    def _topic(self, topic: Topic[Any] | str) -> Topic[Any]:
+        return self._app.topic(topic) if isinstance(topic, str) else topic
 
     def _call(self, call: Coroutine[Any, Any, T], timeout: timedelta | None = None) -> T:
         with self._starting:

@@ -137,6 +137,7 @@ async def run_due_jobs(app: Penstock, *names: str, limit: int = 10_000) -> list[
         for t in app.types.values()
         if t.handler is not None and (not names or t.name in names)
     }
+    await app.subscribe(*(app.types[name] for name in worked))
     for worked_type in worked.values():
         worked_type.refresh(await jobs.declare_job_type(database, worked_type.name, worked_type.declared.as_json()))
     settler = Settler(database, retried=lambda: None)

@@ -52,6 +52,25 @@ def test_a_tour_of_the_commands(url: str) -> None:
     assert "nothing to drop" in penstock(url, "prune", "--keep", "7d").stdout
 
 
+def test_a_tour_of_the_topics(url: str) -> None:
+    assert "no topics yet" in penstock(url, "topics").stdout
+    assert "created: news" in penstock(url, "topics", "create", "news", "--keep", "2").stdout
+    assert "queue news_bob" in penstock(url, "topics", "subscribe", "news", "bob", "--filter", '{"n": 1}', "--ttl", "5m").stdout
+    assert "was subscribed: bob" in penstock(url, "topics", "subscribe", "news", "bob", "--filter", '{"n": 1}').stdout
+    assert "to 1 subscribers" in penstock(url, "topics", "publish", "news", '{"n": 1}').stdout
+    assert json.loads(penstock(url, "topics", "publish", "news", '{"n": 2}', "--json").stdout)["receivers"] == 0
+    waited = penstock(url, "topics", "publish", "news", '{"n": 1}', "--wait", "1s")
+    assert "queued" in waited.stdout
+    assert waited.returncode == 1
+    assert [m["seq"] for m in json.loads(penstock(url, "topics", "read", "news", "--since", "1", "--json").stdout)] == [2, 3]
+    assert "with 1 earlier" in penstock(url, "topics", "subscribe", "news", "eve", "--since", "2").stdout
+    assert "news_eve" in penstock(url, "topics", "subscribers", "news").stdout
+    assert "unsubscribed: bob" in penstock(url, "topics", "unsubscribe", "news", "bob", "--drop").stdout
+    assert json.loads(penstock(url, "topics", "--json").stdout)[0]["subscribers"] == 1
+    assert penstock(url, "topics", "read", "news", "--since", "9").returncode == 1
+    assert "not a Gearman server" in penstock(url, "gearman", "--server", "host:port").stderr
+
+
 @pytest.mark.parametrize("processes", ["1", "2"])
 def test_a_worker_works_until_it_is_told_to_stop(url: str, tmp_path: Path, processes: str) -> None:
     (tmp_path / "shop.py").write_text(APP)

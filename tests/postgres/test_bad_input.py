@@ -94,18 +94,77 @@ BAD_SQL = [
     ("select penstock.list_jobs(p_status => 'done')", "PS400"),
     ("select penstock.list_jobs(p_limit => 0)", "PS400"),
     ("select penstock.grant_access('nobody_there', 'reader')", "PS404"),
+    ("select penstock.declare_topic(null)", "PS400"),
+    ("select penstock.declare_topic('')", "PS400"),
+    ("select penstock.declare_topic('a b')", "PS400"),
+    ("select penstock.declare_topic(repeat('x', 151))", "PS400"),
+    ("select penstock.declare_topic('x', null)", "PS400"),
+    ("select penstock.declare_topic('x', '[]')", "PS400"),
+    ("select penstock.declare_topic('x', '{\"kep\": 3}')", "PS400"),
+    ("select penstock.declare_topic('x', '{\"keep\": -1}')", "PS400"),
+    ("select penstock.declare_topic('x', '{\"keep\": 1.5}')", "PS400"),
+    ("select penstock.declare_topic('x', '{\"keep\": \"all\"}')", "PS400"),
+    ("select penstock.declare_topic('x', '{\"keep\": 1e9}')", "PS400"),
+    ("select penstock.subscribe(null, 'c')", "PS400"),
+    ("select penstock.subscribe('none', 'c')", "PS404"),
+    ("select penstock.subscribe('news', null)", "PS400"),
+    ("select penstock.subscribe('news', '')", "PS400"),
+    ("select penstock.subscribe('news', 'a b')", "PS400"),
+    ("select penstock.subscribe('news', 'a/b')", "PS400"),
+    ("select penstock.subscribe('news', E'a\\nb')", "PS400"),
+    ("select penstock.subscribe('news', repeat('x', 196))", "PS400"),
+    ("select penstock.subscribe('job', 'c')", "PS400"),
+    ("select penstock.subscribe('news', 'c', p_ttl => '0 s')", "PS400"),
+    ("select penstock.subscribe('news', 'c', p_ttl => '90 days')", "PS400"),
+    ("select penstock.subscribe('news', 'c', p_since => -1)", "PS400"),
+    ("select penstock.subscribe('news', 'c', p_since => 1)", "PS400"),
+    ("select penstock.subscribe('news', 'c', p_options => '{\"attempts\": 0}')", "PS400"),
+    ("select penstock.subscribe('news', 'c', p_options => '[]')", "PS400"),
+    ("select penstock.subscribe('news', 'c', p_queue => 'none')", "PS404"),
+    ("select penstock.subscribe('news', 'c', p_queue => 'news_bob')", "PS409"),
+    ("select penstock.subscribe('news', 'bob', p_queue => 'ship')", "PS409"),
+    ("select penstock.subscribe_many('news', '{}')", "PS400"),
+    ("select penstock.subscribe_many('news', null)", "PS400"),
+    ("select penstock.subscribe_many('news', '{a,a}')", "PS400"),
+    ("select penstock.subscribe_many('news', '{a,b}', p_filters => array['{}'::jsonb])", "PS400"),
+    ("select penstock.subscribe_many('news', array_fill('a'::text, array[100001]))", "PS400"),
+    ("select penstock.unsubscribe('none', 'c')", "PS404"),
+    ("select penstock.unsubscribe('a b', 'c')", "PS400"),
+    ("select penstock.publish(null)", "PS400"),
+    ("select penstock.publish('none')", "PS404"),
+    ("select penstock.publish('a b')", "PS400"),
+    ("select penstock.publish('news', null)", "PS400"),
+    ("select penstock.publish('news', to_jsonb(repeat('x', 1100000)))", "PS413"),
+    ("select penstock.publish('news', p_unique_key => '')", "PS400"),
+    ("select penstock.publish('news', p_unique_key => repeat('x', 256))", "PS400"),
+    ("select penstock.publish_json('news', null)", "PS400"),
+    ("select penstock.publish_json('news', '[]')", "PS400"),
+    ("select penstock.publish_json('news', '{\"payload\": 1}')", "PS400"),
+    ("select penstock.publish_json('news', '{\"id\": \"123\"}')", "PS400"),
+    ("select penstock.publish_json('news', '{\"run_after\": true}')", "PS400"),
+    ("select penstock.publish_json('news', '{\"unique_key\": \"\"}')", "PS400"),
+    ("select penstock.read_topic('none')", "PS404"),
+    ("select penstock.read_topic('news', 5)", "PS400"),
+    ("select penstock.read_topic('news', -1)", "PS400"),
+    ("select penstock.read_topic('news', 0, 0)", "PS400"),
+    (f"select penstock.unfinished_copies({GOOD})", "PS404"),
+    (f"select penstock.outcomes({GOOD})", "PS404"),
+    ("select penstock.prune_messages('-1 day')", "PS400"),
     ("select penstock.grant_access(current_user::name, 'king')", "PS400"),
 ]
 
 
 async def snapshot(sql: Sql) -> list[Any]:
     tables = ("jobs", "lanes", "queued_jobs", "archived_jobs", "leases", "workers", "rate_windows", "access_grants")
+    tables += ("topics", "subscriptions", "topic_messages", "ended_queues")
     return [await sql.fetch(f"select * from penstock.{table} order by 1") for table in tables]
 
 
 @pytest.fixture
 async def with_type(sql: Sql) -> Sql:
     await sql.execute("select penstock.create_job_type('ship')")
+    await sql.execute("select penstock.declare_topic('news')")
+    await sql.execute("select penstock.subscribe('news', 'bob')")
     return sql
 
 
@@ -147,6 +206,20 @@ BAD_PYTHON: list[tuple[Callable[[Penstock], Any], type[PenstockError]]] = [
     (lambda app: app.prune(timedelta(days=-1)), InvalidInput),
     (lambda app: app.worker(), InvalidInput),
     (lambda app: app.worker("ship"), NotFound),
+    (lambda app: app.topic("news").publish(object()), InvalidInput),
+    (lambda app: app.topic("news").publish("nul \x00"), InvalidInput),
+    (lambda app: app.topic("news").publish(1, id="123"), InvalidInput),
+    (lambda app: app.topic("news").publish(1, unique="a\x00"), InvalidInput),
+    (lambda app: app.topic("news").publish(1, run_after=datetime(2030, 1, 1)), InvalidInput),
+    (lambda app: app.topic("news").publish("x" * 1_100_000), InvalidInput),
+    (lambda app: app.topic("news").publish(1, connection=object()), InvalidInput),
+    (lambda app: app.topic("a b").publish(1), InvalidInput),
+    (lambda app: app.topic("news").subscribe("a b"), InvalidInput),
+    (lambda app: app.topic("news").subscribe("a\x00b"), InvalidInput),
+    (lambda app: app.topic("news").subscribe("c", filter=object()), InvalidInput),
+    (lambda app: app.topic("news").subscribe("c", ttl=timedelta(0)), InvalidInput),
+    (lambda app: app.topic("news").subscribe("c", since=7), InvalidInput),
+    (lambda app: app.topic("news").read(7), InvalidInput),
 ]
 
 

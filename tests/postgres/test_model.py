@@ -66,7 +66,7 @@ class Protocol(RuleBasedStateMachine):
         self.paused: set[str] = set()
         self.places = 0
         for table in ("queued_jobs", "leases", "archived_jobs", "lanes", "jobs", "idle_workers"):
-            self.connection.execute(f"truncate penstock.{table}")
+            self.connection.execute(f"truncate penstock.{table} cascade")
         self.set_clock()
         self.call("select penstock.create_job_type('plain', '{\"attempts\": 3, \"backoff_jitter\": 0}')")
         self.call("select penstock.create_job_type('once', '{\"delivery_strategy\": \"at_most_once\"}')")

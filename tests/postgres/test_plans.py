@@ -137,6 +137,55 @@ async def test_a_million_deferred_jobs_do_not_slow_a_claim(sql: Sql) -> None:
     assert after <= before * 1.1, f"a claim of 100 jobs touched {before} pages before and {after} after"
 
 
+@pytest.mark.parametrize("statistics", ["missing", "fresh"])
+async def test_a_publish_goes_by_the_indexes_and_its_copies_are_claimed_hot(sql: Sql, statistics: str) -> None:
+    await sql.execute("select penstock.declare_topic('t'), penstock.declare_topic('other')")
+    clients = "array(select 'c' || n from generate_series(1, $1::integer) as n)"
+    await sql.execute(f"select count(*) from penstock.subscribe_many('t', {clients})", 2000)
+    await sql.execute(f"select count(*) from penstock.subscribe_many('other', {clients})", 2000)
+    if statistics == "fresh":
+        await sql.execute("analyze penstock.subscriptions")
+        await sql.execute("analyze penstock.jobs")
+    publish = await explain(
+        sql, "insert_copies", "insert into", "    get diagnostics",
+        {
+            "prefix": "'01a1fe2e-6b58-7000-8001-'", "is_ready": "true", "p_run_after": "null::timestamptz", "p_moment": "now()",
+            "p_expires_at": "null::timestamptz", "p_number": "1::bigint", "p_topic": "'t'::text", "p_data": "'{}'::jsonb",
+        },
+    )  # fmt: skip
+    assert {node.get("Index Name") for node in nodes(publish)} >= {"subscriptions_number", "jobs_pkey"}
+    assert seq_scans(publish) == []
+
+    await sql.execute("select penstock.publish('t', '{\"n\": 1}')")
+    names = "array(select 't_c' || n from generate_series(1, 2000) as n)"
+    data = await sql.fetch(f"select data from penstock.claim('w', {names}, 2000)")
+    assert [row["data"] for row in data] == ['{"n": 1}'] * 2000
+    await sql.execute("select pg_stat_force_next_flush()")
+    updated, hot = await sql.fetchrow(
+        "select n_tup_upd, n_tup_hot_upd from pg_stat_user_tables where relid = 'penstock.queued_jobs'::regclass"
+    )
+    assert (updated, hot) == (2000, 2000)
+
+
+async def test_a_claim_of_ordinary_jobs_does_not_look_for_messages(sql: Sql) -> None:
+    await fill(sql, 200)
+    claim = await explain_claim(sql)
+    (messages,) = (node for node in nodes(claim) if node.get("Relation Name") == "topic_messages")
+    assert messages["Actual Loops"] == 0
+
+
+async def test_renewals_are_hot_updates(sql: Sql) -> None:
+    await sql.execute("select penstock.declare_topic('t')")
+    clients = "array(select 'c' || n from generate_series(1, 500) as n)"
+    await sql.execute(f"select count(*) from penstock.subscribe_many('t', {clients}, '1 minute')")
+    renewed = await sql.fetchval(
+        f"select count(*) from penstock.renew_subscriptions(array_fill('t'::text, array[500]), {clients})"
+    )
+    await sql.execute("select pg_stat_force_next_flush()")
+    hot = await sql.fetchval("select n_tup_hot_upd from pg_stat_user_tables where relid = 'penstock.subscriptions'::regclass")
+    assert (renewed, hot) == (500, 500)
+
+
 def test_every_table_column_and_function_of_the_schema_is_commented_where_it_is_public() -> None:
     from importlib import resources
 

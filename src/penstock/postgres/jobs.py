@@ -84,9 +84,10 @@ async def declare_job_type(database: Database, name: str, options: dict[str, Any
     return job_type_of(row)
 
 
-async def job_types(database: Database) -> list[JobTypeRecord]:
-    """All job types, by name."""
-    return [job_type_of(row) for row in await database.fetch("select * from penstock.jobs order by name")]
+async def job_types(database: Database, names: Sequence[str] | None = None) -> list[JobTypeRecord]:
+    """Job types, by name: these, or all."""
+    rows = await database.fetch("select * from penstock.jobs where $1::text[] is null or name = any ($1) order by name", names)
+    return [job_type_of(row) for row in rows]
 
 
 async def pause(database: Database, name: str) -> None:

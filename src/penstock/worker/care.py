@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable
 import structlog
 
 from penstock.errors import PenstockError
-from penstock.postgres import jobs
+from penstock.postgres import jobs, topics
 from penstock.postgres.database import Database
 from penstock.settings import Settings
 from penstock.waiting import happens
@@ -22,10 +22,11 @@ from penstock.waiting import happens
 log = structlog.get_logger("penstock.care")
 _WORKERS_AT_FULL_PACE = 4
 _PRUNE_EVERY_S = 600.0
+_TEND_EVERY_S = 5.0
 
 
 class Care:
-    """Promotes due jobs, recovers lost ones, expires and prunes.
+    """Promotes due jobs, recovers lost ones, ends subscriptions, expires and prunes.
 
     Args:
         database: Where.
@@ -65,11 +66,17 @@ class Care:
 
     async def run_recovery(self) -> None:
         """Take back the jobs of dead workers and ended leases, expire and prune, until cancelled."""
-        pruned_at = time.monotonic()
+        pruned_at = tended_at = time.monotonic()
         while True:
             await asyncio.sleep(self._settings.care_interval.total_seconds() * self._share() * random.uniform(0.7, 1.3))
             await self._try(self._recover())
             await self._try(self._expire())
+            if (
+                time.monotonic() - tended_at
+                > min(_TEND_EVERY_S, self._settings.care_interval.total_seconds() * 5) * self._share()
+            ):
+                tended_at = time.monotonic()
+                await self._try(self._tend())
             keep = self._settings.archive_retention
             if keep is not None and time.monotonic() - pruned_at > _PRUNE_EVERY_S * self._share():
                 pruned_at = time.monotonic()
@@ -89,6 +96,13 @@ class Care:
         if keep is not None:
             for partition, count in (await jobs.prune(self._database, keep)).items():
                 log.info("archive_pruned", partition=partition, jobs=count)
+            if messages := await topics.prune_messages(self._database, keep):
+                log.info("messages_pruned", messages=messages)
+
+    async def _tend(self) -> None:
+        ended, removed = await topics.tend(self._database)
+        if ended or removed:
+            log.info("subscriptions_ended", ended=ended, queues_removed=removed)
 
     async def _try(self, call: Awaitable[None]) -> None:
         try:

@@ -44,12 +44,18 @@ class Worker:
         types: The job types with their handlers, by name.
         settings: Concurrency, intervals, grace period.
         pools: The pools to take part in.
+        beside: What else is to run, without an end, as long as the worker does.
     """
 
     _types_may_come = False
 
     def __init__(
-        self, database: Database, types: Mapping[str, WorkedType], settings: Settings, pools: Sequence[WorkedPool] = ()
+        self,
+        database: Database,
+        types: Mapping[str, WorkedType],
+        settings: Settings,
+        pools: Sequence[WorkedPool] = (),
+        beside: Mapping[str, Callable[[], Coroutine[Any, Any, None]]] | None = None,
     ) -> None:
         if not types and not pools and not self._types_may_come:
             raise InvalidInput("there is nothing to work on", hint="Declare a handler with @app.job(...) first.")
@@ -58,6 +64,7 @@ class Worker:
         self._types = types
         self._pools = pools
         self._settings = settings
+        self._beside = beside or {}
         self._stop = asyncio.Event()
         self._stop_now = asyncio.Event()
         self._running = asyncio.Event()
@@ -128,6 +135,8 @@ class Worker:
         taking_part = [support(f"pool-{part.name}", part.run()) for part in parts]
         for name, companion in self._companions(claimer, runner).items():
             support(name, companion)
+        for name, start in self._beside.items():
+            support(name, start())
         self._running.set()
         try:
             stopping = asyncio.create_task(self._stop.wait())
@@ -224,7 +233,7 @@ class Worker:
                 care.workers = beat.workers
                 for id in beat.cancelled:
                     runner.cancel(id)
-                for record in await jobs.job_types(self._database):
+                for record in await jobs.job_types(self._database, list(self._types)):
                     if record.name in self._types:
                         self._types[record.name].refresh(record)
             except PenstockError as error:

@@ -117,3 +117,15 @@ begin
 end
 $$;
 comment on function penstock.wake(text, integer) is 'Notifies as many idle workers of a type as jobs have come; does nothing when none is idle.';
+
+create or replace function penstock.payload(p_message bigint)
+returns jsonb
+language sql
+stable
+strict
+security definer
+set search_path = penstock, pg_temp
+as $$
+    select data from penstock.topic_messages where number = p_message
+$$;
+comment on function penstock.payload(bigint) is 'The payload of a topic message, for jobs that are copies: coalesce(penstock.payload(message), data). Null for null.';

@@ -90,6 +90,32 @@ end
 $$;
 comment on function penstock.with_options(penstock.jobs, jsonb) is 'The type with the given options changed and checked.';
 
+create or replace function penstock.new_type(p_name text, p_options jsonb)
+returns penstock.jobs
+language plpgsql
+stable
+as $$
+begin
+    return penstock.with_options(
+        jsonb_populate_record(null::penstock.jobs, jsonb_build_object(
+            'name', p_name,
+            'delivery_strategy', 'at_least_once',
+            'attempts', case when p_options ->> 'delivery_strategy' = 'at_most_once' then 1 else 5 end,
+            'visibility_timeout', interval '5 minutes',
+            'backoff_base', interval '2 seconds',
+            'backoff_factor', 2,
+            'backoff_cap', interval '1 hour',
+            'backoff_jitter', 0.1,
+            'keep_result', false,
+            'created_at', penstock.clock(),
+            'updated_at', penstock.clock()
+        )),
+        p_options
+    );
+end
+$$;
+comment on function penstock.new_type(text, jsonb) is 'Part of create_job_type and subscribe: a type with its defaults and the given options, checked, not yet written.';
+
 create or replace function penstock.create_job_type(p_name text, p_options jsonb default '{}')
 returns penstock.jobs
 language plpgsql
@@ -100,20 +126,7 @@ declare
     job_type penstock.jobs;
 begin
     perform penstock.check_name(p_name);
-    job_type := jsonb_populate_record(null::penstock.jobs, jsonb_build_object(
-        'name', p_name,
-        'delivery_strategy', 'at_least_once',
-        'attempts', case when p_options ->> 'delivery_strategy' = 'at_most_once' then 1 else 5 end,
-        'visibility_timeout', interval '5 minutes',
-        'backoff_base', interval '2 seconds',
-        'backoff_factor', 2,
-        'backoff_cap', interval '1 hour',
-        'backoff_jitter', 0.1,
-        'keep_result', false,
-        'created_at', penstock.clock(),
-        'updated_at', penstock.clock()
-    ));
-    job_type := penstock.with_options(job_type, p_options);
+    job_type := penstock.new_type(p_name, p_options);
     insert into penstock.jobs select job_type.* on conflict (name) do nothing;
     if not found then
         raise exception 'job type % exists', p_name

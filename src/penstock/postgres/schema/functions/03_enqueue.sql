@@ -182,6 +182,11 @@ begin
     if size = 0 then
         return;
     end if;
+    if job_type.topic is not null then
+        -- The queue of a subscriber can go, but not while this transaction puts something into it.
+        perform from penstock.jobs where name = p_name for key share;
+        perform penstock.require_type(p_name);
+    end if;
     if ids is null then
         ids := array(select penstock.new_id() from generate_series(1, size));
     end if;

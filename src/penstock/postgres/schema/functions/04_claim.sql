@@ -159,7 +159,11 @@ begin
             )
             select
                 claimed.id, claimed.name, claimed.attempts, claimed.max_attempts, claimed.priority, claimed.key,
-                claimed.data::text, claimed.created_at, claimed.run_after, claimed.seq, claimed.lease,
+                case
+                    when claimed.message is null then claimed.data::text
+                    else (select message.data::text from penstock.topic_messages as message where message.number = claimed.message)
+                end,
+                claimed.created_at, claimed.run_after, claimed.seq, claimed.lease,
                 extract(epoch from job_type.visibility_timeout)::double precision,
                 pg_snapshot_xmin(pg_current_snapshot())::text::bigint,
                 pg_snapshot_xmax(pg_current_snapshot())::text::bigint

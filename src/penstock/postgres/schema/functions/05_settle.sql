@@ -143,12 +143,12 @@ begin
     archived as (
         insert into penstock.archived_jobs (
             id, finished_at, created_at, run_after, started_at, expires_at, status, attempts, attempts_used, priority,
-            name, worker, key, unique_key, data, errors, result, replay_of
+            name, worker, key, unique_key, data, errors, result, replay_of, message
         )
         select
             settled.id, moment, settled.created_at, settled.run_after, lease.started_at, settled.expires_at, 'succeeded',
             settled.attempts, settled.max_attempts - settled.attempts + 1, settled.priority, settled.name, lease.worker,
-            settled.key, settled.unique_key, settled.data, settled.errors, settled.detail, settled.replay_of
+            settled.key, settled.unique_key, settled.data, settled.errors, settled.detail, settled.replay_of, settled.message
         from settled
         left join penstock.leases as lease on lease.id = settled.lease
     ),
@@ -294,12 +294,12 @@ begin
     )
     insert into penstock.archived_jobs (
         id, finished_at, created_at, run_after, started_at, expires_at, status, attempts, attempts_used, priority,
-        name, worker, key, unique_key, data, errors, replay_of
+        name, worker, key, unique_key, data, errors, replay_of, message
     )
     select
         ended.id, p_moment, ended.created_at, ended.run_after, lease.started_at, ended.expires_at,
         ended.outcome::penstock.archived_job_status, ended.attempts - 1, ended.max_attempts - ended.attempts + 1,
-        ended.priority, ended.name, lease.worker, ended.key, ended.unique_key, ended.data, ended.all_errors, ended.replay_of
+        ended.priority, ended.name, lease.worker, ended.key, ended.unique_key, ended.data, ended.all_errors, ended.replay_of, ended.message
     from ended
     left join penstock.leases as lease on lease.id = ended.lease;
 

@@ -73,12 +73,12 @@ begin
     )
     insert into penstock.archived_jobs (
         id, finished_at, created_at, run_after, expires_at, status, attempts, attempts_used, priority,
-        name, key, unique_key, data, errors, replay_of
+        name, key, unique_key, data, errors, replay_of, message
     )
     select
         expired.id, moment, expired.created_at, expired.run_after, expired.expires_at, 'expired', expired.attempts,
         expired.max_attempts - expired.attempts, expired.priority, expired.name, expired.key, expired.unique_key,
-        expired.data, expired.errors, expired.replay_of
+        expired.data, expired.errors, expired.replay_of, expired.message
     from expired;
     get diagnostics expired_jobs = row_count;
     return expired_jobs;

@@ -37,11 +37,11 @@ begin
     delete from penstock.queued_jobs where id = p_id;
     insert into penstock.archived_jobs (
         id, finished_at, created_at, run_after, expires_at, status, attempts, attempts_used, priority,
-        name, key, unique_key, data, errors, replay_of
+        name, key, unique_key, data, errors, replay_of, message
     )
     values (
         job.id, moment, job.created_at, job.run_after, job.expires_at, 'cancelled', job.attempts,
-        job.max_attempts - job.attempts, job.priority, job.name, job.key, job.unique_key, job.data, job.errors, job.replay_of
+        job.max_attempts - job.attempts, job.priority, job.name, job.key, job.unique_key, job.data, job.errors, job.replay_of, job.message
     );
     return 'cancelled';
 end
@@ -61,7 +61,7 @@ declare
     enqueued record;
     new_id uuid := coalesce(p_new_id, penstock.new_id());
 begin
-    select name, data, key, priority, expires_at, status::text into original
+    select name, coalesce(penstock.payload(message), data) as data, key, priority, expires_at, status::text into original
     from penstock.queued_jobs
     where id = p_id;
     if found and original.status = 'queued' then
@@ -69,7 +69,7 @@ begin
             using errcode = 'PS409', hint = 'It has not run yet: wait for it, or cancel it first.';
     end if;
     if not found then
-        select name, data, key, priority, expires_at, status::text into original
+        select name, coalesce(penstock.payload(message), data) as data, key, priority, expires_at, status::text into original
         from penstock.archived_jobs
         where id = p_id
         order by finished_at desc

@@ -16,22 +16,24 @@ as $$
 declare
     reading constant text[] := array[
         'clock', 'id_time', 'new_id', 'job_counts', 'find_jobs', 'list_jobs', 'page_of_jobs', 'job_rates', 'attempts_of',
-        'stored_jobs', 'key_hash', 'jump_hash', 'slot_of', 'group_members', 'group_slots', 'pool_counts', 'load_of_types'
+        'stored_jobs', 'key_hash', 'jump_hash', 'slot_of', 'group_members', 'group_slots', 'pool_counts', 'load_of_types',
+        'payload', 'list_subscribers', 'read_topic', 'message_of', 'unfinished_copies', 'outcomes', 'topic_counts'
     ];
     producing constant text[] := array[
         'enqueue', 'enqueue_many', 'enqueue_json', 'put_jobs', 'cancel', 'replay', 'start_standing', 'stop_standing',
-        'notify_standing', 'reconcile_standing'
+        'notify_standing', 'reconcile_standing', 'publish', 'publish_json'
     ];
     working constant text[] := array[
         'claim', 'extend', 'settle', 'settle_attempts', 'leave_to_callback', 'report_progress', 'register_worker', 'heartbeat',
         'unregister_worker', 'release_unknown', 'wait_for_jobs', 'promote', 'expire', 'recover', 'ensure_archive',
         'declare_group', 'declare_pool', 'lock_group', 'set_targets', 'join_group', 'leave_group', 'evict', 'member_heartbeat',
         'take', 'release', 'owns', 'set_metadata', 'wait_for_slots', 'claim_keys', 'forget_keys', 'cancelled_of',
-        'standing_of', 'begin_standing', 'save_standing', 'end_standing', 'take_messages'
+        'standing_of', 'begin_standing', 'save_standing', 'end_standing', 'take_messages',
+        'declare_topic', 'subscribe', 'subscribe_many', 'renew_subscriptions', 'unsubscribe', 'unsubscribe_many', 'tend_topics'
     ];
     managing constant text[] := array[
         'create_job_type', 'change_job_type', 'declare_job_type', 'pause', 'resume', 'prune', 'add_user', 'remove_user',
-        'list_users', 'find_user', 'drain_member', 'resize_pool', 'set_weight'
+        'list_users', 'find_user', 'drain_member', 'resize_pool', 'set_weight', 'prune_messages'
     ];
     allowed text[];
     function regprocedure;

@@ -69,7 +69,7 @@ set search_path = penstock, pg_temp
 as $$
     select
         job.id, job.name, job.status::text, job.attempts, job.max_attempts, job.priority, job.key, job.unique_key,
-        job.data::text, job.created_at, job.run_after, job.expires_at, lease.started_at, null::timestamptz, lease.worker,
+        coalesce(penstock.payload(job.message), job.data)::text, job.created_at, job.run_after, job.expires_at, lease.started_at, null::timestamptz, lease.worker,
         job.errors::text, null, job.progress::text, job.replay_of, job.cancel_requested_at
     from penstock.queued_jobs as job
     left join penstock.leases as lease on lease.id = job.lease
@@ -78,8 +78,8 @@ as $$
     select
         job.id, job.name, job.status::text, job.attempts,
         (job.attempts_used + job.attempts - case when job.status = 'succeeded' then 1 else 0 end)::smallint,
-        job.priority, job.key, job.unique_key, job.data::text, job.created_at, job.run_after, job.expires_at,
-        job.started_at, job.finished_at, job.worker, job.errors::text, job.result::text, null, job.replay_of, null
+        job.priority, job.key, job.unique_key, coalesce(penstock.payload(job.message), job.data)::text, job.created_at,
+        job.run_after, job.expires_at, job.started_at, job.finished_at, job.worker, job.errors::text, job.result::text, null, job.replay_of, null
     from penstock.archived_jobs as job
     where job.id = any (p_ids)
 $$;

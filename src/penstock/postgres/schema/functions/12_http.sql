@@ -44,7 +44,7 @@ begin
     return query
     select
         given.place::integer, given.outcome, given.id, job.name, job.attempts, job.run_after, job.expires_at,
-        job.created_at, job.updated_at, job.status::text, case when given.outcome <> 'queued' then job.data::text end
+        job.created_at, job.updated_at, job.status::text, case when given.outcome <> 'queued' then coalesce(penstock.payload(job.message), job.data)::text end
     from unnest(ids, outcomes) with ordinality as given (id, outcome, place)
     left join penstock.queued_jobs as job on job.id = given.id;
 end

@@ -1,0 +1,51 @@
+"""The command that bridges to Gearman."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import timedelta
+from typing import Annotated
+
+import typer
+
+from penstock.app import Penstock
+from penstock.cli.output import out
+from penstock.errors import InvalidInput
+from penstock.worker.worker import stop_on
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command()(gearman)
+
+
+def gearman(
+    server: Annotated[list[str], typer.Option("--server", "-s", metavar="HOST:PORT", help="A gearmand; may be repeated.")],
+    name: Annotated[str, typer.Option(help="Queue of the copies; bridges to the same gearmands share it.")] = "gearman",
+    expose: Annotated[list[str] | None, typer.Option(help="Offer this job type as a Gearman function; may be repeated.")] = None,
+    forward: Annotated[list[str] | None, typer.Option(help="Let Gearman workers run this job type; may be repeated.")] = None,
+    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds that a foreground fan-out waits.")] = 30,
+) -> None:
+    """Serve subscribe_fanout, unsubscribe_fanout and fanout on gearmands until SIGTERM or Ctrl-C."""
+    try:
+        from penstock.gearman import Bridge
+        from penstock.gearman_wire import Server
+    except ImportError as error:
+        raise InvalidInput(f"the package {error.name} is missing", hint="Run: pip install 'penstock[gearman]'") from None
+
+    async def run() -> None:
+        async with Penstock() as app:
+            app.settings = app.settings.model_copy(update={"concurrency": max(app.settings.concurrency, 1_000)})
+            bridge = Bridge(
+                app,
+                [Server.parse(text) for text in server],
+                name=name,
+                expose=expose or [],
+                forward=forward or [],
+                timeout=timedelta(seconds=timeout),
+            )
+            stop_on(bridge.stop, asyncio.get_running_loop())
+            await bridge.run()
+
+    asyncio.run(run())
+    out.print("stopped")

@@ -1,0 +1,154 @@
+"""Commands about topics: topics, subscribe, unsubscribe, subscribers, publish, read."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import orjson
+import typer
+
+from penstock.cli.enqueueing import parse_json
+from penstock.cli.output import AsJson, moment, out, print_json, print_table, span, with_app
+
+app = typer.Typer(help="Topics: list, create, publish, subscribe, read.", invoke_without_command=True)
+Name = Annotated[str, typer.Argument(help="Topic.")]
+Client = Annotated[str, typer.Argument(help="Client id: names the subscriber within the topic.")]
+
+
+@app.callback()
+def list_topics(context: typer.Context, as_json: AsJson = False) -> None:
+    """Topics: list, create, publish, subscribe, read."""
+    if context.invoked_subcommand is not None:
+        return
+    found = with_app(lambda penstock: penstock.topic_counts())
+    if as_json:
+        print_json(found)
+        return
+    print_table(
+        ["name", "subscribers", "last message", "published", "stored", "bytes", "keeps"],
+        [(t.name, t.subscribers, t.last_seq, t.last_published_at, t.messages, t.bytes, t.keep) for t in found],
+        empty="no topics yet",
+    )
+
+
+@app.command()
+def create(
+    name: Name, keep: Annotated[int | None, typer.Option(min=0, help="Messages that a new subscriber gets.")] = None
+) -> None:
+    """Create a topic, or change how many messages it keeps for new subscribers."""
+    with_app(lambda penstock: penstock.topic(name, keep=keep).declare())
+    out.print(f"created: {name}", highlight=False)
+
+
+@app.command()
+def publish(
+    name: Name,
+    data: Annotated[str, typer.Argument(help="Payload, JSON.")] = "{}",
+    id: Annotated[str | None, typer.Option(help="Identity; the same id again is the same message.")] = None,
+    unique: Annotated[str | None, typer.Option(help="Coalescing key, for each subscriber.")] = None,
+    run_after: Annotated[str | None, typer.Option(help="A time, or +5m.")] = None,
+    expires_at: Annotated[str | None, typer.Option(help="A time, or +5m.")] = None,
+    wait: Annotated[str | None, typer.Option(help="Wait so long for all receivers, and show their outcomes: 30s.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Publish a message to all subscribers of a topic. With --wait the exit code is 1 unless all of them succeeded."""
+    options: dict[str, Any] = {"background": False, "timeout": span(wait)} if wait else {}
+    receipt = with_app(
+        lambda penstock: penstock.topic(name).publish(
+            parse_json(data, "the payload"),
+            id=id,
+            unique=unique,
+            run_after=moment(run_after) if run_after else None,
+            expires_at=moment(expires_at) if expires_at else None,
+            **options,
+        )
+    )
+    if as_json:
+        print_json(receipt)
+    else:
+        word = "published before" if receipt.duplicate else "published"
+        out.print(f"{word}: {receipt.id}, number {receipt.seq}, to {receipt.receivers:,} subscribers", highlight=False)
+        if receipt.outcomes:
+            print_table(
+                ["client id", "status", "result", "error"],
+                [
+                    (o.client_id, o.status, orjson.dumps(o.result).decode(), o.errors[-1].get("message") if o.errors else None)
+                    for o in receipt.outcomes
+                ],
+                empty="",
+            )
+    if receipt.outcomes is not None and any(outcome.status != "succeeded" for outcome in receipt.outcomes):
+        raise typer.Exit(1)
+
+
+@app.command()
+def subscribe(
+    name: Name,
+    client: Client,
+    filter: Annotated[str | None, typer.Option(help="Only messages that contain this JSON.")] = None,
+    ttl: Annotated[str | None, typer.Option(help="End it unless it is renewed in this time: 30s, 5m.")] = None,
+    since: Annotated[int | None, typer.Option(min=0, help="Begin with the messages after this number.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Subscribe a client; again, renew it."""
+    receipt = with_app(
+        lambda penstock: penstock.topic(name).subscribe(
+            client,
+            filter=parse_json(filter, "the filter") if filter else None,
+            ttl=span(ttl) if ttl else None,
+            since=since,
+        )
+    )
+    if as_json:
+        print_json(receipt)
+        return
+    word = "subscribed" if receipt.created else "was subscribed"
+    replayed = f", with {receipt.replayed} earlier messages" if receipt.replayed else ""
+    out.print(f"{word}: {client}, messages after {receipt.seq} go to the queue {receipt.queue}{replayed}", highlight=False)
+
+
+@app.command()
+def unsubscribe(
+    name: Name,
+    client: Client,
+    drop: Annotated[bool, typer.Option("--drop", help="Archive what waits as expired.")] = False,
+) -> None:
+    """End a subscription."""
+    ended = with_app(lambda penstock: penstock.topic(name).unsubscribe(client, drop=drop))
+    out.print(f"{'unsubscribed' if ended else 'was not subscribed'}: {client}", highlight=False)
+
+
+@app.command()
+def subscribers(name: Name, as_json: AsJson = False) -> None:
+    """List who is subscribed."""
+    found = with_app(lambda penstock: penstock.topic(name).subscribers())
+    if as_json:
+        print_json(found)
+        return
+    print_table(
+        ["client id", "queue", "filter", "since", "ends"],
+        [
+            (s.client_id, s.queue, None if s.filter is None else orjson.dumps(s.filter).decode(), s.created_at, s.expires_at)
+            for s in found
+        ],
+        empty="no subscribers",
+    )
+
+
+@app.command()
+def read(
+    name: Name,
+    since: Annotated[int | None, typer.Option(min=0, help="The number of the last message seen; none: from the oldest.")] = None,
+    limit: Annotated[int, typer.Option(min=1, max=10_000)] = 100,
+    as_json: AsJson = False,
+) -> None:
+    """Read messages, without a subscription."""
+    found = with_app(lambda penstock: penstock.topic(name).read(since, limit=limit))
+    if as_json:
+        print_json(found)
+        return
+    print_table(
+        ["number", "published", "id", "data"],
+        [(m.seq, m.published_at, m.id, orjson.dumps(m.data).decode()) for m in found],
+        empty="no messages",
+    )

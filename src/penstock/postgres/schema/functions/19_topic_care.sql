@@ -1,0 +1,156 @@
+-- Care for topics, which any worker does for all: end what was not renewed, take queues away, prune messages.
+
+create or replace function penstock.remove_queue(p_topic text, p_queue text, p_deferred boolean, p_moment timestamptz)
+returns boolean
+language plpgsql
+set enable_seqscan = off
+as $$
+declare
+    ended penstock.ended_queues;
+begin
+    -- Not waited for: care may hold several topics, and others take them in another order.
+    perform from penstock.topics where name = p_topic for no key update skip locked;
+    if not found then
+        return false;
+    end if;
+    select * into ended from penstock.ended_queues where queue = p_queue;
+    if not found then
+        return false;
+    end if;
+    -- Against a direct enqueue: see enqueue_many.
+    perform from penstock.jobs where name = p_queue for update;
+    if ended.dropped then
+        with gone as (
+            delete from penstock.queued_jobs as job
+            where job.ctid = any (array(
+                select waiting.ctid
+                from penstock.queued_jobs as waiting
+                where waiting.name = p_queue
+                    and waiting.status = 'queued'
+                    and (waiting.seq is not null or p_deferred)
+                limit 10000
+                for update skip locked
+            ))
+            returning job.*
+        )
+        insert into penstock.archived_jobs (
+            id, finished_at, created_at, run_after, expires_at, status, attempts, attempts_used, priority,
+            name, key, unique_key, data, errors, replay_of, message
+        )
+        select
+            gone.id, p_moment, gone.created_at, gone.run_after, gone.expires_at, 'expired', gone.attempts,
+            gone.max_attempts - gone.attempts, gone.priority, gone.name, gone.key, gone.unique_key,
+            gone.data, gone.errors, gone.replay_of, gone.message
+        from gone;
+    end if;
+    if exists (select from penstock.queued_jobs where name = p_queue and seq is not null)
+        or (p_deferred and exists (select from penstock.queued_jobs where name = p_queue and seq is null)) then
+        -- Not yet; look less and less often at one that nobody works.
+        update penstock.ended_queues
+        set look_at = p_moment + least((p_moment - ended_at) / 4 + interval '1 second', interval '10 minutes')
+        where queue = p_queue;
+        return false;
+    end if;
+    delete from penstock.lanes where name = p_queue;
+    delete from penstock.rate_windows where name = p_queue;
+    delete from penstock.ended_queues where queue = p_queue;
+    delete from penstock.jobs where name = p_queue;
+    return true;
+end
+$$;
+comment on function penstock.remove_queue(text, text, boolean, timestamptz) is
+    'Part of tend_topics: takes the queue of an ended subscription away, unless somebody still has its jobs. p_deferred: some of its jobs are deferred.';
+
+create or replace function penstock.tend_topics(p_limit integer default 100)
+returns table (ended integer, removed integer)
+language plpgsql
+security definer
+set search_path = penstock, pg_temp
+set enable_seqscan = off
+as $$
+declare
+    moment constant timestamptz := penstock.clock();
+    topic_name text;
+    due record;
+    deferred text[];
+begin
+    ended := 0;
+    removed := 0;
+    -- One at a time is enough.
+    if not pg_try_advisory_xact_lock(hashtext('penstock.tend_topics')) then
+        return next;
+        return;
+    end if;
+    for topic_name in
+        select topics.name
+        from penstock.topics
+        where exists (
+            select from penstock.subscriptions as there
+            where there.topic = topics.name and there.ttl is not null and there.expires_at <= moment
+        )
+        order by topics.name
+        for no key update skip locked
+    loop
+        ended := ended + penstock.end_expired(topic_name, moment);
+    end loop;
+    perform penstock.ensure_archive(moment);
+    -- Deferred jobs have no index by name: one look for all queues.
+    deferred := array(
+        select distinct job.name
+        from penstock.queued_jobs as job
+        where job.seq is null and job.name in (select queue from penstock.ended_queues where look_at <= moment order by look_at limit p_limit)
+    );
+    for due in
+        select queue, topic from penstock.ended_queues where look_at <= moment order by look_at limit p_limit
+    loop
+        if penstock.remove_queue(due.topic, due.queue, due.queue = any (deferred), moment) then
+            removed := removed + 1;
+        end if;
+    end loop;
+    return next;
+end
+$$;
+comment on function penstock.tend_topics(integer) is
+    'Ends the subscriptions that were not renewed in time, and takes the queues of ended subscriptions away. Returns how many of each.';
+
+create or replace function penstock.prune_messages(p_keep interval, p_limit integer default 10000)
+returns integer
+language plpgsql
+security definer
+set search_path = penstock, pg_temp
+set enable_seqscan = off
+as $$
+declare
+    pruned integer;
+begin
+    if p_keep is null or p_keep < interval '0' then
+        raise exception 'cannot keep %', coalesce(p_keep::text, 'null')
+            using errcode = 'PS400', hint = 'Give the time for which messages are kept, for example 30 days.';
+    end if;
+    with old as (
+        select message.number, message.topic, message.seq,
+            penstock.first_copy_id(message.published_at, message.number) as first_id, message.published_at
+        from penstock.topic_messages as message
+        where message.published_at < penstock.clock() - p_keep
+        order by message.number
+        limit p_limit
+    )
+    delete from penstock.topic_messages as message
+    using old, penstock.topics
+    where message.number = old.number
+        and topics.name = old.topic
+        and old.seq <= topics.last_seq - topics.keep
+        and not exists (
+            select from penstock.queued_jobs as job
+            where job.id between old.first_id and penstock.last_copy_id(old.first_id)
+        )
+        and not exists (
+            select from penstock.archived_jobs as job
+            where job.id between old.first_id and penstock.last_copy_id(old.first_id) and job.finished_at >= old.published_at
+        );
+    get diagnostics pruned = row_count;
+    return pruned;
+end
+$$;
+comment on function penstock.prune_messages(interval, integer) is
+    'Deletes messages that were published longer ago than p_keep, are not among the last ones that their topic keeps, and have no copy any more, queued or archived. Returns how many.';

@@ -1,0 +1,170 @@
+"""One typed function for each SQL function about topics. No logic beyond turning rows into words of the domain."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+import orjson
+
+from penstock.job import Status
+from penstock.message import Message, Published, ReceiverOutcome, Subscribed, Subscriber, TopicCounts
+from penstock.payload import Codec
+from penstock.postgres.database import Database
+
+CHANNEL = "penstock_topics"
+"""Where the name of a topic is notified whenever its list of subscribers changed."""
+
+
+async def declare_topic(database: Database, name: str, options: dict[str, Any]) -> None:
+    """Create a topic, or change it when this declaration is a new one."""
+    await database.fetch("select penstock.declare_topic($1, $2::jsonb)", name, orjson.dumps(options).decode())
+
+
+async def subscribe_many(
+    database: Database,
+    topic: str,
+    client_ids: Sequence[str],
+    *,
+    ttl: timedelta | None = None,
+    filter: str | None = None,
+    since: int | None = None,
+    options: dict[str, Any] | None = None,
+    queue: str | None = None,
+) -> list[Subscribed]:
+    """Subscribe clients, all or none. `filter` is JSON text. Raises `NotFound`, `Conflict`."""
+    rows = await database.fetch(
+        "select * from penstock.subscribe_many($1, $2, $3, $4::jsonb[], $5, $6::jsonb, $7)",
+        topic,
+        client_ids,
+        ttl,
+        None if filter is None else [filter] * len(client_ids),
+        since,
+        None if options is None else orjson.dumps(options).decode(),
+        queue,
+    )
+    return [Subscribed(*tuple(row)) for row in rows]
+
+
+async def renew(database: Database, subscriptions: Sequence[tuple[str, str]]) -> set[tuple[str, str]]:
+    """Renew subscriptions, (topic, client id). Returns those that were; the others have ended."""
+    rows = await database.fetch(
+        "select topic, client_id from penstock.renew_subscriptions($1, $2)",
+        [topic for topic, _ in subscriptions],
+        [client_id for _, client_id in subscriptions],
+    )
+    return {(row["topic"], row["client_id"]) for row in rows}
+
+
+async def unsubscribe(database: Database, topic: str, client_id: str, drop: bool = False) -> bool:
+    """End a subscription. Returns whether there was one. Raises `NotFound` for the topic."""
+    return bool(await database.fetchval("select penstock.unsubscribe($1, $2, $3)", topic, client_id, drop))
+
+
+async def list_subscribers(database: Database, topic: str, known: int | None = None) -> tuple[int, list[Subscriber] | None]:
+    """The generation of a topic's list of subscribers, and the list; None instead of it when the generation is `known`."""
+    rows = await database.fetch("select * from penstock.list_subscribers($1, $2)", topic, known)
+    generation = rows[0]["generation"] if rows else None
+    if generation is None:
+        return 0, []
+    if generation == known:
+        return generation, None
+    return generation, [_subscriber(row) for row in rows if row["client_id"] is not None]
+
+
+PUBLISH = "select * from penstock.publish_json({0}, cast({1} as jsonb))"
+"""For any driver, with its own marks for the two parameters: the topic and `publish_document`."""
+
+
+def publish_document(
+    data: str, id: UUID, unique: str | None, run_after: datetime | timedelta | None, expires_at: datetime | timedelta | None
+) -> str:
+    """The message as `penstock.publish_json` takes it; `data` is JSON text, a span of time is from now."""
+    document = {
+        "data": orjson.Fragment(data),
+        "id": str(id),
+        "unique_key": unique,
+        "run_after": run_after,
+        "expires_at": expires_at,
+    }
+    return orjson.dumps({name: value for name, value in document.items() if value is not None}, default=_seconds).decode()
+
+
+async def publish(database: Database, topic: str, document: str) -> Published:
+    """Publish a message. Raises `NotFound` for the topic."""
+    return published(await database.fetchrow(PUBLISH.format("$1", "$2"), topic, document))
+
+
+def published(row: Any) -> Published:
+    """The receipt in a row of `PUBLISH`."""
+    id, seq, receivers, coalesced, outcome = tuple(row)
+    return Published(id if isinstance(id, UUID) else UUID(str(id)), seq, receivers, coalesced, outcome == "duplicate")
+
+
+async def unfinished_copies(database: Database, id: UUID) -> bool:
+    """Whether some receiver has not settled its copy. Raises `NotFound`."""
+    return bool(await database.fetchval("select penstock.unfinished_copies($1)", id, retry=True))
+
+
+async def outcomes(database: Database, id: UUID) -> list[ReceiverOutcome]:
+    """What became of a message at each receiver. Raises `NotFound`."""
+    rows = await database.fetch("select * from penstock.outcomes($1)", id, retry=True)
+    return [
+        ReceiverOutcome(
+            row["client_id"],
+            row["job"],
+            Status(row["status"]),
+            None if row["result"] is None else orjson.loads(row["result"]),
+            [] if row["errors"] is None else orjson.loads(row["errors"]),
+        )
+        for row in rows
+    ]
+
+
+async def read(database: Database, topic: str, since: int | None, limit: int, codec: Codec[Any]) -> list[Message[Any]]:
+    """Messages after a sequence number. Raises `NotFound`, and `Conflict` when some of them are gone."""
+    rows = await database.fetch("select * from penstock.read_topic($1, $2, $3)", topic, since, limit)
+    return [Message(row["seq"], row["id"], row["published_at"], codec.load(row["data"])) for row in rows]
+
+
+async def message_of(database: Database, id: UUID) -> dict[str, Any] | None:
+    """Topic, seq, id, published_at and unique_key of the message of which a job is a copy; None when it is none."""
+    row = await database.fetchrow("select * from penstock.message_of($1)", id)
+    return None if row is None else dict(row)
+
+
+async def counts(database: Database) -> list[TopicCounts]:
+    """How each topic is doing."""
+    return [TopicCounts(*tuple(row)) for row in await database.fetch("select * from penstock.topic_counts()")]
+
+
+async def tend(database: Database) -> tuple[int, int]:
+    """End subscriptions that were not renewed, and remove the queues of ended ones. Returns how many of each."""
+    row = await database.fetchrow("select * from penstock.tend_topics()")
+    return row["ended"], row["removed"]
+
+
+async def prune_messages(database: Database, keep: timedelta) -> int:
+    """Delete old messages that nothing refers to. Returns how many."""
+    return int(await database.fetchval("select penstock.prune_messages($1)", keep))
+
+
+def _seconds(value: Any) -> float:
+    if isinstance(value, timedelta):
+        return value.total_seconds()
+    raise TypeError
+
+
+def _subscriber(row: Any) -> Subscriber:
+    return Subscriber(
+        row["client_id"],
+        row["queue"],
+        row["key"],
+        None if row["filter"] is None else orjson.loads(row["filter"]),
+        row["ttl"],
+        row["expires_at"],
+        row["after_seq"],
+        row["created_at"],
+    )

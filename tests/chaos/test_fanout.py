@@ -1,0 +1,193 @@
+"""Publish races subscribe, unsubscribe and expiry, from processes that are killed; then the history is held to the promise:
+each subscriber got exactly the messages that were published while it was subscribed, by the order of commits, each once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import secrets
+import subprocess
+import sys
+import time
+from collections import Counter, defaultdict
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import asyncpg
+import pytest
+
+from conftest import eventually
+from penstock import Penstock
+from penstock.postgres import topics
+
+Sql: TypeAlias = "asyncpg.Connection[Any]"
+SECONDS = float(os.environ.get("CHAOS_SECONDS", "25")) / 2
+
+# Written by the database itself, in the transactions that begin and end subscriptions.
+LIVES = """
+    create table lives (topic text, client text, number bigint, began bigint, ended bigint);
+    create function begin_life() returns trigger language plpgsql as $$
+    begin
+        insert into lives select new.topic, new.client_id, new.number, last_seq from penstock.topics where name = new.topic;
+        return null;
+    end $$;
+    create function end_life() returns trigger language plpgsql as $$
+    begin
+        update lives set ended = (select last_seq from penstock.topics where name = old.topic) where number = old.number;
+        return null;
+    end $$;
+    create trigger begin_life after insert on penstock.subscriptions for each row execute function begin_life();
+    create trigger end_life after delete on penstock.subscriptions for each row execute function end_life();
+"""
+
+
+class Crowd:
+    """Publishers and subscribers, some of which are killed now and then."""
+
+    def __init__(self, url: str, history: Path, chance: random.Random) -> None:
+        self._environment = {**os.environ, "PENSTOCK_DATABASE_URL": url, "CHAOS_HISTORY": str(history)}
+        self._log = history.with_suffix(".log").open("ab")
+        self._chance = chance
+        self._members = [(role, f"{role[0]}{n}") for role, count in (("publisher", 3), ("subscriber", 5)) for n in range(count)]
+        self.processes = [self._start(place) for place in range(len(self._members))]
+
+    def _start(self, place: int) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "fanout.py", *self._members[place], str(self._chance.randrange(10**9))]
+        return subprocess.Popen(command, env=self._environment, cwd=Path(__file__).parent, stdout=self._log, stderr=self._log)
+
+    def kill_one(self) -> None:
+        place = self._chance.randrange(len(self.processes))
+        self.processes[place].kill()
+        self.processes[place].wait()
+        self.processes[place] = self._start(place)
+
+    def stop(self) -> None:
+        for process in self.processes:
+            process.kill()
+            process.wait()
+        self._log.close()
+
+
+async def race(url: str, sql: Sql, tmp_path: Path, seconds: float) -> tuple[list[dict[str, Any]], int]:
+    """Let them race, and return the history and the number of kills."""
+    seed = int(os.environ.get("PENSTOCK_TEST_SEED", secrets.randbits(32)))
+    print(f"PENSTOCK_TEST_SEED={seed}")
+    chance = random.Random(seed)
+    await sql.execute(LIVES)
+    history = tmp_path / "history.jsonl"
+    history.touch()
+    crowd = Crowd(url, history, chance)
+    kills = 0
+    try:
+        await eventually(lambda: history.read_bytes().count(b'"received"') > 100, "the first messages", timeout=60)
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            await asyncio.sleep(chance.uniform(0.3, 1.5))
+            crowd.kill_one()
+            kills += 1
+    finally:
+        crowd.stop()
+    events = []
+    for line in history.read_text("utf-8").splitlines():
+        try:
+            events.append(json.loads(line))
+        except json.JSONDecodeError:
+            continue
+    return events, kills
+
+
+async def violations(events: list[dict[str, Any]], sql: Sql) -> list[str]:
+    """What broke the promise, in words."""
+    found = []
+    messages = {str(r["id"]): r for r in await sql.fetch("select id, topic, seq, number from penstock.topic_messages")}
+    for event in events:
+        if event["kind"] == "published":
+            message = messages.get(event["id"])
+            if message is None or message["topic"] != event["topic"] or message["seq"] != event.get("seq", message["seq"]):
+                found.append(f"{event} was acknowledged, the database has {message}")
+        elif event["kind"] == "given up" and event["id"] in messages:
+            found.append(f"{event['id']} was rolled back and is there")
+    for topic, last_seq in await sql.fetch("select name, last_seq from penstock.topics"):
+        seqs = sorted(m["seq"] for m in messages.values() if m["topic"] == topic)
+        if seqs != list(range(1, last_seq + 1)):
+            found.append(f"the sequence numbers of {topic} are not dense")
+
+    # The copies, by the subscription whose number ends their ids; with unique keys, also those that stood in for others.
+    got: dict[int, Counter[int]] = defaultdict(Counter)
+    seq_of = {m["number"]: m["seq"] for m in messages.values()}
+    rows = await sql.fetch(
+        "select id, message from penstock.queued_jobs union all select id, message from penstock.archived_jobs"
+    )
+    for row in rows:
+        got[int(str(row["id"])[-12:], 16)][seq_of[row["message"]]] += 1
+    # A copy that waits from an earlier subscription of the same client coalesces too.
+    whose = {row["number"]: (row["topic"], row["client"]) for row in await sql.fetch("select * from lives")}
+    stood_in: dict[Any, set[int]] = defaultdict(set)
+    for seq, id in await sql.fetch("select seq, unnest(coalesced) from penstock.topic_messages"):
+        stood_in[whose[int(str(id)[-12:], 16)]].add(seq)
+    for life in await sql.fetch(
+        "select lives.*, coalesce(ended, last_seq) as until from lives join penstock.topics on name = topic"
+    ):
+        number = life["number"]
+        if double := [seq for seq, copies in got[number].items() if copies > 1]:
+            found.append(f"subscription {number} got {double[:5]} more than once")
+        expected = set(range(life["began"] + 1, life["until"] + 1))
+        missing = expected - got[number].keys() - stood_in[whose[number]]
+        if missing:
+            found.append(f"subscription {number} to {life['topic']} missed {sorted(missing)[:5]} of {len(expected)}")
+        if extra := got[number].keys() - expected:
+            found.append(f"subscription {number} to {life['topic']} got {sorted(extra)[:5]} outside of its time")
+    for number in got.keys() - whose.keys():
+        found.append(f"subscription {number} got messages and never was")
+    return found
+
+
+@pytest.mark.chaos
+async def test_each_subscriber_gets_exactly_what_was_published_in_its_time(url: str, sql: Sql, tmp_path: Path) -> None:
+    events, kills = await race(url, sql, tmp_path, SECONDS)
+    found = await violations(events, sql)
+    assert found == [], "\n".join(found[:20])
+    lives = await sql.fetch("select * from lives")
+    ended = [life for life in lives if life["ended"] is not None]
+    received = Counter(event["job"] for event in events if event["kind"] == "received")
+    assert kills >= 5
+    assert len(ended) > 20, "a dull run"
+    settled = await sql.fetch("select id from penstock.archived_jobs where status = 'succeeded'")
+    assert {str(row["id"]) for row in settled} <= received.keys()
+    app = Penstock(url)
+    await sql.execute("update penstock.subscriptions set expires_at = now() where ttl is not null")
+    await sql.execute("update penstock.ended_queues set look_at = now()")
+    ended_now, _ = await topics.tend(await app.database())
+    assert ended_now > 0
+    await app.close()
+    print(f"{len(events)} events, {kills} killed, {len(lives)} subscriptions, {len(settled)} copies settled")
+
+
+SABOTAGE = {
+    "subscribing without the topic's lock": (
+        "subscribe_many",
+        "topic := penstock.lock_topic(p_topic);",
+        "select * into topic from penstock.topics where name = p_topic; perform pg_sleep(0.002);",
+    ),
+    "going by the clock instead of ending what is over": (
+        "insert_copies",
+        "where subscriber.topic = p_topic",
+        "where subscriber.topic = p_topic and coalesce(subscriber.expires_at > p_moment + interval '0.9 s', true)",
+    ),
+}
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize("what", list(SABOTAGE))
+async def test_the_checker_finds_a_broken_publish(url: str, sql: Sql, tmp_path: Path, what: str) -> None:
+    function, old, new = SABOTAGE[what]
+    source = await sql.fetchval(
+        "select pg_get_functiondef(oid) from pg_proc where proname = $1 and pronamespace = 'penstock'::regnamespace", function
+    )
+    assert source.count(old) == 1
+    await sql.execute(source.replace(old, new))
+    events, _ = await race(url, sql, tmp_path, 5)
+    assert await violations(events, sql)

@@ -1,0 +1,306 @@
+"""Topics: what is published reaches every subscriber of that moment, exactly once."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, TypeAlias
+
+import asyncpg
+import pytest
+
+from conftest import eventually
+from penstock import Conflict, InvalidInput, Job, NotFound, Penstock, Status, Topic
+from penstock.postgres import topics as sql_topics
+from penstock.testing import run_due_jobs
+
+Sql: TypeAlias = "asyncpg.Connection[Any]"
+
+
+@pytest.fixture
+def memos(app: Penstock) -> Topic[Any]:
+    return app.topic("memos")
+
+
+async def copies(app: Penstock, queue: str) -> list[Any]:
+    """The payloads that wait in a queue, in its order, through a claim."""
+    rows = await (await app.database()).fetch("select data from penstock.claim('reader', array[$1], 1000)", queue)
+    import orjson
+
+    return [orjson.loads(row["data"]) for row in rows]
+
+
+async def test_every_subscriber_gets_its_own_copy_and_the_payload_stands_once(app: Penstock, memos: Topic[Any], sql: Sql) -> None:
+    for client in ("bob", "alice"):
+        assert (await memos.subscribe(client)).created
+    receipt = await memos.publish({"text": "go home"})
+    assert (receipt.seq, receipt.receivers, receipt.coalesced, receipt.duplicate) == (1, 2, 0, False)
+    assert await sql.fetchval("select count(*) from penstock.queued_jobs where data = 'null'") == 2
+    assert await copies(app, "memos_bob") == [{"text": "go home"}]
+    assert await copies(app, "memos_alice") == [{"text": "go home"}]
+
+
+async def test_nobody_subscribed_is_no_error(memos: Topic[Any]) -> None:
+    assert (await memos.publish("anybody?")).receivers == 0
+
+
+async def test_subscribe_is_idempotent_and_takes_over_a_new_filter(app: Penstock, memos: Topic[Any]) -> None:
+    first = await memos.subscribe("bob")
+    again = await memos.subscribe("bob", filter={"to": "bob"})
+    assert (first.created, again.created) == (True, False)
+    assert (await memos.publish({"to": "all"})).receivers == 0
+    assert (await memos.publish({"to": "bob", "n": 1})).receivers == 1
+    assert await copies(app, "memos_bob") == [{"to": "bob", "n": 1}]
+
+
+async def test_unsubscribe_ends_it_and_what_waits_can_still_be_worked(app: Penstock, memos: Topic[Any], sql: Sql) -> None:
+    await memos.subscribe("bob")
+    await memos.publish(1)
+    assert await memos.unsubscribe("bob")
+    assert not await memos.unsubscribe("bob")
+    assert (await memos.publish(2)).receivers == 0
+    assert await sql_topics.tend(await app.database()) == (0, 0)
+    receipt = (await sql.fetch("select id, attempts, lease from penstock.claim('w', '{memos_bob}', 10)"))[0]
+    await sql.execute("select penstock.settle(array[$1::uuid], array[$2::smallint], array[$3::bigint])", *receipt)
+    await sql.execute("update penstock.ended_queues set look_at = now()")
+    assert await sql_topics.tend(await app.database()) == (0, 1)
+    assert await sql.fetchval("select count(*) from penstock.jobs") == 0
+
+
+async def test_unsubscribe_with_drop_takes_the_queue_away(app: Penstock, memos: Topic[Any], sql: Sql) -> None:
+    await memos.subscribe("bob")
+    first = await memos.publish(1)
+    await memos.publish(2, run_after=timedelta(hours=1))
+    await memos.unsubscribe("bob", drop=True)
+    assert await sql_topics.tend(await app.database()) == (0, 1)
+    assert [o.status for o in (await memos.outcomes(first)).outcomes or []] == [Status.EXPIRED]
+    assert await sql.fetchval("select count(*) from penstock.queued_jobs") == 0
+    with pytest.raises(NotFound):
+        await app.enqueue("memos_bob", 3)
+
+
+async def test_the_same_id_is_the_same_message(app: Penstock, memos: Topic[Any]) -> None:
+    await memos.subscribe("bob")
+    id = uuid.uuid4()
+    receipts = [await memos.publish("once", id=id) for _ in range(3)]
+    assert [r.duplicate for r in receipts] == [False, True, True]
+    assert {(r.id, r.seq, r.receivers) for r in receipts} == {(id, 1, 1)}
+    assert await copies(app, "memos_bob") == ["once"]
+    with pytest.raises(Conflict, match="was published to memos"):
+        await app.topic("other").publish("once", id=id)
+
+
+async def test_unique_coalesces_for_each_subscriber(app: Penstock, memos: Topic[Any], sql: Sql) -> None:
+    await memos.subscribe("bob")
+    assert (await memos.publish("first", unique="u")).coalesced == 0
+    await memos.subscribe("alice")
+    second = await memos.publish("second", unique="u")
+    assert (second.receivers, second.coalesced) == (2, 1)
+    assert await copies(app, "memos_bob") == ["first"]
+    third = await memos.publish("third", unique="u")  # bob's is claimed by now
+    assert (third.receivers, third.coalesced) == (2, 1)
+    outcomes = (await memos.outcomes(second)).outcomes or []
+    assert [(o.client_id, o.status) for o in outcomes] == [("alice", Status.QUEUED), ("bob", Status.IN_PROGRESS)]
+
+
+async def test_run_after_and_expires_at_hold_for_each_copy(app: Penstock, memos: Topic[Any], sql: Sql) -> None:
+    await memos.subscribe("bob")
+    await memos.publish("later", run_after=timedelta(hours=1))
+    await memos.publish("brief", expires_at=timedelta(milliseconds=1))
+    async with asyncio.timeout(10):
+        while not await sql.fetchval("select penstock.expire()"):
+            await asyncio.sleep(0.005)
+    assert await copies(app, "memos_bob") == []
+    assert await sql.fetchval("select count(*) from penstock.queued_jobs where seq is null") == 1
+
+
+async def test_a_publish_is_part_of_the_callers_transaction(app: Penstock, memos: Topic[Any], sql: Sql) -> None:
+    await memos.subscribe("bob")
+    transaction = sql.transaction()
+    await transaction.start()
+    receipt = await memos.publish("unsaid", connection=sql)
+    assert receipt.receivers == 1
+    await transaction.rollback()
+    assert await memos.read() == []
+    assert await copies(app, "memos_bob") == []
+    async with sql.transaction():
+        await memos.publish("said", connection=sql)
+    assert [m.data for m in await memos.read()] == ["said"]
+    with pytest.raises(InvalidInput, match="before the caller's transaction commits"):
+        await memos.publish("x", background=False, connection=sql)
+
+
+async def test_late_joiners_get_the_last_messages_that_the_topic_keeps(app: Penstock) -> None:
+    news = app.topic("news", keep=2)
+    for n in range(5):
+        await news.publish(n)
+    receipt = await news.subscribe("bob")
+    assert (receipt.seq, receipt.replayed) == (5, 2)
+    await news.publish(5)
+    assert await copies(app, "news_bob") == [3, 4, 5]
+
+
+async def test_a_client_that_was_away_reads_on_from_what_it_saw_last(app: Penstock, memos: Topic[Any], sql: Sql) -> None:
+    for n in range(1, 6):
+        await memos.publish(n)
+    assert [(m.seq, m.data) for m in await memos.read(3)] == [(4, 4), (5, 5)]
+    assert (await memos.subscribe("bob", since=3)).replayed == 2
+    assert await copies(app, "memos_bob") == [4, 5]
+    await sql.execute("delete from penstock.topic_messages where seq <= 2")
+    with pytest.raises(Conflict, match="after 1 are gone"):
+        await memos.subscribe("alice", since=1)
+    with pytest.raises(Conflict, match="are gone"):
+        await memos.read(0)
+    with pytest.raises(InvalidInput, match="no message 9"):
+        await memos.read(9)
+    assert [m.seq for m in await memos.read(2)] == [3, 4, 5]
+
+
+async def test_names_that_collide_are_refused(app: Penstock) -> None:
+    await app.topic("a_b").subscribe("c")
+    with pytest.raises(Conflict, match="'a_b'"):
+        await app.topic("a").subscribe("b_c")
+    await app.enqueue_many(app.job_type("a_plain"), [])
+    with pytest.raises(Conflict, match="a job type"):
+        await app.topic("a").subscribe("plain")
+
+
+async def test_a_subscription_that_is_not_renewed_ends_with_its_queue(app: Penstock, memos: Topic[Any], sql: Sql) -> None:
+    await memos.subscribe("bob", ttl=timedelta(seconds=60))
+    await memos.subscribe("alice", ttl=timedelta(seconds=60))
+    await memos.publish("both")
+    await sql.execute("update penstock.subscriptions set expires_at = now() - interval '1 s' where client_id = 'bob'")
+    assert not await memos.renew("bob")
+    assert await memos.renew("alice")
+    assert (await memos.publish("alice only")).receivers == 1
+    assert await sql_topics.tend(await app.database()) == (0, 1)
+    assert [s.client_id for s in await memos.subscribers()] == ["alice"]
+    assert await sql.fetchval("select status::text from penstock.archived_jobs where name = 'memos_bob'") == "expired"
+    assert (await memos.subscribe("bob")).created
+
+
+async def test_workers_keep_their_subscriptions_and_tend_those_of_others(url: str, sql: Sql) -> None:
+    app = Penstock(url)
+    memos = app.topic("memos")
+
+    @memos.subscriber("live", ttl=timedelta(seconds=1))
+    async def live(job: Job[int]) -> int:
+        return job.data
+
+    async with app:
+        worker = await app.worker()
+        working = asyncio.create_task(worker.run())
+        await worker.started()
+        await memos.subscribe("dead", ttl=timedelta(seconds=1))
+        await memos.publish(1)
+
+        async def only_live() -> bool:
+            queues = await sql.fetchval("select array_agg(name order by name) from penstock.jobs")
+            return bool(queues == ["memos_live"])
+
+        await eventually(only_live, "the end of the dead subscriber's queue")
+        receipt = await memos.publish(2, background=False)
+        assert [(o.client_id, o.result) for o in receipt.outcomes or []] == [("live", 2)]
+        worker.stop()
+        await working
+
+
+async def test_who_waits_gets_every_outcome_and_partial_ones_at_the_time_limit(app: Penstock, memos: Topic[Any]) -> None:
+    @memos.subscriber("good")
+    async def good(job: Job[int]) -> str:
+        return f"got {job.data}"
+
+    @memos.subscriber("bad", attempts=1)
+    async def bad(job: Job[int]) -> None:
+        raise ValueError("no")
+
+    worker = await app.worker()
+    working = asyncio.create_task(worker.run())
+    await worker.started()
+    receipt = await memos.publish(7, background=False)
+    assert receipt.complete
+    outcomes = {o.client_id: o for o in receipt.outcomes or []}
+    assert (outcomes["good"].status, outcomes["good"].result) == (Status.SUCCEEDED, "got 7")
+    assert (outcomes["bad"].status, outcomes["bad"].errors[0]["message"]) == (Status.FAILED, "no")
+    await memos.subscribe("absent")
+    partial = await memos.publish(8, background=False, timeout=timedelta(seconds=1))
+    assert not partial.complete
+    assert {o.client_id: o.status for o in partial.outcomes or []} == {
+        "good": Status.SUCCEEDED,
+        "bad": Status.FAILED,
+        "absent": Status.QUEUED,
+    }
+    worker.stop()
+    await working
+
+
+async def test_workers_of_one_client_id_share_its_copies(app: Penstock, memos: Topic[Any]) -> None:
+    await memos.subscribe("team")
+    for n in range(10):
+        await memos.publish(n)
+    database = await app.database()
+    one = await database.fetch("select id from penstock.claim('w1', '{memos_team}', 5)")
+    two = await database.fetch("select id from penstock.claim('w2', '{memos_team}', 5)")
+    assert len({row["id"] for row in one + two}) == 10
+
+
+@dataclass
+class Delay:
+    dest: str
+    minutes: float
+
+
+async def test_typed_messages_reach_their_handlers(app: Penstock) -> None:
+    delays = app.topic("delays", Delay)
+    seen: list[Any] = []
+
+    @delays.subscriber("JFK", filter={"dest": "JFK"})
+    async def at_jfk(job: Job[Delay]) -> None:
+        seen.append((job.data, await delays.sequence_of(job.id)))
+
+    await app.subscribe(at_jfk)
+    await delays.publish(Delay("LAX", 3))
+    await delays.publish(Delay("JFK", 12.5))
+    (record,) = await run_due_jobs(app)
+    assert seen == [(Delay("JFK", 12.5), 2)]
+    assert record.data == {"dest": "JFK", "minutes": 12.5}
+    assert (await app.find(record.id)).status is Status.SUCCEEDED
+    copy = await app.replay(record.id)
+    assert (await app.find(copy.id)).data == {"dest": "JFK", "minutes": 12.5}
+    with pytest.raises(InvalidInput):
+        await delays.publish({"dest": 5})  # type: ignore[arg-type]
+
+
+async def test_messages_are_pruned_when_nothing_refers_to_them(app: Penstock, sql: Sql) -> None:
+    memos = app.topic("memos", keep=1)
+    await memos.subscribe("bob")
+    for n in range(4):
+        await memos.publish(n)
+    rows = await sql.fetch("select id, attempts, lease from penstock.claim('w', '{memos_bob}', 2)")
+    await sql.execute(
+        "select penstock.settle($1::uuid[], $2::smallint[], $3::bigint[])", *([row[i] for row in rows] for i in range(3))
+    )
+    database = await app.database()
+    assert await sql_topics.prune_messages(database, timedelta(0)) == 0  # two are archived, two are queued
+    await sql.execute("delete from penstock.archived_jobs")
+    assert await sql_topics.prune_messages(database, timedelta(days=1)) == 0
+    assert await sql_topics.prune_messages(database, timedelta(0)) == 2
+    await sql.execute("delete from penstock.queued_jobs")
+    assert await sql_topics.prune_messages(database, timedelta(0)) == 1
+    assert [m.data for m in await memos.read(3)] == [3]
+
+
+async def test_a_change_of_the_list_is_noticed(app: Penstock, memos: Topic[Any], url: str, sql: Sql) -> None:
+    assert await memos.subscribers() == []
+    notified: list[Any] = []
+    await sql.add_listener(sql_topics.CHANNEL, lambda *heard: notified.append(heard[-1]))
+    other = Penstock(url)
+    await other.topic("memos").subscribe("bob", filter={"n": 1})
+    assert [(s.client_id, s.filter) for s in await memos.subscribers()] == [("bob", {"n": 1})]
+    assert await memos.subscribers() is await memos.subscribers()
+    await eventually(lambda: notified == ["memos"], "the notification")
+    await other.topic("memos").unsubscribe("bob")
+    assert await memos.subscribers() == []
+    await other.close()
