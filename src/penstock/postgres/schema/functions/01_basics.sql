@@ -7,12 +7,29 @@
 -- All functions that callers use are security definer with a fixed search_path: a role needs no right on any table
 -- to work through them (see grant_access).
 
+create or replace function penstock.held_clock()
+returns timestamptz
+language sql
+stable
+as $$
+    select case
+        when pg_has_role(session_user, nspowner, 'member') then current_setting('penstock.clock')::timestamptz
+        else clock_timestamp()
+    end
+    from pg_namespace
+    where nspname = 'penstock'
+$$;
+comment on function penstock.held_clock() is 'Part of clock: the time that a test set, which counts only for the owner of the schema.';
+
 create or replace function penstock.clock()
 returns timestamptz
 language sql
 stable
 as $$
-    select coalesce(nullif(current_setting('penstock.clock', true), '')::timestamptz, clock_timestamp())
+    select case
+        when current_setting('penstock.clock', true) > '' then penstock.held_clock()
+        else clock_timestamp()
+    end
 $$;
 comment on function penstock.clock() is
     'The only clock. A test can hold it still with: set penstock.clock = ''2026-01-01T00:00:00Z''.';
@@ -92,6 +109,20 @@ begin
 end
 $$;
 comment on function penstock.require_type(text) is 'The job type of that name, or PS404.';
+
+create or replace function penstock.check_worker(p_worker text)
+returns void
+language plpgsql
+as $$
+begin
+    -- It is the name of a channel, behind a prefix of nine bytes.
+    if p_worker is null or p_worker !~ '^[^[:cntrl:]]+$' or octet_length(p_worker) > 54 then
+        raise exception 'invalid worker: %', coalesce(quote_literal(left(p_worker, 100)), 'null')
+            using errcode = 'PS400', hint = 'Name the worker with 1 to 54 bytes, different from every other worker.';
+    end if;
+end
+$$;
+comment on function penstock.check_worker(text) is 'Raises PS400 unless a worker can have this name.';
 
 create or replace function penstock.wake(p_name text, p_jobs integer)
 returns void

@@ -29,11 +29,12 @@ begin
         when job_type.visibility_timeout < interval '1 second' or job_type.visibility_timeout > interval '30 days' then
             problem := format('visibility_timeout must be between 1 second and 30 days, not %s', job_type.visibility_timeout);
             advice := 'Choose a little more than the longest run of a handler, or extend the lease while it runs.';
-        when job_type.time_limit <= interval '0' then
-            problem := format('time_limit must be positive, not %s', job_type.time_limit);
+        when job_type.time_limit <= interval '0' or job_type.time_limit > interval '30 days' then
+            problem := format('time_limit must be positive and at most 30 days, not %s', job_type.time_limit);
             advice := 'null means a little less than the visibility timeout.';
-        when job_type.backoff_base < interval '0' or job_type.backoff_cap < job_type.backoff_base then
-            problem := format('backoff must have 0 <= base <= cap, not base %s and cap %s', job_type.backoff_base, job_type.backoff_cap);
+        when job_type.backoff_base < interval '0' or job_type.backoff_cap < job_type.backoff_base
+            or job_type.backoff_cap > interval '366 days' then
+            problem := format('backoff must have 0 <= base <= cap <= 366 days, not base %s and cap %s', job_type.backoff_base, job_type.backoff_cap);
             advice := 'The default is base 2 seconds and cap 1 hour.';
         when not (job_type.backoff_factor >= 1 and job_type.backoff_factor <= 100) then
             problem := format('backoff_factor must be between 1 and 100, not %s', job_type.backoff_factor);

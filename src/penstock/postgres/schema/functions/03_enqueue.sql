@@ -179,6 +179,10 @@ begin
             using errcode = 'PS400', hint = 'Give one element for each job, or null instead of the array.';
     end if;
     perform penstock.check_jobs(p_name, p_data, p_ids, p_keys, p_priorities, p_unique_keys, moment);
+    if exists (select from unnest(p_run_after || p_expires_at) as given where not isfinite(given)) then
+        raise exception 'run_after and expires_at must be finite'
+            using errcode = 'PS400', hint = 'Leave them out for a job that is ready now, or that never expires.';
+    end if;
     if size = 0 then
         return;
     end if;

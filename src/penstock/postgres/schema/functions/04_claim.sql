@@ -26,6 +26,29 @@ end
 $$;
 comment on function penstock.rate_room(penstock.jobs, timestamptz) is 'Part of claim: how many jobs the rate limit of a type admits now.';
 
+create or replace function penstock.lock_limits(p_names text[])
+returns void
+language plpgsql
+as $$
+declare
+    number integer;
+begin
+    -- In one order for everybody, so that nobody waits in a circle.
+    for number in
+        select distinct hashtext(jobs.name)
+        from penstock.jobs
+        where jobs.name = any (p_names)
+            and (jobs.concurrency > 0 or jobs.rate_limit is not null)
+            and jobs.paused_at is null
+        order by 1
+    loop
+        perform pg_advisory_xact_lock(hashtext('penstock.claim'), number);
+    end loop;
+end
+$$;
+comment on function penstock.lock_limits(text[]) is
+    'Part of claim: locks those of the types that have a limit until the claim commits. Count and read the clock after it.';
+
 create or replace function penstock.admit(job_type penstock.jobs, p_limit integer, p_moment timestamptz)
 returns integer
 language plpgsql
@@ -34,7 +57,6 @@ declare
     room integer := p_limit;
 begin
     if job_type.concurrency is not null or job_type.rate_limit is not null then
-        perform pg_advisory_xact_lock(hashtext('penstock.claim'), hashtext(job_type.name));
         if job_type.concurrency is not null then
             select least(room, job_type.concurrency - coalesce(sum(open_jobs), 0)) into room
             from penstock.leases
@@ -48,7 +70,7 @@ begin
 end
 $$;
 comment on function penstock.admit(penstock.jobs, integer, timestamptz) is
-    'Part of claim: how many jobs the concurrency and the rate limit of a type admit now, p_limit at most. A type with a limit stays locked until the claim commits.';
+    'Part of claim: how many jobs the concurrency and the rate limit of a type admit now, p_limit at most. Call lock_limits before.';
 
 create or replace function penstock.claim(
     p_worker text,
@@ -84,7 +106,7 @@ set plan_cache_mode = force_generic_plan
 as $$
 #variable_conflict use_column
 declare
-    moment constant timestamptz := penstock.clock();
+    moment timestamptz;
     job_type penstock.jobs;
     lane smallint;
     left_to_claim integer := p_limit;
@@ -95,10 +117,7 @@ declare
     new_lease bigint;
     width interval;
 begin
-    if p_worker is null or p_worker = '' or length(p_worker) > 200 then
-        raise exception 'invalid worker: %', coalesce(quote_literal(left(p_worker, 100)), 'null')
-            using errcode = 'PS400', hint = 'Name the worker with 1 to 200 characters, different from every other worker.';
-    end if;
+    perform penstock.check_worker(p_worker);
     if p_limit is null or p_limit not between 1 and 10000 then
         raise exception 'invalid limit: %', p_limit
             using errcode = 'PS400', hint = 'Claim between 1 and 10,000 jobs at once.';
@@ -108,6 +127,8 @@ begin
             using errcode = 'PS409', hint = 'Claim in a transaction of its own with the default isolation level.';
     end if;
 
+    perform penstock.lock_limits(p_names);
+    moment := penstock.clock();
     if exists (select from penstock.queued_jobs where expires_at <= moment and status = 'queued') then
         perform penstock.expire(1000);
     end if;
@@ -224,23 +245,31 @@ begin
             join penstock.queued_jobs as job on job.id = given.id
             where job.status = 'in-progress'
                 and job.attempts = given.attempts
-                and (given.lease is null or job.lease = given.lease)
+                and (
+                    given.lease is null
+                    or job.lease = given.lease
+                    or exists (select from penstock.leases as held where held.id = job.lease and held.renews = given.lease)
+                )
             for update of job
         )
         select
             locked.lease,
-            array_agg(locked.id) as ids,
+            array_agg(distinct locked.id) as ids,
             min(locked.seq) as first_seq,
             max(locked.seq) as last_seq,
-            count(*)::integer as jobs
+            count(distinct locked.id)::integer as jobs
         from locked
         group by locked.lease
         order by locked.lease
     loop
         new_lease := nextval('penstock.lease_id');
-        insert into penstock.leases (id, first_seq, last_seq, started_at, expires_at, open_jobs, priority, name, worker, cancelled, jobs)
+        insert into penstock.leases (
+            id, first_seq, last_seq, started_at, expires_at, open_jobs, priority, name, worker, cancelled, jobs, renews
+        )
         select new_lease, held.first_seq, held.last_seq, old.started_at, moment + coalesce(p_for, jobs.visibility_timeout),
-            held.jobs, old.priority, old.name, old.worker, old.cancelled, case when old.jobs is not null then held.ids end
+            held.jobs, old.priority, old.name, old.worker, old.cancelled, case when old.jobs is not null then held.ids end,
+            -- Of a repeated extend the lease that the caller knows.
+            coalesce((select max(given) from unnest(p_leases) as given where given = old.renews), old.id)
         from penstock.leases as old
         join penstock.jobs on jobs.name = old.name
         where old.id = held.lease;
@@ -251,4 +280,4 @@ begin
 end
 $$;
 comment on function penstock.extend(uuid[], smallint[], bigint[], interval) is
-    'Makes jobs belong to their worker for p_for from now (default: the visibility timeout). Returns each job extended with its new lease; a job that is missing no longer belongs to the caller.';
+    'Makes jobs belong to their worker for p_for from now (default: the visibility timeout). Returns each job extended with its new lease; a job that is missing no longer belongs to the caller. May be repeated with the same arguments when an answer was lost.';

@@ -11,18 +11,23 @@ set enable_seqscan = off
 set enable_hashjoin = off
 set enable_mergejoin = off
 as $$
+declare
+    closed bigint[];
 begin
-    with closed as (
+    with counted as (
         update penstock.leases
         set open_jobs = leases.open_jobs - settled.jobs
         from unnest(p_leases, p_jobs) as settled (lease, jobs)
         where leases.id = settled.lease and leases.open_jobs > settled.jobs
         returning leases.id
     )
+    select coalesce(array_agg(counted.id), '{}') into closed from counted;
+    -- A statement of its own, and so a snapshot of its own: when the update waited for another that took jobs off the same
+    -- lease, what is left now is only visible from here.
     delete from penstock.leases
     using unnest(p_leases, p_jobs) as settled (lease, jobs)
     where leases.id = settled.lease
-        and leases.id not in (select closed.id from closed)
+        and leases.id <> all (closed)
         and leases.open_jobs <= settled.jobs;
 end
 $$;
@@ -268,7 +273,7 @@ begin
         left join penstock.leases as lease on lease.id = locked.lease
     ),
     closing as (
-        select decided.lease, count(*)::integer as jobs
+        select decided.lease, count(distinct decided.id)::integer as jobs
         from decided
         group by decided.lease
         order by decided.lease

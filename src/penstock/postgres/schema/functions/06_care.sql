@@ -179,12 +179,13 @@ begin
     perform penstock.ensure_archive(moment + interval '1 day');
     delete from penstock.idle_workers where since < clock_timestamp() - interval '10 minutes';
     with gone as (
-        delete from penstock.workers
+        update penstock.workers
+        set state = 'dead'
         where id = any (array(
             -- Nobody can beat while the server is down: its restart counts as a heartbeat of all.
             select id
             from penstock.workers
-            where greatest(seen_at, pg_postmaster_start_time()) + dead_after < moment
+            where state = 'dead' or greatest(seen_at, pg_postmaster_start_time()) + dead_after < moment
             for update skip locked
         ))
         returning id
@@ -197,6 +198,9 @@ begin
             jsonb_build_object('type', 'WorkerLost', 'message', 'the worker died or lost contact while it held the job'),
             moment
         );
+        -- A lease that somebody had locked is left for the next time.
+        delete from penstock.workers
+        where id = any (dead) and not exists (select from penstock.leases where leases.worker = workers.id);
     end if;
     recovered := recovered + penstock.recover_leases(
         array(select id from penstock.leases where expires_at < moment order by expires_at limit p_limit),

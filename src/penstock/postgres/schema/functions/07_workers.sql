@@ -56,14 +56,14 @@ begin
     set seen_at = penstock.clock(),
         in_flight = p_in_flight,
         state = p_state
-    where id = p_id;
+    where id = p_id and state <> 'dead';
     known := found;
     select array_agg(held.id), array_agg(asked.job) filter (where asked.job is not null)
     into leases, cancelled
     from penstock.leases as held
     left join lateral unnest(held.cancelled) as asked (job) on true
     where held.worker = p_id;
-    select count(*) into workers from penstock.workers;
+    select count(*) into workers from penstock.workers where state <> 'dead';
 end
 $$;
 comment on function penstock.heartbeat(text, integer, text) is
@@ -76,7 +76,7 @@ security definer
 set search_path = penstock, pg_temp
 as $$
 begin
-    delete from penstock.workers where id = p_id;
+    update penstock.workers set state = 'dead' where id = p_id;
     delete from penstock.idle_workers where worker = p_id;
     perform penstock.ensure_archive(penstock.clock());
     perform penstock.recover_leases(
@@ -84,6 +84,8 @@ begin
         jsonb_build_object('type', 'WorkerLost', 'message', 'the worker went away while it held the job'),
         penstock.clock()
     );
+    -- What was locked just now is left to recover, which finds it by this row.
+    delete from penstock.workers where id = p_id and not exists (select from penstock.leases where worker = p_id);
 end
 $$;
 comment on function penstock.unregister_worker(text) is 'The orderly end of a worker. What it still holds is recovered at once.';
@@ -101,7 +103,13 @@ declare
     released integer := 0;
 begin
     for lost in
-        select * from penstock.leases where worker = p_worker and id <> all (coalesce(p_known, '{}')) order by id
+        select *
+        from penstock.leases
+        where worker = p_worker
+            and id <> all (coalesce(p_known, '{}'))
+            -- The answer to an extend may be lost or under way: whoever knows the old lease has the jobs.
+            and (renews is null or renews <> all (coalesce(p_known, '{}')))
+        order by id
     loop
         released := released + (
             select count(*)
@@ -129,8 +137,9 @@ security definer
 set search_path = penstock, pg_temp
 as $$
 begin
+    perform penstock.check_worker(p_worker);
     insert into penstock.idle_workers (worker, names, since)
-    values (p_worker, p_names, clock_timestamp())
+    values (p_worker, coalesce(p_names, '{}'), clock_timestamp())
     on conflict (worker) do update set names = excluded.names, since = excluded.since;
 end
 $$;

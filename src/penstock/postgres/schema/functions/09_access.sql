@@ -15,7 +15,7 @@ set search_path = penstock, pg_temp
 as $$
 declare
     reading constant text[] := array[
-        'clock', 'id_time', 'new_id', 'job_counts', 'find_jobs', 'list_jobs', 'page_of_jobs', 'job_rates', 'attempts_of',
+        'clock', 'held_clock', 'id_time', 'new_id', 'job_counts', 'find_jobs', 'list_jobs', 'page_of_jobs', 'job_rates', 'attempts_of',
         'stored_jobs', 'key_hash', 'jump_hash', 'slot_of', 'group_members', 'group_slots', 'pool_counts', 'load_of_types',
         'payload', 'list_subscribers', 'read_topic', 'message_of', 'unfinished_copies', 'outcomes', 'topic_counts'
     ];

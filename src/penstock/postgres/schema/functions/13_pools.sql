@@ -397,7 +397,7 @@ set plan_cache_mode = force_generic_plan
 as $$
 #variable_conflict use_column
 declare
-    moment constant timestamptz := penstock.clock();
+    moment timestamptz := penstock.clock();
     -- A walk past this many keys and slots goes on in the next claim.
     longest_walk constant integer := 3000 + p_limit;
     job_type penstock.jobs;
@@ -445,6 +445,8 @@ begin
     if owned is null then
         return;
     end if;
+    perform penstock.lock_limits(array[p_name]);
+    moment := penstock.clock();
     room := penstock.admit(job_type, p_limit, moment);
     if room <= 0 then
         return;
