@@ -41,7 +41,7 @@ def with_users(databases: TemporaryDatabases) -> Iterator[Served]:
             done = penstock(url, "users", "add", f"{role}er", "--password", f"{role}-secret", "--role", role)
             assert done.returncode == 0, done.stderr
         penstock(url, "users", "add", "narrow", "--password", "narrow-secret", "--role", "admin", "-t", "a", "-t", "b")
-        with serving(url, token=None, DEBUG_HTTP_TRAFFIC="true", PENSTOCK_DEBUG="1") as served:
+        with serving(url, token=None, DEBUG_HTTP_TRAFFIC="true", PENSTOCK_HTTP_LOG_REQUESTS="1") as served:
             with served.client(auth=("adminer", "admin-secret")) as client:
                 for name in ("a", "b", "c"):
                     body = {"name": name, "delivery_strategy": "at_least_once", "attempts": 3, "concurrency": 5}

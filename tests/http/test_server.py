@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
+from contextlib import suppress
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -14,7 +19,7 @@ import asyncpg
 import httpx
 import pytest
 from http_calls import claim, put
-from http_server import TOKEN, Served, serving
+from http_server import TOKEN, Served, free_port, serving
 
 from conftest import eventually
 from penstock.testing import TemporaryDatabases
@@ -118,6 +123,51 @@ def test_the_home_page_shows_a_dashboard_of_ones_own(url: str) -> None:
 def test_unencrypted_proxy_traffic_can_be_allowed(url: str) -> None:
     with serving(url, ALLOW_UNENCRYPTED_PROXY_TRAFFIC="true") as served, served.client() as client:
         assert client.get("/v1/jobs", headers={"X-Forwarded-Proto": "http"}).status_code == 200
+
+
+def test_every_request_is_logged_when_that_is_wanted(url: str) -> None:
+    with serving(url, "--log-format", "json", PENSTOCK_HTTP_LOG_REQUESTS="true") as served, served.client() as client:
+        client.post("/v1/jobs", json=TYPE, headers={"X-Request-Id": "find-me"})
+        lines = [json.loads(line) for line in served.log.read_text().splitlines() if "find-me" in line]
+        assert {"event": "request", "method": "POST", "path": "/v1/jobs", "status": 201, "user": "admin"}.items() <= lines[
+            0
+        ].items()
+
+
+OURS = """
+import uvicorn
+from penstock.http import Credentials, Principal, Refused, Role, create_app
+
+class Ours:
+    async def authorize(self, credentials: Credentials | None) -> Principal:
+        if credentials is None or credentials.secret != "open sesame":
+            raise Refused
+        return Principal(credentials.user, Role.READ)
+
+uvicorn.run(create_app(authorizer=Ours()), port={port}, lifespan="on", log_level="warning")
+"""
+
+
+async def test_a_server_of_ones_own_with_an_authorizer_of_ones_own(url: str) -> None:
+    port = free_port()
+    process = subprocess.Popen(
+        [sys.executable, "-c", OURS.replace("{port}", str(port))], env={**os.environ, "PENSTOCK_DATABASE_URL": url}
+    )
+    try:
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", auth=("ali", "open sesame"), timeout=20) as client:
+
+            def up() -> bool:
+                with suppress(httpx.TransportError):
+                    return client.get("/readyz").status_code == 200
+                return False
+
+            await eventually(up, "the server")
+            assert client.get("/v1/jobs").status_code == 200
+            assert client.post("/v1/jobs", json=TYPE).status_code == 403
+            assert client.get("/v1/jobs", auth=("ali", "x")).status_code == 403
+    finally:
+        process.terminate()
+        process.wait(30)
 
 
 async def test_the_server_comes_back_with_its_database(url: str, sql: Any) -> None:

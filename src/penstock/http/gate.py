@@ -268,10 +268,17 @@ class _Request:
         self.service.metrics.request(self.method if self.method in _METHODS else "other", self.route, self.status, took)
         if self.debug:
             _dump(self.id, ">", f"{self.method} {self.scope['path']} {_shown(self.scope['headers'])}".encode())
-        log.debug(
-            "request", request_id=self.id.decode(), method=self.method, path=self.scope["path"], status=self.status,
-            took_ms=round(took * 1000, 2), user=self.principal.name if self.principal else None,
-        )  # fmt: skip
+        if self.service.settings.log_requests:
+            log.info(
+                "request",
+                request_id=self.id.decode(),
+                method=self.method,
+                path=self.scope["path"],
+                status=self.status,
+                took_ms=round(took * 1000, 2),
+                user=self.principal.name if self.principal else None,
+                client=self.client,
+            )
 
 
 _SECRET = (b"authorization", b"cookie", b"set-cookie", b"proxy-authorization")

@@ -170,7 +170,7 @@ def configure_logs(log_format: str) -> None:
             structlog.processors.dict_tracebacks if log_format == "json" else structlog.processors.StackInfoRenderer(),
             structlog.processors.JSONRenderer() if log_format == "json" else structlog.dev.ConsoleRenderer(colors=False),
         ],
-        wrapper_class=structlog.make_filtering_bound_logger(logging.DEBUG if os.environ.get("PENSTOCK_DEBUG") else logging.INFO),
+        wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
         logger_factory=structlog.PrintLoggerFactory(file=os.fdopen(os.dup(2), "w", buffering=1)),
         cache_logger_on_first_use=True,
     )

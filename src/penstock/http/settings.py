@@ -54,6 +54,7 @@ class HttpSettings(BaseSettings):
     jobber_visibility_timeout: Span = Field(
         default=timedelta(seconds=15), description="Visibility timeout of types made by POST /jobber/queue."
     )
+    log_requests: bool = Field(default=False, description="Log every request, not only what went wrong.")
     log_format: str = Field(default="console", pattern="^(console|json)$", description="console or json.")
 
     def as_environment(self) -> dict[str, str]:
