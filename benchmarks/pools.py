@@ -155,7 +155,8 @@ class Bench:
             "insert into penstock.members (group_name, id, session, age, joined_at, seen_at, dead_after)"
             " select 'work', 'm' || n, md5(n::text)::uuid, n, now(), now(), '10 s' from generate_series(1, 10000) as n"
         )
-        await connection.execute("update penstock.groups set members = 10000; vacuum analyze penstock.members")
+        await connection.execute("update penstock.groups set members = 10000")
+        await connection.execute("vacuum analyze penstock.members")
         call = "select * from penstock.member_heartbeat('work', 'm' || $1::integer, md5($1::text)::uuid)"
         await connection.execute("set synchronous_commit = on")
         before = await connection.fetchval("select pg_current_wal_insert_lsn() - '0/0'::pg_lsn")
