@@ -12,6 +12,7 @@ import pytest
 
 from conftest import eventually
 from penstock import Backoff, Conflict, Delivery, InvalidInput, Job, NewJob, Options, Penstock, RateLimit, Settings, Status
+from penstock.testing import run_due_jobs
 from penstock.worker import Worker
 
 Sql: TypeAlias = "asyncpg.Connection[Any]"
@@ -512,3 +513,19 @@ async def test_a_claim_under_an_old_epoch_gets_nothing(app: Penstock, sql: Sql) 
     with pytest.raises(asyncpg.PostgresError, match="no member"):
         await sql.fetchval(claim, "n", 5)
     assert await sql.fetchval(claim, "m", 5) == 1
+
+
+async def test_run_due_jobs_runs_those_of_pools_in_order(app: Penstock) -> None:
+    seen = Seen()
+    pool = app.pool("work", slots=4)
+
+    @pool.handler
+    async def handle(job: Job[int]) -> None:
+        await seen.run(job)
+
+    await enqueue(pool, 3, 4)
+    assert len(await run_due_jobs(app)) == 12
+    await enqueue(pool, 1, 2)
+    await run_due_jobs(app)
+    assert seen.order == {"k0": [0, 1, 2, 3, 0, 1], "k1": [0, 1, 2, 3], "k2": [0, 1, 2, 3]}
+    assert await pool.workers() == []
