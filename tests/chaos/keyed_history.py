@@ -113,10 +113,9 @@ def check_standing(events: list[Event], gone: list[Gone], wanted: set[str], unti
         each = sorted(by_id.values(), key=lambda run: run.begin)
         for run in each:
             for absence in gone:
-                # A process that was stopped and goes on is given a moment to notice that it was fenced meanwhile.
-                back = absence.back if run.end > absence.back + 1.0 else absence.at
-                if absence.worker == run.worker and run.begin <= absence.at < run.end:
-                    run.end = back if back == absence.at else run.end
+                # One that goes on after it was stopped is still the right one; one that ends right away was fenced meanwhile.
+                if absence.worker == run.worker and run.begin <= absence.at < run.end < absence.back + 1.0:
+                    run.end = absence.at
         for before, after in itertools.pairwise(each):
             if after.begin < before.end:
                 violations.append(
