@@ -18,8 +18,10 @@ import asyncio
 import secrets
 import tempfile
 import time
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -29,7 +31,9 @@ import asyncpg
 
 from penstock.app import Penstock
 from penstock.job import JobRecord
-from penstock.postgres import jobs, migrate
+from penstock.ownership import balance
+from penstock.pools import Pool
+from penstock.postgres import jobs, migrate, ownership, pools
 from penstock.postgres.database import Database
 from penstock.postgres.embedded import EmbeddedServer
 from penstock.settings import Settings
@@ -120,6 +124,18 @@ class TemporaryDatabases:
         return urlunsplit(parts._replace(path=f"/{database}"))
 
 
+_MEMBER = "testing"
+_SESSION = uuid.uuid4()
+
+
+async def _own(database: Database, pool: Pool[Any]) -> dict[int, int]:
+    """Take all slots of a pool; a test is to be its only worker."""
+    await balance.join(database, pool.name, _MEMBER, _SESSION, timedelta(hours=1), {}, pool._assign)
+    await balance.rebalance(database, pool.name, pool._assign)
+    beat = await ownership.heartbeat(database, pool.name, _MEMBER, _SESSION)
+    return beat.owned | await ownership.take(database, pool.name, _MEMBER, _SESSION, sorted(beat.available))
+
+
 async def run_due_jobs(app: Penstock, *names: str, limit: int = 10_000) -> list[JobRecord]:
     """Run all jobs that are due now, in this process, and those that they enqueue, until none is left.
 
@@ -132,14 +148,16 @@ async def run_due_jobs(app: Penstock, *names: str, limit: int = 10_000) -> list[
         The jobs that were run, as they are afterwards, in the order of their first run.
     """
     database = await app.database()
-    worked = {
-        t.name: WorkedType(t.name, t.options, t.codec, t.handler, t.group)
-        for t in app.types.values()
-        if t.handler is not None and (not names or t.name in names)
-    }
+    chosen = [t for t in app.types.values() if t.handler is not None and (not names or t.name in names)]
+    worked = {t.name: WorkedType(t.name, t.options, t.codec, t.handler, t.group) for t in chosen if t.handler is not None}
+    for declared in chosen:
+        if declared.pool is not None:
+            await declared.pool.declare()
     await app.subscribe(*(app.types[name] for name in worked))
     for worked_type in worked.values():
         worked_type.refresh(await jobs.declare_job_type(database, worked_type.name, worked_type.declared.as_json()))
+    queues = [t.name for t in chosen if t.pool is None]
+    keyed_pools = [t.pool for t in chosen if t.pool is not None]
     settler = Settler(database, retried=lambda: None)
     runner = Runner(database, worked, app.settings, settler.settle, settler.progress, lambda: None)
     settling = asyncio.create_task(settler.run())
@@ -147,12 +165,16 @@ async def run_due_jobs(app: Penstock, *names: str, limit: int = 10_000) -> list[
     try:
         while limit > 0:
             await jobs.promote(database)
-            claim = await jobs.claim(database, "testing", list(worked), min(limit, 1000), {})
-            if not claim.jobs:
+            claimed = (await jobs.claim(database, "testing", queues, min(limit, 1000), {})).jobs if queues else []
+            for pool in keyed_pools:
+                # One of each key, so that the next of a key runs after it.
+                keyed = await pools.claim(database, _MEMBER, pool.name, await _own(database, pool), 1000, 1, None, {})
+                claimed += [job for job, _ in keyed.jobs]
+            if not claimed:
                 break
-            limit -= len(claim.jobs)
-            ran.update(dict.fromkeys(job.id for job in claim.jobs))
-            runner.submit(claim.jobs, time.monotonic())
+            limit -= len(claimed)
+            ran.update(dict.fromkeys(job.id for job in claimed))
+            runner.submit(claimed, time.monotonic())
             while not await runner.finished(60):
                 await asyncio.sleep(0)
             await settler.drained()
@@ -160,5 +182,7 @@ async def run_due_jobs(app: Penstock, *names: str, limit: int = 10_000) -> list[
         settling.cancel()
         await asyncio.gather(settling, return_exceptions=True)
         runner.close()
+        for pool in keyed_pools:
+            await balance.leave(database, pool.name, _MEMBER, _SESSION, None)
     found = await jobs.find(database, list(ran))
     return [found[id] for id in ran]

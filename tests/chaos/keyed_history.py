@@ -90,3 +90,37 @@ def check_keys(events: list[Event], gone: list[Gone], succeeded: dict[str, int],
                     violations.append(f"P6: {key}/{run.n} first began at {run.begin:.3f}, before {key}/{earlier} was done")
                     break
     return violations
+
+
+def check_standing(events: list[Event], gone: list[Gone], wanted: set[str], until: float, within_s: float) -> list[str]:
+    """Where two runs of a standing job overlapped, and where one was missing for too long.
+
+    Args:
+        events: The recorded history: began and stopped, with an id for each run.
+        gone: When worker processes were killed or stopped.
+        wanted: The keys that were wanted from begin to end.
+        until: When they were wanted no longer.
+        within_s: For how long a key may have no run.
+    """
+    runs: dict[str, dict[str, Run]] = defaultdict(dict)
+    for event in events:
+        if event.kind == "began":
+            runs[event.name][event.id] = Run(0, event.attempts, event.worker, event.at, until, "")
+        elif event.kind == "stopped" and event.id in runs[event.name]:
+            runs[event.name][event.id].end = event.at
+    violations = [f"P2: the standing job {key} never ran" for key in sorted(wanted - set(runs))]
+    for key, by_id in runs.items():
+        each = sorted(by_id.values(), key=lambda run: run.begin)
+        for run in each:
+            for absence in gone:
+                # One that goes on after it was stopped is still the right one; one that ends right away was fenced meanwhile.
+                if absence.worker == run.worker and run.begin <= absence.at < run.end < absence.back + 1.0:
+                    run.end = absence.at
+        for before, after in itertools.pairwise(each):
+            if after.begin < before.end:
+                violations.append(
+                    f"P6: {key} began on {after.worker} at {after.begin:.3f}, ran on {before.worker} until {before.end:.3f}"
+                )
+            elif after.begin - before.end > within_s:
+                violations.append(f"P9: {key} did not run for {after.begin - before.end:.1f} s")
+    return violations

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from datetime import timedelta
 from typing import Any
+from uuid import uuid4
 
 from workload import record
 
-from penstock import Backoff, Job, Options, Penstock
+from penstock import Backoff, Job, Options, Penstock, Standing
 
 app = Penstock()
 QUICK = Backoff(base=timedelta(milliseconds=50), cap=timedelta(milliseconds=200))
@@ -29,3 +31,18 @@ async def run(job: Job[dict[str, Any]]) -> None:
         record("ended", job.id, name, job.attempts, "failed")
         raise
     record("ended", job.id, name, job.attempts, "succeeded")
+
+
+standing = app.pool("standing", slots=16)
+
+
+@standing.standing
+async def stand(job: Standing[Any]) -> AsyncIterator[None]:
+    """Run until stopped; the state counts the runs."""
+    id = uuid4()
+    job.state = {"runs": (job.state or {"runs": 0})["runs"] + 1}
+    record("began", id, job.key, job.state["runs"])
+    try:
+        yield
+    finally:
+        record("stopped", id, job.key, job.state["runs"])

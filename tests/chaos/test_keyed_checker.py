@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from history import Event
-from keyed_history import Gone, check_keys
+from keyed_history import Gone, check_keys, check_standing
 
 
 def run(
@@ -47,3 +47,25 @@ def test_a_run_that_was_stopped_for_a_moment_and_counted_is_not_lost() -> None:
 def test_what_is_wrong_is_found(message: str) -> None:
     (violation, *_) = check_keys(in_order(BAD[message]), [Gone("1", 5.0)], {}, set(), 15)
     assert message in violation
+
+
+def standing(name: str, id: str, begin: float, end: float | None, worker: str = "1") -> list[Event]:
+    began = Event("began", id, name, begin, 1, worker)
+    return [began] if end is None else [began, Event("stopped", id, name, end, 1, worker)]
+
+
+@pytest.mark.parametrize(
+    ("events", "gone", "expected"),
+    [
+        ([*standing("a", "1", 0, 5), *standing("a", "2", 6, None, "2")], [], ""),
+        ([*standing("a", "1", 0, None), *standing("a", "2", 6, None, "2")], [Gone("1", 3)], ""),
+        ([*standing("a", "1", 0, 9.2), *standing("a", "2", 6, None, "2")], [Gone("1", 3, 9)], ""),
+        ([*standing("a", "1", 0, 20), *standing("a", "2", 6, None, "2")], [Gone("1", 3, 9)], "ran on 1"),
+        ([*standing("a", "1", 0, 5), *standing("a", "2", 4, None, "2")], [], "ran on 1"),
+        ([*standing("a", "1", 0, 5), *standing("a", "2", 40, None, "2")], [], "did not run for 35.0 s"),
+        ([], [], "never ran"),
+    ],
+)
+def test_runs_of_standing_jobs(events: list[Event], gone: list[Gone], expected: str) -> None:
+    violations = check_standing(in_order(events), gone, {"a"}, 100.0, 15)
+    assert ("".join(violations) == "") if expected == "" else (expected in violations[0])

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 from history import Event, Rules, check, read
-from keyed_history import Gone, check_keys
+from keyed_history import Gone, check_keys, check_standing
 from proxy import Proxy
 from test_chaos import rows
 
@@ -146,6 +146,8 @@ async def test_keys_keep_their_order_whatever_happens_to_workers(url: str, tmp_p
                     else:
                         await cut()
 
+            wanted = {f"s{n}" for n in range(12)}
+            await app.pool("standing", slots=16).reconcile(dict.fromkeys(wanted, 1))
             troubles.append(asyncio.create_task(trouble()))
             until = time.monotonic() + SECONDS
             while time.monotonic() < until:
@@ -166,6 +168,8 @@ async def test_keys_keep_their_order_whatever_happens_to_workers(url: str, tmp_p
 
             await eventually(drained, "the drain", timeout=120)
             await eventually(lambda: present(app, fleet), "the return of all workers", timeout=60)
+            await eventually(lambda: all_stand(app, wanted), "the standing jobs", timeout=60)
+            until = time.monotonic()
             codes = await asyncio.to_thread(fleet.stop)
             final = await rows(app)
             database = await app.database()
@@ -176,10 +180,12 @@ async def test_keys_keep_their_order_whatever_happens_to_workers(url: str, tmp_p
             failed = {row["name"] for row in ended if row["status"] == "failed"}
             killed = {gone.worker: gone.at for gone in fleet.gone}
             events = read(history)
+            keyed = [event for event in events if event.kind in ("started", "ended")]
             violations = check(
-                acknowledged + [replace(event, name="keyed") for event in events], final, {"keyed": Rules()}, killed
+                acknowledged + [replace(event, name="keyed") for event in keyed], final, {"keyed": Rules()}, killed
             )
-            violations += check_keys(events, fleet.gone, succeeded, failed, within_s=15)
+            violations += check_keys(keyed, fleet.gone, succeeded, failed, within_s=15)
+            violations += check_standing(events, fleet.gone, wanted, until, within_s=15)
             assert violations == [], "\n".join(violations[:20])
             assert codes == [0] * 4
             assert await database.fetchval("select count(*) from penstock.leases") == 0
@@ -193,8 +199,15 @@ async def test_keys_keep_their_order_whatever_happens_to_workers(url: str, tmp_p
                 worker.wait()
 
 
+async def all_stand(app: Penstock, wanted: set[str]) -> bool:
+    database = await app.database()
+    running = await database.fetch("select key from penstock.standing_jobs where running_by is not null")
+    return {row["key"] for row in running} == wanted
+
+
 async def present(app: Penstock, fleet: Fleet) -> bool:
     """Whether the workers of the fleet, and nobody else, are members. An id is host.pid.random."""
     database = await app.database()
-    pids = {row["id"].rsplit(".", 2)[1] for row in await database.fetch("select id from penstock.members")}
-    return pids == {str(worker.pid) for worker in fleet.workers}
+    members = await database.fetch("select group_name, id from penstock.members")
+    here = {(row["group_name"], row["id"].rsplit(".", 2)[1]) for row in members}
+    return here == {(group, str(worker.pid)) for worker in fleet.workers for group in ("keyed", "standing")}

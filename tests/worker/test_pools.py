@@ -11,7 +11,8 @@ import asyncpg
 import pytest
 
 from conftest import eventually
-from penstock import Backoff, Conflict, InvalidInput, Job, NewJob, Options, Penstock, RateLimit, Settings, Status
+from penstock import Backoff, Conflict, Delivery, InvalidInput, Job, NewJob, Options, Penstock, RateLimit, Settings, Status
+from penstock.testing import run_due_jobs
 from penstock.worker import Worker
 
 Sql: TypeAlias = "asyncpg.Connection[Any]"
@@ -450,3 +451,81 @@ async def test_settings_reach_the_members(url: str, sql: Sql) -> None:
         pool = app.pool("work", int, slots=2)
         async with pool.worker("w"):
             assert await sql.fetchval("select dead_after from penstock.members where id = 'w'") == timedelta(seconds=3)
+
+
+async def test_slots_that_stay_are_not_touched_by_a_join_or_a_leave(app: Penstock) -> None:
+    pool = app.pool("work", int, slots=64)
+    async with pool.worker("a") as first, pool.worker("b") as second:
+        await eventually(lambda: len(first.slots) == len(second.slots) == 32)
+        before = {slot.slot: slot for slot in await pool.slots()}
+        async with pool.worker("c") as third:
+            await eventually(lambda: len(third.slots) == 21)
+            joined = {slot.slot: slot for slot in await pool.slots()}
+            moved = {n for n in before if joined[n] != before[n]}
+            assert len(moved) == 21
+            assert {joined[n].owner for n in moved} == {"c"}
+        await eventually(lambda: len(first.slots) + len(second.slots) == 64)
+        after = {slot.slot: slot for slot in await pool.slots()}
+        assert {n for n in before if after[n] != before[n]} == moved
+
+
+async def test_an_at_most_once_job_in_a_pool_is_not_started_again(app: Penstock, sql: Sql) -> None:
+    seen = Seen()
+    pool = app.pool("work", slots=4, options=Options(delivery=Delivery.AT_MOST_ONCE))
+
+    @pool.handler
+    async def handle(job: Job[int]) -> None:
+        await seen.run(job, 60 if job.data == 0 else 0)
+
+    async with Working(app):
+        first = await pool.enqueue("a", 0)
+        await pool.enqueue("a", 1)
+        await eventually(lambda: seen.order["a"] == [0])
+        (member,) = await pool.workers()
+        await sql.execute("select penstock.leave_group('work', $1)", member.id)
+        await eventually(lambda: seen.order["a"] == [0, 1], "the next job")
+    record = await app.find(first.id)
+    assert (record.status, record.errors[0]["type"]) == (Status.FAILED, "WorkerLost")
+
+
+async def test_the_queue_of_a_pool_obeys_the_limit_of_its_type(app: Penstock) -> None:
+    seen = Seen()
+    pool = app.pool("work", slots=8, options=Options(concurrency=3))
+
+    @pool.handler
+    async def handle(job: Job[int]) -> None:
+        await seen.run(job, 0.01)
+
+    await enqueue(pool, 20, 3)
+    async with Working(app) as working:
+        await working.add()
+        await eventually(lambda: seen.finished == 60, "all jobs")
+    assert seen.most <= 3
+
+
+async def test_a_claim_under_an_old_epoch_gets_nothing(app: Penstock, sql: Sql) -> None:
+    pool = app.pool("work", int, slots=1)
+    await pool.enqueue("a", 1)
+    await sql.execute("select penstock.join_group('work', 'm', gen_random_uuid())")
+    await sql.execute("update penstock.slots set owner = 'm', target = 'm', epoch = 5")
+    claim = "select count(*) from penstock.claim_keys($1, 'work', '{0}', array[$2::bigint], 10) where id is not null"
+    assert await sql.fetchval(claim, "m", 4) == 0
+    with pytest.raises(asyncpg.PostgresError, match="no member"):
+        await sql.fetchval(claim, "n", 5)
+    assert await sql.fetchval(claim, "m", 5) == 1
+
+
+async def test_run_due_jobs_runs_those_of_pools_in_order(app: Penstock) -> None:
+    seen = Seen()
+    pool = app.pool("work", slots=4)
+
+    @pool.handler
+    async def handle(job: Job[int]) -> None:
+        await seen.run(job)
+
+    await enqueue(pool, 3, 4)
+    assert len(await run_due_jobs(app)) == 12
+    await enqueue(pool, 1, 2)
+    await run_due_jobs(app)
+    assert seen.order == {"k0": [0, 1, 2, 3, 0, 1], "k1": [0, 1, 2, 3], "k2": [0, 1, 2, 3]}
+    assert await pool.workers() == []

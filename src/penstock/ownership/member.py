@@ -11,6 +11,7 @@ import asyncio
 import random
 import time
 import uuid
+from collections import Counter
 from collections.abc import Coroutine, Mapping
 from contextlib import suppress
 from datetime import timedelta
@@ -212,8 +213,10 @@ class Member:
                 asyncio.get_running_loop().call_later(0.1, self._wake.set)
 
     def _apply(self, changes: list[Change]) -> None:
+        if changes:
+            kinds = Counter(str(change.kind) for change in changes)
+            log.debug("slots_changed", group=self.group, member=self.id, **kinds)
         for change in changes:
-            log.debug("slot_" + change.kind, group=self.group, member=self.id, slot=change.slot, epoch=change.epoch)
             place = (change.slot, change.epoch)
             if change.kind == "gained":
                 self._user.gained(change.slot, change.epoch)

@@ -311,9 +311,12 @@ set search_path = penstock, pg_temp
 as $$
 declare
     silent text[];
+    moment constant timestamptz := penstock.clock();
+    restart constant timestamptz := pg_postmaster_start_time();
 begin
+    -- As is_silent has it, written out: this looks at every member.
     if not exists (
-        select from penstock.members where group_name = p_group and penstock.is_silent(members, penstock.clock())
+        select from penstock.members where group_name = p_group and greatest(seen_at, restart) + dead_after < moment
     ) then
         return '{}';
     end if;
@@ -353,6 +356,7 @@ language plpgsql
 security definer
 set search_path = penstock, pg_temp
 set enable_seqscan = off
+set plan_cache_mode = force_generic_plan
 as $$
 begin
     update penstock.members
