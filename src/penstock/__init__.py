@@ -2,6 +2,9 @@
 
 from penstock._version import __version__
 from penstock.app import JobType, Penstock
+from penstock.consuming.batch import Batch, Events
+from penstock.consuming.delivery import Halted
+from penstock.consuming.failure import OnFailure
 from penstock.errors import (
     Conflict,
     DatabaseUnavailable,
@@ -10,10 +13,12 @@ from penstock.errors import (
     InvalidInput,
     JobFailed,
     NotFound,
+    OffsetGone,
     PenstockError,
     Retry,
     SchemaMismatch,
 )
+from penstock.event import Appended, Event, NewEvent, Position, Retention, StreamOptions
 from penstock.handler import Job
 from penstock.job import (
     Admission,
@@ -31,19 +36,26 @@ from penstock.job import (
 from penstock.message import Message, Published, ReceiverOutcome, Subscribed, Subscriber, TopicCounts
 from penstock.pools import Pool
 from penstock.puller import PoolWorker, PulledJob
+from penstock.schedule import Tick
 from penstock.settings import Settings
+from penstock.streams import Producer, Stream
 from penstock.topics import Topic
 from penstock.worker.standing import Standing
 
 __all__ = [
     "Admission",
+    "Appended",
     "Backoff",
+    "Batch",
     "Conflict",
     "DatabaseUnavailable",
     "Delivery",
     "EmbeddedServerError",
     "Enqueued",
+    "Event",
+    "Events",
     "Fail",
+    "Halted",
     "InvalidInput",
     "Job",
     "JobCounts",
@@ -51,25 +63,34 @@ __all__ = [
     "JobRecord",
     "JobType",
     "Message",
+    "NewEvent",
     "NewJob",
     "NotFound",
+    "OffsetGone",
+    "OnFailure",
     "Options",
     "Penstock",
     "PenstockError",
     "Pool",
     "PoolOptions",
     "PoolWorker",
+    "Position",
+    "Producer",
     "Published",
     "PulledJob",
     "RateLimit",
     "ReceiverOutcome",
+    "Retention",
     "Retry",
     "SchemaMismatch",
     "Settings",
     "Standing",
     "Status",
+    "Stream",
+    "StreamOptions",
     "Subscribed",
     "Subscriber",
+    "Tick",
     "Topic",
     "TopicCounts",
     "__version__",

@@ -1,23 +1,26 @@
-"""Enqueueing and publishing through a connection that the caller owns, in the caller's own transaction.
+"""Enqueueing, publishing and appending through a connection that the caller owns, in the caller's own transaction.
 
-Every driver can send one text parameter, so the jobs travel as one JSON document to `penstock.enqueue_json`, and a message to
-`penstock.publish_json`. asyncpg, which has arrays, takes the fast way.
+Every driver can send one text parameter, so jobs, messages and events travel as one JSON document. asyncpg, which has arrays,
+takes the fast way.
 """
 
 from __future__ import annotations
 
 import inspect
+from collections.abc import Sequence
 from typing import Any
 from uuid import UUID
 
-from penstock.errors import Conflict, InvalidInput, NotFound, PenstockError
+from penstock.errors import Conflict, InvalidInput, NotFound, Outgrown, PenstockError
 from penstock.job import Admission
 from penstock.message import Published
-from penstock.postgres import jobs, topics
+from penstock.postgres import jobs, streams, topics
 
 _CALL = "select ordinal, id, outcome from penstock.enqueue_json({0}, cast({1} as jsonb)) where outcome <> 'queued'"
+_APPEND = "select * from penstock.append_json({0}, cast({1} as jsonb))"
+_COMMIT = "select penstock.commit_json({0}, cast({1} as jsonb))"
 _BY_SQLSTATE: dict[str, type[PenstockError]] = {
-    "PS400": InvalidInput, "PS413": InvalidInput, "PS404": NotFound, "PS409": Conflict,
+    "PS400": InvalidInput, "PS413": InvalidInput, "PS404": NotFound, "PS409": Conflict, "PS412": Outgrown,
 }  # fmt: skip
 
 
@@ -31,6 +34,28 @@ async def enqueue_through(connection: Any, batch: jobs.Batch) -> dict[int, tuple
         if hasattr(connection, "fetch") and _module(connection).startswith("asyncpg"):
             return jobs.exceptions_by_place(await connection.fetch(*jobs.enqueue_call(batch)))
         return _by_place(await _rows(_execute(connection, _CALL, batch.name, jobs.as_json(batch))))
+    except Exception as error:
+        raise (_translated(error) or error) from error
+
+
+async def append_through(connection: Any, name: str, routed: streams.Routed) -> Sequence[Any]:
+    """Append events through such a connection. Returns (partition, first offset, events) of each chunk."""
+    try:
+        if hasattr(connection, "fetch") and _module(connection).startswith("asyncpg"):
+            return list(await connection.fetch(*streams.append_call(name, routed)))
+        return list(await _rows(_execute(connection, _APPEND, name, streams.as_json(routed.columns))))
+    except Exception as error:
+        raise (_translated(error) or error) from error
+
+
+async def commit_through(connection: Any, name: str, group: str, member: str, commit: streams.Commit) -> None:
+    """Commit an offset through such a connection. Raises `Conflict` when the partition is no longer the member's."""
+    document = streams.commit_as_json(group, member, commit)
+    try:
+        if hasattr(connection, "fetch") and _module(connection).startswith("asyncpg"):
+            await connection.fetch(_COMMIT.format("$1", "$2::text"), name, document)
+        else:
+            await _rows(_execute(connection, _COMMIT, name, document))
     except Exception as error:
         raise (_translated(error) or error) from error
 

@@ -47,6 +47,14 @@ class Conflict(PenstockError):
     """The operation is not possible in the state that the thing is in (SQLSTATE PS409)."""
 
 
+class OffsetGone(PenstockError):
+    """What a reader wanted next has been dropped by retention (SQLSTATE PS410). Go on from the earliest or latest event."""
+
+
+class Outgrown(PenstockError):
+    """Keys were routed for another number of partitions than the stream has by now (SQLSTATE PS412). Route them again."""
+
+
 class DatabaseUnavailable(PenstockError):
     """The database cannot be reached, or did not answer in time. The call may or may not have taken effect; retry it."""
 

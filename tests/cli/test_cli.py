@@ -34,6 +34,37 @@ def penstock(url: str, *arguments: str, stdin: str = "", cwd: Path | None = None
     )
 
 
+def test_a_tour_of_the_streams(url: str) -> None:
+    assert "created: orders, 4 partitions" in penstock(url, "streams", "create", "orders", "--partitions", "4").stdout
+    where = json.loads(penstock(url, "streams", "append", "orders", '{"n": 1}', "--key", "acme", "--json").stdout)
+    assert where["offset"] == 0
+    lines = "\n".join(json.dumps({"data": {"n": n}, "key": str(n)}) for n in range(20))
+    assert penstock(url, "streams", "append", "orders", "-f", "-", stdin=lines).stdout.strip() == "20 appended"
+    tailed = penstock(url, "streams", "tail", "orders", "--from", "earliest", "-n", "21", "--json").stdout.splitlines()
+    assert len(tailed) == 21
+    assert {"n": 1} in [json.loads(line)["data"] for line in tailed]
+    assert json.loads(penstock(url, "streams", "list", "--json").stdout)[0]["events"] == 21
+    assert "no consumer groups" in penstock(url, "streams", "groups", "orders").stdout
+    psql(url, "select penstock.declare_consumer_group('orders', 'billing')")
+    assert json.loads(penstock(url, "streams", "groups", "orders", "--json").stdout)[0]["lag"] == 21
+    assert "paused: 4" in penstock(url, "streams", "pause", "orders", "billing", "--because", "lunch").stdout
+    assert "lunch" in penstock(url, "streams", "lag", "orders").stdout
+    assert "resumed: 4" in penstock(url, "streams", "resume", "orders", "billing").stdout
+    penstock(url, "streams", "reset", "orders", "billing", "--to", "latest")
+    assert sum(lag["lag"] for lag in json.loads(penstock(url, "streams", "lag", "orders", "billing", "--json").stdout)) == 0
+    assert "8 partitions" in penstock(url, "streams", "grow", "orders", "8").stdout
+    missing = penstock(url, "streams", "append", "nothing", "1")
+    assert missing.returncode == 1
+    assert "no such stream" in missing.stderr
+
+
+def psql(url: str, statement: str) -> None:
+    import psycopg
+
+    with psycopg.connect(url) as connection:
+        connection.execute(statement)
+
+
 def test_a_tour_of_the_commands(url: str) -> None:
     assert "nothing to do" in penstock(url, "migrate").stdout
     assert "created: ship" in penstock(url, "types", "create", "ship", "-s", "attempts=3").stdout

@@ -59,13 +59,13 @@ Option = Annotated[
 
 def create(name: Name, options: Option = None) -> None:
     """Create a job type."""
-    created = with_app(lambda app: app.create_job_type(name, **_options(options)))
+    created = with_app(lambda app: app.create_job_type(name, **parse_options(options)))
     out.print(f"created: {created.name}", highlight=False)
 
 
 def change(name: Name, options: Option = None) -> None:
     """Change options of a job type; takes effect at once."""
-    with_app(lambda app: app.change_job_type(name, **_options(options)))
+    with_app(lambda app: app.change_job_type(name, **parse_options(options)))
     out.print(f"changed: {name}", highlight=False)
 
 
@@ -125,7 +125,8 @@ def grant(
     out.print(f"granted: {role} is {access}", highlight=False)
 
 
-def _options(given: list[str] | None) -> dict[str, Any]:
+def parse_options(given: list[str] | None) -> dict[str, Any]:
+    """Options given as NAME=VALUE."""
     options: dict[str, Any] = {}
     for pair in given or []:
         name, separator, value = pair.partition("=")

@@ -8,14 +8,23 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, TypeVar
 
 import asyncpg
 import structlog
 
-from penstock.errors import Conflict, DatabaseUnavailable, InvalidInput, NotFound, PenstockError, SchemaMismatch
+from penstock.errors import (
+    Conflict,
+    DatabaseUnavailable,
+    InvalidInput,
+    NotFound,
+    OffsetGone,
+    Outgrown,
+    PenstockError,
+    SchemaMismatch,
+)
 from penstock.settings import Settings
 
 log = structlog.get_logger("penstock.database")
@@ -25,6 +34,8 @@ _BY_SQLSTATE: dict[str, type[PenstockError]] = {
     "PS400": InvalidInput,
     "PS404": NotFound,
     "PS409": Conflict,
+    "PS410": OffsetGone,
+    "PS412": Outgrown,
     "PS413": InvalidInput,
 }
 _SCHEMA_STATES = {"3F000", "42P01", "42883", "42703"}
@@ -94,6 +105,10 @@ class Transaction:
     async def fetchrow(self, query: str, *args: Any) -> Any:
         """The first row of a statement, or None."""
         return await self._connection.fetchrow(query, *args)
+
+    async def copy(self, table: str, columns: Sequence[str], records: AsyncIterable[tuple[Any, ...]]) -> None:
+        """Copy rows into a table, as they come."""
+        await self._connection.copy_records_to_table(table, columns=columns, records=records, timeout=None)
 
 
 class Database:

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable
 import structlog
 
 from penstock.errors import PenstockError
-from penstock.postgres import jobs, topics
+from penstock.postgres import jobs, streams, topics
 from penstock.postgres.database import Database
 from penstock.settings import Settings
 from penstock.waiting import happens
@@ -81,6 +81,17 @@ class Care:
             if keep is not None and time.monotonic() - pruned_at > _PRUNE_EVERY_S * self._share():
                 pruned_at = time.monotonic()
                 await self._try(self._prune())
+
+    async def run_streams(self) -> None:
+        """Begin new segments of streams, apply retention and compaction, until cancelled."""
+        while True:
+            pause = min(_TEND_EVERY_S, self._settings.care_interval.total_seconds() * 5)
+            await asyncio.sleep(pause * self._share() * random.uniform(0.7, 1.3))
+            await self._try(self._tend_streams())
+
+    async def _tend_streams(self) -> None:
+        for stream, rolled, retired, compacted in await streams.tend(self._database):
+            log.info("stream_tended", stream=stream, rolled=rolled, retired=retired, compacted=compacted)
 
     async def _recover(self) -> None:
         if recovered := await jobs.recover(self._database):

@@ -19,16 +19,19 @@ from uuid import UUID
 
 import structlog
 
+from penstock.consuming.consumer import Consumer
 from penstock.errors import InvalidInput, PenstockError
 from penstock.job import Settlement
 from penstock.postgres import jobs
 from penstock.postgres.database import Database
 from penstock.postgres.listener import Listener
+from penstock.schedule import Schedule
 from penstock.settings import Settings
 from penstock.worker.care import Care
 from penstock.worker.claimer import Claimer
 from penstock.worker.pool import PoolPart, RunnerOfPool
 from penstock.worker.runner import Runner
+from penstock.worker.scheduler import Scheduler
 from penstock.worker.settler import Settler
 from penstock.worker.types import WorkedPool, WorkedType
 
@@ -45,6 +48,8 @@ class Worker:
         settings: Concurrency, intervals, grace period.
         pools: The pools to take part in.
         beside: What else is to run, without an end, as long as the worker does.
+        consumers: Members of consumer groups to run.
+        schedules: Timers and cron schedules.
     """
 
     _types_may_come = False
@@ -56,13 +61,17 @@ class Worker:
         settings: Settings,
         pools: Sequence[WorkedPool] = (),
         beside: Mapping[str, Callable[[], Coroutine[Any, Any, None]]] | None = None,
+        consumers: Sequence[Consumer[Any]] = (),
+        schedules: Sequence[Schedule] = (),
     ) -> None:
-        if not types and not pools and not self._types_may_come:
+        if not (types or pools or consumers or schedules or self._types_may_come):
             raise InvalidInput("there is nothing to work on", hint="Declare a handler with @app.job(...) first.")
         self.id = ""
         self._database = database
         self._types = types
         self._pools = pools
+        self._consumers = consumers
+        self._schedules = schedules
         self._settings = settings
         self._beside = beside or {}
         self._stop = asyncio.Event()
@@ -117,6 +126,8 @@ class Worker:
         await self._register(claimer)
         log.info("worker_started", worker=self.id, types=sorted(self._types), pools=[pool.name for pool in self._pools])
 
+        for consumer in self._consumers:
+            await consumer.declare()
         supporting: list[asyncio.Task[None]] = []
 
         def support(name: str, part: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
@@ -133,6 +144,9 @@ class Worker:
         support("heartbeat", self._beat(claimer, runner, care))
         support("listener", self._listen(claimer, runner, care, parts))
         taking_part = [support(f"pool-{part.name}", part.run()) for part in parts]
+        taking_part += [support(f"consumer-{consumer.name}", consumer.run()) for consumer in self._consumers]
+        support("streams", care.run_streams())
+        scheduling = support("scheduler", Scheduler(self._database, self._schedules, self._settings, self.id).run())
         for name, companion in self._companions(claimer, runner).items():
             support(name, companion)
         for name, start in self._beside.items():
@@ -145,6 +159,8 @@ class Worker:
             for task in done:
                 if task in supporting:
                     task.result()  # a part never ends by itself but with an error
+            scheduling.cancel()
+            await asyncio.gather(scheduling, return_exceptions=True)
             await self._shut_down(claiming, runner, settler, parts, taking_part)
         finally:
             for task in supporting:
@@ -183,6 +199,8 @@ class Worker:
         await asyncio.gather(claiming, return_exceptions=True)
         for part in parts:
             part.stop()
+        for consumer in self._consumers:
+            consumer.stop()
         runner.release_waiting()
         grace = asyncio.create_task(runner.finished(self._settings.shutdown_grace.total_seconds()))
         hurry = asyncio.create_task(self._stop_now.wait())
@@ -246,7 +264,10 @@ class Worker:
                 for part in parts:
                     if word == "connected" or part.name == rest:
                         part.heard(word)
-            if word in ("slots", "keys", "standing"):
+            for consumer in self._consumers:
+                if word in ("connected", "events") or consumer.name == rest:
+                    consumer.heard(word)
+            if word in ("slots", "keys", "standing", "events", "moved"):
                 return
             if word == "cancel":
                 runner.cancel(UUID(rest))
@@ -256,10 +277,11 @@ class Worker:
                 care.look()
                 claimer.wake()
 
+        members = [*[part.member for part in parts], *[consumer.member for consumer in self._consumers]]
         # A worker that is taken for dead gets a new id, and with it a new channel.
         while True:
             id = self.id
-            channels = ["penstock", *[f"penstock_{id}" for id in [id, *[part.member.id for part in parts]]]]
+            channels = ["penstock", *[f"penstock_{id}" for id in [id, *[member.id for member in members]]]]
             listening = asyncio.create_task(Listener(self._database, channels, heard).run())
             try:
                 while id == self.id:

@@ -17,11 +17,14 @@ declare
     reading constant text[] := array[
         'clock', 'held_clock', 'id_time', 'new_id', 'job_counts', 'find_jobs', 'list_jobs', 'page_of_jobs', 'job_rates', 'attempts_of',
         'stored_jobs', 'key_hash', 'jump_hash', 'slot_of', 'group_members', 'group_slots', 'pool_counts', 'load_of_types',
-        'payload', 'list_subscribers', 'read_topic', 'message_of', 'unfinished_copies', 'outcomes', 'topic_counts'
+        'payload', 'list_subscribers', 'read_topic', 'message_of', 'unfinished_copies', 'outcomes', 'topic_counts',
+        'bucket_of', 'routes_of', 'partition_of', 'stream_bounds', 'read_chunks', 'read_events', 'offsets_at', 'stream_segments',
+        'group_lag', 'wait_for_events', 'stop_waiting'
     ];
     producing constant text[] := array[
         'enqueue', 'enqueue_many', 'enqueue_json', 'put_jobs', 'cancel', 'replay', 'start_standing', 'stop_standing',
-        'notify_standing', 'reconcile_standing', 'publish', 'publish_json'
+        'notify_standing', 'reconcile_standing', 'publish', 'publish_json',
+        'append', 'append_many', 'append_routed', 'append_json', 'begin_load', 'end_load'
     ];
     working constant text[] := array[
         'claim', 'extend', 'settle', 'settle_attempts', 'leave_to_callback', 'report_progress', 'register_worker', 'heartbeat',
@@ -29,11 +32,15 @@ declare
         'declare_group', 'declare_pool', 'lock_group', 'set_targets', 'join_group', 'leave_group', 'evict', 'member_heartbeat',
         'take', 'release', 'owns', 'set_metadata', 'wait_for_slots', 'claim_keys', 'forget_keys', 'cancelled_of',
         'standing_of', 'begin_standing', 'save_standing', 'end_standing', 'take_messages',
-        'declare_topic', 'subscribe', 'subscribe_many', 'renew_subscriptions', 'unsubscribe', 'unsubscribe_many', 'tend_topics'
+        'declare_topic', 'subscribe', 'subscribe_many', 'renew_subscriptions', 'unsubscribe', 'unsubscribe_many', 'tend_topics',
+        'declare_stream', 'declare_consumer_group', 'begin_partitions', 'commit_offsets', 'commit_exactly', 'commit_json', 'dead_letter',
+        'quarantine_partition', 'replay_dead', 'seek_group', 'pause_partitions', 'resume_partitions', 'tend_streams', 'drop_retired',
+        'declare_schedule', 'take_schedule', 'extend_schedule', 'end_schedule'
     ];
     managing constant text[] := array[
         'create_job_type', 'change_job_type', 'declare_job_type', 'pause', 'resume', 'prune', 'add_user', 'remove_user',
-        'list_users', 'find_user', 'drain_member', 'resize_pool', 'set_weight', 'prune_messages'
+        'list_users', 'find_user', 'drain_member', 'resize_pool', 'set_weight', 'prune_messages',
+        'create_stream', 'change_stream', 'grow_stream', 'roll_segment', 'retire_segments', 'compact_stream', 'drop_consumer_group'
     ];
     allowed text[];
     function regprocedure;

@@ -1,0 +1,305 @@
+"""Commands about streams: penstock streams create, list, append, tail, groups, lag, reset, and what else steers them."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import suppress
+from datetime import datetime
+from pathlib import Path
+from typing import IO, Annotated, Any, Literal
+
+import orjson
+import typer
+
+from penstock.app import Penstock
+from penstock.cli.enqueueing import parse_json
+from penstock.cli.output import AsJson, moment, out, print_json, print_table, with_app
+from penstock.cli.types import parse_options
+from penstock.errors import InvalidInput
+from penstock.event import Event, NewEvent
+from penstock.streams import Stream
+from penstock.tail import Start
+
+app = typer.Typer(help="Streams: create, append, follow, and consumer groups.", no_args_is_help=True)
+Name = Annotated[str, typer.Argument(help="Stream.")]
+Group = Annotated[str, typer.Argument(help="Consumer group.")]
+Partition = Annotated[list[int] | None, typer.Option("--partition", "-p", help="Only this partition; may be repeated.")]
+Option = Annotated[
+    list[str] | None,
+    typer.Option("--set", "-s", metavar="NAME=VALUE", help='keep_age="7 days", compact=true, ...; may be repeated.'),
+]
+_BATCH = 5_000
+_FIELDS = {"data", "key", "headers", "time"}
+
+
+@app.command()
+def create(
+    name: Name,
+    partitions: Annotated[int, typer.Option(min=1, max=1024, help="Parts, shared among the consumers of a group.")] = 16,
+    options: Option = None,
+) -> None:
+    """Create a stream."""
+    from penstock.postgres import streams
+
+    async def run(app: Penstock) -> Any:
+        return await streams.create_stream(await app.database(), name, partitions, parse_options(options))
+
+    record = with_app(run)
+    out.print(f"created: {record.name}, {record.partitions} partitions", highlight=False)
+
+
+@app.command()
+def change(name: Name, options: Option = None) -> None:
+    """Change options of a stream."""
+    with_app(lambda app: _on(app, name, lambda stream: stream.change(**parse_options(options))))
+    out.print(f"changed: {name}", highlight=False)
+
+
+@app.command()
+def grow(name: Name, partitions: Annotated[int, typer.Argument(help="How many it is to have.")]) -> None:
+    """Give a stream more partitions while it is in use; the order of each key is kept."""
+    record = with_app(lambda app: _on(app, name, lambda stream: stream.grow(partitions)))
+    out.print(f"{name} has {record.partitions} partitions", highlight=False)
+
+
+@app.command("list")
+def list_streams(as_json: AsJson = False) -> None:
+    """All streams: how many events, how large, how long they are kept."""
+    from penstock.postgres import streams
+
+    async def run(app: Penstock) -> list[dict[str, Any]]:
+        database = await app.database()
+        found = []
+        for record in await streams.list_streams(database):
+            segments = await streams.segments(database, record.name)
+            found.append(
+                {
+                    "name": record.name,
+                    "partitions": record.partitions,
+                    "events": sum(segment.events for segment in segments),
+                    "bytes": sum(segment.bytes for segment in segments),
+                    "segments": len(segments),
+                    "format": record.options.format,
+                    "keep_age": record.options.keep_age,
+                    "compact": record.options.compact,
+                    "created_at": record.created_at,
+                }
+            )
+        return found
+
+    found = with_app(run)
+    if as_json:
+        print_json(found)
+    else:
+        columns = ["name", "partitions", "events", "bytes", "segments", "format", "keep_age", "compact", "created_at"]
+        print_table(columns, [[row[column] for column in columns] for row in found], empty="no streams yet")
+
+
+@app.command()
+def append(
+    name: Name,
+    data: Annotated[str | None, typer.Argument(help="Payload, JSON.")] = None,
+    file: Annotated[
+        Path | None,
+        typer.Option("--file", "-f", help='NDJSON, an event a line: {"data": ..., "key": ...}; - for standard input.'),
+    ] = None,
+    key: Annotated[str | None, typer.Option(help="Events of one key keep their order.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Append an event, or many from a file.
+
+    A line of a file is an object with data, key, headers, time, each optional.
+    """
+    if (file is None) == (data is None):
+        raise InvalidInput("give a payload or a file")
+
+    async def one(stream: Stream[Any]) -> Any:
+        return await stream.append(parse_json(data or "", "the payload"), key=key)
+
+    async def many(stream: Stream[Any]) -> int:
+        count = 0
+        with _opened(file or Path("-")) as source:
+            batch: list[Any] = []
+            for number, line in enumerate(source, 1):
+                if line.strip():
+                    batch.append(_event(line, number))
+                if len(batch) == _BATCH:
+                    count += len(await stream.append_many(batch))
+                    batch = []
+            count += len(await stream.append_many(batch))
+        return count
+
+    if file is None:
+        position = with_app(lambda app: _on(app, name, one))
+        if as_json:
+            print_json(position)
+        else:
+            out.print(f"appended: partition {position.partition}, offset {position.offset}", highlight=False)
+    else:
+        count = with_app(lambda app: _on(app, name, many))
+        out.print(f"{count:,} appended" if not as_json else orjson.dumps({"appended": count}).decode(), highlight=False)
+
+
+@app.command()
+def tail(
+    name: Name,
+    start: Annotated[str, typer.Option("--from", help="earliest, latest, or a time.")] = "latest",
+    partition: Partition = None,
+    limit: Annotated[int | None, typer.Option("--limit", "-n", min=1, help="Stop after so many events.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="A JSON object a line.")] = False,
+) -> None:
+    """Print events as they come, until Ctrl-C."""
+
+    async def run(stream: Stream[Any]) -> None:
+        seen = 0
+        async with stream.tail(_start(start), partitions=partition) as events:
+            async for event in events:
+                _show(event, as_json)
+                seen += 1
+                if seen == limit:
+                    return
+
+    with suppress(KeyboardInterrupt):
+        with_app(lambda app: _on(app, name, run))
+
+
+@app.command()
+def groups(name: Name, as_json: AsJson = False) -> None:
+    """The consumer groups of a stream: their members, how far behind they are, what is paused."""
+
+    async def run(stream: Stream[Any]) -> list[dict[str, Any]]:
+        found: dict[str, dict[str, Any]] = {}
+        for lag in await stream.lag():
+            group = found.setdefault(
+                lag.group, {"group": lag.group, "owners": set(), "lag": 0, "unowned": 0, "paused": 0, "quarantined": 0}
+            )
+            group["lag"] += lag.lag
+            group["paused"] += lag.paused_at is not None
+            group["quarantined"] += lag.quarantined
+            if lag.owner is None:
+                group["unowned"] += 1
+            else:
+                group["owners"].add(lag.owner)
+        return [{**group, "owners": len(group["owners"])} for group in found.values()]
+
+    found = with_app(lambda app: _on(app, name, run))
+    if as_json:
+        print_json(found)
+    else:
+        columns = ["group", "owners", "lag", "unowned", "paused", "quarantined"]
+        print_table(columns, [[row[column] for column in columns] for row in found], empty="no consumer groups yet")
+
+
+@app.command()
+def lag(
+    name: Name, group: Annotated[str | None, typer.Argument(help="Only this consumer group.")] = None, as_json: AsJson = False
+) -> None:
+    """How far groups are in each partition."""
+    found = with_app(lambda app: _on(app, name, lambda stream: stream.lag(group)))
+    if as_json:
+        print_json(found)
+        return
+    print_table(
+        ["group", "partition", "next", "end", "lag", "owner", "committed at", "paused since", "because"],
+        [(f.group, f.partition, f.next, f.end, f.lag, f.owner, f.committed_at, f.paused_at, f.paused_because) for f in found],
+        empty="no consumer groups yet",
+    )
+
+
+@app.command()
+def reset(
+    name: Name,
+    group: Group,
+    to: Annotated[str, typer.Option(help="earliest, latest, a time, or an offset (with --partition).")],
+    partition: Partition = None,
+) -> None:
+    """Move a group to another place; its consumers go on from there."""
+
+    async def run(stream: Stream[Any]) -> dict[int, int]:
+        if to.isdecimal():
+            if not partition:
+                raise InvalidInput("an offset needs its partition", hint="Give --partition.")
+            places = dict.fromkeys(partition, int(to))
+        else:
+            places = {at: offset for at, offset in (await stream.places(_start(to))).items() if not partition or at in partition}
+        await stream.seek(group, places)
+        return places
+
+    places = with_app(lambda app: _on(app, name, run))
+    print_table(["partition", "next"], list(places.items()), empty="nothing to move")
+
+
+@app.command()
+def pause(
+    name: Name,
+    group: Group,
+    partition: Partition = None,
+    because: Annotated[str | None, typer.Option(help="Shown to others.")] = None,
+) -> None:
+    """Give a group no more events (of these partitions)."""
+    count = with_app(lambda app: _on(app, name, lambda stream: stream.pause(group, partition, because=because)))
+    out.print(f"paused: {count} partitions")
+
+
+@app.command()
+def resume(name: Name, group: Group, partition: Partition = None) -> None:
+    """End a pause or quarantine."""
+    count = with_app(lambda app: _on(app, name, lambda stream: stream.resume(group, partition)))
+    out.print(f"resumed: {count} partitions")
+
+
+@app.command("replay-dead")
+def replay_dead(
+    name: Name,
+    offset: Annotated[int, typer.Option(min=0, help="Of the first dead letter.")] = 0,
+    limit: Annotated[int, typer.Option(min=1, max=100_000, help="Most of them.")] = 1_000,
+) -> None:
+    """Append dead letters to the stream again."""
+    count = with_app(lambda app: _on(app, name, lambda stream: stream.replay_dead(offset=offset, limit=limit)))
+    out.print(f"replayed: {count}")
+
+
+async def _on(app: Penstock, name: str, work: Any) -> Any:
+    return await work(await app.find_stream(name))
+
+
+def _start(text: str) -> Start:
+    named: dict[str, Literal["earliest", "latest"]] = {"earliest": "earliest", "latest": "latest"}
+    if text in named:
+        return named[text]
+    time = moment(text)
+    return time if isinstance(time, datetime) else datetime.now().astimezone() + time
+
+
+def _show(event: Event[Any], as_json: bool) -> None:
+    data = event.data.hex() if isinstance(event.data, bytes) else event.data
+    if as_json:
+        fields = {
+            "partition": event.partition, "offset": event.offset, "key": event.key, "data": data, "headers": event.headers,
+            "time": event.time, "appended_at": event.appended_at,
+        }  # fmt: skip
+        typer.echo(orjson.dumps(fields).decode())
+    else:
+        typer.echo(f"{event.partition}:{event.offset}\t{event.key or '-'}\t{orjson.dumps(data).decode()}")
+
+
+def _opened(file: Path) -> IO[bytes]:
+    if str(file) == "-":
+        return sys.stdin.buffer
+    try:
+        return file.open("rb")
+    except OSError as error:
+        raise InvalidInput(f"cannot read {file}: {error.strerror}") from None
+
+
+def _event(line: bytes, number: int) -> NewEvent[Any]:
+    fields = parse_json(line, f"line {number}")
+    if not isinstance(fields, dict) or (unknown := sorted(set(fields) - _FIELDS)):
+        found = f"the field {unknown[0]!r}" if isinstance(fields, dict) else type(fields).__name__
+        raise InvalidInput(f"line {number} has {found}", hint=f"A line is an object with {', '.join(sorted(_FIELDS))}.")
+    if fields.get("time") is not None:
+        try:
+            fields["time"] = moment(str(fields["time"]))
+        except typer.BadParameter as error:
+            raise InvalidInput(f"line {number}: {error}") from None
+    return NewEvent(**{"data": None, **fields})

@@ -1,0 +1,404 @@
+"""One consumer group in one process: takes part in the group, fetches, lets handlers run, commits.
+
+Three loops serve all partitions that this process owns: one fetches what has room, one commits what is done, and the member keeps
+the ownership (see `penstock.ownership.member`). Each partition has a task in which its handler runs, so a slow event holds up its
+own partition and no other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import secrets
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any, Generic, TypeVar
+
+import structlog
+
+from penstock.consuming.delivery import Deliver, Halted
+from penstock.consuming.failure import OnFailure
+from penstock.consuming.part import Part
+from penstock.encoding import Encoding
+from penstock.errors import Conflict, DatabaseUnavailable, OffsetGone, PenstockError
+from penstock.event import Gone
+from penstock.ownership.member import Member
+from penstock.postgres import streams
+from penstock.postgres.database import Database
+from penstock.postgres.streams import Begun, Commit
+from penstock.settings import Settings
+from penstock.waiting import happens
+
+log = structlog.get_logger("penstock.consumer")
+T = TypeVar("T")
+_COMMIT_EVERY_S = 0.05
+_LOOK_AGAIN_S = 0.2
+_FLUSH_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerOptions:
+    """How a group consumes.
+
+    Attributes:
+        size: Most events in a batch.
+        within: Seconds to wait after the first event for more.
+        prefetch: Events to have ready for each partition; None: twice `size`, at least 100.
+        start: Where a new group starts: "earliest" or "latest".
+        gone: What to do when retention dropped what comes next; "error": quarantine the partition.
+        on_failure: What to do when a handler fails.
+        concurrency: Most handlers at once in this process; None: one for each partition.
+        grace: How long a handler may go on when its partition goes to another member; None: as the settings say.
+    """
+
+    size: int = 1
+    within: float = 0.0
+    prefetch: int | None = None
+    start: str = "earliest"
+    gone: Gone = Gone.ERROR
+    on_failure: OnFailure = field(default_factory=OnFailure)
+    concurrency: int | None = None
+    grace: timedelta | None = None
+
+    @property
+    def ready(self) -> int:
+        """How many events to have ready for each partition."""
+        return self.prefetch if self.prefetch is not None else max(100, 2 * self.size)
+
+
+class Consumer(Generic[T]):
+    """A member of a consumer group. A `SlotUser`: its slots are the partitions.
+
+    Args:
+        database: Where.
+        stream: Name of the stream, which exists.
+        encoding: Decodes its events.
+        group: Name of the group.
+        options: How to consume.
+        settings: Intervals and grace periods.
+        deliver: Runs the handlers.
+        id: Its id in the group; None: a new one.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        stream: str,
+        encoding: Encoding[T],
+        group: str,
+        options: ConsumerOptions,
+        settings: Settings,
+        deliver: Deliver[T],
+        id: str | None = None,
+    ) -> None:
+        self.stream = stream
+        self.group = group
+        self.options = options
+        self.settings = settings
+        self.name = f"{stream}/{group}"
+        self.database = database
+        self.member = Member(database, self.name, id or f"consumer.{secrets.token_hex(8)}", self, settings)
+        self.parts: dict[int, Part[T]] = {}
+        self._encoding = encoding
+        self._deliver = deliver
+        self._came = asyncio.Event()
+        self._dirty = asyncio.Event()
+        self._flush = asyncio.Event()
+        self._look = False
+        self._halted: BaseException | None = None
+        self._places = None if options.concurrency is None else asyncio.Semaphore(options.concurrency)
+        self._stopping = False
+        deliver.belongs_to(self)
+
+    async def declare(self) -> None:
+        """Declare the group; waits while the database is away."""
+        await streams.declare_group(self.database, self.stream, self.group, self.options.start, retry=True)
+
+    async def run(self) -> None:
+        """Take part until `stop`.
+
+        Raises:
+            Conflict: A live member has this id.
+            Halted: A handler failed, and the policy is to halt.
+        """
+        loops = [
+            asyncio.create_task(self._fetch(), name="penstock-fetcher"),
+            asyncio.create_task(self._commit(), name="penstock-committer"),
+        ]
+        taking_part = asyncio.create_task(self.member.run(), name="penstock-member")
+        try:
+            done, _ = await asyncio.wait([taking_part, *loops], return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()  # the loops never end by themselves but with an error
+            if self._halted is not None:
+                raise self._halted
+        finally:
+            for part in list(self.parts.values()):
+                self._cancel(part)
+            for task in [taking_part, *loops]:
+                task.cancel()
+            await asyncio.gather(taking_part, *loops, return_exceptions=True)
+
+    def stop(self) -> None:
+        """Finish what handlers have in hand, hand the partitions over and leave; `run` ends then."""
+        self._stopping = True
+        self.member.stop()
+
+    def heard(self, word: str) -> None:
+        """Something was said on the member's channel about this group, or listening began (anew)."""
+        if word in ("slots", "connected"):
+            self.member.wake()
+        if word in ("moved", "connected"):
+            self._look = True
+        self._came.set()
+
+    # -- ownership
+
+    def gained(self, slot: int, epoch: int) -> None:
+        """See `SlotUser`."""
+        self.parts[slot] = Part(slot, epoch, self._encoding, self.options.ready)
+        self._look = True
+        self._came.set()
+
+    async def revoke(self, slot: int, epoch: int) -> None:
+        """See `SlotUser`."""
+        part = self.parts.get(slot)
+        if part is None or part.epoch != epoch:
+            return
+        part.draining = True
+        part.changed()
+        self._deliver.revoked(slot)
+        grace = self.settings.shutdown_grace if self._stopping else self.options.grace or self.settings.handover_grace
+        if part.task is not None:
+            await asyncio.wait([part.task], timeout=grace.total_seconds())
+            if not part.task.done():
+                log.warning("handler_did_not_finish", stream=self.stream, group=self.group, partition=slot)
+                part.task.cancel()
+                await asyncio.wait([part.task], timeout=1.0)
+        if part.commit is not None:
+            self._flush.set()
+            self._dirty.set()
+            try:
+                async with asyncio.timeout(_FLUSH_S):
+                    await part.flushed()
+            except TimeoutError:
+                log.warning("commit_did_not_finish", stream=self.stream, group=self.group, partition=slot)
+        if self.parts.get(slot) is part:
+            del self.parts[slot]
+
+    def lost(self, slot: int, epoch: int) -> None:
+        """See `SlotUser`."""
+        part = self.parts.get(slot)
+        if part is not None and part.epoch == epoch:
+            del self.parts[slot]
+            self._cancel(part)
+
+    def _cancel(self, part: Part[T]) -> None:
+        part.begun = False
+        part.draining = True
+        part.changed()
+        if part.task is not None:
+            part.task.cancel()
+
+    # -- fetching
+
+    async def _fetch(self) -> None:
+        channel = f"penstock_{self.member.id}"
+        loop = asyncio.get_running_loop()
+        idle, look_at = 0, 0.0
+        while True:
+            self._came.clear()
+            try:
+                if self._look or loop.time() >= look_at or any(not part.begun for part in self.parts.values()):
+                    self._look = False
+                    waiting = await self._begin()
+                    look_at = loop.time() + (_LOOK_AGAIN_S if waiting else self.settings.heartbeat_interval.total_seconds())
+                wanted = {part.partition: part for part in self.parts.values() if part.room > 0}
+                if not wanted:
+                    await happens(self._came, min(look_at - loop.time(), 1.0))
+                    continue
+                chunks = await self._read(wanted)
+                for chunk in chunks:
+                    if self.parts.get(chunk.partition) is wanted[chunk.partition]:
+                        wanted[chunk.partition].feed(chunk)
+                if chunks:
+                    idle = 0
+                    # Let handlers begin before looking for more.
+                    await asyncio.sleep(0)
+                    continue
+                # Looks again at once after it said that it waits, and soon after: what is committed just now notified nobody.
+                if idle == 0:
+                    await streams.wait_for_events(self.database, self.stream, channel)
+                    idle = 1
+                    continue
+                pause = (
+                    (0.005, 0.05)[idle - 1]
+                    if idle < 3
+                    else self.settings.poll_interval.total_seconds() * random.uniform(0.7, 1.0)
+                )
+                heard = await happens(self._came, min(pause, max(look_at - loop.time(), 0.001)))
+                # Says so again now and then, since the word is only good for a while.
+                idle = 0 if heard or idle > 15 else idle + 1
+            except DatabaseUnavailable as error:
+                idle = 0
+                log.warning("fetch_failed", stream=self.stream, group=self.group, error=error.message)
+                await asyncio.sleep(random.uniform(0.2, 0.6))
+
+    async def _begin(self) -> bool:
+        """Begin the partitions that are new, and learn which were paused, resumed or moved. Returns whether some have to wait."""
+        asked = dict(self.parts)
+        if not asked:
+            return False
+        begun = await streams.begin_partitions(
+            self.database, self.stream, self.group, self.member.id, {part.partition: part.epoch for part in asked.values()}
+        )
+        waiting = False
+        for partition, part in asked.items():
+            found = begun.get(partition)
+            if found is None or self.parts.get(partition) is not part or part.draining:
+                # Not this member's any more: the member hears of it.
+                continue
+            if part.begun and part.revision == found.revision:
+                if part.paused != found.paused:
+                    part.paused = found.paused
+                    part.changed()
+                continue
+            if part.task is not None:
+                # Somebody moved the group: what is in hand is not done.
+                part.begun = False
+                part.task.cancel()
+                await asyncio.wait([part.task])
+                part.task = None
+            waiting = waiting or found.waits
+            if not found.waits and self.parts.get(partition) is part and not part.draining:
+                self._start(part, found)
+        return waiting
+
+    def _start(self, part: Part[T], begun: Begun) -> None:
+        part.begin(begun)
+        part.task = asyncio.create_task(self._deliver.run(part), name=f"penstock-{self.name}-{part.partition}")
+        part.task.add_done_callback(self._ended)
+
+    async def _read(self, wanted: dict[int, Part[T]]) -> list[Any]:
+        room = max(part.room for part in wanted.values())
+        try:
+            return await streams.read_chunks(
+                self.database, self.stream, {partition: part.fetched for partition, part in wanted.items()}, max(room, 1)
+            )
+        except OffsetGone as error:
+            bounds = await streams.bounds(self.database, self.stream)
+            for partition, part in wanted.items():
+                if part.fetched >= bounds[partition].first:
+                    continue
+                if self.options.gone is Gone.ERROR:
+                    with suppress(Conflict):
+                        await self.quarantine(part, error.message)
+                else:
+                    first = bounds[partition].first if self.options.gone is Gone.EARLIEST else bounds[partition].next
+                    log.warning("events_skipped", stream=self.stream, group=self.group, partition=partition, at=first)
+                    part.fetched = first
+            return []
+
+    # -- what deliveries say
+
+    def may_work(self, part: Part[T]) -> bool:
+        """Whether a partition is this process's to begin work on at this moment."""
+        return self.parts.get(part.partition) is part and self.member.may_work(part.partition)
+
+    async def handle(self, call: Callable[[], Awaitable[None]]) -> None:
+        """Call a handler, when there is a place."""
+        if self._places is None:
+            await call()
+        else:
+            async with self._places:
+                await call()
+
+    def progressed(self) -> None:
+        """Something is done and can be committed; something has room and can be fetched."""
+        self._dirty.set()
+        self._came.set()
+
+    async def quarantine(self, part: Part[T], reason: str) -> None:
+        """Pause a partition before what comes next."""
+        part.paused = True
+        log.error("partition_quarantined", stream=self.stream, group=self.group, partition=part.partition, reason=reason)
+        await self._settle(part, lambda commit: streams.quarantine_partition(
+            self.database, self.stream, self.group, self.member.id, commit, reason
+        ))  # fmt: skip
+
+    async def dead_letter(self, part: Part[T], first_offset: int, next_offset: int, error: str) -> None:
+        """Put events aside, and go on behind them."""
+        await self._settle(part, lambda commit: streams.dead_letter(
+            self.database, self.stream, self.group, self.member.id, commit, first_offset, error
+        ), next_offset)  # fmt: skip
+        part.done = max(part.done, next_offset)
+        part.was_committed(next_offset)
+
+    async def _settle(self, part: Part[T], call: Callable[[Commit], Awaitable[Any]], next_offset: int | None = None) -> None:
+        commit = Commit(part.partition, part.epoch, part.revision, next_offset if next_offset is not None else part.done)
+        while True:
+            try:
+                await call(commit)
+                return
+            except DatabaseUnavailable as error:
+                log.warning("settle_failed", stream=self.stream, group=self.group, error=error.message)
+                await asyncio.sleep(random.uniform(0.2, 0.6))
+            except Conflict:
+                # Another's by now, or moved: the next look tells.
+                self._look = True
+                self._came.set()
+                raise
+
+    def halt(self, error: Halted) -> None:
+        """A handler failed, and the policy is to halt: stop."""
+        if self._halted is None:
+            self._halted = error
+            log.error("consumer_halted", stream=self.stream, group=self.group, error=str(error))
+            self.stop()
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("delivery_failed", stream=self.stream, group=self.group, exc_info=error)
+            self.halt(Halted(f"consuming {self.name} failed: {error!r}"))
+
+    # -- committing
+
+    async def _commit(self) -> None:
+        while True:
+            await self._dirty.wait()
+            self._dirty.clear()
+            self._flush.clear()
+            commits = [commit for part in self.parts.values() if (commit := part.commit) is not None]
+            if not commits:
+                continue
+            try:
+                outcomes = await streams.commit_offsets(self.database, self.stream, self.group, self.member.id, commits)
+            except DatabaseUnavailable as error:
+                log.warning("commit_failed", stream=self.stream, group=self.group, error=error.message)
+                await asyncio.sleep(random.uniform(0.2, 0.6))
+                self._dirty.set()
+                continue
+            except PenstockError as error:
+                log.error("commit_refused", stream=self.stream, group=self.group, error=error.message)
+                await asyncio.sleep(1.0)
+                continue
+            for commit in commits:
+                part = self.parts.get(commit.partition)
+                if part is None or (part.epoch, part.revision) != (commit.epoch, commit.revision):
+                    continue
+                if outcomes[commit.partition].done:
+                    part.was_committed(commit.next_offset)
+                    if outcomes[commit.partition].paused != part.paused:
+                        self._look = True
+                        self._came.set()
+                else:
+                    log.warning("commit_stale", stream=self.stream, group=self.group, partition=commit.partition)
+                    part.committed = part.done
+                    part.was_committed(part.done)
+                    self._look = True
+                    self._came.set()
+                    self.member.wake()
+            # Each commit leaves a dead row; a few in a second are enough, unless somebody waits for one.
+            await happens(self._flush, _COMMIT_EVERY_S)

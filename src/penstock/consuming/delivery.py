@@ -1,0 +1,237 @@
+"""From a partition's events to its handler, again and again, and what becomes of events whose handler fails."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias, TypeVar
+
+import structlog
+
+from penstock.callers import commit_through
+from penstock.consuming.batch import Batch, Events
+from penstock.consuming.failure import OnFailure
+from penstock.encoding import Undecodable
+from penstock.errors import Conflict, Fail, PenstockError, Retry
+from penstock.job import Backoff
+from penstock.payload import plain_text
+from penstock.postgres.streams import Commit
+
+if TYPE_CHECKING:
+    from penstock.consuming.consumer import Consumer
+    from penstock.consuming.part import Part
+
+log = structlog.get_logger("penstock.consumer")
+T = TypeVar("T")
+Form: TypeAlias = Literal["event", "batch", "events"]
+Next: TypeAlias = Callable[[Batch[Any]], Awaitable[None]]
+Middleware: TypeAlias = Callable[[Batch[Any], Next], Awaitable[None]]
+EventHandler: TypeAlias = Callable[[Any], Any]
+
+
+class Halted(PenstockError):
+    """A handler failed, and its consumer was told to halt then."""
+
+
+class Deliver(Generic[T]):
+    """Runs the handler of a consumer for its partitions.
+
+    Args:
+        handler: The handler, async or plain (in a thread).
+        form: What it takes: one event, a batch, or the events of a partition to iterate over.
+        middleware: Called around each batch, the first outermost; not with the form "events".
+        revoked: Called when a partition is to be given up.
+    """
+
+    def __init__(
+        self,
+        handler: EventHandler,
+        form: Form,
+        middleware: Sequence[Middleware] = (),
+        revoked: Callable[[int], None] = lambda partition: None,
+    ) -> None:
+        self.revoked = revoked
+        self._handler = handler
+        self._form = form
+        self._async = inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(getattr(handler, "__call__", None))  # noqa: B004
+        self._call: Next = self._one if form == "event" else self._whole
+        for outer in reversed(middleware):
+            self._call = _around(outer, self._call)
+        self._consumer: Consumer[T] | None = None
+
+    def belongs_to(self, consumer: Consumer[T]) -> None:
+        """Whose handler this is."""
+        self._consumer = consumer
+
+    async def run(self, part: Part[T]) -> None:
+        """Deliver a partition's events until it is to be drained."""
+        while not part.draining:
+            try:
+                if self._form == "events":
+                    await self._iterate(part)
+                else:
+                    await self._deliver(part)
+            except Exception as error:
+                await self._failed(part, error)
+
+    async def _deliver(self, part: Part[T]) -> None:
+        consumer = self._owner()
+        options = consumer.options
+        while batch := await self._next(part, options.size, options.within):
+            if self._form == "batch":
+                await self._hand(part, batch)
+                continue
+            events = batch.events
+            for place, event in enumerate(events):
+                if part.draining or part.paused:
+                    part.give_back(events[place:])
+                    break
+                try:
+                    await self._hand(part, self._batch(part, [event]))
+                except Exception:
+                    part.give_back(events[place + 1 :])
+                    raise
+
+    async def _hand(self, part: Part[T], batch: Batch[T]) -> None:
+        part.in_hand = batch
+        batch.attempt = part.attempts + 1
+        await self._owner().handle(lambda: self._call(batch))
+        self._done(part)
+
+    async def _iterate(self, part: Part[T]) -> None:
+        async def batches(size: int, within: float) -> AsyncIterator[Batch[T]]:
+            while True:
+                if part.in_hand is not None:
+                    self._done(part)
+                batch = await self._next(part, size, within)
+                if batch is None:
+                    return
+                part.in_hand = batch
+                batch.attempt = part.attempts + 1
+                yield batch
+
+        await self._owner().handle(lambda: self._handler(Events(part.partition, batches)))
+        if part.in_hand is not None:
+            self._done(part)
+        if not part.draining:
+            log.warning("handler_returned", handler=getattr(self._handler, "__qualname__", "?"), partition=part.partition)
+            await part.nap(1.0)
+
+    async def _next(self, part: Part[T], size: int, within: float) -> Batch[T] | None:
+        consumer = self._owner()
+        self._owner().progressed()
+        while True:
+            events = await part.take(size, within)
+            if not events:
+                return None
+            if consumer.may_work(part):
+                break
+            # Out of touch: the member will say that the partition is lost, or that all is well.
+            part.give_back(events)
+            await part.nap(0.1)
+        for place, event in enumerate(events):
+            if isinstance(event.data, Undecodable):
+                part.give_back(events[max(place, 1) :])
+                events = events[: max(place, 1)]
+                break
+        batch = self._batch(part, events)
+        if isinstance(events[0].data, Undecodable):
+            part.in_hand = batch
+            raise Fail(events[0].data.reason)
+        return batch
+
+    def _batch(self, part: Part[T], events: list[Any]) -> Batch[T]:
+        consumer = self._owner()
+
+        async def commit(connection: Any, next_offset: int) -> None:
+            await commit_through(
+                connection,
+                consumer.stream,
+                consumer.group,
+                consumer.member.id,
+                Commit(part.partition, part.epoch, part.revision, next_offset),
+            )
+
+        return Batch(consumer.stream, consumer.group, part.partition, events, commit)
+
+    def _done(self, part: Part[T]) -> None:
+        batch = part.in_hand
+        assert batch is not None  # noqa: S101
+        part.in_hand = None
+        part.attempts = 0
+        part.done = max(part.done, batch.next_offset)
+        if batch.committed:
+            part.was_committed(batch.next_offset)
+        self._owner().progressed()
+
+    async def _one(self, batch: Batch[Any]) -> None:
+        await self._invoke(batch[0])
+
+    async def _whole(self, batch: Batch[Any]) -> None:
+        await self._invoke(batch)
+
+    async def _invoke(self, argument: Any) -> None:
+        if self._async:
+            await self._handler(argument)
+        else:
+            await asyncio.to_thread(self._handler, argument)
+
+    async def _failed(self, part: Part[T], error: Exception) -> None:
+        consumer = self._owner()
+        policy = consumer.options.on_failure
+        batch, part.in_hand = part.in_hand, None
+        part.attempts += 1
+        context = {"stream": consumer.stream, "group": consumer.group, "partition": part.partition, "attempt": part.attempts}
+        if batch is None:
+            log.error("handler_failed", **context, exc_info=error)
+            await part.nap(delay(policy.backoff, part.attempts))
+            return
+        reason = plain_text(f"{type(error).__name__}: {error}"[:2_000])
+        retried = not isinstance(error, Fail) and (policy.attempts is None or part.attempts < policy.attempts)
+        log.error("event_failed", **context, offset=batch.first_offset, events=len(batch), error=reason, retried=retried)
+        if retried:
+            after = error.after if isinstance(error, Retry) else None
+            part.give_back(batch.events)
+            await part.nap(after.total_seconds() if after is not None else delay(policy.backoff, part.attempts))
+            return
+        try:
+            await self._give_up(part, batch, policy, reason)
+        except Conflict:
+            # Not this process's any more, or moved to another offset: then this task is cancelled soon.
+            await part.nap(3600.0)
+
+    async def _give_up(self, part: Part[T], batch: Batch[T], policy: OnFailure, reason: str) -> None:
+        consumer = self._owner()
+        if policy.then == "skip":
+            part.in_hand = batch
+            self._done(part)
+        elif policy.then == "dead-letter":
+            await consumer.dead_letter(part, batch.first_offset, batch.next_offset, reason)
+            part.attempts = 0
+        else:
+            part.give_back(batch.events)
+            part.attempts = 0
+            if policy.then == "quarantine":
+                await consumer.quarantine(part, f"offset {batch.first_offset}: {reason}")
+            else:
+                consumer.halt(Halted(f"{consumer.name}, partition {part.partition}, offset {batch.first_offset}: {reason}"))
+                await part.nap(3600.0)
+
+    def _owner(self) -> Consumer[T]:
+        assert self._consumer is not None  # noqa: S101
+        return self._consumer
+
+
+def delay(backoff: Backoff, attempt: int) -> float:
+    """Seconds before the next attempt."""
+    seconds = min(backoff.base.total_seconds() * backoff.factor ** min(attempt - 1, 60), backoff.cap.total_seconds())
+    return seconds * random.uniform(1 - backoff.jitter, 1 + backoff.jitter)
+
+
+def _around(outer: Middleware, inner: Next) -> Next:
+    async def call(batch: Batch[Any]) -> None:
+        await outer(batch, inner)
+
+    return call

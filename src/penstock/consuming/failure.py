@@ -1,0 +1,46 @@
+"""What a consumer does with an event, or a batch, whose handler fails."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Literal, TypeAlias, get_args
+
+from penstock.errors import InvalidInput
+from penstock.job import Backoff
+
+Then: TypeAlias = Literal["skip", "dead-letter", "quarantine", "halt"]
+
+
+@dataclass(frozen=True, slots=True)
+class OnFailure:
+    """The policy of a consumer.
+
+    Attributes:
+        attempts: How often a handler is called with the same events; None: until it succeeds.
+        then: What happens after the last attempt. "skip": the group goes on. "dead-letter": the events go to the stream
+            `<name>.dead`, with the error, and the group goes on. "quarantine": that partition pauses, visibly, until somebody
+            resumes it; the others go on. "halt": the consumer stops with the error.
+        backoff: Delays between attempts; meanwhile the partition waits, for the order of its events.
+    """
+
+    attempts: int | None = None
+    then: Then = "quarantine"
+    backoff: Backoff = field(default_factory=lambda: Backoff(base=timedelta(seconds=1), cap=timedelta(minutes=1)))
+
+    def __post_init__(self) -> None:
+        if self.attempts is not None and self.attempts < 1:
+            raise InvalidInput(f"attempts must be at least 1, not {self.attempts}", hint="None means: until it succeeds.")
+        if self.then not in get_args(Then):
+            raise InvalidInput(f"unknown policy: {self.then}", hint=f"Use one of {', '.join(get_args(Then))}.")
+
+    @classmethod
+    def of(cls, given: OnFailure | str) -> OnFailure:
+        """A policy by its short name: "retry" (until it succeeds), or what `then` says at the first failure."""
+        if isinstance(given, OnFailure):
+            return given
+        if given == "retry":
+            return cls()
+        if given not in get_args(Then):
+            raise InvalidInput(f"unknown policy: {given}", hint=f"Use retry, {', '.join(get_args(Then))}, or an OnFailure.")
+        return cls(attempts=1, then=given)  # type: ignore[arg-type]

@@ -1,0 +1,163 @@
+"""A partition that this process owns: what was fetched of it, and what is done.
+
+Positions, from the end of the partition to its beginning: `fetched` (the next offset to fetch), then what is buffered, then the
+batch that a handler has in hand, then `done` (all before it is done), then `committed`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any, Generic, TypeVar
+
+from penstock.consuming.batch import Batch
+from penstock.encoding import Encoding
+from penstock.event import Chunk, Event
+from penstock.postgres.streams import Begun, Commit
+from penstock.waiting import happens
+
+T = TypeVar("T")
+
+
+class Part(Generic[T]):
+    """One owned partition.
+
+    Args:
+        partition: The partition.
+        epoch: The epoch under which this process owns it.
+        encoding: Decodes its events.
+        prefetch: How many events to have ready.
+    """
+
+    def __init__(self, partition: int, epoch: int, encoding: Encoding[T], prefetch: int) -> None:
+        self.partition = partition
+        self.epoch = epoch
+        self.begun = False
+        self.paused = False
+        self.draining = False
+        self.revision = 0
+        self.fetched = 0
+        self.done = 0
+        self.committed = 0
+        self.in_hand: Batch[T] | None = None
+        self.attempts = 0
+        self.task: asyncio.Task[None] | None = None
+        self._encoding = encoding
+        self._prefetch = prefetch
+        self._chunks: deque[Chunk] = deque()
+        self._current: Iterator[Event[Any]] = iter(())
+        self._decoded = 0
+        self._returned: deque[Event[Any]] = deque()
+        self._buffered = 0
+        self._changed = asyncio.Event()
+        self._flushed = asyncio.Event()
+
+    def begin(self, begun: Begun) -> None:
+        """Go on from where the group is."""
+        self.begun = True
+        self.revision = begun.revision
+        self.paused = begun.paused
+        self.fetched = self.done = self.committed = begun.next_offset
+        self.attempts = 0
+        self.in_hand = None
+        self._chunks.clear()
+        self._current = iter(())
+        self._decoded = begun.next_offset
+        self._returned.clear()
+        self._buffered = 0
+
+    @property
+    def room(self) -> int:
+        """How many events to fetch now."""
+        if not self.begun or self.paused or self.draining or self._buffered > self._prefetch // 2:
+            return 0
+        return self._prefetch - self._buffered
+
+    def feed(self, chunk: Chunk) -> None:
+        """Take what was fetched, from `fetched` on."""
+        if chunk.next_offset <= self.fetched:
+            return
+        self._buffered += chunk.events - (max(0, self.fetched - chunk.first_offset) if chunk.offsets is None else 0)
+        self._chunks.append(chunk)
+        self.fetched = chunk.next_offset
+        self._changed.set()
+
+    def changed(self) -> None:
+        """Something else changed: it is paused, resumed, or to be drained."""
+        self._changed.set()
+
+    async def take(self, size: int, within: float) -> list[Event[T]]:
+        """Up to `size` events, of what comes within so many seconds after the first; none when it is to be drained."""
+        events: list[Event[T]] = []
+        loop = asyncio.get_running_loop()
+        until = 0.0
+        while not self.draining:
+            self._changed.clear()
+            if not self.paused:
+                had = len(events)
+                events += self._ready(size - had)
+                if events and had == 0:
+                    until = loop.time() + within
+            if len(events) >= size or (events and loop.time() >= until):
+                return events
+            if events:
+                await happens(self._changed, until - loop.time())
+            else:
+                await self._changed.wait()
+        self.give_back(events)
+        return []
+
+    def give_back(self, events: list[Event[T]]) -> None:
+        """Events that were taken and not handled come next again."""
+        self._returned.extendleft(reversed(events))
+        self._buffered += len(events)
+
+    def _ready(self, most: int) -> list[Event[Any]]:
+        events: list[Event[Any]] = []
+        while self._returned and len(events) < most:
+            events.append(self._returned.popleft())
+        while len(events) < most:
+            more = list(islice(self._current, most - len(events)))
+            events += more
+            if not more:
+                if not self._chunks:
+                    self._buffered = len(events)
+                    break
+                chunk = self._chunks.popleft()
+                self._current = self._encoding.events(chunk, self._decoded, lenient=True)
+                self._decoded = chunk.next_offset
+        self._buffered -= len(events)
+        return events
+
+    async def nap(self, seconds: float) -> None:
+        """Wait, unless the partition is to be drained."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + seconds
+        while not self.draining and (left := until - loop.time()) > 0:
+            self._changed.clear()
+            if self.draining:
+                return
+            await happens(self._changed, left)
+
+    # -- committing
+
+    @property
+    def commit(self) -> Commit | None:
+        """What is to be committed, if anything."""
+        if not self.begun or self.done <= self.committed:
+            return None
+        return Commit(self.partition, self.epoch, self.revision, self.done)
+
+    def was_committed(self, next_offset: int) -> None:
+        """All before an offset is in the database as done."""
+        self.committed = max(self.committed, next_offset)
+        if self.commit is None:
+            self._flushed.set()
+
+    async def flushed(self) -> None:
+        """Wait until everything that is done is committed."""
+        while self.commit is not None:
+            self._flushed.clear()
+            await self._flushed.wait()

@@ -1,0 +1,168 @@
+"""Payloads of streams: what a producer gives, as it is stored, and back.
+
+A stream of json stores the payload's JSON text. A stream of bytes stores bytes, as they are given, or the JSON of a typed
+payload; compressed, each for itself, when the stream says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from datetime import datetime
+from typing import Any, Generic, TypeVar
+
+import orjson
+import zstandard
+
+from penstock.errors import InvalidInput
+from penstock.event import Chunk, Columns, Event, NewEvent
+from penstock.payload import Codec, dump_json
+
+T = TypeVar("T")
+KeyOf = Callable[[Any], str | None]
+
+
+class Undecodable:
+    """Stands for a payload that does not fit its type."""
+
+    __slots__ = ("reason",)
+
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+
+
+class Encoding(Generic[T]):
+    """Encodes and decodes the events of one stream.
+
+    Args:
+        name: The stream.
+        payload: Payload type; bytes for plain bytes.
+        key: How to get a key from a payload: a field's name, or a function; None: events have a key only when given one.
+        binary: Whether the stream stores bytes.
+        compressed: Whether they are compressed.
+    """
+
+    def __init__(self, name: str, payload: Any, key: str | KeyOf | None, binary: bool, compressed: bool) -> None:
+        self.binary = binary
+        self._raw = payload is bytes
+        self._codec: Codec[T] = Codec(Any if self._raw else payload, f"stream {name}")
+        self._name = name
+        self._key_of: KeyOf | None = _field(key) if isinstance(key, str) else key
+        self._packer = zstandard.ZstdCompressor() if compressed else None
+        self._unpacker = zstandard.ZstdDecompressor() if compressed else None
+
+    def columns(self, items: Iterable[NewEvent[T] | T]) -> Columns:
+        """The columns of some events, given as payloads or `NewEvent`. Raises `InvalidInput` when one does not fit."""
+        given = list(items)
+        encode, key_of = self.encode, self._key_of
+        wrapped = [type(item) is NewEvent for item in given]
+        keys: list[Any] | None = None
+        headers: list[str | None] | None = None
+        times: list[datetime | None] | None = None
+        if not any(wrapped):
+            payloads = [encode(item) for item in given]  # type: ignore[arg-type]
+            if key_of is not None:
+                keys = [None if data is None else key_of(data) for data in given]
+        else:
+            events: list[Any] = (
+                given if all(wrapped) else [item if new else NewEvent(item) for item, new in zip(given, wrapped, strict=True)]
+            )
+            payloads = [encode(event.data) for event in events]
+            keys = [event.key for event in events]
+            if key_of is not None:
+                keys = [
+                    key if key is not None or event.data is None else key_of(event.data)
+                    for key, event in zip(keys, events, strict=True)
+                ]
+            if any(event.headers for event in events):
+                headers = [self._headers(event.headers) for event in events]
+            if any(event.time is not None for event in events):
+                times = [_zoned(event.time) for event in events]
+        if keys is not None and not any(key is not None for key in keys):
+            keys = None
+        if keys is not None:
+            keys = [self._key(key) if type(key) is not str or "\x00" in key else key for key in keys]
+        return Columns(payloads, keys, headers, times, self.binary)
+
+    def _key(self, key: Any) -> str | None:
+        if key is not None and "\x00" in (key := str(key)):
+            raise InvalidInput(f"a key of stream {self._name} contains the character U+0000", hint="PostgreSQL cannot store it.")
+        return key
+
+    def _headers(self, headers: Mapping[str, Any] | None) -> str | None:
+        return dump_json(dict(headers), f"an event of {self._name} (its headers)") if headers else None
+
+    def encode(self, data: T) -> Any:
+        """A payload as it is stored; None stays None, which says that a key is gone."""
+        if data is None:
+            return None
+        if self._raw:
+            if not isinstance(data, (bytes, bytearray, memoryview)):
+                raise InvalidInput(f"stream {self._name} takes bytes, not {type(data).__name__}")
+            blob = bytes(data)
+        else:
+            text = self._codec.dump(data)
+            if not self.binary:
+                return text
+            blob = text.encode()
+        return blob if self._packer is None else self._packer.compress(blob)
+
+    def decode(self, stored: Any) -> T:
+        """A payload from what is stored. Raises `InvalidInput` when it does not fit the type."""
+        if stored is None:
+            return None  # type: ignore[return-value]
+        if self.binary:
+            if self._unpacker is not None:
+                try:
+                    stored = self._unpacker.decompress(stored)
+                except zstandard.ZstdError as error:
+                    raise InvalidInput(f"a payload of stream {self._name} is not compressed by zstd: {error}") from None
+            if self._raw:
+                return stored  # type: ignore[no-any-return]
+            stored = stored.decode()
+        return self._codec.load(stored)
+
+    def _decode_or_error(self, stored: Any) -> Any:
+        try:
+            return self.decode(stored)
+        except (InvalidInput, UnicodeDecodeError, orjson.JSONDecodeError) as error:
+            return Undecodable(str(error))
+
+    def events(self, chunk: Chunk, from_offset: int, *, lenient: bool = False) -> Iterator[Event[T]]:
+        """The events of a chunk from an offset on.
+
+        Args:
+            chunk: The chunk.
+            from_offset: Leave out what comes before.
+            lenient: Give events whose payload does not fit the type the error as data, instead of raising it.
+        """
+        decode: Callable[[Any], Any] = self._decode_or_error if lenient else self.decode
+        stored = chunk.bytes if self.binary else chunk.data
+        offsets, keys, headers, times = chunk.offsets, chunk.keys, chunk.headers, chunk.times
+        begin = max(0, from_offset - chunk.first_offset) if offsets is None else 0
+        for place in range(begin, chunk.events):
+            offset = chunk.first_offset + place if offsets is None else offsets[place]
+            if offset < from_offset:
+                continue
+            yield Event(
+                chunk.partition,
+                offset,
+                None if keys is None else keys[place],
+                decode(None if stored is None else stored[place]),
+                {} if headers is None or headers[place] is None else orjson.loads(headers[place]),  # type: ignore[arg-type]
+                None if times is None else times[place],
+                chunk.appended_at,
+            )
+
+
+def _zoned(time: datetime | None) -> datetime | None:
+    if time is not None and time.tzinfo is None:
+        raise InvalidInput(f"{time.isoformat()} has no time zone", hint="Use datetime.now(UTC).")
+    return time
+
+
+def _field(name: str) -> KeyOf:
+    def key_of(data: Any) -> str | None:
+        value = data.get(name) if isinstance(data, dict) else getattr(data, name, None)
+        return None if value is None else str(value)
+
+    return key_of

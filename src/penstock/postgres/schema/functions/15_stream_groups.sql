@@ -1,0 +1,443 @@
+-- Consumer groups: begin, commit, seek, pause. The head of tables/0004_streams.sql explains them; members and slots are those
+-- of 11_ownership.sql.
+
+create or replace function penstock.declare_consumer_group(p_stream text, p_group text, p_start text default 'earliest')
+returns text
+language plpgsql
+security definer
+set search_path = penstock, pg_temp
+as $$
+declare
+    stream penstock.streams := penstock.require_stream(p_stream);
+    members_share constant text := p_stream || '/' || p_group;
+begin
+    if p_group is null or p_group !~ '^[A-Za-z0-9_.-]{1,90}$' then
+        raise exception 'invalid name of a consumer group: %', coalesce(quote_literal(left(p_group, 100)), 'null')
+            using errcode = 'PS400', hint = 'A consumer group has 1 to 90 letters, digits, ".", "-" or "_".';
+    end if;
+    if p_start is null or p_start not in ('earliest', 'latest') then
+        raise exception 'unknown start: %', coalesce(left(p_start, 100), 'null')
+            using errcode = 'PS400', hint = 'A new group starts with the earliest event, or with the latest.';
+    end if;
+    if exists (select from penstock.stream_groups where stream_groups.stream = stream.id and name = p_group) then
+        return members_share;
+    end if;
+    -- So that it gets a row for each partition, also while the stream grows.
+    select * into stream from penstock.streams where id = stream.id for share;
+    insert into penstock.stream_groups (stream, name, group_name, created_at)
+    values (stream.id, p_group, members_share, penstock.clock())
+    on conflict do nothing;
+    if found then
+        perform penstock.declare_group(members_share, stream.partitions, 'sticky');
+        insert into penstock.group_offsets (stream, group_id, partition, next_offset)
+        select stream.id, p_group, bounds.partition, case p_start when 'latest' then bounds.next_offset else bounds.first_offset end
+        from penstock.stream_bounds(p_stream) as bounds;
+    end if;
+    return members_share;
+end
+$$;
+comment on function penstock.declare_consumer_group(text, text, text) is
+    'Creates a consumer group when there is none, which starts at the earliest or latest event. Returns the name of the group whose members share the partitions as slots.';
+
+create or replace function penstock.require_consumer_group(p_stream text, p_group text)
+returns penstock.stream_groups
+language plpgsql
+stable
+as $$
+declare
+    consuming penstock.stream_groups;
+begin
+    select * into consuming
+    from penstock.stream_groups
+    where stream = (penstock.require_stream(p_stream)).id and name = p_group;
+    if not found then
+        raise exception 'stream % has no consumer group %', p_stream, coalesce(left(p_group, 100), 'null')
+            using errcode = 'PS404', hint = format('Create it first: select penstock.declare_consumer_group(%L, %L);', p_stream, left(p_group, 200));
+    end if;
+    return consuming;
+end
+$$;
+comment on function penstock.require_consumer_group(text, text) is 'The consumer group of that name, or PS404.';
+
+create or replace function penstock.begin_partitions(p_stream text, p_group text, p_member text, p_partitions integer[], p_epochs bigint[])
+returns table (partition integer, next_offset bigint, revision integer, paused boolean, waits boolean)
+language plpgsql
+security definer
+set search_path = penstock, pg_temp
+set enable_seqscan = off
+as $$
+#variable_conflict use_column
+declare
+    consuming constant penstock.stream_groups := penstock.require_consumer_group(p_stream, p_group);
+begin
+    return query
+    with owned as (
+        select given.partition, given.epoch
+        from unnest(p_partitions, p_epochs) as given (partition, epoch)
+        join penstock.slots as slot
+            on slot.group_name = consuming.group_name
+            and slot.slot = given.partition
+            and slot.owner = p_member
+            and slot.epoch = given.epoch
+    ),
+    fenced as (
+        -- Waits for a commit of the owner before, which may be under way in the transaction of a handler.
+        update penstock.group_offsets as reached
+        set epoch = owned.epoch
+        from owned
+        where reached.stream = consuming.stream
+            and reached.group_id = p_group
+            and reached.partition = owned.partition
+            and reached.epoch < owned.epoch
+        returning reached.partition, reached.next_offset, reached.revision, reached.paused_at is not null as paused
+    ),
+    begun as (
+        select * from fenced
+        union all
+        select reached.partition, reached.next_offset, reached.revision, reached.paused_at is not null
+        from penstock.group_offsets as reached
+        join owned on owned.partition = reached.partition and owned.epoch = reached.epoch
+        where reached.stream = consuming.stream and reached.group_id = p_group
+    )
+    select
+        begun.*,
+        -- A partition that came later waits until the group has finished what the older ones held then.
+        exists (
+            select
+            from penstock.stream_growths as growth
+            cross join unnest(growth.ends) with ordinality as before (ends_at, place)
+            join penstock.group_offsets as older
+                on older.stream = consuming.stream
+                and older.group_id = p_group
+                and older.partition = before.place - 1
+            where growth.stream = consuming.stream
+                and begun.partition >= cardinality(growth.ends)
+                and begun.partition < growth.width
+                and older.next_offset < before.ends_at
+        )
+    from begun;
+end
+$$;
+comment on function penstock.begin_partitions(text, text, text, integer[], bigint[]) is
+    'Begins to consume partitions that the member has as slots, under these epochs: from now on a commit under an older epoch is refused. Returns where to go on, for those that are the member''s. waits: not yet, since older partitions have to be finished first (see grow_stream); ask again.';
+
+create or replace function penstock.commit_offsets(
+    p_stream text, p_group text, p_member text, p_partitions integer[], p_epochs bigint[], p_revisions integer[], p_offsets bigint[]
+)
+returns table (partition integer, committed boolean, paused boolean)
+language plpgsql
+security definer
+set search_path = penstock, pg_temp
+set enable_seqscan = off
+set enable_hashjoin = off
+set enable_mergejoin = off
+as $$
+#variable_conflict use_column
+declare
+    consuming constant penstock.stream_groups := penstock.require_consumer_group(p_stream, p_group);
+begin
+    -- In one order, always, so that two that commit cannot wait for each other.
+    perform
+    from penstock.group_offsets as reached
+    where reached.stream = consuming.stream and reached.group_id = p_group and reached.partition = any (p_partitions)
+    order by reached.partition
+    for no key update;
+    return query
+    with done as (
+        update penstock.group_offsets as reached
+        set next_offset = greatest(given.next_offset, reached.next_offset),
+            committed_at = penstock.clock()
+        from unnest(p_partitions, p_epochs, p_revisions, p_offsets) as given (partition, epoch, revision, next_offset)
+        where reached.stream = consuming.stream
+            and reached.group_id = p_group
+            and reached.partition = given.partition
+            and reached.epoch = given.epoch
+            and reached.revision = given.revision
+            and exists (
+                select
+                from penstock.slots as slot
+                where slot.group_name = consuming.group_name
+                    and slot.slot = given.partition
+                    and slot.owner = p_member
+                    and slot.epoch = given.epoch
+            )
+        returning reached.partition, reached.paused_at
+    )
+    select given.partition, done.partition is not null, done.paused_at is not null
+    from unnest(p_partitions) as given (partition)
+    left join done using (partition);
+end
+$$;
+comment on function penstock.commit_offsets(text, text, text, integer[], bigint[], integer[], bigint[]) is
+    'Commits for each partition the offset of the next event that the group wants, all before it being done. Not committed: the partition is no longer this member''s under that epoch, or somebody moved the group to another offset (another revision): begin anew. In the transaction of a handler it makes its effects happen exactly once.';
+
+create or replace function penstock.commit_exactly(
+    p_stream text, p_group text, p_member text, p_partition integer, p_epoch bigint, p_revision integer, p_offset bigint
+)
+returns void
+language plpgsql
+security definer
+set search_path = penstock, pg_temp
+as $$
+begin
+    if not (
+        select committed
+        from penstock.commit_offsets(
+            p_stream, p_group, p_member, array[p_partition], array[p_epoch], array[p_revision], array[p_offset]
+        )
+    ) then
+        raise exception 'partition % of stream % is no longer consumed by %', p_partition, p_stream, p_member
+            using errcode = 'PS409', hint = 'It moved to another member, or the group was moved to another offset. Roll back.';
+    end if;
+end
+$$;
+comment on function penstock.commit_exactly(text, text, text, integer, bigint, integer, bigint) is
+    'commit_offsets for one partition in the transaction of a handler: PS409 when it is refused, so that the transaction rolls back.';
+
+create or replace function penstock.commit_json(p_stream text, p_commit jsonb)
+returns void
+language sql
+security definer
+set search_path = penstock, pg_temp
+as $$
+    select penstock.commit_exactly(
+        p_stream, p_commit ->> 'group', p_commit ->> 'member', (p_commit ->> 'partition')::integer, (p_commit ->> 'epoch')::bigint,
+        (p_commit ->> 'revision')::integer, (p_commit ->> 'next_offset')::bigint
+    )
+$$;
+comment on function penstock.commit_json(text, jsonb) is
+    'commit_exactly for any driver: {group, member, partition, epoch, revision, next_offset}.';
+
+create or replace function penstock.dead_letter(
+    p_stream text, p_group text, p_member text, p_partition integer, p_epoch bigint, p_revision integer, p_offset bigint,
+    p_until bigint, p_error text
+)
+returns bigint
+language plpgsql
+security definer
+set search_path = penstock, pg_temp
+as $$
+declare
+    stream constant penstock.streams := penstock.require_stream(p_stream);
+    letters record;
+begin
+    perform penstock.commit_exactly(p_stream, p_group, p_member, p_partition, p_epoch, p_revision, p_until);
+    perform penstock.declare_stream(p_stream || '.dead', 1, jsonb_build_object('format', stream.format));
+    select
+        array_agg(event.data order by event.event_offset) as data,
+        array_agg(event.bytes order by event.event_offset) as bytes,
+        array_agg(event.key order by event.event_offset) as keys,
+        array_agg(event.happened_at order by event.event_offset) as times,
+        array_agg(
+            (
+                coalesce(event.headers::jsonb, '{}') || jsonb_build_object(
+                    'dead', jsonb_build_object(
+                        'stream', p_stream, 'partition', p_partition, 'offset', event.event_offset, 'group', p_group,
+                        'error', p_error, 'failed_at', penstock.clock()
+                    )
+                )
+            )::json
+            order by event.event_offset
+        ) as headers
+    into letters
+    from penstock.read_events(p_stream, p_partition, p_offset, (p_until - p_offset)::integer) as event
+    where event.event_offset < p_until;
+    perform from penstock.append_many(
+        p_stream || '.dead',
+        case stream.format when 'json' then letters.data end,
+        letters.keys, letters.headers, letters.times,
+        case stream.format when 'bytes' then letters.bytes end
+    );
+    return coalesce(cardinality(letters.keys), 0);
+end
+$$;
+comment on function penstock.dead_letter(text, text, text, integer, bigint, integer, bigint, bigint, text) is
+    'Appends the events of a partition from p_offset to before p_until to the stream <stream>.dead, with where they come from and the error in the header "dead", and commits p_until, in one transaction. PS409 when the partition is no longer the member''s. Returns how many.';
+
+create or replace function penstock.replay_dead(p_stream text, p_offset bigint default 0, p_limit integer default 1000)
+returns bigint
+language plpgsql
+security definer
+set search_path = penstock, pg_temp
+as $$
+declare
+    stream constant penstock.streams := penstock.require_stream(p_stream);
+    letters record;
+begin
+    select
+        array_agg(event.data order by event.event_offset) as data,
+        array_agg(event.bytes order by event.event_offset) as bytes,
+        array_agg(event.key order by event.event_offset) as keys,
+        array_agg(event.happened_at order by event.event_offset) as times,
+        array_agg((event.headers::jsonb - 'dead')::json order by event.event_offset) as headers
+    into letters
+    from penstock.read_events(p_stream || '.dead', 0, p_offset, p_limit) as event;
+    if letters.keys is null then
+        return 0;
+    end if;
+    perform from penstock.append_many(
+        p_stream,
+        case stream.format when 'json' then letters.data end,
+        letters.keys, letters.headers, letters.times,
+        case stream.format when 'bytes' then letters.bytes end
+    );
+    return cardinality(letters.keys);
+end
+$$;
+comment on function penstock.replay_dead(text, bigint, integer) is
+    'Appends up to p_limit dead letters, from an offset of <stream>.dead on, to the stream again. Returns how many.';
+
+create or replace function penstock.seek_group(p_stream text, p_group text, p_partitions integer[], p_offsets bigint[])
+returns integer
+language plpgsql
+security definer
+set search_path = penstock, pg_temp
+as $$
+declare
+    consuming constant penstock.stream_groups := penstock.require_consumer_group(p_stream, p_group);
+    moved integer;
+begin
+    if exists (
+        select
+        from unnest(p_partitions, p_offsets) as given (partition, next_offset)
+        left join penstock.stream_bounds(p_stream) as bounds using (partition)
+        where given.next_offset between bounds.first_offset and bounds.next_offset is not true
+    ) then
+        raise exception 'an offset is not within the stream %', p_stream
+            using errcode = 'PS400', hint = format('Look at its bounds: select * from penstock.stream_bounds(%L);', p_stream);
+    end if;
+    update penstock.group_offsets as reached
+    set next_offset = given.next_offset,
+        revision = reached.revision + 1
+    from unnest(p_partitions, p_offsets) as given (partition, next_offset)
+    where reached.stream = consuming.stream and reached.group_id = p_group and reached.partition = given.partition;
+    get diagnostics moved = row_count;
+    perform penstock.tell_consumers(consuming.group_name);
+    return moved;
+end
+$$;
+comment on function penstock.seek_group(text, text, integer[], bigint[]) is
+    'Moves a consumer group to other offsets, back or forth. Its consumers go on from there; what they have in hand is not committed. Returns how many partitions.';
+
+create or replace function penstock.tell_consumers(p_group_name text)
+returns void
+language sql
+as $$
+    select pg_notify('penstock_' || id, 'moved ' || p_group_name) from penstock.members where group_name = p_group_name
+$$;
+comment on function penstock.tell_consumers(text) is 'Tells the members of a consumer group to begin their partitions anew.';
+
+create or replace function penstock.pause_partitions(p_stream text, p_group text, p_partitions integer[] default null, p_because text default null)
+returns integer
+language plpgsql
+security definer
+set search_path = penstock, pg_temp
+as $$
+declare
+    consuming constant penstock.stream_groups := penstock.require_consumer_group(p_stream, p_group);
+    paused integer;
+begin
+    update penstock.group_offsets
+    set paused_at = penstock.clock(),
+        paused_because = p_because,
+        quarantined = false
+    where stream = consuming.stream
+        and group_id = p_group
+        and (p_partitions is null or partition = any (p_partitions))
+        and paused_at is null;
+    get diagnostics paused = row_count;
+    perform penstock.tell_consumers(consuming.group_name);
+    return paused;
+end
+$$;
+comment on function penstock.pause_partitions(text, text, integer[], text) is
+    'Gives a group no more events of partitions (null: of any) until resume_partitions. Returns how many were not paused already.';
+
+create or replace function penstock.quarantine_partition(
+    p_stream text, p_group text, p_member text, p_partition integer, p_epoch bigint, p_revision integer, p_offset bigint, p_error text
+)
+returns void
+language plpgsql
+security definer
+set search_path = penstock, pg_temp
+as $$
+begin
+    perform penstock.commit_exactly(p_stream, p_group, p_member, p_partition, p_epoch, p_revision, p_offset);
+    update penstock.group_offsets
+    set paused_at = penstock.clock(),
+        paused_because = p_error,
+        quarantined = true
+    where stream = (penstock.require_stream(p_stream)).id and group_id = p_group and partition = p_partition and paused_at is null;
+end
+$$;
+comment on function penstock.quarantine_partition(text, text, text, integer, bigint, integer, bigint, text) is
+    'Pauses a partition before the event that could not be handled, until somebody resumes it (and may have moved the group past it).';
+
+create or replace function penstock.resume_partitions(p_stream text, p_group text, p_partitions integer[] default null)
+returns integer
+language plpgsql
+security definer
+set search_path = penstock, pg_temp
+as $$
+declare
+    consuming constant penstock.stream_groups := penstock.require_consumer_group(p_stream, p_group);
+    resumed integer;
+begin
+    update penstock.group_offsets
+    set paused_at = null,
+        paused_because = null,
+        quarantined = false
+    where stream = consuming.stream
+        and group_id = p_group
+        and (p_partitions is null or partition = any (p_partitions))
+        and paused_at is not null;
+    get diagnostics resumed = row_count;
+    perform penstock.tell_consumers(consuming.group_name);
+    return resumed;
+end
+$$;
+comment on function penstock.resume_partitions(text, text, integer[]) is 'Ends a pause or quarantine of partitions (null: of all). Returns how many were paused.';
+
+create or replace function penstock.group_lag(p_stream text, p_group text default null)
+returns table (
+    group_id text, partition integer, next_offset bigint, end_offset bigint, lag bigint, owner text, committed_at timestamptz,
+    paused_at timestamptz, paused_because text, quarantined boolean
+)
+language sql
+stable
+security definer
+set search_path = penstock, pg_temp
+as $$
+    select
+        reached.group_id, reached.partition, reached.next_offset, bounds.next_offset, bounds.next_offset - reached.next_offset,
+        slot.owner, reached.committed_at, reached.paused_at, reached.paused_because, reached.quarantined
+    from penstock.group_offsets as reached
+    join penstock.stream_groups as consuming on consuming.stream = reached.stream and consuming.name = reached.group_id
+    join penstock.stream_bounds(p_stream) as bounds on bounds.partition = reached.partition
+    left join penstock.slots as slot on slot.group_name = consuming.group_name and slot.slot = reached.partition
+    where reached.stream = (penstock.require_stream(p_stream)).id and (p_group is null or reached.group_id = p_group)
+    order by reached.group_id, reached.partition
+$$;
+comment on function penstock.group_lag(text, text) is
+    'Of each partition how far a group (null: each group) is, how many events are before it, who consumes it, and whether it is paused.';
+
+create or replace function penstock.drop_consumer_group(p_stream text, p_group text)
+returns void
+language plpgsql
+security definer
+set search_path = penstock, pg_temp
+as $$
+declare
+    consuming constant penstock.stream_groups := penstock.require_consumer_group(p_stream, p_group);
+begin
+    perform penstock.lock_group(consuming.group_name);
+    if exists (select from penstock.members where group_name = consuming.group_name) then
+        raise exception 'consumer group % of stream % has members', p_group, p_stream
+            using errcode = 'PS409', hint = 'Stop its consumers first.';
+    end if;
+    delete from penstock.stream_groups where stream = consuming.stream and name = p_group;
+    delete from penstock.slots where group_name = consuming.group_name;
+    delete from penstock.groups where name = consuming.group_name;
+end
+$$;
+comment on function penstock.drop_consumer_group(text, text) is 'Forgets a consumer group. PS409 while it has members.';

@@ -1,0 +1,321 @@
+"""One typed function for each SQL function about streams and consumer groups. No logic beyond turning rows into words."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import AsyncIterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from datetime import datetime
+from typing import Any
+
+import orjson
+
+from penstock.event import Bounds, Chunk, Columns, Lag, Segment, StreamOptions, StreamRecord
+from penstock.postgres.database import Database, Transaction
+
+_APPEND = (
+    "select * from penstock.append_routed($1, $2, $3, $4, $5::json[], $6::bytea[], $7, $8::json[], $9::timestamptz[], $10, $11)"
+)
+_READ = "select * from penstock.read_chunks($1, $2, $3, $4, $5)"
+
+
+@dataclass(frozen=True, slots=True)
+class Routed:
+    """Events that are sorted by partition, `counts[i]` of them for `partitions[i]`, routed for `width` partitions."""
+
+    width: int
+    partitions: list[int]
+    counts: list[int]
+    columns: Columns
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """Where to go on in a partition, see `penstock.begin_partitions`."""
+
+    next_offset: int
+    revision: int
+    paused: bool
+    waits: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """All events of a partition before `next_offset` are done."""
+
+    partition: int
+    epoch: int
+    revision: int
+    next_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """What became of a commit; `done` is False when the partition has to be begun anew, or is another's."""
+
+    done: bool
+    paused: bool
+
+
+async def create_stream(database: Database, name: str, partitions: int, options: Mapping[str, Any]) -> StreamRecord:
+    """Create a stream. Raises `Conflict` when it exists, `InvalidInput`."""
+    return _record(
+        await database.fetchrow("select * from penstock.create_stream($1, $2, $3::jsonb)", name, partitions, _dump(options))
+    )
+
+
+async def change_stream(database: Database, name: str, options: Mapping[str, Any]) -> StreamRecord:
+    """Change the given options. Raises `NotFound`, `InvalidInput`."""
+    return _record(await database.fetchrow("select * from penstock.change_stream($1, $2::jsonb)", name, _dump(options)))
+
+
+async def declare_stream(
+    database: Database, name: str, partitions: int, options: Mapping[str, Any], *, retry: bool = False
+) -> StreamRecord:
+    """Create a stream, or change its options when this declaration is a new one."""
+    query = "select * from penstock.declare_stream($1, $2, $3::jsonb)"
+    return _record(await database.fetchrow(query, name, partitions, _dump(options), retry=retry))
+
+
+async def grow_stream(database: Database, name: str, partitions: int) -> StreamRecord:
+    """Give a stream more partitions. Raises `NotFound`, `InvalidInput`, `DatabaseUnavailable` when appenders hold it up."""
+    return _record(await database.fetchrow("select * from penstock.grow_stream($1, $2)", name, partitions))
+
+
+async def list_streams(database: Database) -> list[StreamRecord]:
+    """All streams, by name."""
+    return [_record(row) for row in await database.fetch("select * from penstock.streams order by name")]
+
+
+async def find_stream(database: Database, name: str) -> StreamRecord | None:
+    """A stream, or None."""
+    row = await database.fetchrow("select * from penstock.streams where name = $1", name)
+    return None if row is None else _record(row)
+
+
+def append_call(name: str, routed: Routed, producer: str | None = None, sequence: int | None = None) -> tuple[Any, ...]:
+    """The statement that appends events, and its parameters. Its rows are (partition, first offset, events)."""
+    columns = routed.columns
+    return (
+        _APPEND,
+        name,
+        routed.width,
+        routed.partitions,
+        routed.counts,
+        None if columns.bytes else columns.payloads,
+        columns.payloads if columns.bytes else None,
+        columns.keys,
+        columns.headers,
+        columns.times,
+        producer,
+        sequence,
+    )
+
+
+def as_json(columns: Columns) -> str:
+    """Events as `penstock.append_json` takes them, which routes them itself."""
+    documents = []
+    for place, payload in enumerate(columns.payloads):
+        document: dict[str, Any] = {}
+        if payload is not None and columns.bytes:
+            document["bytes"] = base64.b64encode(payload).decode()
+        elif payload is not None:
+            document["data"] = orjson.Fragment(payload)
+        if columns.keys is not None:
+            document["key"] = columns.keys[place]
+        if columns.headers is not None and (headers := columns.headers[place]) is not None:
+            document["headers"] = orjson.Fragment(headers)
+        if columns.times is not None:
+            document["time"] = columns.times[place]
+        documents.append(document)
+    return orjson.dumps(documents).decode()
+
+
+async def append_routed(
+    database: Database,
+    name: str,
+    routed: Routed,
+    producer: str | None = None,
+    sequence: int | None = None,
+    *,
+    retry: bool = False,
+) -> list[Any]:
+    """Append events. Returns (partition, first offset, events) of each chunk. Raises `Outgrown` when the width is another."""
+    return await database.fetch(*append_call(name, routed, producer, sequence), retry=retry)
+
+
+async def begin_load(transaction: Transaction, name: str) -> int:
+    """Make room for a load in this transaction. Returns the number of partitions to route for."""
+    return int((await transaction.fetchrow("select penstock.begin_load($1) as partitions", name))["partitions"])
+
+
+async def copy_load(transaction: Transaction, chunks: AsyncIterable[tuple[Any, ...]]) -> None:
+    """Copy chunks: (partition, events, keys, times, headers, data, bytes)."""
+    columns = ["partition", "events", "keys", "times", "headers", "data", "bytes"]
+    await transaction.copy("penstock_load", columns, chunks)
+
+
+async def end_load(transaction: Transaction, name: str, width: int) -> int:
+    """Append what was copied. Returns how many events. Raises `Outgrown`."""
+    return sum(row["events"] for row in await transaction.fetch("select * from penstock.end_load($1, $2)", name, width))
+
+
+async def read_chunks(
+    database: Database, name: str, wanted: Mapping[int, int], limit: int, most_bytes: int = 8_388_608
+) -> list[Chunk]:
+    """Read from several partitions, {partition: offset}; see `penstock.read_chunks`. Raises `OffsetGone`, `NotFound`."""
+    rows = await database.fetch(_READ, name, list(wanted.keys()), list(wanted.values()), limit, most_bytes)
+    return [Chunk(*row) for row in rows]
+
+
+async def bounds(database: Database, name: str) -> dict[int, Bounds]:
+    """What is there of each partition. Raises `NotFound`."""
+    rows = await database.fetch("select * from penstock.stream_bounds($1)", name)
+    return {row["partition"]: Bounds(row["first_offset"], row["next_offset"]) for row in rows}
+
+
+async def offsets_at(database: Database, name: str, time: datetime) -> dict[int, int]:
+    """Of each partition the first event that was appended at or after a time."""
+    return {
+        row["partition"]: row["event_offset"]
+        for row in await database.fetch("select * from penstock.offsets_at($1, $2)", name, time)
+    }
+
+
+async def segments(database: Database, name: str) -> list[Segment]:
+    """The segments of a stream, oldest first."""
+    return [Segment(*row) for row in await database.fetch("select * from penstock.stream_segments($1)", name)]
+
+
+async def wait_for_events(database: Database, name: str, channel: str) -> None:
+    """Say that a reader is idle and listens on a channel."""
+    await database.fetch("select penstock.wait_for_events($1, $2)", name, channel)
+
+
+async def stop_waiting(database: Database, channel: str) -> None:
+    """Take that back."""
+    await database.fetch("select penstock.stop_waiting($1)", channel)
+
+
+async def tend(database: Database) -> list[tuple[str, bool, int, int]]:
+    """New segments, retention and compaction for all streams. Returns what was done: (stream, rolled, retired, compacted)."""
+    done = [tuple(row) for row in await database.fetch("select * from penstock.tend_streams()")]
+    await database.fetch("select penstock.drop_retired()")
+    return done
+
+
+async def declare_group(database: Database, name: str, group: str, start: str, *, retry: bool = False) -> str:
+    """Create a consumer group when there is none. Returns the name under which its members share the partitions."""
+    return str(await database.fetchval("select penstock.declare_consumer_group($1, $2, $3)", name, group, start, retry=retry))
+
+
+async def begin_partitions(database: Database, name: str, group: str, member: str, epochs: Mapping[int, int]) -> dict[int, Begun]:
+    """Begin to consume partitions, {partition: epoch}. Those that are not the member's are left out."""
+    rows = await database.fetch(
+        "select * from penstock.begin_partitions($1, $2, $3, $4, $5)",
+        name,
+        group,
+        member,
+        list(epochs.keys()),
+        list(epochs.values()),
+    )
+    return {row["partition"]: Begun(row["next_offset"], row["revision"], row["paused"], row["waits"]) for row in rows}
+
+
+async def commit_offsets(
+    database: Database, name: str, group: str, member: str, commits: Sequence[Commit]
+) -> dict[int, Committed]:
+    """Commit offsets, one for each partition."""
+    rows = await database.fetch(
+        "select * from penstock.commit_offsets($1, $2, $3, $4, $5, $6, $7)",
+        name,
+        group,
+        member,
+        [commit.partition for commit in commits],
+        [commit.epoch for commit in commits],
+        [commit.revision for commit in commits],
+        [commit.next_offset for commit in commits],
+    )
+    return {row["partition"]: Committed(row["committed"], row["paused"]) for row in rows}
+
+
+def commit_as_json(group: str, member: str, commit: Commit) -> str:
+    """A commit as `penstock.commit_json` takes it."""
+    return orjson.dumps({"group": group, "member": member, **asdict(commit)}).decode()
+
+
+async def dead_letter(
+    database: Database, name: str, group: str, member: str, commit: Commit, first_offset: int, error: str
+) -> int:
+    """Append the events from `first_offset` to before the commit's offset to the dead letters and commit. Raises `Conflict`."""
+    return int(
+        await database.fetchval(
+            "select penstock.dead_letter($1, $2, $3, $4, $5, $6, $7, $8, $9)",
+            name,
+            group,
+            member,
+            commit.partition,
+            commit.epoch,
+            commit.revision,
+            first_offset,
+            commit.next_offset,
+            error,
+        )
+    )
+
+
+async def quarantine_partition(database: Database, name: str, group: str, member: str, commit: Commit, error: str) -> None:
+    """Commit, and pause the partition there. Raises `Conflict` when it is no longer the member's."""
+    await database.fetch(
+        "select penstock.quarantine_partition($1, $2, $3, $4, $5, $6, $7, $8)",
+        name,
+        group,
+        member,
+        commit.partition,
+        commit.epoch,
+        commit.revision,
+        commit.next_offset,
+        error,
+    )
+
+
+async def replay_dead(database: Database, name: str, offset: int, limit: int) -> int:
+    """Append dead letters to the stream again. Returns how many."""
+    return int(await database.fetchval("select penstock.replay_dead($1, $2, $3)", name, offset, limit))
+
+
+async def seek_group(database: Database, name: str, group: str, offsets: Mapping[int, int]) -> int:
+    """Move a group to other offsets. Raises `NotFound`, `InvalidInput`."""
+    query = "select penstock.seek_group($1, $2, $3, $4)"
+    return int(await database.fetchval(query, name, group, list(offsets.keys()), list(offsets.values())))
+
+
+async def pause_partitions(
+    database: Database, name: str, group: str, partitions: Sequence[int] | None, because: str | None
+) -> int:
+    """Give a group no more events of partitions. Returns how many were not paused."""
+    return int(await database.fetchval("select penstock.pause_partitions($1, $2, $3, $4)", name, group, partitions, because))
+
+
+async def resume_partitions(database: Database, name: str, group: str, partitions: Sequence[int] | None) -> int:
+    """End a pause or quarantine. Returns how many were paused."""
+    return int(await database.fetchval("select penstock.resume_partitions($1, $2, $3)", name, group, partitions))
+
+
+async def lag(database: Database, name: str, group: str | None) -> list[Lag]:
+    """How far a group (None: each) is in each partition."""
+    return [Lag(*row) for row in await database.fetch("select * from penstock.group_lag($1, $2)", name, group)]
+
+
+async def drop_group(database: Database, name: str, group: str) -> None:
+    """Forget a consumer group. Raises `NotFound`, `Conflict` while it has members."""
+    await database.fetch("select penstock.drop_consumer_group($1, $2)", name, group)
+
+
+def _dump(options: Mapping[str, Any]) -> str:
+    return orjson.dumps(dict(options)).decode()
+
+
+def _record(row: Any) -> StreamRecord:
+    options = StreamOptions(**{option.name: row[option.name] for option in fields(StreamOptions)})
+    return StreamRecord(row["name"], row["id"], row["partitions"], options, row["created_at"], row["updated_at"])

@@ -1,0 +1,386 @@
+"""Streams: ordered, partitioned logs of events, shared by groups of consumers.
+
+    orders = app.stream("orders", Order, partitions=16, key="customer")
+
+    await orders.append(Order(customer="acme", total=3))
+
+    @app.consumer(orders, group="billing")
+    async def bill(event: Event[Order]) -> None: ...
+
+Events of one key are in one partition, in the order in which they were appended.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import AsyncIterable, AsyncIterator, Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
+
+from penstock.appender import Appender, route
+from penstock.callers import append_through
+from penstock.consuming.consumer import ConsumerOptions
+from penstock.consuming.pull import Consumption
+from penstock.encoding import Encoding, KeyOf
+from penstock.errors import InvalidInput, NotFound
+from penstock.event import (
+    Appended,
+    Bounds,
+    Event,
+    Gone,
+    Lag,
+    NewEvent,
+    Position,
+    Segment,
+    StreamOptions,
+    StreamRecord,
+)
+from penstock.postgres import streams
+from penstock.postgres.streams import Routed
+from penstock.routing import Router
+from penstock.tail import Start, Tail
+
+if TYPE_CHECKING:
+    from penstock.app import Penstock
+
+T = TypeVar("T")
+_LOAD_ROUND = 100_000
+
+
+class Stream(Generic[T]):
+    """A declared stream. Made by `Penstock.stream`."""
+
+    def __init__(
+        self, app: Penstock, name: str, payload: Any, partitions: int, key: str | KeyOf | None, options: StreamOptions
+    ) -> None:
+        self.app = app
+        self.name = name
+        self.partitions = partitions
+        self.options = options
+        self.encoding: Encoding[T] = Encoding(name, payload, key, options.format == "bytes", options.compression is not None)
+        self._appender = Appender(self._send, self._width)
+        self._record: StreamRecord | None = None
+
+    # -- declaring
+
+    async def declare(self) -> StreamRecord:
+        """Create the stream in the database, or change its options when this declaration is a new one.
+
+        Every call that writes does it by itself, once. The partitions of a stream that exists are left alone: see `grow`.
+
+        Raises:
+            Conflict: There is one that stores its payloads in another way.
+            InvalidInput: The name or an option is not valid.
+        """
+        if self._record is None:
+            self._record = await streams.declare_stream(
+                await self.app.database(), self.name, self.partitions, self.options.as_json()
+            )
+        return self._record
+
+    @classmethod
+    async def found(cls, app: Penstock, name: str, payload: Any = Any) -> Stream[Any]:
+        """A stream that exists, as it is. Raises `NotFound`."""
+        record = await streams.find_stream(await app.database(), name)
+        if record is None:
+            raise NotFound(f"no such stream: {name}", hint=f"Create it first: penstock streams create {name}")
+        raw = record.options.format == "bytes" and payload is Any
+        stream: Stream[Any] = Stream(app, name, bytes if raw else payload, record.partitions, None, record.options)
+        stream._record = record
+        return stream
+
+    async def grow(self, partitions: int) -> StreamRecord:
+        """Give the stream more partitions while it is in use.
+
+        The order of each key is kept: a group begins with the new partitions when it has finished what the old ones hold now.
+
+        Raises:
+            InvalidInput: It has as many or more already.
+            DatabaseUnavailable: An append in a long transaction held it up; try again.
+        """
+        await self.declare()
+        self._record = await streams.grow_stream(await self.app.database(), self.name, partitions)
+        return self._record
+
+    async def change(self, **options: Any) -> StreamRecord:
+        """Change options of the stream in the database, by their names in SQL."""
+        await self.declare()
+        self._record = await streams.change_stream(await self.app.database(), self.name, options)
+        return self._record
+
+    # -- appending
+
+    async def append(
+        self,
+        data: T,
+        *,
+        key: str | None = None,
+        headers: Mapping[str, Any] | None = None,
+        time: datetime | None = None,
+        connection: Any = None,
+    ) -> Position:
+        """Append one event.
+
+        Appends that are made at the same time are committed together. When this returns the event is on disk.
+
+        Args:
+            data: The payload.
+            key: Events of one key keep their order; None: the stream's own rule, or none.
+            headers: Anything beside the payload, as JSON.
+            time: When it happened.
+            connection: Append through this connection, in its transaction (see `Penstock.enqueue`); the partition is locked until
+                it ends, so keep it short.
+
+        Returns:
+            Where the event is.
+
+        Raises:
+            InvalidInput: The payload does not fit, or is too large; nothing was written.
+            DatabaseUnavailable: Not known whether it was written; see `producer` for appends that can be repeated.
+        """
+        return (await self.append_many([NewEvent(data, key, headers, time)], connection=connection))[0]
+
+    async def append_many(self, items: Iterable[NewEvent[T] | T], *, connection: Any = None) -> Appended:
+        """Append events, all or none: payloads, or `NewEvent` for what else an event can have. At most 100,000; see `load`.
+
+        Args:
+            items: The events.
+            connection: See `append`.
+
+        Returns:
+            Where the events are, in the order in which they were given.
+        """
+        columns = self.encoding.columns(items)
+        await self.declare()
+        if connection is None:
+            return await self._appender.append(columns)
+        return await self._appender.append_through(columns, lambda routed: append_through(connection, self.name, routed))
+
+    def producer(self, id: str | None = None, *, sequence: int = 0) -> Producer[T]:
+        """A producer whose appends can be repeated without being there twice.
+
+        Args:
+            id: Name of the producer, one for each writer; None: a new one.
+            sequence: Number of the last batch that it appended, when it goes on after a restart.
+        """
+        return Producer(self, id or secrets.token_hex(8), sequence)
+
+    async def load(self, items: Iterable[NewEvent[T] | T] | AsyncIterable[NewEvent[T] | T]) -> int:
+        """Append any number of events by COPY, all or none.
+
+        The stream is locked only at the end, while what was copied is put behind what is there.
+
+        Returns:
+            How many.
+
+        Raises:
+            Outgrown: The stream grew meanwhile; nothing was appended, do it again.
+        """
+        await self.declare()
+        database = await self.app.database()
+        async with database.transaction() as transaction:
+            width = await streams.begin_load(transaction, self.name)
+            await streams.copy_load(transaction, self._chunks(items, Router(width)))
+            return await streams.end_load(transaction, self.name, width)
+
+    async def _chunks(
+        self, items: Iterable[NewEvent[T] | T] | AsyncIterable[NewEvent[T] | T], router: Router
+    ) -> AsyncIterator[tuple[Any, ...]]:
+        gathered: list[NewEvent[T] | T] = []
+        turn = 0
+        async for item in _each(items):
+            gathered.append(item)
+            if len(gathered) >= _LOAD_ROUND:
+                for row in self._rows(gathered, router, turn):
+                    yield row
+                gathered, turn = [], turn + 1
+        for row in self._rows(gathered, router, turn):
+            yield row
+
+    def _rows(self, items: Sequence[NewEvent[T] | T], router: Router, turn: int) -> Iterable[tuple[Any, ...]]:
+        routed, _ = route(self.encoding.columns(items), router, turn % router.partitions)
+        columns, first = routed.columns, 0
+        for partition, count in zip(routed.partitions, routed.counts, strict=True):
+            last = first + count
+            payloads = columns.payloads[first:last]
+            yield (
+                partition,
+                count,
+                columns.keys and columns.keys[first:last],
+                columns.times and columns.times[first:last],
+                columns.headers and columns.headers[first:last],
+                None if columns.bytes else payloads,
+                payloads if columns.bytes else None,
+            )
+            first = last
+
+    async def _send(self, routed: Routed) -> Sequence[Any]:
+        return await streams.append_routed(await self.app.database(), self.name, routed)
+
+    async def _width(self) -> int:
+        record = await streams.find_stream(await self.app.database(), self.name)
+        if record is None:
+            raise NotFound(f"no such stream: {self.name}")
+        self._record = record
+        return record.partitions
+
+    # -- reading
+
+    async def read(self, partition: int, offset: int = 0, limit: int = 100) -> list[Event[T]]:
+        """Up to `limit` events of a partition from an offset on; none when there is nothing yet.
+
+        Raises:
+            OffsetGone: Retention dropped what is there.
+            NotFound: There is no such partition.
+        """
+        if not 1 <= limit <= 100_000:
+            raise InvalidInput(f"limit must be between 1 and 100,000, not {limit}")
+        found: list[Event[T]] = []
+        at = offset
+        database = await self.app.database()
+        while len(found) < limit:
+            chunks = await streams.read_chunks(database, self.name, {partition: at}, limit - len(found))
+            for chunk in chunks:
+                found += self.encoding.events(chunk, at)
+            if not chunks:
+                break
+            at = max(chunk.next_offset for chunk in chunks)
+        return found[:limit]
+
+    def tail(self, start: Start = "latest", *, partitions: Iterable[int] | None = None, gone: Gone | str = Gone.ERROR) -> Tail[T]:
+        """Follow the stream without a group: an async iterator over events, in order within each partition, for ever.
+
+        Args:
+            start: "earliest", "latest", a time, or the offset of each partition.
+            partitions: Only these; None: all, those that come later included.
+            gone: What to do when retention overtakes it.
+        """
+        return Tail(self, start, None if partitions is None else list(partitions), Gone(gone))
+
+    async def bounds(self) -> dict[int, Bounds]:
+        """What is there of each partition."""
+        return await streams.bounds(await self.app.database(), self.name)
+
+    async def segments(self) -> list[Segment]:
+        """The segments, oldest first."""
+        return await streams.segments(await self.app.database(), self.name)
+
+    # -- groups
+
+    def consume(
+        self,
+        group: str,
+        *,
+        size: int = 100,
+        within: float = 0.0,
+        start: Literal["earliest", "latest"] = "earliest",
+        gone: Gone | str = Gone.ERROR,
+        id: str | None = None,
+    ) -> Consumption[T]:
+        """Consume as a member of a group, pulling batches.
+
+            async with orders.consume("billing") as batches:
+                async for batch in batches:
+                    ...
+
+        A batch is done when the next one is asked for.
+
+        Args:
+            group: Name of the group.
+            size: Most events in a batch.
+            within: Seconds to wait after the first event for more.
+            start: Where a new group starts.
+            gone: What to do when retention dropped what comes next.
+            id: Unique in the group; None: a new one.
+        """
+        return Consumption(self, group, ConsumerOptions(size, within, start=start, gone=Gone(gone)), id)
+
+    async def lag(self, group: str | None = None) -> list[Lag]:
+        """How far a group (None: each) is in each partition."""
+        return await streams.lag(await self.app.database(), self.name, group)
+
+    async def seek(self, group: str, to: Start) -> None:
+        """Move a group to "earliest", "latest", a time, or to offsets by partition. Its consumers go on from there.
+
+        Raises:
+            NotFound: There is no such group.
+            InvalidInput: An offset is outside of what is there.
+        """
+        await streams.seek_group(await self.app.database(), self.name, group, await self.places(to))
+
+    async def pause(self, group: str, partitions: Sequence[int] | None = None, *, because: str | None = None) -> int:
+        """Give a group no more events of partitions (None: any), until `resume`."""
+        return await streams.pause_partitions(await self.app.database(), self.name, group, partitions, because)
+
+    async def resume(self, group: str, partitions: Sequence[int] | None = None) -> int:
+        """End a pause or quarantine."""
+        return await streams.resume_partitions(await self.app.database(), self.name, group, partitions)
+
+    async def drop_group(self, group: str) -> None:
+        """Forget a group. Raises `Conflict` while it has members."""
+        await streams.drop_group(await self.app.database(), self.name, group)
+
+    async def replay_dead(self, *, offset: int = 0, limit: int = 1_000) -> int:
+        """Append dead letters to the stream again, from an offset of the stream `<name>.dead` on. Returns how many."""
+        return await streams.replay_dead(await self.app.database(), self.name, offset, limit)
+
+    async def places(self, start: Start) -> dict[int, int]:
+        """The offset of each partition for a start."""
+        database = await self.app.database()
+        if isinstance(start, datetime):
+            return await streams.offsets_at(database, self.name, start)
+        if isinstance(start, Mapping):
+            return dict(start)
+        bounds = await streams.bounds(database, self.name)
+        if start == "earliest":
+            return {partition: found.first for partition, found in bounds.items()}
+        if start == "latest":
+            return {partition: found.next for partition, found in bounds.items()}
+        raise InvalidInput(f"cannot start at {start!r}", hint='Use "earliest", "latest", a time, or {partition: offset}.')
+
+
+class Producer(Generic[T]):
+    """Appends batches under numbers of their own, so that a batch whose answer was lost can be sent again safely.
+
+    Not for several tasks at once: each writer has its own producer.
+    """
+
+    def __init__(self, stream: Stream[T], id: str, sequence: int) -> None:
+        self.stream = stream
+        self.id = id
+        self.sequence = sequence
+
+    async def append(self, data: T, *, key: str | None = None, headers: Mapping[str, Any] | None = None) -> Position:
+        """Append one event, again and again until the database has answered. See `Stream.append`."""
+        return (await self.append_many([NewEvent(data, key, headers)]))[0]
+
+    async def append_many(self, items: Iterable[NewEvent[T] | T], *, retry: bool = True) -> Appended:
+        """Append events, all or none, exactly once.
+
+        Args:
+            items: At most 1,000 events for each partition.
+            retry: Repeat until the database has answered; otherwise repeat the call with the same events after an error.
+
+        Raises:
+            Conflict: Another writer uses this id.
+        """
+        columns = self.stream.encoding.columns(items)
+        await self.stream.declare()
+        database = await self.stream.app.database()
+        number = self.sequence + 1
+
+        async def send(routed: Routed) -> Sequence[Any]:
+            return await streams.append_routed(database, self.stream.name, routed, self.id, number, retry=retry)
+
+        receipts = await self.stream._appender.append_through(columns, send)
+        self.sequence = number
+        return receipts
+
+
+async def _each(items: Iterable[T] | AsyncIterable[T]) -> AsyncIterator[T]:
+    if isinstance(items, AsyncIterable):
+        async for item in items:
+            yield item
+    else:
+        for item in items:
+            yield item

@@ -1,0 +1,65 @@
+"""The app of the streams' chaos test: one group records what it handles, the other writes it in the transaction of its commit."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import time
+
+from penstock import Batch, Penstock
+
+app = Penstock()
+stream = app.stream("chaos", str, partitions=6)
+SABOTAGE = os.environ.get("CHAOS_SABOTAGE", "")
+later: set[asyncio.Task[None]] = set()
+
+
+def record(batch: Batch[str]) -> None:
+    """Append what was handled, in one write."""
+    now = time.monotonic()
+    lines = "".join(
+        json.dumps(
+            {
+                "group": batch.group, "partition": event.partition, "offset": event.offset, "key": event.key, "value": event.data,
+                "at": now + place * 1e-9, "worker": str(os.getpid()),
+            }
+        ) + "\n"
+        for place, event in enumerate(batch)
+    )  # fmt: skip
+    file = os.open(os.environ["CHAOS_HISTORY"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    try:
+        os.write(file, lines.encode())
+    finally:
+        os.close(file)
+
+
+async def work(batch: Batch[str]) -> None:
+    await asyncio.sleep(0.002 * len(batch))
+    record(batch)
+
+
+@app.consumer(stream, group="plain", size=20)
+async def plain(batch: Batch[str]) -> None:
+    """Handle, then let it be committed. Sabotaged: the other way around."""
+    if SABOTAGE == "early":
+        task = asyncio.create_task(work(batch))
+        later.add(task)
+        task.add_done_callback(later.discard)
+    else:
+        await work(batch)
+
+
+@app.consumer(stream, group="exact", size=50)
+async def exact(batch: Batch[str]) -> None:
+    """Write and commit in one transaction."""
+    connection = await (await app.database()).connect()
+    try:
+        async with connection.transaction():
+            await connection.executemany(
+                "insert into chaos_written values ($1, $2)", [(event.partition, event.offset) for event in batch]
+            )
+            await asyncio.sleep(0.02)
+            await batch.commit(connection)
+    finally:
+        await connection.close()

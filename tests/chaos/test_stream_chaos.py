@@ -1,0 +1,193 @@
+"""Streams while consumers are killed and frozen, the server crashes, producers retry, the stream grows: the checker decides."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import secrets
+import signal
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from contextlib import suppress
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from stream_history import Sent, check_exactly_once, check_group, check_log, read_handled
+
+from conftest import eventually
+from penstock import NewEvent, Penstock, PenstockError, Stream
+from penstock.postgres.embedded import EmbeddedServer
+from penstock.settings import Settings
+
+CONSUMERS = 3
+PRODUCERS = 3
+SECONDS = float(os.environ.get("CHAOS_SECONDS", "20"))
+UNFENCED = """
+do $do$
+declare
+    source text := pg_get_functiondef('penstock.commit_offsets'::regproc);
+begin
+    source := replace(source, 'and reached.epoch = given.epoch', '');
+    source := replace(source, 'and slot.owner = p_member', '');
+    source := replace(source, 'and slot.epoch = given.epoch', '');
+    execute source;
+end
+$do$
+"""
+
+
+class Consumers:
+    """Worker processes, as an operator would run them."""
+
+    def __init__(self, url: str, history: Path, sabotage: str) -> None:
+        self.killed = self.frozen = 0
+        self._environment = {
+            **os.environ,
+            "PENSTOCK_DATABASE_URL": url,
+            "CHAOS_HISTORY": str(history),
+            "CHAOS_SABOTAGE": sabotage,
+            "PENSTOCK_HEARTBEAT_INTERVAL": "0.4",
+            "PENSTOCK_DEAD_AFTER": "1.5",
+            "PENSTOCK_POLL_INTERVAL": "0.3",
+        }
+        self._log = history.with_suffix(".log").open("ab")
+        self.processes = [self._start() for _ in range(CONSUMERS)]
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", "penstock", "worker", "stream_workload:app"]
+        return subprocess.Popen(command, env=self._environment, cwd=Path(__file__).parent, stdout=self._log, stderr=self._log)
+
+    def kill_one(self, chance: random.Random) -> None:
+        place = chance.randrange(CONSUMERS)
+        self.processes[place].kill()
+        self.processes[place].wait()
+        self.processes[place] = self._start()
+        self.killed += 1
+
+    async def freeze_one(self, chance: random.Random, seconds: float) -> None:
+        process = self.processes[chance.randrange(CONSUMERS)]
+        process.send_signal(signal.SIGSTOP)
+        self.frozen += 1
+        await asyncio.sleep(seconds)
+        process.send_signal(signal.SIGCONT)
+
+    def revive(self) -> None:
+        """Start those anew that ended by themselves, as a supervisor would: one that finds no database at its start gives up."""
+        for place, process in enumerate(self.processes):
+            if process.poll() is not None:
+                self.processes[place] = self._start()
+
+    def stop(self) -> None:
+        for process in self.processes:
+            process.send_signal(signal.SIGCONT)
+            process.terminate()
+        for process in self.processes:
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(30)
+            process.kill()
+            process.wait()
+
+
+async def produce(stream: Stream[str], name: int, until: float, sent: list[Sent], appended: dict[str, list[str]]) -> None:
+    """Append batches under numbers of their own, again and again until each is acknowledged."""
+    chance = random.Random(name)
+    producer = stream.producer(f"producer-{name}")
+    number = 0
+    while time.monotonic() < until:
+        batch = []
+        for _ in range(chance.randrange(1, 20)):
+            key = f"{name}-{chance.randrange(8)}"
+            batch.append(NewEvent(f"{key}:{number}", key))
+            number += 1
+        positions = await producer.append_many(batch)
+        for event, position in zip(batch, positions, strict=True):
+            assert event.key is not None
+            sent.append(Sent(position.partition, position.offset, event.data))
+            appended[event.key].append(event.data)
+        await asyncio.sleep(chance.uniform(0, 0.05))
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize("sabotage", ["", "early", "unfenced"], ids=["sound", "early", "unfenced"])
+async def test_promises_of_streams_hold(tmp_path: Path, sabotage: str) -> None:
+    seed = int(os.environ.get("PENSTOCK_TEST_SEED", secrets.randbits(32)))
+    print(f"PENSTOCK_TEST_SEED={seed}")
+    chance = random.Random(seed)
+    history = tmp_path / "history.jsonl"
+    history.touch()
+    server = EmbeddedServer(tmp_path / "server")
+    url = await asyncio.to_thread(server.start)
+    app = Penstock(url, settings=Settings(command_timeout=timedelta(seconds=5)))
+    await app.migrate()
+    stream = app.stream("chaos", str, partitions=6)
+    await stream.declare()
+    database = await app.database()
+    await database.fetch("create table chaos_written (partition integer, event_offset bigint)")
+    if sabotage == "unfenced":
+        await database.fetch(UNFENCED)
+    consumers = Consumers(url, history, sabotage)
+    sent: list[Sent] = []
+    appended: dict[str, list[str]] = defaultdict(list)
+    try:
+        until = time.monotonic() + SECONDS
+        producing = [asyncio.create_task(produce(stream, name, until, sent, appended)) for name in range(PRODUCERS)]
+        freezing: list[asyncio.Task[None]] = []
+        crash_at, grow_at = until - SECONDS * 0.5, until - SECONDS * 0.3
+        next_blow = time.monotonic() + 3
+        while time.monotonic() < until:
+            consumers.revive()
+            if time.monotonic() > next_blow:
+                if chance.random() < 0.5:
+                    consumers.kill_one(chance)
+                else:
+                    freezing.append(asyncio.create_task(consumers.freeze_one(chance, 2.5)))
+                next_blow = time.monotonic() + chance.uniform(0.8, 2)
+            if time.monotonic() > crash_at:
+                os.kill(int((tmp_path / "server/postgres/postmaster.pid").read_text().split()[0]), signal.SIGKILL)
+                crash_at = float("inf")
+            if time.monotonic() > grow_at:
+                with suppress(PenstockError):
+                    await stream.grow(10)
+                    grow_at = float("inf")
+            await asyncio.sleep(0.05)
+        await asyncio.gather(*producing, *freezing)
+        assert crash_at == grow_at == float("inf")
+
+        async def caught_up() -> bool:
+            consumers.revive()
+            with suppress(PenstockError):
+                lags = await stream.lag()
+                return len(lags) == 20 and not any(lag.lag for lag in lags)
+            return False
+
+        await eventually(caught_up, "the groups to catch up", timeout=90)
+        consumers.stop()
+        log: dict[int, list[tuple[int, str, str]]] = {}
+        for partition, bounds in (await stream.bounds()).items():
+            events: list[Any] = await stream.read(partition, 0, max(1, bounds.next))
+            log[partition] = [(event.offset, str(event.key), event.data) for event in events]
+        handled = read_handled(history)
+        written = [tuple(row) for row in await database.fetch("select * from chaos_written")]
+        broken_log = check_log(log, sent)
+        broken_plain = check_group(log, [event for event in handled if event.group == "plain"], appended)
+        broken_exact = check_exactly_once(log, written)  # type: ignore[arg-type]
+        print(f"{len(sent)} events, {consumers.killed} consumers killed, {consumers.frozen} frozen, {len(handled)} handled")
+        assert broken_log == [], "\n".join(broken_log[:20])
+        if sabotage == "early":
+            assert broken_plain, "the checker did not find that events were committed before they were handled"
+        else:
+            assert broken_plain == [], "\n".join(broken_plain[:20])
+        if sabotage == "unfenced":
+            assert broken_exact, "the checker did not find that members committed what they had lost"
+        else:
+            assert broken_exact == [], "\n".join(broken_exact[:20])
+        assert consumers.killed + consumers.frozen >= 5
+    finally:
+        consumers.stop()
+        await app.close()
+        await asyncio.to_thread(server.stop)

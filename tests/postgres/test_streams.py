@@ -1,0 +1,485 @@
+"""The log: dense offsets in commit order, keys in order, repeated batches, loads, retention, compaction, growth."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import defaultdict
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any, TypeAlias
+
+import asyncpg
+import psycopg
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import BaseModel
+
+from conftest import eventually
+from penstock import Conflict, InvalidInput, NewEvent, NotFound, OffsetGone, Penstock, Position, Retention
+from penstock.routing import bucket_of, partition_of, routes_of
+
+Sql: TypeAlias = "asyncpg.Connection[Any]"
+
+
+class Order(BaseModel):
+    customer: str
+    total: int
+
+
+@dataclass
+class Leg:
+    tail: str
+    delay: float
+
+
+async def contents(sql: Sql, stream: str, partitions: int) -> dict[int, list[tuple[int, Any]]]:
+    """All events by partition: (offset, data)."""
+    rows = await sql.fetch(
+        "select bounds.partition, event.event_offset, event.data"
+        " from penstock.stream_bounds($1) as bounds"
+        " cross join penstock.read_events($1, bounds.partition, bounds.first_offset, 1000000) as event",
+        stream,
+    )
+    found: dict[int, list[tuple[int, Any]]] = {partition: [] for partition in range(partitions)}
+    for row in rows:
+        found[row["partition"]].append((row["event_offset"], None if row["data"] is None else json.loads(row["data"])))
+    return found
+
+
+# -- routing
+
+VECTORS = [("", 13), ("a", 4), ("N14228", 11), ("é", 0)]
+
+
+@pytest.mark.parametrize(("key", "partition"), VECTORS)
+def test_keys_are_routed_as_the_vectors_say(key: str, partition: int) -> None:
+    assert partition_of(key, 16) == partition
+
+
+async def test_sql_routes_as_python_does(sql: Sql) -> None:
+    keys = ["", "a", "N14228", "é", "ключ", "👍", *(str(n) for n in range(200))]
+    for partitions in (1, 2, 7, 16, 100):
+        rows = await sql.fetch(
+            "select penstock.partition_of(key, $2) as p, penstock.bucket_of(key) as b from unnest($1::text[]) as key",
+            keys,
+            partitions,
+        )
+        assert [row["p"] for row in rows] == [partition_of(key, partitions) for key in keys]
+        assert [row["b"] for row in rows] == [bucket_of(key) for key in keys]
+    assert tuple(await sql.fetchval("select penstock.routes_of(12)")) == routes_of(12)
+
+
+@given(st.integers(1, 200), st.integers(0, 200))
+def test_growth_moves_buckets_only_to_new_partitions(before: int, more: int) -> None:
+    after = routes_of(before + more)
+    assert all(new == old or new >= before for old, new in zip(routes_of(before), after, strict=True))
+
+
+# -- appending
+
+
+async def test_events_of_a_key_keep_their_order_and_offsets_are_dense(app: Penstock, sql: Sql) -> None:
+    orders = app.stream("orders", Order, partitions=4, key="customer")
+    given = [Order(customer=f"c{n % 13}", total=n) for n in range(2500)]
+    receipts = await orders.append_many(given)
+    found = await contents(sql, "orders", 4)
+    assert sum(map(len, found.values())) == 2500
+    for partition, events in found.items():
+        assert [offset for offset, _ in events] == list(range(len(events)))
+        totals = defaultdict(list)
+        for _, data in events:
+            assert partition_of(data["customer"], 4) == partition
+            totals[data["customer"]].append(data["total"])
+        assert all(values == sorted(values) for values in totals.values())
+    for place in (0, 1, 999, 2499):
+        position = receipts[place]
+        assert found[position.partition][position.offset] == (position.offset, given[place].model_dump())
+
+
+async def test_concurrent_appenders_in_long_transactions_never_make_a_reader_skip(app: Penstock, url: str, sql: Sql) -> None:
+    events = app.stream("events", int, partitions=2)
+    await events.declare()
+    stop = asyncio.Event()
+    seen: dict[int, list[int]] = {0: [], 1: []}
+
+    async def read() -> None:
+        at = {0: 0, 1: 0}
+        while True:
+            last = stop.is_set()
+            for partition in at:
+                for event in await events.read(partition, at[partition], 1000):
+                    assert event.offset == at[partition], "a reader skipped an event"
+                    seen[partition].append(event.data)
+                    at[partition] += 1
+            if last:
+                return
+
+    async def write(worker: int) -> None:
+        connection = await asyncpg.connect(url)
+        for n in range(40):
+            transaction = connection.transaction()
+            await transaction.start()
+            await events.append(worker * 1000 + n, key=str(n), connection=connection)
+            await asyncio.sleep(0)
+            if n % 4 == 3:
+                await transaction.rollback()
+            else:
+                await transaction.commit()
+        await connection.close()
+
+    reading = asyncio.create_task(read())
+    await asyncio.gather(*(write(worker) for worker in range(5)))
+    stop.set()
+    await reading
+    assert sorted(seen[0] + seen[1]) == sorted(w * 1000 + n for w in range(5) for n in range(40) if n % 4 != 3)
+
+
+async def test_appends_made_at_the_same_time_share_a_commit_and_keep_their_order(app: Penstock, sql: Sql) -> None:
+    events = app.stream("events", int, partitions=1)
+    await events.declare()
+    receipts = await asyncio.gather(*(events.append(n) for n in range(500)))
+    assert [receipt.offset for receipt in receipts] == list(range(500))
+    assert await sql.fetchval("select count(*) from penstock.events_1") <= 3
+
+
+async def test_one_bad_append_does_not_harm_those_that_travel_with_it(app: Penstock) -> None:
+    events = app.stream("events", str, partitions=1)
+    await events.change(max_event_bytes=100)
+    results = await asyncio.gather(*(events.append("x" * (200 if n == 5 else 5)) for n in range(10)), return_exceptions=True)
+    assert [isinstance(result, InvalidInput) for result in results] == [n == 5 for n in range(10)]
+    assert (await events.bounds())[0].next == 9
+
+
+async def test_headers_times_and_typed_payloads_come_back(app: Penstock) -> None:
+    legs = app.stream("legs", Leg, partitions=3, key=lambda leg: leg.tail)
+    time = datetime(2013, 1, 1, 5, 17, tzinfo=UTC)
+    where = await legs.append(Leg("N14228", 2.5), headers={"carrier": "UA"}, time=time)
+    (event,) = await legs.read(where.partition)
+    assert (event.key, event.data, event.headers, event.time) == ("N14228", Leg("N14228", 2.5), {"carrier": "UA"}, time)
+    assert event.appended_at.tzinfo is not None
+
+
+@pytest.mark.parametrize("compression", [None, "zstd"])
+async def test_bytes_come_back(app: Penstock, compression: Any) -> None:
+    blobs = app.stream("blobs", bytes, partitions=1, compression=compression)
+    await blobs.append_many([b"", b"\x00\xff" * 100, NewEvent(b"keyed", "k")])
+    assert [(event.key, event.data) for event in await blobs.read(0)] == [(None, b""), (None, b"\x00\xff" * 100), ("k", b"keyed")]
+    with pytest.raises(InvalidInput, match="takes bytes"):
+        await blobs.append("text")
+
+
+async def test_compressed_models_come_back(app: Penstock) -> None:
+    orders = app.stream("orders", Order, partitions=1, compression="zstd")
+    await orders.append(Order(customer="acme", total=1))
+    assert [event.data for event in await orders.read(0)] == [Order(customer="acme", total=1)]
+
+
+async def test_events_without_a_key_take_turns_among_the_partitions(app: Penstock, sql: Sql) -> None:
+    events = app.stream("events", int, partitions=3)
+    for n in range(6):
+        await events.append(n)
+    assert {partition: bounds.next for partition, bounds in (await events.bounds()).items()} == {0: 2, 1: 2, 2: 2}
+    for n in range(6):
+        await sql.execute("select penstock.append('events', $1::text::json)", str(n))
+    assert {partition: bounds.next for partition, bounds in (await events.bounds()).items()} == {0: 4, 1: 4, 2: 4}
+
+
+async def test_appends_belong_to_the_transaction_of_the_caller(app: Penstock, url: str) -> None:
+    orders = app.stream("orders", Order, partitions=2, key="customer")
+    connection = await psycopg.AsyncConnection.connect(url)
+    where = await orders.append(Order(customer="a", total=1), headers={"n": 1}, connection=connection)
+    assert await orders.read(where.partition) == []
+    await connection.rollback()
+    assert await orders.append_many([Order(customer="a", total=2), Order(customer="b", total=3)], connection=connection)
+    await connection.commit()
+    await connection.close()
+    assert await orders.append(Order(customer="a", total=3)) == Position(where.partition, 1)
+
+
+async def test_a_repeated_batch_is_appended_once(app: Penstock) -> None:
+    events = app.stream("events", int, partitions=4)
+    producer = events.producer("p1")
+    first = await producer.append_many([NewEvent(n, str(n)) for n in range(50)])
+    producer.sequence -= 1  # as if the answer had been lost
+    again = await producer.append_many([NewEvent(n, str(n)) for n in range(50)])
+    assert list(first) == list(again)
+    assert sum(bounds.next for bounds in (await events.bounds()).values()) == 50
+    producer.sequence += 1
+    with pytest.raises(Conflict, match="not the next"):
+        await producer.append(7)
+
+
+async def test_millions_can_be_loaded(app: Penstock, sql: Sql) -> None:
+    events = app.stream("events", int, partitions=4)
+    await events.append(-1, key="7")
+    assert await events.load(NewEvent(n, str(n % 100)) for n in range(250_000)) == 250_000
+    await events.append(250_000, key="7")
+    place = partition_of("7", 4)
+    sevens = [
+        int(row["data"])
+        for row in await sql.fetch("select data from penstock.read_events('events', $1, 0, 1000000) where key = '7'", place)
+    ]
+    assert sevens == [-1, *range(7, 250_000, 100), 250_000]
+    assert sum(bounds.next for bounds in (await events.bounds()).values()) == 250_002
+
+
+# -- bad input
+
+BAD = [
+    ("select penstock.create_stream('a b')", "PS400"),
+    ("select penstock.create_stream('x', 0)", "PS400"),
+    ("select penstock.create_stream('x', 1, '{\"keep\": 1}')", "PS400"),
+    ("select penstock.create_stream('x', 1, '{\"keep_age\": \"soon\"}')", "PS400"),
+    ("select penstock.create_stream('x', 1, '{\"format\": \"xml\"}')", "PS400"),
+    ("select penstock.create_stream('x', 1, '{\"compression\": \"zstd\"}')", "PS400"),
+    ("select penstock.create_stream('there')", "PS409"),
+    ("select penstock.change_stream('there', '{\"format\": \"bytes\"}')", "PS409"),
+    ("select penstock.grow_stream('there', 1)", "PS400"),
+    ("select penstock.append('nowhere', '1')", "PS404"),
+    ("select penstock.append_json('there', '{}')", "PS400"),
+    ("select penstock.append_json('there', '[{\"payload\": 1}]')", "PS400"),
+    ('select penstock.append_json(\'there\', \'[{"data": 1, "time": "soon"}]\')', "PS400"),
+    ("select penstock.append_many('there', p_bytes => '{\"a\"}')", "PS400"),
+    ("select penstock.append_many('there', '{1,2}', '{a}')", "PS400"),
+    ("select penstock.append_routed('there', 2, '{0}', '{2}', '{1}')", "PS400"),
+    ("select penstock.append_routed('there', 2, '{2}', '{1}', '{1}')", "PS400"),
+    ("select penstock.append_routed('there', 3, '{0}', '{1}', '{1}')", "PS412"),
+    ("select penstock.append('there', ('\"' || repeat('x', 2000000) || '\"')::json)", "PS413"),
+    ("select * from penstock.read_events('there', 5)", "PS404"),
+    ("select * from penstock.read_events('nowhere', 0)", "PS404"),
+    ("select penstock.declare_consumer_group('there', 'a b')", "PS400"),
+    ("select penstock.seek_group('there', 'none', '{0}', '{0}')", "PS404"),
+]
+
+
+@pytest.mark.parametrize(("call", "state"), BAD)
+async def test_bad_calls_are_refused_with_a_hint(sql: Sql, call: str, state: str) -> None:
+    await sql.execute("select penstock.create_stream('there', 2)")
+    with pytest.raises(asyncpg.PostgresError) as refused:
+        await sql.execute(call)
+    assert refused.value.sqlstate == state
+    assert refused.value.hint  # type: ignore[attr-defined]
+    assert await sql.fetchval("select sum(next_offset) from penstock.stream_bounds('there')") == 0
+
+
+# -- reading
+
+
+async def test_reads_begin_anywhere(app: Penstock) -> None:
+    events = app.stream("events", int, partitions=1)
+    for n in range(0, 3000, 100):
+        await events.append_many(range(n, n + 100))
+    for offset in (0, 1, 99, 100, 101, 1550, 2999):
+        assert [event.data for event in await events.read(0, offset, 250)] == list(range(offset, min(3000, offset + 250)))
+    assert await events.read(0, 3000) == []
+    with pytest.raises(NotFound, match="no partition 1"):
+        await events.read(1)
+
+
+async def test_offsets_are_found_by_time(app: Penstock, sql: Sql) -> None:
+    events = app.stream("events", int, partitions=1)
+    await events.declare()
+    times = [datetime(2026, 1, day, tzinfo=UTC) for day in range(1, 6)]
+    for n, time in enumerate(times):
+        await sql.execute("select set_config('penstock.clock', $1, false)", time.isoformat())
+        await sql.execute("select penstock.append('events', $1::text::json)", str(n))
+        if n == 2:
+            await sql.execute("select penstock.roll_segment('events')")
+    for n, time in enumerate(times):
+        assert await events.places(time) == {0: n}
+        assert await events.places(time - timedelta(hours=1)) == {0: n}
+    assert await events.places(times[-1] + timedelta(hours=1)) == {0: 5}
+
+
+async def test_a_tail_follows_and_sees_new_partitions(app: Penstock) -> None:
+    app.settings = app.settings.model_copy(update={"poll_interval": timedelta(milliseconds=50)})
+    events = app.stream("events", int, partitions=2)
+    await events.append_many(range(10))
+    seen: list[int] = []
+
+    async def follow() -> None:
+        async for event in events.tail("earliest"):
+            seen.append(event.data)
+
+    following = asyncio.create_task(follow())
+    await eventually(lambda: sorted(seen) == list(range(10)), "the tail to catch up")
+    await events.append(10)
+    await eventually(lambda: 10 in seen, "the tail to see a new event")
+    await events.grow(16)
+    await events.append_many([NewEvent(n, str(n)) for n in range(11, 100)])
+    await eventually(lambda: sorted(seen) == list(range(100)), "the tail to see the new partitions")
+    following.cancel()
+    await asyncio.gather(following, return_exceptions=True)
+
+
+# -- retention, compaction, growth
+
+
+async def tend(sql: Sql) -> None:
+    await sql.execute("select penstock.tend_streams()")
+    await sql.execute("select penstock.drop_retired()")
+
+
+@pytest.mark.parametrize(
+    "keep", [Retention(events=1000), Retention(bytes=100_000), Retention(age=timedelta(days=2))], ids=["events", "bytes", "age"]
+)  # fmt: skip
+async def test_retention_drops_whole_segments_and_nothing_else(app: Penstock, sql: Sql, keep: Retention) -> None:
+    events = app.stream("events", str, partitions=2, keep=keep)
+    await events.declare()
+    for day in range(1, 21):
+        await sql.execute("select set_config('penstock.clock', (now() + make_interval(days => $1))::text, false)", day)
+        for _ in range(2):
+            await sql.execute("select penstock.append_many('events', array_fill('\"xxxxxxxxxx\"'::json, array[200]))")
+        await tend(sql)
+        assert (await sql.fetchval("select n_tup_del from pg_stat_user_tables where relname like 'events%' limit 1")) in (0, None)
+    bounds = await events.bounds()
+    kept = sum(b.next - b.first for b in bounds.values())
+    assert 0 < bounds[0].first < bounds[0].next == 4000
+    if keep.events:
+        assert 1000 <= kept <= 1600
+    if keep.age:
+        assert 400 * 2 <= kept <= 400 * 4
+    tables = await sql.fetchval("select count(*) from pg_tables where schemaname = 'penstock' and tablename ~ '^events_[0-9]+$'")
+    assert tables == len(await events.segments())
+    with pytest.raises(OffsetGone, match="is gone"):
+        await events.read(0, 0)
+    assert (await events.read(0, bounds[0].first, 1))[0].offset == bounds[0].first
+
+
+async def test_a_reader_inside_a_segment_is_not_stopped_by_its_retirement(app: Penstock, sql: Sql, url: str) -> None:
+    events = app.stream("events", int, partitions=1, keep=Retention(events=1))
+    await events.append_many(range(100))
+    reader = await asyncpg.connect(url)
+    async with reader.transaction(isolation="repeatable_read"):
+        assert len(await reader.fetch("select * from penstock.read_events('events', 0, 0)")) == 100
+        await sql.execute("select penstock.roll_segment('events')")
+        await events.append_many(range(100, 110))
+        await tend(sql)
+        await tend(sql)
+        assert len(await reader.fetch("select * from penstock.read_events('events', 0, 0)")) == 100
+        assert len(await events.read(0, 100)) == 10
+    await reader.close()
+    await tend(sql)
+    assert not await sql.fetch("select * from penstock.retired_segments")
+
+
+async def test_retention_waits_for_groups_that_have_not_read_when_asked(app: Penstock, sql: Sql) -> None:
+    events = app.stream("events", int, partitions=1, keep=Retention(events=10, unread=True))
+    await events.append_many(range(100))
+    await sql.execute("select penstock.declare_consumer_group('events', 'slow')")
+    await sql.execute("select penstock.roll_segment('events')")
+    await events.append_many(range(100, 200))
+    await tend(sql)
+    assert (await events.bounds())[0].first == 0
+    await events.seek("slow", {0: 100})
+    await tend(sql)
+    assert (await events.bounds())[0].first == 100
+
+
+@pytest.mark.parametrize(("gone", "first"), [("earliest", 100), ("latest", 150)])
+async def test_a_tail_that_was_overtaken_goes_on_as_asked(app: Penstock, sql: Sql, gone: Any, first: int) -> None:
+    events = app.stream("events", int, partitions=1, keep=Retention(events=1))
+    await events.append_many(range(100))
+    await sql.execute("select penstock.roll_segment('events')")
+    await events.append_many(range(100, 150))
+    await tend(sql)
+    with pytest.raises(OffsetGone):
+        await anext(aiter(events.tail({0: 0})))
+    async with events.tail({0: 0}, gone=gone) as tail:
+        following = asyncio.ensure_future(anext(tail))
+        if gone == "latest":
+            await eventually(lambda: sql.fetchval("select count(*) from penstock.idle_readers"), "the tail to wait")
+            await events.append(150)
+        assert (await following).data == first
+
+
+async def test_compaction_keeps_the_latest_of_each_key_and_all_offsets(app: Penstock, sql: Sql) -> None:
+    state = app.stream("state", int, partitions=2, compact=True)
+    for round in range(5):
+        await state.append_many([NewEvent(round * 100 + n, f"k{n}") for n in range(50)])
+        await state.append(-round)
+    await state.append_many([NewEvent(None, "k7")])
+    before = await contents(sql, "state", 2)
+    await sql.execute("select penstock.roll_segment('state')")
+    await state.append_many([NewEvent(999, "k3")])
+    await sql.execute("select penstock.change_stream('state', '{\"tombstone_age\": \"0\"}')")
+    assert await sql.fetchval("select penstock.compact_stream('state')") == 1
+    assert await sql.fetchval("select penstock.compact_stream('state')") == 1
+    await tend(sql)
+    found: dict[str | None, list[Any]] = defaultdict(list)
+    for partition in range(2):
+        events = await state.read(partition, 0, 1000)
+        offsets = [event.offset for event in events]
+        assert offsets == sorted(set(offsets))
+        for event in events:
+            if event.offset < len(before[partition]):
+                assert before[partition][event.offset] == (event.offset, event.data)
+            found[event.key].append(event.data)
+    assert sorted(found.pop(None)) == [-4, -3, -2, -1, 0]
+    assert found.pop("k3")[-1] == 999
+    assert found.pop("k7", []) in ([], [None])
+    # The last event of each partition stays, so one key may have one more than its latest.
+    assert all(values[-1] == 400 + int(key[1:]) for key, values in found.items() if key is not None)
+    assert sum(len(values) for values in found.values()) <= 48 + 2
+
+
+async def test_a_stream_grows_under_load_and_loses_nothing(app: Penstock, sql: Sql) -> None:
+    events = app.stream("events", int, partitions=2)
+    await events.declare()
+    growing = asyncio.Event()
+
+    async def write(worker: int) -> list[tuple[str, int]]:
+        mine = []
+        for n in range(100):
+            await events.append(worker * 1000 + n, key=f"{worker}-{n % 5}")
+            mine.append((f"{worker}-{n % 5}", worker * 1000 + n))
+            if n == 30:
+                growing.set()
+        return mine
+
+    async def grow() -> None:
+        await growing.wait()
+        await events.grow(5)
+        await events.grow(9)
+
+    *written, _ = await asyncio.gather(*(write(worker) for worker in range(4)), grow())
+    expected: dict[str, list[int]] = defaultdict(list)
+    for mine in written:
+        for key, value in mine:
+            expected[key].append(value)
+    found: dict[str, list[int]] = defaultdict(list)
+    for partition in range(9):  # a key only ever moves to a partition with a higher number
+        for event in await events.read(partition, 0, 10_000):
+            assert event.key is not None
+            found[event.key].append(event.data)
+    assert found == expected
+    assert await sql.fetchval("select count(*) from penstock.stream_growths") == 2
+
+
+# -- hot statements
+
+
+async def test_hot_statements_touch_a_few_pages_however_large_the_stream_is(app: Penstock, sql: Sql) -> None:
+    events = app.stream("events", int, partitions=4)
+    await events.load(NewEvent(n, str(n)) for n in range(200))
+
+    async def pages(call: str) -> int:
+        plan = json.loads(await sql.fetchval(f"explain (analyze, buffers, timing off, format json) {call}"))[0]["Plan"]
+        return int(plan["Shared Hit Blocks"]) + int(plan["Shared Read Blocks"])
+
+    calls = [
+        "select * from penstock.append_routed('events', 4, '{0,1}', '{1,1}', '{1,2}')",
+        "select * from penstock.read_chunks('events', '{0,1,2,3}', '{40,40,40,40}', 10)",
+        "select * from penstock.stream_bounds('events')",
+    ]
+    for call in calls:
+        await pages(call)
+    before = [min([await pages(call) for _ in range(3)]) for call in calls]
+    for _ in range(1500):
+        await sql.execute("select penstock.append_many('events', '{1,2,3,4}', '{1,5,9,12}')")
+    await sql.execute("analyze penstock.events_1")
+    after = [min([await pages(call) for _ in range(3)]) for call in calls]
+    for call, then, now in zip(calls, before, after, strict=True):
+        assert now <= then + 40, f"{call} touched {then} pages before and {now} after"
