@@ -14,8 +14,13 @@ language plpgsql
 set search_path = penstock, pg_temp
 as $$
 declare
-    reading constant text[] := array['clock', 'id_time', 'new_id', 'job_counts', 'find_jobs', 'list_jobs'];
-    producing constant text[] := array['enqueue', 'enqueue_many', 'enqueue_json', 'cancel', 'replay'];
+    reading constant text[] := array[
+        'clock', 'id_time', 'new_id', 'job_counts', 'find_jobs', 'list_jobs', 'wait_for_history', 'archive_counts', 'archive_cuts',
+        'archive_start', 'archive_lost', 'archive_blocks', 'scan'
+    ];
+    producing constant text[] := array[
+        'enqueue', 'enqueue_many', 'enqueue_json', 'cancel', 'replay', 'commit_staged', 'discard_staged', 'sweep_staged'
+    ];
     working constant text[] := array[
         'claim', 'extend', 'settle', 'report_progress', 'register_worker', 'heartbeat', 'unregister_worker',
         'release_unknown', 'wait_for_jobs', 'promote', 'expire', 'recover', 'ensure_archive'
@@ -41,6 +46,10 @@ begin
     execute format('grant usage on schema penstock to %I', p_role);
     execute format('grant select on all tables in schema penstock to %I', p_role);
     execute format('alter default privileges in schema penstock grant select on tables to %I', p_role);
+    if p_access <> 'reader' then
+        -- What Spark's tasks copy into; it counts only through commit_staged.
+        execute format('grant insert on penstock.staged_jobs to %I', p_role);
+    end if;
     for function in
         select pg_proc.oid::regprocedure
         from pg_proc
