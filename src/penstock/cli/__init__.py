@@ -7,7 +7,7 @@ import sys
 import typer
 
 from penstock._version import __version__
-from penstock.cli import enqueueing, jobs, serving, types
+from penstock.cli import bulk, enqueueing, history, jobs, serving, types
 from penstock.cli.output import err
 from penstock.errors import DatabaseUnavailable, PenstockError
 
@@ -22,6 +22,8 @@ serving.add_to(app)
 enqueueing.add_to(app)
 types.add_to(app)
 app.add_typer(jobs.app, name="jobs")
+app.add_typer(history.app, name="history")
+app.add_typer(bulk.app, name="bulk")
 
 
 @app.command()

@@ -35,7 +35,9 @@ async def sweep(database: Database) -> int:
     return int(await database.fetchval("select penstock.sweep_staged()"))
 
 
-async def last_epoch(database: Database, writer: str) -> int | None:
-    """The last epoch that a writer has committed, or None."""
-    epoch = await database.fetchval("select epoch from penstock.sink_epochs where writer = $1", writer)
-    return None if epoch is None else int(epoch)
+async def writers(database: Database, prefix: str) -> list[tuple[str, int]]:
+    """The writers whose names begin so, and the last epoch that each has committed."""
+    rows = await database.fetch(
+        "select writer, epoch from penstock.sink_epochs where starts_with(writer, $1) order by committed_at desc", prefix
+    )
+    return [(row["writer"], row["epoch"]) for row in rows]
