@@ -31,7 +31,7 @@ integration: $(VENV)/.dev ## tests on the embedded PostgreSQL
 	$(BIN)/pytest tests -m "serial and not chaos and not spark"
 
 spark: $(VENV)/.dev ## tests that need Spark, in one session
-	$(BIN)/pytest tests/spark -m spark
+	$(BIN)/pytest tests/spark -m "spark and not chaos"
 
 chaos: $(VENV)/.dev ## tests that kill workers and the server
 	$(BIN)/pytest tests -m chaos --timeout 600

@@ -28,7 +28,8 @@ _VARYING = (
     (r"(?<![\w<])(/[\w.-]+){2,}", "<path>"),
     (r"'[^']*'|\"[^\"]*\"", "<text>"),
     (r"\b0x[0-9a-fA-F]+\b|\b(?=[0-9a-fA-F]*\d)(?=[0-9a-fA-F]*[a-fA-F])[0-9a-fA-F]{8,}\b", "<hex>"),
-    (r"\d+(\.\d+)?", "<n>"),
+    # A number, also with a unit, but not the digits of a word such as B6.
+    (r"(?<![\w.])\d+(\.\d+)?(?=(ms|s|min|h|d|kb|mb|gb|b)?(?![\w]))", "<n>"),
 )
 
 

@@ -231,7 +231,11 @@ def _print(console: Console, title: str, columns: list[str], rows: list[list[Any
     table = Table(title=title, title_justify="left", box=None, header_style="bold", pad_edge=False)
     for place, column in enumerate(columns):
         number = any(isinstance(row[place], (int, float)) for row in rows)
-        table.add_column(column, justify="right" if number else "left", overflow="fold")
+        # Messages may be cut; ids are there to be copied.
+        cut = column == "message"
+        table.add_column(
+            column, justify="right" if number else "left", overflow="ellipsis" if cut else "fold", no_wrap=cut or number
+        )
     for row in rows:
         table.add_row(*(f"{value:,}" if isinstance(value, (int, float)) else str(value) for value in row))
     console.print()
