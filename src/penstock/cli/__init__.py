@@ -7,7 +7,7 @@ import sys
 import typer
 
 from penstock._version import __version__
-from penstock.cli import bulk, enqueueing, history, jobs, serving, types
+from penstock.cli import bulk, enqueueing, fleet, history, jobs, serving, types
 from penstock.cli.output import err
 from penstock.errors import DatabaseUnavailable, PenstockError
 
@@ -24,6 +24,7 @@ types.add_to(app)
 app.add_typer(jobs.app, name="jobs")
 app.add_typer(history.app, name="history")
 app.add_typer(bulk.app, name="bulk")
+app.add_typer(fleet.app, name="fleet")
 
 
 @app.command()

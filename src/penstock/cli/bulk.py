@@ -9,8 +9,8 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from penstock.app import Penstock
-from penstock.cli.history import Master, holding
-from penstock.cli.output import AsJson, err, out, print_json, with_app
+from penstock.cli.history import Master
+from penstock.cli.output import AsJson, err, holding, out, print_json, with_app
 from penstock.errors import InvalidInput
 
 app = typer.Typer(help="Bulk work on Spark: enqueue, replay, export.", no_args_is_help=True)

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from penstock.app import Penstock
-from penstock.cli.output import AsJson, out, print_json, print_table, span, with_app
+from penstock.cli.output import AsJson, holding, out, print_json, print_table, span, with_app
 from penstock.lake import Lake
 from penstock.postgres import lakes
 
@@ -128,23 +128,6 @@ def compact_lake(place: Place = None, name: Name = "main") -> None:
     with holding(penstock):
         replaced = compact(url, lake)
     out.print(f"{replaced} files replaced", highlight=False)
-
-
-class holding:  # noqa: N801 - reads as a verb
-    """Keeps the embedded server of an app running, when it has one."""
-
-    def __init__(self, penstock: Penstock) -> None:
-        from penstock.postgres.embedded import EmbeddedServer
-
-        self._server = None if penstock.settings.database_url is not None else EmbeddedServer(penstock.settings.data_dir)
-
-    def __enter__(self) -> None:
-        if self._server is not None:
-            self._server.start()
-
-    def __exit__(self, *_: object) -> None:
-        if self._server is not None:
-            self._server.stop()
 
 
 async def _prepared(opened: Penstock, name: str, place: str | None) -> tuple[str, Lake]:

@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from penstock.app import Penstock
+from penstock.postgres.embedded import EmbeddedServer
 
 T = TypeVar("T")
 # Nobody folds the output of a pipe.
@@ -32,6 +33,21 @@ def with_app(work: Callable[[Penstock], Awaitable[T]], app: Penstock | None = No
             return await work(opened)
 
     return asyncio.run(run())
+
+
+class holding:  # noqa: N801 - reads as a verb
+    """Keeps the embedded server of an app running, when it has one."""
+
+    def __init__(self, penstock: Penstock) -> None:
+        self._server = None if penstock.settings.database_url is not None else EmbeddedServer(penstock.settings.data_dir)
+
+    def __enter__(self) -> None:
+        if self._server is not None:
+            self._server.start()
+
+    def __exit__(self, *_: object) -> None:
+        if self._server is not None:
+            self._server.stop()
 
 
 def print_json(value: Any) -> None:

@@ -23,9 +23,11 @@ declare
     ];
     working constant text[] := array[
         'claim', 'extend', 'settle', 'report_progress', 'register_worker', 'heartbeat', 'unregister_worker',
-        'release_unknown', 'wait_for_jobs', 'promote', 'expire', 'recover', 'ensure_archive'
+        'release_unknown', 'wait_for_jobs', 'promote', 'expire', 'recover', 'ensure_archive', 'start_fleet', 'serve_fleet',
+        'drain_fleet', 'end_fleet', 'fleet_counts'
     ];
-    managing constant text[] := array['create_job_type', 'change_job_type', 'declare_job_type', 'pause', 'resume', 'prune'];
+    managing constant text[] := array['create_job_type', 'change_job_type', 'declare_job_type', 'pause', 'resume', 'prune', 'open_lake',
+        'drop_lake', 'lake_sketches', 'commit_lake_batch', 'swap_lake_files', 'failure_report'];
     allowed text[];
     function regprocedure;
 begin

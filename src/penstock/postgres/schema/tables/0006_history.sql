@@ -148,3 +148,24 @@ comment on column penstock.failure_signatures.kind is 'The type of the error, su
 comment on column penstock.failure_signatures.message is 'The message without what varies.';
 comment on column penstock.failure_signatures.sample is 'One message as it was.';
 comment on column penstock.failure_signatures.sample_id is 'The job of the sample.';
+
+create table penstock.fleets (
+    name text primary key,
+    target text not null,
+    wanted integer not null,
+    draining boolean not null default false,
+    started_at timestamptz not null
+);
+comment on table penstock.fleets is 'Fleets of workers that a cluster runs.';
+comment on column penstock.fleets.target is 'MODULE:APP of the workers.';
+comment on column penstock.fleets.draining is 'Set to tell the workers to stop.';
+
+create table penstock.fleet_members (
+    fleet text not null references penstock.fleets (name) on delete cascade,
+    worker text not null,
+    host text not null,
+    python text not null,
+    seen_at timestamptz not null,
+    primary key (fleet, worker)
+);
+comment on table penstock.fleet_members is 'Which worker serves which fleet, refreshed every second.';
