@@ -1,6 +1,6 @@
 """A driver to be killed: moves numbers from files into the queue, or history into a lake, and says when it is where.
 
-Run as `python driver.py sink|history URL FOLDER STEP`: at STEP it kills itself with SIGKILL, which is what a lost machine
+Run as `python driver.py sink|history URL FOLDER STEP` (or `cluster URL FOLDER MASTER`): at STEP it kills itself with SIGKILL, which is what a lost machine
 looks like. With the step `none` it runs to its end.
 """
 
@@ -9,7 +9,9 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from penstock.lake import Lake
@@ -84,6 +86,20 @@ def history(url: str, folder: str, step: str) -> None:
     Pipeline(spark, url, Lake("main", f"{folder}/lake"), max_rows=40, after_step=dying_at(step)).run()
 
 
+def cluster(url: str, folder: str, master: str) -> None:
+    """Read and write on a cluster; then again, when the test has made the file `go`."""
+    spark = session(master=master, config={**FAST, "spark.cores.max": "2", "spark.executor.memory": "512m"})
+    for round in ("first", "second"):
+        history = spark.read.format("penstock").options(url=url, columns="id,data", minPartitions="4").load()
+        jobs = history.selectExpr("data", "id").repartition(4)
+        jobs.selectExpr("data").write.format("penstock").options(url=url, job="t").mode("append").save()
+        Path(folder, round).touch()
+        deadline = time.monotonic() + 120
+        while round == "first" and not Path(folder, "go").exists() and time.monotonic() < deadline:
+            time.sleep(0.1)
+    spark.stop()
+
+
 FAST = {
     "spark.sql.shuffle.partitions": "2",
     "spark.sql.codegen.wholeStage": "false",
@@ -92,4 +108,4 @@ FAST = {
 
 
 if __name__ == "__main__":
-    {"sink": sink, "history": history}[sys.argv[1]](*sys.argv[2:])
+    {"sink": sink, "history": history, "cluster": cluster}[sys.argv[1]](*sys.argv[2:])
