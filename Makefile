@@ -8,7 +8,7 @@ PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check 
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help run test check debian unit integration chaos postgres15 bench lock format clean install
+.PHONY: help run test check debian unit integration spark chaos postgres15 bench lock format clean install
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -16,7 +16,7 @@ help: ## list the targets
 run: $(VENV)/.run ## run the main job: a year of flights as jobs, on an embedded PostgreSQL (FULL=1: all of them)
 	$(BIN)/python -m examples.flights
 
-test: check debian unit integration chaos postgres15 ## install everything, check, and run all tests
+test: check debian unit integration spark chaos postgres15 ## install everything, check, and run all tests
 
 check: $(VENV)/.dev ## format, lint and types
 	$(BIN)/ruff format --check .
@@ -30,8 +30,11 @@ unit: $(VENV)/.dev ## tests without a database
 	$(BIN)/pytest tests/unit -n 2
 
 integration: $(VENV)/.dev ## tests on the embedded PostgreSQL
-	$(BIN)/pytest tests --ignore tests/unit -n 2 --dist loadgroup -m "not serial and not chaos"
-	$(BIN)/pytest tests -m "serial and not chaos"
+	$(BIN)/pytest tests --ignore tests/unit -n 2 --dist loadgroup -m "not serial and not chaos and not spark"
+	$(BIN)/pytest tests -m "serial and not chaos and not spark"
+
+spark: $(VENV)/.dev ## tests that need Spark, in one session
+	$(BIN)/pytest tests/spark -m "spark and not chaos"
 
 chaos: $(VENV)/.dev ## tests that kill workers and the server
 	$(BIN)/pytest tests -m chaos --timeout 600
@@ -54,9 +57,9 @@ lock: $(VENV)/.dev ## renew the locked dependencies
 	$(BIN)/uv pip compile --quiet --universal --generate-hashes --no-header --no-annotate --no-emit-index-url --python-version 3.11 \
 		--group build --output-file requirements/build.txt
 	$(BIN)/uv pip compile --quiet --universal --generate-hashes --no-header --no-annotate --no-emit-index-url --python-version 3.11 \
-		--extra examples --extra http --group build pyproject.toml --output-file requirements/run.txt
+		--extra examples --extra http --extra spark --extra jdk --group build pyproject.toml --output-file requirements/run.txt
 	$(BIN)/uv pip compile --quiet --universal --generate-hashes --no-header --no-annotate --no-emit-index-url --python-version 3.11 \
-		--extra examples --extra http --extra bench --extra gearman --group build --group dev pyproject.toml --output-file requirements/dev.txt
+		--extra examples --extra http --extra spark --extra jdk --extra bench --extra gearman --group build --group dev pyproject.toml --output-file requirements/dev.txt
 
 install: $(VENV)/.dev ## install everything
 

@@ -17,6 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from examples.flights import jobs
 from examples.flights.data import TOTAL, flights
+from examples.flights.history import show_history
 from examples.flights.report import print_report
 
 SLICE = 100_000
@@ -37,6 +38,8 @@ async def main(count: int) -> None:
             worked_s = await _work(progress, count)
         await print_report(console, app, database, count, enqueued_s, worked_s)
         await connection.close()
+        # A thread of its own, since Spark blocks; the app stays open, and with it the embedded server.
+        await asyncio.to_thread(show_history, console, await app.start_server(), app.settings.data_dir)
 
 
 async def _enqueue(progress: Progress, count: int) -> float:

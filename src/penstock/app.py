@@ -22,6 +22,7 @@ from uuid import UUID
 
 import uuid_utils.compat
 
+from penstock import lake
 from penstock.batches import send_batches
 from penstock.callers import enqueue_through
 from penstock.consuming.consumer import ConsumerOptions
@@ -564,10 +565,13 @@ class Penstock:
     # -- looking and steering
 
     async def find(self, id: UUID | str) -> JobRecord:
-        """Everything known of a job. Raises `NotFound`."""
+        """Everything known of a job, from a lake of history when the archive no longer has it. Raises `NotFound`."""
         job_id = parse_id(id)
-        found = await jobs.find(await self.database(), [job_id])
+        database = await self.database()
+        found = await jobs.find(database, [job_id])
         if job_id not in found:
+            if (record := await lake.find(database, job_id)) is not None:
+                return record
             raise NotFound(f"no such job: {job_id}", hint="Its day may have been pruned from the archive.")
         return found[job_id]
 

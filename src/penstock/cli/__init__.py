@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from penstock._version import __version__
-from penstock.cli import enqueueing, gearman, http, jobs, pools, serving, streams, topics, types
+from penstock.cli import bulk, enqueueing, fleet, gearman, history, http, jobs, pools, serving, streams, topics, types
 from penstock.cli.output import err
 from penstock.errors import DatabaseUnavailable, PenstockError
 
@@ -27,6 +27,9 @@ gearman.add_to(app)
 http.add_to(app)
 pools.add_to(app)
 app.add_typer(jobs.app, name="jobs")
+app.add_typer(history.app, name="history")
+app.add_typer(bulk.app, name="bulk")
+app.add_typer(fleet.app, name="fleet")
 app.add_typer(streams.app, name="streams")
 app.add_typer(topics.app, name="topics")
 

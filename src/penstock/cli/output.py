@@ -17,6 +17,7 @@ from rich.table import Table
 
 from penstock.app import Penstock
 from penstock.errors import PenstockError
+from penstock.postgres.embedded import EmbeddedServer
 
 T = TypeVar("T")
 # Nobody folds the output of a pipe.
@@ -46,6 +47,21 @@ def _penstock() -> Any:
     except ModuleNotFoundError as error:
         raise PenstockError(f"{error.name} is not installed", hint="Install the extra: pip install 'penstock[http]'") from None
     return AsyncClient(url, token=os.environ.get("PENSTOCK_SERVER_TOKEN") or None)
+
+
+class holding:  # noqa: N801 - reads as a verb
+    """Keeps the embedded server of an app running, when it has one."""
+
+    def __init__(self, penstock: Penstock) -> None:
+        self._server = None if penstock.settings.database_url is not None else EmbeddedServer(penstock.settings.data_dir)
+
+    def __enter__(self) -> None:
+        if self._server is not None:
+            self._server.start()
+
+    def __exit__(self, *_: object) -> None:
+        if self._server is not None:
+            self._server.stop()
 
 
 def print_json(value: Any) -> None:

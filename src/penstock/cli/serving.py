@@ -17,7 +17,7 @@ from typing import Annotated, Any
 import typer
 
 from penstock.app import Penstock
-from penstock.cli.output import AsJson, out, print_json
+from penstock.cli.output import AsJson, holding, out, print_json
 from penstock.errors import InvalidInput
 from penstock.worker.worker import stop_on
 
@@ -50,11 +50,26 @@ def load(target: str) -> Penstock:
     return found
 
 
-def worker(target: Target, processes: Processes = 1, names: Names = None, concurrency: Concurrency = None) -> None:
-    """Run jobs until SIGTERM or Ctrl-C; a second signal stops at once."""
+def worker(
+    target: Target,
+    processes: Processes = 1,
+    names: Names = None,
+    concurrency: Concurrency = None,
+    on: Annotated[str, typer.Option(help="here, or spark: on the executors of a Spark cluster.")] = "here",
+    workers: Annotated[int, typer.Option(min=1, max=10_000, help="Workers of the fleet, with --on spark.")] = 1,
+    master: Annotated[str | None, typer.Option(help="The cluster, with --on spark; default: local[WORKERS].")] = None,
+    fleet: Annotated[str | None, typer.Option(help="Name of the fleet, with --on spark.")] = None,
+    ship: Annotated[Path | None, typer.Option(help="Folder with modules for the executors, with --on spark.")] = None,
+) -> None:
+    """Run jobs until SIGTERM or Ctrl-C; a second signal stops at once. With --on spark: penstock fleet drain."""
     app = load(target)
     for name in names or []:
         app.with_handler(name)
+    if on == "spark":
+        _on_spark(app, target, names or [], concurrency, workers, master, fleet, ship)
+        return
+    if on != "here":
+        raise typer.BadParameter(f"{on!r} is neither here nor spark", param_hint="--on")
     if processes == 1:
         run_worker(target, names or [], concurrency)
     else:
@@ -114,6 +129,33 @@ def run_worker(target: str, names: list[str], concurrency: int | None) -> None:
         import uvloop
 
         uvloop.run(run())
+
+
+def _on_spark(
+    app: Penstock,
+    target: str,
+    names: list[str],
+    concurrency: int | None,
+    workers: int,
+    master: str | None,
+    fleet: str | None,
+    ship: Path | None,
+) -> None:
+    from penstock.spark import fleet as fleets
+    from penstock.spark import session
+
+    async def url() -> str:
+        async with app:
+            return await app.start_server()
+
+    found = asyncio.run(url())
+    # A worker that fails is started again; and none is run twice because it seems slow.
+    config = {"spark.task.maxFailures": "100000", "spark.speculation": "false", "spark.dynamicAllocation.enabled": "false"}
+    chosen = master or f"local[{workers},100000]"
+    with holding(app):
+        spark = session(master=chosen, app_name=f"penstock workers {target}", config=config)
+        fleets.run(spark, found, target, workers=workers, fleet=fleet, names=names, concurrency=concurrency, ship=ship)
+        spark.stop()
 
 
 def _stop_with_parent(stop: Callable[[], None], loop: asyncio.AbstractEventLoop) -> None:

@@ -221,6 +221,9 @@ set search_path = penstock, pg_temp
 as $$
 declare
     old record;
+    newest xid8;
+    total bigint;
+    behind text;
 begin
     if p_keep is null or p_keep < interval '0' then
         raise exception 'cannot keep %', coalesce(p_keep::text, 'null')
@@ -229,7 +232,7 @@ begin
     -- A drop waits for readers and holds off writers while it waits, so it gives up soon; the next prune tries again.
     perform set_config('lock_timeout', '2s', true);
     for old in
-        select child.oid, child.relname
+        select child.oid, child.relname, to_date(right(child.relname, 8), 'YYYYMMDD') as day
         from pg_inherits
         join pg_class as child on child.oid = pg_inherits.inhrelid
         where pg_inherits.inhparent = 'penstock.archived_jobs'::regclass
@@ -238,12 +241,35 @@ begin
         order by child.relname
     loop
         partition := old.relname;
-        execute format('select count(*) from penstock.%I', old.relname) into jobs;
+        -- Locked before it is counted, so that nothing comes in between the count and the drop.
+        execute format('lock table penstock.%I in access exclusive mode', old.relname);
+        execute format('select count(*), max(xid) from penstock.%I', old.relname) into total, newest;
+        select lakes.name into behind
+        from penstock.lakes
+        where lakes.guards
+            and total <> (
+                select coalesce(sum(file.rows), 0)
+                from penstock.lake_files as file
+                where file.lake = lakes.name and file.kind = 'jobs' and file.day = old.day
+            )
+        limit 1;
+        if found then
+            raise warning 'the lake % does not have all jobs of %, which are therefore kept', behind, old.day
+                using hint = 'Run: penstock history run';
+            continue;
+        end if;
+        if total > 0 then
+            insert into penstock.pruned_days as pruned (day, jobs, last_xid, pruned_at)
+            values (old.day, total, newest, penstock.clock())
+            on conflict (day) do update
+            set jobs = pruned.jobs + excluded.jobs, last_xid = greatest(pruned.last_xid, excluded.last_xid), pruned_at = excluded.pruned_at;
+        end if;
         execute format('drop table penstock.%I', old.relname);
+        jobs := total;
         return next;
     end loop;
     perform set_config('lock_timeout', '0', true);
 end
 $$;
 comment on function penstock.prune(interval) is
-    'Drops the days of the archive that ended longer ago than p_keep. An id can be used again once its day is gone. Returns what was dropped.';
+    'Drops the days of the archive that ended longer ago than p_keep, but none whose jobs are not all in every lake that guards. An id can be used again once its day is gone. Returns what was dropped.';

@@ -19,12 +19,14 @@ declare
         'stored_jobs', 'key_hash', 'jump_hash', 'slot_of', 'group_members', 'group_slots', 'pool_counts', 'load_of_types',
         'payload', 'list_subscribers', 'read_topic', 'message_of', 'unfinished_copies', 'outcomes', 'topic_counts',
         'bucket_of', 'routes_of', 'partition_of', 'stream_bounds', 'read_chunks', 'read_events', 'offsets_at', 'stream_segments',
-        'group_lag', 'wait_for_events', 'stop_waiting'
+        'group_lag', 'wait_for_events', 'stop_waiting',
+        'wait_for_history', 'archive_counts', 'archive_cuts', 'archive_start', 'archive_lost', 'archive_blocks', 'scan'
     ];
     producing constant text[] := array[
         'enqueue', 'enqueue_many', 'enqueue_json', 'put_jobs', 'cancel', 'replay', 'start_standing', 'stop_standing',
         'notify_standing', 'reconcile_standing', 'publish', 'publish_json',
-        'append', 'append_many', 'append_routed', 'append_json', 'begin_load', 'end_load'
+        'append', 'append_many', 'append_routed', 'append_json', 'begin_load', 'end_load',
+        'commit_staged', 'discard_staged', 'sweep_staged'
     ];
     working constant text[] := array[
         'claim', 'extend', 'settle', 'settle_attempts', 'leave_to_callback', 'report_progress', 'register_worker', 'heartbeat',
@@ -35,12 +37,14 @@ declare
         'declare_topic', 'subscribe', 'subscribe_many', 'renew_subscriptions', 'unsubscribe', 'unsubscribe_many', 'tend_topics',
         'declare_stream', 'declare_consumer_group', 'begin_partitions', 'commit_offsets', 'commit_exactly', 'commit_json', 'dead_letter',
         'quarantine_partition', 'replay_dead', 'seek_group', 'pause_partitions', 'resume_partitions', 'tend_streams', 'drop_retired',
-        'declare_schedule', 'take_schedule', 'extend_schedule', 'end_schedule'
+        'declare_schedule', 'take_schedule', 'extend_schedule', 'end_schedule',
+        'start_fleet', 'serve_fleet', 'drain_fleet', 'end_fleet', 'fleet_counts'
     ];
     managing constant text[] := array[
         'create_job_type', 'change_job_type', 'declare_job_type', 'pause', 'resume', 'prune', 'add_user', 'remove_user',
         'list_users', 'find_user', 'drain_member', 'resize_pool', 'set_weight', 'prune_messages',
-        'create_stream', 'change_stream', 'grow_stream', 'roll_segment', 'retire_segments', 'compact_stream', 'drop_consumer_group'
+        'create_stream', 'change_stream', 'grow_stream', 'roll_segment', 'retire_segments', 'compact_stream', 'drop_consumer_group',
+        'open_lake', 'drop_lake', 'lake_sketches', 'commit_lake_batch', 'swap_lake_files', 'failure_report'
     ];
     allowed text[];
     function regprocedure;
@@ -64,6 +68,10 @@ begin
     -- Hashes of secrets are for nobody to read.
     execute format('revoke all on penstock.users from %I', p_role);
     execute format('alter default privileges in schema penstock grant select on tables to %I', p_role);
+    if p_access <> 'reader' then
+        -- What Spark's tasks copy into; it counts only through commit_staged.
+        execute format('grant insert on penstock.staged_jobs to %I', p_role);
+    end if;
     for function in
         select pg_proc.oid::regprocedure
         from pg_proc

@@ -1,0 +1,237 @@
+"""Spark: the connector beside Spark's own JDBC, the history pipeline, and what it costs the queue. `python -m benchmarks.spark`.
+
+The JDBC driver is Debian's (libpostgresql-jdbc-java). JDBC is measured twice: as it is by default, one connection that
+fetches everything at once, and with what an expert sets (partitions, fetch size, batched inserts). Needs socat, since JDBC
+speaks TCP only and the embedded server a Unix socket only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import socket
+import statistics
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import asyncpg
+from rich.console import Console
+from rich.table import Table
+
+from penstock.lake import Lake
+from penstock.spark import bulk, session
+from penstock.spark.history import Pipeline
+from penstock.testing import TemporaryDatabases
+
+JDBC_JAR = Path("/usr/share/java/postgresql.jar")
+
+
+def ask(url: str, query: str, *args: Any) -> list[Any]:
+    async def run() -> list[Any]:
+        connection = await asyncpg.connect(url)
+        try:
+            return list(await connection.fetch(query, *args, timeout=600))
+        finally:
+            await connection.close()
+
+    return asyncio.run(run())
+
+
+def fill(url: str, jobs: int) -> None:
+    """An archive of some minutes, written directly: what is measured is reading it."""
+    ask(url, "select count(*) from penstock.declare_job_type('t')")
+    for at in range(0, jobs, 5_000):
+        ask(
+            url,
+            "insert into penstock.archived_jobs (id, finished_at, created_at, run_after, started_at, status, attempts,"
+            " attempts_used, priority, name, worker, key, data) select gen_random_uuid(), moment, moment - interval '2 s',"
+            " moment - interval '1 s', moment - make_interval(secs => random()), 'succeeded', 5, 1, 0, 'type-' || n % 5, 'w',"
+            " 'key-' || n % 1000, jsonb_build_object('n', n, 'text', repeat('x', 60))"
+            " from (select n, now() - interval '5 minutes' + make_interval(secs => n * 1e-4) as moment"
+            " from generate_series($1::integer, $2::integer) n) numbered",
+            at,
+            min(at + 4_999, jobs - 1),
+        )
+    ask(url, "analyze penstock.archived_jobs")
+
+
+def timed(work: Callable[[], Any], runs: int) -> float:
+    """The median time of some runs after one to warm up."""
+    work()
+    times = []
+    for _ in range(runs):
+        started = time.perf_counter()
+        work()
+        times.append(time.perf_counter() - started)
+    return statistics.median(times)
+
+
+class Bench:
+    """Collects rows of the table."""
+
+    def __init__(self, url: str, jobs: int, runs: int) -> None:
+        self.url, self.jobs, self.runs = url, jobs, runs
+        self.rows: list[tuple[str, str, str]] = []
+        config = {"spark.driver.memory": "2g", **({"spark.jars": str(JDBC_JAR)} if JDBC_JAR.exists() else {})}
+        self.spark = session(master="local[2]", config=config)
+        parts = urlsplit(url)
+        self.jdbc = {
+            "url": f"jdbc:postgresql://{parts.hostname}:{parts.port}{parts.path}",
+            "driver": "org.postgresql.Driver",
+            "user": parts.username or "",
+        }
+
+    def note(self, what: str, seconds: float, rows: int, base: float | None = None) -> None:
+        compared = "" if base is None else f"{base / seconds:.2f} times the speed of JDBC"
+        self.rows.append((what, f"{seconds:.2f} s, {rows / seconds:,.0f}/s", compared))
+
+    def read(self) -> None:
+        spark, url = self.spark, self.url
+        bounds = ask(url, "select min(finished_at)::text, max(finished_at)::text from penstock.archived_jobs")[0]
+        query = (
+            "(select id::text, name, status::text, key, unique_key, priority, attempts, attempts_used, worker, created_at,"
+            " run_after, started_at, finished_at, expires_at, data::text, errors::text, result::text, replay_of::text from"
+            " penstock.archived_jobs) as jobs"
+        )
+
+        def noop(frame: Any) -> None:
+            frame.write.format("noop").mode("overwrite").save()
+
+        default = expert = None
+        if JDBC_JAR.exists():
+            plain = spark.read.format("jdbc").options(**self.jdbc, dbtable=query)
+            default = timed(lambda: noop(plain.load()), self.runs)
+            self.note("read: JDBC, defaults", default, self.jobs)
+            tuned = spark.read.format("jdbc").options(
+                **self.jdbc, dbtable=query, fetchsize="10000", numPartitions="4", partitionColumn="finished_at",
+                lowerBound=bounds[0], upperBound=bounds[1],
+            )  # fmt: skip
+            expert = timed(lambda: noop(tuned.load()), self.runs)
+            self.note("read: JDBC, 4 partitions, fetch size 10,000", expert, self.jobs, default)
+        ours = spark.read.format("penstock").option("url", url).option("minPartitions", "4")
+        seconds = timed(lambda: noop(ours.load().drop("xid")), self.runs)
+        self.note("read: penstock, all columns", seconds, self.jobs, default)
+        few = timed(lambda: noop(ours.option("columns", "name,status,finished_at").load()), self.runs)
+        self.note("read: penstock, 3 columns", few, self.jobs, default)
+
+    def write(self) -> None:
+        spark, url = self.spark, self.url
+        frame = spark.range(self.jobs).selectExpr("id as n", "repeat('x', 60) as text")
+        frame = bulk.as_jobs(frame, bulk.Columns()).localCheckpoint()
+        base = None
+        if JDBC_JAR.exists():
+            ask(url, "create table if not exists public.plain (data text)")
+
+            def jdbc() -> None:
+                ask(url, "truncate public.plain")
+                options = {**self.jdbc, "url": self.jdbc["url"] + "?reWriteBatchedInserts=true"}
+                frame.write.format("jdbc").options(**options, dbtable="public.plain", batchsize="10000").mode("append").save()
+
+            base = timed(jdbc, self.runs)
+            self.note("write: JDBC into a table of one column, no index", base, self.jobs)
+
+        def ours() -> None:
+            ask(url, "truncate penstock.queued_jobs")
+            bulk.enqueue(frame, url, "t", slice_rows=self.jobs)
+
+        seconds = timed(ours, self.runs)
+        self.note("write: penstock, jobs in the queue, exactly once", seconds, self.jobs, base)
+        ask(url, "truncate penstock.queued_jobs")
+
+    def history(self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            started = time.perf_counter()
+            ran = Pipeline(self.spark, self.url, Lake("bench", folder)).run()
+            self.note("history pipeline, batches of 200,000", time.perf_counter() - started, ran.jobs)
+
+    def latency(self) -> None:
+        """From the archive to the sink of a running query, and its smallest batch."""
+        arrived: list[float] = []
+
+        def batch(frame: Any, _: int) -> None:
+            arrived.extend(time.time() - row.finished_at.timestamp() for row in frame.select("finished_at").collect())
+
+        with tempfile.TemporaryDirectory() as folder:
+            query = (
+                self.spark.readStream.format("penstock").option("url", self.url).option("columns", "finished_at").load()
+                .writeStream.foreachBatch(batch).option("checkpointLocation", folder).start()
+            )  # fmt: skip
+            while not arrived:
+                self._one()
+                time.sleep(1)
+            arrived.clear()
+            for count in range(1, 31):
+                self._one()
+                deadline = time.monotonic() + 30
+                while len(arrived) < count and time.monotonic() < deadline:
+                    time.sleep(0.005)
+            query.stop()
+        waits = sorted(arrived)
+        self.rows.append(
+            ("job finished to foreachBatch", f"p50 {waits[len(waits) // 2] * 1000:.0f} ms, most {waits[-1] * 1000:.0f} ms", "")
+        )
+
+    def _one(self) -> None:
+        ask(
+            self.url,
+            "insert into penstock.archived_jobs (id, finished_at, created_at, run_after, status, attempts, attempts_used,"
+            " priority, name, data) values (gen_random_uuid(), clock_timestamp(), now(), now(), 'succeeded', 5, 1, 0, 't', '{}')",
+        )
+
+
+@contextmanager
+def over_tcp(url: str) -> Iterator[str]:
+    """The same database over TCP, since JDBC knows no Unix sockets: through socat, for both sides."""
+    host = parse_qs(urlsplit(url).query)["host"][0]
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    forwarder = subprocess.Popen(
+        [
+            "socat",
+            "-b",
+            "262144",
+            f"TCP-LISTEN:{port},bind=127.0.0.1,fork,reuseaddr,nodelay",
+            f"UNIX-CONNECT:{host}/.s.PGSQL.5432",
+        ]
+    )
+    parts = urlsplit(url)
+    try:
+        yield f"postgresql://{parts.username}@127.0.0.1:{port}{parts.path}"
+    finally:
+        forwarder.kill()
+        forwarder.wait()
+
+
+def main() -> None:
+    """Run everything and print the table."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.spark", description=__doc__)
+    parser.add_argument("--jobs", type=int, default=1_000_000)
+    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--only", choices=["read", "write", "history", "latency"], action="append")
+    arguments = parser.parse_args()
+    with TemporaryDatabases() as databases, databases.database() as socket_url:
+        fill(socket_url, arguments.jobs)
+        with over_tcp(socket_url) as url:
+            bench = Bench(url, arguments.jobs, arguments.runs)
+            for measure in (bench.read, bench.write, bench.history, bench.latency):
+                if not arguments.only or measure.__name__ in arguments.only:
+                    measure()
+            bench.spark.stop()
+    table = Table(box=None, pad_edge=False)
+    for column in ("measured", "value", "compared with JDBC's defaults"):
+        table.add_column(column)
+    for row in bench.rows:
+        table.add_row(*row)
+    Console(width=160).print(table)
+    print(json.dumps(bench.rows))
+
+
+if __name__ == "__main__":
+    main()

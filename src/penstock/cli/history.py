@@ -1,0 +1,137 @@
+"""Commands about history: run, report, failures, status, compact."""
+
+from __future__ import annotations
+
+import os
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from penstock.app import Penstock
+from penstock.cli.output import AsJson, holding, out, print_json, print_table, span, with_app
+from penstock.lake import Lake
+from penstock.postgres import lakes
+
+app = typer.Typer(help="History: bring finished jobs into a lake of Parquet, and report on them.", no_args_is_help=True)
+Place = Annotated[
+    str | None, typer.Option("--lake", envvar="PENSTOCK_LAKE", help="Folder or URI; default: lake in the data folder.")
+]
+Name = Annotated[str, typer.Option("--name", help="Name of the lake.")]
+Master = Annotated[str | None, typer.Option("--master", help="Where Spark runs; default: local[*].")]
+Last = Annotated[str, typer.Option("--last", help="The period up to now: 2h, 7d.")]
+
+
+@app.command()
+def run(
+    place: Place = None,
+    name: Name = "main",
+    continuous: Annotated[bool, typer.Option("--continuous", help="Go on until stopped.")] = False,
+    interval: Annotated[str, typer.Option(help="Time between batches, with --continuous.")] = "10s",
+    max_rows: Annotated[int, typer.Option(min=1, help="Most jobs of a batch.")] = 200_000,
+    master: Master = None,
+    as_json: AsJson = False,
+) -> None:
+    """Bring what has finished into the lake, once or continuously. From then on prune drops only what the lake has."""
+    from penstock.spark import session
+    from penstock.spark.history import Pipeline
+
+    penstock = Penstock()
+    # The server is started, and held, for as long as Spark needs it.
+    url, lake = with_app(lambda opened: _prepared(opened, name, place), penstock)
+    with holding(penstock):
+        spark = session(master=master, app_name=f"penstock history {name}")
+        ran = Pipeline(spark, url, lake, max_rows=max_rows).run(
+            continuous=continuous, interval=f"{span(interval).total_seconds():.3f} seconds"
+        )
+    if as_json:
+        print_json(ran)
+    else:
+        out.print(f"{ran.jobs:,} jobs in {ran.batches} batches to {lake.uri}", highlight=False)
+
+
+@app.command()
+def report(
+    name: Name = "main",
+    last: Last = "1d",
+    plots: Annotated[Path | None, typer.Option(help="Draw into this folder: HTML, and PNG where there is a Chromium.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """What finished in a period: counts, waiting and run times, failures by cause, busy keys, workers."""
+    from penstock.spark import report as reports
+
+    until = datetime.now(UTC) + timedelta(minutes=1)
+    since = until - span(last)
+
+    async def gather(opened: Penstock) -> Any:
+        return await reports.report(await opened.database(), name, since, until)
+
+    found = with_app(gather)
+    if as_json:
+        print_json({"types": found.types, "failures": found.failures, "keys": found.keys, "workers": found.workers})
+    else:
+        reports.print_report(out, found)
+    if plots is not None and found.types:
+        from penstock.spark import session
+
+        for path in reports.plot(session(app_name="penstock report"), found, plots):
+            out.print(f"wrote {path}", highlight=False)
+
+
+@app.command()
+def failures(name: Name = "main", days: Annotated[int, typer.Option(min=1)] = 7, as_json: AsJson = False) -> None:
+    """Failed attempts of some days by cause, beside as many days before."""
+
+    async def gather(opened: Penstock) -> Any:
+        return await lakes.failures(await opened.database(), name, datetime.now(UTC).date(), days)
+
+    found = with_app(gather)
+    if as_json:
+        print_json(found)
+        return
+    print_table(
+        ["signature", "type", "error", "message", "failures", "before", "new", "last", "for example"],
+        [
+            (f.signature, f.name, f.kind, f.message[:80], f.failures, f.failures_before, f.new, f.last_at, f.sample_id)
+            for f in found
+        ],
+        empty="no failures in the lake",
+    )
+
+
+@app.command()
+def status(as_json: AsJson = False) -> None:
+    """The lakes, and how far each is."""
+
+    async def gather(opened: Penstock) -> Any:
+        return await lakes.lakes(await opened.database())
+
+    found = with_app(gather)
+    if as_json:
+        print_json(found)
+        return
+    print_table(
+        ["lake", "uri", "batches", "jobs", "guards", "last batch"],
+        [(lake.name, lake.uri, lake.batch + 1, lake.jobs, lake.guards, lake.updated_at) for lake in found],
+        empty="no lakes yet: penstock history run",
+    )
+
+
+@app.command("compact")
+def compact_lake(place: Place = None, name: Name = "main") -> None:
+    """Make one file of the many small ones of each day and type."""
+    from penstock.spark.history import compact
+
+    penstock = Penstock()
+    url, lake = with_app(lambda opened: _prepared(opened, name, place), penstock)
+    with holding(penstock):
+        replaced = compact(url, lake)
+    out.print(f"{replaced} files replaced", highlight=False)
+
+
+async def _prepared(opened: Penstock, name: str, place: str | None) -> tuple[str, Lake]:
+    """The URL of the database, and the lake: where it is known to be, unless a place is given."""
+    known = {record.name: record.uri for record in await lakes.lakes(await opened.database())}
+    default = known.get(name) or os.fspath(opened.settings.data_dir / "lake")
+    return await opened.start_server(), Lake(name, place or default)

@@ -1,0 +1,45 @@
+"""One typed function for each SQL function about fleets."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from penstock.postgres.database import Database
+
+
+@dataclass(frozen=True, slots=True)
+class FleetRecord:
+    """A fleet: how many workers it should have, and how many were there in the last ten seconds."""
+
+    name: str
+    target: str
+    wanted: int
+    present: int
+    draining: bool
+    started_at: datetime
+
+
+async def start(database: Database, fleet: str, target: str, workers: int) -> None:
+    """Announce a fleet. Raises `Conflict` when one of that name runs."""
+    await database.fetch("select penstock.start_fleet($1, $2, $3)", fleet, target, workers)
+
+
+async def look(database: Database, fleet: str, worker: str, host: str, python: str) -> bool:
+    """Say that a worker serves a fleet. Returns whether it should stop."""
+    return bool(await database.fetchval("select penstock.serve_fleet($1, $2, $3, $4)", fleet, worker, host, python))
+
+
+async def drain(database: Database, fleet: str) -> None:
+    """Tell the workers of a fleet to stop. Raises `NotFound`."""
+    await database.fetch("select penstock.drain_fleet($1)", fleet)
+
+
+async def end(database: Database, fleet: str) -> None:
+    """Forget a fleet that has ended."""
+    await database.fetch("select penstock.end_fleet($1)", fleet)
+
+
+async def fleets(database: Database) -> list[FleetRecord]:
+    """All fleets."""
+    return [FleetRecord(*tuple(row)) for row in await database.fetch("select * from penstock.fleet_counts()")]

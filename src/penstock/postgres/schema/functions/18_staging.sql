@@ -1,0 +1,101 @@
+-- The staged write: rows that tasks have copied to staged_jobs become jobs, once.
+
+create or replace function penstock.commit_staged(p_writer text, p_epoch bigint, p_parts text[], p_rows bigint)
+returns table (queued bigint, known bigint)
+language plpgsql
+security definer
+set search_path = penstock, pg_temp
+set enable_seqscan = off
+as $$
+declare
+    moment constant timestamptz := penstock.clock();
+    chunk record;
+    present bigint;
+    noted boolean;
+    unusual bigint;
+begin
+    if p_writer is null or length(p_writer) not between 1 and 200 then
+        raise exception 'invalid writer: %', coalesce(quote_literal(left(p_writer, 100)), 'null')
+            using errcode = 'PS400', hint = 'The name of a writer has 1 to 200 characters.';
+    end if;
+    insert into penstock.sink_epochs as noted_epochs (writer, epoch, jobs, committed_at)
+    values (p_writer, p_epoch, p_rows, moment)
+    on conflict (writer) do update
+    set epoch = excluded.epoch, jobs = excluded.jobs, committed_at = excluded.committed_at
+    where noted_epochs.epoch < excluded.epoch;
+    noted := found;
+    queued := 0;
+    known := 0;
+    if noted and p_rows > 0 then
+        select count(*) into present from penstock.staged_jobs where writer = p_writer and part = any (p_parts);
+        if present <> p_rows then
+            raise exception '% of % staged jobs of % are there', present, p_rows, p_writer
+                using errcode = '40001', hint = 'The server crashed since they were staged: write the batch again.';
+        end if;
+        for chunk in
+            -- Chunks of a size that a call takes, also when each row is large.
+            with sized as (
+                select
+                    staged.*,
+                    row_number() over line as row_place,
+                    sum(octet_length(staged.data)) over line as bytes
+                from penstock.staged_jobs as staged
+                where staged.writer = p_writer and staged.part = any (p_parts)
+                window line as (partition by staged.name order by staged.part, staged.place)
+            )
+            select
+                sized.name as job_name,
+                array_agg(sized.data::jsonb order by sized.row_place) as data,
+                case when bool_or(sized.id is not null) then array_agg(coalesce(sized.id::uuid, penstock.new_id()) order by sized.row_place) end as ids,
+                case when bool_or(sized.key is not null) then array_agg(sized.key order by sized.row_place) end as keys,
+                case when bool_or(sized.priority is not null) then array_agg(sized.priority order by sized.row_place) end as priorities,
+                case when bool_or(sized.run_after is not null) then array_agg(sized.run_after order by sized.row_place) end as run_after,
+                case when bool_or(sized.expires_at is not null) then array_agg(sized.expires_at order by sized.row_place) end as expires_at,
+                case when bool_or(sized.unique_key is not null) then array_agg(sized.unique_key order by sized.row_place) end as unique_keys,
+                count(*) as rows
+            from sized
+            group by sized.name, (sized.row_place - 1) / 25000, sized.bytes / 50000000
+            order by sized.name, min(sized.row_place)
+        loop
+            select count(*) into unusual
+            from penstock.enqueue_many(
+                chunk.job_name, chunk.data, chunk.ids, chunk.keys, chunk.priorities, chunk.run_after, chunk.expires_at, chunk.unique_keys
+            )
+            where outcome <> 'queued';
+            known := known + unusual;
+            queued := queued + chunk.rows - unusual;
+        end loop;
+    end if;
+    -- Of this epoch, and what attempts that did not count or crashed writers have left.
+    delete from penstock.staged_jobs where writer = p_writer and (part = any (p_parts) or starts_with(part, p_epoch || '.'));
+    return next;
+end
+$$;
+comment on function penstock.commit_staged(text, bigint, text[], bigint) is
+    'Enqueues what these parts have staged, p_rows jobs in all, unless the writer has committed this epoch or a later one. One transaction. Returns how many were queued, and how many there were already (by id or unique key).';
+
+create or replace function penstock.discard_staged(p_writer text, p_epoch bigint)
+returns void
+language sql
+security definer
+set search_path = penstock, pg_temp
+as $$
+    delete from penstock.staged_jobs where writer = p_writer and starts_with(part, p_epoch || '.')
+$$;
+comment on function penstock.discard_staged(text, bigint) is 'Drops what was staged for an epoch that will not be committed.';
+
+create or replace function penstock.sweep_staged()
+returns bigint
+language plpgsql
+security definer
+set search_path = penstock, pg_temp
+as $$
+declare
+    swept bigint;
+begin
+    delete from penstock.staged_jobs where staged_at < clock_timestamp() - interval '1 day';
+    get diagnostics swept = row_count;
+    return swept;
+end
+$$;
+comment on function penstock.sweep_staged() is 'Drops what was staged more than a day ago by writers that never came back. Returns how many rows.';

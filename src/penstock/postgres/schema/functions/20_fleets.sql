@@ -1,0 +1,90 @@
+-- Fleets: workers that a cluster runs, told through the database when to stop.
+
+create or replace function penstock.start_fleet(p_name text, p_target text, p_workers integer)
+returns void
+language plpgsql
+security definer
+set search_path = penstock, pg_temp
+as $$
+declare
+    moment constant timestamptz := penstock.clock();
+begin
+    if p_name is null or p_name !~ '^[A-Za-z0-9_.-]{1,100}$' then
+        raise exception 'invalid name of a fleet: %', coalesce(quote_literal(left(p_name, 100)), 'null')
+            using errcode = 'PS400', hint = 'It has 1 to 100 letters, digits, ".", "-" or "_".';
+    end if;
+    if exists (
+        select from penstock.fleet_members where fleet = p_name and seen_at > moment - interval '10 seconds'
+    ) then
+        raise exception 'the fleet % runs already', p_name
+            using errcode = 'PS409', hint = 'Drain it first, or give this one another name.';
+    end if;
+    delete from penstock.fleet_members where fleet = p_name;
+    insert into penstock.fleets (name, target, wanted, draining, started_at)
+    values (p_name, p_target, p_workers, false, moment)
+    on conflict (name) do update
+    set target = excluded.target, wanted = excluded.wanted, draining = false, started_at = excluded.started_at;
+end
+$$;
+comment on function penstock.start_fleet(text, text, integer) is 'Announces a fleet of workers. PS409 while one of that name runs.';
+
+create or replace function penstock.serve_fleet(p_fleet text, p_worker text, p_host text, p_python text)
+returns boolean
+language plpgsql
+security definer
+set search_path = penstock, pg_temp
+as $$
+declare
+    stops boolean;
+begin
+    select draining into stops from penstock.fleets where name = p_fleet;
+    if not found then
+        return true;
+    end if;
+    insert into penstock.fleet_members (fleet, worker, host, python, seen_at)
+    values (p_fleet, p_worker, p_host, p_python, penstock.clock())
+    on conflict (fleet, worker) do update set seen_at = excluded.seen_at;
+    return stops;
+end
+$$;
+comment on function penstock.serve_fleet(text, text, text, text) is 'Says that a worker serves a fleet. True: it should stop, since the fleet is drained or gone.';
+
+create or replace function penstock.drain_fleet(p_name text)
+returns void
+language plpgsql
+security definer
+set search_path = penstock, pg_temp
+as $$
+begin
+    update penstock.fleets set draining = true where name = p_name;
+    if not found then
+        raise exception 'no such fleet: %', p_name using errcode = 'PS404', hint = 'See: penstock fleet status';
+    end if;
+end
+$$;
+comment on function penstock.drain_fleet(text) is 'Tells the workers of a fleet to stop in their orderly way, which they notice within a second.';
+
+create or replace function penstock.end_fleet(p_name text)
+returns void
+language sql
+security definer
+set search_path = penstock, pg_temp
+as $$
+    delete from penstock.fleets where name = p_name
+$$;
+comment on function penstock.end_fleet(text) is 'Forgets a fleet.';
+
+create or replace function penstock.fleet_counts()
+returns table (name text, target text, wanted integer, present bigint, draining boolean, started_at timestamptz)
+language sql
+stable
+security definer
+set search_path = penstock, pg_temp
+as $$
+    select fleets.name, fleets.target, fleets.wanted, count(member.worker), fleets.draining, fleets.started_at
+    from penstock.fleets
+    left join penstock.fleet_members as member on member.fleet = fleets.name and member.seen_at > penstock.clock() - interval '10 seconds'
+    group by fleets.name
+    order by fleets.name
+$$;
+comment on function penstock.fleet_counts() is 'Each fleet, with how many of its workers were there in the last ten seconds.';

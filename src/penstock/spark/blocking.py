@@ -1,0 +1,101 @@
+"""Calls to the database from Spark's Python processes, which have no loop: one connection, one private loop."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import Coroutine
+from datetime import datetime, timedelta
+from types import TracebackType
+from typing import Any, TypeVar
+
+from penstock.postgres import history
+from penstock.postgres.database import Database
+from penstock.postgres.listener import Listener
+from penstock.settings import Settings
+from penstock.spark.archive import EARLIEST, Archive
+from penstock.spark.offsets import Position
+from penstock.waiting import happens
+
+T = TypeVar("T")
+
+
+class Blocking:
+    """A database for code without a loop, and the archive in it.
+
+    Args:
+        url: Of the database.
+    """
+
+    def __init__(self, url: str) -> None:
+        settings = Settings().model_copy(update={"pool_size": 1, "command_timeout": timedelta(minutes=5)})
+        self.database = Database(url, settings)
+        self.archive = Archive(self.database)
+        self._runner = asyncio.Runner()
+        self._reader = f"spark-{secrets.token_hex(6)}"
+        self._heard: asyncio.Event | None = None
+        self._listening: asyncio.Task[None] | None = None
+        self._runner.run(self.database.open())
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine to its end."""
+        return self._runner.run(work)
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._runner.run(self._close())
+        self._runner.close()
+
+    def __enter__(self) -> Blocking:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        self.close()
+
+    async def starting(self, where: str | datetime | Position | None) -> Position:
+        """The position that an option names; a query begins at the latest one unless it says otherwise, as with Kafka."""
+        if isinstance(where, Position):
+            return where
+        if isinstance(where, datetime):
+            return await self.archive.since(where)
+        return EARLIEST if where == "earliest" else await self.archive.now()
+
+    async def next(self, start: Position, limit: int | None, until: Position | None, wait: timedelta) -> Position:
+        """The end of the next batch; when nothing is there yet, waits for a notification, at most so long.
+
+        A position that only passed transactions without jobs is not worth a batch: then it is `start` that is returned.
+        """
+        deadline = time.monotonic() + wait.total_seconds()
+        while True:
+            if await self.archive.waiting(start, until):
+                return await self.archive.next(start, limit, until)
+            left = deadline - time.monotonic()
+            if until is not None or left <= 0:
+                return start
+            await self._notified(start, left)
+
+    async def _notified(self, start: Position, within: float) -> None:
+        if self._listening is None:
+            self._heard = asyncio.Event()
+            self._listening = asyncio.create_task(Listener(self.database, [history.CHANNEL], lambda _: self._wake()).run())
+        assert self._heard is not None  # noqa: S101
+        self._heard.clear()
+        await history.wait(self.database, self._reader, True)
+        try:
+            # Once more, since something may have come in between.
+            if not await self.archive.waiting(start):
+                await happens(self._heard, within)
+        finally:
+            await history.wait(self.database, self._reader, False)
+
+    def _wake(self) -> None:
+        if self._heard is not None:
+            self._heard.set()
+
+    async def _close(self) -> None:
+        if self._listening is not None:
+            self._listening.cancel()
+            await asyncio.gather(self._listening, return_exceptions=True)
+            self._listening = None
+        await self.database.close()

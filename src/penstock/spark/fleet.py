@@ -1,0 +1,141 @@
+"""A fleet: the ordinary worker, many times, on the executors of any Spark cluster.
+
+Spark starts the workers and starts them again where one fails; everything else they do as anywhere: they claim, settle,
+heartbeat and recover through Postgres. Spark ends Python with SIGKILL, without a word to the handler. So a fleet is drained
+through Postgres: each worker looks at its row in `fleets`, stops in its orderly way when it says so, and then its task
+ends. When Spark kills nevertheless, leases bring the jobs back, as after any crash.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import shutil
+import socket
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import structlog
+
+from penstock.errors import DatabaseUnavailable, PenstockError
+from penstock.postgres import fleets
+from penstock.postgres.database import Database
+from penstock.settings import Settings
+from penstock.spark.blocking import Blocking
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from penstock.worker import Worker
+
+log = structlog.get_logger("penstock.fleet")
+_LOOK_EVERY_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """What one worker of a fleet has to know; it travels to an executor."""
+
+    fleet: str
+    url: str
+    target: str
+    names: tuple[str, ...]
+    concurrency: int | None
+
+
+def run(
+    spark: SparkSession,
+    url: str,
+    target: str,
+    *,
+    workers: int,
+    fleet: str | None = None,
+    names: Sequence[str] = (),
+    concurrency: int | None = None,
+    ship: Path | None = None,
+) -> None:
+    """Run workers on the executors until the fleet is drained (`drain`). Blocks.
+
+    Args:
+        spark: A session with a driver of its own (not Spark Connect), and at least `workers` cores.
+        url: The database, as the executors reach it.
+        target: `MODULE:APP`, as the executors import it.
+        workers: How many.
+        fleet: Name of the fleet; None: a new one.
+        names: Only these job types.
+        concurrency: Async handlers at once in one worker.
+        ship: A folder whose modules the executors get; None: they have them.
+    """
+    context = spark.sparkContext
+    name = fleet or f"fleet-{secrets.token_hex(4)}"
+    if ship is not None:
+        with tempfile.TemporaryDirectory() as folder:
+            context.addPyFile(shutil.make_archive(f"{folder}/{name}", "zip", ship))
+            _run(spark, Member(name, url, target, tuple(names), concurrency), workers)
+    else:
+        _run(spark, Member(name, url, target, tuple(names), concurrency), workers)
+
+
+def drain(url: str, fleet: str) -> None:
+    """Tell a fleet to stop in its orderly way. Raises `NotFound`."""
+    with Blocking(url) as database:
+        database.run(fleets.drain(database.database, fleet))
+
+
+def _run(spark: SparkSession, member: Member, workers: int) -> None:
+    context = spark.sparkContext
+    with Blocking(member.url) as database:
+        database.run(fleets.start(database.database, member.fleet, member.target, workers))
+        log.info("fleet_started", fleet=member.fleet, workers=workers)
+        try:
+            # One task for each worker; a task that Spark starts again is a new worker.
+            context.setJobGroup(member.fleet, f"penstock workers for {member.target}", interruptOnCancel=True)
+            context.parallelize(range(workers), workers).mapPartitions(lambda part: serve(member, part)).count()
+        finally:
+            with suppress(DatabaseUnavailable):
+                database.run(fleets.end(database.database, member.fleet))
+
+
+def serve(member: Member, part: Iterable[int]) -> Iterator[str]:
+    """One worker, in an executor's Python. Yields its last id when it was drained."""
+    for _ in part:
+        os.environ["PENSTOCK_DATABASE_URL"] = member.url
+        yield asyncio.run(_serve(member))
+
+
+async def _serve(member: Member) -> str:
+    from penstock.cli.serving import load
+
+    app = load(member.target)
+    changes: dict[str, object] = {"database_url": Settings(database_url=member.url).database_url}
+    if member.concurrency is not None:
+        changes["concurrency"] = member.concurrency
+    app.settings = app.settings.model_copy(update=changes)
+    async with app:
+        worker = await app.worker(*member.names)
+        looking = asyncio.create_task(_look(worker, member, await app.database()), name="penstock-fleet")
+        try:
+            await worker.run()
+        finally:
+            looking.cancel()
+            await asyncio.gather(looking, return_exceptions=True)
+        return worker.id
+
+
+async def _look(worker: Worker, member: Member, database: Database) -> None:
+    """Say which worker serves the fleet, and stop it when the fleet is drained."""
+    await worker.started()
+    while True:
+        try:
+            if await fleets.look(database, member.fleet, worker.id, socket.gethostname(), sys.version.split()[0]):
+                worker.stop()
+                return
+        except PenstockError as error:
+            log.warning("fleet_look_failed", error=error.message)
+        await asyncio.sleep(_LOOK_EVERY_S)

@@ -1,0 +1,261 @@
+"""The history pipeline: the archive, in commit order, into the lake and back into rollups.
+
+A micro-batch goes through these steps: Spark writes its files to a staging folder; they are moved to their places; and one
+transaction makes the files, the rollups, the use of workers and the failures of the batch known. Before that transaction
+nothing of the batch counts, and a batch that is repeated first clears away what its last try left; after it the batch is
+never done again. So a crash between any two steps costs time and nothing else.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, date, datetime
+from typing import TYPE_CHECKING, Any
+
+import structlog
+
+from penstock.lake import Lake
+from penstock.postgres import lakes
+from penstock.postgres.lakes import LakeFile, LakeRecord
+from penstock.spark import frames, schemas
+from penstock.spark.blocking import Blocking
+from penstock.spark.sketches import merged, quantiles
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+log = structlog.get_logger("penstock.history")
+MOST_HOT_KEYS = 8
+_SMALL_FILES = 8
+_SMALL_BYTES = 64 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """What a run of the pipeline did."""
+
+    batches: int
+    jobs: int
+
+
+class Pipeline:
+    """Feeds one lake.
+
+    Args:
+        spark: A session.
+        url: The database.
+        lake: Where the files go, and the name of the lake.
+        max_rows: Most jobs of a micro-batch.
+        after_step: Called with the name of each step when it is done; for tests that kill at each.
+    """
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        url: str,
+        lake: Lake,
+        *,
+        max_rows: int = 200_000,
+        after_step: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        self._spark = spark
+        self._url = url
+        self._lake = lake
+        self._max_rows = max_rows
+        self._after_step = after_step
+        self._ran: list[int] = []
+
+    def run(self, *, continuous: bool = False, interval: str = "10 seconds") -> Ran:
+        """Bring the lake up to date; with `continuous` keep it so, until the query is stopped or the process is.
+
+        Raises:
+            StreamingQueryException: A batch failed; the next run repeats it.
+            Conflict: The lake is at another place.
+        """
+        with Blocking(self._url) as database:
+            record = database.run(lakes.open_lake(database.database, self._lake.name, self._lake.uri))
+        log.info("history_run", lake=record.name, uri=record.uri, batch=record.batch)
+        source = (
+            self._spark.readStream.format("penstock")
+            .option("url", self._url)
+            .option("table", "archived_jobs")
+            .option("startingOffsets", "earliest")
+            .option("maxRowsPerTrigger", str(self._max_rows))
+            .load()
+        )
+        writer = (
+            source.writeStream.queryName(f"penstock-history-{self._lake.name}")
+            .foreachBatch(self._batch)
+            .option("checkpointLocation", self._lake.checkpoint)
+        )
+        query = (writer.trigger(processingTime=interval) if continuous else writer.trigger(availableNow=True)).start()
+        try:
+            query.awaitTermination()
+        finally:
+            if query.isActive:
+                query.stop()
+        return Ran(len(self._ran), sum(self._ran))
+
+    def _batch(self, archive: DataFrame, number: int) -> None:
+        with Blocking(self._url) as database:
+            record = database.run(lakes.open_lake(database.database, self._lake.name, self._lake.uri))
+            if record.batch >= number:
+                # Spark had not noted yet what the lake has.
+                self._lake.clear(number)
+                return
+            self._do(database, record, archive, number)
+
+    def _do(self, database: Blocking, record: LakeRecord, archive: DataFrame, number: int) -> None:
+        lake = self._lake
+        # Files of this number belong to nobody but an earlier try.
+        lake.discard(number)
+        self._write(frames.jobs(archive).drop("xid"), number, "jobs")
+        self._after_step("jobs written")
+        staged = self._staged(number)
+        self._write(frames.attempts(staged), number, "attempts")
+        self._after_step("attempts written")
+        rolled = frames.rollups(staged).localCheckpoint()
+        self._write(rolled, number, "rollups")
+        rows = rolled.drop("day", "type").collect()
+        hot = _hot_keys(frames.hot_keys(staged).collect())
+        use = [_plain(row.asDict()) for row in frames.worker_use(staged).collect()]
+        attempts = self._spark.read.schema(ATTEMPTS).parquet(lake.staging(number, "attempts"))
+        failures = [_plain(row.asDict()) for row in frames.failures(attempts).collect()]
+        self._after_step("rollups written")
+        files = [file for kind in ("jobs", "attempts", "rollups") for file in lake.adopt(number, kind)]
+        self._after_step("files moved")
+        known = database.run(
+            lakes.sketches(database.database, lake.name, [row.name for row in rows], [_aware(row.minute) for row in rows])
+        )
+        done = sum(file.rows for file in files if file.kind == "jobs")
+        committed = database.run(
+            lakes.commit_batch(
+                database.database,
+                lake.name,
+                number,
+                self._seen(number),
+                done,
+                files,
+                [_merged(row, known.get((row.name, _aware(row.minute))), hot[row.name, row.minute]) for row in rows],
+                use,
+                failures,
+            )
+        )
+        self._after_step("committed")
+        lake.clear(number)
+        if committed:
+            self._ran.append(done)
+            log.info("history_batch", lake=lake.name, batch=number, jobs=done, files=len(files))
+
+    def _write(self, frame: DataFrame, number: int, kind: str) -> None:
+        # One file for each day and type, in the order of ids, so that a look-up by id skips most of it.
+        shuffled = frame.repartition("day", "type")
+        ordered = shuffled.sortWithinPartitions("day", "type", "id") if "id" in frame.columns else shuffled
+        target = self._lake.staging(number, kind)
+        ordered.write.mode("overwrite").partitionBy("day", "type").option("compression", "zstd").parquet(target)
+
+    def _staged(self, number: int) -> DataFrame:
+        return self._spark.read.schema(JOBS).parquet(self._lake.staging(number, "jobs"))
+
+    def _seen(self, number: int) -> str:
+        """The position that Spark has noted as the end of the batch."""
+        lines = self._lake.text(f"_checkpoint/offsets/{number}").splitlines()
+        return str(json.loads(lines[-1])["seen"])
+
+
+JOBS = (
+    schemas.ddl({name: kind for name, kind in schemas.ARCHIVED_JOBS.items() if name != "xid"})
+    + ", minute timestamp, delay_s double, run_s double, day date, type string"
+)
+ATTEMPTS = (
+    "id string, name string, key string, number int, outcome string, worker string, started_at timestamp, ended_at timestamp,"
+    " error_type string, error_message string, day date, type string"
+)
+ROLLUPS = (
+    "name string, minute timestamp, succeeded long, failed long, expired long, cancelled long, retries long, delay_s double,"
+    " run_s double, delay_sketch binary, run_sketch binary, day date, type string"
+)
+SCHEMAS = {"jobs": JOBS, "attempts": ATTEMPTS, "rollups": ROLLUPS}
+
+
+def read_lake(
+    spark: SparkSession,
+    url: str,
+    lake: str = "main",
+    kind: str = "jobs",
+    *,
+    days: tuple[date, date] | None = None,
+    types: Sequence[str] | None = None,
+) -> DataFrame:
+    """What a lake has, as a DataFrame: `jobs`, `attempts` or `rollups`, of some days (both included) and job types."""
+    with Blocking(url) as database:
+        record = next((known for known in database.run(lakes.lakes(database.database)) if known.name == lake), None)
+        files = database.run(lakes.files(database.database, lake, kind, days, types)) if record else []
+    if record is None or not files:
+        return spark.createDataFrame([], SCHEMAS[kind])
+    reader = spark.read.schema(SCHEMAS[kind]).option("basePath", f"{record.uri}/{kind}")
+    return reader.parquet(*(f"{record.uri}/{file.path}" for file in files))
+
+
+def compact(url: str, lake: Lake, *, at_least: int = _SMALL_FILES) -> int:
+    """Make one file of the many small ones of each day and type. Readers see the old ones or the new one.
+
+    Returns:
+        How many files were replaced.
+    """
+    replaced = 0
+    with Blocking(url) as database:
+        for kind in SCHEMAS:
+            groups: dict[tuple[date, str], list[LakeFile]] = defaultdict(list)
+            for file in database.run(lakes.files(database.database, lake.name, kind)):
+                if file.bytes < _SMALL_BYTES:
+                    groups[file.day, file.type].append(file)
+            for (day, type), files in groups.items():
+                if len(files) < at_least:
+                    continue
+                paths = [file.path for file in files]
+                batch = max(int(path.rpartition("/b")[2].partition("-")[0].partition("c")[0]) for path in paths)
+                table = lake.table(paths)
+                path = f"{paths[0].rpartition('/')[0]}/b{batch:09}c{len(files)}-{datetime.now(UTC):%Y%m%d%H%M%S%f}.parquet"
+                size = lake.write(path, table)
+                new = LakeFile(kind, day, type, path, table.num_rows, size)
+                database.run(lakes.swap_files(database.database, lake.name, paths, batch, [new]))
+                lake.remove(paths)
+                replaced += len(paths)
+    return replaced
+
+
+def _hot_keys(rows: Sequence[Any]) -> dict[tuple[str, datetime], dict[str, int]]:
+    found: dict[tuple[str, datetime], dict[str, int]] = defaultdict(dict)
+    for row in rows:
+        found[row.name, row.minute][row.key] = row["count"]
+    return found
+
+
+def _merged(row: Any, known: tuple[bytes | None, bytes | None, dict[str, int]] | None, hot: dict[str, int]) -> dict[str, Any]:
+    """A rollup with its sketches and hot keys merged with those that are there."""
+    old_delay, old_run, old_hot = known or (None, None, {})
+    delay, run = merged([old_delay, row.delay_sketch]), merged([old_run, row.run_sketch])
+    keys = {key: old_hot.get(key, 0) + hot.get(key, 0) for key in {**old_hot, **hot}}
+    document = _plain(row.asDict())
+    document |= {
+        "delay_sketch": None if delay is None else base64.b64encode(delay).decode(),
+        "run_sketch": None if run is None else base64.b64encode(run).decode(),
+        "hot_keys": dict(sorted(keys.items(), key=lambda item: (-item[1], item[0]))[:MOST_HOT_KEYS]),
+    }
+    for name, sketch in (("delay", delay), ("run", run)):
+        document |= dict(zip((f"{name}_p50", f"{name}_p95", f"{name}_p99"), quantiles(sketch), strict=True))
+    return document
+
+
+def _plain(row: dict[str, Any]) -> dict[str, Any]:
+    return {name: _aware(value) if isinstance(value, datetime) else value for name, value in row.items()}
+
+
+def _aware(moment: datetime) -> datetime:
+    # Spark hands timestamps to Python without a zone, in the local one.
+    return moment.astimezone(UTC)

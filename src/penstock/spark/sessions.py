@@ -1,0 +1,151 @@
+"""The Spark session: made with what the connector needs, or taken as it is from the user.
+
+Everything that is set here can be set by hand on any session; `register` alone is enough on one that somebody else made.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from penstock.errors import PenstockError
+from penstock.spark.java import Java, find_java
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
+
+
+class SparkNotInstalled(PenstockError):
+    """The extra `spark` is not installed."""
+
+
+def session(
+    *,
+    master: str | None = None,
+    remote: str | None = None,
+    app_name: str = "penstock",
+    config: Mapping[str, str] | None = None,
+) -> SparkSession:
+    """A session on which `format("penstock")` works: the active one of this process, or a new one.
+
+    Args:
+        master: Where Spark runs; None: `spark.master` of `config`, or `local[*]`.
+        remote: URL of a Spark Connect server instead of a master, such as `sc://host:15002` or `local[*]`.
+        app_name: Name of the application.
+        config: Settings of Spark; they win over the ones chosen here. Ignored by a session that runs already, but for
+            those that can be changed while it runs.
+
+    Raises:
+        SparkNotInstalled: pyspark is not there.
+        JavaNotFound: No usable Java is there (not asked for with a remote server).
+    """
+    _require_pyspark()
+    from pyspark.sql import SparkSession
+
+    given = dict(config or {})
+    active = SparkSession.getActiveSession()
+    if active is None:
+        if remote is not None:
+            active = _connected(remote, app_name, given)
+        else:
+            active = _started(master or given.get("spark.master") or "local[*]", app_name, given)
+    else:
+        for name, value in given.items():
+            if active.conf.isModifiable(name):
+                active.conf.set(name, value)
+    register(active)
+    return active
+
+
+def register(spark: SparkSession) -> None:
+    """Make `format("penstock")` known to a session, with filter pushdown.
+
+    Spark finds the format by itself where the package is installed for the Python of the driver; registering also
+    covers a server (Spark Connect) that does not have it on its path.
+    """
+    from penstock.spark.source import PenstockSource
+
+    spark.conf.set(PUSHDOWN, "true")
+    spark.dataSource.register(PenstockSource)
+
+
+def settings_for(master: str, java: Java | None = None) -> dict[str, str]:
+    """What a new session is given unless the caller says otherwise."""
+    chosen = {
+        PUSHDOWN: "true",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.execution.arrow.pyspark.enabled": "true",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.sql.streaming.checkpoint.fileChecksum.enabled": "false",
+    }
+    options = " ".join(java.options) if java else ""
+    if master.startswith("local"):
+        parallel = max(2, os.cpu_count() or 2)
+        chosen |= {
+            "spark.driver.host": "127.0.0.1",
+            "spark.driver.bindAddress": "127.0.0.1",
+            "spark.ui.enabled": "false",
+            "spark.sql.shuffle.partitions": str(parallel),
+            "spark.sql.warehouse.dir": str(Path(tempfile.gettempdir()) / f"penstock-warehouse-{os.getpid()}"),
+            # On a local disk the default goes through a path that forks chmod: a third of the time of a small batch.
+            "spark.sql.streaming.checkpointFileManagerClass": (
+                "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
+            ),
+        }
+    if options:
+        chosen["spark.driver.extraJavaOptions"] = options
+        chosen["spark.executor.extraJavaOptions"] = options
+    return chosen
+
+
+def _started(master: str, app_name: str, given: dict[str, str]) -> SparkSession:
+    from pyspark.errors import PySparkRuntimeError
+    from pyspark.sql import SparkSession
+
+    java = find_java()
+    os.environ["JAVA_HOME"] = str(java.home)
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+    if master.startswith("local"):
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+        # local-cluster writes its workers' folders into the installed package otherwise.
+        os.environ.setdefault("SPARK_WORKER_DIR", tempfile.gettempdir())
+    builder = SparkSession.builder.master(master).appName(app_name)
+    for name, value in {**settings_for(master, java), **given}.items():
+        builder = builder.config(name, value)
+    try:
+        spark = builder.getOrCreate()
+    except PySparkRuntimeError as error:
+        raise PenstockError(
+            f"Spark did not start on Java {'.'.join(map(str, java.version))} from {java.origin} ({java.home}): {error}",
+            hint="Its own message stands above. Another Java can be chosen with JAVA_HOME.",
+        ) from error
+    if "spark.log.level" not in given:
+        spark.sparkContext.setLogLevel("ERROR")
+    return spark
+
+
+def _connected(remote: str, app_name: str, given: dict[str, str]) -> SparkSession:
+    from pyspark.sql import SparkSession
+
+    if remote.startswith("local"):
+        os.environ["JAVA_HOME"] = str(find_java().home)
+    builder = SparkSession.builder.remote(remote).appName(app_name)
+    for name, value in given.items():
+        builder = builder.config(name, value)
+    return builder.getOrCreate()
+
+
+def _require_pyspark() -> None:
+    try:
+        import pyspark  # noqa: F401
+    except ImportError:
+        raise SparkNotInstalled(
+            "Spark is not installed", hint='Install it: pip install "penstock[spark,jdk]" (jdk brings Java).'
+        ) from None

@@ -1,0 +1,214 @@
+"""Writes a DataFrame to the queue: every row a job, exactly once.
+
+Tasks copy their rows into a staging table, each attempt under a name of its own. When Spark has heard from all tasks, the
+driver commits: one transaction notes the epoch of the writer and enqueues the rows of the attempts that Spark counts. So a
+task that was retried or ran twice counts once; a batch that Spark repeats after a crash finds its epoch noted; and until
+the commit no worker sees any of it. Whatever a crash leaves behind is in no part that is ever committed.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+
+from penstock.errors import DatabaseUnavailable, InvalidInput, PenstockError
+from penstock.postgres import staging
+from penstock.spark.blocking import Blocking
+from penstock.spark.options import WriteOptions
+from penstock.spark.scans import connect
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql.types import StructType
+
+COLUMNS = {
+    "name": "string",
+    "data": "string",
+    "id": "string",
+    "key": "string",
+    "priority": "short",
+    "run_after": "timestamp",
+    "expires_at": "timestamp",
+    "unique_key": "string",
+}
+_HINT = (
+    f"The columns are {', '.join(COLUMNS)}. All but data may be left out, name when the option job is set. data is a struct, "
+    "a map, or JSON text."
+)
+
+
+@dataclass
+class Staged(WriterCommitMessage):
+    """What one attempt of a task has staged."""
+
+    writer: str
+    part: str
+    rows: int
+
+
+class JobWriter(DataSourceArrowWriter):
+    """Writes one DataFrame."""
+
+    def __init__(self, options: WriteOptions, schema: StructType, overwrite: bool) -> None:
+        if overwrite:
+            raise InvalidInput("a queue cannot be overwritten", hint='Write with mode("append").')
+        check_schema(options, schema)
+        self._options = options
+        self._writer = options.writer or f"write {secrets.token_hex(12)}"
+        self._epoch = options.epoch
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
+        """Stage the rows of one task."""
+        return stage(self._options, self._writer, self._epoch, iterator)
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        """Enqueue them all."""
+        commit(self._options.url, self._writer, self._epoch, messages)
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        """Drop what was staged."""
+        abort(self._options.url, self._writer, self._epoch)
+
+
+class JobStreamWriter(DataSourceStreamArrowWriter):
+    """Writes the micro-batches of a query. The writer is the query, whose id is in its checkpoint; the epoch is the batch."""
+
+    def __init__(self, options: WriteOptions, schema: StructType, overwrite: bool) -> None:
+        if overwrite:
+            raise InvalidInput("a queue takes no complete output", hint='Write with outputMode("append") or "update".')
+        check_schema(options, schema)
+        self._options = options
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
+        """Stage the rows of one task."""
+        from pyspark import TaskContext
+
+        context = TaskContext.get()
+        query = context.getLocalProperty("sql.streaming.queryId") if context else None
+        batch = context.getLocalProperty("streaming.sql.batchId") if context else None
+        if not batch or not (self._options.writer or query):
+            raise PenstockError(
+                "Spark did not say which query and batch this is", hint="Set the option writer to a name of your own."
+            )
+        return stage(self._options, self._options.writer or f"query {query}", int(batch), iterator)
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+        """Enqueue the batch, unless it was before."""
+        if staged := [message for message in messages if isinstance(message, Staged)]:
+            commit(self._options.url, staged[0].writer, batchId, staged)
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+        """Drop what was staged."""
+        if staged := [message for message in messages if isinstance(message, Staged)]:
+            abort(self._options.url, staged[0].writer, batchId)
+
+
+def check_schema(options: WriteOptions, schema: StructType) -> None:
+    """Raise `InvalidInput` unless the columns are those of jobs."""
+    kinds = {field.name: field.dataType.simpleString() for field in schema.fields}
+    if unknown := [name for name in kinds if name not in COLUMNS]:
+        raise InvalidInput(f"a job has no column {unknown[0]}", hint=_HINT)
+    if "data" not in kinds:
+        raise InvalidInput("the column data is missing", hint=_HINT)
+    if options.job is None and "name" not in kinds:
+        raise InvalidInput("it is not said which job type the rows are", hint='Set option("job", "..."), or have a column name.')
+    for name, kind in kinds.items():
+        wanted = COLUMNS[name]
+        fits = {
+            "string": kind == "string" or (name == "data" and kind.startswith(("struct<", "map<string,"))),
+            "short": kind in ("tinyint", "smallint", "int", "bigint"),
+            "timestamp": kind == "timestamp",
+        }
+        if not fits[wanted]:
+            raise InvalidInput(f"the column {name} is {kind}", hint=f"It has to be {wanted}. {_HINT}")
+
+
+def stage(options: WriteOptions, writer: str, epoch: int, batches: Iterator[pa.RecordBatch]) -> Staged:
+    """Copy rows to the staging table under the name of this attempt."""
+    from adbc_driver_manager import Error
+
+    part = f"{epoch}.{secrets.token_hex(10)}"
+    rows = 0
+    first = next(batches, None)
+    if first is None:
+        return Staged(writer, part, 0)
+
+    def staged() -> Iterator[pa.RecordBatch]:
+        nonlocal rows
+        batch: pa.RecordBatch | None = first
+        while batch is not None:
+            if batch.num_rows:
+                yield as_staged(batch, options.job, writer, part, rows)
+                rows += batch.num_rows
+            batch = next(batches, None)
+
+    import pyarrow as pa
+
+    shape = as_staged(first.slice(0, 0), options.job, writer, part, 0).schema
+    try:
+        with connect(options.url) as connection, connection.cursor() as cursor:
+            cursor.adbc_ingest(
+                staging.TABLE, pa.RecordBatchReader.from_batches(shape, staged()), mode="append", db_schema_name=staging.SCHEMA
+            )
+    except Error as error:
+        raise PenstockError(f"the rows could not be staged: {error}") from None
+    return Staged(writer, part, rows)
+
+
+def as_staged(batch: pa.RecordBatch, job: str | None, writer: str, part: str, before: int) -> pa.RecordBatch:
+    """Rows as the staging table has them. Raises `InvalidInput` for a row without data or job type."""
+    import pyarrow as pa
+
+    kinds = {"string": pa.string(), "short": pa.int16(), "timestamp": pa.timestamp("us", tz="UTC")}
+    size = batch.num_rows
+    given = dict(zip(batch.schema.names, batch.columns, strict=True))
+    columns: dict[str, Any] = {
+        "writer": pa.repeat(writer, size),
+        "part": pa.repeat(part, size),
+        "place": pa.array(range(before, before + size), pa.int64()),
+    }
+    for name, kind in COLUMNS.items():
+        if name in given:
+            column = given[name]
+            if name == "data" and not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
+                column = _as_json(column)
+            columns[name] = column if column.type == kinds[kind] else column.cast(kinds[kind])
+    if job is not None:
+        columns["name"] = pa.repeat(job, size)
+    for name in ("data", "name"):
+        if columns[name].null_count:
+            raise InvalidInput(f"a row has no {name}", hint=_HINT)
+    return pa.RecordBatch.from_pydict({name: columns[name] for name in ("writer", "part", "place", *COLUMNS) if name in columns})
+
+
+def commit(url: str, writer: str, epoch: int, messages: Sequence[WriterCommitMessage | None]) -> None:
+    """Enqueue what the attempts behind the messages have staged."""
+    staged = [message for message in messages if isinstance(message, Staged)]
+    rows = sum(message.rows for message in staged)
+    with Blocking(url) as database:
+        database.run(staging.commit(database.database, writer, epoch, [message.part for message in staged if message.rows], rows))
+
+
+def abort(url: str, writer: str, epoch: int) -> None:
+    """Drop what was staged; when the database is away, its sweep does it later."""
+    try:
+        with Blocking(url) as database:
+            database.run(staging.discard(database.database, writer, epoch))
+    except DatabaseUnavailable:
+        pass
+
+
+def _as_json(column: pa.Array) -> pa.Array:
+    """Structs and maps as JSON text."""
+    import orjson
+    import pyarrow as pa
+
+    if pa.types.is_map(column.type):
+        values = [None if value is None else dict(value) for value in column.to_pylist()]
+    else:
+        values = column.to_pylist()
+    return pa.array([None if value is None else orjson.dumps(value, default=str).decode() for value in values], pa.string())

@@ -1,0 +1,98 @@
+"""One Spark session for all tests of this folder: a JVM costs seconds and hundreds of megabytes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import asyncpg
+import pytest
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+FAST = {
+    "spark.driver.memory": "1g",
+    "spark.sql.shuffle.partitions": "2",
+    "spark.default.parallelism": "2",
+    "spark.sql.adaptive.enabled": "false",
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    "spark.task.maxFailures": "4",
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    here = Path(__file__).parent
+    for item in items:
+        if here in item.path.parents and item.get_closest_marker("no_jvm") is None:
+            item.add_marker(pytest.mark.spark)
+            # One process of xdist has the session.
+            item.add_marker(pytest.mark.xdist_group("spark"))
+            if item.get_closest_marker("timeout") is None:
+                item.add_marker(pytest.mark.timeout(300))
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[SparkSession]:
+    from penstock.spark import session
+
+    found = session(master="local[2,4]", config=FAST)
+    yield found
+    found.stop()
+
+
+@pytest.fixture
+def ask(url: str) -> Callable[..., list[Any]]:
+    """Run one statement on the test's database, outside Spark."""
+
+    def ask(query: str, *args: Any) -> list[Any]:
+        async def run() -> list[Any]:
+            connection = await asyncpg.connect(url)
+            try:
+                return list(await connection.fetch(query, *args))
+            finally:
+                await connection.close()
+
+        return asyncio.run(run())
+
+    return ask
+
+
+def on_database(url: str, work: Callable[[Any], Awaitable[Any]]) -> Any:
+    """Run a coroutine with a connection, outside Spark."""
+
+    async def run() -> Any:
+        connection = await asyncpg.connect(url)
+        try:
+            return await work(connection)
+        finally:
+            await connection.close()
+
+    return asyncio.run(run())
+
+
+@pytest.fixture
+def archive(ask: Callable[..., list[Any]]) -> Callable[..., None]:
+    """Run jobs to their end: so many of a type, with a status."""
+
+    def archive(jobs: int, name: str = "t", status: str = "succeeded", key: str | None = None) -> None:
+        ask("select count(*) from penstock.declare_job_type($1, '{\"attempts\": 1}')", name)
+        ask(
+            "select count(*) from penstock.enqueue_many("
+            "$1, array(select jsonb_build_object('n', n) from generate_series(1, $2::integer) n),"
+            " p_keys => case when $3::text is not null then array_fill($3::text, array[$2::integer]) end)",
+            name, jobs, key,
+        )  # fmt: skip
+        rows = ask("select id, attempts, lease from penstock.claim('w', array[$1], $2)", name, jobs)
+        ask(
+            "select * from penstock.settle($1, $2::smallint[], $3::bigint[], array_fill($4::text, array[$5::integer]),"
+            " case when $4 <> 'succeeded' then array_fill($6::jsonb, array[$5::integer]) end)",
+            [row["id"] for row in rows], [row["attempts"] for row in rows], [row["lease"] for row in rows], status, jobs,
+            '{"type": "ValueError", "message": "no 17 in /a/b"}',
+        )  # fmt: skip
+
+    return archive

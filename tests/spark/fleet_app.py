@@ -1,0 +1,10 @@
+"""An app for the fleet's tests."""
+
+from penstock import Job, Penstock
+
+app = Penstock()
+
+
+@app.job("count", attempts=3)
+async def count(job: Job[int]) -> None:
+    """Succeeds."""

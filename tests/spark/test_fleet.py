@@ -1,0 +1,61 @@
+"""A fleet on executors: it works, notices that it is drained, and ends."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from conftest import eventually
+from penstock import Penstock
+from penstock.errors import Conflict, NotFound
+from penstock.postgres import fleets
+from penstock.spark import fleet
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+Ask = Callable[..., list[Any]]
+
+
+async def test_a_fleet_works_until_it_is_drained(spark: SparkSession, app: Penstock, url: str) -> None:
+    ended: list[BaseException | None] = []
+
+    def serve() -> None:
+        try:
+            fleet.run(spark, url, "fleet_app:app", workers=2, fleet="f", ship=Path(__file__).parent)
+        except BaseException as error:
+            ended.append(error)
+        else:
+            ended.append(None)
+
+    await app.enqueue_many(app.job_type("count", int), range(200))
+    database = await app.database()
+    thread = threading.Thread(target=serve)
+    thread.start()
+    try:
+
+        async def worked() -> bool:
+            assert not ended, ended
+            (count,) = [c for c in await app.counts() if c.name == "count"]
+            return count.succeeded_last_hour == 200
+
+        await eventually(worked, "the jobs", timeout=90)
+
+        async def both() -> bool:
+            return [(record.wanted, record.present) for record in await fleets.fleets(database)] == [(2, 2)]
+
+        await eventually(both, "both workers", timeout=60)
+        with pytest.raises(Conflict, match="runs already"):
+            await fleets.start(database, "f", "x:y", 1)
+    finally:
+        await fleets.drain(database, "f")
+    await eventually(lambda: ended, "the end of the fleet", timeout=60)
+    assert ended == [None]
+    assert await database.fetch("select * from penstock.workers") == []
+    assert await fleets.fleets(database) == []
+    with pytest.raises(NotFound, match="no such fleet"):
+        await fleets.drain(database, "f")

@@ -1,0 +1,174 @@
+"""The history pipeline: what the lake and the rollups say is what plain SQL says."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from penstock import Penstock
+from penstock.lake import Lake
+from penstock.postgres import lakes
+from penstock.spark.blocking import Blocking
+from penstock.spark.history import Pipeline, compact, read_lake
+from penstock.spark.sketches import merged, quantiles
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+Ask = Callable[..., list[Any]]
+
+
+class Killed(Exception):
+    """Instead of a kill, where the driver has to live on for the other tests."""
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> Lake:
+    return Lake("main", str(tmp_path / "lake"))
+
+
+def history(ask: Ask, jobs: int = 2000) -> None:
+    """Finished jobs with known times, over some minutes and types, straight into the archive."""
+    ask(
+        "insert into penstock.archived_jobs (id, finished_at, created_at, run_after, started_at, status, attempts, attempts_used,"
+        " priority, name, worker, key, data, errors)"
+        " select gen_random_uuid(), base + make_interval(secs => n * 0.2 + run), base + make_interval(secs => n * 0.2 - delay),"
+        " base + make_interval(secs => n * 0.2 - delay), base + make_interval(secs => n * 0.2),"
+        " (case when n % 10 = 0 then 'failed' else 'succeeded' end)::penstock.archived_job_status, 1, 1 + n % 3, 0,"
+        " case when n % 4 = 0 then 'mail' else 'ship/ment' end, 'w' || n % 2, 'key-' || n % 7, '{}',"
+        " case when n % 3 > 0 or n % 10 = 0 then jsonb_build_array(jsonb_build_object('type', 'ValueError', 'message',"
+        "   'flight ' || n || ' of ''AA'' failed', 'attempt', 1, 'worker', 'w1', 'started_at', base, 'failed_at', base)) end"
+        " from (select n, random() * 3 as run, random() * random() * 20 as delay,"
+        " date_trunc('minute', now()) - interval '5 minutes' as base from generate_series(1, $1::integer) n) numbered",
+        jobs,
+    )
+
+
+def test_the_rollups_are_what_sql_says(spark: SparkSession, url: str, ask: Ask, lake: Lake) -> None:
+    history(ask)
+    ran = Pipeline(spark, url, lake, max_rows=700).run()
+    assert (ran.batches, ran.jobs) == (3, 2000)
+    expected = ask(
+        "select name, date_trunc('minute', finished_at) as minute, count(*) filter (where status = 'succeeded') as succeeded,"
+        " count(*) filter (where status = 'failed') as failed, sum(attempts_used - 1)::bigint as retries,"
+        " round(sum(extract(epoch from started_at - run_after))::numeric, 3) as delay_s,"
+        " round(sum(extract(epoch from finished_at - started_at))::numeric, 3) as run_s"
+        " from penstock.archived_jobs group by 1, 2 order by 1, 2"
+    )
+    found = ask(
+        "select name, minute, succeeded, failed, retries, round(delay_s::numeric, 3) as delay_s,"
+        " round(run_s::numeric, 3) as run_s from penstock.rollups order by 1, 2"
+    )
+    assert [tuple(row) for row in found] == [tuple(row) for row in expected]
+    use = ask("select worker, sum(jobs)::integer as jobs from penstock.worker_use group by 1 order by 1")
+    assert [tuple(row) for row in use] == [("w0", 1000), ("w1", 1000)]
+
+
+def test_percentiles_are_within_the_error_of_the_sketch(spark: SparkSession, url: str, ask: Ask, lake: Lake) -> None:
+    history(ask, 5000)
+    Pipeline(spark, url, lake, max_rows=1500).run()
+    for name in ("mail", "ship/ment"):
+        rows = ask("select delay_sketch, run_sketch from penstock.rollups where name = $1", name)
+        for column, expression in (("delay_sketch", "started_at - run_after"), ("run_sketch", "finished_at - started_at")):
+            for rank in (0.5, 0.95, 0.99):
+                (value,) = quantiles(merged(row[column] for row in rows), [rank])
+                (below,) = ask(
+                    f"select avg((extract(epoch from {expression}) <= $2 + 1e-6)::integer)::float8 as rank"
+                    " from penstock.archived_jobs where name = $1",
+                    name, value,
+                )  # fmt: skip
+                assert abs(below["rank"] - rank) < 0.0166, (name, column, rank)
+
+
+def test_the_lake_has_every_job_and_attempt_once(spark: SparkSession, url: str, ask: Ask, lake: Lake) -> None:
+    history(ask, 900)
+    Pipeline(spark, url, lake, max_rows=400).run()
+    jobs = read_lake(spark, url, "main", "jobs").collect()
+    expected = {str(row["id"]): row for row in ask("select * from penstock.archived_jobs")}
+    assert len(jobs) == 900 and {job.id for job in jobs} == set(expected)
+    assert {job.type for job in jobs} == {"mail", "ship/ment"}
+    assert all(abs(job.finished_at.timestamp() - expected[job.id]["finished_at"].timestamp()) < 1e-5 for job in jobs)
+    failed = sum(row["errors"] is not None for row in expected.values())
+    succeeded = sum(row["status"] == "succeeded" for row in expected.values())
+    attempts = read_lake(spark, url, "main", "attempts").groupBy("outcome").count().collect()
+    assert {row.outcome: row["count"] for row in attempts} == {"failed": failed, "succeeded": succeeded}
+    assert read_lake(spark, url, "main", "jobs", types=["mail"]).count() == 225
+    assert read_lake(spark, url, "other").count() == 0
+
+
+def test_errors_that_differ_in_what_varies_are_one_failure(spark: SparkSession, url: str, ask: Ask, lake: Lake) -> None:
+    history(ask, 300)
+    Pipeline(spark, url, lake).run()
+    with Blocking(url) as database:
+        found = database.run(lakes.failures(database.database, "main", ask("select current_date + 1 as d")[0]["d"], 7))
+    assert {(f.name, f.kind, f.message, f.new) for f in found} == {
+        ("mail", "ValueError", "flight <n> of <text> failed", True),
+        ("ship/ment", "ValueError", "flight <n> of <text> failed", True),
+    }
+    assert (
+        sum(f.failures for f in found) == ask("select count(*) from penstock.archived_jobs where errors is not null")[0]["count"]
+    )
+
+
+@pytest.mark.parametrize("step", ["jobs written", "attempts written", "rollups written", "files moved", "committed"])
+def test_a_run_that_ends_at_any_step_is_repeated_without_a_trace(
+    spark: SparkSession, url: str, ask: Ask, lake: Lake, step: str
+) -> None:
+    def kill(done: str) -> None:
+        if done == step:
+            raise Killed(step)
+
+    history(ask, 200)
+    with pytest.raises(Exception, match=step):
+        Pipeline(spark, url, lake, after_step=kill).run()
+    history(ask, 50)
+    Pipeline(spark, url, lake).run()
+    assert read_lake(spark, url).count() == 250
+    assert ask("select sum(succeeded + failed)::integer as jobs from penstock.rollups")[0]["jobs"] == 250
+    root = Path(lake.uri.removeprefix("file://"))
+    on_disk = {
+        str(path.relative_to(root)) for kind in ("jobs", "attempts", "rollups") for path in (root / kind).rglob("*.parquet")
+    }
+    assert on_disk == {row["path"] for row in ask("select path from penstock.lake_files")}
+    assert not list((root / "_staging").glob("*/*"))
+
+
+def test_compaction_changes_files_and_no_rows(spark: SparkSession, url: str, ask: Ask, lake: Lake) -> None:
+    history(ask, 400)
+    Pipeline(spark, url, lake, max_rows=100).run()
+    before = sorted(read_lake(spark, url).select("id").collect())
+    replaced = compact(url, lake, at_least=2)
+    assert replaced >= 8
+    assert sorted(read_lake(spark, url).select("id").collect()) == before
+    assert compact(url, lake, at_least=2) == 0
+    history(ask, 10)
+    Pipeline(spark, url, lake).run()
+    assert read_lake(spark, url).count() == 410
+
+
+def test_prune_drops_only_what_the_lake_has_and_the_lake_still_finds_it(
+    spark: SparkSession, url: str, ask: Ask, lake: Lake
+) -> None:
+    ask("select penstock.ensure_archive('2025-03-03T12:00:00Z')")
+    insert = (
+        "insert into penstock.archived_jobs (id, finished_at, created_at, run_after, status, attempts, attempts_used, priority,"
+        " name, data) values (gen_random_uuid(), '2025-03-03T12:00:00Z', '2025-03-03T11:00:00Z', '2025-03-03T11:00:00Z',"
+        " 'failed', 0, 1, 0, 't', '{\"n\": 1}') returning id"
+    )
+    (job,) = ask(insert)
+    Pipeline(spark, url, lake).run()
+    ask(insert)
+    assert ask("select * from penstock.prune('30 days')") == []
+    Pipeline(spark, url, lake).run()
+    assert [row["jobs"] for row in ask("select * from penstock.prune('30 days')")] == [2]
+
+    async def look() -> Any:
+        async with Penstock(url) as app:
+            return await app.find(job["id"])
+
+    record = asyncio.run(look())
+    assert (record.id, record.name, record.status, record.data) == (job["id"], "t", "failed", {"n": 1})

@@ -1,0 +1,84 @@
+"""The streaming reader as Spark's process calls it, without a JVM."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import pytest
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
+
+from penstock.spark.options import ReadOptions
+from penstock.spark.source import ArchiveStreamReader
+
+pytestmark = pytest.mark.no_jvm
+
+
+def reader(url: str, **options: str) -> ArchiveStreamReader:
+    return ArchiveStreamReader(ReadOptions.parse({"url": url, "waitS": "0", **options}), ["id", "status"])
+
+
+def rows(reader: ArchiveStreamReader, start: dict[str, Any], end: dict[str, Any]) -> int:
+    # As in a task: another process has a copy.
+    copy = pickle.loads(pickle.dumps(reader))
+    return sum(batch.num_rows for part in reader.partitions(start, end) for batch in copy.read(part))
+
+
+def test_a_query_that_begins_now_reads_what_comes(url: str, archive: Any) -> None:
+    archive(3)
+    here = reader(url)
+    start = here.initialOffset()
+    assert here.latestOffset(start, ReadAllAvailable()) == start
+    archive(4)
+    end = here.latestOffset(start, ReadAllAvailable())
+    assert here.initialOffset() == start
+    assert rows(here, start, end) == 4
+    assert here.latestOffset(end, ReadAllAvailable()) == end
+    here.stop()
+
+
+def test_the_first_batch_is_the_same_after_a_restart(url: str, archive: Any) -> None:
+    here = reader(url)
+    start = here.initialOffset()
+    archive(4)
+    end = here.latestOffset(start, ReadAllAvailable())
+    here.stop()
+    archive(2)
+    # Spark has noted the end of the batch and not its beginning, and "now" is later than both.
+    again = reader(url)
+    assert again.initialOffset() != start
+    assert rows(again, again.initialOffset(), end) == 4
+    assert rows(again, end, again.latestOffset(end, ReadAllAvailable())) == 2
+    again.stop()
+
+
+def test_available_now_stops_where_it_began(url: str, archive: Any) -> None:
+    archive(5)
+    here = reader(url, startingOffsets="earliest", maxRowsPerTrigger="3")
+    here.prepareForTriggerAvailableNow()
+    archive(5)
+    limit = here.getDefaultReadLimit()
+    assert isinstance(limit, ReadMaxRows) and limit.max_rows == 3
+    position, sizes = here.initialOffset(), []
+    while (end := here.latestOffset(position, limit)) != position:
+        sizes.append(rows(here, position, end))
+        position = end
+    assert sizes == [3, 2]
+    here.stop()
+
+
+def test_a_time_to_start_from_leaves_out_what_was_before(url: str, archive: Any, ask: Any) -> None:
+    archive(2)
+    (now,) = ask("select clock_timestamp() as at")
+    archive(3)
+    here = reader(url, startingTimestamp=now["at"].isoformat())
+    start = here.initialOffset()
+    assert rows(here, start, here.latestOffset(start, ReadAllAvailable())) == 3
+    here.stop()
+
+
+def test_a_position_of_another_database_is_refused(url: str) -> None:
+    here = reader(url)
+    with pytest.raises(Exception, match="restored or replaced"):
+        here.latestOffset({"seen": "99999999:99999999:"}, ReadAllAvailable())
+    here.stop()
