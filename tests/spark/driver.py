@@ -1,7 +1,7 @@
-"""A driver to be killed: moves numbers from files into the queue, or history into a lake, and says when it is where.
+"""A driver to be killed: moves numbers from files into the queue, or history into a lake.
 
-Run as `python driver.py sink|history URL FOLDER STEP` (or `cluster URL FOLDER MASTER`): at STEP it kills itself with
-SIGKILL, which is what a lost machine looks like. With the step `none` it runs to its end.
+Run as `python driver.py sink|history URL FOLDER STEP`: at STEP it kills itself with SIGKILL, which is what a lost machine
+looks like; with the step `none` it runs to its end. `cluster URL FOLDER MASTER` reads and writes on a cluster.
 """
 
 from __future__ import annotations

@@ -105,7 +105,7 @@ def test_a_standalone_cluster_reads_and_writes_and_outlives_a_worker(
     ]
     programs.extend(workers)
     for worker in workers:
-        until(lambda worker=worker: "Successfully registered with master" in worker.log.read_text(), "a worker", worker)  # type: ignore[misc]
+        until(lambda log=worker.log: "Successfully registered with master" in log.read_text(), "a worker", worker)
     archive(300)
     drive(url, tmp_path, address, programs, workers[0].kill)
     assert ask("select count(*) from penstock.queued_jobs")[0]["count"] == 600
