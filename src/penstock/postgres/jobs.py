@@ -84,9 +84,26 @@ async def declare_job_type(database: Database, name: str, options: dict[str, Any
     return job_type_of(row)
 
 
-async def job_types(database: Database) -> list[JobTypeRecord]:
-    """All job types, by name."""
-    return [job_type_of(row) for row in await database.fetch("select * from penstock.jobs order by name")]
+# PostgreSQL's spans of time reach further than Python's: one type with such a span must not hide all the others.
+_TYPES = """
+    select name, delivery_strategy, attempts, concurrency,
+           least(visibility_timeout, interval '900000000 days') as visibility_timeout,
+           case when time_limit < interval '900000000 days' then time_limit end as time_limit,
+           least(backoff_base, interval '900000000 days') as backoff_base,
+           backoff_factor,
+           least(backoff_cap, interval '900000000 days') as backoff_cap,
+           backoff_jitter, rate_limit,
+           case when rate_limit is not null then least(rate_period, interval '900000000 days') end as rate_period,
+           keep_result, paused_at, created_at, updated_at
+    from penstock.jobs
+    where $1::text[] is null or name = any($1)
+    order by name
+"""
+
+
+async def job_types(database: Database, names: Sequence[str] | None = None) -> list[JobTypeRecord]:
+    """The job types of these names (None: all), by name. Spans that Python cannot hold are cut to 900,000,000 days."""
+    return [job_type_of(row) for row in await database.fetch(_TYPES, names)]
 
 
 async def pause(database: Database, name: str) -> None:

@@ -111,6 +111,8 @@ class Claimer:
             except PenstockError as error:
                 idle = False
                 log.error("claim_refused", error=error.message)
+                # The refusal may be of the answer: jobs that it claimed are not to stay behind.
+                await self._recover_claim()
                 await asyncio.sleep(self._pause())
 
     async def _claim(self) -> tuple[int, int]:
@@ -143,4 +145,8 @@ class Claimer:
 
     async def _recover_claim(self) -> None:
         """The answer to a claim was lost: hand back what it may have taken."""
-        await jobs.release_unknown(self._database, self.worker, self._known_leases)
+        try:
+            await jobs.release_unknown(self._database, self.worker, self._known_leases)
+        except PenstockError as error:
+            log.warning("release_failed", error=error.message)
+            await asyncio.sleep(self._pause())

@@ -224,7 +224,7 @@ class Worker:
                 care.workers = beat.workers
                 for id in beat.cancelled:
                     runner.cancel(id)
-                for record in await jobs.job_types(self._database):
+                for record in await jobs.job_types(self._database, list(self._types)):
                     if record.name in self._types:
                         self._types[record.name].refresh(record)
             except PenstockError as error:
