@@ -238,6 +238,30 @@ async def test_shutdown_hands_back_what_did_not_finish(url: str) -> None:
         assert await (await app.database()).fetchval("select count(*) from penstock.workers") == 0
 
 
+async def test_what_a_worker_claims_after_it_was_taken_for_dead_is_handed_back(url: str) -> None:
+    ran_by: list[str] = []
+    go_on = asyncio.Event()
+    async with Penstock(url, settings=Settings(heartbeat_interval=0.5, poll_interval=0.1)) as app:
+
+        @app.job("long")
+        async def long(job: Job[Any]) -> None:
+            ran_by.append(worker.id)
+            await go_on.wait()
+
+        database = await app.database()
+        async with Running(app) as worker:
+            dead = worker.id
+            await database.fetch("delete from penstock.workers where id = $1", dead)
+            receipt = await long.enqueue()
+            held = "select count(*) from penstock.leases as lease join penstock.workers as holder on holder.id = lease.worker"
+            await eventually(lambda: database.fetchval(held), "a lease of a worker that lives")
+            await eventually(lambda: worker.id in ran_by, "a start under the new name")
+            assert worker.id != dead
+            go_on.set()
+            assert (await app.wait(receipt.id)).worker == worker.id
+            assert await database.fetchval("select count(*) from penstock.leases") == 0
+
+
 async def test_context_variables_do_not_leak_from_job_to_job(app: Penstock) -> None:
     tenant: contextvars.ContextVar[str] = contextvars.ContextVar("tenant", default="nobody")
     seen: list[str] = []

@@ -19,7 +19,7 @@ from typing import Any, Protocol, TypeVar
 
 import structlog
 
-from penstock.errors import DatabaseUnavailable, NotFound, PenstockError
+from penstock.errors import Conflict, DatabaseUnavailable, NotFound, PenstockError
 from penstock.ownership import balance
 from penstock.ownership.assign import KeyAssign
 from penstock.ownership.state import Change, MemberState
@@ -175,7 +175,10 @@ class Member:
             except NotFound:
                 # Evicted between two calls; the next heartbeat says so.
                 continue
-            except DatabaseUnavailable as error:
+            except Conflict:
+                # Another member has this id: going on would take turns with it.
+                raise
+            except PenstockError as error:
                 log.warning("ownership_call_failed", group=self.group, member=self.id, error=error.message)
                 if said_so and monotonic() >= self._state.fence_at:
                     return

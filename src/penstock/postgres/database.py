@@ -39,48 +39,72 @@ _BY_SQLSTATE: dict[str, type[PenstockError]] = {
     "PS413": InvalidInput,
 }
 _SCHEMA_STATES = {"3F000", "42P01", "42883", "42703"}
-# Connection exceptions, shutdowns, too many connections, "the database system is starting up", and "not accepting connections".
-_LOST_CLASSES = ("08", "57P", "53300", "55000")
-_CONTENTION = {"40001", "40P01", "55P03"}
+# Connection exceptions, lack of resources, shutdowns, "the database system is starting up", "not accepting connections", and
+# transactions that the server ended for idling or for taking too long.
+_LOST_CLASSES = ("08", "53", "57P", "55000", "25P03", "25P04", "58")
+# What another call, a setting or an administrator did to this one, and what may work when it is repeated, with what to do.
+_PASSING = {
+    "23505": "Another transaction wrote the same identity or unique key at the same time: repeat the call.",
+    "25006": "The server is read-only: a standby, or the old primary after a failover. Repeat the call when there is a primary.",
+    "40": "Repeat the call.",
+    "55P03": "Repeat the call.",
+    "57014": "It was cancelled, by an administrator or by a statement_timeout. Repeat the call.",
+}
+# Of those, what can also lie in the call itself, so that it is not repeated for ever.
+_PERHAPS_LASTING = {"23505", "57014", "53200"}
+_MOST_REPEATS = 5
 
 
 def translate(error: BaseException) -> PenstockError | None:
-    """The Penstock error for one of asyncpg or the operating system; None when it is none of ours."""
-    sqlstate = getattr(error, "sqlstate", None)
-    if isinstance(error, asyncpg.PostgresError) and sqlstate:
-        message = getattr(error, "message", None) or str(error)
-        hint = getattr(error, "hint", None)
-        if kind := _BY_SQLSTATE.get(sqlstate):
-            return kind(message, hint=hint)
-        if sqlstate in _SCHEMA_STATES and "penstock" in message:
-            return SchemaMismatch(f"the database has no matching Penstock schema: {message}", hint="Run: penstock migrate")
-        if sqlstate.startswith(_LOST_CLASSES):
-            return DatabaseUnavailable(f"the database is not available: {message}")
-        if sqlstate in _CONTENTION:
-            return DatabaseUnavailable(f"the database was busy with a conflicting call: {message}")
-        if sqlstate == "42501":
-            return PenstockError(
-                f"the database refuses: {message}",
-                hint="Let the schema's owner run: select penstock.grant_access('<role>', 'worker');",
-            )
-        if sqlstate.startswith("28") or sqlstate == "3D000":
-            return PenstockError(
-                f"cannot log in to the database: {message}",
-                hint="Check PENSTOCK_DATABASE_URL: user, password, database.",
-            )
-        if sqlstate.startswith("22"):
-            return InvalidInput(message, hint=hint)
+    """The Penstock error for one of asyncpg or the operating system; None when it is none of ours.
+
+    Every error of the server has one, so that a loop which survives `PenstockError` survives the server.
+    """
+    if isinstance(error, asyncpg.PostgresError):
+        return _of_server(error, getattr(error, "sqlstate", None) or "XX000")
     if isinstance(error, asyncpg.exceptions.DataError):
         return InvalidInput(f"a value does not fit its type: {error}")
     if isinstance(error, (OSError, asyncpg.InterfaceError, asyncpg.InternalClientError, TimeoutError)):
         return DatabaseUnavailable(f"the database is not available: {type(error).__name__}: {error}")
+    if isinstance(error, OverflowError):
+        # PostgreSQL's times and spans reach further than Python's.
+        return PenstockError(f"the database holds a value that Python cannot: {error}")
     return None
+
+
+def _of_server(error: asyncpg.PostgresError, sqlstate: str) -> PenstockError:
+    message = getattr(error, "message", None) or str(error)
+    hint = getattr(error, "hint", None)
+    if kind := _BY_SQLSTATE.get(sqlstate):
+        return kind(message, hint=hint)
+    if sqlstate in _SCHEMA_STATES and "penstock" in message:
+        return SchemaMismatch(f"the database has no matching Penstock schema: {message}", hint="Run: penstock migrate")
+    if sqlstate.startswith(_LOST_CLASSES):
+        return DatabaseUnavailable(f"the database is not available: {message}")
+    for state, advice in _PASSING.items():
+        if sqlstate.startswith(state):
+            return DatabaseUnavailable(f"the database did not carry out the call: {message}", hint=advice)
+    if sqlstate == "42501":
+        return PenstockError(
+            f"the database refuses: {message}",
+            hint="Let the schema's owner run: select penstock.grant_access('<role>', 'worker');",
+        )
+    if sqlstate.startswith("28") or sqlstate == "3D000":
+        return PenstockError(
+            f"cannot log in to the database: {message}",
+            hint="Check PENSTOCK_DATABASE_URL: user, password, database.",
+        )
+    if sqlstate.startswith("22"):
+        return InvalidInput(message, hint=hint)
+    if sqlstate.startswith("54"):
+        return InvalidInput(f"a value is too large for the database: {message}", hint=hint)
+    return PenstockError(f"the database refuses (SQLSTATE {sqlstate}): {message}", hint=hint)
 
 
 def _lost(error: BaseException) -> bool:
     """Whether the connection is gone, unlike a call that took too long."""
     state = getattr(error, "sqlstate", None) or ""
-    return state.startswith(("08", "57P")) or (
+    return state.startswith(("08", "57P", "25006", "25P03", "25P04")) or (
         isinstance(error, (OSError, asyncpg.InterfaceError, asyncpg.InternalClientError)) and not isinstance(error, TimeoutError)
     )
 
@@ -208,12 +232,20 @@ class Database:
         return await self._translated(once)
 
     async def retrying(self, call: Callable[[], Awaitable[T]]) -> T:
-        """Repeat `call` while the database is unavailable, with pauses of 50 ms growing to 5 s, jittered."""
+        """Repeat `call` while the database is unavailable, with pauses of 50 ms growing to 5 s, jittered.
+
+        What may lie in the call itself (a duplicate key, a statement_timeout) is repeated a few times only.
+        """
         pause = 0.05
+        repeats = 0
         while True:
             try:
                 return await self._translated(call)
             except DatabaseUnavailable as error:
+                if getattr(error.__cause__, "sqlstate", None) in _PERHAPS_LASTING:
+                    repeats += 1
+                    if repeats > _MOST_REPEATS:
+                        raise
                 log.warning("database_unavailable", error=error.message, retry_in_s=round(pause, 2))
                 await asyncio.sleep(pause * random.uniform(0.5, 1.0))
                 pause = min(pause * 2, 5.0)

@@ -46,11 +46,14 @@ class Listener:
                 await asyncio.sleep(pause * random.uniform(0.5, 1.0))
                 pause = min(pause * 2, 5.0)
                 continue
-            pause = 0.1
             try:
                 await self._listen(connection)
+                pause = 0.1
             except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
-                log.warning("listen_lost", error=str(error))
+                # Also when it is refused at once, as by a standby: not in a tight loop.
+                log.warning("listen_lost", error=str(error), retry_in_s=round(pause, 2))
+                await asyncio.sleep(pause * random.uniform(0.5, 1.0))
+                pause = min(pause * 2, 5.0)
             finally:
                 connection.terminate()
 

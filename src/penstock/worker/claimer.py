@@ -57,6 +57,7 @@ class Claimer:
         self._marks = Marks()
         self._awake = asyncio.Event()
         self._room = asyncio.Event()
+        self._claiming = asyncio.Lock()
         self.work_on(types)
 
     def work_on(self, types: Mapping[str, WorkedType]) -> None:
@@ -81,6 +82,15 @@ class Claimer:
         self._marks.sweep()
         self._awake.set()
 
+    @property
+    def paused(self) -> asyncio.Lock:
+        """While this is held no claim is under way: `worker` can change."""
+        return self._claiming
+
+    def known_leases(self) -> list[int]:
+        """Leases of jobs in hand, and of those that are done and not settled yet."""
+        return [*self._runner.leases, *self._unsettled()]
+
     async def run(self) -> None:
         """Claim until cancelled."""
         last_found = time.monotonic()
@@ -90,7 +100,8 @@ class Claimer:
             self._awake.clear()
             self._room.clear()
             try:
-                asked, found = await self._claim()
+                async with self._claiming:
+                    asked, found = await self._claim()
                 if asked == 0:
                     # Every place is taken. The time-out shows that this loop is alive.
                     await happens(self._room, 1.0)
@@ -111,6 +122,8 @@ class Claimer:
             except PenstockError as error:
                 idle = False
                 log.error("claim_refused", error=error.message)
+                # The refusal may be of the answer: jobs that it claimed are not to stay behind.
+                await self._recover_claim()
                 await asyncio.sleep(self._pause())
 
     async def _claim(self) -> tuple[int, int]:
@@ -135,12 +148,13 @@ class Claimer:
                 self._marks.swept(now, 0.0)
         return asked, found
 
-    def _known_leases(self) -> list[int]:
-        return [*self._runner.leases, *self._unsettled()]
-
     def _pause(self) -> float:
         return min(self._settings.poll_interval.total_seconds(), _LONGEST_WAIT_S) * random.uniform(0.7, 1.0)
 
     async def _recover_claim(self) -> None:
         """The answer to a claim was lost: hand back what it may have taken."""
-        await jobs.release_unknown(self._database, self.worker, self._known_leases)
+        try:
+            await jobs.release_unknown(self._database, self.worker, self.known_leases)
+        except PenstockError as error:
+            log.warning("release_failed", error=error.message)
+            await asyncio.sleep(self._pause())

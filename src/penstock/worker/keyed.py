@@ -170,8 +170,7 @@ class KeyedClaimer:
             except DatabaseUnavailable as error:
                 idle = False
                 log.warning("claim_failed", pool=self.name, error=error.message)
-                if self._member is not None:
-                    await jobs.release_unknown(self._database, self._member.id, self._known_leases)
+                await self._recover_claim()
             except NotFound:
                 # Evicted: the member finds out by itself, and joins again.
                 idle = False
@@ -181,7 +180,17 @@ class KeyedClaimer:
             except PenstockError as error:
                 idle = False
                 log.error("claim_refused", pool=self.name, error=error.message)
+                await self._recover_claim()
                 await asyncio.sleep(self._pause())
+
+    async def _recover_claim(self) -> None:
+        """The answer to a claim was lost: hand back what it may have taken."""
+        try:
+            if self._member is not None:
+                await jobs.release_unknown(self._database, self._member.id, self._known_leases)
+        except PenstockError as error:
+            log.warning("release_failed", pool=self.name, error=error.message)
+            await asyncio.sleep(self._pause())
 
     async def watch_cancellations(self) -> None:
         """Tell handlers whose jobs were cancelled, until cancelled; the notification of it may have been missed."""

@@ -360,7 +360,8 @@ def _stopped(running: Running) -> Settlement:
         detail = {"type": "TimeLimit", "message": "the handler ran longer than its time limit"}
         return Settlement(claimed.id, claimed.attempts, running.lease, Outcome.FAILED, orjson.dumps(detail).decode())
     # With a detail the job counts as started, which an at_most_once job may be only once.
-    detail = {"type": "Interrupted", "message": "the worker shut down before the handler was done"}
+    cause = "was taken for dead" if running.reason == "lost" else "shut down"
+    detail = {"type": "Interrupted", "message": f"the worker {cause} before the handler was done"}
     return Settlement(claimed.id, claimed.attempts, running.lease, Outcome.RELEASED, orjson.dumps(detail).decode())
 
 

@@ -39,6 +39,7 @@ class Settler:
         self._written = written
         self._results: list[Settlement] = []
         self._in_hand: list[Settlement] = []
+        self._left: set[int] = set()  # leases of results that could not be written, which end by themselves
         self._progress: dict[UUID, tuple[int, str]] = {}
         self._arrived = asyncio.Event()
         self._idle = asyncio.Event()
@@ -58,7 +59,7 @@ class Settler:
     @property
     def leases(self) -> set[int]:
         """Leases of results that are not known to be written: their jobs are not to be handed back."""
-        return {result.lease for result in self._in_hand + self._results}
+        return {result.lease for result in self._in_hand + self._results} | self._left
 
     async def run(self) -> None:
         """Settle until cancelled."""
@@ -81,7 +82,7 @@ class Settler:
             await asyncio.sleep(1.0)
             if self._progress:
                 progress, self._progress = self._progress, {}
-                await jobs.report_progress(self._database, [(id, attempts, text) for id, (attempts, text) in progress.items()])
+                await self._write_progress([(id, attempts, text) for id, (attempts, text) in progress.items()])
 
     async def drained(self) -> None:
         """Wait until everything taken so far is written."""
@@ -93,11 +94,31 @@ class Settler:
         except PenstockError as error:
             # One result that cannot be written must not stop the others, nor the worker.
             if len(batch) > 1:
-                return {id: outcome for result in batch for id, outcome in (await self._write([result])).items()}
-            log.error("job_result_refused", job_id=str(batch[0].id), error=error.message)
-            detail = orjson.dumps({"type": type(error).__name__, "message": f"the result was refused: {error.message}"}).decode()
-            refused = replace(batch[0], outcome=Outcome.FAILED, detail=detail, retry_after=None)
-            return await jobs.settle(self._database, [refused])
+                middle = len(batch) // 2
+                return {**await self._write(batch[:middle]), **await self._write(batch[middle:])}
+            return await self._refuse(batch[0], error)
+
+    async def _refuse(self, result: Settlement, error: PenstockError) -> dict[UUID, str]:
+        log.error("job_result_refused", job_id=str(result.id), error=error.message)
+        detail = orjson.dumps({"type": type(error).__name__, "message": f"the result was refused: {error.message}"}).decode()
+        try:
+            return await jobs.settle(self._database, [replace(result, outcome=Outcome.FAILED, detail=detail, retry_after=None)])
+        except PenstockError as again:
+            # It stays known as started: handing it back would start an at_most_once job anew.
+            self._left.add(result.lease)
+            log.error("job_left_to_its_lease", job_id=str(result.id), lease=result.lease, error=again.message)
+            return {result.id: "stale"}
+
+    async def _write_progress(self, progress: list[tuple[UUID, int, str]]) -> None:
+        try:
+            await jobs.report_progress(self._database, progress)
+        except PenstockError as error:
+            if len(progress) == 1:
+                log.warning("job_progress_refused", job_id=str(progress[0][0]), error=error.message)
+                return
+            middle = len(progress) // 2
+            await self._write_progress(progress[:middle])
+            await self._write_progress(progress[middle:])
 
     def _report(self, batch: Sequence[Settlement], outcomes: dict[UUID, str]) -> None:
         if not outcomes:

@@ -243,10 +243,7 @@ class Worker:
                 state = "draining" if self._stop.is_set() else "running"
                 beat = await jobs.heartbeat(self._database, self.id, runner.in_flight, state)
                 if not beat.known:
-                    # Others have its jobs already: what it still runs can no longer be settled.
-                    log.error("worker_was_taken_for_dead", worker=self.id)
-                    runner.abandon(runner.jobs_of(self._types))
-                    await self._register(claimer)
+                    await self._begin_anew(claimer, runner)
                     continue
                 care.workers = beat.workers
                 for id in beat.cancelled:
@@ -256,6 +253,15 @@ class Worker:
                         self._types[record.name].refresh(record)
             except PenstockError as error:
                 log.warning("heartbeat_failed", error=error.message)
+
+    async def _begin_anew(self, claimer: Claimer, runner: Runner) -> None:
+        """It was taken for dead: others have its jobs. Those that it claimed since then nobody would miss: hand them back."""
+        log.error("worker_was_taken_for_dead", worker=self.id)
+        async with claimer.paused:
+            for id in runner.jobs_of(self._types):
+                runner.cancel(id, "lost")
+            await jobs.release_unknown(self._database, self.id, claimer.known_leases)
+            await self._register(claimer)
 
     async def _listen(self, claimer: Claimer, runner: Runner, care: Care, parts: Sequence[PoolPart]) -> None:
         def heard(payload: str) -> None:

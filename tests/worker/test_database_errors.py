@@ -1,0 +1,184 @@
+"""Errors of the database, each as one of Penstock's kinds, and a worker that outlives them."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import asyncpg
+import pytest
+from test_worker import Running
+
+from conftest import eventually
+from penstock import DatabaseUnavailable, InvalidInput, Job, JobFailed, Penstock, PenstockError, Settings, Status
+
+
+@pytest.mark.parametrize(
+    ("sqlstate", "kind"),
+    [
+        ("23505", DatabaseUnavailable),
+        ("25006", DatabaseUnavailable),
+        ("25P03", DatabaseUnavailable),
+        ("40001", DatabaseUnavailable),
+        ("40P01", DatabaseUnavailable),
+        ("53100", DatabaseUnavailable),
+        ("57014", DatabaseUnavailable),
+        ("57P01", DatabaseUnavailable),
+        ("54000", InvalidInput),
+        ("22003", InvalidInput),
+        ("42501", PenstockError),
+        ("XX000", PenstockError),
+        ("P0001", PenstockError),
+    ],
+)
+async def test_every_error_of_the_server_is_one_of_ours(app: Penstock, sqlstate: str, kind: type[PenstockError]) -> None:
+    database = await app.database()
+    await database.fetch(
+        "create or replace function pg_temp.fail(state text) returns void language plpgsql as"
+        " $$ begin raise exception 'on purpose' using errcode = state; end $$"
+    )
+    with pytest.raises(PenstockError, match="on purpose") as caught:
+        await database.fetch("select pg_temp.fail($1)", sqlstate)
+    assert type(caught.value) is kind
+
+
+async def test_a_value_that_python_cannot_hold_is_one_of_ours(app: Penstock) -> None:
+    with pytest.raises(PenstockError, match="Python cannot"):
+        await (await app.database()).fetch("select interval '3000000 years'")
+
+
+async def test_what_may_lie_in_the_call_is_not_repeated_for_ever(app: Penstock) -> None:
+    database = await app.database()
+    await database.fetch("create table twice (id int primary key)")
+    await database.fetch("insert into twice values (1)")
+    with pytest.raises(DatabaseUnavailable, match="duplicate key"):
+        await asyncio.wait_for(database.fetch("insert into twice values (1)", retry=True), 60)
+
+
+async def test_a_worker_outlives_a_server_that_turns_read_only(url: str, sql: asyncpg.Connection[Any]) -> None:
+    async with Penstock(url, settings=Settings(heartbeat_interval=0.2, poll_interval=0.1)) as app:
+
+        @app.job("steady")
+        async def steady(job: Job[Any]) -> None: ...
+
+        async with Running(app):
+            await app.wait((await steady.enqueue()).id)
+            name = await sql.fetchval("select current_database()")
+            await sql.execute(f'alter database "{name}" set default_transaction_read_only = on')
+            await _end_others(sql)
+            with pytest.raises(DatabaseUnavailable, match="read-only"):
+                await eventually(lambda: _enqueue(steady), "a refusal", timeout=5)
+            await sql.execute("set default_transaction_read_only = off")
+            await sql.execute(f'alter database "{name}" reset default_transaction_read_only')
+            id = await sql.fetchval("select penstock.enqueue('steady', '{}')")
+            await _end_others(sql)
+            assert (await eventually(lambda: _found(app, id), "the job")).status is Status.SUCCEEDED
+
+
+async def test_a_worker_outlives_the_cancellation_of_its_calls(url: str, sql: asyncpg.Connection[Any]) -> None:
+    async with Penstock(url, settings=Settings(poll_interval=0.1)) as app:
+
+        @app.job("steady")
+        async def steady(job: Job[Any]) -> None: ...
+
+        async with Running(app):
+            async with sql.transaction():
+                await sql.execute("lock table penstock.queued_jobs in access exclusive mode")
+                cancel = (
+                    "select count(pg_cancel_backend(pid)) from pg_stat_activity"
+                    " where query like '%penstock.claim(%' and wait_event_type = 'Lock' and pid <> pg_backend_pid()"
+                )
+                await eventually(lambda: sql.fetchval(cancel), "a claim that waits")
+            await app.wait((await steady.enqueue()).id)
+
+
+async def test_a_job_type_with_a_span_beyond_python_does_not_stop_the_others(url: str, sql: asyncpg.Connection[Any]) -> None:
+    async with Penstock(url, settings=Settings(heartbeat_interval=0.1)) as app:
+
+        @app.job("steady", keep_result=False)
+        async def steady(job: Job[Any]) -> int:
+            return 1
+
+        async with Running(app):
+            await sql.execute("insert into penstock.jobs (name, backoff_cap) values ('endless', '3000000 years')")
+            await app.change_job_type("steady", keep_result=True)
+
+            async def kept() -> bool:
+                return bool((await app.wait((await steady.enqueue()).id)).result)
+
+            await eventually(kept, "the change")
+            assert {record.name for record in await app.job_types()} == {"steady", "endless"}
+
+
+async def test_a_result_that_the_database_refuses_fails_its_own_job_alone(app: Penstock, sql: asyncpg.Connection[Any]) -> None:
+    await sql.execute(
+        "create function refuse() returns trigger language plpgsql as"
+        " $$ begin if new.result::text = '\"bad\"' then raise exception 'too large' using errcode = '54000'; end if;"
+        " return new; end $$;"
+        " create trigger refuse before insert on penstock.archived_jobs for each row execute function refuse()"
+    )
+
+    @app.job("result", attempts=1, keep_result=True)
+    async def result(job: Job[str]) -> str:
+        return job.data
+
+    receipts = await result.enqueue_many(["good", "bad", "fine"])
+    async with Running(app):
+        with pytest.raises(JobFailed, match="result was refused.*too large"):
+            await app.wait(receipts[1].id)
+        assert [(await app.wait(receipts[place].id)).result for place in (0, 2)] == ["good", "fine"]
+
+
+async def test_progress_that_the_database_refuses_does_not_end_the_worker(app: Penstock, sql: asyncpg.Connection[Any]) -> None:
+    go_on = asyncio.Event()
+
+    @app.job("import")
+    async def import_rows(job: Job[Any]) -> None:
+        job.progress("x" * 200)
+        await go_on.wait()
+
+    await sql.execute(
+        "create function refuse() returns trigger language plpgsql as"
+        " $$ begin raise exception 'refused' using errcode = 'XX000'; end $$"
+    )
+    async with Running(app):
+        receipt = await import_rows.enqueue()
+        await eventually(lambda: _in_progress(app, receipt.id), "a start")
+        await sql.execute("create trigger refuse before update on penstock.queued_jobs for each row execute function refuse()")
+        refused = "select xact_rollback from pg_stat_database where datname = current_database()"
+        before = await sql.fetchval(refused)
+        await eventually(lambda: _more(sql, refused, before), "a refusal")
+        await sql.execute("drop trigger refuse on penstock.queued_jobs")
+        go_on.set()
+        await app.wait(receipt.id)
+
+
+async def _end_others(sql: asyncpg.Connection[Any]) -> None:
+    await sql.execute(
+        "select pg_terminate_backend(pid) from pg_stat_activity where datname = current_database() and pid <> pg_backend_pid()"
+    )
+
+
+async def _enqueue(type_: Any) -> None:
+    try:
+        await type_.enqueue()
+    except DatabaseUnavailable as error:
+        if "read-only" in error.message:
+            raise
+
+
+async def _found(app: Penstock, id: Any) -> Any:
+    try:
+        record = await app.find(id)
+    except DatabaseUnavailable:
+        return None
+    return record if record.status.finished else None
+
+
+async def _in_progress(app: Penstock, id: Any) -> bool:
+    return (await app.find(id)).status is Status.IN_PROGRESS
+
+
+async def _more(sql: asyncpg.Connection[Any], query: str, before: int) -> bool:
+    await sql.execute("select pg_stat_clear_snapshot()")
+    return bool(await sql.fetchval(query) > before)
