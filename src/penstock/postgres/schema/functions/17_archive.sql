@@ -11,7 +11,7 @@ security definer
 set search_path = penstock, pg_temp
 as $$
 begin
-    if exists (select from penstock.idle_readers) then
+    if exists (select from penstock.idle_history_readers) then
         perform pg_notify('penstock_archive', '');
     end if;
     return null;
@@ -30,10 +30,10 @@ security definer
 set search_path = penstock, pg_temp
 as $$
 begin
-    delete from penstock.idle_readers
+    delete from penstock.idle_history_readers
     where (reader = p_reader and not p_waiting) or since < clock_timestamp() - interval '10 minutes';
     if p_waiting then
-        insert into penstock.idle_readers (reader, since)
+        insert into penstock.idle_history_readers (reader, since)
         values (p_reader, clock_timestamp())
         on conflict (reader) do update set since = excluded.since;
     end if;

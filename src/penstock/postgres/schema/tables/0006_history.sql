@@ -17,11 +17,11 @@ alter table penstock.archived_jobs add column xid xid8 not null default pg_curre
 comment on column penstock.archived_jobs.xid is 'The transaction that archived the job: what orders the archive by commit.';
 create index archived_jobs_xid on penstock.archived_jobs (xid);
 
-create unlogged table penstock.idle_readers (
+create unlogged table penstock.idle_history_readers (
     reader text primary key,
     since timestamptz not null
 );
-comment on table penstock.idle_readers is 'Readers of the archive that wait for a notification; settles notify only while there are any. Unlogged, since it is a hint.';
+comment on table penstock.idle_history_readers is 'Readers of the archive that wait for a notification; settles notify only while there are any. Unlogged, since it is a hint.';
 
 create table penstock.pruned_days (
     day date primary key,
