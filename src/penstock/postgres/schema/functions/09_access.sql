@@ -21,7 +21,7 @@ declare
     ];
     producing constant text[] := array[
         'enqueue', 'enqueue_many', 'enqueue_json', 'put_jobs', 'cancel', 'replay', 'start_standing', 'stop_standing',
-        'notify_standing', 'reconcile_standing', 'publish', 'publish_json'
+        'notify_standing', 'reconcile_standing', 'publish', 'publish_many', 'publish_json'
     ];
     working constant text[] := array[
         'claim', 'extend', 'settle', 'settle_attempts', 'leave_to_callback', 'report_progress', 'register_worker', 'heartbeat',
