@@ -30,9 +30,9 @@ begin
                 subscriber.queue, subscriber.key, type.attempts, given.number
             from given
             join penstock.subscriptions as subscriber on subscriber.topic = p_topic
-            join penstock.jobs as type on type.name = subscriber.queue
+            cross join lateral (select jobs.attempts from penstock.jobs where jobs.name = subscriber.queue offset 0) as type
             where subscriber.filter is null or given.data @> subscriber.filter
-            order by given.seq, subscriber.number
+            order by given.seq, subscriber.client_id
             offset 0
         ) as wanted
         returning message
@@ -128,7 +128,7 @@ begin
     order by given.place;
     update penstock.topics set last_seq = topics.last_seq + cardinality(fresh) where topics.name = p_topic;
     if cardinality(fresh) > 0 then
-        perform penstock.wake_subscribers(p_topic, null);
+        perform penstock.wake_subscribers(p_topic);
     end if;
 end
 $$;
