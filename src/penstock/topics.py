@@ -13,7 +13,7 @@ A copy is an ordinary job in the queue `<topic>_<client id>`, so everything that
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 log = structlog.get_logger("penstock.topics")
 T = TypeVar("T")
 _RENEWALS_IN_A_TTL = 4
+_BATCH = 1_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +126,33 @@ class Topic(Generic[T]):
         database = await self.app.database()
         receipt = await topics.publish(database, self.name, document)
         return receipt if background else await self.outcomes(receipt, timeout=timeout)
+
+    async def publish_many(self, data: Iterable[T], *, ids: Iterable[UUID | str] | None = None) -> list[Published]:
+        """Publish many messages in their order, in batches of 1,000, each all or none.
+
+        Args:
+            data: The payloads.
+            ids: An identity for each, so that the call can be repeated; None: new ones.
+
+        Returns:
+            A receipt for each, in order.
+
+        Raises:
+            InvalidInput: Something about the call is wrong; the batches before are published.
+        """
+        payloads = [self.codec.dump(payload) for payload in data]
+        given = [uuid_utils.compat.uuid7() for _ in payloads] if ids is None else [parse_id(id) for id in ids]
+        if len(given) != len(payloads):
+            raise InvalidInput(
+                f"{len(payloads)} messages have {len(given)} ids", hint="Give an id for each message, or none at all."
+            )
+        await self.declare()
+        database = await self.app.database()
+        receipts: list[Published] = []
+        for start in range(0, len(payloads), _BATCH):
+            end = start + _BATCH
+            receipts += await topics.publish_many(database, self.name, payloads[start:end], given[start:end])
+        return receipts
 
     async def outcomes(self, receipt: Published, *, timeout: timedelta = timedelta(0)) -> Published:
         """The receipt with the outcomes, after waiting for all receivers, at most for `timeout`."""

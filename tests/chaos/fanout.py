@@ -51,6 +51,10 @@ async def publisher(app: Penstock, name: str, chance: random.Random) -> None:
                 continue
             await transaction.commit()
             record(kind="published", id=id, topic=topic.name)
+        if chance.random() < 0.1:
+            ids = [uuid.UUID(int=chance.getrandbits(128), version=4) for _ in range(5)]
+            for receipt in await topic.publish_many([{"by": name}] * 5, ids=ids):
+                record(kind="published", id=receipt.id, topic=topic.name, seq=receipt.seq)
         for _ in range(chance.choice([1, 1, 2])):
             receipt = await topic.publish({"by": name}, id=id, unique=unique)
             record(kind="published", id=id, topic=topic.name, seq=receipt.seq)

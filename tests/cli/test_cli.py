@@ -99,6 +99,7 @@ def test_a_tour_of_the_topics(url: str) -> None:
     assert "unsubscribed: bob" in penstock(url, "topics", "unsubscribe", "news", "bob", "--drop").stdout
     assert json.loads(penstock(url, "topics", "--json").stdout)[0]["subscribers"] == 1
     assert penstock(url, "topics", "read", "news", "--since", "9").returncode == 1
+    assert "need the database" in penstock(url, "--server", "http://127.0.0.1:1", "topics").stderr
     assert "not a Gearman server" in penstock(url, "gearman", "--server", "host:port").stderr
 
 

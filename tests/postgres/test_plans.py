@@ -153,7 +153,7 @@ async def test_a_publish_goes_by_the_indexes_and_its_copies_are_claimed_hot(sql:
             "p_expires_at": "null::timestamptz", "p_number": "1::bigint", "p_topic": "'t'::text", "p_data": "'{}'::jsonb",
         },
     )  # fmt: skip
-    assert {node.get("Index Name") for node in nodes(publish)} >= {"subscriptions_number", "jobs_pkey"}
+    assert {node.get("Index Name") for node in nodes(publish)} >= {"subscriptions_pkey", "jobs_pkey"}
     assert seq_scans(publish) == []
 
     await sql.execute("select penstock.publish('t', '{\"n\": 1}')")
@@ -165,6 +165,34 @@ async def test_a_publish_goes_by_the_indexes_and_its_copies_are_claimed_hot(sql:
         "select n_tup_upd, n_tup_hot_upd from pg_stat_user_tables where relid = 'penstock.queued_jobs'::regclass"
     )
     assert (updated, hot) == (2000, 2000)
+
+
+async def test_many_clients_are_looked_up_one_by_one_though_the_tables_were_small(sql: Sql) -> None:
+    await sql.execute("select penstock.declare_topic('t')")
+    await sql.execute("select penstock.subscribe('t', 'first')")
+    await sql.execute("analyze penstock.subscriptions, penstock.jobs, penstock.lanes")
+    clients = "array(select 'c' || n from generate_series(1, 5000) as n)"
+    calls = [
+        f"penstock.subscribe_many('t', {clients}, '1 minute')",
+        f"penstock.subscribe_many('t', {clients}, '2 minutes', array_fill('{{}}'::jsonb, array[5000]))",
+        f"penstock.renew_subscriptions(array_fill('t'::text, array[5000]), {clients})",
+        "penstock.publish('t')",
+        "penstock.publish('t', p_unique_key => 'u')",
+        "penstock.publish_many('t', array_fill('{}'::jsonb, array[3]))",
+        "penstock.list_subscribers('t')",
+        f"penstock.unsubscribe_many('t', {clients}, true)",
+        "penstock.tend_topics(1000)",
+    ]
+    read = "select sum(seq_tup_read + idx_tup_fetch) from pg_stat_user_tables where relname = any ($1)"
+    tables = ["subscriptions", "jobs", "lanes", "ended_queues", "queued_jobs"]
+    await sql.execute("select pg_stat_force_next_flush()")
+    before = await sql.fetchval(read, tables)
+    for call in calls:
+        await sql.execute(f"select count(*) from {call}")
+        await sql.execute("select pg_stat_force_next_flush()")
+        after = await sql.fetchval(read, tables)
+        assert after - before <= 12 * 5001, f"{call} read {after - before} rows"
+        before = after
 
 
 async def test_a_claim_of_ordinary_jobs_does_not_look_for_messages(sql: Sql) -> None:

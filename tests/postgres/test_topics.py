@@ -92,6 +92,23 @@ async def test_the_same_id_is_the_same_message(app: Penstock, memos: Topic[Any])
         await app.topic("other").publish("once", id=id)
 
 
+async def test_many_messages_are_published_in_order_and_once(app: Penstock, memos: Topic[Any], sql: Sql) -> None:
+    await memos.subscribe("bob")
+    await memos.subscribe("even", filter={"even": True})
+    ids = [uuid.uuid4() for _ in range(2500)]
+    payloads = [{"n": n, "even": n % 2 == 0} for n in range(2500)]
+    await memos.publish(payloads[7], id=ids[7])
+    receipts = await memos.publish_many(payloads, ids=ids)
+    assert [r.duplicate for r in receipts] == [n == 7 for n in range(2500)]
+    assert [r.seq for r in receipts] == [2, 3, 4, 5, 6, 7, 8, 1, *range(9, 2501)]
+    assert [r.receivers for r in receipts] == [2, 1] * 1250
+    assert [m.seq for m in await memos.read(limit=3000)] == list(range(1, 2501))
+    assert all(r.duplicate for r in await memos.publish_many(payloads, ids=ids))
+    assert await sql.fetchval("select count(*) from penstock.queued_jobs") == 2500 + 1250
+    assert [d["n"] for d in await copies(app, "memos_even")] == list(range(0, 2000, 2))
+    assert await memos.publish_many([]) == []
+
+
 async def test_unique_coalesces_for_each_subscriber(app: Penstock, memos: Topic[Any], sql: Sql) -> None:
     await memos.subscribe("bob")
     assert (await memos.publish("first", unique="u")).coalesced == 0

@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+import os
+from collections.abc import Awaitable, Callable
+from typing import Annotated, Any, TypeVar
 
 import orjson
 import typer
 
+from penstock.app import Penstock
 from penstock.cli.enqueueing import parse_json
-from penstock.cli.output import AsJson, moment, out, print_json, print_table, span, with_app
+from penstock.cli.output import AsJson, moment, out, print_json, print_table, span
+from penstock.cli.output import with_app as run_with_app
+from penstock.errors import InvalidInput
 
+T = TypeVar("T")
 app = typer.Typer(help="Topics: list, create, publish, subscribe, read.", invoke_without_command=True)
 Name = Annotated[str, typer.Argument(help="Topic.")]
 Client = Annotated[str, typer.Argument(help="Client id: names the subscriber within the topic.")]
+
+
+def with_app(work: Callable[[Penstock], Awaitable[T]]) -> T:
+    """Run `work` on an open app. Topics are not offered by the HTTP server."""
+    if os.environ.get("PENSTOCK_SERVER_URL"):
+        raise InvalidInput("topics need the database, not an HTTP server", hint="Leave --server and PENSTOCK_SERVER_URL out.")
+    return run_with_app(work, Penstock())
 
 
 @app.callback()

@@ -103,6 +103,12 @@ def published(row: Any) -> Published:
     return Published(id if isinstance(id, UUID) else UUID(str(id)), seq, receivers, coalesced, outcome == "duplicate")
 
 
+async def publish_many(database: Database, topic: str, data: Sequence[str], ids: Sequence[UUID]) -> list[Published]:
+    """Publish up to 10,000 messages, JSON texts, all or none. Raises `NotFound` for the topic."""
+    rows = await database.fetch("select * from penstock.publish_many($1, $2::jsonb[], $3)", topic, data, ids)
+    return [Published(row["id"], row["seq"], row["receivers"], duplicate=row["outcome"] == "duplicate") for row in rows]
+
+
 async def unfinished_copies(database: Database, id: UUID) -> bool:
     """Whether some receiver has not settled its copy. Raises `NotFound`."""
     return bool(await database.fetchval("select penstock.unfinished_copies($1)", id, retry=True))

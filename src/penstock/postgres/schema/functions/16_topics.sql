@@ -2,6 +2,9 @@
 --
 -- Everything that changes the list of subscribers of a topic holds the topic's row; so does a publish. See the head of the
 -- tables for why.
+--
+-- Thousands of clients may be given at once, while the planner still takes the tables for empty. So each is looked up for
+-- itself, in a lateral subquery that "offset 0" keeps the planner from turning round.
 
 create or replace function penstock.check_topic(p_name text)
 returns void
@@ -182,7 +185,12 @@ begin
     end if;
     -- What waits in the queue of an earlier subscription of the same client is still its own. First of all, since care holds
     -- these rows while it takes a queue away.
-    delete from penstock.ended_queues where queue = any (p_queues);
+    delete from penstock.ended_queues
+    where ctid = any (array(
+        select there.ctid
+        from unnest(p_queues) as given (queue)
+        cross join lateral (select ended.ctid from penstock.ended_queues as ended where ended.queue = given.queue offset 0) as there
+    ));
     template := penstock.new_type(p_queues[1], coalesce(p_options, '{"keep_result": true}'));
     insert into penstock.jobs
     select made.*
@@ -190,10 +198,10 @@ begin
         lateral jsonb_populate_record(template, jsonb_build_object('name', given.queue, 'topic', p_topic)) as made
     order by given.queue
     on conflict (name) do nothing;
-    select jobs.name, jobs.topic into taken
+    select there.name, there.topic into taken
     from unnest(p_queues) as given (queue)
-    join penstock.jobs on jobs.name = given.queue
-    where jobs.topic is distinct from p_topic
+    cross join lateral (select jobs.name, jobs.topic from penstock.jobs where jobs.name = given.queue offset 0) as there
+    where there.topic is distinct from p_topic
     limit 1;
     if found then
         raise exception 'the name % is taken by %', taken.name,
@@ -230,7 +238,8 @@ as $$
 declare
     topic penstock.topics;
     moment timestamptz;
-    -- Subscriptions with higher numbers are new.
+    -- The numbers of those that are subscribed; subscriptions with higher numbers than any are new.
+    known bigint[];
     highest bigint;
     changed boolean;
     added integer;
@@ -249,9 +258,18 @@ begin
         raise exception '% is a pool', p_queue
             using errcode = 'PS409', hint = 'The queue of subscriptions is a plain job type, whose jobs can be forwarded to a pool.';
     end if;
+    known := array(
+        select there.number
+        from unnest(p_client_ids) as given (client_id)
+        cross join lateral (
+            select found.number from penstock.subscriptions as found
+            where found.topic = p_topic and found.client_id = given.client_id
+            offset 0
+        ) as there
+    );
     select there.client_id into taken
-    from unnest(p_client_ids) as given (client_id)
-    join penstock.subscriptions as there on there.topic = p_topic and there.client_id = given.client_id
+    from unnest(known) as given (number)
+    cross join lateral (select * from penstock.subscriptions as found where found.number = given.number offset 0) as there
     where there.queue <> coalesce(p_queue, p_topic || '_' || there.client_id) or (there.key is null) <> (p_queue is null)
     limit 1;
     if taken is not null then
@@ -259,24 +277,36 @@ begin
             using errcode = 'PS409', hint = 'Unsubscribe it first, or choose another client id.';
     end if;
     -- What changes for those that are there: a time to live is a renewal, a filter changes the list.
-    update penstock.subscriptions as there
-    set ttl = p_ttl, expires_at = moment + p_ttl
-    from unnest(p_client_ids) as given (client_id)
-    where there.topic = p_topic and there.client_id = given.client_id and (p_ttl is not null or there.ttl is not null);
-    update penstock.subscriptions as there
-    set filter = given.filter
-    from unnest(p_client_ids, p_filters) as given (client_id, filter)
-    where there.topic = p_topic and there.client_id = given.client_id and there.filter is distinct from given.filter;
-    changed := found;
+    changed := false;
+    if cardinality(known) > 0 then
+        update penstock.subscriptions as there
+        set ttl = p_ttl, expires_at = moment + p_ttl
+        where there.number = any (known) and (p_ttl is not null or there.ttl is not null);
+        update penstock.subscriptions as there
+        set filter = other.filter
+        from (
+            select present.number, given.filter
+            from unnest(p_client_ids, p_filters) as given (client_id, filter)
+            cross join lateral (
+                select found.number, found.filter from penstock.subscriptions as found
+                where found.topic = p_topic and found.client_id = given.client_id
+                offset 0
+            ) as present
+            where present.filter is distinct from given.filter
+            offset 0
+        ) as other
+        where there.number = other.number;
+        changed := found;
+    end if;
 
-    highest := coalesce((select max(there.number) from penstock.subscriptions as there where there.topic = p_topic), 0);
+    highest := coalesce((select max(there.number) from penstock.subscriptions as there), 0);
     if p_queue is null then
         perform penstock.claim_queues(p_topic, array(
             select p_topic || '_' || given.client_id
             from unnest(p_client_ids) as given (client_id)
-            where not exists (
-                select from penstock.subscriptions as there where there.topic = p_topic and there.client_id = given.client_id
-            )
+            where (
+                select there.number from penstock.subscriptions as there where there.topic = p_topic and there.client_id = given.client_id
+            ) is null
         ), p_options, moment);
     end if;
     insert into penstock.subscriptions (topic, client_id, queue, key, filter, ttl, expires_at, after_seq, created_at)
@@ -285,9 +315,9 @@ begin
         case when p_queue is not null then p_topic || '_' || given.client_id end,
         given.filter, p_ttl, moment + p_ttl, topic.last_seq, moment
     from unnest(p_client_ids, p_filters) with ordinality as given (client_id, filter, place)
-    where not exists (
-        select from penstock.subscriptions as there where there.topic = p_topic and there.client_id = given.client_id
-    )
+    where (
+        select there.number from penstock.subscriptions as there where there.topic = p_topic and there.client_id = given.client_id
+    ) is null
     order by given.place;
     get diagnostics added = row_count;
     if added > 0 then
@@ -301,7 +331,11 @@ begin
         there.client_id, there.queue, there.number > highest, topic.last_seq,
         coalesce((copies ->> there.client_id)::integer, 0), there.expires_at
     from unnest(p_client_ids) with ordinality as given (client_id, place)
-    join penstock.subscriptions as there on there.topic = p_topic and there.client_id = given.client_id
+    cross join lateral (
+        select * from penstock.subscriptions as found
+        where found.topic = p_topic and found.client_id = given.client_id
+        offset 0
+    ) as there
     order by given.place;
 exception
     when unique_violation then
@@ -347,9 +381,15 @@ begin
     return query
     update penstock.subscriptions as there
     set expires_at = moment + there.ttl
-    from unnest(p_topics, p_client_ids) as given (topic, client_id)
-    where there.topic = given.topic
-        and there.client_id = given.client_id
+    where there.number = any (array(
+            select present.number
+            from unnest(p_topics, p_client_ids) as given (topic, client_id)
+            cross join lateral (
+                select found.number from penstock.subscriptions as found
+                where found.topic = given.topic and found.client_id = given.client_id
+                offset 0
+            ) as present
+        ))
         and (there.expires_at > moment or there.ttl is null)
     returning there.topic, there.client_id, there.expires_at;
 end

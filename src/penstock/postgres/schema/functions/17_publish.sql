@@ -95,10 +95,11 @@ begin
         'null',
         p_number
     from penstock.subscriptions as subscriber
-    join penstock.jobs as type on type.name = subscriber.queue
+    cross join lateral (select jobs.attempts from penstock.jobs where jobs.name = subscriber.queue offset 0) as type
     where subscriber.topic = p_topic
         and (subscriber.filter is null or p_data @> subscriber.filter)
-    order by subscriber.topic, subscriber.number;
+    -- In the order of the queues: neighbours in the ready line are written together.
+    order by subscriber.topic, subscriber.client_id;
     get diagnostics copies = row_count;
     return copies;
 end
@@ -150,8 +151,8 @@ begin
             'null',
             p_number
         from unnest(numbers) as given (number)
-        join penstock.subscriptions as subscriber on subscriber.topic = p_topic and subscriber.number = given.number
-        join penstock.jobs as type on type.name = subscriber.queue
+        cross join lateral (select * from penstock.subscriptions as found where found.number = given.number offset 0) as subscriber
+        cross join lateral (select jobs.attempts from penstock.jobs where jobs.name = subscriber.queue offset 0) as type
         on conflict do nothing;
         copies := (select count(*) from penstock.queued_jobs where id between p_first and penstock.last_copy_id(p_first));
         -- As in enqueue: the share lock holds off the claim until the caller commits. A job that is being claimed at this
@@ -159,7 +160,7 @@ begin
         with others as (
             select subscriber.number, other.id
             from unnest(numbers) as given (number)
-            join penstock.subscriptions as subscriber on subscriber.topic = p_topic and subscriber.number = given.number
+            cross join lateral (select * from penstock.subscriptions as found where found.number = given.number offset 0) as subscriber
             left join lateral (
                 select queued.id
                 from penstock.queued_jobs as queued
@@ -199,7 +200,7 @@ as $$
 $$;
 comment on function penstock.unique_of(text, text) is 'The unique key of a copy.';
 
-create or replace function penstock.wake_subscribers(p_topic text, p_first uuid)
+create or replace function penstock.wake_subscribers(p_topic text)
 returns void
 language plpgsql
 set enable_seqscan = off
@@ -216,12 +217,14 @@ begin
             from penstock.idle_workers as there,
                 unnest(there.names) as wanted (name)
             join lateral (
-                select candidate.queue
+                select candidate.queue, candidate.topic, candidate.key
                 from penstock.subscriptions as candidate
-                where candidate.queue = wanted.name and candidate.topic = p_topic
+                where candidate.queue = wanted.name
                 limit 1
             ) as subscriber on true
             where there.since > clock_timestamp() - interval '30 seconds'
+                -- A queue that subscribers share may have some of this topic.
+                and (subscriber.topic = p_topic or subscriber.key is not null)
         ) as waiting
         -- One more than there is work for, since it may have died; in a queue that subscribers share each brings more.
         where waiting.place <= 2
@@ -230,7 +233,7 @@ begin
     end loop;
 end
 $$;
-comment on function penstock.wake_subscribers(text, uuid) is 'Part of publish: notifies idle workers of the subscribers; does nothing when none is idle.';
+comment on function penstock.wake_subscribers(text) is 'Part of publish: notifies idle workers of the subscribers; does nothing when none is idle.';
 
 create or replace function penstock.publish(
     p_topic text,
@@ -305,7 +308,7 @@ begin
     end if;
     update penstock.topics set last_seq = topics.last_seq + 1 where topics.name = p_topic;
     if receivers > coalesced and (p_run_after is null or p_run_after < moment + interval '5 seconds') then
-        perform penstock.wake_subscribers(p_topic, first_id);
+        perform penstock.wake_subscribers(p_topic);
     end if;
 end
 $$;

@@ -187,7 +187,7 @@ begin
         from (
             select message.*, subscriber.number as subscription, subscriber.queue, subscriber.key, type.attempts
             from penstock.subscriptions as subscriber
-            join penstock.jobs as type on type.name = subscriber.queue
+            cross join lateral (select jobs.attempts from penstock.jobs where jobs.name = subscriber.queue offset 0) as type
             cross join penstock.topic_messages as message
             where subscriber.topic = topic.name
                 and subscriber.number > p_after
@@ -207,7 +207,7 @@ begin
         from copies
         group by copies.queue
     ) as counted;
-    perform penstock.wake_subscribers(topic.name, null);
+    perform penstock.wake_subscribers(topic.name);
     return coalesce(replayed, '{}');
 end
 $$;

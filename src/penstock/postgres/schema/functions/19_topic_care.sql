@@ -7,6 +7,7 @@ set enable_seqscan = off
 as $$
 declare
     ended penstock.ended_queues;
+    waiting tid[];
 begin
     -- Not waited for: care may hold several topics, and others take them in another order.
     perform from penstock.topics where name = p_topic for no key update skip locked;
@@ -17,20 +18,33 @@ begin
     if not found then
         return false;
     end if;
+    if exists (select from penstock.pools where name = p_queue) then
+        -- Somebody made a pool of it, which is not ours to take away.
+        delete from penstock.ended_queues where queue = p_queue;
+        return false;
+    end if;
     -- Against a direct enqueue: see enqueue_many.
     perform from penstock.jobs where name = p_queue for update;
     if ended.dropped then
-        with gone as (
-            delete from penstock.queued_jobs as job
-            where job.ctid = any (array(
-                select waiting.ctid
-                from penstock.queued_jobs as waiting
-                where waiting.name = p_queue
-                    and waiting.status = 'queued'
-                    and (waiting.seq is not null or p_deferred)
+        waiting := array(
+            select job.ctid
+            from penstock.queued_jobs as job
+            where job.name = p_queue and job.slot is null and job.seq is not null and job.status = 'queued'
+            limit 10000
+            for update skip locked
+        );
+        if p_deferred then
+            waiting := waiting || array(
+                select job.ctid
+                from penstock.queued_jobs as job
+                where job.name = p_queue and job.seq is null
                 limit 10000
                 for update skip locked
-            ))
+            );
+        end if;
+        with gone as (
+            delete from penstock.queued_jobs as job
+            where job.ctid = any (waiting)
             returning job.*
         )
         insert into penstock.archived_jobs (
@@ -43,7 +57,7 @@ begin
             gone.data, gone.errors, gone.replay_of, gone.message
         from gone;
     end if;
-    if exists (select from penstock.queued_jobs where name = p_queue and seq is not null)
+    if exists (select from penstock.queued_jobs where name = p_queue and slot is null and seq is not null)
         or (p_deferred and exists (select from penstock.queued_jobs where name = p_queue and seq is null)) then
         -- Not yet; look less and less often at one that nobody works.
         update penstock.ended_queues
@@ -61,7 +75,7 @@ $$;
 comment on function penstock.remove_queue(text, text, boolean, timestamptz) is
     'Part of tend_topics: takes the queue of an ended subscription away, unless somebody still has its jobs. p_deferred: some of its jobs are deferred.';
 
-create or replace function penstock.tend_topics(p_limit integer default 100)
+create or replace function penstock.tend_topics(p_limit integer default 1000)
 returns table (ended integer, removed integer)
 language plpgsql
 security definer
@@ -95,11 +109,9 @@ begin
     end loop;
     perform penstock.ensure_archive(moment);
     -- Deferred jobs have no index by name: one look for all queues.
-    deferred := array(
-        select distinct job.name
-        from penstock.queued_jobs as job
-        where job.seq is null and job.name in (select queue from penstock.ended_queues where look_at <= moment order by look_at limit p_limit)
-    );
+    if exists (select from penstock.ended_queues where look_at <= moment) then
+        deferred := array(select distinct job.name from penstock.queued_jobs as job where job.seq is null);
+    end if;
     for due in
         select queue, topic from penstock.ended_queues where look_at <= moment order by look_at limit p_limit
     loop

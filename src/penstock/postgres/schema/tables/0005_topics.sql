@@ -19,6 +19,8 @@
 --   archived, without an index of their own.
 -- * No index of queued_jobs holds the number of the message: a claim stays a HOT update.
 -- * A renewal is a HOT update: no index holds expires_at.
+-- * Only the primary key begins with the topic, so that there is one way to look a subscriber up, whatever the planner has
+--   heard of the size of the table.
 
 create sequence penstock.message_number as bigint;
 comment on sequence penstock.message_number is 'Numbers messages over all topics.';
@@ -71,7 +73,7 @@ comment on column penstock.subscriptions.ttl is 'The subscription ends when it i
 comment on column penstock.subscriptions.expires_at is 'When the time to live is over.';
 comment on column penstock.subscriptions.after_seq is 'It gets the messages with higher sequence numbers than this.';
 
-create unique index subscriptions_number on penstock.subscriptions (topic, number);
+create unique index subscriptions_number on penstock.subscriptions (number);
 create index subscriptions_ttl on penstock.subscriptions (topic) where ttl is not null;
 
 create table penstock.ended_queues (
