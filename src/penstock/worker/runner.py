@@ -35,6 +35,7 @@ from penstock.worker.types import SettledElsewhere, WorkedType
 log = structlog.get_logger("penstock.worker")
 _LONGEST_TRACEBACK = 8_000
 _LOOKAHEAD_S = 0.1
+HANDLER_THREADS = "penstock-handler"
 
 
 class Running:
@@ -123,7 +124,7 @@ class Runner:
         self._measured = time.monotonic()
         self._jobs: dict[UUID, Running] = {}
         self._leases: dict[int, int] = {}
-        self._threads = ThreadPoolExecutor(settings.threads, thread_name_prefix="penstock-handler")
+        self._threads = ThreadPoolExecutor(settings.threads, thread_name_prefix=HANDLER_THREADS)
         self._pool: Any = None  # pebble.ProcessPool, whose methods are not all typed
         self._stopping = False
 
@@ -235,6 +236,9 @@ class Runner:
             self.cancel(id, "shutdown")
         if tasks:
             await asyncio.wait(tasks, timeout=1.0)
+        # A handler that swallows its cancellation is not waited for; its late result will not count.
+        for running in list(self._jobs.values()):
+            self._finish(running, _stopped(running))
 
     def abandon(self, lost: Iterable[UUID]) -> None:
         """These jobs belong to others now: stop without settling."""
