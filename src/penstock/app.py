@@ -13,6 +13,7 @@ Everything is async; `app.sync` offers the same to threads without a loop (Djang
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -20,7 +21,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar, overload
 from uuid import UUID
 
+import structlog
 import uuid_utils.compat
+from pydantic import ValidationError
 
 from penstock import lake
 from penstock.batches import send_batches
@@ -29,7 +32,7 @@ from penstock.consuming.consumer import ConsumerOptions
 from penstock.consuming.declared import DeclaredConsumer, declared_consumer
 from penstock.consuming.delivery import EventHandler, Middleware
 from penstock.consuming.failure import OnFailure
-from penstock.errors import InvalidInput, JobFailed, NotFound
+from penstock.errors import InvalidInput, JobFailed, NotFound, PenstockError
 from penstock.event import Gone, Retention, StreamOptions
 from penstock.handler import Group, Handler, Job, group_of, payload_type
 from penstock.job import (
@@ -53,7 +56,7 @@ from penstock.ownership.assign import KeyAssign
 from penstock.payload import Codec
 from penstock.pools import Pool
 from penstock.postgres import jobs, migrate, pools, topics
-from penstock.postgres.database import Database
+from penstock.postgres.database import Database, lacks_rights
 from penstock.postgres.embedded import EmbeddedServer
 from penstock.scaling import ScaleAdvice, advise
 from penstock.schedule import Cron, Every, Missed, Schedule, ScheduleHandler
@@ -67,6 +70,7 @@ if TYPE_CHECKING:
     from penstock.sync import SyncPenstock
 
 T = TypeVar("T")
+log = structlog.get_logger("penstock")
 
 
 class JobType(Generic[T]):
@@ -122,6 +126,13 @@ class JobType(Generic[T]):
         return await self.app.enqueue_many(self, new, connection=connection)
 
 
+_Place = tuple[int, asyncio.AbstractEventLoop]
+
+
+def _place() -> _Place:
+    return os.getpid(), asyncio.get_running_loop()
+
+
 class Penstock:
     """An application's jobs on one database.
 
@@ -141,22 +152,40 @@ class Penstock:
             given["data_dir"] = Path(data_dir)
             if database_url is None:
                 given["database_url"] = None
-        self.settings = (settings or Settings()).model_copy(update=Settings(**given).model_dump(include=set(given)))
+        self.settings = (settings or _settings({})).model_copy(update=_settings(given).model_dump(include=set(given)))
         self.types: dict[str, JobType[Any]] = {}
         self.streams: dict[str, Stream[Any]] = {}
         self.schedules: dict[str, Schedule] = {}
         self.consumers: dict[str, DeclaredConsumer] = {}
         self.topics: dict[str, Topic[Any]] = {}
-        self._database: Database | None = None
-        self._server: EmbeddedServer | None = None
-        self._opening = asyncio.Lock()
+        # Connections belong to the process and loop that opened them: a handler in a thread may call `sync`, a server may fork.
+        self._databases: dict[_Place, Database] = {}
+        self._opening: dict[_Place, asyncio.Lock] = {}
+        self._servers: dict[int, EmbeddedServer] = {}
         self._sync: SyncPenstock | None = None
 
     # -- declaring
 
+    @overload
+    def job(self, name: Callable[[Job[T]], Any]) -> JobType[T]: ...
+    @overload
     def job(
         self,
         name: str | None = None,
+        *,
+        delivery: Delivery | str = ...,
+        attempts: int | None = ...,
+        concurrency: int | None = ...,
+        visibility_timeout: timedelta = ...,
+        time_limit: timedelta | None = ...,
+        backoff: Backoff | None = ...,
+        rate_limit: RateLimit | None = ...,
+        keep_result: bool = ...,
+        executor: Executor = ...,
+    ) -> Callable[[Callable[[Job[T]], Any]], JobType[T]]: ...
+    def job(
+        self,
+        name: str | Callable[[Job[Any]], Any] | None = None,
         *,
         delivery: Delivery | str = Delivery.AT_LEAST_ONCE,
         attempts: int | None = None,
@@ -167,8 +196,8 @@ class Penstock:
         rate_limit: RateLimit | None = None,
         keep_result: bool = False,
         executor: Executor = "auto",
-    ) -> Callable[[Callable[[Job[T]], Any]], JobType[T]]:
-        """Declare a job type by its handler, a function of one `Job[T]`.
+    ) -> Any:
+        """Declare a job type by its handler, a function of one `Job[T]`: `@app.job("name", ...)`, or just `@app.job`.
 
         Args:
             name: Name of the type; None: the function's name with dashes.
@@ -185,6 +214,8 @@ class Penstock:
         Raises:
             InvalidInput: The handler or an option cannot be used.
         """
+        if callable(name):
+            return self.job()(name)
 
         def declare(handler: Callable[[Job[T]], Any]) -> JobType[T]:
             return self._declare(
@@ -391,6 +422,7 @@ class Penstock:
     def _declare(self, name: str, payload: Any, options: Options, handler: Handler | None, group: Group) -> JobType[Any]:
         if name in self.types:
             raise InvalidInput(f"job type {name} is declared twice", hint="Give each handler a name of its own.")
+        _check_spans(name, options)
         declared: JobType[Any] = JobType(self, name, payload, options, handler, group)
         self.types[name] = declared
         return declared
@@ -420,35 +452,39 @@ class Penstock:
 
         Every call opens by itself when needed. Raises `DatabaseUnavailable`, `SchemaMismatch`, `EmbeddedServerError`.
         """
-        async with self._opening:
-            if self._database is not None:
+        place = _place()
+        async with self._opening.setdefault(place, asyncio.Lock()):
+            if place in self._databases:
                 return
             database = Database(await self.start_server(), self.settings)
             try:
                 await database.open()
-                if self._server is not None:
+                if self.settings.database_url is None:
                     await migrate.migrate(database)
                 else:
                     await migrate.check(database)
             except BaseException:
                 await database.close()
                 raise
-            self._database = database
+            self._databases[place] = database
 
     async def start_server(self) -> str:
         """The URL of the database, after starting the embedded server when there is none configured."""
         if self.settings.database_url is not None:
             return self.settings.database_url.get_secret_value()
-        if self._server is None:
-            self._server = EmbeddedServer(self.settings.data_dir)
-        return await asyncio.to_thread(self._server.start)
+        server = self._servers.setdefault(os.getpid(), EmbeddedServer(self.settings.data_dir))
+        return await asyncio.to_thread(server.start)
 
     async def close(self) -> None:
-        """Close the connections, and leave the embedded server, which stops when nobody uses it."""
-        database, self._database = self._database, None
+        """Close the connections of this loop, and with the last leave the embedded server, which stops when nobody uses it."""
+        place = _place()
+        self._opening.pop(place, None)
+        database = self._databases.pop(place, None)
         if database is not None:
             await database.close()
-        server, self._server = self._server, None
+        if any(process == place[0] and not loop.is_closed() for process, loop in self._databases):
+            return
+        server = self._servers.pop(place[0], None)
         if server is not None:
             await asyncio.to_thread(server.stop)
 
@@ -470,10 +506,10 @@ class Penstock:
 
     async def database(self) -> Database:
         """The open database."""
-        if self._database is None:
+        place = _place()
+        if place not in self._databases:
             await self.open()
-        assert self._database is not None  # noqa: S101
-        return self._database
+        return self._databases[place]
 
     async def migrate(self) -> migrate.Migrated:
         """Bring the schema to this version."""
@@ -548,11 +584,17 @@ class Penstock:
         if declared is None:
             return JobType(self, str(type), Any, Options(), None, "async")
         if not declared.declared and connection is None:
-            if declared.pool is not None:
-                await declared.pool.declare()
-            else:
-                await self.subscribe(declared)
-                await jobs.declare_job_type(await self.database(), declared.name, declared.options.as_json())
+            try:
+                if declared.pool is not None:
+                    await declared.pool.declare()
+                else:
+                    await self.subscribe(declared)
+                    await jobs.declare_job_type(await self.database(), declared.name, declared.options.as_json())
+            except PenstockError as error:
+                if not lacks_rights(error):
+                    raise
+                # A role that only enqueues relies on the workers, or an administrator, to have created the type.
+                log.debug("declaration_refused", name=declared.name, error=error.message)
             declared.declared = True
         return declared
 
@@ -695,6 +737,35 @@ class Penstock:
 
 def _works(declared: JobType[Any]) -> bool:
     return declared.handler is not None or (declared.pool is not None and declared.pool.works)
+
+
+def _check_spans(name: str, options: Options) -> None:
+    rate = options.rate_limit
+    spans = {
+        "visibility_timeout": options.visibility_timeout,
+        "time_limit": options.time_limit,
+        "backoff.base": options.backoff.base,
+        "backoff.cap": options.backoff.cap,
+        "rate_limit.period": rate.period if rate is not None else None,
+    }
+    for option, value in spans.items():
+        if value is not None and not isinstance(value, timedelta):
+            raise InvalidInput(
+                f"{option} of {name} must be a timedelta, not {value!r}", hint=f"For example: {option}=timedelta(seconds=30)"
+            )
+
+
+def _settings(given: dict[str, Any]) -> Settings:
+    try:
+        return Settings(**given)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        place = ".".join(str(part) for part in first["loc"])
+        variable = place if place.startswith("PENSTOCK_") or place == "DATABASE_URL" else f"PENSTOCK_{place.upper()}"
+        raise InvalidInput(
+            f"invalid settings{f': {place}' if place else ''}: {first['msg']}",
+            hint=f"See the environment variable {variable}." if place else None,
+        ) from None
 
 
 def _delivery(value: Delivery | str) -> Delivery:

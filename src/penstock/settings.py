@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from datetime import timedelta
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Self
 
-from pydantic import AliasChoices, BeforeValidator, Field, SecretStr
+from pydantic import AliasChoices, BeforeValidator, Field, SecretStr, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 
@@ -37,7 +37,7 @@ class Settings(BaseSettings):
 
     database_url: SecretStr | None = Field(
         default=None,
-        validation_alias=AliasChoices("database_url", "PENSTOCK_DATABASE_URL", "DATABASE_URL"),
+        validation_alias=AliasChoices("PENSTOCK_DATABASE_URL", "DATABASE_URL"),
         description="PostgreSQL to use, 15 or newer; none: the embedded server.",
     )
     data_dir: Path = Field(default=Path(".penstock"), description="Folder of the embedded server.")
@@ -66,3 +66,12 @@ class Settings(BaseSettings):
     archive_retention: Span | None = Field(
         default=timedelta(days=30), description="How long finished jobs are kept; none: for ever."
     )
+
+    @model_validator(mode="after")
+    def _beats_in_time(self) -> Self:
+        if self.heartbeat_interval >= self.dead_after:
+            raise ValueError(
+                f"heartbeat_interval ({self.heartbeat_interval.total_seconds():g} s) must be shorter than dead_after"
+                f" ({self.dead_after.total_seconds():g} s), best half of it"
+            )
+        return self

@@ -6,6 +6,7 @@ Calls run on a loop in a background thread, one for each app. With `connection=`
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections.abc import Coroutine, Iterable
 from datetime import datetime, timedelta
@@ -36,6 +37,7 @@ class SyncPenstock:
         self._timeout = timeout
         self._loop: asyncio.AbstractEventLoop | None = None
         self._starting = threading.Lock()
+        self._process = os.getpid()
 
     def enqueue(
         self,
@@ -155,6 +157,9 @@ class SyncPenstock:
         return self._app.topic(topic) if isinstance(topic, str) else topic
 
     def _call(self, call: Coroutine[Any, Any, T], timeout: timedelta | None = None) -> T:
+        if self._process != os.getpid():
+            # A fork copies no threads, and maybe a lock that one of them held.
+            self._starting, self._loop, self._process = threading.Lock(), None, os.getpid()
         with self._starting:
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()

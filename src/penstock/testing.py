@@ -177,7 +177,11 @@ async def run_due_jobs(app: Penstock, *names: str, limit: int = 10_000) -> list[
             runner.submit(claimed, time.monotonic())
             while not await runner.finished(60):
                 await asyncio.sleep(0)
-            await settler.drained()
+            drained = asyncio.create_task(settler.drained())
+            await asyncio.wait([drained, settling], return_when=asyncio.FIRST_COMPLETED)
+            if settling.done():
+                drained.cancel()
+                settling.result()
     finally:
         settling.cancel()
         await asyncio.gather(settling, return_exceptions=True)

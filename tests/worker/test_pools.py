@@ -447,7 +447,7 @@ async def test_of_metadata_said_at_once_the_last_counts(app: Penstock) -> None:
 
 
 async def test_settings_reach_the_members(url: str, sql: Sql) -> None:
-    async with Penstock(url, settings=Settings(dead_after=timedelta(seconds=3))) as app:
+    async with Penstock(url, settings=Settings(heartbeat_interval=timedelta(seconds=1), dead_after=timedelta(seconds=3))) as app:
         pool = app.pool("work", int, slots=2)
         async with pool.worker("w"):
             assert await sql.fetchval("select dead_after from penstock.members where id = 'w'") == timedelta(seconds=3)

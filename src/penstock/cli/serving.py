@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import importlib
-import multiprocessing
-import multiprocessing.connection
 import os
-import signal
 import sys
+import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
+import structlog
 import typer
 
 from penstock.app import Penstock
 from penstock.cli.output import AsJson, holding, out, print_json
+from penstock.cli.supervisor import Told, supervise
 from penstock.errors import InvalidInput
+from penstock.worker import Worker
+from penstock.worker.runner import HANDLER_THREADS
 from penstock.worker.worker import stop_on
 
+log = structlog.get_logger("penstock.worker")
+_LAST_WAIT_S = 1.0
 Target = Annotated[str, typer.Argument(metavar="MODULE:APP", help="Where the app is, such as shop.jobs:app.")]
 Processes = Annotated[int, typer.Option(min=1, max=256, help="Worker processes.")]
 Names = Annotated[list[str] | None, typer.Option("--type", "-t", help="Only this job type; may be repeated.")]
@@ -73,7 +76,7 @@ def worker(
     if processes == 1:
         run_worker(target, names or [], concurrency)
     else:
-        sys.exit(_supervise(target, names or [], concurrency, processes))
+        supervise(run_worker, (target, names or [], concurrency), processes)
 
 
 def up(
@@ -88,7 +91,7 @@ def up(
     elif processes == 1:
         run_worker(target, [], None)
     else:
-        sys.exit(_supervise(target, [], None, processes))
+        supervise(run_worker, (target, [], None), processes)
 
 
 def migrate(as_json: AsJson = False) -> None:
@@ -110,18 +113,31 @@ def migrate(as_json: AsJson = False) -> None:
         out.print("nothing to do, the schema is up to date")
 
 
-def run_worker(target: str, names: list[str], concurrency: int | None) -> None:
-    """Run one worker in this process until it is told to stop."""
+def run_worker(target: str, names: list[str], concurrency: int | None, told: Told | None = None) -> None:
+    """Run one worker in this process until it is told to stop: by signals, or by its supervisor."""
     app = load(target)
     if concurrency is not None:
         app.settings = app.settings.model_copy(update={"concurrency": concurrency})
 
     async def run() -> None:
-        async with app:
-            working = await app.worker(*names)
-            stop_on(working.stop, asyncio.get_running_loop())
-            _stop_with_parent(working.stop, asyncio.get_running_loop())
-            await working.run()
+        code = 1
+        try:
+            async with app:
+                working = await app.worker(*names)
+                _obey(working, told, asyncio.get_running_loop())
+                await working.run()
+            code = 0
+        except Exception as error:
+            if await _still_running():
+                log.error("worker_failed", error=str(error))
+            raise
+        finally:
+            if await _still_running():
+                # Everything is settled. A thread cannot be ended, nor a task that swallows its cancellation: only the process.
+                log.warning("handlers_do_not_stop", exit_code=code)
+                sys.stdout.flush()
+                sys.stderr.flush()
+                os._exit(code)
 
     if sys.platform == "win32":
         asyncio.run(run())
@@ -158,49 +174,25 @@ def _on_spark(
         spark.stop()
 
 
-def _stop_with_parent(stop: Callable[[], None], loop: asyncio.AbstractEventLoop) -> None:
-    """Stop when the process that supervises this one is gone, also when it was killed."""
-    parent = multiprocessing.parent_process()
-    if parent is None or sys.platform == "win32":
-        return
-
-    def gone() -> None:
-        loop.remove_reader(parent.sentinel)
-        stop()
-
-    loop.add_reader(parent.sentinel, gone)
+def _obey(working: Worker, told: Told | None, loop: asyncio.AbstractEventLoop) -> None:
+    if told is None:
+        stop_on(working.stop, loop)
+    else:
+        told.obey(working, loop)
 
 
-def _supervise(target: str, names: list[str], concurrency: int | None, processes: int) -> int:
-    """Keep some worker processes running; one that dies is started again, at most once a second each."""
-    spawn = multiprocessing.get_context("spawn")
-    signals = 0
-
-    def forward(number: int, _frame: Any) -> None:
-        nonlocal signals
-        signals += 1
-        for child in children:
-            if child.pid is not None and child.is_alive():
-                os.kill(child.pid, signal.SIGTERM)
-
-    def start() -> Any:
-        child = spawn.Process(target=run_worker, args=(target, names, concurrency), name="penstock-worker")
-        child.start()
-        return child
-
-    children: list[Any] = [start() for _ in range(processes)]
-    started = [time.monotonic()] * processes
-    signal.signal(signal.SIGTERM, forward)
-    signal.signal(signal.SIGINT, forward)
-    while not signals:
-        multiprocessing.connection.wait([child.sentinel for child in children], timeout=1.0)
-        for place, child in enumerate(children):
-            if not signals and not child.is_alive() and time.monotonic() - started[place] > 1.0:
-                children[place] = start()
-                started[place] = time.monotonic()
-    for child in children:
-        child.join()
-    return 0
+async def _still_running() -> bool:
+    """Whether tasks or handlers' threads go on after they were told to end and had a second for it."""
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in tasks:
+        task.cancel()
+    if tasks and (await asyncio.wait(tasks, timeout=_LAST_WAIT_S))[1]:
+        return True
+    threads = [thread for thread in threading.enumerate() if thread.name.startswith(HANDLER_THREADS)]
+    until = time.monotonic() + _LAST_WAIT_S
+    for thread in threads:
+        thread.join(max(0.0, until - time.monotonic()))
+    return any(thread.is_alive() for thread in threads)
 
 
 async def _announce(app: Penstock) -> None:

@@ -53,6 +53,7 @@ _PASSING = {
 # Of those, what can also lie in the call itself, so that it is not repeated for ever.
 _PERHAPS_LASTING = {"23505", "57014", "53200"}
 _MOST_REPEATS = 5
+_URL_HINT = "It looks like postgresql://user:password@host:5432/database."
 
 
 def translate(error: BaseException) -> PenstockError | None:
@@ -62,6 +63,8 @@ def translate(error: BaseException) -> PenstockError | None:
     """
     if isinstance(error, asyncpg.PostgresError):
         return _of_server(error, getattr(error, "sqlstate", None) or "XX000")
+    if isinstance(error, asyncpg.exceptions.ClientConfigurationError):
+        return InvalidInput(f"the database URL is not valid: {error}", hint=_URL_HINT)
     if isinstance(error, asyncpg.exceptions.DataError):
         return InvalidInput(f"a value does not fit its type: {error}")
     if isinstance(error, (OSError, asyncpg.InterfaceError, asyncpg.InternalClientError, TimeoutError)):
@@ -99,6 +102,11 @@ def _of_server(error: asyncpg.PostgresError, sqlstate: str) -> PenstockError:
     if sqlstate.startswith("54"):
         return InvalidInput(f"a value is too large for the database: {message}", hint=hint)
     return PenstockError(f"the database refuses (SQLSTATE {sqlstate}): {message}", hint=hint)
+
+
+def lacks_rights(error: PenstockError) -> bool:
+    """Whether the role that is logged in may not make the call."""
+    return getattr(error.__cause__, "sqlstate", None) == "42501"
 
 
 def _lost(error: BaseException) -> bool:
@@ -165,10 +173,7 @@ class Database:
                     **self._connection_options(),
                 )
             except ValueError as error:
-                raise InvalidInput(
-                    f"the database URL is not valid: {error}",
-                    hint="It looks like postgresql://user:password@host:5432/database.",
-                ) from None
+                raise InvalidInput(f"the database URL is not valid: {error}", hint=_URL_HINT) from None
 
     async def close(self) -> None:
         """Close all connections; those in use get five seconds to finish."""

@@ -8,7 +8,6 @@ import random
 import re
 import secrets
 import socket
-import time
 from collections.abc import Callable, Iterable
 from uuid import UUID
 
@@ -49,7 +48,7 @@ class RunnerOfPool:
 
     def start(self, job: ClaimedJob, claimed_at: float, may_start: Callable[[], bool]) -> None:
         """See `Runs`."""
-        self._runner.submit([job], claimed_at, begin=time.monotonic(), may_start=may_start)
+        self._runner.submit([job], claimed_at, may_start=may_start)
 
     def cancel(self, id: UUID, reason: str) -> None:
         """See `Runs`."""

@@ -26,4 +26,8 @@ def call_in_process(module: str, qualname: str, claimed: ClaimedJob) -> Any:
         codec.load(claimed.data),
         claimed.created_at,
     )
-    return handler(job)
+    try:
+        return handler(job)
+    except StopIteration as error:
+        # A future cannot hold it.
+        raise RuntimeError(f"the handler raised {error!r}") from error

@@ -35,18 +35,20 @@ from penstock.worker.types import SettledElsewhere, WorkedType
 log = structlog.get_logger("penstock.worker")
 _LONGEST_TRACEBACK = 8_000
 _LOOKAHEAD_S = 0.1
+HANDLER_THREADS = "penstock-handler"
 
 
 class Running:
     """A claimed job in this process: waiting for a place, or being run."""
 
-    __slots__ = ("_runner", "claimed", "deadline", "lease", "may_start", "reason", "started", "task")
+    __slots__ = ("_runner", "claimed", "deadline", "lease", "limit", "may_start", "reason", "started", "task")
 
-    def __init__(self, runner: Runner, claimed: ClaimedJob, deadline: float) -> None:
+    def __init__(self, runner: Runner, claimed: ClaimedJob, limit: float, deadline: float) -> None:
         self._runner = runner
         self.claimed = claimed
         self.lease = claimed.lease
-        self.deadline = deadline
+        self.limit = limit  # seconds that its handler may run
+        self.deadline = deadline  # of its start, then of its handler
         self.started = False
         self.may_start: Callable[[], bool] | None = None
         self.task: asyncio.Task[None] | None = None
@@ -66,8 +68,8 @@ class Running:
                 hint="Stop: another worker may be running it.",
             )
         self._runner.moved(self, lease)
-        if span is not None:
-            self.deadline = max(self.deadline, time.monotonic() + span.total_seconds() * 0.9)
+        left = self.claimed.lease_s if span is None else span.total_seconds()
+        self.deadline = max(self.deadline, time.monotonic() + left * 0.9)
 
     def extend_blocking(self, span: timedelta | None) -> None:
         """See `Job.extend_blocking`."""
@@ -123,7 +125,7 @@ class Runner:
         self._measured = time.monotonic()
         self._jobs: dict[UUID, Running] = {}
         self._leases: dict[int, int] = {}
-        self._threads = ThreadPoolExecutor(settings.threads, thread_name_prefix="penstock-handler")
+        self._threads = ThreadPoolExecutor(settings.threads, thread_name_prefix=HANDLER_THREADS)
         self._pool: Any = None  # pebble.ProcessPool, whose methods are not all typed
         self._stopping = False
 
@@ -156,7 +158,6 @@ class Runner:
         claimed: list[ClaimedJob],
         now: float,
         *,
-        begin: float | None = None,
         may_start: Callable[[], bool] | None = None,
     ) -> None:
         """Take claimed jobs.
@@ -164,14 +165,12 @@ class Runner:
         Args:
             claimed: The jobs.
             now: The monotonic time before the claim.
-            begin: When they were ready to start, if they had to wait since the claim; their time limit counts from there.
             may_start: Asked at the last moment; one that may not start is handed back. (A process can be stopped at any point.)
         """
         for job in claimed:
             worked = self._types[job.name]
             limit = worked.time_limit(job.lease_s)
-            deadline = now + limit if begin is None else min(begin + limit, now + job.lease_s * 0.9)
-            running = Running(self, job, deadline)
+            running = Running(self, job, limit, now + max(limit, job.lease_s * 0.9))
             running.may_start = may_start
             self._jobs[job.id] = running
             self._leases[job.lease] = self._leases.get(job.lease, 0) + 1
@@ -193,7 +192,7 @@ class Runner:
         running.reason = reason
         group = self._types[running.claimed.name].group
         if not running.started:
-            self._finish(running, _stopped(running))
+            self._finish(running, _stopped(running) if reason == "cancelled" else _released(running))
         elif group == "async" or group == "process":
             if running.task is not None:
                 running.task.cancel()
@@ -216,10 +215,7 @@ class Runner:
             while line:
                 running = line.popleft()
                 if running.claimed.id in self._jobs:
-                    self._finish(
-                        running,
-                        Settlement(running.claimed.id, running.claimed.attempts, running.lease, Outcome.RELEASED),
-                    )
+                    self._finish(running, _released(running))
 
     async def finished(self, grace: float) -> bool:
         """Wait until all handlers are done. False when the grace period (seconds) was too short."""
@@ -235,6 +231,9 @@ class Runner:
             self.cancel(id, "shutdown")
         if tasks:
             await asyncio.wait(tasks, timeout=1.0)
+        # A handler that swallows its cancellation is not waited for; its late result will not count.
+        for running in list(self._jobs.values()):
+            self._finish(running, _stopped(running))
 
     def abandon(self, lost: Iterable[UUID]) -> None:
         """These jobs belong to others now: stop without settling."""
@@ -260,7 +259,13 @@ class Runner:
             running = line.popleft()
             if self._jobs.get(running.claimed.id) is not running:
                 continue
+            now = time.monotonic()
+            if running.deadline - now < running.limit / 2:
+                # It waited too long to have its time before the lease ends.
+                self._finish(running, _released(running))
+                continue
             running.started = True
+            running.deadline = min(running.deadline, now + running.limit)
             self._busy[group] += 1
             running.task = self.loop.create_task(self._run(running, group))
 
@@ -270,6 +275,9 @@ class Runner:
         except asyncio.CancelledError as error:
             # Without a reason it is the handler's own doing.
             settlement = _stopped(running) if running.reason else _failed(running, error)
+        except BaseException as error:
+            log.exception("job_failed_oddly", job_id=str(running.claimed.id))
+            settlement = _failed(running, error)
         finally:
             self._busy[group] -= 1
             self._done[group] += 1
@@ -280,7 +288,7 @@ class Runner:
         claimed = running.claimed
         worked = self._types[claimed.name]
         if running.may_start is not None and not running.may_start():
-            return Settlement(claimed.id, claimed.attempts, running.lease, Outcome.RELEASED)
+            return _released(running)
         try:
             if group == "process":
                 result = await self._in_process(running, worked)
@@ -299,13 +307,17 @@ class Runner:
                     result = await worked.handler(job)
                 else:
                     context = contextvars.copy_context()
-                    result = await self.loop.run_in_executor(self._threads, context.run, worked.handler, job)
+                    result, raised = await self.loop.run_in_executor(self._threads, context.run, _call, worked.handler, job)
+                    if raised is not None:
+                        raise raised
             detail = dump_json(result, f"the result of {claimed.name}") if worked.keep_result and result is not None else None
             return Settlement(claimed.id, claimed.attempts, running.lease, Outcome.SUCCEEDED, detail)
         except SettledElsewhere:
             return None
-        except (Exception, SystemExit) as error:
-            # A handler that calls sys.exit() ends its own job, not the worker.
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:
+            # A handler that calls sys.exit(), or raises what is no Exception, ends its own job, not the worker.
             if running.reason is not None:
                 return _stopped(running)
             return _failed(running, error)
@@ -352,6 +364,11 @@ class Runner:
             self._done[group] = 0
 
 
+def _released(running: Running) -> Settlement:
+    """Handed back as if it had not been claimed."""
+    return Settlement(running.claimed.id, running.claimed.attempts, running.lease, Outcome.RELEASED)
+
+
 def _stopped(running: Running) -> Settlement:
     claimed = running.claimed
     if running.reason == "cancelled":
@@ -365,9 +382,24 @@ def _stopped(running: Running) -> Settlement:
     return Settlement(claimed.id, claimed.attempts, running.lease, Outcome.RELEASED, orjson.dumps(detail).decode())
 
 
+def _call(handler: Callable[[Job[Any]], Any], job: Job[Any]) -> tuple[Any, BaseException | None]:
+    """Call a handler in a thread. Its error is handed over as a value, since a future cannot hold every exception."""
+    try:
+        return handler(job), None
+    except BaseException as error:
+        return None, RuntimeError(f"the handler raised {error!r}") if isinstance(error, StopIteration) else error
+
+
+def _message_of(error: BaseException) -> str:
+    try:
+        return str(error.message if isinstance(error, PenstockError) else error)
+    except Exception as failure:
+        return f"(its message cannot be had: {type(failure).__name__})"
+
+
 def _failed(running: Running, error: BaseException) -> Settlement:
     claimed = running.claimed
-    message = error.message if isinstance(error, PenstockError) else str(error)
+    message = _message_of(error)
     trace = "".join(traceback.format_exception(error))[-_LONGEST_TRACEBACK:]
     detail = {
         "type": type(error).__qualname__,

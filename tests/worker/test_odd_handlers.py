@@ -1,0 +1,109 @@
+"""Handlers that do odd things, each of which must become of its own job alone; and how long handlers may take."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from test_worker import Running
+
+from conftest import eventually
+from penstock import Fail, Job, JobFailed, Penstock, Settings, Status
+from penstock.testing import run_due_jobs
+
+
+class Odd(BaseException):
+    """No Exception."""
+
+
+class Mute(Exception):
+    """Has no text."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("no")
+
+
+ODD = [Odd, Mute, lambda: Fail(ValueError("x")), StopIteration, StopAsyncIteration, asyncio.CancelledError, KeyboardInterrupt]  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("plain", [True, False])
+async def test_whatever_a_handler_raises_its_job_fails(url: str, plain: bool) -> None:
+    async with Penstock(url, settings=Settings(threads=1)) as app:
+
+        async def raise_async(job: Job[int]) -> None:
+            raise ODD[job.data]()
+
+        def raise_plain(job: Job[int]) -> None:
+            raise ODD[job.data]()
+
+        odd = app.job("odd", attempts=1)(raise_plain if plain else raise_async)
+        receipts = await odd.enqueue_many(list(range(len(ODD))))
+        async with Running(app):
+            for receipt in receipts:
+                with pytest.raises(JobFailed):
+                    await app.wait(receipt.id, timeout=timedelta(seconds=30))
+
+
+@pytest.mark.parametrize("plain", [True, False])
+async def test_run_due_jobs_ends_whatever_a_handler_raises(app: Penstock, plain: bool) -> None:
+    async def raise_async(job: Job[int]) -> None:
+        raise ODD[job.data]()
+
+    def raise_plain(job: Job[int]) -> None:
+        raise ODD[job.data]()
+
+    odd = app.job("odd", attempts=1)(raise_plain if plain else raise_async)
+    await odd.enqueue_many(list(range(len(ODD))))
+    records = await asyncio.wait_for(run_due_jobs(app), 60)
+    assert {record.status for record in records} == {Status.FAILED}
+    assert len(records) == len(ODD)
+
+
+@pytest.mark.parametrize("span", [None, timedelta(seconds=1)])
+async def test_extending_a_job_moves_its_time_limit(app: Penstock, span: timedelta | None) -> None:
+    @app.job("long", attempts=1, visibility_timeout=timedelta(seconds=1))
+    async def long(job: Job[Any]) -> None:
+        began = asyncio.get_running_loop().time()
+        while asyncio.get_running_loop().time() - began < 2:
+            await asyncio.sleep(0.1)
+            await job.extend(span)
+
+    async with Running(app):
+        await app.wait((await long.enqueue()).id)
+
+
+async def test_jobs_that_waited_in_a_worker_too_long_are_handed_back(url: str) -> None:
+    """A worker takes some jobs ahead, by how fast they were. When they turn slow, those that wait must not fail for it."""
+    go_on: threading.Event = threading.Event()
+    ran: list[Any] = []
+    async with Penstock(url, settings=Settings(threads=1)) as app:
+
+        @app.job("uneven", delivery="at_most_once", visibility_timeout=timedelta(seconds=2))
+        def uneven(job: Job[bool]) -> None:
+            ran.append(job.id)
+            if job.data:
+                go_on.wait(30)
+
+        quick = await uneven.enqueue_many([False] * 500)
+        slow = await uneven.enqueue_many([True] * 20)
+        database = await app.database()
+        async with Running(app):
+            await app.wait(quick[-1].id)
+            await eventually(lambda: _held(database, at_least=2), "jobs taken ahead")
+            with pytest.raises(JobFailed, match="time limit"):
+                await app.wait(slow[0].id)
+            go_on.set()
+            failed = []
+            for receipt in slow:
+                try:
+                    await app.wait(receipt.id)
+                except JobFailed:
+                    failed.append(receipt.id)
+        assert set(failed) <= set(ran)
+
+
+async def _held(database: Any, at_least: int) -> bool:
+    return bool(await database.fetchval("select coalesce(sum(open_jobs), 0) from penstock.leases") >= at_least)
