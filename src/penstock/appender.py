@@ -50,7 +50,7 @@ class Appender:
         """Append events, together with those of other calls. Raises what the database says about them."""
         if not columns.payloads:
             return Appended([], [])
-        waiting = _Waiting(columns, asyncio.get_running_loop().create_future(), sum(map(_size, columns.payloads)))
+        waiting = _Waiting(columns, asyncio.get_running_loop().create_future(), _size(columns.payloads))
         self._waiting.append(waiting)
         if self._sending is None or self._sending.done():
             self._sending = asyncio.create_task(self._run(), name="penstock-appender")
@@ -200,5 +200,8 @@ def joined(parts: Sequence[Columns]) -> Columns:
     return Columns(payloads, column("keys"), column("headers"), column("times"), parts[0].bytes)
 
 
-def _size(payload: Any) -> int:
-    return 0 if payload is None else len(payload)
+def _size(payloads: Sequence[Any]) -> int:
+    try:
+        return sum(map(len, payloads))
+    except TypeError:  # tombstones
+        return sum(len(payload) for payload in payloads if payload is not None)

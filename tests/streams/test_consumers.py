@@ -436,24 +436,16 @@ async def test_a_paused_partition_waits(app: Penstock) -> None:
         seen.append(event.data)
 
     await events.append(0)
-    async with working(app):
+    async with working(app) as worker:
         await eventually(lambda: seen == [0])
         assert await events.pause("g", because="maintenance") == 1
         assert (await events.lag("g"))[0].paused_because == "maintenance"
-        await eventually(lambda: all(part.paused for part in _parts(app)), "the consumer to hear of it")
+        await eventually(lambda: worker._consumers[0].parts[0].paused, "the consumer to hear of it")
         await events.append(1)
         await asyncio.sleep(0)
         assert seen == [0]
         assert await events.resume("g") == 1
         await eventually(lambda: seen == [0, 1])
-
-
-def _parts(app: Penstock) -> list[Any]:
-    import gc
-
-    from penstock.consuming.part import Part
-
-    return [found for found in gc.get_objects() if isinstance(found, Part) and found.begun and not found.draining]
 
 
 async def test_a_new_group_starts_where_it_is_told(app: Penstock) -> None:

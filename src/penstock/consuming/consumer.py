@@ -303,6 +303,11 @@ class Consumer(Generic[T]):
 
     # -- what deliveries say
 
+    @property
+    def suspects(self) -> bool:
+        """Whether some payload did not fit its type, so that it has to be looked for."""
+        return self._encoding.suspect
+
     def may_work(self, part: Part[T]) -> bool:
         """Whether a partition is this process's to begin work on at this moment."""
         return self.parts.get(part.partition) is part and self.member.may_work(part.partition)

@@ -131,7 +131,7 @@ class Deliver(Generic[T]):
             # Out of touch: the member will say that the partition is lost, or that all is well.
             part.give_back(events)
             await part.nap(0.1)
-        for place, event in enumerate(events):
+        for place, event in enumerate(events if consumer.suspects else ()):
             if isinstance(event.data, Undecodable):
                 part.give_back(events[max(place, 1) :])
                 events = events[: max(place, 1)]

@@ -126,7 +126,7 @@ class Part(Generic[T]):
                     self._buffered = len(events)
                     break
                 chunk = self._chunks.popleft()
-                self._current = self._encoding.events(chunk, self._decoded, lenient=True)
+                self._current = iter(self._encoding.events(chunk, self._decoded, lenient=True))
                 self._decoded = chunk.next_offset
         self._buffered -= len(events)
         return events
