@@ -170,8 +170,8 @@ def _both(append: float, consume: float) -> float:
 
 
 COLUMNS = (
-    "system", "batch", "bytes", "append/s", "16 under way/s", "consume/s", "WAL B/event", "client CPU µs", "append ×", "consume ×",
-    "both ×",
+    "system", "batch", "bytes", "append/s", "16 under way/s", "consume/s", "WAL B/event", "client CPU µs", "append ×",
+    "consume ×", "both ×",
 )  # fmt: skip
 
 

@@ -36,6 +36,7 @@ T = TypeVar("T")
 _COMMIT_EVERY_S = 0.05
 _LOOK_AGAIN_S = 0.2
 _FLUSH_S = 5.0
+_MOST_BYTES = 1_048_576
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +46,8 @@ class ConsumerOptions:
     Attributes:
         size: Most events in a batch.
         within: Seconds to wait after the first event for more.
-        prefetch: Events to have ready for each partition; None: twice `size`, at least 100.
+        prefetch: Events to have ready for each partition; None: twice `size`, at least 1,000. More than a mebibyte is not fetched
+            at once.
         start: Where a new group starts: "earliest" or "latest".
         gone: What to do when retention dropped what comes next; "error": quarantine the partition.
         on_failure: What to do when a handler fails.
@@ -65,7 +67,7 @@ class ConsumerOptions:
     @property
     def ready(self) -> int:
         """How many events to have ready for each partition."""
-        return self.prefetch if self.prefetch is not None else max(100, 2 * self.size)
+        return self.prefetch if self.prefetch is not None else max(1_000, 2 * self.size)
 
 
 class Consumer(Generic[T]):
@@ -285,7 +287,7 @@ class Consumer(Generic[T]):
         room = max(part.room for part in wanted.values())
         try:
             return await streams.read_chunks(
-                self.database, self.stream, {partition: part.fetched for partition, part in wanted.items()}, max(room, 1)
+                self.database, self.stream, {at: part.fetched for at, part in wanted.items()}, max(room, 1), _MOST_BYTES
             )
         except OffsetGone as error:
             bounds = await streams.bounds(self.database, self.stream)
@@ -320,10 +322,12 @@ class Consumer(Generic[T]):
             async with self._places:
                 await call()
 
-    def progressed(self) -> None:
-        """Something is done and can be committed; something has room and can be fetched."""
-        self._dirty.set()
-        self._came.set()
+    def progressed(self, part: Part[T]) -> None:
+        """Something of a partition was taken or is done."""
+        if part.done > part.committed:
+            self._dirty.set()
+        if part.room > 0:
+            self._came.set()
 
     async def quarantine(self, part: Part[T], reason: str) -> None:
         """Pause a partition before what comes next."""

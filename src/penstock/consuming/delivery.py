@@ -121,7 +121,7 @@ class Deliver(Generic[T]):
 
     async def _next(self, part: Part[T], size: int, within: float) -> Batch[T] | None:
         consumer = self._owner()
-        self._owner().progressed()
+        consumer.progressed(part)
         while True:
             events = await part.take(size, within)
             if not events:
@@ -164,7 +164,7 @@ class Deliver(Generic[T]):
         part.done = max(part.done, batch.next_offset)
         if batch.committed:
             part.was_committed(batch.next_offset)
-        self._owner().progressed()
+        self._owner().progressed(part)
 
     async def _one(self, batch: Batch[Any]) -> None:
         await self._invoke(batch[0])

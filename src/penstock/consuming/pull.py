@@ -104,6 +104,14 @@ class Consumption(Generic[T]):
         await self.open()
         if self._in_hand is not None and not self._in_hand.done():
             self._in_hand.set_result(None)
+        for _ in range(3):
+            # In the common case the next batch is there at once.
+            if self._offered.empty():
+                await asyncio.sleep(0)
+                continue
+            batch, self._in_hand = self._offered.get_nowait()
+            if not self._in_hand.done():
+                return batch
         while True:
             asking = asyncio.ensure_future(self._offered.get())
             await asyncio.wait([asking, self._tasks[0]], return_when=asyncio.FIRST_COMPLETED)
