@@ -14,8 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar, overload
@@ -28,12 +27,8 @@ from pydantic import ValidationError
 from penstock import lake
 from penstock.batches import send_batches
 from penstock.callers import enqueue_through
-from penstock.consuming.consumer import ConsumerOptions
-from penstock.consuming.declared import DeclaredConsumer, declared_consumer
-from penstock.consuming.delivery import EventHandler, Middleware
-from penstock.consuming.failure import OnFailure
+from penstock.declarations import StreamDeclarations
 from penstock.errors import InvalidInput, JobFailed, NotFound, PenstockError
-from penstock.event import Gone, Retention, StreamOptions
 from penstock.handler import Group, Handler, Job, group_of, payload_type
 from penstock.job import (
     Admission,
@@ -59,7 +54,6 @@ from penstock.postgres import jobs, migrate, pools, topics
 from penstock.postgres.database import Database, lacks_rights
 from penstock.postgres.embedded import EmbeddedServer
 from penstock.scaling import ScaleAdvice, advise
-from penstock.schedule import Cron, Every, Missed, Schedule, ScheduleHandler
 from penstock.settings import Settings
 from penstock.streams import Stream
 from penstock.topics import Subscription, Topic, keep_subscribed
@@ -133,7 +127,7 @@ def _place() -> _Place:
     return os.getpid(), asyncio.get_running_loop()
 
 
-class Penstock:
+class Penstock(StreamDeclarations):
     """An application's jobs on one database.
 
     Args:
@@ -145,6 +139,7 @@ class Penstock:
     def __init__(
         self, database_url: str | None = None, *, data_dir: Path | str | None = None, settings: Settings | None = None
     ) -> None:
+        super().__init__()
         given: dict[str, Any] = {}
         if database_url is not None:
             given["database_url"] = database_url
@@ -154,9 +149,6 @@ class Penstock:
                 given["database_url"] = None
         self.settings = (settings or _settings({})).model_copy(update=_settings(given).model_dump(include=set(given)))
         self.types: dict[str, JobType[Any]] = {}
-        self.streams: dict[str, Stream[Any]] = {}
-        self.schedules: dict[str, Schedule] = {}
-        self.consumers: dict[str, DeclaredConsumer] = {}
         self.topics: dict[str, Topic[Any]] = {}
         # Connections belong to the process and loop that opened them: a handler in a thread may call `sync`, a server may fork.
         self._databases: dict[_Place, Database] = {}
@@ -268,148 +260,6 @@ class Penstock:
         )
         declared.pool = Pool(declared, pool_options, assign)
         return declared.pool
-
-    def stream(
-        self,
-        name: str,
-        payload: Any = Any,
-        *,
-        partitions: int = 16,
-        key: str | Callable[[Any], str | None] | None = None,
-        keep: Retention = Retention(),
-        compact: bool = False,
-        compression: Literal["zstd"] | None = None,
-        options: StreamOptions = StreamOptions(),
-    ) -> Stream[Any]:
-        """Declare a stream: an ordered, partitioned log of events.
-
-        Args:
-            name: Name of the stream: letters, digits, ".", "-", "_".
-            payload: Payload type; `bytes` for plain bytes.
-            partitions: Parts into which it is divided when it is created, and the most consumers of a group that have work.
-            key: A field of the payload, or a function of it: events of one key keep their order.
-            keep: How long events are kept; the default is for ever.
-            compact: Keep only the latest event of each key in segments that are no longer written.
-            compression: Compress each payload, which is then stored as bytes.
-            options: What else a stream can have.
-        """
-        binary = payload is bytes or compression is not None
-        stream: Stream[Any] = Stream(
-            self,
-            name,
-            payload,
-            partitions,
-            key,
-            replace(
-                options,
-                format="bytes" if binary else options.format,
-                compression=compression,
-                keep_age=keep.age,
-                keep_bytes=keep.bytes,
-                keep_events=keep.events,
-                keep_unread=keep.unread,
-                compact=compact,
-            ),
-        )
-        if name in self.streams:
-            raise InvalidInput(f"stream {name} is declared twice", hint="Declare it once and use it from there.")
-        self.streams[name] = stream
-        return stream
-
-    def consumer(
-        self,
-        stream: Stream[Any],
-        *,
-        group: str,
-        size: int | None = None,
-        within: float = 0.0,
-        on_failure: OnFailure | Literal["retry", "skip", "dead-letter", "quarantine", "halt"] = "retry",
-        start: Literal["earliest", "latest"] = "earliest",
-        gone: Literal["error", "earliest", "latest"] = "error",
-        prefetch: int | None = None,
-        concurrency: int | None = None,
-        grace: timedelta | None = None,
-        middleware: Sequence[Middleware] = (),
-    ) -> Callable[[EventHandler], EventHandler]:
-        """Declare what a consumer group does with the events of a stream. Workers of this app take part in the group.
-
-        The handler takes one `Event`, or a `Batch` of them, or `Events`, over which it iterates itself; its annotation says
-        which (without one: a batch when `size` is more than 1). Events of one partition are handled in order, one call
-        at a time; the partitions in parallel.
-
-        Args:
-            stream: The stream.
-            group: Name of the group; unique in the stream.
-            size: Most events in a batch; None: 100.
-            within: Seconds to wait after the first event for more.
-            on_failure: What to do when the handler fails: "retry" (until it succeeds, with growing delays), "skip",
-                "dead-letter", "quarantine", "halt", or an `OnFailure` for some attempts before.
-            start: Where a new group starts.
-            gone: What to do when retention dropped what comes next; "error": quarantine the partition.
-            prefetch: Events to have ready for each partition; None: enough for two batches.
-            concurrency: Most handlers at once in a process; None: one for each partition.
-            grace: How long a handler may go on when its partition goes to another member; None: as the settings say.
-            middleware: Functions of (batch, call_next) around each call of the handler, the first outermost.
-
-        Raises:
-            InvalidInput: The handler or an option cannot be used.
-        """
-
-        def declare(handler: EventHandler) -> EventHandler:
-            declared = declared_consumer(
-                stream,
-                group,
-                handler,
-                ConsumerOptions(size or 100, within, prefetch, start, Gone(gone), OnFailure.of(on_failure), concurrency, grace),
-                one=size is None or size == 1,
-                middleware=middleware,
-            )
-            if declared.name in self.consumers:
-                raise InvalidInput(f"consumer group {declared.name} is declared twice", hint="Give each group a name of its own.")
-            self.consumers[declared.name] = declared
-            return handler
-
-        return declare
-
-    def timer(
-        self, *, every: timedelta, name: str | None = None, missed: Missed = "skip", per_worker: bool = False
-    ) -> Callable[[ScheduleHandler], ScheduleHandler]:
-        """Declare a function that workers of this app run again and again.
-
-        Args:
-            every: From the beginning of one run to that of the next; runs never overlap.
-            name: Its name; None: the function's with dashes.
-            missed: What to do about times that passed while no worker ran: "skip" them, run "once" for the latest, or run
-                "all".
-            per_worker: Each worker runs it for itself, instead of one of them for all.
-        """
-        return self._schedule(Every(every), name, missed, per_worker)
-
-    def cron(
-        self, expression: str, *, tz: str = "UTC", name: str | None = None, missed: Missed = "skip", per_worker: bool = False
-    ) -> Callable[[ScheduleHandler], ScheduleHandler]:
-        """Declare a function that workers of this app run at the times of a cron expression, such as "0 4 * * *".
-
-        Args:
-            expression: Minute, hour, day, month, day of the week; as Debian's cron has it, with seconds before them if wanted.
-            tz: The time zone in which it is meant.
-            name: See `timer`.
-            missed: See `timer`.
-            per_worker: See `timer`.
-        """
-        return self._schedule(Cron(expression, tz), name, missed, per_worker)
-
-    def _schedule(
-        self, times: Every | Cron, name: str | None, missed: Missed, per_worker: bool
-    ) -> Callable[[ScheduleHandler], ScheduleHandler]:
-        def declare(handler: ScheduleHandler) -> ScheduleHandler:
-            schedule = Schedule(name or getattr(handler, "__name__", "").replace("_", "-"), times, handler, missed, per_worker)
-            if schedule.name in self.schedules:
-                raise InvalidInput(f"schedule {schedule.name} is declared twice", hint="Give each a name of its own.")
-            self.schedules[schedule.name] = schedule
-            return handler
-
-        return declare
 
     @overload
     def job_type(self, name: str, payload: type[T], options: Options = ...) -> JobType[T]: ...

@@ -264,6 +264,38 @@ async def test_bad_calls_are_refused_with_a_hint(sql: Sql, call: str, state: str
     assert await sql.fetchval("select sum(next_offset) from penstock.stream_bounds('there')") == 0
 
 
+async def test_roles_can_append_load_and_consume_as_they_were_granted(app: Penstock, sql: Sql) -> None:
+    events = app.stream("events", int, partitions=2)
+    await events.append_many(range(10))
+    for access in ("reader", "producer", "worker"):
+        await sql.execute(f"do $$ begin create role test_{access}; exception when duplicate_object then null; end $$")
+        await sql.execute("select penstock.grant_access($1::name, $2)", f"test_{access}", access)
+    await sql.execute("select penstock.roll_segment('events')")
+    calls = {
+        "select * from penstock.read_events('events', 0)": {"reader", "producer", "worker"},
+        "select * from penstock.events_1": {"reader", "producer", "worker"},
+        "select * from penstock.append('events', '1')": {"producer", "worker"},
+        "select penstock.declare_consumer_group('events', 'g')": {"worker"},
+        "select penstock.grow_stream('events', 4)": set(),
+    }
+    for access in ("reader", "producer", "worker"):
+        await sql.execute(f"set session authorization test_{access}")
+        for call, allowed in calls.items():
+            if access in allowed:
+                await sql.execute(call)
+            else:
+                with pytest.raises(asyncpg.InsufficientPrivilegeError):
+                    await sql.execute(call)
+        if access != "reader":
+            async with sql.transaction():
+                await sql.execute("select penstock.begin_load('events')")
+                await sql.copy_records_to_table(
+                    "penstock_load", records=[(0, 2, ["1", "2"])], columns=["partition", "events", "data"]
+                )
+                assert await sql.fetchval("select events from penstock.end_load('events', 2)") == 2
+        await sql.execute("reset session authorization")
+
+
 # -- reading
 
 

@@ -1,0 +1,171 @@
+"""What an application declares about streams, consumers and schedules: a part of `Penstock`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+from penstock.consuming.consumer import ConsumerOptions
+from penstock.consuming.declared import DeclaredConsumer, declared_consumer
+from penstock.consuming.delivery import EventHandler, Middleware
+from penstock.consuming.failure import OnFailure
+from penstock.errors import InvalidInput
+from penstock.event import Gone, Retention, StreamOptions
+from penstock.schedule import Cron, Every, Missed, Schedule, ScheduleHandler
+from penstock.streams import Stream
+
+if TYPE_CHECKING:
+    from penstock.app import Penstock
+
+
+class StreamDeclarations:
+    """Declares streams, consumers, timers and cron schedules."""
+
+    def __init__(self) -> None:
+        self.streams: dict[str, Stream[Any]] = {}
+        self.consumers: dict[str, DeclaredConsumer] = {}
+        self.schedules: dict[str, Schedule] = {}
+
+    def stream(
+        self,
+        name: str,
+        payload: Any = Any,
+        *,
+        partitions: int = 16,
+        key: str | Callable[[Any], str | None] | None = None,
+        keep: Retention = Retention(),
+        compact: bool = False,
+        compression: Literal["zstd"] | None = None,
+        options: StreamOptions = StreamOptions(),
+    ) -> Stream[Any]:
+        """Declare a stream: an ordered, partitioned log of events.
+
+        Args:
+            name: Name of the stream: letters, digits, ".", "-", "_".
+            payload: Payload type; `bytes` for plain bytes.
+            partitions: Parts into which it is divided when it is created, and the most consumers of a group that have work.
+            key: A field of the payload, or a function of it: events of one key keep their order.
+            keep: How long events are kept; the default is for ever.
+            compact: Keep only the latest event of each key in segments that are no longer written.
+            compression: Compress each payload, which is then stored as bytes.
+            options: What else a stream can have.
+        """
+        binary = payload is bytes or compression is not None
+        stream: Stream[Any] = Stream(
+            cast("Penstock", self),
+            name,
+            payload,
+            partitions,
+            key,
+            replace(
+                options,
+                format="bytes" if binary else options.format,
+                compression=compression,
+                keep_age=keep.age,
+                keep_bytes=keep.bytes,
+                keep_events=keep.events,
+                keep_unread=keep.unread,
+                compact=compact,
+            ),
+        )
+        if name in self.streams:
+            raise InvalidInput(f"stream {name} is declared twice", hint="Declare it once and use it from there.")
+        self.streams[name] = stream
+        return stream
+
+    def consumer(
+        self,
+        stream: Stream[Any],
+        *,
+        group: str,
+        size: int | None = None,
+        within: float = 0.0,
+        on_failure: OnFailure | Literal["retry", "skip", "dead-letter", "quarantine", "halt"] = "retry",
+        start: Literal["earliest", "latest"] = "earliest",
+        gone: Literal["error", "earliest", "latest"] = "error",
+        prefetch: int | None = None,
+        concurrency: int | None = None,
+        grace: timedelta | None = None,
+        middleware: Sequence[Middleware] = (),
+    ) -> Callable[[EventHandler], EventHandler]:
+        """Declare what a consumer group does with the events of a stream. Workers of this app take part in the group.
+
+        The handler takes one `Event`, or a `Batch` of them, or `Events`, over which it iterates itself; its annotation says
+        which (without one: a batch when `size` is more than 1). Events of one partition are handled in order, one call
+        at a time; the partitions in parallel.
+
+        Args:
+            stream: The stream.
+            group: Name of the group; unique in the stream.
+            size: Most events in a batch; None: 100.
+            within: Seconds to wait after the first event for more.
+            on_failure: What to do when the handler fails: "retry" (until it succeeds, with growing delays), "skip",
+                "dead-letter", "quarantine", "halt", or an `OnFailure` for some attempts before.
+            start: Where a new group starts.
+            gone: What to do when retention dropped what comes next; "error": quarantine the partition.
+            prefetch: Events to have ready for each partition; None: enough for two batches.
+            concurrency: Most handlers at once in a process; None: one for each partition.
+            grace: How long a handler may go on when its partition goes to another member; None: as the settings say.
+            middleware: Functions of (batch, call_next) around each call of the handler, the first outermost.
+
+        Raises:
+            InvalidInput: The handler or an option cannot be used.
+        """
+
+        def declare(handler: EventHandler) -> EventHandler:
+            declared = declared_consumer(
+                stream,
+                group,
+                handler,
+                ConsumerOptions(size or 100, within, prefetch, start, Gone(gone), OnFailure.of(on_failure), concurrency, grace),
+                one=size is None or size == 1,
+                middleware=middleware,
+            )
+            if declared.name in self.consumers:
+                raise InvalidInput(f"consumer group {declared.name} is declared twice", hint="Give each group a name of its own.")
+            self.consumers[declared.name] = declared
+            return handler
+
+        return declare
+
+    def timer(
+        self, *, every: timedelta, name: str | None = None, missed: Missed = "skip", per_worker: bool = False
+    ) -> Callable[[ScheduleHandler], ScheduleHandler]:
+        """Declare a function that workers of this app run again and again.
+
+        Args:
+            every: From the beginning of one run to that of the next; runs never overlap.
+            name: Its name; None: the function's with dashes.
+            missed: What to do about times that passed while no worker ran: "skip" them, run "once" for the latest, or run
+                "all".
+            per_worker: Each worker runs it for itself, instead of one of them for all.
+        """
+        return self._schedule(Every(every), name, missed, per_worker)
+
+    def cron(
+        self, expression: str, *, tz: str = "UTC", name: str | None = None, missed: Missed = "skip", per_worker: bool = False
+    ) -> Callable[[ScheduleHandler], ScheduleHandler]:
+        """Declare a function that workers of this app run at the times of a cron expression, such as "0 4 * * *".
+
+        Args:
+            expression: Minute, hour, day, month, day of the week; as Debian's cron has it, with seconds before them if wanted.
+            tz: The time zone in which it is meant.
+            name: See `timer`.
+            missed: See `timer`.
+            per_worker: See `timer`.
+        """
+        return self._schedule(Cron(expression, tz), name, missed, per_worker)
+
+    def _schedule(
+        self, times: Every | Cron, name: str | None, missed: Missed, per_worker: bool
+    ) -> Callable[[ScheduleHandler], ScheduleHandler]:
+        def declare(handler: ScheduleHandler) -> ScheduleHandler:
+            schedule = Schedule(name or getattr(handler, "__name__", "").replace("_", "-"), times, handler, missed, per_worker)
+            if schedule.name in self.schedules:
+                raise InvalidInput(f"schedule {schedule.name} is declared twice", hint="Give each a name of its own.")
+            self.schedules[schedule.name] = schedule
+            return handler
+
+        return declare
