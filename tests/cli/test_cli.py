@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -204,6 +205,8 @@ def test_a_second_signal_stops_at_once_and_hands_the_job_back(url: str, tmp_path
         (["enqueue", "ship", "-f", "-"], '{"dta": 1}\n', 1, "'dta'"),
         (["enqueue", "ship", "-f", "-"], '{"run_after": "soon"}\n', 1, "line 1"),
         (["enqueue", "ship", "-f", "-"], '{"priority": "high"}\n', 1, "line 1"),
+        (["enqueue", "ship", "-f", "-"], '{"priority": 1.9}\n', 1, "not a whole number"),
+        (["enqueue", "ship", "-f", "-", "--id", "0190b7a0-0000-7000-8000-000000000001"], "", 1, "cannot all have one id"),
         (["jobs", "show", "123"], "", 1, "invalid job id"),
         (["jobs", "show", "0190b7a0-0000-7000-8000-000000000001"], "", 1, "no such job"),
         (["jobs", "list", "--status", "done"], "", 1, "unknown status"),
@@ -221,6 +224,58 @@ def test_bad_calls_say_what_is_wrong(url: str, arguments: list[str], stdin: str,
     done = penstock(url, *arguments, stdin=stdin)
     assert (done.returncode, message in done.stderr.replace("\n", " ")) == (code, True), done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_changes_can_be_printed_as_json(url: str) -> None:
+    def said(*arguments: str, stdin: str = "") -> Any:
+        done = penstock(url, *arguments, "--json", stdin=stdin)
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    assert said("types", "create", "ship")["name"] == "ship"
+    assert said("types", "change", "ship", "-s", "attempts=3")["options"]["attempts"] == 3
+    assert said("pause", "ship") == {"name": "ship", "paused": True}
+    assert said("resume", "ship") == {"name": "ship", "paused": False}
+    assert said("enqueue", "ship", "-f", "-", "--key", "acme", "--priority", "5", stdin='{"key": "own"}\n{}\n') == {"queued": 2}
+    found = said("jobs", "list")
+    assert {(job["key"], job["priority"]) for job in found} == {("own", 5), ("acme", 5)}
+    assert said("jobs", "cancel", found[0]["id"]) == {"id": found[0]["id"], "status": "cancelled"}
+    assert said("jobs", "replay", found[0]["id"])["admission"] == "queued"
+
+
+def test_jobs_beyond_what_python_can_hold_are_listed(url: str) -> None:
+    import asyncio
+
+    import asyncpg
+
+    async def enqueue() -> None:
+        connection = await asyncpg.connect(url)
+        await connection.execute(
+            "insert into penstock.jobs (name) values ('ship');"
+            " select penstock.enqueue('ship', '{\"x\": 1e400}');"
+            " update penstock.queued_jobs set expires_at = '20000-01-01'"
+        )
+        await connection.close()
+
+    asyncio.run(enqueue())
+    listed = penstock(url, "jobs", "list")
+    assert (listed.returncode, "ship" in listed.stdout) == (0, True), listed.stderr
+    printed = penstock(url, "jobs", "list", "--json")
+    assert printed.returncode == 0, printed.stderr
+    shown = json.loads(printed.stdout)
+    assert shown[0]["expires_at"].startswith("9999-12-30")
+
+
+@pytest.mark.parametrize("bad", ["mysql://x/y", "postgresql://h:port/x", "nonsense"])
+def test_a_malformed_url_is_exit_code_1(bad: str) -> None:
+    done = penstock(bad, "stats")
+    assert (done.returncode, "Traceback" in done.stderr) == (1, False), done.stderr
+
+
+def test_a_bad_setting_is_exit_code_1(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PENSTOCK_POOL_SIZE", "many")
+    done = penstock(url, "stats")
+    assert (done.returncode, "Traceback" in done.stderr, "PENSTOCK_POOL_SIZE" in done.stderr) == (1, False, True), done.stderr
 
 
 def test_no_database_is_exit_code_3() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, Annotated, Any
 
@@ -42,13 +43,9 @@ def enqueue(
 ) -> None:
     """Enqueue a job, or many from a file.
 
-    A line of a file is an object with data, id, key, priority, run_after, expires_at, unique, each optional.
+    A line of a file is an object with data, id, key, priority, run_after, expires_at, unique, each optional; the options are for
+    the lines that do not say otherwise.
     """
-    if file is not None:
-        if data is not None:
-            raise InvalidInput("give a payload or a file, not both")
-        with_app(lambda app: _from_file(app, name, file, as_json))
-        return
     job = NewJob(
         parse_json(data, "the payload") if data is not None else {},
         id,
@@ -58,6 +55,13 @@ def enqueue(
         moment(expires_at) if expires_at else None,
         unique,
     )
+    if file is not None:
+        if data is not None:
+            raise InvalidInput("give a payload or a file, not both")
+        if id is not None:
+            raise InvalidInput("jobs of a file cannot all have one id", hint="Put an id into each line.")
+        with_app(lambda app: _from_file(app, name, file, job, as_json))
+        return
 
     async def one(app: Penstock) -> Enqueued:
         return (await app.enqueue_many(name, [job]))[0]
@@ -77,7 +81,7 @@ def parse_json(text: str | bytes, what: str) -> Any:
         raise InvalidInput(f"{what} is not JSON: {error}", hint='For example: {"shipmentId": "shp_123"}') from None
 
 
-async def _from_file(app: Penstock, name: str, file: Path, as_json: bool) -> None:
+async def _from_file(app: Penstock, name: str, file: Path, defaults: NewJob, as_json: bool) -> None:
     counted: Counter[str] = Counter()
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     source: IO[bytes]
@@ -90,7 +94,7 @@ async def _from_file(app: Penstock, name: str, file: Path, as_json: bool) -> Non
             raise InvalidInput(f"cannot read {file}: {error.strerror}") from None
     with source, Progress(*columns, console=err, transient=True) as progress:
         task = progress.add_task("bytes", total=size)
-        for batch, read in _batches(source):
+        for batch, read in _batches(source, defaults):
             for receipt in await app.enqueue_many(name, batch):
                 counted[str(receipt.admission)] += 1
             progress.update(task, completed=read)
@@ -100,13 +104,13 @@ async def _from_file(app: Penstock, name: str, file: Path, as_json: bool) -> Non
         out.print(", ".join(f"{count:,} {admission}" for admission, count in counted.items()) or "no jobs in the file")
 
 
-def _batches(source: IO[bytes]) -> Iterator[tuple[list[NewJob], int]]:
+def _batches(source: IO[bytes], defaults: NewJob) -> Iterator[tuple[list[NewJob], int]]:
     batch: list[NewJob] = []
     read = 0
     for number, line in enumerate(source, 1):
         read += len(line)
         if line.strip():
-            batch.append(_job(line, number))
+            batch.append(_job(line, number, defaults))
         if len(batch) == _BATCH:
             yield batch, read
             batch = []
@@ -114,7 +118,7 @@ def _batches(source: IO[bytes]) -> Iterator[tuple[list[NewJob], int]]:
         yield batch, read
 
 
-def _job(line: bytes, number: int) -> NewJob:
+def _job(line: bytes, number: int, defaults: NewJob) -> NewJob:
     fields = parse_json(line, f"line {number}")
     if not isinstance(fields, dict) or (unknown := sorted(set(fields) - _FIELDS)):
         found = f"the field {unknown[0]!r}" if isinstance(fields, dict) else type(fields).__name__
@@ -128,8 +132,16 @@ def _job(line: bytes, number: int) -> NewJob:
                 fields[name] = moment(str(fields[name]))
             except typer.BadParameter as error:
                 raise InvalidInput(f"line {number}: {error}") from None
+    given = {name: value for name, value in fields.items() if value is not None or name == "data"}
+    if "priority" in given:
+        given["priority"] = _whole(given["priority"], number)
+    return replace(defaults, **given)
+
+
+def _whole(value: object, number: int) -> int:
     try:
-        fields["priority"] = int(fields.get("priority") or 0)
-    except (TypeError, ValueError):
-        raise InvalidInput(f"line {number}: priority {fields['priority']!r} is not a number") from None
-    return NewJob(**fields)
+        if isinstance(value, (int, str)) and not isinstance(value, bool):
+            return int(value)
+    except ValueError:
+        pass
+    raise InvalidInput(f"line {number}: priority {value!r} is not a whole number")

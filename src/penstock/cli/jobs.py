@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from typing import Annotated
 
-import orjson
 import typer
 from rich.markup import escape
 
@@ -47,7 +47,8 @@ def show(id: Id, as_json: AsJson = False) -> None:
         ("priority", job.priority), ("attempts left", f"{job.attempts} of {job.max_attempts}"),
         ("enqueued", job.created_at), ("run after", job.run_after), ("expires", job.expires_at), ("started", job.started_at),
         ("finished", job.finished_at), ("worker", job.worker), ("replay of", job.replay_of),
-        ("data", orjson.dumps(job.data).decode()), ("progress", job.progress), ("result", job.result),
+        ("data", json.dumps(job.data, separators=(",", ":"), ensure_ascii=False)), ("progress", job.progress),
+        ("result", job.result),
     ]  # fmt: skip
     for label, value in shown:
         if value is not None:
@@ -59,12 +60,20 @@ def show(id: Id, as_json: AsJson = False) -> None:
 
 
 @app.command()
-def cancel(id: Id) -> None:
+def cancel(id: Id, as_json: AsJson = False) -> None:
     """Cancel a job: a queued one at once, of a running one the handler is told."""
-    out.print(f"{with_app(lambda penstock: penstock.cancel(id))}: {id}", highlight=False)
+    status = with_app(lambda penstock: penstock.cancel(id))
+    if as_json:
+        print_json({"id": id, "status": status})
+    else:
+        out.print(f"{status}: {id}", highlight=False)
 
 
 @app.command()
-def replay(id: Id) -> None:
+def replay(id: Id, as_json: AsJson = False) -> None:
     """Enqueue a copy of a running or finished job."""
-    out.print(f"replayed as {with_app(lambda penstock: penstock.replay(id)).id}", highlight=False)
+    receipt = with_app(lambda penstock: penstock.replay(id))
+    if as_json:
+        print_json(receipt)
+    else:
+        out.print(f"replayed as {receipt.id}", highlight=False)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import sys
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, is_dataclass
 from datetime import datetime, timedelta
 from typing import Annotated, Any, TypeVar
@@ -66,7 +68,11 @@ class holding:  # noqa: N801 - reads as a verb
 
 def print_json(value: Any) -> None:
     """Print a value as JSON; a list prints one document."""
-    typer.echo(orjson.dumps(value, default=_plain, option=orjson.OPT_INDENT_2).decode())
+    try:
+        typer.echo(orjson.dumps(value, default=_plain, option=orjson.OPT_INDENT_2).decode())
+    except TypeError:
+        # PostgreSQL's JSON has whole numbers of any size.
+        typer.echo(json.dumps(value, default=_plain, indent=2))
 
 
 def _plain(value: Any) -> Any:
@@ -74,6 +80,8 @@ def _plain(value: Any) -> Any:
         return asdict(value)
     if isinstance(value, timedelta):
         return value.total_seconds()
+    if isinstance(value, datetime):
+        return value.isoformat()
     return str(value)
 
 
@@ -95,7 +103,9 @@ def cell(value: Any) -> str:
     if value is None:
         return "-"
     if isinstance(value, datetime):
-        return value.astimezone().strftime("%Y-%m-%d %H:%M:%S")
+        with suppress(OverflowError, ValueError, OSError):  # too near to the end of time for a time zone
+            return value.astimezone().strftime("%Y-%m-%d %H:%M:%S")
+        return value.isoformat(" ")
     if isinstance(value, timedelta):
         return f"{value.total_seconds():g} s"
     if isinstance(value, bool):

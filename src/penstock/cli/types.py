@@ -57,28 +57,28 @@ Option = Annotated[
 ]
 
 
-def create(name: Name, options: Option = None) -> None:
+def create(name: Name, options: Option = None, as_json: AsJson = False) -> None:
     """Create a job type."""
     created = with_app(lambda app: app.create_job_type(name, **parse_options(options)))
-    out.print(f"created: {created.name}", highlight=False)
+    _say(created, f"created: {created.name}", as_json)
 
 
-def change(name: Name, options: Option = None) -> None:
+def change(name: Name, options: Option = None, as_json: AsJson = False) -> None:
     """Change options of a job type; takes effect at once."""
-    with_app(lambda app: app.change_job_type(name, **parse_options(options)))
-    out.print(f"changed: {name}", highlight=False)
+    changed = with_app(lambda app: app.change_job_type(name, **parse_options(options)))
+    _say(changed, f"changed: {name}", as_json)
 
 
-def pause(name: Name) -> None:
+def pause(name: Name, as_json: AsJson = False) -> None:
     """Start no more jobs of a type; running ones go on."""
     with_app(lambda app: app.pause(name))
-    out.print(f"paused: {name}", highlight=False)
+    _say({"name": name, "paused": True}, f"paused: {name}", as_json)
 
 
-def resume(name: Name) -> None:
+def resume(name: Name, as_json: AsJson = False) -> None:
     """End a pause."""
     with_app(lambda app: app.resume(name))
-    out.print(f"resumed: {name}", highlight=False)
+    _say({"name": name, "paused": False}, f"resumed: {name}", as_json)
 
 
 def stats(as_json: AsJson = False) -> None:
@@ -115,6 +115,7 @@ def prune(
 def grant(
     role: Annotated[str, typer.Argument(help="A database role that exists.")],
     access: Annotated[str, typer.Argument(help="reader, producer, worker or admin.")],
+    as_json: AsJson = False,
 ) -> None:
     """Let a database role read, enqueue, work, or do everything."""
 
@@ -122,7 +123,14 @@ def grant(
         await (await app.database()).fetch("select penstock.grant_access($1::name, $2)", role, access)
 
     with_app(run)
-    out.print(f"granted: {role} is {access}", highlight=False)
+    _say({"role": role, "access": access}, f"granted: {role} is {access}", as_json)
+
+
+def _say(done: Any, words: str, as_json: bool) -> None:
+    if as_json:
+        print_json(done)
+    else:
+        out.print(words, highlight=False)
 
 
 def parse_options(given: list[str] | None) -> dict[str, Any]:

@@ -63,8 +63,6 @@ def translate(error: BaseException) -> PenstockError | None:
     """
     if isinstance(error, asyncpg.PostgresError):
         return _of_server(error, getattr(error, "sqlstate", None) or "XX000")
-    if isinstance(error, asyncpg.exceptions.ClientConfigurationError):
-        return InvalidInput(f"the database URL is not valid: {error}", hint=_URL_HINT)
     if isinstance(error, asyncpg.exceptions.DataError):
         return InvalidInput(f"a value does not fit its type: {error}")
     if isinstance(error, (OSError, asyncpg.InterfaceError, asyncpg.InternalClientError, TimeoutError)):
@@ -124,6 +122,13 @@ class _Connection(asyncpg.Connection):
         return ""
 
 
+async def _connect(*args: Any, **options: Any) -> Any:
+    try:
+        return await asyncpg.connect(*args, **options)
+    except ValueError as error:
+        raise InvalidInput(f"the database URL is not valid: {error}", hint=_URL_HINT) from None
+
+
 class Transaction:
     """One open transaction; made by `Database.transaction`."""
 
@@ -162,18 +167,16 @@ class Database:
         async with self._opening:
             if self._pool is not None:
                 return
-            try:
-                self._pool = await asyncpg.create_pool(
-                    self.url,
-                    min_size=0,
-                    max_size=self._settings.pool_size,
-                    command_timeout=self._settings.command_timeout.total_seconds(),
-                    timeout=self._settings.connect_timeout.total_seconds(),
-                    connection_class=_Connection,
-                    **self._connection_options(),
-                )
-            except ValueError as error:
-                raise InvalidInput(f"the database URL is not valid: {error}", hint=_URL_HINT) from None
+            self._pool = await asyncpg.create_pool(
+                self.url,
+                min_size=0,
+                max_size=self._settings.pool_size,
+                command_timeout=self._settings.command_timeout.total_seconds(),
+                timeout=self._settings.connect_timeout.total_seconds(),
+                connect=_connect,
+                connection_class=_Connection,
+                **self._connection_options(),
+            )
 
     async def close(self) -> None:
         """Close all connections; those in use get five seconds to finish."""
@@ -229,7 +232,7 @@ class Database:
 
         async def once() -> asyncpg.Connection[Any]:
             url = self._settings.listen_url.get_secret_value() if self._settings.listen_url else self.url
-            connection: asyncpg.Connection[Any] = await asyncpg.connect(
+            connection: asyncpg.Connection[Any] = await _connect(
                 url, timeout=self._settings.connect_timeout.total_seconds(), **self._connection_options()
             )
             return connection

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -282,9 +283,21 @@ async def replay(database: Database, id: UUID, new_id: UUID) -> UUID:
     return replayed
 
 
+# Times that a caller chose reach further in PostgreSQL than in Python: one such job must not hide the others.
+_FIND = """
+    select id, name, status, attempts, max_attempts, priority, key, unique_key, data, created_at,
+           case when run_after < '0002-01-01' then '0002-01-01'
+                when run_after > '9999-12-30' then '9999-12-30' else run_after end as run_after,
+           case when expires_at < '0002-01-01' then '0002-01-01'
+                when expires_at > '9999-12-30' then '9999-12-30' else expires_at end as expires_at,
+           started_at, finished_at, worker, errors, result, progress, replay_of, cancel_requested_at
+    from penstock.find_jobs($1)
+"""
+
+
 async def find(database: Database, ids: Sequence[UUID]) -> dict[UUID, JobRecord]:
     """Everything known of these jobs; unknown ids are left out."""
-    rows = await database.fetch("select * from penstock.find_jobs($1)", ids)
+    rows = await database.fetch(_FIND, ids)
     return {row["id"]: _record(row) for row in rows}
 
 
@@ -304,7 +317,13 @@ def _dump(value: object) -> str:
 
 
 def _load(text: str | None) -> Any:
-    return None if text is None else orjson.loads(text)
+    if text is None:
+        return None
+    try:
+        return orjson.loads(text)
+    except orjson.JSONDecodeError:
+        # PostgreSQL's JSON has numbers of any size. Python reads whole ones of up to 4,300 digits.
+        return json.loads(text, parse_int=lambda digits: int(digits) if len(digits) < 4_000 else float(digits))
 
 
 def _record(row: Any) -> JobRecord:
