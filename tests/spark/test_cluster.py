@@ -91,16 +91,14 @@ def test_a_standalone_cluster_reads_and_writes_and_outlives_a_worker(
     }  # fmt: skip
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    package = "org.apache.spark.deploy"
+    package, size = "org.apache.spark.deploy", ["-c", "1", "-m", "1g"]
     options = ["--host", "127.0.0.1", "--webui-port", "0"]
     master = Program([spark_class, f"{package}.master.Master", *options, "--port", str(port)], tmp_path / "master", **environment)
     programs.append(master)
     until(lambda: "I have been elected leader" in master.log.read_text(), "the master", master)
     address = f"spark://127.0.0.1:{port}"
     workers = [
-        Program(
-            [spark_class, f"{package}.worker.Worker", *options, "-c", "1", "-m", "1g", address], tmp_path / f"w{n}", **environment
-        )
+        Program([spark_class, f"{package}.worker.Worker", *options, *size, address], tmp_path / f"w{n}", **environment)
         for n in range(2)
     ]
     programs.extend(workers)
