@@ -91,16 +91,14 @@ def test_a_standalone_cluster_reads_and_writes_and_outlives_a_worker(
     }  # fmt: skip
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    package, size = "org.apache.spark.deploy", ["-c", "1", "-m", "1g"]
+    package = "org.apache.spark.deploy"
     options = ["--host", "127.0.0.1", "--webui-port", "0"]
     master = Program([spark_class, f"{package}.master.Master", *options, "--port", str(port)], tmp_path / "master", **environment)
     programs.append(master)
     until(lambda: "I have been elected leader" in master.log.read_text(), "the master", master)
     address = f"spark://127.0.0.1:{port}"
-    workers = [
-        Program([spark_class, f"{package}.worker.Worker", *options, *size, address], tmp_path / f"w{n}", **environment)
-        for n in range(2)
-    ]
+    command = [spark_class, f"{package}.worker.Worker", *options, "-c", "1", "-m", "1g", address]
+    workers = [Program(command, tmp_path / f"w{number}", **environment) for number in range(2)]
     programs.extend(workers)
     for worker in workers:
         until(lambda log=worker.log: "Successfully registered with master" in log.read_text(), "a worker", worker)
