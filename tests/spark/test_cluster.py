@@ -97,12 +97,8 @@ def test_a_standalone_cluster_reads_and_writes_and_outlives_a_worker(
     programs.append(master)
     until(lambda: "I have been elected leader" in master.log.read_text(), "the master", master)
     address = f"spark://127.0.0.1:{port}"
-    workers = [
-        Program(
-            [spark_class, f"{package}.worker.Worker", *options, "-c", "1", "-m", "1g", address], tmp_path / f"w{n}", **environment
-        )
-        for n in range(2)
-    ]
+    command = [spark_class, f"{package}.worker.Worker", *options, "-c", "1", "-m", "1g", address]
+    workers = [Program(command, tmp_path / f"w{number}", **environment) for number in range(2)]
     programs.extend(workers)
     for worker in workers:
         until(lambda log=worker.log: "Successfully registered with master" in log.read_text(), "a worker", worker)

@@ -50,7 +50,7 @@ comment on table penstock.staged_jobs is 'Jobs on their way from Spark tasks int
 comment on column penstock.staged_jobs.writer is 'The query or the write that they belong to.';
 comment on column penstock.staged_jobs.part is 'The attempt of a task that wrote them; only parts that are named at the commit count.';
 comment on column penstock.staged_jobs.place is 'Order within the part.';
-create index staged_jobs_part on penstock.staged_jobs (writer, part);
+create index staged_jobs_part on penstock.staged_jobs (writer, part, place);
 
 create table penstock.sink_epochs (
     writer text primary key,
