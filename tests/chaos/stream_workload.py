@@ -52,14 +52,18 @@ async def plain(batch: Batch[str]) -> None:
 
 @app.consumer(stream, group="exact", size=50)
 async def exact(batch: Batch[str]) -> None:
-    """Write and commit in one transaction."""
+    """Write and commit in one transaction, whoever says stop: the database has to refuse what comes too late."""
+    await asyncio.shield(write(batch))
+
+
+async def write(batch: Batch[str]) -> None:
     connection = await (await app.database()).connect()
     try:
         async with connection.transaction():
             await connection.executemany(
                 "insert into chaos_written values ($1, $2)", [(event.partition, event.offset) for event in batch]
             )
-            await asyncio.sleep(0.02)
+            await asyncio.sleep(0.1)
             await batch.commit(connection)
     finally:
         await connection.close()
