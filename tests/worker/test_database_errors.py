@@ -92,24 +92,6 @@ async def test_a_worker_outlives_the_cancellation_of_its_calls(url: str, sql: as
             await app.wait((await steady.enqueue()).id)
 
 
-async def test_a_job_type_with_a_span_beyond_python_does_not_stop_the_others(url: str, sql: asyncpg.Connection[Any]) -> None:
-    async with Penstock(url, settings=Settings(heartbeat_interval=0.1)) as app:
-
-        @app.job("steady", keep_result=False)
-        async def steady(job: Job[Any]) -> int:
-            return 1
-
-        async with Running(app):
-            await sql.execute("insert into penstock.jobs (name, backoff_cap) values ('endless', '3000000 years')")
-            await app.change_job_type("steady", keep_result=True)
-
-            async def kept() -> bool:
-                return bool((await app.wait((await steady.enqueue()).id)).result)
-
-            await eventually(kept, "the change")
-            assert {record.name for record in await app.job_types()} == {"steady", "endless"}
-
-
 async def test_a_result_that_the_database_refuses_fails_its_own_job_alone(app: Penstock, sql: asyncpg.Connection[Any]) -> None:
     await sql.execute(
         "create function refuse() returns trigger language plpgsql as"

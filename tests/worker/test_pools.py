@@ -217,7 +217,8 @@ async def test_weights_give_a_key_more_jobs_a_turn(app: Penstock) -> None:
     async with Working(app):
         await eventually(lambda: len(finished) == 80, "all jobs")
     half = finished[:40]
-    assert 2 <= half.count("heavy") / half.count("light") <= 4, half
+    # 1 without weights; a claim with room for fewer than three cuts a turn short, so not always 3.
+    assert 1.3 <= half.count("heavy") / half.count("light") <= 4, half
 
 
 async def test_the_rate_of_a_key_is_limited_and_the_others_go_on(app: Penstock, sql: Sql) -> None:
