@@ -105,6 +105,16 @@ def test_data_survives_the_death_of_the_server_and_it_comes_back_by_itself(folde
         assert execute(server.url, "select n from t") == [(42,)]
 
 
+def test_it_comes_back_though_somebody_closed_the_folder_above(folder: Path) -> None:
+    with EmbeddedServer(folder) as server:
+        assert answers(server.url)
+        pid = postmaster(folder)
+        assert pid is not None
+        folder.parent.chmod(0o700)
+        os.kill(pid, signal.SIGKILL)
+        until(lambda: postmaster(folder) not in (None, pid) and answers(server.url), "the new server")
+
+
 def test_data_survives_the_death_of_everything(folder: Path) -> None:
     user = start_user(folder)
     url = EmbeddedServer(folder).url

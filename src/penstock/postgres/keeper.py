@@ -100,7 +100,14 @@ class Keeper:
             except psutil.NoSuchProcess:
                 return
 
+    def _open_the_way(self) -> None:
+        """Let the server's user reach its files. Before each start: somebody may have closed the folders above since the last."""
+        for path in (self.data, self.socket_dir, self.bin_dir / "postgres"):
+            _let_through(path)
+
     def _start(self) -> psutil.Process:
+        if self.account is not None:
+            self._open_the_way()
         self._clear_away()
         log_file = self.folder / "postgres.log"
         if log_file.exists() and log_file.stat().st_size > 10_000_000:
@@ -160,8 +167,7 @@ class Keeper:
         self.socket_dir.mkdir(mode=0o700, exist_ok=True)
         if self.account is not None:
             shutil.chown(self.socket_dir, *self.account)
-            for path in (self.data, self.socket_dir, self.bin_dir / "postgres"):
-                _let_through(path)
+            self._open_the_way()
         version = self.data / "PG_VERSION"
         if version.exists():
             ours = (
