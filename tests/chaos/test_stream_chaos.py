@@ -112,7 +112,7 @@ async def produce(stream: Stream[str], name: int, until: float, sent: list[Sent]
         await asyncio.sleep(chance.uniform(0, 0.05))
 
 
-class NotFound(Exception):
+class Unnoticed(Exception):
     """The checker found nothing wrong where something was broken on purpose."""
 
 
@@ -128,7 +128,7 @@ async def test_a_broken_promise_is_found(tmp_path: Path, sabotage: str) -> None:
     for attempt in range(6):
         folder = tmp_path / str(attempt)
         folder.mkdir()
-        with suppress(NotFound):
+        with suppress(Unnoticed):
             await run(folder, sabotage)
             return
     pytest.fail(f"the sabotage {sabotage} was not found in any run")
@@ -200,12 +200,12 @@ async def run(tmp_path: Path, sabotage: str) -> None:
         assert broken_log == [], "\n".join(broken_log[:20])
         if sabotage == "early":
             if not broken_plain:
-                raise NotFound("events were committed before they were handled")
+                raise Unnoticed("events were committed before they were handled")
         else:
             assert broken_plain == [], "\n".join(broken_plain[:20])
         if sabotage == "unfenced":
             if not broken_exact:
-                raise NotFound("members committed what they had lost")
+                raise Unnoticed("members committed what they had lost")
         else:
             assert broken_exact == [], "\n".join(broken_exact[:20])
         assert consumers.killed + consumers.frozen >= 5

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from uuid import UUID
@@ -39,7 +40,8 @@ class Settler:
         self._written = written
         self._results: list[Settlement] = []
         self._in_hand: list[Settlement] = []
-        self._left: set[int] = set()  # leases of results that could not be written, which end by themselves
+        # Leases of results that could not be written, which end by themselves; the oldest have by the time that so many came.
+        self._left: deque[int] = deque(maxlen=10_000)
         self._progress: dict[UUID, tuple[int, str]] = {}
         self._arrived = asyncio.Event()
         self._idle = asyncio.Event()
@@ -59,7 +61,7 @@ class Settler:
     @property
     def leases(self) -> set[int]:
         """Leases of results that are not known to be written: their jobs are not to be handed back."""
-        return {result.lease for result in self._in_hand + self._results} | self._left
+        return {result.lease for result in self._in_hand + self._results} | set(self._left)
 
     async def run(self) -> None:
         """Settle until cancelled."""
@@ -105,7 +107,7 @@ class Settler:
             return await jobs.settle(self._database, [replace(result, outcome=Outcome.FAILED, detail=detail, retry_after=None)])
         except PenstockError as again:
             # It stays known as started: handing it back would start an at_most_once job anew.
-            self._left.add(result.lease)
+            self._left.append(result.lease)
             log.error("job_left_to_its_lease", job_id=str(result.id), lease=result.lease, error=again.message)
             return {result.id: "stale"}
 
