@@ -303,6 +303,10 @@ class Penstock(StreamDeclarations):
         Every call opens by itself when needed. Raises `DatabaseUnavailable`, `SchemaMismatch`, `EmbeddedServerError`.
         """
         place = _place()
+        for ended in [place for place in self._opening if place[1].is_closed()]:
+            # Each asyncio.run() has a loop of its own, and not everybody closes what was opened in it.
+            del self._opening[ended]
+            self._databases.pop(ended, None)
         async with self._opening.setdefault(place, asyncio.Lock()):
             if place in self._databases:
                 return

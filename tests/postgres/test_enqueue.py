@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from datetime import timedelta
 from typing import Any, TypeAlias
 
@@ -42,3 +43,17 @@ async def test_batches_of_mixed_items_keep_their_order(app: Penstock) -> None:
     with pytest.raises(InvalidInput, match="not JSON"):
         await ship.enqueue_many([*({"n": n} for n in range(10_500)), {"n": object()}])
     assert (await app.counts())[0].ready == 11_499 + 10_000
+
+
+def test_loops_that_ended_are_forgotten(url: str) -> None:
+    app = Penstock(url)
+    ship = app.job_type("ship")
+    for number in range(3):
+        asyncio.run(ship.enqueue({"n": number}))
+
+    async def last() -> int:
+        async with app:
+            assert len(app._databases) == 1
+            return (await app.counts())[0].ready
+
+    assert asyncio.run(last()) == 3

@@ -67,7 +67,8 @@ def worker(
     """Run jobs until SIGTERM or Ctrl-C; a second signal stops at once. With --on spark: penstock fleet drain."""
     app = load(target)
     for name in names or []:
-        app.with_handler(name)
+        if name not in app.consumers:
+            app.with_handler(name)
     if on == "spark":
         _on_spark(app, target, names or [], concurrency, workers, master, fleet, ship)
         return
