@@ -29,13 +29,13 @@ _MOST_MARKS = 100
 class _Line:
     __slots__ = ("begun_at", "closed", "half", "last_seq", "running", "slot", "unsettled", "waiting")
 
-    def __init__(self, slot: int) -> None:
+    def __init__(self, slot: int, begun_at: float) -> None:
         self.slot = slot
         self.waiting: deque[tuple[ClaimedJob, float]] = deque()
         self.running: dict[UUID, ClaimedJob] = {}
         self.unsettled: dict[UUID, Settlement] = {}
         self.closed = False
-        self.begun_at = time.monotonic()
+        self.begun_at = begun_at
         self.last_seq = 0
         self.half = 0
 
@@ -94,22 +94,27 @@ class Lines:
 
     def submit(self, claimed: Sequence[tuple[ClaimedJob, int]], now: float) -> None:
         """Take claimed jobs with their slots; `now` is the monotonic time before the claim."""
+        mine = {slot for slot in {slot for _, slot in claimed} if self._may_work(slot)}
+        keys: dict[str, None] = {}
         for job, slot in sorted(claimed, key=lambda pair: pair[0].seq):
             key = str(job.key)
-            line = self._lines.setdefault(key, _Line(slot))
-            if (marked := self._marked.get(key)) is not None and marked.closed:
+            keys[key] = None
+            line = self._lines.get(key)
+            if line is None:
+                line = self._lines[key] = _Line(slot, now)
+            if self._marked and (marked := self._marked.get(key)) is not None and marked.closed:
                 # The claim went past jobs that are to run again, in a line that has come and gone meanwhile.
                 line.closed = True
             self._of_job[job.id] = key
             self._leases[job.id] = job.lease
-            if line.closed or self._stopped or not self._may_work(slot):
+            if line.closed or self._stopped or slot not in mine:
                 self._release(line, job)
             else:
                 line.waiting.append((job, now))
                 line.last_seq = max(line.last_seq, job.seq)
                 line.half = len(line.waiting) // 2
         self._marked.clear()
-        for key in {str(job.key) for job, _ in claimed}:
+        for key in keys:
             self._advance(key)
 
     def marks(self, now: float) -> dict[str, int]:

@@ -48,7 +48,7 @@ class RunnerOfPool:
 
     def start(self, job: ClaimedJob, claimed_at: float, may_start: Callable[[], bool]) -> None:
         """See `Runs`."""
-        self._runner.submit([job], claimed_at, may_start=may_start)
+        self._runner.start(job, claimed_at, may_start)
 
     def cancel(self, id: UUID, reason: str) -> None:
         """See `Runs`."""

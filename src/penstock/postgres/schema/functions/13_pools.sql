@@ -404,6 +404,7 @@ declare
     pool penstock.pools;
     owned integer[];
     midway boolean;
+    simple boolean;
     room integer;
     claimed integer;
     new_lease bigint;
@@ -437,11 +438,9 @@ begin
         perform penstock.adopt_strays(p_name);
     end if;
     -- The ring begins where the last walk ended; the slot in which it ended comes once more at the end, for its first keys.
-    select array_agg(slots.slot order by slots.slot < coalesce(p_after_slot, 0), slots.slot)
+    select array_agg(mine.slot order by mine.slot < coalesce(p_after_slot, 0), mine.slot)
     into owned
-    from unnest(p_slots, p_epochs) as given (slot, epoch)
-    join penstock.slots on slots.group_name = p_name and slots.slot = given.slot
-    where slots.owner = p_member and slots.epoch = given.epoch;
+    from unnest(penstock.still_owned(p_name, p_member, p_slots, p_epochs)) as mine (slot);
     if owned is null then
         return;
     end if;
@@ -455,12 +454,13 @@ begin
     if midway then
         owned := owned || owned[1];
     end if;
+    simple := pool.key_concurrency = 1 and pool.key_rate_limit is null and p_marks = '{}';
     new_lease := nextval('penstock.lease_id');
 
     return query
     with recursive ring as (
         select 1 as place, case when midway then p_after_key else '' end as key, 0 as step, 0 as found,
-            false as startable, null::timestamptz as due
+            false as startable, null::timestamptz as due, null::tid as head, false as alive
         union all
         select
             ring.place + (next.key is null)::integer,
@@ -468,13 +468,17 @@ begin
             ring.step + 1,
             ring.found + coalesce(next.startable, false)::integer,
             coalesce(next.startable, false),
-            next.due
+            next.due,
+            next.head,
+            next.alive
         from ring
         left join lateral (
             select
                 head.key,
                 (head.status = 'queued' and head.run_after <= moment) or pool.key_concurrency > 1 or p_marks ? head.key as startable,
-                case when head.status = 'queued' then head.run_after end as due
+                case when head.status = 'queued' then head.run_after end as due,
+                head.ctid as head,
+                head.expires_at is null or head.expires_at > moment as alive
             from penstock.queued_jobs as head
             where head.name = p_name
                 and head.slot = owned[ring.place]
@@ -492,12 +496,18 @@ begin
         select
             ring.step as turn, owned[ring.place] as slot, ring.key, coalesce(weights.weight, 1) as weight,
             -- No deeper than it takes to fill the room.
-            least(p_depth, room / count(*) over () + 1) * coalesce(weights.weight, 1) * pool.key_concurrency as most
+            least(p_depth, (room - 1) / count(*) over () + 1) * coalesce(weights.weight, 1) * pool.key_concurrency as most,
+            ring.head, ring.alive
         from ring
         left join penstock.key_weights as weights on weights.name = p_name and weights.key = ring.key
         where ring.startable
     ),
     lines as (
+        -- Where a key gets one job, the walk has found it already.
+        select turns.turn, turns.weight, turns.head as ctid, 1::bigint as nth, turns.alive as startable
+        from turns
+        where simple and turns.most = 1
+        union all
         select
             turns.turn, turns.weight, line.ctid, line.nth,
             case
@@ -532,6 +542,7 @@ begin
                 end
             ) as job
         ) as line
+        where not (simple and turns.most = 1)
     ),
     chosen as (
         -- By rounds. A key gets the whole of its first turn, even if that is a little more than there is room for, or
