@@ -229,7 +229,7 @@ class PoolWorker(Generic[T]):
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         assert self._part is not None and self._puller is not None and self._taking_part is not None  # noqa: S101
-        self._part.stop()
+        self._part.stop(self._app.settings.shutdown_grace.total_seconds())
         self._puller.release_all()
         # If the database is away now, the others evict this worker.
         with suppress(PenstockError, ExceptionGroup):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Any
 from uuid import UUID
 
@@ -12,7 +11,6 @@ import orjson
 
 from penstock.job import ClaimedJob
 from penstock.postgres.database import Database
-from penstock.scaling import Load
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,20 +26,6 @@ class KeyedClaim:
     jobs: list[tuple[ClaimedJob, int]]
     at: tuple[int, str] | None
     due_in_s: float | None
-
-
-@dataclass(frozen=True, slots=True)
-class PoolCounts:
-    """How a pool is doing; its jobs are in `JobCounts`."""
-
-    name: str
-    slots: int
-    assignor: str
-    members: int
-    unowned_slots: int
-    moving_slots: int
-    standing: int
-    standing_running: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,22 +104,6 @@ async def set_weight(database: Database, name: str, key: str, weight: int) -> No
 async def forget_keys(database: Database, name: str) -> int:
     """In a pool with a rule of its own: remove the slots of keys long unused. Returns how many."""
     return int(await database.fetchval("select penstock.forget_keys($1)", name))
-
-
-async def counts(database: Database) -> list[PoolCounts]:
-    """How each pool is doing."""
-    return [PoolCounts(*tuple(row)) for row in await database.fetch("select * from penstock.pool_counts()")]
-
-
-async def load_of_types(database: Database, over: timedelta) -> list[Load]:
-    """How each job type is doing, for scaling advice."""
-    return [
-        Load(
-            row["name"], row["ready"], row["in_progress"], row["oldest_ready_s"], row["finished"], over.total_seconds(),
-            row["workers"], row["most_workers"],
-        )
-        for row in await database.fetch("select * from penstock.load_of_types($1)", over)
-    ]  # fmt: skip
 
 
 async def start_standing(database: Database, name: str, key: str, data: str, *, replace: bool) -> str:

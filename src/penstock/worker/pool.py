@@ -140,13 +140,13 @@ class PoolPart:
             except PenstockError as error:
                 log.warning("forget_keys_failed", pool=self.name, error=error.message)
 
-    def stop(self) -> None:
-        """Drain, hand over and leave; `run` ends then. Handlers get the grace period of a shutdown."""
+    def stop(self, grace_s: float) -> None:
+        """Drain, hand over and leave; `run` ends then. Handlers get so many seconds to finish."""
         if self.claimer is not None:
-            self.claimer.grace_s = self._settings.shutdown_grace.total_seconds()
+            self.claimer.grace_s = grace_s
             self.claimer.lines.release_waiting()
         if self.standing is not None:
-            self.standing.grace_s = self._settings.shutdown_grace.total_seconds()
+            self.standing.grace_s = grace_s
         self.member.stop()
 
     def heard(self, word: str) -> None:

@@ -214,8 +214,8 @@ class Runner:
                 if running.claimed.id in self._jobs:
                     self._finish(running, _released(running))
 
-    async def finished(self, grace: float) -> bool:
-        """Wait until all handlers are done. False when the grace period (seconds) was too short."""
+    async def finished(self, grace: float | None) -> bool:
+        """Wait until all handlers are done. False when the grace period (seconds; None: any time) was too short."""
         tasks = [job.task for job in self._jobs.values() if job.task is not None]
         if tasks:
             await asyncio.wait(tasks, timeout=grace)
