@@ -122,10 +122,13 @@ class _Puller:
         """See `Runs`."""
         return self._prefetch - len(self.in_hand)
 
-    def start(self, job: ClaimedJob, claimed_at: float, may_start: Callable[[], bool]) -> None:
+    def start(self, job: ClaimedJob, claimed_at: float, may_start: Callable[[], bool], ahead: bool) -> None:
         """See `Runs`."""
         hand = self.in_hand[job.id] = _InHand(self, job)
-        self.waiting.append(hand)
+        if ahead:
+            self.waiting.appendleft(hand)
+        else:
+            self.waiting.append(hand)
         self.arrived.set()
 
     def cancel(self, id: UUID, reason: str) -> None:

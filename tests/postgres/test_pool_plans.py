@@ -13,6 +13,8 @@ Sql: TypeAlias = "asyncpg.Connection[Any]"
 VARIABLES = {
     "midway": "false",
     "simple": "true",
+    "resuming": "false",
+    "p_turn_left": "null::integer",
     "p_after_key": "''::text",
     "moment": "now()",
     "owned": "(select array_agg(n) from generate_series(0, 15) as n)",

@@ -46,9 +46,9 @@ class RunnerOfPool:
         """See `Runs`."""
         return self._runner.room(self._group)
 
-    def start(self, job: ClaimedJob, claimed_at: float, may_start: Callable[[], bool]) -> None:
+    def start(self, job: ClaimedJob, claimed_at: float, may_start: Callable[[], bool], ahead: bool) -> None:
         """See `Runs`."""
-        self._runner.start(job, claimed_at, may_start)
+        self._runner.start(job, claimed_at, may_start, ahead)
 
     def cancel(self, id: UUID, reason: str) -> None:
         """See `Runs`."""

@@ -160,19 +160,23 @@ class Runner:
         for group in {self._take(job, now, None) for job in claimed}:
             self._fill(group)
 
-    def start(self, job: ClaimedJob, now: float, may_start: Callable[[], bool]) -> None:
-        """Take one claimed job. `may_start` is asked at the last moment (a process can be stopped at any point); what may
-        not start is handed back.
+    def start(self, job: ClaimedJob, now: float, may_start: Callable[[], bool], ahead: bool = False) -> None:
+        """Take one claimed job, `ahead` of those that wait for a place or behind them. `may_start` is asked at the last moment
+        (a process can be stopped at any point); what may not start is handed back.
         """
-        self._fill(self._take(job, now, may_start))
+        self._fill(self._take(job, now, may_start, ahead))
 
-    def _take(self, job: ClaimedJob, now: float, may_start: Callable[[], bool] | None) -> Group:
+    def _take(self, job: ClaimedJob, now: float, may_start: Callable[[], bool] | None, ahead: bool = False) -> Group:
         worked = self._types[job.name]
         limit = worked.time_limit(job.lease_s)
         running = Running(self, job, limit, now + max(limit, job.lease_s * 0.9), may_start)
         self._jobs[job.id] = running
         self._leases[job.lease] = self._leases.get(job.lease, 0) + 1
-        self._waiting[worked.group].append(running)
+        line = self._waiting[worked.group]
+        if ahead:
+            line.appendleft(running)
+        else:
+            line.append(running)
         return worked.group
 
     def moved(self, running: Running, lease: int) -> None:

@@ -365,7 +365,8 @@ create or replace function penstock.claim_keys(
     p_depth integer default 1,
     p_after_slot integer default null,
     p_after_key text default null,
-    p_marks jsonb default '{}'
+    p_marks jsonb default '{}',
+    p_turn_left integer default null
 )
 returns table (
     id uuid,
@@ -382,7 +383,9 @@ returns table (
     lease_s double precision,
     at_slot integer,
     at_key text,
-    due_in_s double precision
+    due_in_s double precision,
+    turn_left integer,
+    weights text
 )
 language plpgsql
 security definer
@@ -404,6 +407,7 @@ declare
     pool penstock.pools;
     owned integer[];
     midway boolean;
+    resuming boolean;
     simple boolean;
     room integer;
     claimed integer;
@@ -454,13 +458,31 @@ begin
     if midway then
         owned := owned || owned[1];
     end if;
+    -- The turn that the last claim had no room for goes on first.
+    resuming := midway and coalesce(p_turn_left > 0, false);
     simple := pool.key_concurrency = 1 and pool.key_rate_limit is null and p_marks = '{}';
     new_lease := nextval('penstock.lease_id');
 
     return query
     with recursive ring as (
-        select 1 as place, case when midway then p_after_key else '' end as key, 0 as step, 0 as found,
-            false as startable, null::timestamptz as due, null::tid as head, false as alive
+        select 1 as place, case when midway then p_after_key else '' end as key, 0 as step,
+            coalesce(head.startable, false)::integer as found, coalesce(head.startable, false) as startable,
+            null::timestamptz as due, head.ctid as head, head.alive
+        from (select) as start
+        left join lateral (
+            select
+                job.ctid,
+                (job.status = 'queued' and job.run_after <= moment) or pool.key_concurrency > 1 or p_marks ? job.key as startable,
+                job.expires_at is null or job.expires_at > moment as alive
+            from penstock.queued_jobs as job
+            where resuming
+                and job.name = p_name
+                and job.slot = owned[1]
+                and job.seq is not null
+                and job.key collate "C" = p_after_key
+            order by job.seq
+            limit 1
+        ) as head on true
         union all
         select
             ring.place + (next.key is null)::integer,
@@ -484,7 +506,10 @@ begin
                 and head.slot = owned[ring.place]
                 and head.seq is not null
                 and head.key collate "C" > ring.key
-                and not (midway and ring.place = cardinality(owned) and head.key collate "C" > p_after_key)
+                and not (
+                    midway and ring.place = cardinality(owned)
+                    and (head.key collate "C" > p_after_key or (resuming and head.key collate "C" = p_after_key))
+                )
             order by head.key collate "C", head.seq
             limit 1
         ) as next on true
@@ -494,12 +519,15 @@ begin
     ),
     turns as (
         select
-            ring.step as turn, owned[ring.place] as slot, ring.key, coalesce(weights.weight, 1) as weight,
+            ring.step as turn, owned[ring.place] as slot, ring.key, heavy.weight,
             -- No deeper than it takes to fill the room.
-            least(p_depth, (room - 1) / count(*) over () + 1) * coalesce(weights.weight, 1) * pool.key_concurrency as most,
+            least(p_depth, (room - 1) / count(*) over () + 1) * heavy.weight * pool.key_concurrency as most,
             ring.head, ring.alive
         from ring
-        left join penstock.key_weights as weights on weights.name = p_name and weights.key = ring.key
+        left join penstock.key_weights on key_weights.name = p_name and key_weights.key = ring.key
+        cross join lateral (
+            select case when ring.step = 0 then p_turn_left else coalesce(key_weights.weight, 1) end as weight
+        ) as heavy
         where ring.startable
     ),
     lines as (
@@ -544,19 +572,22 @@ begin
         ) as line
         where not (simple and turns.most = 1)
     ),
-    chosen as (
-        -- By rounds. A key gets the whole of its first turn, even if that is a little more than there is room for, or
-        -- its weight would count for nothing where there is room for one; only the limits of the type are never passed.
-        select ranked.ctid, ranked.turn, ranked.nth
+    ranked as (
+        -- By rounds. A key gets the whole of its first turn, even if that is a little more than there is room for; only the
+        -- limits of the type are never passed. A turn that they cut short goes on in the next claim.
+        select
+            placed.ctid, placed.turn, placed.nth, placed.round,
+            placed.place <= room or (placed.round = 0 and job_type.concurrency is null and job_type.rate_limit is null) as taken
         from (
             select
                 lines.ctid, lines.turn, lines.nth, (lines.nth - 1) / lines.weight as round,
                 row_number() over (order by (lines.nth - 1) / lines.weight, lines.turn, lines.nth) as place
             from lines
             where lines.startable
-        ) as ranked
-        where ranked.place <= room
-            or (ranked.round = 0 and job_type.concurrency is null and job_type.rate_limit is null)
+        ) as placed
+    ),
+    chosen as (
+        select ranked.ctid, ranked.turn, ranked.nth from ranked where ranked.taken
     ),
     locked as (
         select job.ctid, chosen.turn, chosen.nth
@@ -600,14 +631,17 @@ begin
     select
         claimed.id, claimed.name, claimed.attempts, claimed.max_attempts, claimed.priority, claimed.key, claimed.data::text,
         claimed.created_at, claimed.run_after, claimed.seq, claimed.lease,
-        extract(epoch from job_type.visibility_timeout)::double precision, claimed.slot, null::text, null::double precision
+        extract(epoch from job_type.visibility_timeout)::double precision, claimed.slot, null::text, null::double precision,
+        null::integer, null::text
     from claimed
     union all
     select
         null, null, null, null, null, null, null, null, null, null, null, null,
-        owned[walked.place],
-        walked.key,
-        extract(epoch from walked.due - moment)::double precision
+        owned[coalesce(cut_at.place, walked.place)],
+        coalesce(cut_at.key, walked.key),
+        extract(epoch from walked.due - moment)::double precision,
+        cut.jobs,
+        (select jsonb_object_agg(turns.key, turns.weight)::text from turns where turns.weight > 1)
     from (
         select
             (array_agg(ring.place order by ring.step desc))[1] as place,
@@ -617,7 +651,16 @@ begin
                 when ring.startable and pool.key_rate_limit is not null then moment + pool.key_rate_period / 50
             end) as due
         from ring
-    ) as walked;
+    ) as walked
+    left join (
+        select ranked.turn, count(*)::integer as jobs
+        from ranked
+        where not ranked.taken and ranked.round = 0
+        group by ranked.turn
+        order by ranked.turn
+        limit 1
+    ) as cut on true
+    left join ring as cut_at on cut_at.step = cut.turn;
     get diagnostics claimed = row_count;
     claimed := claimed - 1;
 
@@ -632,8 +675,8 @@ begin
     end if;
 end
 $$;
-comment on function penstock.claim_keys(text, text, integer[], bigint[], integer, integer, integer, text, jsonb) is
-    'Claims up to p_limit jobs of a pool from slots that the member has under these epochs: of each key that is not busy up to p_depth (times its weight) from the front, keys in turn. p_marks ({"key": seq}) names keys of which the caller has jobs in hand up to seq and will start those that follow after them: these it gets too. Job rows have their slot in at_slot. The last row has no id: it says where the walk ended (at_slot, at_key; null: it saw every key), to go on from there, and when a job that is waited for is due.';
+comment on function penstock.claim_keys(text, text, integer[], bigint[], integer, integer, integer, text, jsonb, integer) is
+    'Claims up to p_limit jobs of a pool from slots that the member has under these epochs: of each key that is not busy up to p_depth (times its weight) from the front, keys in turn. p_marks ({"key": seq}) names keys of which the caller has jobs in hand up to seq and will start those that follow after them: these it gets too. Job rows have their slot in at_slot. The last row has no id: it says where the walk ended (at_slot, at_key; null: it saw every key), to go on from there, and when a job that is waited for is due; turn_left: how many jobs the turn of at_key has left, to be given back as p_turn_left; weights: of the keys that have one.';
 
 create or replace function penstock.resize_pool(p_name text, p_slots integer)
 returns penstock.groups
