@@ -20,6 +20,7 @@ from penstock.cli.output import AsJson, holding, out, print_json
 from penstock.cli.supervisor import Told, supervise
 from penstock.errors import InvalidInput
 from penstock.worker import Worker
+from penstock.worker.garbage import collect_seldom
 from penstock.worker.runner import HANDLER_THREADS
 from penstock.worker.worker import stop_on
 
@@ -133,6 +134,7 @@ def run_worker(target: str, names: list[str], concurrency: int | None, told: Tol
     app = load(target)
     if concurrency is not None:
         app.settings = app.settings.model_copy(update={"concurrency": concurrency})
+    collect_seldom()
 
     async def run() -> None:
         code = 1

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from uuid import UUID
@@ -31,7 +30,8 @@ class _Line:
 
     def __init__(self, slot: int, begun_at: float) -> None:
         self.slot = slot
-        self.waiting: deque[tuple[ClaimedJob, float]] = deque()
+        # A list, since there are many lines and most are short.
+        self.waiting: list[tuple[ClaimedJob, float]] = []
         self.running: dict[UUID, ClaimedJob] = {}
         self.unsettled: dict[UUID, Settlement] = {}
         self.closed = False
@@ -218,10 +218,10 @@ class Lines:
         if line is None:
             return
         while line.waiting and len(line.running) < self.concurrency:
-            job, claimed_at = line.waiting.popleft()
+            job, claimed_at = line.waiting.pop(0)
             now = time.monotonic()
             if not self._may_work(line.slot) or now - claimed_at > job.lease_s * _LONGEST_WAIT:
-                line.waiting.appendleft((job, claimed_at))
+                line.waiting.insert(0, (job, claimed_at))
                 self._close(line)
                 break
             line.running[job.id] = job
@@ -233,8 +233,8 @@ class Lines:
 
     def _close(self, line: _Line) -> None:
         line.closed = True
-        while line.waiting:
-            job, _ = line.waiting.popleft()
+        waiting, line.waiting = line.waiting, []
+        for job, _ in waiting:
             self._release(line, job)
 
     def _release(self, line: _Line, job: ClaimedJob) -> None:
