@@ -12,9 +12,10 @@ from typing import Any, TypeAlias
 import asyncpg
 import psycopg
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
+from sqlalchemy.ext.asyncio import create_async_engine
 
 from conftest import eventually
 from penstock import Conflict, InvalidInput, NewEvent, NotFound, OffsetGone, Penstock, Position, Retention
@@ -71,6 +72,7 @@ async def test_sql_routes_as_python_does(sql: Sql) -> None:
     assert tuple(await sql.fetchval("select penstock.routes_of(12)")) == routes_of(12)
 
 
+@settings(deadline=None)
 @given(st.integers(1, 200), st.integers(0, 200))
 def test_growth_moves_buckets_only_to_new_partitions(before: int, more: int) -> None:
     after = routes_of(before + more)
@@ -196,6 +198,39 @@ async def test_appends_belong_to_the_transaction_of_the_caller(app: Penstock, ur
     await connection.commit()
     await connection.close()
     assert await orders.append(Order(customer="a", total=3)) == Position(where.partition, 1)
+
+
+MIXED = [NewEvent(n, None if n % 3 == 0 else f"k{n}") for n in range(40)]
+
+
+@pytest.mark.parametrize("driver", ["asyncpg", "psycopg", "sqlalchemy"])
+@pytest.mark.parametrize("items", [MIXED, MIXED[:1], list(range(7))], ids=["mixed", "one", "without keys"])
+async def test_receipts_say_where_events_are_also_when_the_stream_grew_meanwhile(
+    app: Penstock, url: str, driver: str, items: list[Any]
+) -> None:
+    events = app.stream("events", int, partitions=2)
+    await events.append(-1)
+    async with Penstock(url) as other:
+        await other.stream("events", int, partitions=2).grow(9)
+    if driver == "asyncpg":
+        connection: Any = await asyncpg.connect(url)
+        async with connection.transaction():
+            receipts = await events.append_many(items, connection=connection)
+        await connection.close()
+    elif driver == "psycopg":
+        async with await psycopg.AsyncConnection.connect(url) as connection:
+            receipts = await events.append_many(items, connection=connection)
+    else:
+        engine = create_async_engine(url.replace("postgresql://", "postgresql+psycopg://"))
+        async with engine.begin() as connection:
+            receipts = await events.append_many(items, connection=connection)
+        await engine.dispose()
+    new = [item if isinstance(item, NewEvent) else NewEvent(item) for item in items]
+    assert len(receipts) == len(new)
+    for event, receipt in zip(new, receipts, strict=True):
+        (found,) = await events.read(receipt.partition, receipt.offset, 1)
+        assert (found.data, found.key, found.offset) == (event.data, event.key, receipt.offset)
+        assert event.key is None or receipt.partition == partition_of(event.key, 9)
 
 
 async def test_a_repeated_batch_is_appended_once(app: Penstock) -> None:

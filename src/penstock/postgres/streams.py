@@ -16,6 +16,7 @@ from penstock.postgres.database import Database, Transaction
 _APPEND = (
     "select * from penstock.append_routed($1, $2, $3, $4, $5::json[], $6::bytea[], $7, $8::json[], $9::timestamptz[], $10, $11)"
 )
+_APPEND_EACH = "select * from penstock.append_each($1, $2::json[], $3, $4::json[], $5::timestamptz[], $6::bytea[])"
 _READ = "select * from penstock.read_chunks($1, $2, $3, $4, $5)"
 
 
@@ -112,8 +113,21 @@ def append_call(name: str, routed: Routed, producer: str | None = None, sequence
     )
 
 
+def append_each_call(name: str, columns: Columns) -> tuple[Any, ...]:
+    """The statement that routes and appends events, and its parameters. Its rows are (partition, offset) of each event."""
+    return (
+        _APPEND_EACH,
+        name,
+        None if columns.bytes else columns.payloads,
+        columns.keys,
+        columns.headers,
+        columns.times,
+        columns.payloads if columns.bytes else None,
+    )
+
+
 def as_json(columns: Columns) -> str:
-    """Events as `penstock.append_json` takes them, which routes them itself."""
+    """Events as `penstock.append_each_json` takes them, which routes them itself."""
     documents = []
     for place, payload in enumerate(columns.payloads):
         document: dict[str, Any] = {}
@@ -137,11 +151,9 @@ async def append_routed(
     routed: Routed,
     producer: str | None = None,
     sequence: int | None = None,
-    *,
-    retry: bool = False,
 ) -> list[Any]:
     """Append events. Returns (partition, first offset, events) of each chunk. Raises `Outgrown` when the width is another."""
-    return await database.fetch(*append_call(name, routed, producer, sequence), retry=retry)
+    return await database.fetch(*append_call(name, routed, producer, sequence))
 
 
 async def begin_load(transaction: Transaction, name: str) -> int:
