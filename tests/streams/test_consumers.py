@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from datetime import timedelta
+from itertools import product
 from typing import Any, TypeAlias
 
 import asyncpg
@@ -71,9 +72,17 @@ def in_order(seen: list[tuple[str | None, int]]) -> bool:
     return True
 
 
-@pytest.mark.parametrize("form", ["event", "batch", "events", "take", "pull"])
+# Whoever takes one event at a time has no size of a batch, and whoever pulls has no prefetch.
+FORMS = [
+    *product(["event", "events"], [1, 50], [1]),
+    *product(["batch", "take"], [1, 50], [1, 24]),
+    *product(["pull"], [50], [1, 24]),
+]
+
+
+@pytest.mark.parametrize("partitions", [1, 8])
 @pytest.mark.parametrize("workers", [1, 3])
-@pytest.mark.parametrize(("partitions", "prefetch", "size"), [(1, 1, 1), (8, 50, 24), (8, 1, 24), (1, 50, 1)])
+@pytest.mark.parametrize(("form", "prefetch", "size"), FORMS)
 async def test_every_event_is_seen_once_and_in_order(
     app: Penstock, url: str, form: str, workers: int, partitions: int, prefetch: int, size: int
 ) -> None:
