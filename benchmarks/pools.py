@@ -19,6 +19,7 @@ import uvloop
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.environments import ON_DISK
 from penstock import Job, NewJob, Penstock
 from penstock.ownership.assign import Candidate, jump, sticky
 from penstock.testing import TemporaryDatabases
@@ -242,7 +243,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=50_000, help="jobs of a drain (50000)")
     arguments = parser.parse_args()
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
-    with TemporaryDatabases() as databases:
+    with TemporaryDatabases(parent=ON_DISK) as databases:
         bench = Bench(databases, arguments.jobs)
         for keys in (None, 1, 1_000, 100_000):
             bench.run(bench.drain, keys)

@@ -20,6 +20,7 @@ import structlog
 import uvloop
 from rich.console import Console
 
+from benchmarks.environments import ON_DISK
 from penstock import Batch, NewEvent, Penstock, Stream
 from penstock.routing import partition_of
 from penstock.testing import TemporaryDatabases
@@ -124,7 +125,7 @@ async def _owners(app: Penstock) -> dict[int, str | None]:
 def main() -> None:
     """Measure once."""
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
-    with TemporaryDatabases() as databases, databases.database() as url:
+    with TemporaryDatabases(parent=ON_DISK) as databases, databases.database() as url:
         for row in uvloop.run(measure(url)):
             Console().print(row)
 

@@ -31,7 +31,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import environments, rebalance
-from benchmarks.environments import PeerFailed
+from benchmarks.environments import ON_DISK, PeerFailed
 from penstock.testing import TemporaryDatabases
 
 EVENTS = {1: 3_000, 10: 20_000, 100: 100_000, 1000: 200_000}
@@ -189,7 +189,7 @@ def main() -> None:
     parser.add_argument("--batches", type=lambda text: [int(part) for part in text.split(",")], default=list(EVENTS))
     parser.add_argument("--sizes", type=lambda text: [int(part) for part in text.split(",")], default=[100, 1024])
     arguments = parser.parse_args()
-    with TemporaryDatabases() as databases:
+    with TemporaryDatabases(parent=ON_DISK) as databases:
         run = Run(databases, arguments.share)
         for size in arguments.sizes:
             for batch in arguments.batches:

@@ -61,7 +61,7 @@ OPERATIONS = {
 @pytest.mark.parametrize("label", list(OPERATIONS))
 def test_every_answer_is_in_the_document(quick: Served, label: str) -> None:
     @given(case=OPERATIONS[label].as_strategy())
-    @settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+    @settings(max_examples=20, suppress_health_check=list(HealthCheck), database=None)
     def check(case: schemathesis.Case) -> None:
         case.call_and_validate(base_url=quick.base_url, headers=AUTH, checks=CHECKS, timeout=30)
 

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import asyncpg
 import psycopg
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 from sqlalchemy.ext.asyncio import create_async_engine
@@ -72,7 +72,6 @@ async def test_sql_routes_as_python_does(sql: Sql) -> None:
     assert tuple(await sql.fetchval("select penstock.routes_of(12)")) == routes_of(12)
 
 
-@settings(deadline=None)
 @given(st.integers(1, 200), st.integers(0, 200))
 def test_growth_moves_buckets_only_to_new_partitions(before: int, more: int) -> None:
     after = routes_of(before + more)

@@ -94,7 +94,7 @@ async def claim(
         return KeyedClaim([], None, None)
     last = rows[-1]
     at = None if last["at_slot"] is None else (last["at_slot"], last["at_key"])
-    return KeyedClaim([(ClaimedJob(*tuple(row)[:12]), row["at_slot"]) for row in rows[:-1]], at, last["due_in_s"])
+    return KeyedClaim([(ClaimedJob._make(row[:12]), row["at_slot"]) for row in rows[:-1]], at, last["due_in_s"])
 
 
 async def wait_for_slots(database: Database, name: str, member: str) -> None:
