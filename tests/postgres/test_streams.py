@@ -177,6 +177,19 @@ async def test_compressed_models_come_back(app: Penstock) -> None:
     assert [event.data for event in await orders.read(0)] == [Order(customer="acme", total=1)]
 
 
+@pytest.mark.parametrize(
+    "keys", [["a", ""], [""], ["a\x1eb", "c"], ["\x1d", None, "x"], [None, "\x1e"], ["\x1d"], ["é", "a b", "'\"\\,{}"]]
+)
+@pytest.mark.parametrize("payload", [bytes, str])
+async def test_keys_and_payloads_are_what_they_were_whatever_characters_they_have(
+    app: Penstock, keys: list[str | None], payload: type
+) -> None:
+    events = app.stream("events", payload, partitions=1)
+    given: list[Any] = [b"\x1e\x1d\x00"] * len(keys) if payload is bytes else ["\x1e\x1d", None, ""][: len(keys)]
+    await events.append_many([NewEvent(data, key) for data, key in zip(given, keys, strict=True)])
+    assert [(event.key, event.data) for event in await events.read(0)] == list(zip(keys, given, strict=True))
+
+
 async def test_events_without_a_key_take_turns_among_the_partitions(app: Penstock, sql: Sql) -> None:
     events = app.stream("events", int, partitions=3)
     for n in range(6):
