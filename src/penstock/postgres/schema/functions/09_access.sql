@@ -25,7 +25,7 @@ declare
     producing constant text[] := array[
         'enqueue', 'enqueue_many', 'enqueue_json', 'put_jobs', 'cancel', 'replay', 'start_standing', 'stop_standing',
         'notify_standing', 'reconcile_standing', 'publish', 'publish_many', 'publish_json',
-        'append', 'append_many', 'append_routed', 'append_json', 'begin_load', 'end_load',
+        'append', 'append_many', 'append_routed', 'append_json', 'append_each', 'append_each_json', 'begin_load', 'end_load',
         'commit_staged', 'discard_staged', 'sweep_staged'
     ];
     working constant text[] := array[
