@@ -50,7 +50,7 @@ from penstock.message import TopicCounts
 from penstock.ownership.assign import KeyAssign
 from penstock.payload import Codec
 from penstock.pools import Pool
-from penstock.postgres import jobs, migrate, pools, topics
+from penstock.postgres import jobs, migrate, pool_views, topics
 from penstock.postgres.database import Database, lacks_rights
 from penstock.postgres.embedded import EmbeddedServer
 from penstock.scaling import ScaleAdvice, advise
@@ -83,6 +83,11 @@ class JobType(Generic[T]):
         self.subscription: Subscription | None = None
         self.declared = False
         self.pool: Pool[T] | None = None
+
+    @property
+    def works(self) -> bool:
+        """Whether there is something here for a worker to run."""
+        return self.handler is not None or (self.pool is not None and self.pool.works)
 
     def __call__(self, job: Job[T]) -> Any:
         """Run the handler itself, as a plain function."""
@@ -543,7 +548,7 @@ class Penstock(StreamDeclarations):
 
     async def scale_advice(self, *, wait_s: float = 5.0, over: timedelta = timedelta(minutes=1)) -> list[ScaleAdvice]:
         """For each job type: how long jobs wait, and how many workers it needs for them to wait `wait_s` at most."""
-        return [advise(load, wait_s) for load in await pools.load_of_types(await self.database(), over)]
+        return [advise(load, wait_s) for load in await pool_views.load_of_types(await self.database(), over)]
 
     async def prune(self, keep: timedelta) -> dict[str, int]:
         """Drop the days of the archive that ended longer ago than `keep`, and topic messages that nothing refers to then.
@@ -576,7 +581,7 @@ class Penstock(StreamDeclarations):
         chosen = [self.with_handler(name) for name in names if name not in self.consumers]
         consumers = [self.consumers[name] for name in names if name in self.consumers]
         if not names:
-            chosen = [t for t in self.types.values() if _works(t)]
+            chosen = [t for t in self.types.values() if t.works]
             consumers = list(self.consumers.values())
         worked = {
             t.name: WorkedType(t.name, t.options, t.codec, t.handler, t.group)
@@ -594,13 +599,9 @@ class Penstock(StreamDeclarations):
     def with_handler(self, name: str) -> JobType[Any]:
         """The declared job type of this name. Raises `NotFound` when it has no handler here."""
         declared = self.types.get(name)
-        if declared is None or not _works(declared):
+        if declared is None or not declared.works:
             raise NotFound(f"this app has no handler for {name}", hint=f"It has: {', '.join(sorted(self.types)) or 'none'}.")
         return declared
-
-
-def _works(declared: JobType[Any]) -> bool:
-    return declared.handler is not None or (declared.pool is not None and declared.pool.works)
 
 
 def _check_spans(name: str, options: Options) -> None:

@@ -66,6 +66,11 @@ class Settings(BaseSettings):
         default=timedelta(seconds=10), description="Time for running handlers when their slot goes to another worker."
     )
     shutdown_grace: Span = Field(default=timedelta(seconds=30), description="Time for running handlers at shutdown.")
+    autoscale_interval: Span = Field(default=timedelta(seconds=5), description="How often --autoscale looks at the load.")
+    autoscale_settle: Span = Field(default=timedelta(seconds=15), description="Pause of --autoscale after each step.")
+    autoscale_patience: Span = Field(
+        default=timedelta(seconds=60), description="For how long fewer workers must do before --autoscale ends one."
+    )
     archive_retention: Span | None = Field(
         default=timedelta(days=30), description="How long finished jobs are kept; none: for ever."
     )

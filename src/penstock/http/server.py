@@ -28,7 +28,7 @@ from uvicorn.supervisors import Multiprocess
 from penstock._version import __version__
 from penstock.app import Penstock
 from penstock.errors import InvalidInput, PenstockError
-from penstock.http.api import batch, jobber, jobs, lists, system, types, working
+from penstock.http.api import batch, jobber, jobs, lists, pools, standing, system, types, working
 from penstock.http.api.common import SCHEMAS, error_answer
 from penstock.http.auth import Authorizer, Door, OneUser
 from penstock.http.errors import ApiError, from_penstock, invalid_parameter, method_not_allowed, not_found, server_error
@@ -43,7 +43,7 @@ from penstock.worker.care import Care
 
 log = structlog.get_logger("penstock.http")
 # The first route that fits is taken: /v1/jobs/job_... is a job before it is a job type.
-_PARTS = (system, jobs, types, batch, working, lists, jobber)
+_PARTS = (system, jobs, types, batch, working, lists, jobber, pools, standing)
 # After that uvicorn kills a process as hung and starts another; on a busy machine its five seconds are few.
 _SILENCE_OF_A_PROCESS_S = 60
 _DESCRIPTION = "Background work on PostgreSQL. Basic auth, or a bearer token `NAME.SECRET`."
