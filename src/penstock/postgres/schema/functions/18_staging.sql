@@ -77,23 +77,14 @@ declare
     noted boolean;
     unusual bigint;
 begin
-    if p_writer is null or length(p_writer) not between 1 and 200 then
-        raise exception 'invalid writer: %', coalesce(quote_literal(left(p_writer, 100)), 'null')
-            using errcode = 'PS400', hint = 'The name of a writer has 1 to 200 characters.';
-    end if;
-    insert into penstock.sink_epochs as noted_epochs (writer, epoch, jobs, committed_at)
-    values (p_writer, p_epoch, p_rows, moment)
-    on conflict (writer) do update
-    set epoch = excluded.epoch, jobs = excluded.jobs, committed_at = excluded.committed_at
-    where noted_epochs.epoch < excluded.epoch;
-    noted := found;
+    noted := penstock.note_epoch(p_writer, p_epoch, p_rows);
     queued := 0;
     known := 0;
     if noted and p_rows > 0 then
         select count(*) into present from penstock.staged_jobs where writer = p_writer and part = any (p_parts);
         if present <> p_rows then
             raise exception '% of % staged jobs of % are there', present, p_rows, p_writer
-                using errcode = '40001', hint = 'The server crashed since they were staged: write the batch again.';
+                using errcode = 'PS409', hint = 'The server crashed since they were staged: write the batch again.';
         end if;
         if not exists (
             select from penstock.staged_jobs
@@ -153,7 +144,8 @@ language sql
 security definer
 set search_path = penstock, pg_temp
 as $$
-    delete from penstock.staged_jobs where writer = p_writer and starts_with(part, p_epoch || '.')
+    delete from penstock.staged_jobs where writer = p_writer and starts_with(part, p_epoch || '.');
+    delete from penstock.staged_events where writer = p_writer and starts_with(part, p_epoch || '.');
 $$;
 comment on function penstock.discard_staged(text, bigint) is 'Drops what was staged for an epoch that will not be committed.';
 
@@ -165,10 +157,13 @@ set search_path = penstock, pg_temp
 as $$
 declare
     swept bigint;
+    swept_chunks bigint;
 begin
     delete from penstock.staged_jobs where staged_at < clock_timestamp() - interval '1 day';
     get diagnostics swept = row_count;
-    return swept;
+    delete from penstock.staged_events where staged_at < clock_timestamp() - interval '1 day';
+    get diagnostics swept_chunks = row_count;
+    return swept + swept_chunks;
 end
 $$;
 comment on function penstock.sweep_staged() is 'Drops what was staged more than a day ago by writers that never came back. Returns how many rows.';
