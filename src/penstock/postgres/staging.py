@@ -48,3 +48,8 @@ async def writers(database: Database, prefix: str) -> list[tuple[str, int]]:
         "select writer, epoch from penstock.sink_epochs where starts_with(writer, $1) order by committed_at desc", prefix
     )
     return [(row["writer"], row["epoch"]) for row in rows]
+
+
+async def written(database: Database, writer: str) -> int:
+    """How many rows the last epoch of a writer had."""
+    return int(await database.fetchval("select jobs from penstock.sink_epochs where writer = $1", writer) or 0)

@@ -10,26 +10,9 @@ set plan_cache_mode = force_generic_plan
 as $$
 declare
     kind record;
-    doubtful record;
     job_type penstock.jobs;
     one_part text;
 begin
-    -- What the rules of enqueue_many refuse, they refuse here too, with the same words.
-    for doubtful in
-        select staged.*
-        from penstock.staged_jobs as staged
-        where staged.writer = p_writer
-            and staged.part = any (p_parts)
-            and (
-                octet_length(staged.data) > 1048576
-                or staged.key !~ '^[^[:cntrl:]]{1,255}$'
-                or staged.priority not between -100 and 100
-            )
-    loop
-        perform penstock.check_jobs(
-            doubtful.name, array[doubtful.data::jsonb], null, array[doubtful.key], array[doubtful.priority], null, p_moment
-        );
-    end loop;
     for kind in
         select staged.name, coalesce(staged.priority, 0::smallint) as priority, count(*) as jobs
         from penstock.staged_jobs as staged
@@ -45,7 +28,7 @@ begin
                 id, name, seq, run_after, expires_at, created_at, updated_at, attempts, max_attempts, priority, key, data
             )
             select
-                penstock.new_id(), kind.name,
+                coalesce(staged.made, penstock.new_id()), kind.name,
                 case when staged.run_after is null or staged.run_after <= p_moment then nextval('penstock.job_seq') end,
                 coalesce(staged.run_after, p_moment), staged.expires_at, p_moment, p_moment,
                 job_type.attempts, job_type.attempts, kind.priority, staged.key, staged.data::jsonb
@@ -61,7 +44,34 @@ begin
 end
 $$;
 comment on function penstock.insert_staged(text, text[], timestamptz) is
-    'Part of commit_staged: the fast way, for jobs that have neither ids nor unique keys, so that there is nothing to meet.';
+    'Part of commit_staged: the fast way, for jobs of queues that have neither ids nor unique keys, so that there is nothing to meet.';
+
+create or replace function penstock.refuse_staged(p_writer text, p_parts text[], p_moment timestamptz)
+returns void
+language plpgsql
+as $$
+declare
+    wrong record;
+begin
+    for wrong in
+        select staged.*
+        from penstock.staged_jobs as staged
+        where staged.writer = p_writer
+            and staged.part = any (p_parts)
+            and (
+                octet_length(staged.data) > 1048576
+                or staged.key !~ '^[^[:cntrl:]]{1,255}$'
+                or staged.priority not between -100 and 100
+            )
+    loop
+        perform penstock.check_jobs(
+            wrong.name, array[wrong.data::jsonb], null, array[wrong.key], array[wrong.priority], null, p_moment
+        );
+    end loop;
+end
+$$;
+comment on function penstock.refuse_staged(text, text[], timestamptz) is
+    'Part of commit_staged: refuses with the words of enqueue_many what enqueue_many would refuse.';
 
 create or replace function penstock.commit_staged(p_writer text, p_epoch bigint, p_parts text[], p_rows bigint)
 returns table (queued bigint, known bigint)
@@ -75,21 +85,32 @@ declare
     chunk record;
     present bigint;
     noted boolean;
+    careful boolean;
+    doubtful boolean;
     unusual bigint;
 begin
     noted := penstock.note_epoch(p_writer, p_epoch, p_rows);
     queued := 0;
     known := 0;
     if noted and p_rows > 0 then
-        select count(*) into present from penstock.staged_jobs where writer = p_writer and part = any (p_parts);
+        -- One look at everything: how many there are, what has to go the careful way, and what the rules of enqueue refuse.
+        select
+            count(*),
+            coalesce(bool_or(id is not null or unique_key is not null or name in (select pools.name from penstock.pools)), false),
+            coalesce(
+                bool_or(octet_length(data) > 1048576 or key !~ '^[^[:cntrl:]]{1,255}$' or priority not between -100 and 100), false
+            )
+        into present, careful, doubtful
+        from penstock.staged_jobs
+        where writer = p_writer and part = any (p_parts);
         if present <> p_rows then
             raise exception '% of % staged jobs of % are there', present, p_rows, p_writer
                 using errcode = 'PS409', hint = 'The server crashed since they were staged: write the batch again.';
         end if;
-        if not exists (
-            select from penstock.staged_jobs
-            where writer = p_writer and part = any (p_parts) and (id is not null or unique_key is not null)
-        ) then
+        if doubtful then
+            perform penstock.refuse_staged(p_writer, p_parts, moment);
+        end if;
+        if not careful then
             perform penstock.insert_staged(p_writer, p_parts, moment);
             queued := p_rows;
             p_rows := 0;
@@ -110,7 +131,7 @@ begin
             select
                 sized.name as job_name,
                 array_agg(sized.data::jsonb order by sized.row_place) as data,
-                case when bool_or(sized.id is not null) then array_agg(coalesce(sized.id::uuid, penstock.new_id()) order by sized.row_place) end as ids,
+                case when bool_or(sized.id is not null) then array_agg(coalesce(sized.id::uuid, sized.made, penstock.new_id()) order by sized.row_place) end as ids,
                 case when bool_or(sized.key is not null) then array_agg(sized.key order by sized.row_place) end as keys,
                 case when bool_or(sized.priority is not null) then array_agg(sized.priority order by sized.row_place) end as priorities,
                 case when bool_or(sized.run_after is not null) then array_agg(sized.run_after order by sized.row_place) end as run_after,

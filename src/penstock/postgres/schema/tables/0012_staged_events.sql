@@ -23,3 +23,6 @@ comment on column penstock.staged_events.part is 'The attempt of a task that wro
 comment on column penstock.staged_events.place is 'Order within the part.';
 comment on column penstock.staged_events.width is 'The number of partitions that the keys were routed for; null: the writer chose the partition itself.';
 create index staged_events_part on penstock.staged_events (writer, part, place);
+
+alter table penstock.staged_jobs add column made uuid;
+comment on column penstock.staged_jobs.made is 'The id of the job when id says none: made where the rows are made, in the tasks, since a commit that makes a million takes its time.';
