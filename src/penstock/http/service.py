@@ -75,6 +75,9 @@ class Service:
         id = bodies.job_id(given_id, random=True)
         principal.require(name, instance)
         put = await self.enqueue(name, id, bodies.check_data(data), new)
+        if put.name is not None:
+            # The id may be that of a job of another type.
+            principal.require_job(put.name, instance)
         if put.name is None or put.admission is Admission.ARCHIVED:
             raise ApiError(
                 400, "job_already_archived", "Job has already been archived", instance=f"/v1/jobs/{name}/{shapes.job_id(id)}"
@@ -126,7 +129,12 @@ class Service:
 
     async def _put(self, name: str, jobs: list[New]) -> list[Put]:
         self.metrics.batch(len(jobs))
-        return await http.put_jobs(self.database, batch_of(name, jobs))
+        # In the same order in every process, so that two batches with the same ids or unique keys wait for each other once
+        # and not both ways. What is enqueued at the same time has no order.
+        order = sorted(range(len(jobs)), key=lambda place: (jobs[place].body.unique or "", jobs[place].id))
+        puts = await http.put_jobs(self.database, batch_of(name, [jobs[place] for place in order]))
+        in_order = dict(zip(order, puts, strict=True))
+        return [in_order[place] for place in range(len(jobs))]
 
     async def _settle(self, _: None, callbacks: list[Callback]) -> list[str]:
         return await http.settle_attempts(self.database, callbacks)

@@ -115,7 +115,7 @@ async def _find(request: Request, name: str | None, given: str) -> StoredJob:
     if name is not None and found.name != name:
         principal_of(request).require(name, path)
         raise other_name(path)
-    principal_of(request).require(found.name, path)
+    principal_of(request).require_job(found.name, path)
     return found
 
 
@@ -145,6 +145,8 @@ async def _replay(request: Request, name: str | None, id: str, given_new: str | 
     except NotFound:
         raise not_found(request.url.path) from None
     stored = (await http.stored_jobs(service.database, [copy]))[copy]
+    if stored.replay_of != job.id:
+        raise Conflict("new_id is the id of another job", hint="Take a new UUID for each replay.")
     return answer(shapes.job(stored), 201)
 
 
