@@ -48,7 +48,14 @@ BAD_JSON = {"title": "Invalid request: bad JSON. Double check the types of the f
         ({**TYPE, "concurrency": -1}, BAD_JSON),
         ({**TYPE, "concurrency": True}, BAD_JSON),
         ({**TYPE, "name": 5}, BAD_JSON),
-        ({**TYPE, "visibility_timeout_s": "soon"}, BAD_JSON),
+        (
+            {**TYPE, "visibility_timeout_s": "soon"},
+            {
+                "title": "Invalid visibility_timeout_s: Input should be a valid number, unable to parse string as a number",
+                "id": "invalid_parameter",
+                "instance": "/v1/jobs",
+            },
+        ),
         (
             {},
             {

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Awaitable
+from typing import TypeVar
 from uuid import UUID
 
 from penstock.app import Penstock
-from penstock.errors import NotFound
+from penstock.errors import DatabaseUnavailable, NotFound
 from penstock.http import bodies, shapes
 from penstock.http.auth import Door, Principal
 from penstock.http.batching import GroupCommit
@@ -23,6 +25,8 @@ from penstock.postgres.http import Callback, Put
 from penstock.postgres.jobs import Batch
 
 _COUNTED_FOR_S = 5.0
+_PATIENCE_S = 10.0
+R = TypeVar("R")
 
 
 class New:
@@ -117,6 +121,14 @@ class Service:
                 instance=path,
                 in_body=True,
             )
+
+    async def patiently(self, call: Awaitable[R]) -> R:
+        """A call that is repeated while the database is away, as workers like it, for as long as a request may take."""
+        try:
+            async with asyncio.timeout(_PATIENCE_S):
+                return await call
+        except TimeoutError:
+            raise DatabaseUnavailable("the database is not available") from None
 
     async def counts(self) -> list[JobCounts]:
         """The queue depths, at most some seconds old: counting reads the whole queue."""

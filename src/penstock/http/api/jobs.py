@@ -2,14 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
+from contextlib import suppress
 from typing import Annotated, Any
 
 import uuid_utils.compat
 from fastapi import Query, Request, Response
+from starlette.requests import ClientDisconnect
 
 from penstock.errors import Conflict, NotFound
 from penstock.http import bodies, shapes
-from penstock.http.api.common import Details, Id, Name, Wait, answer, body_of, needs, principal_of, raw_answer, router, service_of
+from penstock.http.api.common import (
+    Details,
+    Id,
+    Name,
+    Wait,
+    answer,
+    body_of,
+    listening,
+    needs,
+    principal_of,
+    raw_answer,
+    router,
+    service_of,
+)
 from penstock.http.auth import Role
 from penstock.http.errors import ApiError, not_found, other_name
 from penstock.http.models import ArchivedJob, Cancelled, NewJob, QueuedJob, Result, Status
@@ -124,7 +140,14 @@ async def _waited(request: Request, name: str | None, id: str, wait: str | None)
     within = bodies.span(wait, "wait", service.settings.longest_wait)
     job = await _find(request, name, id)
     if within and not job.status.finished:
-        await service.watch.finished(job.id, within)
+        async with listening(request) as gone:
+            finished = asyncio.ensure_future(service.watch.finished(job.id, within))
+            await asyncio.wait({finished, gone}, return_when=asyncio.FIRST_COMPLETED)
+            finished.cancel()
+            with suppress(asyncio.CancelledError):
+                await finished
+            if gone.done():
+                raise ClientDisconnect
         job = await _find(request, name, id)
     return job
 
