@@ -126,14 +126,22 @@ def serve(settings: HttpSettings, announce: Any = print) -> None:
         socket = config.bind_socket()
         # From here on connections wait for the server instead of being refused.
         socket.listen(config.backlog)
-        # uvicorn ends in an orderly way and then sends itself the signal again: by then all is done.
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda *_: None)
-        announce(f"listening on http://{settings.host}:{socket.getsockname()[1]}")
+        listening = f"listening on http://{settings.host}:{socket.getsockname()[1]}"
         if settings.processes > 1:
-            Multiprocess(config, sockets=[socket]).run()
+            many = Multiprocess(config, sockets=[socket])
+            announce(listening)
+            many.run()
         else:
-            uvicorn.Server(config).run(sockets=[socket])
+            one = uvicorn.Server(config)
+
+            def end(*_: object) -> None:
+                # Before uvicorn listens to signals; and when it has ended, it sends itself the signal again.
+                one.should_exit = True
+
+            for number in (signal.SIGTERM, signal.SIGINT):
+                signal.signal(number, end)
+            announce(listening)
+            one.run(sockets=[socket])
 
 
 def served_app() -> ASGIApp:

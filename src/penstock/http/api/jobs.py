@@ -8,7 +8,6 @@ from typing import Annotated, Any
 
 import uuid_utils.compat
 from fastapi import Query, Request, Response
-from starlette.requests import ClientDisconnect
 
 from penstock.errors import Conflict, NotFound
 from penstock.http import bodies, shapes
@@ -147,7 +146,7 @@ async def _waited(request: Request, name: str | None, id: str, wait: str | None)
             with suppress(asyncio.CancelledError):
                 await finished
             if gone.done():
-                raise ClientDisconnect
+                return job
         job = await _find(request, name, id)
     return job
 
