@@ -210,3 +210,24 @@ async def test_without_a_database_the_answer_is_503(databases: TemporaryDatabase
             await eventually(lambda: client.get("/readyz").status_code == 200, "readiness")
         finally:
             await sql.close()
+
+
+@pytest.mark.parametrize("processes", ["1", "2"])
+def test_a_signal_at_any_moment_of_the_start_ends_the_server(url: str, processes: str) -> None:
+    for pause in (0.0, 0.05, 0.2):
+        process = subprocess.Popen(
+            [sys.executable, "-m", "penstock", "server", "--port", "0", "--processes", processes],
+            env={**os.environ, "PENSTOCK_DATABASE_URL": url, "PENSTOCK_HTTP_TOKEN": TOKEN},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        try:
+            assert process.stdout is not None
+            assert "listening" in process.stdout.readline()
+            time.sleep(pause)  # any moment is good
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(30) == 0
+        finally:
+            process.kill()
+            process.communicate()

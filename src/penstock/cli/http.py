@@ -51,7 +51,8 @@ def dequeue(
     from penstock.worker.worker import stop_on
 
     try:
-        from penstock.downstream import DownstreamSettings, DownstreamWorker
+        from penstock.downstream import DownstreamWorker
+        from penstock.posting import DownstreamSettings
     except ModuleNotFoundError as error:
         raise _not_installed(error) from None
     given = {"url": downstream_url, "concurrency": concurrency}

@@ -117,7 +117,7 @@ def serve(settings: HttpSettings, announce: Any = print) -> None:
             port=settings.port,
             workers=settings.processes,
             loop="uvloop",
-            http="httptools",
+            http="penstock.http.protocol:Protocol",
             ws="none",
             lifespan="on",
             access_log=False,
@@ -132,18 +132,22 @@ def serve(settings: HttpSettings, announce: Any = print) -> None:
         socket = config.bind_socket()
         # From here on connections wait for the server instead of being refused.
         socket.listen(config.backlog)
-        url = f"http://{settings.host}:{socket.getsockname()[1]}"
+        listening = f"listening on http://{settings.host}:{socket.getsockname()[1]}"
         if settings.processes > 1:
-            several = Multiprocess(config, sockets=[socket])  # it hears signals from here on
-            announce(f"listening on {url}")
-            several.run()
+            many = Multiprocess(config, sockets=[socket])
+            announce(listening)
+            many.run()
         else:
-            server = uvicorn.Server(config)
-            # For a signal that comes before uvicorn listens to them, and for the one that it sends itself when all is done.
+            one = uvicorn.Server(config)
+
+            def end(*_: object) -> None:
+                # Before uvicorn listens to signals; and when it has ended, it sends itself the signal again.
+                one.should_exit = True
+
             for number in (signal.SIGTERM, signal.SIGINT):
-                signal.signal(number, lambda *_: setattr(server, "should_exit", True))
-            announce(f"listening on {url}")
-            server.run(sockets=[socket])
+                signal.signal(number, end)
+            announce(listening)
+            one.run(sockets=[socket])
 
 
 def served_app() -> ASGIApp:

@@ -97,6 +97,8 @@ def _of_server(error: asyncpg.PostgresError, sqlstate: str) -> PenstockError:
             f"cannot log in to the database: {message}",
             hint="Check PENSTOCK_DATABASE_URL: user, password, database.",
         )
+    if sqlstate == "22021":
+        return InvalidInput(f"text that PostgreSQL cannot store: {message}", hint="Leave out the character U+0000.")
     if sqlstate.startswith("22"):
         return InvalidInput(message, hint=hint)
     if sqlstate.startswith("54"):
