@@ -30,7 +30,7 @@ import asyncpg
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import environments
+from benchmarks import environments, rebalance
 from benchmarks.environments import ON_DISK, PeerFailed
 from penstock.testing import TemporaryDatabases
 
@@ -122,6 +122,13 @@ class Run:
                 self.results.append({"system": system, "latency": waits})
                 console.print(self.results[-1])
 
+    def rebalance(self) -> None:
+        """What a join and a leave hold up."""
+        with self._databases.database() as url:
+            for row in asyncio.run(rebalance.measure(url)):
+                self.results.append({"system": "penstock", "rebalance": row})
+                console.print(self.results[-1])
+
     @contextmanager
     def _store(self, system: str) -> Iterator[str]:
         if system == "redis":
@@ -188,6 +195,7 @@ def main() -> None:
             for batch in arguments.batches:
                 run.throughput(batch, size)
         run.latency()
+        run.rebalance()
     RESULTS.mkdir(exist_ok=True)
     (RESULTS / "streams.json").write_text(json.dumps(run.results, indent=1) + "\n")
     rows = table(run.results)

@@ -302,10 +302,18 @@ class Penstock(StreamDeclarations):
 
     # -- opening and closing
 
-    async def open(self) -> None:
+    async def open(self, *, patience: timedelta = timedelta(0)) -> None:
         """Connect: start the embedded server if there is no URL, and check (embedded: migrate) the schema.
 
-        Every call opens by itself when needed. Raises `DatabaseUnavailable`, `SchemaMismatch`, `EmbeddedServerError`.
+        Every call opens by itself when needed.
+
+        Args:
+            patience: How long to wait for a database that does not answer; what runs for ever gives `settings.start_timeout`.
+
+        Raises:
+            DatabaseUnavailable: Nothing answers.
+            SchemaMismatch: The schema is not there, or of another version.
+            EmbeddedServerError: The embedded server does not start.
         """
         place = _place()
         for ended in [place for place in self._opening if place[1].is_closed()]:
@@ -318,6 +326,7 @@ class Penstock(StreamDeclarations):
             database = Database(await self.start_server(), self.settings)
             try:
                 await database.open()
+                await database.answering(patience)
                 if self.settings.database_url is None:
                     await migrate.migrate(database)
                 else:
@@ -370,11 +379,12 @@ class Penstock(StreamDeclarations):
             await self.open()
         return self._databases[place]
 
-    async def migrate(self) -> migrate.Migrated:
-        """Bring the schema to this version."""
+    async def migrate(self, *, patience: timedelta = timedelta(0)) -> migrate.Migrated:
+        """Bring the schema to this version. `patience` as in `open`."""
         database = Database(await self.start_server(), self.settings)
         await database.open()
         try:
+            await database.answering(patience)
             return await migrate.migrate(database)
         finally:
             await database.close()

@@ -44,6 +44,9 @@ class Settings(BaseSettings):
     pool_size: int = Field(default=4, ge=1, le=200, description="Most database connections of one process.")
     command_timeout: Span = Field(default=timedelta(seconds=30), description="Longest time for one database call.")
     connect_timeout: Span = Field(default=timedelta(seconds=10), description="Longest time to open a connection.")
+    start_timeout: Span = Field(
+        default=timedelta(seconds=60), description="How long a worker or server that starts waits for the database."
+    )
     statement_cache: bool = Field(
         default=True, description="Prepared statements; switch off behind a PgBouncer that cannot keep them."
     )

@@ -139,6 +139,7 @@ def run_worker(target: str, names: list[str], concurrency: int | None, told: Tol
     async def run() -> None:
         code = 1
         try:
+            await app.open(patience=app.settings.start_timeout)
             async with app:
                 working = await app.worker(*names)
                 _obey(working, told, asyncio.get_running_loop())
@@ -214,7 +215,7 @@ async def _still_running() -> bool:
 
 async def _announce(app: Penstock) -> None:
     url = await app.start_server()
-    await app.migrate()
+    await app.migrate(patience=app.settings.start_timeout)
     shown = url if app.settings.database_url is None else "the configured PostgreSQL"
     out.print(f"database: {shown}", highlight=False, soft_wrap=True)
 

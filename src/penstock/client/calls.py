@@ -120,7 +120,7 @@ class _Put(Call[Enqueued]):
 
     def read(self, response: httpx.Response) -> Enqueued:
         """See `Call`."""
-        if response.status_code == 400 and json_of(response).get("id") == "job_already_archived":
+        if response.status_code == 400 and b'"job_already_archived"' in response.content:
             return self.parse(response)
         return Call.read(self, response)
 

@@ -228,7 +228,7 @@ class AsyncClient:
                 return call.read(response)
             except httpx.InvalidURL as error:
                 raise InvalidInput(f"the server's URL is not valid: {error}") from None
-            except (httpx.TransportError, DatabaseUnavailable) as error:
+            except (httpx.RequestError, DatabaseUnavailable) as error:
                 if not call.repeatable or time.monotonic() > deadline:
                     raise unavailable(error) from error
             await asyncio.sleep(_pause(attempt))
@@ -394,7 +394,7 @@ class Client:
                 return call.read(response)
             except httpx.InvalidURL as error:
                 raise InvalidInput(f"the server's URL is not valid: {error}") from None
-            except (httpx.TransportError, DatabaseUnavailable) as error:
+            except (httpx.RequestError, DatabaseUnavailable) as error:
                 if not call.repeatable or time.monotonic() > deadline:
                     raise unavailable(error) from error
             time.sleep(_pause(attempt))
