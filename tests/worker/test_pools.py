@@ -6,12 +6,15 @@ import asyncio
 from collections import defaultdict
 from datetime import timedelta
 from typing import Any, TypeAlias
+from uuid import uuid4
 
 import asyncpg
 import pytest
 
 from conftest import eventually
 from penstock import Backoff, Conflict, Delivery, InvalidInput, Job, NewJob, Options, Penstock, RateLimit, Settings, Status
+from penstock.ownership import balance
+from penstock.postgres import ownership
 from penstock.testing import run_due_jobs
 from penstock.worker import Worker
 
@@ -488,6 +491,32 @@ async def test_of_metadata_said_at_once_the_last_counts(app: Penstock) -> None:
     async with pool.worker("one") as worker:
         await asyncio.gather(*[worker.set_metadata({"n": n}) for n in range(20)])
         assert [member.metadata for member in await pool.workers()] == [{"n": 19}]
+
+
+async def test_a_key_that_comes_while_targets_are_computed_is_placed_next_time(app: Penstock, sql: Sql) -> None:
+    pool = app.pool("requests", int, assign=lambda key, workers: 0)
+    await pool.declare()
+    await pool.enqueue("early", 1)
+    database = await app.database()
+    async with database.transaction() as transaction:
+        await ownership.join(transaction, "requests", "m", uuid4(), timedelta(seconds=10), {})
+        seen = await ownership.slots(transaction, "requests")
+        # Enqueues do not wait for the lock of the group.
+        await sql.execute("select penstock.enqueue('requests', '2', p_key => 'late')")
+        await ownership.set_targets(transaction, "requests", {slot.slot: "m" for slot in seen})
+    targets = {slot.key: slot.target for slot in await pool.slots()}
+    assert targets == {"early": "m", "late": None}
+    assert await balance.rebalance(database, "requests", lambda key, workers: 0) == 1, "the late key stays with nobody"
+    assert {slot.target for slot in await pool.slots()} == {"m"}
+
+
+async def test_an_open_transaction_with_a_new_key_does_not_hold_up_who_joins(app: Penstock, sql: Sql) -> None:
+    pool = app.pool("requests", int, assign=lambda key, workers: 0)
+    await pool.declare()
+    async with sql.transaction():
+        await sql.execute("select penstock.enqueue('requests', '1', p_key => 'ada')")
+        async with asyncio.timeout(30), pool.worker("w"):
+            assert [member.id for member in await pool.workers()] == ["w"]
 
 
 async def test_settings_reach_the_members(url: str, sql: Sql) -> None:
