@@ -447,6 +447,41 @@ async def test_what_is_not_acknowledged_goes_back_in_order(app: Penstock) -> Non
             break
 
 
+async def test_a_job_whose_slot_moves_before_it_is_asked_for_goes_back_at_once(url: str, sql: Sql) -> None:
+    async with Penstock(url, settings=Settings(handover_grace=timedelta(hours=1))) as app:
+        pool = app.pool("work", int, slots=4)
+        await pool.enqueue_many([(f"k{n}", n) for n in range(8)])
+        async with pool.worker("one") as one:
+            held = await anext(one.jobs())  # type: ignore[arg-type]
+            async with asyncio.timeout(30):
+                while await sql.fetchval("select count(*) from penstock.queued_jobs where status = 'in-progress'") < 8:
+                    await asyncio.sleep(0.01)
+            # The program of the first is busy with one job; none of the others keeps its slot from moving.
+            async with asyncio.timeout(30), pool.worker("two") as two:
+                first = await anext(two.jobs())  # type: ignore[arg-type]
+                assert first.key != held.key
+                assert first.attempt == 1
+                await first.ack()
+            await held.ack()
+
+
+async def test_a_pulled_job_is_given_out_only_while_it_may_start(app: Penstock, sql: Sql) -> None:
+    pool = app.pool("work", int, slots=4, options=Options(visibility_timeout=timedelta(seconds=2)))
+    await pool.enqueue("a", 1)
+    async with pool.worker("one") as worker:
+        # Claimed, and not asked for until the time is over: it goes back and is claimed anew, with all its attempts.
+        leases = set()
+        async with asyncio.timeout(30):
+            while len(leases) < 3:
+                leases |= {
+                    row["lease"] for row in await sql.fetch("select lease from penstock.queued_jobs where lease is not null")
+                }
+                await asyncio.sleep(0.01)
+        job = await anext(worker.jobs())  # type: ignore[arg-type]
+        assert job.attempt == 1
+        await job.ack()
+
+
 async def test_an_ack_after_the_slot_was_lost_is_refused(app: Penstock, sql: Sql) -> None:
     pool = app.pool("work", int, slots=2)
     await pool.enqueue("a", 1)

@@ -30,8 +30,6 @@ from penstock.waiting import happens
 
 log = structlog.get_logger("penstock.ownership")
 T = TypeVar("T")
-_MEMBERS_AT_FULL_PACE = 4
-_CARE_EVERY_S = 1.0
 
 
 _CLOCK: int = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
@@ -40,6 +38,15 @@ _CLOCK: int = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 def monotonic() -> float:
     """Seconds of a clock that also runs while the machine is suspended, where there is one."""
     return time.clock_gettime(_CLOCK)
+
+
+def looks_every(members: int) -> float:
+    """Seconds between two looks of one member for silent ones.
+
+    The count includes the silent. Should all but one die at once, that one still has to be in time; and a look reads all members,
+    so what all looks cost together grows with the square, which a large group has to make up for.
+    """
+    return max(1.0, min(members / 4, 3.0), 3.0 * (members / 1_000) ** 2)
 
 
 class SlotUser(Protocol):
@@ -251,9 +258,9 @@ class Member:
                 self._apply(lost)
 
     async def _care(self) -> None:
-        """Evict members that fell silent; each looks seldom when there are many."""
+        """Evict members that fell silent."""
         while True:
-            await asyncio.sleep(_CARE_EVERY_S * max(1.0, self._members / _MEMBERS_AT_FULL_PACE) * random.uniform(0.7, 1.3))
+            await asyncio.sleep(looks_every(self._members) * random.uniform(0.7, 1.3))
             try:
                 if await balance.evict(self._database, self.group, self._assign):
                     self._wake.set()

@@ -47,6 +47,9 @@ class Runs(Protocol):
     def cancel(self, id: UUID, reason: str) -> None:
         """Tell a job to stop."""
 
+    def give_back(self, ids: Iterable[UUID]) -> None:
+        """Hand back those that have not started."""
+
     def abandon(self, lost: Iterable[UUID]) -> None:
         """Stop jobs without settling them."""
 
@@ -119,6 +122,7 @@ class KeyedClaimer:
     async def revoke(self, slot: int, epoch: int) -> None:
         """See `SlotUser`: hand back what waits, let what runs finish within the grace period, then cancel it."""
         self.lines.release_waiting(slot)
+        self._runs.give_back(self.lines.running(slot))
         if await self.lines.drained(slot, self.grace_s):
             return
         for id in self.lines.running(slot):

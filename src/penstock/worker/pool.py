@@ -54,6 +54,10 @@ class RunnerOfPool:
         """See `Runs`."""
         self._runner.cancel(id, reason)
 
+    def give_back(self, ids: Iterable[UUID]) -> None:
+        """See `Runs`."""
+        self._runner.give_back(ids)
+
     def abandon(self, lost: Iterable[UUID]) -> None:
         """See `Runs`."""
         self._runner.abandon(lost)

@@ -236,6 +236,13 @@ class Runner:
         for running in list(self._jobs.values()):
             self._finish(running, _stopped(running))
 
+    def give_back(self, ids: Iterable[UUID]) -> None:
+        """Hand back those that wait for a place."""
+        for id in ids:
+            running = self._jobs.get(id)
+            if running is not None and not running.started:
+                self.cancel(id, "moved")
+
     def abandon(self, lost: Iterable[UUID]) -> None:
         """These jobs belong to others now: stop without settling."""
         for id in lost:
