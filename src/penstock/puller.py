@@ -166,8 +166,8 @@ class _Puller:
             outcome = Outcome.CANCELLED if reason == "cancelled" else Outcome.RELEASED
             self.finish(hand, Settlement(id, hand.job.attempts, hand.lease, outcome))
 
-    def abandon(self, lost: Iterable[UUID]) -> None:
-        """See `Runs`."""
+    def abandon(self, lost: Iterable[UUID]) -> list[asyncio.Task[None]]:
+        """See `Runs`. The program cannot be stopped; `job.cancelled` tells it, and `ack` is refused."""
         for id in lost:
             if (hand := self.in_hand.pop(id, None)) is not None:
                 hand.reason = "lost"
@@ -175,6 +175,7 @@ class _Puller:
                     self.waiting.remove(hand)
                 if hand.settled is not None and not hand.settled.done():
                     hand.settled.set_result("stale")
+        return []
 
     def leases(self) -> Iterable[int]:
         """See `Runs`."""

@@ -284,6 +284,24 @@ async def test_the_rate_of_a_key_is_limited_and_the_others_go_on(app: Penstock, 
     assert quiet < starts[-1]
 
 
+async def test_keys_with_a_rate_that_never_come_again_are_forgotten(app: Penstock, sql: Sql) -> None:
+    pool = app.pool("work", int, key_rate=RateLimit(5, timedelta(minutes=1)))
+    seen = Seen()
+
+    @pool.handler
+    async def run(job: Job[int]) -> None:
+        await seen.run(job)
+
+    async with Working(app):
+        await enqueue(pool, keys=20, each=1)
+        await eventually(lambda: seen.finished == 20)
+        assert await sql.fetchval("select count(*) from penstock.key_starts") == 20
+        await sql.execute("update penstock.key_starts set ends_at = ends_at - interval '1 hour'")
+        await pool.enqueue_many([(f"other{n}", n) for n in range(10)])
+        await eventually(lambda: seen.finished == 30)
+    assert await sql.fetchval("select count(*) from penstock.key_starts where key not like 'other%'") == 0
+
+
 async def test_jobs_in_flight_of_a_key_can_be_more_than_one(app: Penstock) -> None:
     seen = Seen()
     pool = app.pool("work", slots=4, key_concurrency=3)
@@ -388,6 +406,41 @@ async def test_a_running_job_of_a_pool_can_be_cancelled(app: Penstock) -> None:
         assert await app.cancel(first.id) == "cancelling"
         await eventually(lambda: seen.order["a"] == [0, 1], "the next job")
     assert (await app.find(first.id)).status is Status.CANCELLED
+
+
+async def test_a_slot_that_comes_back_waits_for_the_handler_that_still_ends(app: Penstock, sql: Sql) -> None:
+    pool = app.pool("work", str, slots=64)
+    starts: dict[str, int] = defaultdict(int)
+    ending, may_end = asyncio.Event(), asyncio.Event()
+    together = False
+
+    @pool.handler
+    async def run(job: Job[str]) -> None:
+        nonlocal together
+        starts[job.data] += 1
+        if job.data == "slow":
+            together = together or (ending.is_set() and not may_end.is_set())
+        if starts[job.data] > 1:
+            return
+        try:
+            await asyncio.Event().wait()
+        finally:
+            if job.data == "slow":
+                ending.set()
+                await may_end.wait()
+
+    assert pool.slot_of("a") != pool.slot_of("b")
+    await pool.enqueue("a", "slow")
+    await pool.enqueue("b", "quick")
+    async with Working(app):
+        await eventually(lambda: len(starts) == 2)
+        # Evicted, as after a pause; it joins again at once.
+        await sql.execute("select penstock.leave_group('work', id), penstock.tell_member('work', id) from penstock.members")
+        await ending.wait()
+        await eventually(lambda: starts["quick"] == 2, "the other key")
+        may_end.set()
+        await eventually(lambda: starts["slow"] == 2, "the key whose handler has ended")
+    assert not together
 
 
 # -- the pull form

@@ -61,6 +61,9 @@ class SlotUser(Protocol):
     def lost(self, slot: int, epoch: int) -> None:
         """The slot may be another member's already: stop at once, without settling. Ends a `revoke` that is under way."""
 
+    def ending(self, slot: int) -> bool:
+        """Whether work on a slot that was lost still ends here. It is not taken anew before that."""
+
 
 class Member:
     """One membership of this process.
@@ -218,10 +221,11 @@ class Member:
             self._state.released(releasing)
             self._wake.set()
         if available := self._state.available:
-            taken = await self._call(ownership.take(self._database, self.group, self.id, self._session, sorted(available)))
+            free = [slot for slot in sorted(available) if not self._user.ending(slot)]
+            taken = await self._call(ownership.take(self._database, self.group, self.id, self._session, free)) if free else {}
             self._apply(self._state.took(taken, monotonic()))
             if len(taken) < len(available):
-                # Something still settles there: look again soon.
+                # Something still ends there: look again soon.
                 asyncio.get_running_loop().call_later(0.1, self._wake.set)
 
     def _apply(self, changes: list[Change]) -> None:

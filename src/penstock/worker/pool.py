@@ -58,9 +58,9 @@ class RunnerOfPool:
         """See `Runs`."""
         self._runner.give_back(ids)
 
-    def abandon(self, lost: Iterable[UUID]) -> None:
+    def abandon(self, lost: Iterable[UUID]) -> list[asyncio.Task[None]]:
         """See `Runs`."""
-        self._runner.abandon(lost)
+        return self._runner.abandon(lost)
 
     def leases(self) -> Iterable[int]:
         """See `Runs`."""
@@ -175,6 +175,10 @@ class PoolPart:
         """See `SlotUser`."""
         for user in self._users():
             user.lost(slot, epoch)
+
+    def ending(self, slot: int) -> bool:
+        """See `SlotUser`."""
+        return any(user.ending(slot) for user in self._users())
 
     def _users(self) -> list[SlotUser]:
         return [user for user in (self.claimer, self.standing) if user is not None]

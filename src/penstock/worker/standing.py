@@ -162,6 +162,10 @@ class StandingRunner:
                     self._ending[key] = run.task
                     run.task.add_done_callback(partial(self._ended, key))
 
+    def ending(self, slot: int) -> bool:
+        """See `SlotUser`. Each key waits by itself: `_reconcile` does not start what still ends."""
+        return False
+
     def _ended(self, key: str, task: asyncio.Task[None]) -> None:
         if self._ending.get(key) is task:
             del self._ending[key]
