@@ -74,7 +74,7 @@ def test_bulk_work_from_files_and_back(penstock: Callable[..., str], ask: Ask, a
 def test_workers_are_listed_and_only_those_of_a_fleet_are_drained(url: str, ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PENSTOCK_DATABASE_URL", url)
     for worker in ("w1", "w2"):
-        ask("select penstock.register_worker($1, 'host-a', 7, '{t}', 4, '{}')", worker)
+        ask("select penstock.register_worker($1, '{t}', 'host-a', 7, 4)", worker)
     ask("select penstock.start_fleet('night', 'shop:app', 1)")
     ask("select penstock.serve_fleet('night', 'w2', 'host-a', '3.11')")
 
