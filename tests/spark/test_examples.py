@@ -43,7 +43,7 @@ def payloads(ask: Ask, stream: str) -> list[tuple[str, Any]]:
         " cross join lateral penstock.read_events($1, b.partition, 0, 1000) e",
         stream,
     )
-    return sorted((row["key"], json.loads(row["data"])) for row in rows)
+    return sorted(((row["key"], json.loads(row["data"])) for row in rows), key=str)
 
 
 @pytest.fixture
