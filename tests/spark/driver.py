@@ -183,12 +183,10 @@ def cluster(url: str, folder: str, master: str) -> None:
 
 def connect(url: str, folder: str, remote: str) -> None:
     """Read, write and follow through Spark Connect, on a session that knows nothing of Penstock, and on one that does."""
-    from pyspark.sql import SparkSession
-
-    own = SparkSession.builder.remote(remote).getOrCreate()
+    spark = session(remote=remote)
+    own = spark.newSession()
     numbers = own.read.format("penstock").options(url=url, columns="data").load().selectExpr("data as value")
     numbers.write.format("penstock").options(url=url, stream="a").mode("append").save()
-    spark = session()
     small = spark.read.format("penstock").options(url=url, subscribe="a", pushdown="true").load().where("partition >= 0")
     Path(folder, "read").write_text(str(small.count()))
     query = (
