@@ -243,6 +243,8 @@ class Stream(Generic[T]):
             OffsetGone: Retention dropped what is there.
             NotFound: There is no such partition.
         """
+        if offset < 0:
+            raise InvalidInput(f"offset must not be negative, and is {offset}")
         if not 1 <= limit <= 100_000:
             raise InvalidInput(f"limit must be between 1 and 100,000, not {limit}")
         found: list[Event[T]] = []
@@ -375,6 +377,8 @@ class Producer(Generic[T]):
             Conflict: Another writer uses this id.
         """
         columns = self.stream.encoding.columns(items)
+        if not columns.payloads:
+            return Appended([], [])
         database = await self.stream.app.database()
         number = self.sequence + 1
 
