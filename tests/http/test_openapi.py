@@ -41,6 +41,8 @@ def quick(databases: TemporaryDatabases) -> Iterator[Served]:
             client.post("/v1/jobs", json=body)
             for n in range(5):
                 client.put("/v1/jobs/invoice-shipments/random_id", json={"data": n})
+            client.post("/v1/pools", json={"name": "fibonacci", "slots": 4})
+            client.put("/v1/pools/fibonacci/standing/acme", json={})
         yield served
 
 

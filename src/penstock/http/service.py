@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Awaitable
+from typing import TypeVar
 from uuid import UUID
 
 from penstock.app import Penstock
-from penstock.errors import NotFound
+from penstock.errors import DatabaseUnavailable, NotFound
 from penstock.http import bodies, shapes
 from penstock.http.auth import Door, Principal
 from penstock.http.batching import GroupCommit
 from penstock.http.claims import Claims
 from penstock.http.errors import ApiError, no_such_type
 from penstock.http.metrics import Metrics
+from penstock.http.scaling import Scaling
 from penstock.http.settings import HttpSettings
 from penstock.http.watch import Watch
 from penstock.job import Admission, JobCounts
@@ -23,6 +26,8 @@ from penstock.postgres.http import Callback, Put
 from penstock.postgres.jobs import Batch
 
 _COUNTED_FOR_S = 5.0
+_PATIENCE_S = 10.0
+R = TypeVar("R")
 
 
 class New:
@@ -56,6 +61,7 @@ class Service:
         self.stopping = asyncio.Event()
         self.watch = Watch(database, self.stopping)
         self.claims = Claims(database, self.stopping)
+        self.scaling = Scaling(database)
         self._counted: tuple[list[JobCounts], float] = ([], 0.0)
         self._counting = asyncio.Lock()
         self._puts: GroupCommit[str, New, Put] = GroupCommit(self._put)
@@ -75,6 +81,9 @@ class Service:
         id = bodies.job_id(given_id, random=True)
         principal.require(name, instance)
         put = await self.enqueue(name, id, bodies.check_data(data), new)
+        if put.name is not None:
+            # The id may be that of a job of another type.
+            principal.require_job(put.name, instance)
         if put.name is None or put.admission is Admission.ARCHIVED:
             raise ApiError(
                 400, "job_already_archived", "Job has already been archived", instance=f"/v1/jobs/{name}/{shapes.job_id(id)}"
@@ -115,6 +124,14 @@ class Service:
                 in_body=True,
             )
 
+    async def patiently(self, call: Awaitable[R]) -> R:
+        """A call that is repeated while the database is away, as workers like it, for as long as a request may take."""
+        try:
+            async with asyncio.timeout(_PATIENCE_S):
+                return await call
+        except TimeoutError:
+            raise DatabaseUnavailable("the database is not available") from None
+
     async def counts(self) -> list[JobCounts]:
         """The queue depths, at most some seconds old: counting reads the whole queue."""
         async with self._counting:
@@ -126,7 +143,12 @@ class Service:
 
     async def _put(self, name: str, jobs: list[New]) -> list[Put]:
         self.metrics.batch(len(jobs))
-        return await http.put_jobs(self.database, batch_of(name, jobs))
+        # In the same order in every process, so that two batches with the same ids or unique keys wait for each other once
+        # and not both ways. What is enqueued at the same time has no order.
+        order = sorted(range(len(jobs)), key=lambda place: (jobs[place].body.unique or "", jobs[place].id))
+        puts = await http.put_jobs(self.database, batch_of(name, [jobs[place] for place in order]))
+        in_order = dict(zip(order, puts, strict=True))
+        return [in_order[place] for place in range(len(jobs))]
 
     async def _settle(self, _: None, callbacks: list[Callback]) -> list[str]:
         return await http.settle_attempts(self.database, callbacks)

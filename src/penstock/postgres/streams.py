@@ -213,6 +213,30 @@ async def bounds(database: Database, name: str) -> dict[int, Bounds]:
     return {row["partition"]: Bounds(row["first_offset"], row["next_offset"]) for row in rows}
 
 
+async def bounds_of(database: Database, names: Sequence[str]) -> dict[tuple[str, int], tuple[Bounds, bool]]:
+    """What is there of each partition of some streams, in one snapshot, and whether its payloads are compressed.
+
+    Raises `NotFound`.
+    """
+    return {
+        (row["stream"], row["partition"]): (Bounds(row["first_offset"], row["next_offset"]), row["compression"] is not None)
+        for row in await database.fetch("select * from penstock.bounds_of_streams($1)", names)
+    }
+
+
+async def growths(database: Database) -> list[tuple[str, int, list[int]]]:
+    """Each time that a stream got more partitions: (stream, partitions from then on, where the old ones ended)."""
+    return [(row["stream"], row["width"], row["ends"]) for row in await database.fetch("select * from penstock.growths()")]
+
+
+async def scan_events(
+    database: Database, name: str, partition: int, begin: int, end: int, columns: Sequence[str], filters: str, lenient: bool
+) -> str:
+    """The text of a query over events of a partition. Raises `OffsetGone` when the first are gone, unless `lenient`."""
+    query = "select penstock.scan_events($1, $2, $3, $4, $5, $6::jsonb, $7)"
+    return str(await database.fetchval(query, name, partition, begin, end, columns, filters, lenient))
+
+
 async def offsets_at(database: Database, name: str, time: datetime) -> dict[int, int]:
     """Of each partition the first event that was appended at or after a time."""
     return {
