@@ -189,9 +189,6 @@ class Member:
             await happens(self._wake, self._interval * random.uniform(0.9, 1.0))
 
     async def _beat(self) -> None:
-        if not self._drains:
-            # All that was revoked is drained: whoever is to have it next need not wait for a heartbeat of this member.
-            await self._release()
         sent_at = monotonic()
         beat = await self._call(ownership.heartbeat(self._database, self.group, self.id, self._session))
         self._apply(self._state.heard(beat, sent_at, monotonic()))
@@ -209,19 +206,16 @@ class Member:
         self._members = beat.members
         if not beat.balanced and await self._call(balance.rebalance(self._database, self.group, self._assign)) > 0:
             self._wake.set()
-        await self._release()
+        if releasing := self._state.releasing:
+            await self._call(ownership.release(self._database, self.group, self.id, releasing))
+            self._state.released(releasing)
+            self._wake.set()
         if available := self._state.available:
             taken = await self._call(ownership.take(self._database, self.group, self.id, self._session, sorted(available)))
             self._apply(self._state.took(taken, monotonic()))
             if len(taken) < len(available):
                 # Something still settles there: look again soon.
                 asyncio.get_running_loop().call_later(0.1, self._wake.set)
-
-    async def _release(self) -> None:
-        if releasing := self._state.releasing:
-            await self._call(ownership.release(self._database, self.group, self.id, releasing))
-            self._state.released(releasing)
-            self._wake.set()
 
     def _apply(self, changes: list[Change]) -> None:
         if changes:
