@@ -68,6 +68,7 @@ def dequeue(
         if "shutdown_grace" not in app.settings.model_fields_set:
             update["shutdown_grace"] = timedelta(seconds=10)
         app.settings = app.settings.model_copy(update=update)
+        await app.open(patience=app.settings.start_timeout)
         async with app:
             worker = DownstreamWorker(await app.database(), app.settings, settings, names or [])
             stop_on(worker.stop, asyncio.get_running_loop())

@@ -92,6 +92,17 @@ def batch_line(line: bytes) -> tuple[BatchLine, str]:
     return parsed, data or "{}"
 
 
+def pool_job(body: bytes) -> tuple[BatchLine, str, str | None]:
+    """The body of an enqueue into a pool, its data as text, and its id. Raises `ApiError`."""
+    try:
+        parsed = _line(body)
+        data = bytes(parsed.data).decode()
+    except _BAD:
+        raise bad_json() from None
+    check_fields(parsed)
+    return parsed, data or "{}", parsed.id
+
+
 def check_fields(job: NewJobBody) -> None:
     """Bring times to UTC. Raises `ApiError` for one without a zone, and for what no job can have.
 

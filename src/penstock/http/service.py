@@ -16,6 +16,7 @@ from penstock.http.batching import GroupCommit
 from penstock.http.claims import Claims
 from penstock.http.errors import ApiError, no_such_type
 from penstock.http.metrics import Metrics
+from penstock.http.scaling import Scaling
 from penstock.http.settings import HttpSettings
 from penstock.http.watch import Watch
 from penstock.job import Admission, JobCounts
@@ -60,6 +61,7 @@ class Service:
         self.stopping = asyncio.Event()
         self.watch = Watch(database, self.stopping)
         self.claims = Claims(database, self.stopping)
+        self.scaling = Scaling(database)
         self._counted: tuple[list[JobCounts], float] = ([], 0.0)
         self._counting = asyncio.Lock()
         self._puts: GroupCommit[str, New, Put] = GroupCommit(self._put)
