@@ -46,6 +46,7 @@ def torn(draw: st.DrawFn) -> bytes:
 PARSERS: dict[str, Callable[[bytes], Any]] = {
     "new job": lambda body: bodies.check_data(bodies.new_job(body, "/")[1]),
     "batch line": lambda body: bodies.check_data(bodies.batch_line(body)[1]),
+    "pool job": lambda body: bodies.check_data(bodies.pool_job(body)[1]),
     "status": lambda body: bodies.text(bodies.status(body, "/")[0].result, "the result"),
     "jobber": bodies.jobber,
     "job type": lambda body: types.new_type(bodies.json_object(body), "/"),
@@ -95,7 +96,16 @@ def test_what_is_accepted_comes_back(client: httpx.Client, data: Any) -> None:
 
 HEAD = b"Host: x\r\nAuthorization: Bearer admin." + TOKEN.encode() + b"\r\n"
 PATHS = st.sampled_from(
-    ["/v1/jobs", "/v1/jobs/x", "/v1/jobs/x/random_id", "/v1/jobs/x/batch", "/v1/queued-jobs?cursor=", "/jobber/queue"]
+    [
+        "/v1/jobs",
+        "/v1/jobs/x",
+        "/v1/jobs/x/random_id",
+        "/v1/jobs/x/batch",
+        "/v1/queued-jobs?cursor=",
+        "/jobber/queue",
+        "/v1/pools",
+        "/v1/pools/x/jobs",
+    ]
 )
 
 

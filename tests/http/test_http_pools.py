@@ -85,7 +85,9 @@ def test_a_job_is_enqueued_once_behind_the_others_of_its_key(client: httpx.Clien
     assert (again.status_code, again.headers["penstock-outcome"]) == (202, "duplicate")
     assert first.json() == again.json() | {"data": 12345678901234567890}
     assert (first.json()["id"], first.json()["key"], first.json()["name"]) == (id, "acme", pool)
-    client.post(f"/v1/pools/{pool}/jobs", json={"key": "acme", "data": 2})
+    client.post(f"/v1/pools/{pool}/jobs", json={"key": "acme", "data": 2, "unique": "u"})
+    there = client.post(f"/v1/pools/{pool}/jobs", json={"key": "bolt", "data": 3, "unique": "u"})
+    assert (there.headers["penstock-outcome"], there.json()["key"], there.json()["data"]) == ("coalesced", "acme", 2)
     state = client.get(f"/v1/pools/{pool}/keys/acme").json()
     assert (state["ready"], state["owner"], state["weight"]) == (2, None, 1)
     assert state["oldest_ready_s"] >= 0
@@ -95,7 +97,7 @@ def test_a_job_is_enqueued_once_behind_the_others_of_its_key(client: httpx.Clien
     ("body", "status", "word"),
     [
         ({"data": 1}, 400, "Missing required field: key"),
-        ({"key": "", "data": 1}, 400, "Missing required field: key"),
+        ({"key": "", "data": 1}, 400, "Invalid key"),
         ({"key": 7, "data": 1}, 400, "bad JSON"),
         ({"key": "a", "id": "job_7"}, 400, "UUID"),
         ({"key": "a", "data": "x" * 103_000}, 413, "too large"),

@@ -29,7 +29,7 @@ from penstock.http.pool_models import (
 from penstock.job import Admission, JobCounts
 from penstock.ownership import balance
 from penstock.pool_workers import PoolMember, workers_of
-from penstock.postgres import pool_views, pools
+from penstock.postgres import http, pool_views, pools
 from penstock.postgres.pool_views import PoolDetails
 
 api = router("pools")
@@ -124,7 +124,10 @@ async def enqueue(request: Request, pool: PoolName) -> Response:
         raise ApiError(
             400, "job_already_archived", "Job has already been archived", instance=f"/v1/jobs/{pool}/{shapes.job_id(id)}"
         )
-    job = orjson.loads(shapes.put_job(put, "null")) | {"key": body.key, "data": orjson.Fragment(put.data or data)}
+    key = body.key
+    if put.admission is not Admission.QUEUED and (there := (await http.stored_jobs(service.database, [put.id])).get(put.id)):
+        key = there.key or key
+    job = orjson.loads(shapes.put_job(put, "null")) | {"key": key, "data": orjson.Fragment(put.data or data)}
     return raw_answer(shapes.dumps(job), 202, {"penstock-outcome": put.admission})
 
 
