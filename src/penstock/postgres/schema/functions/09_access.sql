@@ -17,7 +17,7 @@ declare
     reading constant text[] := array[
         'clock', 'held_clock', 'id_time', 'new_id', 'job_counts', 'find_jobs', 'list_jobs', 'page_of_jobs', 'job_rates', 'attempts_of',
         'stored_jobs', 'key_hash', 'jump_hash', 'slot_of', 'group_members', 'group_slots', 'pool_counts', 'load_of_types',
-        'payload', 'list_subscribers', 'read_topic', 'message_of', 'unfinished_copies', 'outcomes', 'topic_counts',
+        'payload', 'list_subscribers', 'read_topic', 'message_of', 'messages_of', 'missed_messages', 'unfinished_copies', 'outcomes', 'topic_counts',
         'bucket_of', 'routes_of', 'partition_of', 'stream_bounds', 'read_chunks', 'read_events', 'offsets_at', 'stream_segments',
         'group_lag', 'wait_for_events', 'stop_waiting',
         'wait_for_history', 'archive_counts', 'archive_cuts', 'archive_start', 'archive_lost', 'archive_blocks', 'scan'
