@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Any, Generic, TypeAlias, TypeVar
+from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 from urllib.parse import parse_qsl, quote, urlsplit
 from uuid import UUID
 
@@ -59,6 +59,20 @@ class Call(Generic[T]):
         return self.parse(response)
 
 
+class Send(Protocol):
+    """Sends calls."""
+
+    def __call__(self, call: Call[T], /) -> T:
+        """Send one call, and read its answer."""
+
+
+class AsyncSend(Protocol):
+    """Sends calls."""
+
+    async def __call__(self, call: Call[T], /) -> T:
+        """Send one call, and read its answer."""
+
+
 @dataclass(frozen=True, slots=True)
 class Claimed:
     """A job that belongs to the worker until it is settled or the lease ends."""
@@ -104,7 +118,7 @@ def enqueue(
 
     body = orjson.loads(_line(new))
     body.pop("id")
-    return _Put("PUT", f"/v1/jobs/{_quoted(name)}/job_{new_id}", parse, body)
+    return _Put("PUT", f"/v1/jobs/{quoted(name)}/job_{new_id}", parse, body)
 
 
 class _Put(Call[Enqueued]):
@@ -143,7 +157,7 @@ def _batch(name: str, batch: list[NewJob]) -> Call[list[Enqueued]]:
             receipts.append(Enqueued(parse_id(outcome["id"]), Admission(outcome["outcome"])))
         return receipts
 
-    return Call("POST", f"/v1/jobs/{_quoted(name)}/batch", parse, lines=b"\n".join(map(_line, batch)))
+    return Call("POST", f"/v1/jobs/{quoted(name)}/batch", parse, lines=b"\n".join(map(_line, batch)))
 
 
 def _line(job: NewJob) -> bytes:
@@ -192,7 +206,7 @@ def result(name: str, id: UUID | str, wait_s: float) -> Call[Result]:
         return Result(parse_id(found["id"]), Status(found["status"]), found["result"], found["errors"])
 
     params = {"wait": f"{wait_s:.3f}s"} if wait_s > 0 else {}
-    return Call("GET", f"/v1/jobs/{_quoted(name)}/job_{parse_id(id)}/result", parse, params=params)
+    return Call("GET", f"/v1/jobs/{quoted(name)}/job_{parse_id(id)}/result", parse, params=params)
 
 
 def cancel(id: UUID | str) -> Call[str]:
@@ -216,7 +230,7 @@ def record_status(
 ) -> Call[None]:
     """A callback. Not repeated: the second one would be refused."""
     body = {"status": str(status), "attempt": attempt, "retryable": retryable, "result": result, "error": error}
-    return Call("POST", f"/v1/jobs/{_quoted(name)}/job_{parse_id(id)}", lambda _: None, body, repeatable=False)
+    return Call("POST", f"/v1/jobs/{quoted(name)}/job_{parse_id(id)}", lambda _: None, body, repeatable=False)
 
 
 def job_types() -> Call[list[JobTypeRecord]]:
@@ -234,17 +248,17 @@ def create_job_type(name: str, options: dict[str, Any]) -> Call[JobTypeRecord]:
 
 def change_job_type(name: str, options: dict[str, Any]) -> Call[JobTypeRecord]:
     """Change a type."""
-    return Call("PATCH", f"/v1/jobs/{_quoted(name)}", lambda response: type_of(json_of(response)), _outside(options))
+    return Call("PATCH", f"/v1/jobs/{quoted(name)}", lambda response: type_of(json_of(response)), _outside(options))
 
 
 def pause(name: str) -> Call[None]:
     """Pause a type."""
-    return Call("POST", f"/v1/jobs/{_quoted(name)}/pause", lambda _: None)
+    return Call("POST", f"/v1/jobs/{quoted(name)}/pause", lambda _: None)
 
 
 def resume(name: str) -> Call[None]:
     """Resume a type."""
-    return Call("POST", f"/v1/jobs/{_quoted(name)}/resume", lambda _: None)
+    return Call("POST", f"/v1/jobs/{quoted(name)}/resume", lambda _: None)
 
 
 def counts() -> Call[list[JobCounts]]:
@@ -266,7 +280,7 @@ def claim(name: str, worker: str, limit: int, wait_s: float) -> Call[list[Claime
             for job in json_of(response)["jobs"]
         ]
 
-    return Call("POST", f"/v1/jobs/{_quoted(name)}/claim", parse, body, repeatable=False)
+    return Call("POST", f"/v1/jobs/{quoted(name)}/claim", parse, body, repeatable=False)
 
 
 def extend(jobs: Sequence[Claimed], span: timedelta | None) -> Call[dict[UUID, int]]:
@@ -274,7 +288,7 @@ def extend(jobs: Sequence[Claimed], span: timedelta | None) -> Call[dict[UUID, i
     if len({job.name for job in jobs}) != 1:
         raise InvalidInput("extend takes jobs of one type", hint="Call it once for each type.")
     body = {"jobs": [_held(job) for job in jobs], "for_s": None if span is None else span.total_seconds()}
-    path = f"/v1/jobs/{_quoted(jobs[0].name)}/extend"
+    path = f"/v1/jobs/{quoted(jobs[0].name)}/extend"
 
     def parse(response: httpx.Response) -> dict[UUID, int]:
         return {parse_id(id): lease for id, lease in json_of(response)["leases"].items()}
@@ -289,7 +303,7 @@ def settle(job: Claimed, outcome: str, result: Any, error: Any, retry_after: tim
         one["retry_after_s"] = retry_after.total_seconds()
     return Call(
         "POST",
-        f"/v1/jobs/{_quoted(job.name)}/settle",
+        f"/v1/jobs/{quoted(job.name)}/settle",
         lambda response: str(next(iter(json_of(response)["outcomes"].values()))),
         {"jobs": [one]},
     )
@@ -297,15 +311,16 @@ def settle(job: Claimed, outcome: str, result: Any, error: Any, retry_after: tim
 
 def heartbeat(worker: str, fields: dict[str, Any]) -> Call[dict[str, Any]]:
     """A heartbeat."""
-    return Call("POST", f"/v1/workers/{_quoted(worker)}/heartbeat", json_of, fields)
+    return Call("POST", f"/v1/workers/{quoted(worker)}/heartbeat", json_of, fields)
 
 
 def unregister(worker: str) -> Call[None]:
     """The end of a worker."""
-    return Call("DELETE", f"/v1/workers/{_quoted(worker)}", lambda _: None)
+    return Call("DELETE", f"/v1/workers/{quoted(worker)}", lambda _: None)
 
 
-def _quoted(name: str) -> str:
+def quoted(name: str) -> str:
+    """A name as part of a path. Raises `InvalidInput`."""
     if not name or "/" in name:
         raise InvalidInput(f"invalid name: {name!r}", hint='A name is not empty and has no "/".')
     return quote(name, safe="")

@@ -23,11 +23,14 @@ from uuid import UUID
 
 import httpx
 
-from penstock.client import calls
+from penstock.client import calls, stream_calls, topic_calls
 from penstock.client.answers import unavailable
 from penstock.client.calls import Call, Claimed, Result
+from penstock.client.streams import AsyncStream, Stream
+from penstock.client.topics import AsyncTopic, Topic
 from penstock.errors import DatabaseUnavailable, InvalidInput, JobFailed
 from penstock.job import Enqueued, JobCounts, JobRecord, JobTypeRecord, NewJob, Status
+from penstock.message import TopicCounts
 
 T = TypeVar("T")
 _ONE_WAIT_S = 30.0
@@ -199,6 +202,22 @@ class AsyncClient:
         """Raises `InvalidInput`: pruning needs the database."""
         raise _needs_database()
 
+    def stream(self, name: str) -> AsyncStream:
+        """A stream on the server, which need not exist yet."""
+        return AsyncStream(self._send, self._http, name, self._timeout_s)
+
+    def topic(self, name: str) -> AsyncTopic:
+        """A topic on the server, which need not exist yet."""
+        return AsyncTopic(self._send, self._http, name, self._timeout_s)
+
+    async def topic_counts(self) -> list[TopicCounts]:
+        """How each topic is doing."""
+        return await self._send(topic_calls.topics())
+
+    async def streams(self) -> list[dict[str, Any]]:
+        """All streams that the user may see."""
+        return await self._send(stream_calls.streams())
+
     async def _send(self, call: Call[T]) -> T:
         deadline = time.monotonic() + self._timeout_s
         for attempt in itertools.count():
@@ -348,6 +367,22 @@ class Client:
     def unregister(self, worker: str) -> None:
         """See `AsyncClient.unregister`."""
         self._send(calls.unregister(worker))
+
+    def stream(self, name: str) -> Stream:
+        """A stream on the server, which need not exist yet."""
+        return Stream(self._send, self._http, name, self._timeout_s)
+
+    def topic(self, name: str) -> Topic:
+        """A topic on the server, which need not exist yet."""
+        return Topic(self._send, self._http, name, self._timeout_s)
+
+    def topic_counts(self) -> list[TopicCounts]:
+        """How each topic is doing."""
+        return self._send(topic_calls.topics())
+
+    def streams(self) -> list[dict[str, Any]]:
+        """All streams that the user may see."""
+        return self._send(stream_calls.streams())
 
     def _send(self, call: Call[T]) -> T:
         deadline = time.monotonic() + self._timeout_s

@@ -1,9 +1,9 @@
 """Deliveries: subscribers of topics that are connections.
 
 Each connection is a subscriber with a queue of its own, like any other, so filters, `unique`, `run_after` and publishers that
-wait for outcomes work as ever. This process is one worker for all of its connections: one claim for whatever came for any of them,
-one settle for whatever was handed out, one renewal for all subscriptions. When the process dies its claims go back to the queues like
-those of any dead worker, and the subscriptions that nobody renews end by themselves.
+wait for outcomes work as ever. This process is one worker for all of its connections: one claim for whatever came for any of
+them, one settle for whatever was handed out, one renewal for all subscriptions. When the process dies its claims go back to the
+queues like those of any dead worker, and the subscriptions that nobody renews end by themselves.
 """
 
 from __future__ import annotations

@@ -181,7 +181,8 @@ async def read_batches(request: Request, name: StreamName, group: GroupName, mem
     """Read on from where the group is in the member's partitions; with `wait` the answer waits for an event.
 
     Events that are not committed come again with the next read. A read also is a heartbeat, gives up what is to go to others
-    (unless it is named in `busy`), and takes what is meant for the member. 404: taken for dead, join again. 410: what comes next is gone.
+    (unless it is named in `busy`), and takes what is meant for the member. 404: taken for dead, join again. 410: what comes next
+    is gone.
     """
     service = service_of(request)
     record = await find_stream(request, name)
