@@ -15,7 +15,7 @@ from http_server import TOKEN, Served, free_port, serving
 
 from conftest import eventually
 from penstock import Conflict, InvalidInput, NotFound
-from penstock.client import AsyncClient, Client
+from penstock.client import AccessDenied, AsyncClient, Client
 from penstock.errors import OffsetGone
 from penstock.event import NewEvent, Position
 from penstock.testing import TemporaryDatabases
@@ -177,3 +177,37 @@ def test_what_is_gone_is_an_error(penstock: Client, served: Served, name: str) -
         stream.read(0)
     with pytest.raises(OffsetGone):
         next(stream.follow({0: 0}))
+
+
+def test_messages_are_worked_on_a_socket(penstock: Client, served: Served, name: str) -> None:
+    topic = penstock.topic(name)
+    with pytest.raises(NotFound):
+        next(topic.work())
+    topic.declare()
+    topic.publish({"n": 0})
+    deliveries = topic.work("me", stay=True, since=0, window=5)
+    first = next(deliveries)
+    assert (first.message.data, first.attempt) == ({"n": 0}, 1)
+    first.ack({"ok": True})
+    topic.publish({"n": 1})
+    next(deliveries).fail("no", retry=False)
+    topic.publish({"n": 2})
+    assert next(deliveries).message.data == {"n": 2}
+    deliveries.close()  # type: ignore[attr-defined]
+    assert next(topic.work("me", stay=True)).message.data == {"n": 2}
+
+
+async def test_messages_are_worked_on_a_socket_without_blocking(served: Served, name: str) -> None:
+    async with AsyncClient(served.base_url, token=f"admin.{TOKEN}") as penstock:
+        topic = penstock.topic(name)
+        await topic.declare()
+        await topic.publish(1)
+        async with aclosing(topic.work(since=0)) as deliveries:
+            first = await anext(deliveries)
+            publishing = asyncio.create_task(topic.publish(2, background=False))
+            await first.ack()
+            await (await anext(deliveries)).ack("done")
+            assert [outcome.result for outcome in (await publishing).outcomes or []] == ["done"]
+    async with AsyncClient(served.base_url, token="admin.wrong") as penstock:
+        with pytest.raises(AccessDenied):
+            await anext(penstock.topic(name).work())

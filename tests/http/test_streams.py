@@ -281,6 +281,25 @@ async def test_a_follower_sees_partitions_that_come_later(client: httpx.Client, 
         assert sorted(events.data(100)) == list(range(100))
 
 
+async def test_followers_outlive_the_database(url: str, sql: Any) -> None:
+    with serving(url) as served, served.client() as client, served.client() as other:
+        name = create(client)
+        client.post("/v1/topics", json={"name": name})
+        streamed, delivered = f"/v1/streams/{name}/events/follow", f"/v1/topics/{name}/deliveries"
+        with follow(client, streamed, **{"from": "earliest"}) as events, follow(other, delivered) as messages:
+            messages.next()
+            database = await sql.fetchval("select current_database()")
+            for n in range(5):
+                await sql.execute(
+                    "select pg_terminate_backend(pid) from pg_stat_activity where datname = $1 and pid <> pg_backend_pid()",
+                    database,
+                )
+                await sql.fetchval("select penstock.append($1, $2)", name, str(n))
+                await sql.fetchval("select penstock.publish_json($1, $2)", name, f'{{"data": {n}}}')
+                assert events.data(1) == [n]
+                assert messages.data(1) == [n]
+
+
 def test_a_quiet_connection_shows_that_it_lives_and_ends_some_day(url: str) -> None:
     with (
         serving(url, PENSTOCK_HTTP_LIVE_KEEP_ALIVE="0.05", PENSTOCK_HTTP_LONGEST_LIVE="0.5") as served,

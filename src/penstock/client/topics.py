@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Iterator
 from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
@@ -12,6 +12,7 @@ import httpx
 from penstock.client import topic_calls
 from penstock.client.calls import AsyncSend, Send
 from penstock.client.live import Following, follow, follow_async
+from penstock.client.sockets import Delivery, work, work_async
 from penstock.message import Message, Published, Subscribed, Subscriber
 from penstock.payload import dump_json
 
@@ -83,6 +84,21 @@ class AsyncTopic:
         async for message in follow_async(self._http, following):
             yield topic_calls.message_of(message)
 
+    async def work(
+        self, client_id: str | None = None, *, stay: bool = False, ttl: timedelta | None = None, filter: Any = None,
+        since: int | None = None, window: int = 100,
+    ) -> AsyncIterator[Delivery[Awaitable[None]]]:  # fmt: skip
+        """Messages on a WebSocket, each to be acknowledged: `ack` or `fail`. Ends when the server ends the connection.
+
+        What is not acknowledged then comes to the next connection of a client that stays. `window`: most of them at once.
+
+        Raises:
+            DatabaseUnavailable: The connection broke; begin again.
+        """
+        params = _params(client_id, stay, ttl, filter) | {"window": window} | ({} if since is None else {"since": since})
+        async for delivery in work_async(self._http, topic_calls.path_of(self.name, "deliveries"), params):
+            yield delivery
+
 
 class Topic:
     """A topic on the server. Made by `Client.topic`."""
@@ -150,6 +166,20 @@ class Topic:
         following.last = None if since is None else str(since)
         for message in follow(self._http, following):
             yield topic_calls.message_of(message)
+
+    def work(
+        self, client_id: str | None = None, *, stay: bool = False, ttl: timedelta | None = None, filter: Any = None,
+        since: int | None = None, window: int = 100,
+    ) -> Iterator[Delivery[None]]:  # fmt: skip
+        """Messages on a WebSocket, each to be acknowledged: `ack` or `fail`. Ends when the server ends the connection.
+
+        What is not acknowledged then comes to the next connection of a client that stays. `window`: most of them at once.
+
+        Raises:
+            DatabaseUnavailable: The connection broke; begin again.
+        """
+        params = _params(client_id, stay, ttl, filter) | {"window": window} | ({} if since is None else {"since": since})
+        yield from work(self._http, topic_calls.path_of(self.name, "deliveries"), params)
 
 
 def _params(client_id: str | None, stay: bool, ttl: timedelta | None, filter: Any) -> dict[str, Any]:

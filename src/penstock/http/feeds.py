@@ -16,8 +16,8 @@ from dataclasses import dataclass
 
 import structlog
 
-from penstock.errors import OffsetGone, PenstockError
-from penstock.event import StreamRecord
+from penstock.errors import DatabaseUnavailable, OffsetGone, PenstockError
+from penstock.event import Chunk, StreamRecord
 from penstock.http.events import Piece, piece_of
 from penstock.postgres import streams
 from penstock.postgres.database import Database
@@ -139,7 +139,7 @@ class Follower:
         self._grows = grows
 
     async def next(self, within: float) -> list[Piece]:
-        """What comes next in each partition, and goes past it; none when nothing came in time. Raises `OffsetGone`."""
+        """What comes next in each partition, and goes past it; none when nothing came, or could be read. Raises `OffsetGone`."""
         self.event.clear()
         behind = self._behind()
         if not behind:
@@ -154,13 +154,21 @@ class Follower:
             else:
                 found += [piece.since(self.at[partition]) for piece in ready]
         if missing:
-            chunks = await streams.read_chunks(self._database, self._feed.record.name, missing, _LIMIT, _AT_ONCE_BYTES)
-            for chunk in chunks:
+            for chunk in await self._read(missing):
                 found.append(piece_of(self._feed.record, chunk, self.at[chunk.partition]))
                 self.at[chunk.partition] = chunk.next_offset
         for piece in found:
             self.at[piece.partition] = max(self.at[piece.partition], piece.next)
         return found
+
+    async def _read(self, wanted: dict[int, int]) -> list[Chunk]:
+        try:
+            return await streams.read_chunks(self._database, self._feed.record.name, wanted, _LIMIT, _AT_ONCE_BYTES)
+        except DatabaseUnavailable as error:
+            # It comes back, and a browser would not when it were refused meanwhile.
+            log.warning("read_failed", stream=self._feed.record.name, error=error.message)
+            await asyncio.sleep(random.uniform(0.2, 0.6))
+            return []
 
     def _behind(self) -> list[int]:
         if self._grows:
@@ -211,7 +219,7 @@ class Feeds:
     async def waiting(self, record: StreamRecord, event: asyncio.Event) -> AsyncIterator[Feed]:
         """The feed of a stream, which sets the event when something came."""
         running = self._running.get(record.name)
-        if running is None or running.feed.record != record:
+        if running is None or running.feed.record.id != record.id:
             feed = Feed(self._database, record, self._channel)
             running = _Running(feed, asyncio.create_task(feed.run(), name="penstock-feed"))
             before, self._running[record.name] = self._running.get(record.name), running

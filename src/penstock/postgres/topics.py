@@ -115,8 +115,8 @@ async def unfinished_copies(database: Database, id: UUID) -> bool:
 
 
 async def unfinished(database: Database, ids: Sequence[UUID]) -> set[UUID]:
-    """Which of these messages some receiver has not settled. Raises `NotFound`."""
-    query = "select given.id from unnest($1::uuid[]) as given (id) where penstock.unfinished_copies(given.id)"
+    """Which of these messages some receiver has not settled; those that were pruned are left out."""
+    query = "select id from penstock.topic_messages where id = any ($1::uuid[]) and penstock.unfinished_copies(id)"
     return {row["id"] for row in await database.fetch(query, ids)}
 
 
