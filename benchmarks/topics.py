@@ -19,6 +19,7 @@ from typing import Any
 import asyncpg
 import uvloop
 
+from benchmarks.environments import ON_DISK
 from benchmarks.http import TOKEN, peak_mb, server
 from benchmarks.report import percentile, print_rows
 from penstock import Job, Penstock, Settings, Topic
@@ -244,7 +245,7 @@ def main() -> None:
     parser.add_argument("--most", type=int, default=100_000, help="most subscribers")
     given = parser.parse_args()
     rows: Rows = []
-    with TemporaryDatabases() as databases:
+    with TemporaryDatabases(parent=ON_DISK) as databases:
         for measure, arguments in ((fanout, (given.most,)), (foreground, ()), (working, ()), (live, ())):
             if given.only in (None, measure.__name__):
                 with databases.database() as url:

@@ -33,7 +33,7 @@ from penstock.job import (
     RateLimit,
     Status,
 )
-from penstock.message import Message, Published, ReceiverOutcome, Subscribed, Subscriber, TopicCounts
+from penstock.message import Message, NewMessage, Published, ReceiverOutcome, Subscribed, Subscriber, TopicCounts
 from penstock.pools import Pool
 from penstock.puller import PoolWorker, PulledJob
 from penstock.schedule import Tick
@@ -65,6 +65,7 @@ __all__ = [
     "Message",
     "NewEvent",
     "NewJob",
+    "NewMessage",
     "NotFound",
     "OffsetGone",
     "OnFailure",

@@ -50,7 +50,7 @@ from penstock.message import TopicCounts
 from penstock.ownership.assign import KeyAssign
 from penstock.payload import Codec
 from penstock.pools import Pool
-from penstock.postgres import jobs, migrate, pools, topics
+from penstock.postgres import jobs, migrate, pool_views, topics
 from penstock.postgres.database import Database, lacks_rights
 from penstock.postgres.embedded import EmbeddedServer
 from penstock.scaling import ScaleAdvice, advise
@@ -83,6 +83,11 @@ class JobType(Generic[T]):
         self.subscription: Subscription | None = None
         self.declared = False
         self.pool: Pool[T] | None = None
+
+    @property
+    def works(self) -> bool:
+        """Whether there is something here for a worker to run."""
+        return self.handler is not None or (self.pool is not None and self.pool.works)
 
     def __call__(self, job: Job[T]) -> Any:
         """Run the handler itself, as a plain function."""
@@ -297,10 +302,18 @@ class Penstock(StreamDeclarations):
 
     # -- opening and closing
 
-    async def open(self) -> None:
+    async def open(self, *, patience: timedelta = timedelta(0)) -> None:
         """Connect: start the embedded server if there is no URL, and check (embedded: migrate) the schema.
 
-        Every call opens by itself when needed. Raises `DatabaseUnavailable`, `SchemaMismatch`, `EmbeddedServerError`.
+        Every call opens by itself when needed.
+
+        Args:
+            patience: How long to wait for a database that does not answer; what runs for ever gives `settings.start_timeout`.
+
+        Raises:
+            DatabaseUnavailable: Nothing answers.
+            SchemaMismatch: The schema is not there, or of another version.
+            EmbeddedServerError: The embedded server does not start.
         """
         place = _place()
         for ended in [place for place in self._opening if place[1].is_closed()]:
@@ -313,6 +326,7 @@ class Penstock(StreamDeclarations):
             database = Database(await self.start_server(), self.settings)
             try:
                 await database.open()
+                await database.answering(patience)
                 if self.settings.database_url is None:
                     await migrate.migrate(database)
                 else:
@@ -365,11 +379,12 @@ class Penstock(StreamDeclarations):
             await self.open()
         return self._databases[place]
 
-    async def migrate(self) -> migrate.Migrated:
-        """Bring the schema to this version."""
+    async def migrate(self, *, patience: timedelta = timedelta(0)) -> migrate.Migrated:
+        """Bring the schema to this version. `patience` as in `open`."""
         database = Database(await self.start_server(), self.settings)
         await database.open()
         try:
+            await database.answering(patience)
             return await migrate.migrate(database)
         finally:
             await database.close()
@@ -533,7 +548,7 @@ class Penstock(StreamDeclarations):
 
     async def scale_advice(self, *, wait_s: float = 5.0, over: timedelta = timedelta(minutes=1)) -> list[ScaleAdvice]:
         """For each job type: how long jobs wait, and how many workers it needs for them to wait `wait_s` at most."""
-        return [advise(load, wait_s) for load in await pools.load_of_types(await self.database(), over)]
+        return [advise(load, wait_s) for load in await pool_views.load_of_types(await self.database(), over)]
 
     async def prune(self, keep: timedelta) -> dict[str, int]:
         """Drop the days of the archive that ended longer ago than `keep`, and topic messages that nothing refers to then.
@@ -566,7 +581,7 @@ class Penstock(StreamDeclarations):
         chosen = [self.with_handler(name) for name in names if name not in self.consumers]
         consumers = [self.consumers[name] for name in names if name in self.consumers]
         if not names:
-            chosen = [t for t in self.types.values() if _works(t)]
+            chosen = [t for t in self.types.values() if t.works]
             consumers = list(self.consumers.values())
         worked = {
             t.name: WorkedType(t.name, t.options, t.codec, t.handler, t.group)
@@ -584,13 +599,9 @@ class Penstock(StreamDeclarations):
     def with_handler(self, name: str) -> JobType[Any]:
         """The declared job type of this name. Raises `NotFound` when it has no handler here."""
         declared = self.types.get(name)
-        if declared is None or not _works(declared):
+        if declared is None or not declared.works:
             raise NotFound(f"this app has no handler for {name}", hint=f"It has: {', '.join(sorted(self.types)) or 'none'}.")
         return declared
-
-
-def _works(declared: JobType[Any]) -> bool:
-    return declared.handler is not None or (declared.pool is not None and declared.pool.works)
 
 
 def _check_spans(name: str, options: Options) -> None:

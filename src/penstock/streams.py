@@ -12,10 +12,12 @@ Events of one key are in one partition, in the order in which they were appended
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
+from weakref import WeakKeyDictionary
 
 from penstock.appender import Appender, route
 from penstock.callers import append_through
@@ -58,7 +60,8 @@ class Stream(Generic[T]):
         self.partitions = partitions
         self.options = options
         self.encoding: Encoding[T] = Encoding(name, payload, key, options.format == "bytes", options.compression is not None)
-        self._appender = Appender(self._send, self._width)
+        # One for each loop: handlers in threads may append through `Penstock.sync`, and loops end.
+        self._appenders: WeakKeyDictionary[asyncio.AbstractEventLoop, Appender] = WeakKeyDictionary()
         self._record: StreamRecord | None = None
 
     # -- declaring
@@ -153,8 +156,8 @@ class Stream(Generic[T]):
         columns = self.encoding.columns(items)
         await self.declare()
         if connection is None:
-            return await self._appender.append(columns)
-        return await self._appender.append_through(columns, lambda routed: append_through(connection, self.name, routed))
+            return await self.appender().append(columns)
+        return await append_through(connection, self.name, columns)
 
     def producer(self, id: str | None = None, *, sequence: int = 0) -> Producer[T]:
         """A producer whose appends can be repeated without being there twice.
@@ -213,6 +216,13 @@ class Stream(Generic[T]):
                 payloads if columns.bytes else None,
             )
             first = last
+
+    def appender(self) -> Appender:
+        """What groups the appends that are made on this loop."""
+        loop = asyncio.get_running_loop()
+        if loop not in self._appenders:
+            self._appenders[loop] = Appender(self._send, self._width)
+        return self._appenders[loop]
 
     async def _send(self, routed: Routed) -> Sequence[Any]:
         return await streams.append_routed(await self.app.database(), self.name, routed)
@@ -365,14 +375,17 @@ class Producer(Generic[T]):
             Conflict: Another writer uses this id.
         """
         columns = self.stream.encoding.columns(items)
-        await self.stream.declare()
         database = await self.stream.app.database()
         number = self.sequence + 1
 
         async def send(routed: Routed) -> Sequence[Any]:
-            return await streams.append_routed(database, self.stream.name, routed, self.id, number, retry=retry)
+            return await streams.append_routed(database, self.stream.name, routed, self.id, number)
 
-        receipts = await self.stream._appender.append_through(columns, send)
+        async def once() -> Appended:
+            await self.stream.declare()
+            return await self.stream.appender().append_through(columns, send)
+
+        receipts = await (database.retrying(once) if retry else once())
         self.sequence = number
         return receipts
 

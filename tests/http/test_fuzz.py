@@ -67,7 +67,7 @@ PARSERS: dict[str, Callable[[bytes], Any]] = {
 @example(body=b'{"data": ' + b"[" * 5_000 + b"]" * 5_000 + b"}")
 @example(body=b'{"data": 1, "run_after": "9999-12-31T23:59:59-23:59"}')
 @example(body=b'{"name": "x", "delivery_strategy": "at_least_once", "attempts": 1, "concurrency": 1, "backoff_base_s": 1e308}')
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_a_parser_takes_it_or_refuses_it(parser: str, body: bytes) -> None:
     try:
         PARSERS[parser](body)
@@ -79,7 +79,7 @@ def test_a_parser_takes_it_or_refuses_it(parser: str, body: bytes) -> None:
 
 
 @given(data=JSON)
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_what_is_accepted_comes_back(client: httpx.Client, data: Any) -> None:
     assert client.get("/v1/jobs/fuzzed").status_code in (200, 404)
     if client.get("/v1/jobs/fuzzed").status_code == 404:
@@ -106,7 +106,7 @@ PATHS = st.sampled_from(
     body=torn(),
     header=st.binary(max_size=20),
 )
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_no_request_breaks_the_server(served: Served, method: str, path: str, rest: str, body: bytes, header: bytes) -> None:
     host, port = served.base_url.removeprefix("http://").split(":")
     request = (

@@ -48,6 +48,8 @@ def quick(databases: TemporaryDatabases) -> Iterator[Served]:
             for n in range(5):
                 client.post("/v1/streams/orders/events", json={"data": n, "key": str(n)})
                 client.post("/v1/topics/delays/messages", json={"data": n})
+            client.post("/v1/pools", json={"name": "fibonacci", "slots": 4})
+            client.put("/v1/pools/fibonacci/standing/acme", json={})
         yield served
 
 
@@ -68,7 +70,7 @@ OPERATIONS = {
 @pytest.mark.parametrize("label", list(OPERATIONS))
 def test_every_answer_is_in_the_document(quick: Served, label: str) -> None:
     @given(case=OPERATIONS[label].as_strategy())
-    @settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+    @settings(max_examples=20, suppress_health_check=list(HealthCheck), database=None)
     def check(case: schemathesis.Case) -> None:
         case.call_and_validate(base_url=quick.base_url, headers=AUTH, checks=CHECKS, timeout=30)
 

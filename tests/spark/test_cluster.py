@@ -1,53 +1,20 @@
-"""Source and sink on clusters: Spark's own of one machine, and a standalone one that loses a worker."""
+"""Source, sink and fleet on clusters: Spark's own of one machine, and a standalone one that loses a worker."""
 
 from __future__ import annotations
 
-import os
 import socket
-import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
+from programs import Program
 
 from penstock.spark.java import find_java
 
 Ask = Callable[..., list[Any]]
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(600)]
-
-
-class Program:
-    """A process with everything that it starts, in a session of its own."""
-
-    def __init__(self, command: list[str], log: Path, **environment: str) -> None:
-        self.log = log
-        with log.open("wb") as said:
-            self.process = subprocess.Popen(
-                command, stdout=said, stderr=said, start_new_session=True, env={**os.environ, **environment}
-            )
-
-    def kill(self) -> None:
-        left = []
-        for process in psutil.process_iter():
-            with suppress(ProcessLookupError, PermissionError):
-                if os.getsid(process.pid) == self.process.pid:
-                    left.append(process)
-        for process in left:
-            with suppress(psutil.NoSuchProcess):
-                process.kill()
-        self.process.wait(30)
-
-
-def until(condition: Callable[[], bool], what: str, program: Program, timeout: float = 120) -> None:
-    deadline = time.monotonic() + timeout
-    while not condition():
-        assert time.monotonic() < deadline and program.process.poll() is None, f"{what}: {program.log.read_text()[-3000:]}"
-        time.sleep(0.05)
 
 
 @pytest.fixture
@@ -58,50 +25,59 @@ def programs() -> Iterator[list[Program]]:
         program.kill()
 
 
-def drive(url: str, folder: Path, master: str, programs: list[Program], between: Callable[[], None]) -> None:
-    driver = Program(
-        [sys.executable, str(Path(__file__).with_name("driver.py")), "cluster", url, str(folder), master], folder / "driver"
-    )
-    programs.append(driver)
-    until((folder / "first").exists, "the first round", driver, 240)
-    between()
-    (folder / "go").touch()
-    until((folder / "second").exists, "the second round", driver, 240)
-    assert driver.process.wait(60) == 0
+def numbers(ask: Ask, table: str) -> list[int]:
+    return sorted(row["n"] for row in ask(f"select (data ->> 'n')::integer as n from penstock.{table} where name = 't'"))
 
 
 def test_a_cluster_of_one_machine_reads_and_writes(
     url: str, ask: Ask, archive: Any, tmp_path: Path, programs: list[Program]
 ) -> None:
-    archive(300)
-    drive(url, tmp_path, "local-cluster[2,1,1024]", programs, lambda: None)
-    assert ask("select count(*) from penstock.queued_jobs")[0]["count"] == 600
+    archive(60)
+    (tmp_path / "go").touch()
+    driver = Program.driver(tmp_path / "driver", "cluster", url, str(tmp_path), "local-cluster[2,1,1024]")
+    programs.append(driver)
+    assert driver.process.wait(240) == 0, driver.log.read_text()[-3000:]
+    assert numbers(ask, "queued_jobs") == sorted([*range(1, 61)] * 2)
 
 
-def test_a_standalone_cluster_reads_and_writes_and_outlives_a_worker(
+def test_a_standalone_cluster_speculates_outlives_a_worker_and_serves_a_fleet(
     url: str, ask: Ask, archive: Any, tmp_path: Path, programs: list[Program]
 ) -> None:
     import pyspark
 
-    java = find_java()
     spark_class = str(Path(pyspark.__file__).parent / "bin" / "spark-class")
     environment = {
-        "JAVA_HOME": str(java.home), "SPARK_LOCAL_IP": "127.0.0.1", "SPARK_WORKER_DIR": str(tmp_path),
-        "SPARK_DAEMON_MEMORY": "256m", "PYSPARK_PYTHON": sys.executable,
+        "JAVA_HOME": str(find_java().home), "SPARK_WORKER_DIR": str(tmp_path), "SPARK_DAEMON_MEMORY": "256m",
+        "PYSPARK_PYTHON": sys.executable, "SPARK_DAEMON_JAVA_OPTS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
     }  # fmt: skip
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    package = "org.apache.spark.deploy"
-    options = ["--host", "127.0.0.1", "--webui-port", "0"]
-    master = Program([spark_class, f"{package}.master.Master", *options, "--port", str(port)], tmp_path / "master", **environment)
+    package, address = "org.apache.spark.deploy", f"spark://127.0.0.1:{port}"
+    command = [spark_class, f"{package}.master.Master", "--host", "127.0.0.1", "--webui-port", "0", "--port", str(port)]
+    master = Program(command, tmp_path / "master", **environment, SPARK_LOCAL_IP="127.0.0.1")
     programs.append(master)
-    until(lambda: "I have been elected leader" in master.log.read_text(), "the master", master)
-    address = f"spark://127.0.0.1:{port}"
-    command = [spark_class, f"{package}.worker.Worker", *options, "-c", "1", "-m", "1g", address]
-    workers = [Program(command, tmp_path / f"w{number}", **environment) for number in range(2)]
+    workers = []
+    # Spark speculates on another host only, so they are two: a machine has all of 127.0.0.0/8. The three start at once.
+    for host in ("127.0.0.1", "127.0.0.2"):
+        command = [spark_class, f"{package}.worker.Worker", "--host", host, "--webui-port", "0", "-c", "1", "-m", "1g", address]
+        workers.append(Program(command, tmp_path / host, **environment, SPARK_LOCAL_IP=host))
     programs.extend(workers)
+    archive(60)
     for worker in workers:
-        until(lambda log=worker.log: "Successfully registered with master" in log.read_text(), "a worker", worker)
-    archive(300)
-    drive(url, tmp_path, address, programs, workers[0].kill)
-    assert ask("select count(*) from penstock.queued_jobs")[0]["count"] == 600
+        worker.until(lambda log=worker.log: "Successfully registered with master" in log.read_text(), "a worker")
+    driver = Program.driver(tmp_path / "driver", "cluster", url, str(tmp_path), address)
+    programs.append(driver)
+    driver.until((tmp_path / "first").exists, "the first round")
+    # A task and its copy on the other host have both staged the same rows; they count once.
+    assert (tmp_path / "copied").exists()
+    assert numbers(ask, "queued_jobs") == list(range(1, 61))
+    workers[0].kill()
+    (tmp_path / "go").touch()
+    driver.until((tmp_path / "second").exists, "the second round")
+    assert numbers(ask, "queued_jobs") == sorted([*range(1, 61)] * 2)
+    ask("select penstock.declare_job_type('count')")
+    ask("select count(*) from penstock.enqueue_many('count', array(select to_jsonb(n) from generate_series(1, 20) n))")
+    done = "select count(*) as jobs from penstock.archived_jobs where name = 'count' and status = 'succeeded'"
+    driver.until(lambda: ask(done)[0]["jobs"] == 20, "the fleet's jobs")
+    ask("select penstock.drain_fleet('f')")
+    assert driver.process.wait(60) == 0, driver.log.read_text()[-3000:]

@@ -1,18 +1,14 @@
-"""The driver of a query is killed with SIGKILL, again and again, at each step; every job counts once in the end."""
+"""The driver of two queries is killed with SIGKILL between any two steps of both; everything counts once in the end."""
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
-import sys
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
+from programs import Program
 
 from penstock.lake import Lake
 
@@ -20,63 +16,39 @@ Ask = Callable[..., list[Any]]
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(600)]
 
 
-def drive(kind: str, url: str, folder: Path, step: str) -> int:
-    """Run a driver to its end, and end the JVM that a killed one leaves behind."""
-    log = folder / f"{kind} {step}.log"
-    with log.open("wb") as said:
-        # Into a file: the JVM of a killed driver would hold a pipe open.
-        process = subprocess.Popen(
-            [sys.executable, str(Path(__file__).with_name("driver.py")), kind, url, str(folder), step],
-            stdout=said, stderr=said, start_new_session=True,
-        )  # fmt: skip
-    try:
-        process.wait(timeout=240)
-    finally:
-        # Its session is its own: what is left of it are its JVM and that one's Python workers.
-        left = [p for p in psutil.process_iter() if _session(p.pid) == process.pid]
-        for orphan in left:
-            with suppress(psutil.NoSuchProcess):
-                orphan.kill()
-        psutil.wait_procs(left, timeout=30)
-    expected = 0 if step == "none" else -signal.SIGKILL
-    assert process.returncode == expected, log.read_text()[-3000:]
-    return process.returncode
-
-
-def _session(pid: int) -> int:
-    try:
-        return os.getsid(pid)
-    except (ProcessLookupError, PermissionError):
-        return -1
-
-
-def test_a_sink_whose_driver_is_killed_enqueues_every_row_once(url: str, ask: Ask, tmp_path: Path) -> None:
-    ask("select penstock.create_job_type('t')")
-    (tmp_path / "source").mkdir()
-    for batch in range(3):
-        (tmp_path / "source" / f"{batch}.json").write_text("\n".join(f'{{"n": {batch * 20 + n}}}' for n in range(20)))
-    for step in ("before the commit", "after the commit", "in a task"):
-        try:
-            drive("sink", url, tmp_path, step)
-        except AssertionError:
-            # The step lies behind a kill: a driver that never came to it ran to its end.
-            if step != "in a task":
-                raise
-    drive("sink", url, tmp_path, "none")
-    found = sorted(row["n"] for row in ask("select (data ->> 'n')::integer as n from penstock.queued_jobs"))
-    assert found == list(range(60))
-
-
-def test_a_pipeline_whose_driver_is_killed_at_every_step_has_every_job_once(
+def test_queries_whose_driver_is_killed_between_any_two_steps_count_everything_once(
     url: str, ask: Ask, archive: Any, tmp_path: Path
 ) -> None:
-    for jobs in (30, 30, 25, 30, 20):
-        archive(jobs)
-    for step in ("jobs written", "rollups written", "files moved", "committed"):
-        drive("history", url, tmp_path, step)
-    drive("history", url, tmp_path, "none")
+    ask("select penstock.create_stream(name, 3) from unnest('{a,b}'::text[]) as name")
+    ask(
+        "select count(*) from penstock.append_many('a', array(select json_build_object('n', n) from generate_series(1, 110) n),"
+        " array(select 'k' || n % 7 from generate_series(1, 110) n))"
+    )
+    for _ in range(6):
+        archive(25)
+    # A life for each step, and one to the end: a JVM each, so both queries die in the same ones, and the next one starts early.
+    steps = ("1", "2", "3", "4", "5", "none")
+    drivers: list[Program] = []
+    try:
+        for place, step in enumerate(steps):
+            for soon in steps[len(drivers) : place + 2]:
+                drivers.append(Program.driver(tmp_path / f"{soon}.log", "both", url, str(tmp_path), soon))
+            (tmp_path / f"begin {step}").touch()
+            driver = drivers[place]
+            code = driver.process.wait(timeout=240)
+            driver.kill()
+            assert code == (0 if step == "none" else -signal.SIGKILL), f"step {step}: {driver.log.read_text()[-3000:]}"
+    finally:
+        for driver in drivers:
+            driver.kill()
+    appended = ask(
+        "select (e.data ->> 'n')::integer as n from penstock.stream_bounds('b') bounds"
+        " cross join lateral penstock.read_events('b', bounds.partition, 0, 1000) e"
+    )
+    assert sorted(row["n"] for row in appended) == list(range(1, 111))
     lake = Lake("main", str(tmp_path / "lake"))
     paths = [row["path"] for row in ask("select path from penstock.lake_files where kind = 'jobs'")]
     ids = lake.table(paths, columns=["id"])["id"].to_pylist()
     assert sorted(ids) == sorted(str(row["id"]) for row in ask("select id from penstock.archived_jobs"))
-    assert ask("select sum(succeeded)::integer as jobs from penstock.rollups")[0]["jobs"] == 135
+    assert ask("select sum(succeeded)::integer as jobs from penstock.rollups")[0]["jobs"] == 150
+    assert list((tmp_path / "lake" / "_staging").iterdir()) == []

@@ -38,8 +38,14 @@ def unavailable(error: Exception) -> PenstockError:
 
 
 def json_of(response: httpx.Response) -> Any:
-    """The body."""
-    return orjson.loads(response.content)
+    """The body. Raises `PenstockError` when something else than Penstock answered, such as a proxy with a page."""
+    try:
+        return orjson.loads(response.content)
+    except orjson.JSONDecodeError:
+        raise PenstockError(
+            f"the answer ({response.status_code}) of {response.url.copy_with(query=None)} is no JSON",
+            hint="Check the URL: it is that of a Penstock server.",
+        ) from None
 
 
 def time_of(text: str | None) -> Any:

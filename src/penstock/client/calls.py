@@ -109,16 +109,22 @@ def enqueue(
 ) -> Call[Enqueued]:  # fmt: skip
     """A PUT. The id is made here, so that it can be repeated."""
     new_id = uuid_utils.compat.uuid7() if id is None else parse_id(id)
-    new = NewJob({} if data is None else data, new_id, key, priority, _at(run_after), _at(expires_at), unique)
-
-    def parse(response: httpx.Response) -> Enqueued:
-        if response.status_code == 400:
-            return Enqueued(new_id, Admission.ARCHIVED)
-        return Enqueued(parse_id(json_of(response)["id"]), Admission(response.headers.get("penstock-outcome", "queued")))
+    new = NewJob({} if data is None else data, new_id, key, priority, at(run_after), at(expires_at), unique)
 
     body = orjson.loads(_line(new))
     body.pop("id")
-    return _Put("PUT", f"/v1/jobs/{quoted(name)}/job_{new_id}", parse, body)
+    return new_receipt("PUT", f"/v1/jobs/{quoted(name)}/job_{new_id}", new_id, body)
+
+
+def new_receipt(method: str, path: str, id: UUID, body: dict[str, Any]) -> Call[Enqueued]:
+    """A call that enqueues one job under an id."""
+
+    def parse(response: httpx.Response) -> Enqueued:
+        if response.status_code == 400:
+            return Enqueued(id, Admission.ARCHIVED)
+        return Enqueued(parse_id(json_of(response)["id"]), Admission(response.headers.get("penstock-outcome", "queued")))
+
+    return _Put(method, path, parse, body)
 
 
 class _Put(Call[Enqueued]):
@@ -128,7 +134,7 @@ class _Put(Call[Enqueued]):
 
     def read(self, response: httpx.Response) -> Enqueued:
         """See `Call`."""
-        if response.status_code == 400 and json_of(response).get("id") == "job_already_archived":
+        if response.status_code == 400 and b'"job_already_archived"' in response.content:
             return self.parse(response)
         return Call.read(self, response)
 
@@ -163,7 +169,7 @@ def _batch(name: str, batch: list[NewJob]) -> Call[list[Enqueued]]:
 def _line(job: NewJob) -> bytes:
     fields: dict[str, Any] = {"id": f"job_{job.id}", "data": orjson.Fragment(dump_json(job.data, "the job"))}
     fields |= {"key": job.key, "priority": job.priority, "unique": job.unique}
-    fields |= {"run_after": _at(job.run_after), "expires_at": _at(job.expires_at)}
+    fields |= {"run_after": at(job.run_after), "expires_at": at(job.expires_at)}
     return orjson.dumps({name: value for name, value in fields.items() if name == "data" or (value is not None and value != 0)})
 
 
@@ -330,7 +336,8 @@ def _held(job: Claimed) -> dict[str, Any]:
     return {"id": f"job_{job.id}", "attempt": job.attempts, "lease": job.lease}
 
 
-def _at(time: datetime | timedelta | None) -> datetime | None:
+def at(time: datetime | timedelta | None) -> datetime | None:
+    """A time, from a time or a span from now by the clock here."""
     if isinstance(time, timedelta):
         return datetime.now().astimezone() + time
     if time is not None and time.tzinfo is None:

@@ -113,8 +113,8 @@ def other_name(instance: str) -> ApiError:
 
 
 def too_large(title: str) -> ApiError:
-    """The body, or the data in it, is too large. The connection is not good for another request."""
-    return ApiError(413, "entity_too_large", title, headers={"Connection": "close"})
+    """The body, or the data in it, is too large."""
+    return ApiError(413, "entity_too_large", title)
 
 
 def insecure(instance: str) -> ApiError:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest, multiprocess
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from penstock.http.scaling import ScalingGauges
 from penstock.job import Admission, JobCounts
+from penstock.scaling import ScaleAdvice
 
 _LATENCIES = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 _MOST_TYPES = 1_000
@@ -132,14 +135,14 @@ class Metrics:
         """Count a refused login."""
         self._refused.inc()
 
-    def exposition(self, counts: list[JobCounts]) -> bytes:
+    def exposition(self, counts: list[JobCounts], advice: Sequence[ScaleAdvice] = ()) -> bytes:
         """Everything in Prometheus' text format."""
         registry = CollectorRegistry()
         if os.environ.get("PROMETHEUS_MULTIPROC_DIR"):
             multiprocess.MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
         else:
             registry = self._registry
-        return generate_latest(registry) + generate_latest(_only(_Depths(counts)))
+        return generate_latest(registry) + generate_latest(_only(_Depths(counts))) + generate_latest(_only(ScalingGauges(advice)))
 
     def _label(self, name: str) -> str:
         if name in self._types or len(self._types) < _MOST_TYPES:

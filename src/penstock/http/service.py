@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator
+from collections.abc import Awaitable, Iterator
 from contextlib import contextmanager
+from typing import TypeVar
 from uuid import UUID
 
 from penstock.app import Penstock
-from penstock.errors import NotFound
+from penstock.errors import DatabaseUnavailable, NotFound
 from penstock.http import bodies, shapes
 from penstock.http.appending import Appending
 from penstock.http.auth import Door, Principal
@@ -20,6 +21,7 @@ from penstock.http.errors import ApiError, no_such_type
 from penstock.http.feeds import Feeds
 from penstock.http.memberships import Memberships
 from penstock.http.metrics import Metrics
+from penstock.http.scaling import Scaling
 from penstock.http.settings import HttpSettings
 from penstock.http.watch import Watch
 from penstock.job import Admission, JobCounts
@@ -30,6 +32,8 @@ from penstock.postgres.jobs import Batch
 from penstock.postgres.listener import Listener
 
 _COUNTED_FOR_S = 5.0
+_PATIENCE_S = 10.0
+R = TypeVar("R")
 
 
 class New:
@@ -67,6 +71,7 @@ class Service:
         self.watch = Watch(database, self.stopping, http.attempts_of)
         self.messages = Watch(database, self.stopping, topics.unfinished)
         self.claims = Claims(database, self.stopping)
+        self.scaling = Scaling(database)
         self.appending = Appending(database)
         self.feeds = Feeds(database, f"penstock_{self.claims.id}", self.stopping)
         grace_s = app.settings.handover_grace.total_seconds()
@@ -138,6 +143,9 @@ class Service:
         id = bodies.job_id(given_id, random=True)
         principal.require(name, instance)
         put = await self.enqueue(name, id, bodies.check_data(data), new)
+        if put.name is not None:
+            # The id may be that of a job of another type.
+            principal.require_job(put.name, instance)
         if put.name is None or put.admission is Admission.ARCHIVED:
             raise ApiError(
                 400, "job_already_archived", "Job has already been archived", instance=f"/v1/jobs/{name}/{shapes.job_id(id)}"
@@ -178,6 +186,14 @@ class Service:
                 in_body=True,
             )
 
+    async def patiently(self, call: Awaitable[R]) -> R:
+        """A call that is repeated while the database is away, as workers like it, for as long as a request may take."""
+        try:
+            async with asyncio.timeout(_PATIENCE_S):
+                return await call
+        except TimeoutError:
+            raise DatabaseUnavailable("the database is not available") from None
+
     async def counts(self) -> list[JobCounts]:
         """The queue depths, at most some seconds old: counting reads the whole queue."""
         async with self._counting:
@@ -189,7 +205,12 @@ class Service:
 
     async def _put(self, name: str, jobs: list[New]) -> list[Put]:
         self.metrics.batch(len(jobs))
-        return await http.put_jobs(self.database, batch_of(name, jobs))
+        # In the same order in every process, so that two batches with the same ids or unique keys wait for each other once
+        # and not both ways. What is enqueued at the same time has no order.
+        order = sorted(range(len(jobs)), key=lambda place: (jobs[place].body.unique or "", jobs[place].id))
+        puts = await http.put_jobs(self.database, batch_of(name, [jobs[place] for place in order]))
+        in_order = dict(zip(order, puts, strict=True))
+        return [in_order[place] for place in range(len(jobs))]
 
     async def _settle(self, _: None, callbacks: list[Callback]) -> list[str]:
         return await http.settle_attempts(self.database, callbacks)

@@ -222,13 +222,13 @@ class Joined(BaseModel):
     dead_after_s: float
 
 
-class Beat(Model):
+class MemberBeat(Model):
     """A word from a member."""
 
     session: UUID
 
 
-class Held(BaseModel):
+class HeldPartitions(BaseModel):
     """What a member has: its partitions with their epochs. `revoked`: those to finish soon; the next read gives them up."""
 
     model_config = _example({"partitions": {"0": 4, "3": 2}, "revoked": [3]})
@@ -237,7 +237,7 @@ class Held(BaseModel):
     revoked: list[int]
 
 
-class Read(Beat):
+class Read(MemberBeat):
     """What a member wants to read."""
 
     limit: int = Field(100, ge=1, le=10_000, description="Most events.")
@@ -263,7 +263,7 @@ class Batch(BaseModel):
     events: list[Event]
 
 
-class Batches(Held):
+class Batches(HeldPartitions):
     """What a member reads: a batch for each partition that has something."""
 
     model_config = _example({

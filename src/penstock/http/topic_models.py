@@ -145,7 +145,7 @@ class Published(BaseModel):
     outcomes: list[Outcome] | None
 
 
-class Message(BaseModel):
+class TopicMessage(BaseModel):
     """A message."""
 
     model_config = _example({"seq": 42, "id": _MESSAGE, "published_at": _AT, "data": {"dest": "JFK", "minutes": 12}})

@@ -43,11 +43,11 @@ class Watch:
 
     async def finished(self, id: UUID, within: float) -> None:
         """Return when it is finished, when `within` seconds are over, or at shutdown."""
+        if self._stopping.is_set():
+            return
         event = asyncio.Event()
         self._waiting.setdefault(id, set()).add(event)
         self._pause = _SHORTEST_S
-        if self._stopping.is_set():
-            return
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._look(), name="penstock-watch")
         try:

@@ -9,6 +9,7 @@ from penstock.postgres.database import Database
 
 SCHEMA = "penstock"
 TABLE = "staged_jobs"
+EVENTS = "staged_events"
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +24,12 @@ async def commit(database: Database, writer: str, epoch: int, parts: Sequence[st
     """Enqueue what the parts have staged, once for each epoch of a writer."""
     found = await database.fetch("select * from penstock.commit_staged($1, $2, $3, $4)", writer, epoch, parts, rows, timeout=3600)
     return Committed(found[0]["queued"], found[0]["known"])
+
+
+async def commit_events(database: Database, writer: str, epoch: int, parts: Sequence[str], rows: int) -> bool:
+    """Append what the parts have staged, once for each epoch of a writer. Returns False when it was before."""
+    query = "select penstock.commit_staged_events($1, $2, $3, $4) as done"
+    return bool((await database.fetch(query, writer, epoch, parts, rows, timeout=3600))[0]["done"])
 
 
 async def discard(database: Database, writer: str, epoch: int) -> None:
@@ -41,3 +48,8 @@ async def writers(database: Database, prefix: str) -> list[tuple[str, int]]:
         "select writer, epoch from penstock.sink_epochs where starts_with(writer, $1) order by committed_at desc", prefix
     )
     return [(row["writer"], row["epoch"]) for row in rows]
+
+
+async def written(database: Database, writer: str) -> int:
+    """How many rows the last epoch of a writer had."""
+    return int(await database.fetchval("select jobs from penstock.sink_epochs where writer = $1", writer) or 0)

@@ -75,7 +75,7 @@ async def list_subscribers(database: Database, topic: str, known: int | None = N
 
 
 PUBLISH = "select * from penstock.publish_json({0}, cast({1} as jsonb))"
-"""For any driver, with its own marks for the two parameters: the topic and `publish_document`."""
+"""For any driver, with its own marks for the two parameters: the topic, and `publish_document` or a JSON array of such."""
 
 
 def publish_document(
@@ -103,10 +103,14 @@ def published(row: Any) -> Published:
     return Published(id if isinstance(id, UUID) else UUID(str(id)), seq, receivers, coalesced, outcome == "duplicate")
 
 
-async def publish_many(database: Database, topic: str, data: Sequence[str], ids: Sequence[UUID]) -> list[Published]:
-    """Publish up to 10,000 messages, JSON texts, all or none. Raises `NotFound` for the topic."""
-    rows = await database.fetch("select * from penstock.publish_many($1, $2::jsonb[], $3)", topic, data, ids)
-    return [Published(row["id"], row["seq"], row["receivers"], duplicate=row["outcome"] == "duplicate") for row in rows]
+async def publish_many(database: Database, topic: str, documents: Sequence[str]) -> list[Published]:
+    """Publish up to 10,000 messages, all or none. Raises `NotFound` for the topic."""
+    return [published(row) for row in await database.fetch(PUBLISH.format("$1", "$2"), topic, array_of(documents))]
+
+
+def array_of(documents: Sequence[str]) -> str:
+    """Several of `publish_document` as one; one alone stays as it is, which is the shorter way in the database too."""
+    return documents[0] if len(documents) == 1 else f"[{','.join(documents)}]"
 
 
 async def unfinished_copies(database: Database, id: UUID) -> bool:

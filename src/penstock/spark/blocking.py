@@ -5,20 +5,24 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from datetime import datetime, timedelta
 from types import TracebackType
 from typing import Any, TypeVar
 
-from penstock.postgres import history
+from penstock.postgres import history, streams
 from penstock.postgres.database import Database
 from penstock.postgres.listener import Listener
 from penstock.settings import Settings
 from penstock.spark.archive import EARLIEST, Archive
 from penstock.spark.offsets import Position
+from penstock.spark.stream_log import StreamLog
+from penstock.spark.stream_offsets import Offsets
 from penstock.waiting import happens
 
 T = TypeVar("T")
+_PATIENCE_S = 60.0
+_ANNOUNCED_S = 20.0  # the database forgets after 30 s that a reader waits
 
 
 class Blocking:
@@ -34,6 +38,7 @@ class Blocking:
         self.archive = Archive(self.database)
         self._runner = asyncio.Runner()
         self._reader = f"spark-{secrets.token_hex(6)}"
+        self._channel = f"penstock_spark_{secrets.token_hex(6)}"
         self._heard: asyncio.Event | None = None
         self._listening: asyncio.Task[None] | None = None
         self._runner.run(self.database.open())
@@ -41,6 +46,19 @@ class Blocking:
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine to its end."""
         return self._runner.run(work)
+
+    def keep_trying(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Run what may be repeated; while the database is away (a restart, a failover) wait for it, at most a minute."""
+
+        async def patiently() -> T:
+            async with asyncio.timeout(_PATIENCE_S):
+                return await self.database.retrying(work)
+
+        try:
+            return self._runner.run(patiently())
+        except TimeoutError:
+            # Once more, for the error that says why.
+            return self._runner.run(work())
 
     def close(self) -> None:
         """Close the connections."""
@@ -75,19 +93,44 @@ class Blocking:
                 return start
             await self._notified(start, left)
 
+    async def next_events(
+        self, log: StreamLog, start: Offsets, limit: int | None, until: Offsets | None, wait: timedelta
+    ) -> Offsets:
+        """The end of the next batch of streams; when nothing is there yet, waits for a notification, at most so long."""
+        deadline = time.monotonic() + wait.total_seconds()
+        while True:
+            end = await log.next(start, limit, until)
+            left = deadline - time.monotonic()
+            if until is not None or left <= 0 or any(offset > start.get(place, 0) for place, offset in end.items()):
+                return end
+            heard = self._listen(self._channel)
+            for name in await log.names():
+                await streams.wait_for_events(self.database, name, self._channel)
+            try:
+                # Once more, since something may have come in between.
+                if await log.next(start, limit, until) == end:
+                    await happens(heard, min(left, _ANNOUNCED_S))
+            finally:
+                await streams.stop_waiting(self.database, self._channel)
+
     async def _notified(self, start: Position, within: float) -> None:
-        if self._listening is None:
-            self._heard = asyncio.Event()
-            self._listening = asyncio.create_task(Listener(self.database, [history.CHANNEL], lambda _: self._wake()).run())
-        assert self._heard is not None  # noqa: S101
-        self._heard.clear()
+        heard = self._listen(history.CHANNEL)
         await history.wait(self.database, self._reader, True)
         try:
             # Once more, since something may have come in between.
             if not await self.archive.waiting(start):
-                await happens(self._heard, within)
+                await happens(heard, within)
         finally:
             await history.wait(self.database, self._reader, False)
+
+    def _listen(self, channel: str) -> asyncio.Event:
+        """Listen from now on; the event is set at the next notification."""
+        if self._listening is None:
+            self._heard = asyncio.Event()
+            self._listening = asyncio.create_task(Listener(self.database, [channel], lambda _: self._wake()).run())
+        assert self._heard is not None  # noqa: S101
+        self._heard.clear()
+        return self._heard
 
     def _wake(self) -> None:
         if self._heard is not None:

@@ -116,7 +116,9 @@ def enqueue(
     for number in range(done + 1, slices):
         part = frame.where(place == number)
         (part.write.format("penstock").options(url=url, job=job, writer=writer, epoch=str(number)).mode("append").save())
-        written = total if number == slices - 1 else written + (part.count() if slices > 1 else total)
+        # What was written is counted where it was written, so that the source is not read again for it.
+        with Blocking(url) as database:
+            written += database.run(staging.written(database.database, writer))
         progress(written, total)
         if rate is not None and (ahead := (written - skipped) / rate - (time.monotonic() - started)) > 0:
             time.sleep(ahead)

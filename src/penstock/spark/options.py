@@ -132,17 +132,31 @@ def number(options: Mapping[str, str], name: str, default: N, least: N, most: N)
     return value
 
 
+def moment(name: str, text: str) -> datetime:
+    """An option that is a time. Raises `InvalidInput`."""
+    # Kafka's connector takes milliseconds; people write ISO 8601.
+    try:
+        found: Any = datetime.fromtimestamp(int(text) / 1000).astimezone() if text.isdigit() else datetime.fromisoformat(text)
+    except (ValueError, OverflowError, OSError):
+        raise InvalidInput(
+            f"the option {name} is {text!r}", hint="It is milliseconds since 1970, or 2026-01-31T12:00:00Z."
+        ) from None
+    if found.tzinfo is None:
+        raise InvalidInput(f"the option {name} is {text!r}, without a time zone", hint="Add Z or +01:00.")
+    return found  # type: ignore[no-any-return]
+
+
 def parallelism() -> int:
     """How many tasks are worth having when nobody says: Spark's cores are not known where a read is planned."""
     return max(2, os.cpu_count() or 2)
 
 
 def _starting(options: Mapping[str, str]) -> str | datetime | Position | None:
-    offsets, moment = options.get("startingoffsets"), options.get("startingtimestamp")
-    if offsets is not None and moment is not None:
+    offsets, time = options.get("startingoffsets"), options.get("startingtimestamp")
+    if offsets is not None and time is not None:
         raise InvalidInput("startingOffsets and startingTimestamp exclude each other", hint="Give one of them.")
-    if moment is not None:
-        return _time("startingTimestamp", moment)
+    if time is not None:
+        return moment("startingTimestamp", time)
     if offsets is None or offsets in ("earliest", "latest"):
         return offsets
     return Position.from_json(offsets)
@@ -151,16 +165,3 @@ def _starting(options: Mapping[str, str]) -> str | datetime | Position | None:
 def _ending(options: Mapping[str, str]) -> Position | None:
     offsets = options.get("endingoffsets")
     return None if offsets in (None, "latest") else Position.from_json(str(offsets))
-
-
-def _time(name: str, text: str) -> datetime:
-    # Kafka's connector takes milliseconds; people write ISO 8601.
-    try:
-        moment: Any = datetime.fromtimestamp(int(text) / 1000).astimezone() if text.isdigit() else datetime.fromisoformat(text)
-    except (ValueError, OverflowError, OSError):
-        raise InvalidInput(
-            f"the option {name} is {text!r}", hint="It is milliseconds since 1970, or 2026-01-31T12:00:00Z."
-        ) from None
-    if moment.tzinfo is None:
-        raise InvalidInput(f"the option {name} is {text!r}, without a time zone", hint="Add Z or +01:00.")
-    return moment  # type: ignore[no-any-return]

@@ -8,29 +8,54 @@ name, and only then handed on.
 from __future__ import annotations
 
 import os
+import random
 import tempfile
+import time
 from collections.abc import Iterator
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-from penstock.errors import DatabaseUnavailable, PenstockError
+from penstock.errors import DatabaseUnavailable, OffsetGone, PenstockError
+from penstock.spark.stream_offsets import Run
+from penstock.spark.stream_rows import rows, stored_columns
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from penstock.spark.stream_options import StreamReadOptions
+
 IN_MEMORY = 64 * 1024 * 1024
 _BATCH_BYTES = 4 * 1024 * 1024
+_RESTART_S = 30.0
+# libpq gives no code for what happens before a login.
+_PASSING = (
+    "Connection refused",
+    "No such file or directory",
+    "starting up",
+    "shutting down",
+    "recovery mode",
+    "closed the connection",
+)
 
 
 def connect(url: str) -> Any:
-    """An ADBC connection that commits each statement. Raises `DatabaseUnavailable`."""
+    """An ADBC connection that commits each statement. Waits some seconds for a server that restarts.
+
+    Raises `DatabaseUnavailable`.
+    """
     from adbc_driver_manager import Error
     from adbc_driver_postgresql import dbapi
 
     os.environ.setdefault("PGAPPNAME", "penstock-spark")
-    try:
-        return dbapi.connect(url, autocommit=True)
-    except Error as error:
-        raise DatabaseUnavailable(f"the database is not available to Spark: {error}") from None
+    deadline = time.monotonic() + _RESTART_S
+    while True:
+        try:
+            return dbapi.connect(url, autocommit=True)
+        except Error as error:
+            words = str(error)
+            if time.monotonic() > deadline or not any(passing in words for passing in _PASSING):
+                raise DatabaseUnavailable(f"the database is not available to Spark: {error}") from None
+            time.sleep(random.uniform(0.1, 0.5))
 
 
 def read(url: str, query: str, schema: pa.Schema, in_memory: int = IN_MEMORY) -> Iterator[pa.RecordBatch]:
@@ -42,30 +67,75 @@ def read(url: str, query: str, schema: pa.Schema, in_memory: int = IN_MEMORY) ->
         schema: What the batches have to look like; values are cast.
         in_memory: Bytes of the result that are kept in memory; what exceeds them goes to a file.
     """
+    with connect(url) as connection, connection.cursor() as cursor:
+        taken = _taken(cursor, query, in_memory)
+    for batch in taken:
+        yield shaped(batch, schema)
+
+
+def read_events(
+    options: StreamReadOptions, run: Run, schema: pa.Schema, filters: str, in_memory: int = IN_MEMORY
+) -> Iterator[pa.RecordBatch]:
+    """Events of one partition, in batches of exactly this schema.
+
+    Args:
+        options: What to do with events that are gone, or that do not fit the schema.
+        run: Which events.
+        schema: What the batches have to look like, see `stream_rows`.
+        filters: What the database leaves out, as `penstock.scan_events` takes it.
+        in_memory: As for `read`.
+
+    Raises:
+        OffsetGone: Retention dropped events of the run meanwhile.
+        InvalidInput: A payload does not fit, with `fail_fast`.
+    """
+    from adbc_driver_manager import Error
+
+    columns = stored_columns(schema.names)
+    with connect(options.url) as connection, connection.cursor() as cursor:
+        try:
+            # The text is made now and not when the read was planned, since segments come and go.
+            cursor.execute(
+                "select penstock.scan_events($1::text, $2::bigint::integer, $3::bigint, $4::bigint,"
+                " string_to_array(nullif($5::text, ''), ','), $6::text::jsonb, $7::boolean)",
+                (
+                    run.stream, run.partition, run.begin, run.end, ",".join(columns), filters, not options.fail_on_data_loss,
+                ),
+            )  # fmt: skip
+            query = cursor.fetchone()[0]
+        except Error as error:
+            if error.sqlstate == "PS410":
+                raise OffsetGone(
+                    f"events {run.begin} to {run.end - 1} of partition {run.partition} of {run.stream} are gone",
+                    hint="Retention dropped them. Set failOnDataLoss to false to go on without them.",
+                ) from None
+            raise PenstockError(f"the database refused a scan: {error}") from None
+        taken = _taken(cursor, query, in_memory)
+    for batch in taken:
+        yield rows(batch, run, schema, options.fail_fast)
+
+
+def _taken(cursor: Any, query: str, in_memory: int) -> Iterator[pa.RecordBatch]:
+    """Run a query and take all of its result, as fast as it comes. Returns what hands it on."""
     from adbc_driver_manager import Error
 
     kept: list[pa.RecordBatch] = []
     spool = None
-    with connect(url) as connection, connection.cursor() as cursor:
-        try:
-            cursor.adbc_statement.set_options(**{"adbc.postgresql.batch_size_hint_bytes": str(_BATCH_BYTES)})
-            cursor.execute(query)
-            size = 0
-            for batch in cursor.fetch_record_batch():
-                size += batch.nbytes
-                if spool is None and size <= in_memory:
-                    kept.append(batch)
-                    continue
-                if spool is None:
-                    spool = _Spool(batch.schema)
-                spool.write(batch)
-        except Error as error:
-            raise PenstockError(f"the database refused a scan: {error}") from None
-    for batch in kept:
-        yield shaped(batch, schema)
-    if spool is not None:
-        for batch in spool.read():
-            yield shaped(batch, schema)
+    try:
+        cursor.adbc_statement.set_options(**{"adbc.postgresql.batch_size_hint_bytes": str(_BATCH_BYTES)})
+        cursor.execute(query)
+        size = 0
+        for batch in cursor.fetch_record_batch():
+            size += batch.nbytes
+            if spool is None and size <= in_memory:
+                kept.append(batch)
+                continue
+            if spool is None:
+                spool = _Spool(batch.schema)
+            spool.write(batch)
+    except Error as error:
+        raise PenstockError(f"the database refused a scan: {error}") from None
+    return chain(kept, () if spool is None else spool.read())
 
 
 def shaped(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:

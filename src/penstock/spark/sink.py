@@ -9,9 +9,11 @@ the commit no worker sees any of it. Whatever a crash leaves behind is in no par
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
@@ -50,61 +52,96 @@ class Staged(WriterCommitMessage):
     rows: int
 
 
-class JobWriter(DataSourceArrowWriter):
-    """Writes one DataFrame."""
+Stage: TypeAlias = Callable[[str, int, Iterator["pa.RecordBatch"]], Staged]
+"""Copies rows to a staging table, for an epoch of a writer."""
 
-    def __init__(self, options: WriteOptions, schema: StructType, overwrite: bool) -> None:
-        if overwrite:
-            raise InvalidInput("a queue cannot be overwritten", hint='Write with mode("append").')
-        check_schema(options, schema)
-        self._options = options
-        self._writer = options.writer or f"write {secrets.token_hex(12)}"
-        self._epoch = options.epoch
+
+class BatchWriter(DataSourceArrowWriter):
+    """Writes one DataFrame.
+
+    Args:
+        url: The database.
+        stage: What a task does with its rows.
+        events: Whether they become events, not jobs.
+        writer: Name under which the write is noted as done; None: a new one.
+        epoch: Number of the write.
+    """
+
+    def __init__(self, url: str, stage: Stage, events: bool, writer: str | None, epoch: int) -> None:
+        self._url = url
+        self._stage = stage
+        self._events = events
+        self._writer = writer or f"write {secrets.token_hex(12)}"
+        self._epoch = epoch
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
         """Stage the rows of one task."""
-        return stage(self._options, self._writer, self._epoch, iterator)
+        return self._stage(self._writer, self._epoch, iterator)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Enqueue them all."""
-        commit(self._options.url, self._writer, self._epoch, messages)
+        """Make them count."""
+        commit(self._url, self._writer, self._epoch, messages, self._events)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """Drop what was staged."""
-        abort(self._options.url, self._writer, self._epoch)
+        abort(self._url, self._writer, self._epoch)
 
 
-class JobStreamWriter(DataSourceStreamArrowWriter):
-    """Writes the micro-batches of a query. The writer is the query, whose id is in its checkpoint; the epoch is the batch."""
+class MicroBatchWriter(DataSourceStreamArrowWriter):
+    """Writes the micro-batches of a query. The writer is the query, whose id is in its checkpoint; the epoch is the batch.
 
-    def __init__(self, options: WriteOptions, schema: StructType, overwrite: bool) -> None:
-        if overwrite:
-            raise InvalidInput("a queue takes no complete output", hint='Write with outputMode("append") or "update".')
-        check_schema(options, schema)
-        self._options = options
+    Args: as of `BatchWriter`.
+    """
+
+    def __init__(self, url: str, stage: Stage, events: bool, writer: str | None) -> None:
+        self._url = url
+        self._stage = stage
+        self._events = events
+        self._writer = writer
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
         """Stage the rows of one task."""
-        from pyspark import TaskContext
-
-        context = TaskContext.get()
-        query = context.getLocalProperty("sql.streaming.queryId") if context else None
-        batch = context.getLocalProperty("streaming.sql.batchId") if context else None
-        if not batch or not (self._options.writer or query):
-            raise PenstockError(
-                "Spark did not say which query and batch this is", hint="Set the option writer to a name of your own."
-            )
-        return stage(self._options, self._options.writer or f"query {query}", int(batch), iterator)
+        return self._stage(*current_batch(self._writer), iterator)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """Enqueue the batch, unless it was before."""
+        """Make the batch count, unless it was before."""
         if staged := [message for message in messages if isinstance(message, Staged)]:
-            commit(self._options.url, staged[0].writer, batchId, staged)
+            commit(self._url, staged[0].writer, batchId, staged, self._events)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """Drop what was staged."""
         if staged := [message for message in messages if isinstance(message, Staged)]:
-            abort(self._options.url, staged[0].writer, batchId)
+            abort(self._url, staged[0].writer, batchId)
+
+
+def job_writer(options: WriteOptions, schema: StructType, overwrite: bool) -> BatchWriter:
+    """Writes one DataFrame to the queue. Raises `InvalidInput`."""
+    if overwrite:
+        raise InvalidInput("a queue cannot be overwritten", hint='Write with mode("append").')
+    check_schema(options, schema)
+    return BatchWriter(options.url, partial(stage, options), False, options.writer, options.epoch)
+
+
+def job_stream_writer(options: WriteOptions, schema: StructType, overwrite: bool) -> MicroBatchWriter:
+    """Writes micro-batches to the queue. Raises `InvalidInput`."""
+    if overwrite:
+        raise InvalidInput("a queue takes no complete output", hint='Write with outputMode("append") or "update".')
+    check_schema(options, schema)
+    return MicroBatchWriter(options.url, partial(stage, options), False, options.writer)
+
+
+def current_batch(writer: str | None) -> tuple[str, int]:
+    """The name of the writer, that of the query unless it has one of its own, and the micro-batch, as a task knows them."""
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    query = context.getLocalProperty("sql.streaming.queryId") if context else None
+    batch = context.getLocalProperty("streaming.sql.batchId") if context else None
+    if not batch or not (writer or query):
+        raise PenstockError(
+            "Spark did not say which query and batch this is", hint="Set the option writer to a name of your own."
+        )
+    return writer or f"query {query}", int(batch)
 
 
 def check_schema(options: WriteOptions, schema: StructType) -> None:
@@ -129,8 +166,6 @@ def check_schema(options: WriteOptions, schema: StructType) -> None:
 
 def stage(options: WriteOptions, writer: str, epoch: int, batches: Iterator[pa.RecordBatch]) -> Staged:
     """Copy rows to the staging table under the name of this attempt."""
-    from adbc_driver_manager import Error
-
     part = f"{epoch}.{secrets.token_hex(10)}"
     rows = 0
     first = next(batches, None)
@@ -146,17 +181,33 @@ def stage(options: WriteOptions, writer: str, epoch: int, batches: Iterator[pa.R
                 rows += batch.num_rows
             batch = next(batches, None)
 
-    import pyarrow as pa
-
-    shape = as_staged(first.slice(0, 0), options.job, writer, part, 0).schema
-    try:
-        with connect(options.url) as connection, connection.cursor() as cursor:
-            cursor.adbc_ingest(
-                staging.TABLE, pa.RecordBatchReader.from_batches(shape, staged()), mode="append", db_schema_name=staging.SCHEMA
-            )
-    except Error as error:
-        raise PenstockError(f"the rows could not be staged: {error}") from None
+    copy(options.url, staging.TABLE, as_staged(first.slice(0, 0), options.job, writer, part, 0).schema, staged())
     return Staged(writer, part, rows)
+
+
+def copy(url: str, table: str, shape: pa.Schema, batches: Iterator[pa.RecordBatch]) -> None:
+    """Copy rows into a staging table. Raises `PenstockError`, and what making the rows raised."""
+    import pyarrow as pa
+    from adbc_driver_manager import Error
+
+    raised: list[Exception] = []
+
+    def watched() -> Iterator[pa.RecordBatch]:
+        # On its way through ADBC an exception would lose its kind and its hint.
+        try:
+            yield from batches
+        except Exception as error:
+            raised.append(error)
+            raise
+
+    try:
+        with connect(url) as connection, connection.cursor() as cursor:
+            reader = pa.RecordBatchReader.from_batches(shape, watched())
+            cursor.adbc_ingest(table, reader, mode="append", db_schema_name=staging.SCHEMA)
+    except Error as error:
+        if raised:
+            raise raised[0] from None
+        raise PenstockError(f"the rows could not be staged: {error}") from None
 
 
 def as_staged(batch: pa.RecordBatch, job: str | None, writer: str, part: str, before: int) -> pa.RecordBatch:
@@ -175,22 +226,48 @@ def as_staged(batch: pa.RecordBatch, job: str | None, writer: str, part: str, be
         if name in given:
             column = given[name]
             if name == "data" and not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
-                column = _as_json(column)
+                column = as_json(column)
             columns[name] = column if column.type == kinds[kind] else column.cast(kinds[kind])
+    if "id" not in columns:
+        columns["made"] = ids(size)
     if job is not None:
         columns["name"] = pa.repeat(job, size)
     for name in ("data", "name"):
         if columns[name].null_count:
             raise InvalidInput(f"a row has no {name}", hint=_HINT)
-    return pa.RecordBatch.from_pydict({name: columns[name] for name in ("writer", "part", "place", *COLUMNS) if name in columns})
+    return pa.RecordBatch.from_pydict(
+        {name: columns[name] for name in ("writer", "part", "place", "made", *COLUMNS) if name in columns}
+    )
 
 
-def commit(url: str, writer: str, epoch: int, messages: Sequence[WriterCommitMessage | None]) -> None:
-    """Enqueue what the attempts behind the messages have staged."""
+def ids(size: int) -> pa.Array:
+    """New ids, UUIDv7 (RFC 9562) with an ascending number where the milliseconds leave room, as the 16 bytes that they are."""
+    import numpy as np
+    import pyarrow as pa
+
+    made = np.frombuffer(secrets.token_bytes(16 * size), np.uint8).reshape(size, 16).copy()
+    # 48 bits of milliseconds, then 12 and 6 bits that count, so that ids are in the order of the rows.
+    count = np.arange(size, dtype=np.uint64)
+    moment = np.uint64(time.time_ns() // 1_000_000) + count // np.uint64(1 << 18)
+    for place in range(6):
+        made[:, place] = moment >> np.uint64(40 - 8 * place) & np.uint64(0xFF)
+    made[:, 6] = 0x70 | (count >> np.uint64(14) & np.uint64(0x0F))
+    made[:, 7] = count >> np.uint64(6) & np.uint64(0xFF)
+    made[:, 8] = 0x80 | (count & np.uint64(0x3F))
+    return pa.FixedSizeBinaryArray.from_buffers(pa.binary(16), size, [None, pa.py_buffer(made.tobytes())]).cast(pa.binary())
+
+
+def commit(url: str, writer: str, epoch: int, messages: Sequence[WriterCommitMessage | None], events: bool = False) -> None:
+    """Enqueue (or append, as `events`) what the attempts behind the messages have staged.
+
+    May be repeated, since the epoch is noted with it: so a server that restarts meanwhile is waited for.
+    """
     staged = [message for message in messages if isinstance(message, Staged)]
     rows = sum(message.rows for message in staged)
+    parts = [message.part for message in staged if message.rows]
+    call: Any = staging.commit_events if events else staging.commit
     with Blocking(url) as database:
-        database.run(staging.commit(database.database, writer, epoch, [message.part for message in staged if message.rows], rows))
+        database.keep_trying(lambda: call(database.database, writer, epoch, parts, rows))
 
 
 def abort(url: str, writer: str, epoch: int) -> None:
@@ -202,7 +279,7 @@ def abort(url: str, writer: str, epoch: int) -> None:
         pass
 
 
-def _as_json(column: pa.Array) -> pa.Array:
+def as_json(column: pa.Array) -> pa.Array:
     """Structs and maps as JSON text."""
     import orjson
     import pyarrow as pa

@@ -17,6 +17,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 
 from penstock.errors import InvalidInput
 from penstock.postgres import history
+from penstock.spark import stream_rows
 from penstock.spark.blocking import Blocking
 from penstock.spark.filters import pushed
 from penstock.spark.offsets import Position
@@ -24,15 +25,19 @@ from penstock.spark.options import ReadOptions, WriteOptions, parallelism
 from penstock.spark.plan import even
 from penstock.spark.scans import read
 from penstock.spark.schemas import arrow_schema, columns_of, ddl
+from penstock.spark.stream_options import StreamReadOptions
+from penstock.spark.stream_source import EventReader, EventStreamReader, PushingEventReader
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.datasource import DataSourceStreamWriter, DataSourceWriter, Filter
     from pyspark.sql.types import StructType
 
+_MOST_LAG = 1_000_000
+
 
 class PenstockSource(DataSource):
-    """The data source. Reads `archived_jobs` and `queued_jobs`; writes jobs to the queue."""
+    """The data source. Reads streams, `archived_jobs` and `queued_jobs`; writes jobs to the queue and events to streams."""
 
     @classmethod
     def name(cls) -> str:
@@ -41,33 +46,47 @@ class PenstockSource(DataSource):
 
     def schema(self) -> str:
         """The columns, all or those of the option `columns`."""
+        if StreamReadOptions.wanted(self.options):
+            streams = StreamReadOptions.parse(self.options)
+            return ddl(stream_rows.columns_of(streams.columns, streams.include_headers))
         options = ReadOptions.parse(self.options)
         return ddl(columns_of(options.table, options.columns))
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """A batch reader."""
+        if StreamReadOptions.wanted(self.options):
+            streams = StreamReadOptions.parse(self.options)
+            return (PushingEventReader if streams.pushdown else EventReader)(streams, schema)
         options = ReadOptions.parse(self.options)
         # Spark fails a query whose reader overrides pushFilters while its own switch is off, so that is a class of its own.
         return (PushingReader if options.pushdown else Reader)(options, schema.fieldNames())
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
-        """A reader of the archive in commit order."""
+        """A reader of streams, or of the archive in commit order."""
+        if StreamReadOptions.wanted(self.options):
+            return EventStreamReader(StreamReadOptions.parse(self.options), schema)
         options = ReadOptions.parse(self.options)
         if options.table != "archived_jobs":
             raise InvalidInput(f"{options.table} cannot be read as a stream", hint="Set the option table to archived_jobs.")
         return ArchiveStreamReader(options, schema.fieldNames())
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        """A batch writer to the queue."""
-        from penstock.spark.sink import JobWriter
+        """A batch writer to the queue or to streams."""
+        from penstock.spark.sink import job_writer
+        from penstock.spark.stream_sink import EventWriteOptions, event_writer
 
-        return JobWriter(WriteOptions.parse(self.options), schema, overwrite)
+        if EventWriteOptions.wanted(self.options, schema):
+            return event_writer(EventWriteOptions.parse(self.options), schema, overwrite)
+        return job_writer(WriteOptions.parse(self.options), schema, overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802
-        """A streaming writer to the queue."""
-        from penstock.spark.sink import JobStreamWriter
+        """A streaming writer to the queue or to streams."""
+        from penstock.spark.sink import job_stream_writer
+        from penstock.spark.stream_sink import EventWriteOptions, event_stream_writer
 
-        return JobStreamWriter(WriteOptions.parse(self.options), schema, overwrite)
+        if EventWriteOptions.wanted(self.options, schema):
+            return event_stream_writer(EventWriteOptions.parse(self.options), schema, overwrite)
+        return job_stream_writer(WriteOptions.parse(self.options), schema, overwrite)
 
 
 @dataclass
@@ -171,6 +190,7 @@ class ArchiveStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._options = options
         self._columns = _picked(options, names)
         self._target: Position | None = None
+        self._last: Position | None = None
         self._initial: dict[str, Any] | None = None
         self._blocking: Blocking | None = None
         self._checked = False
@@ -182,7 +202,7 @@ class ArchiveStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
         """Where a new query begins."""
         if self._initial is None:
-            self._initial = self._here.run(self._here.starting(self._options.starting)).as_json()
+            self._initial = self._here.keep_trying(lambda: self._here.starting(self._options.starting)).as_json()
         return self._initial
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
@@ -196,25 +216,28 @@ class ArchiveStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if isinstance(limit, ReadMinRows):
             most = None
         if not self._checked:
-            self._here.run(self._here.archive.check_complete(begin, self._options.fail_on_data_loss))
+            self._here.keep_trying(lambda: self._here.archive.check_complete(begin, self._options.fail_on_data_loss))
             self._checked = True
-        end = self._here.run(self._here.next(begin, most, self._target, self._options.wait))
+        self._last = end = self._here.keep_trying(lambda: self._here.next(begin, most, self._target, self._options.wait))
         if end == begin:
             return start
         return {**end.as_json(), "since": start["seen"]} if start == self._initial else end.as_json()
 
     def reportLatestOffset(self) -> dict[str, Any]:  # noqa: N802
-        """Where the archive ends, for the progress of the query."""
-        return self._here.run(self._here.archive.now()).as_json()
+        """Where the archive ends, and the jobs behind the last batch (up to a million), for the progress of the query."""
+        end = self._here.keep_trying(self._here.archive.now).as_json()
+        if (last := self._last) is not None:
+            end["lag"] = self._here.keep_trying(lambda: self._here.archive.lag(last, _MOST_LAG))
+        return end
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         """From here on nothing that is archived later counts."""
-        self._target = self._here.run(self._here.archive.now())
+        self._target = self._here.keep_trying(self._here.archive.now)
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         """One scan for each slice of the batch."""
         begin = {"seen": end["since"]} if "since" in end else start
-        return self._here.run(self._scans(Position.from_json(begin), Position.from_json(end)))
+        return self._here.keep_trying(lambda: self._scans(Position.from_json(begin), Position.from_json(end)))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one scan; none when there is none, for which Spark makes a task too."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
 from typing import Annotated, Any, TypeVar
 
 from fastapi import APIRouter, Path, Query, Request, Response
@@ -134,6 +136,23 @@ def principal_of(request: Request) -> Principal:
     return principal
 
 
+@asynccontextmanager
+async def listening(request: Request) -> AsyncIterator[asyncio.Task[None]]:
+    """A task that ends when the client is gone. The body has to be read before."""
+
+    async def until_gone() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    gone = asyncio.create_task(until_gone(), name="penstock-gone")
+    try:
+        yield gone
+    finally:
+        gone.cancel()
+        with suppress(asyncio.CancelledError):
+            await gone
+
+
 def answer(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
     """A JSON answer."""
     return raw_answer(shapes.dumps(value), status, headers)
@@ -155,11 +174,16 @@ async def read(request: Request, model: type[M]) -> M:
     try:
         return model.model_validate_json(body or b"{}")
     except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        if first["type"] == "json_invalid":
-            raise bad_json() from None
-        place = ".".join(str(part) for part in first["loc"])
-        raise invalid_parameter(f"Invalid {place or 'body'}: {first['msg']}", request.url.path) from None
+        raise unfit(error, request.url.path) from None
+
+
+def unfit(error: ValidationError, path: str) -> ApiError:
+    """The answer to a body that does not fit its model."""
+    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    if first["type"] == "json_invalid":
+        return bad_json()
+    place = ".".join(str(part) for part in first["loc"])
+    return invalid_parameter(f"Invalid {place or 'body'}: {first['msg']}", path)
 
 
 def body_of(model: type[BaseModel], example: Any, *, content: str = "application/json", required: bool = True) -> dict[str, Any]:

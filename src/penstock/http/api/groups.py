@@ -20,19 +20,19 @@ from penstock.http.errors import ApiError, bad_json, not_found
 from penstock.http.memberships import Batch, Held, Reading, Seat
 from penstock.http.stream_models import (
     Batches,
-    Beat,
     Changed,
     Commits,
     Committed,
     Group,
     GroupDetails,
+    HeldPartitions,
     Join,
     Joined,
+    MemberBeat,
     Pause,
     Read,
     Seek,
 )
-from penstock.http.stream_models import Held as HeldAnswer
 from penstock.ownership import balance
 from penstock.payload import storable
 from penstock.postgres import ownership, streams
@@ -164,12 +164,12 @@ async def join(request: Request, name: StreamName, group: GroupName, member: Mem
     return answer({"member": member, "session": session, "dead_after_s": wanted.dead_after_s})
 
 
-@api.post(f"{_OF_MEMBER}/heartbeat", response_model=HeldAnswer, openapi_extra=body_of(Beat, {"session": _SESSION}))
+@api.post(f"{_OF_MEMBER}/heartbeat", response_model=HeldPartitions, openapi_extra=body_of(MemberBeat, {"session": _SESSION}))
 @needs(Role.WORK)
 async def heartbeat(request: Request, name: StreamName, group: GroupName, member: MemberId) -> Response:
     """Say that a member lives while it works on something long. 404 when it was taken for dead: join again."""
     record = await find_stream(request, name)
-    seat = Seat(record, group, member, (await read(request, Beat)).session)
+    seat = Seat(record, group, member, (await read(request, MemberBeat)).session)
     return answer(_held(await service_of(request).memberships.beat(seat)))
 
 

@@ -17,7 +17,6 @@ from penstock.http.api.common import answer, body_of, needs, principal_of, read,
 from penstock.http.auth import Role
 from penstock.http.errors import ApiError, bad_json
 from penstock.http.topic_models import (
-    Message,
     NewMessage,
     NewTopic,
     Published,
@@ -27,6 +26,7 @@ from penstock.http.topic_models import (
     Subscriber,
     Topic,
     TopicCounts,
+    TopicMessage,
 )
 from penstock.message import Published as Receipt
 from penstock.payload import dump_json, storable
@@ -161,7 +161,7 @@ async def publish(request: Request, topic: TopicName) -> Response:
     return answer(_published(receipt), 202)
 
 
-@api.get("/v1/topics/{topic:name}/messages", response_model=list[Message])
+@api.get("/v1/topics/{topic:name}/messages", response_model=list[TopicMessage])
 @needs(Role.READ)
 async def read_messages(
     request: Request,

@@ -146,7 +146,7 @@ begin
         room := type_room;
 
         for lane in
-            select lanes.priority from penstock.lanes where lanes.name = job_type.name order by lanes.priority
+            select distinct lanes.priority from penstock.lanes where lanes.name = job_type.name order by lanes.priority
         loop
             exit when room <= 0;
             new_lease := nextval('penstock.lease_id');

@@ -10,26 +10,9 @@ set plan_cache_mode = force_generic_plan
 as $$
 declare
     kind record;
-    doubtful record;
     job_type penstock.jobs;
     one_part text;
 begin
-    -- What the rules of enqueue_many refuse, they refuse here too, with the same words.
-    for doubtful in
-        select staged.*
-        from penstock.staged_jobs as staged
-        where staged.writer = p_writer
-            and staged.part = any (p_parts)
-            and (
-                octet_length(staged.data) > 1048576
-                or staged.key !~ '^[^[:cntrl:]]{1,255}$'
-                or staged.priority not between -100 and 100
-            )
-    loop
-        perform penstock.check_jobs(
-            doubtful.name, array[doubtful.data::jsonb], null, array[doubtful.key], array[doubtful.priority], null, p_moment
-        );
-    end loop;
     for kind in
         select staged.name, coalesce(staged.priority, 0::smallint) as priority, count(*) as jobs
         from penstock.staged_jobs as staged
@@ -38,14 +21,16 @@ begin
         order by 1, 2
     loop
         job_type := penstock.require_type(kind.name);
-        insert into penstock.lanes (name, priority) values (kind.name, kind.priority) on conflict do nothing;
+        insert into penstock.lanes (name, priority)
+        select kind.name, kind.priority
+        where not exists (select from penstock.lanes where lanes.name = kind.name and lanes.priority = kind.priority);
         foreach one_part in array p_parts loop
             -- In order of the index, so that nothing is sorted and the line has the order of the source.
             insert into penstock.queued_jobs (
                 id, name, seq, run_after, expires_at, created_at, updated_at, attempts, max_attempts, priority, key, data
             )
             select
-                penstock.new_id(), kind.name,
+                coalesce(staged.made, penstock.new_id()), kind.name,
                 case when staged.run_after is null or staged.run_after <= p_moment then nextval('penstock.job_seq') end,
                 coalesce(staged.run_after, p_moment), staged.expires_at, p_moment, p_moment,
                 job_type.attempts, job_type.attempts, kind.priority, staged.key, staged.data::jsonb
@@ -61,7 +46,34 @@ begin
 end
 $$;
 comment on function penstock.insert_staged(text, text[], timestamptz) is
-    'Part of commit_staged: the fast way, for jobs that have neither ids nor unique keys, so that there is nothing to meet.';
+    'Part of commit_staged: the fast way, for jobs of queues that have neither ids nor unique keys, so that there is nothing to meet.';
+
+create or replace function penstock.refuse_staged(p_writer text, p_parts text[], p_moment timestamptz)
+returns void
+language plpgsql
+as $$
+declare
+    wrong record;
+begin
+    for wrong in
+        select staged.*
+        from penstock.staged_jobs as staged
+        where staged.writer = p_writer
+            and staged.part = any (p_parts)
+            and (
+                octet_length(staged.data) > 1048576
+                or staged.key !~ '^[^[:cntrl:]]{1,255}$'
+                or staged.priority not between -100 and 100
+            )
+    loop
+        perform penstock.check_jobs(
+            wrong.name, array[wrong.data::jsonb], null, array[wrong.key], array[wrong.priority], null, p_moment
+        );
+    end loop;
+end
+$$;
+comment on function penstock.refuse_staged(text, text[], timestamptz) is
+    'Part of commit_staged: refuses with the words of enqueue_many what enqueue_many would refuse.';
 
 create or replace function penstock.commit_staged(p_writer text, p_epoch bigint, p_parts text[], p_rows bigint)
 returns table (queued bigint, known bigint)
@@ -75,30 +87,32 @@ declare
     chunk record;
     present bigint;
     noted boolean;
+    careful boolean;
+    doubtful boolean;
     unusual bigint;
 begin
-    if p_writer is null or length(p_writer) not between 1 and 200 then
-        raise exception 'invalid writer: %', coalesce(quote_literal(left(p_writer, 100)), 'null')
-            using errcode = 'PS400', hint = 'The name of a writer has 1 to 200 characters.';
-    end if;
-    insert into penstock.sink_epochs as noted_epochs (writer, epoch, jobs, committed_at)
-    values (p_writer, p_epoch, p_rows, moment)
-    on conflict (writer) do update
-    set epoch = excluded.epoch, jobs = excluded.jobs, committed_at = excluded.committed_at
-    where noted_epochs.epoch < excluded.epoch;
-    noted := found;
+    noted := penstock.note_epoch(p_writer, p_epoch, p_rows);
     queued := 0;
     known := 0;
     if noted and p_rows > 0 then
-        select count(*) into present from penstock.staged_jobs where writer = p_writer and part = any (p_parts);
+        -- One look at everything: how many there are, what has to go the careful way, and what the rules of enqueue refuse.
+        select
+            count(*),
+            coalesce(bool_or(id is not null or unique_key is not null or name in (select pools.name from penstock.pools)), false),
+            coalesce(
+                bool_or(octet_length(data) > 1048576 or key !~ '^[^[:cntrl:]]{1,255}$' or priority not between -100 and 100), false
+            )
+        into present, careful, doubtful
+        from penstock.staged_jobs
+        where writer = p_writer and part = any (p_parts);
         if present <> p_rows then
             raise exception '% of % staged jobs of % are there', present, p_rows, p_writer
-                using errcode = '40001', hint = 'The server crashed since they were staged: write the batch again.';
+                using errcode = 'PS409', hint = 'The server crashed since they were staged: write the batch again.';
         end if;
-        if not exists (
-            select from penstock.staged_jobs
-            where writer = p_writer and part = any (p_parts) and (id is not null or unique_key is not null)
-        ) then
+        if doubtful then
+            perform penstock.refuse_staged(p_writer, p_parts, moment);
+        end if;
+        if not careful then
             perform penstock.insert_staged(p_writer, p_parts, moment);
             queued := p_rows;
             p_rows := 0;
@@ -119,7 +133,7 @@ begin
             select
                 sized.name as job_name,
                 array_agg(sized.data::jsonb order by sized.row_place) as data,
-                case when bool_or(sized.id is not null) then array_agg(coalesce(sized.id::uuid, penstock.new_id()) order by sized.row_place) end as ids,
+                case when bool_or(sized.id is not null) then array_agg(coalesce(sized.id::uuid, sized.made, penstock.new_id()) order by sized.row_place) end as ids,
                 case when bool_or(sized.key is not null) then array_agg(sized.key order by sized.row_place) end as keys,
                 case when bool_or(sized.priority is not null) then array_agg(sized.priority order by sized.row_place) end as priorities,
                 case when bool_or(sized.run_after is not null) then array_agg(sized.run_after order by sized.row_place) end as run_after,
@@ -153,7 +167,8 @@ language sql
 security definer
 set search_path = penstock, pg_temp
 as $$
-    delete from penstock.staged_jobs where writer = p_writer and starts_with(part, p_epoch || '.')
+    delete from penstock.staged_jobs where writer = p_writer and starts_with(part, p_epoch || '.');
+    delete from penstock.staged_events where writer = p_writer and starts_with(part, p_epoch || '.');
 $$;
 comment on function penstock.discard_staged(text, bigint) is 'Drops what was staged for an epoch that will not be committed.';
 
@@ -165,10 +180,13 @@ set search_path = penstock, pg_temp
 as $$
 declare
     swept bigint;
+    swept_chunks bigint;
 begin
     delete from penstock.staged_jobs where staged_at < clock_timestamp() - interval '1 day';
     get diagnostics swept = row_count;
-    return swept;
+    delete from penstock.staged_events where staged_at < clock_timestamp() - interval '1 day';
+    get diagnostics swept_chunks = row_count;
+    return swept + swept_chunks;
 end
 $$;
 comment on function penstock.sweep_staged() is 'Drops what was staged more than a day ago by writers that never came back. Returns how many rows.';

@@ -1,0 +1,346 @@
+-- Streams for readers and writers of many events: the text of a scan (as scan in 17_archive.sql), and the staged append.
+
+create or replace function penstock.growths()
+returns table (stream text, width integer, ends bigint[])
+language sql
+stable
+security definer
+set search_path = penstock, pg_temp
+as $$
+    select stream.name, growth.width, growth.ends
+    from penstock.stream_growths as growth
+    join penstock.streams as stream on stream.id = growth.stream
+    order by stream.name, growth.width
+$$;
+comment on function penstock.growths() is 'Each time that a stream got more partitions: how many from then on, and where the old ones ended.';
+
+create or replace function penstock.bounds_of_streams(p_streams text[])
+returns table (stream text, format text, compression text, partition integer, first_offset bigint, next_offset bigint)
+language sql
+stable
+security definer
+set search_path = penstock, pg_temp
+as $$
+    select wanted.name, stream.format, stream.compression, bounds.partition, bounds.first_offset, bounds.next_offset
+    from unnest(p_streams) as wanted (name)
+    cross join lateral penstock.stream_bounds(wanted.name) as bounds
+    left join penstock.streams as stream on stream.name = wanted.name
+    order by wanted.name, bounds.partition
+$$;
+comment on function penstock.bounds_of_streams(text[]) is
+    'The bounds of all partitions of some streams, as one snapshot sees them: of a transaction that appended to several, all or nothing is before the ends. PS404 for a stream that is not there.';
+
+create or replace function penstock.scan_events(
+    p_stream text,
+    p_partition integer,
+    p_from bigint,
+    p_until bigint,
+    p_columns text[],
+    p_filters jsonb default '[]',
+    p_lenient boolean default false
+)
+returns text
+language plpgsql
+stable
+security definer
+set search_path = penstock, pg_temp
+as $$
+declare
+    stream constant penstock.streams := penstock.require_stream(p_stream);
+    kinds constant jsonb := '{"key": "text", "value": "text", "topic": "text", "partition": "integer", "offset": "bigint",
+        "timestamp": "timestamp with time zone", "happened_at": "timestamp with time zone", "header_keys": "text[]", "header_values": "text[]"}';
+    columns text[] := '{}';
+    conditions text[] := '{}';
+    parts text[];
+    wanted text;
+    filter jsonb;
+    earliest bigint;
+begin
+    select min(first_offset) into earliest
+    from penstock.segment_starts
+    where segment_starts.stream = stream.id and segment_starts.partition = p_partition;
+    if earliest is null or (p_from < earliest and not p_lenient) then
+        raise exception 'offset % of partition % of stream % is gone', p_from, p_partition, p_stream
+            using errcode = 'PS410', hint = format('The first that is there is %s.', coalesce(earliest::text, 'none'));
+    end if;
+    foreach wanted in array coalesce(p_columns, '{}') loop
+        if not kinds ? wanted then
+            raise exception 'no such column: %', left(wanted, 100)
+                using errcode = 'PS400', hint = 'Columns are key, value, topic, partition, offset, timestamp, happened_at, header_keys and header_values.';
+        end if;
+        columns := columns || format('event.%I', wanted);
+    end loop;
+    for filter in select jsonb_array_elements(coalesce(p_filters, '[]')) loop
+        wanted := penstock.scan_filter(filter ->> 'column', kinds ->> (filter ->> 'column'), filter);
+        if wanted is null then
+            raise exception 'cannot filter by %', left(filter::text, 200)
+                using errcode = 'PS400', hint = 'A filter has a column, an op and a value.';
+        end if;
+        conditions := conditions || wanted;
+    end loop;
+    -- The chunk that holds the first offset begins at or before it.
+    select array_agg(
+        format(
+            $segment$
+            (
+                select stored.*
+                from penstock.%1$I as stored
+                where stored.partition = %2$s
+                    and stored.first_offset < %4$s
+                    and stored.first_offset >= coalesce(
+                        (
+                            select before.first_offset
+                            from penstock.%1$I as before
+                            where before.partition = %2$s and before.first_offset <= %3$s
+                            order by before.first_offset desc
+                            limit 1
+                        ),
+                        0
+                    )
+            )
+            $segment$,
+            segment.table_name, p_partition, p_from, p_until
+        )
+        order by start.segment
+    )
+    into parts
+    from (
+        select
+            starts.segment,
+            starts.first_offset,
+            lead(starts.first_offset) over (order by starts.segment) as next_start
+        from penstock.segment_starts as starts
+        where starts.stream = stream.id and starts.partition = p_partition
+    ) as start
+    join penstock.segments as segment on segment.id = start.segment
+    where start.first_offset < p_until and coalesce(start.next_start > p_from, true);
+    return format(
+        $scan$
+        select %1$s
+        from (
+            select
+                event.key,
+                %2$s as value,
+                %3$L::text as topic,
+                chunk.partition,
+                coalesce(event.own_offset, chunk.first_offset + event.place - 1) as "offset",
+                chunk.appended_at as "timestamp",
+                event.happened_at,
+                case when event.headers is not null then array(select header.key from json_each_text(event.headers) as header) end as header_keys,
+                case when event.headers is not null then array(select header.value from json_each_text(event.headers) as header) end as header_values
+            from (select * from (%4$s) as stored order by first_offset) as chunk
+            cross join lateral rows from (
+                generate_series(1, chunk.events), unnest(chunk.keys), unnest(chunk.times), unnest(chunk.headers), unnest(chunk.%5$I),
+                unnest(chunk.offsets)
+            ) as event (place, key, happened_at, headers, value, own_offset)
+        ) as event
+        where "offset" >= %6$s and "offset" < %7$s%8$s
+        $scan$,
+        case when cardinality(columns) = 0 then '1 as one' else array_to_string(columns, ', ') end,
+        case stream.format when 'json' then 'event.value::text' else 'event.value' end,
+        p_stream,
+        coalesce(array_to_string(parts, ' union all '), 'select * from penstock.event_segment where false'),
+        case stream.format when 'json' then 'data' else 'bytes' end,
+        p_from, p_until,
+        case when cardinality(conditions) > 0 then ' and ' || array_to_string(conditions, ' and ') else '' end
+    );
+end
+$$;
+comment on function penstock.scan_events(text, integer, bigint, bigint, text[], jsonb, boolean) is
+    'The text of a query over the events of a partition from p_from to before p_until, in order, with columns and filters. PS410 when the first of them are gone, unless p_lenient.';
+
+create or replace function penstock.note_epoch(p_writer text, p_epoch bigint, p_rows bigint)
+returns boolean
+language plpgsql
+as $$
+begin
+    if p_writer is null or length(p_writer) not between 1 and 200 then
+        raise exception 'invalid writer: %', coalesce(quote_literal(left(p_writer, 100)), 'null')
+            using errcode = 'PS400', hint = 'The name of a writer has 1 to 200 characters.';
+    end if;
+    insert into penstock.sink_epochs as noted_epochs (writer, epoch, jobs, committed_at)
+    values (p_writer, p_epoch, p_rows, penstock.clock())
+    on conflict (writer) do update
+    set epoch = excluded.epoch, jobs = excluded.jobs, committed_at = excluded.committed_at
+    where noted_epochs.epoch < excluded.epoch;
+    return found;
+end
+$$;
+comment on function penstock.note_epoch(text, bigint, bigint) is
+    'Part of commit_staged and commit_staged_events: notes a batch of a writer. False when it, or a later one, was noted before.';
+
+create or replace function penstock.route_anew(p_writer text, p_epoch bigint, p_parts text[], p_stream penstock.streams)
+returns text
+language plpgsql
+as $$
+declare
+    -- In a variable of its own it is unpacked once, not for each event.
+    routes constant smallint[] := p_stream.routes;
+    routed constant text := p_epoch || '.routed ' || p_stream.id;
+begin
+    with stale as (
+        delete from penstock.staged_events as staged
+        where staged.writer = p_writer
+            and staged.part = any (p_parts)
+            and staged.stream = p_stream.name
+            and staged.width <> p_stream.partitions
+        returning staged.*
+    ),
+    single as (
+        select
+            event.*,
+            stale.data is not null as is_json,
+            coalesce(routes[penstock.bucket_of(event.key) + 1], stale.partition) as new_partition,
+            row_number() over (order by array_position(p_parts, stale.part), stale.place, event.at) as line
+        from stale
+        cross join lateral rows from (
+            generate_series(1, stale.events), unnest(stale.keys), unnest(stale.times), unnest(stale.headers), unnest(stale.data),
+            unnest(stale.bytes)
+        ) as event (at, key, happened_at, headers, data, bytes)
+    ),
+    numbered as (
+        select single.*, (row_number() over (partition by single.new_partition order by single.line) - 1) / 1000 as chunk from single
+    )
+    insert into penstock.staged_events (writer, part, place, stream, width, partition, events, keys, times, headers, data, bytes)
+    select
+        p_writer, routed, row_number() over (order by numbered.new_partition, numbered.chunk), p_stream.name, p_stream.partitions,
+        numbered.new_partition, count(*)::integer,
+        case when count(numbered.key) > 0 then array_agg(numbered.key order by numbered.line) end,
+        case when count(numbered.happened_at) > 0 then array_agg(numbered.happened_at order by numbered.line) end,
+        case when count(numbered.headers) > 0 then array_agg(numbered.headers order by numbered.line) end,
+        case when bool_or(numbered.is_json) then array_agg(numbered.data order by numbered.line) end,
+        case when not bool_or(numbered.is_json) then array_agg(numbered.bytes order by numbered.line) end
+    from numbered
+    group by numbered.new_partition, numbered.chunk;
+    return routed;
+end
+$$;
+comment on function penstock.route_anew(text, bigint, text[], penstock.streams) is
+    'Part of commit_staged_events: routes what was staged before the stream grew for as many partitions as it has now. Returns the part in which it is.';
+
+create or replace function penstock.append_staged(p_writer text, p_epoch bigint, p_parts text[], p_name text)
+returns void
+language plpgsql
+set enable_seqscan = off
+as $$
+#variable_conflict use_column
+declare
+    stream penstock.streams := penstock.require_stream(p_name);
+    found_width integer;
+    active bigint;
+    wrong record;
+begin
+    select min(locked.width), max(locked.segment)
+    into found_width, active
+    from (
+        select width, segment
+        from penstock.stream_partitions
+        where stream_partitions.stream = stream.id
+        order by stream_partitions.partition
+        for no key update
+    ) as locked;
+    -- Read again: nobody changes the number now.
+    stream := penstock.require_stream(p_name);
+    if exists (
+        select from penstock.staged_events
+        where writer = p_writer and part = any (p_parts) and staged_events.stream = p_name and width <> found_width
+    ) then
+        p_parts := p_parts || penstock.route_anew(p_writer, p_epoch, p_parts, stream);
+    end if;
+    select staged.partition, staged.data is null as is_bytes into wrong
+    from penstock.staged_events as staged
+    where staged.writer = p_writer
+        and staged.part = any (p_parts)
+        and staged.stream = p_name
+        and (
+            staged.partition not between 0 and found_width - 1
+            or staged.events is distinct from cardinality(case stream.format when 'json' then staged.data else null end)
+                and staged.events is distinct from cardinality(case stream.format when 'bytes' then staged.bytes else null end)
+        )
+    limit 1;
+    if found then
+        raise exception 'events for partition % do not fit stream %', wrong.partition, p_name
+            using errcode = 'PS400',
+                  hint = format('It has the partitions 0 to %s, and payloads in the format %s.', found_width - 1, stream.format);
+    end if;
+    if exists (
+        select
+        from penstock.staged_events as staged
+        cross join lateral (
+            select max(octet_length(payload)) as size from unnest(staged.data) as payload
+            union all
+            select max(octet_length(payload)) from unnest(staged.bytes) as payload
+        ) as largest
+        where staged.writer = p_writer
+            and staged.part = any (p_parts)
+            and staged.stream = p_name
+            and largest.size > stream.max_event_bytes
+    ) then
+        raise exception 'an event of stream % is larger than % bytes', p_name, stream.max_event_bytes
+            using errcode = 'PS413', hint = 'Keep large things elsewhere and append where they are, or change max_event_bytes.';
+    end if;
+    execute format(
+        $insert$
+            insert into penstock.%1$I (partition, first_offset, events, appended_at, keys, times, headers, data, bytes)
+            select
+                chunk.partition,
+                coalesce(tail.next, penstock.start_of($1, chunk.partition, $2))
+                    + sum(chunk.events) over (partition by chunk.partition order by given.turn, chunk.place) - chunk.events,
+                chunk.events, $3, chunk.keys, chunk.times, chunk.headers::json[], chunk.data::json[], chunk.bytes
+            from unnest($4) with ordinality as given (part, turn)
+            join penstock.staged_events as chunk on chunk.writer = $5 and chunk.part = given.part and chunk.stream = $6
+            left join (
+                select place.partition, last.next
+                from penstock.stream_partitions as place
+                cross join lateral (
+                    select stored.first_offset + stored.events as next
+                    from penstock.%1$I as stored
+                    where stored.partition = place.partition
+                    order by stored.first_offset desc
+                    limit 1
+                ) as last
+                where place.stream = $1
+            ) as tail on tail.partition = chunk.partition
+        $insert$,
+        'events_' || active
+    )
+    using stream.id, active, penstock.clock(), p_parts, p_writer, p_name;
+    if exists (select from penstock.idle_readers where idle_readers.stream = stream.id) then
+        perform penstock.wake_readers(stream.id);
+    end if;
+end
+$$;
+comment on function penstock.append_staged(text, bigint, text[], text) is 'Part of commit_staged_events: appends what these parts have staged for one stream.';
+
+create or replace function penstock.commit_staged_events(p_writer text, p_epoch bigint, p_parts text[], p_rows bigint)
+returns boolean
+language plpgsql
+security definer
+set search_path = penstock, pg_temp
+set enable_seqscan = off
+as $$
+declare
+    noted constant boolean := penstock.note_epoch(p_writer, p_epoch, p_rows);
+    present bigint;
+    wanted text;
+begin
+    if noted and p_rows > 0 then
+        select coalesce(sum(events), 0) into present from penstock.staged_events where writer = p_writer and part = any (p_parts);
+        if present <> p_rows then
+            raise exception '% of % staged events of % are there', present, p_rows, p_writer
+                using errcode = 'PS409', hint = 'The server crashed since they were staged: write the batch again.';
+        end if;
+        -- In the order of names, and of partitions in each, so that two writers do not lock each other.
+        for wanted in
+            select distinct stream from penstock.staged_events where writer = p_writer and part = any (p_parts) order by stream
+        loop
+            perform penstock.append_staged(p_writer, p_epoch, p_parts, wanted);
+        end loop;
+    end if;
+    -- Of this epoch, and what attempts that did not count or crashed writers have left.
+    delete from penstock.staged_events where writer = p_writer and (part = any (p_parts) or starts_with(part, p_epoch || '.'));
+    return noted;
+end
+$$;
+comment on function penstock.commit_staged_events(text, bigint, text[], bigint) is
+    'Appends what these parts have staged, p_rows events in all, unless the writer has committed this epoch or a later one. One transaction. False when it had been committed before.';

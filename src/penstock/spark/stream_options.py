@@ -1,0 +1,142 @@
+"""The options of a read of streams, by Kafka's names, checked once where they come in. See docs/spark.md for what each does."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import TypeAlias
+
+from penstock.errors import InvalidInput
+from penstock.spark import stream_offsets
+from penstock.spark.options import database_url, flag, moment, number
+from penstock.spark.stream_offsets import Offsets
+
+Where: TypeAlias = str | datetime | Offsets
+"""`earliest`, `latest`, a time, or offsets."""
+SELECTORS = ("subscribe", "subscribepattern", "assign")
+_MODES = ("PERMISSIVE", "FAILFAST")
+
+
+@dataclass(frozen=True, slots=True)
+class StreamReadOptions:
+    """How to read streams.
+
+    Attributes:
+        url: The database.
+        names: Streams; None: those that match `pattern`.
+        pattern: What names have to match, whole.
+        assigned: Only these partitions; None: all.
+        columns: Names with commas; None: all.
+        include_headers: Whether there is a column `headers`.
+        pushdown: Whether filters go to the database.
+        starting, ending: Where to begin and to end; None: by the kind of read.
+        fail_on_data_loss: Whether events that were dropped before they were read are an error.
+        most: Most events of a micro-batch; None: all there are.
+        min_partitions: At least so many tasks, as far as there are events.
+        rows_per_partition: Events of one task, about.
+        wait: How long an idle query waits for a notification before it is asked again.
+        fail_fast: Whether a payload that does not fit the given schema is an error; otherwise its fields are null.
+    """
+
+    url: str
+    names: tuple[str, ...] | None
+    pattern: re.Pattern[str] | None
+    assigned: frozenset[tuple[str, int]] | None
+    columns: str | None
+    include_headers: bool
+    pushdown: bool
+    starting: Where | None
+    ending: Where | None
+    fail_on_data_loss: bool
+    most: int | None
+    min_partitions: int
+    rows_per_partition: int
+    wait: timedelta
+    fail_fast: bool
+
+    @classmethod
+    def wanted(cls, given: Mapping[str, str]) -> bool:
+        """Whether these options say that streams are read."""
+        return any(name.lower() in SELECTORS for name in given)
+
+    @classmethod
+    def parse(cls, given: Mapping[str, str]) -> StreamReadOptions:
+        """From the options of a reader. Raises `InvalidInput`."""
+        options = {name.lower(): value for name, value in given.items()}
+        if foreign := next((name for name in options if name.startswith("kafka.")), None):
+            raise InvalidInput(
+                f"the option {foreign} is for Kafka's brokers", hint="There are none: the option url says where the database is."
+            )
+        if "table" in options:
+            raise InvalidInput("table and a subscription exclude each other", hint="Read a table or streams.")
+        names, pattern, assigned = _selection(options)
+        mode = options.get("mode", "PERMISSIVE").upper()
+        if mode not in _MODES:
+            raise InvalidInput(f"the option mode is {mode!r}", hint=f"It is {' or '.join(_MODES)}.")
+        most = options.get("maxoffsetspertrigger", options.get("maxrowspertrigger"))
+        return cls(
+            url=database_url(options),
+            names=names,
+            pattern=pattern,
+            assigned=assigned,
+            columns=options.get("columns"),
+            include_headers=flag(options, "includeHeaders", True),
+            pushdown=flag(options, "pushdown", False),
+            starting=_where(options, "starting"),
+            ending=_where(options, "ending"),
+            fail_on_data_loss=flag(options, "failOnDataLoss", True),
+            most=None if most is None else number({"maxoffsetspertrigger": most}, "maxOffsetsPerTrigger", 1, 1, 10**9),
+            min_partitions=number(options, "minPartitions", 1, 1, 10_000),
+            rows_per_partition=number(options, "rowsPerPartition", 250_000, 1, 10_000_000),
+            wait=timedelta(seconds=number(options, "waitS", 2.0, 0.0, 60.0)),
+            fail_fast=mode == "FAILFAST",
+        )
+
+
+def _selection(
+    options: Mapping[str, str],
+) -> tuple[tuple[str, ...] | None, re.Pattern[str] | None, frozenset[tuple[str, int]] | None]:
+    chosen = [name for name in SELECTORS if name in options]
+    if len(chosen) != 1:
+        raise InvalidInput(f"{' and '.join(chosen)} exclude each other", hint="Give one of subscribe, subscribePattern, assign.")
+    text = options[chosen[0]]
+    if chosen[0] == "subscribepattern":
+        try:
+            return None, re.compile(text), None
+        except re.error as error:
+            raise InvalidInput(f"the option subscribePattern is {text!r}: {error}", hint="It is a regular expression.") from None
+    if chosen[0] == "assign":
+        places = _places(text)
+        return tuple(sorted({stream for stream, _ in places})), None, places
+    names = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+    if not names:
+        raise InvalidInput("the option subscribe is empty", hint="It has names of streams, with commas.")
+    return names, None, None
+
+
+def _places(text: str) -> frozenset[tuple[str, int]]:
+    hint = 'It looks like {"orders": [0, 1], "refunds": [0]}.'
+    try:
+        places = frozenset((stream, int(number)) for stream, numbers in json.loads(text).items() for number in numbers)
+    except (ValueError, AttributeError, TypeError):
+        raise InvalidInput(f"the option assign is {text[:100]!r}", hint=hint) from None
+    if not places:
+        raise InvalidInput("the option assign names no partition", hint=hint)
+    return places
+
+
+def _where(options: Mapping[str, str], side: str) -> Where | None:
+    offsets, time = options.get(f"{side}offsets"), options.get(f"{side}timestamp")
+    if f"{side}offsetsbytimestamp" in options:
+        raise InvalidInput(f"{side}OffsetsByTimestamp is not known", hint=f"Use {side}Timestamp, one time for all partitions.")
+    # With Kafka a time wins over offsets; here nobody has to know that.
+    if offsets is not None and time is not None:
+        raise InvalidInput(f"{side}Offsets and {side}Timestamp exclude each other", hint="Give one of them.")
+    if time is not None:
+        return moment(f"{side}Timestamp", time)
+    if offsets is None or offsets.lower() == "latest" or (offsets.lower() == "earliest" and side == "starting"):
+        return None if offsets is None else offsets.lower()
+    return stream_offsets.parse(offsets, f"{side}Offsets")

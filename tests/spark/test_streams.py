@@ -1,0 +1,163 @@
+"""Streams as source and sink of Spark's own queries."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import asyncpg
+import pytest
+
+from conftest import eventually
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+Ask = Callable[..., list[Any]]
+
+
+@pytest.fixture(autouse=True)
+def streams(ask: Ask) -> None:
+    ask("select penstock.create_stream(name, 4) from unnest('{a,b}'::text[]) as name")
+
+
+def append(ask: Ask, first: int, last: int) -> None:
+    ask(
+        "select count(*) from penstock.append_many('a', array(select json_build_object('n', n, 'who', 'k' || n % 5)"
+        " from generate_series($1::integer, $2::integer) n), array(select 'k' || n % 5 from generate_series($1, $2) n),"
+        " array(select json_build_object('trace', n::text) from generate_series($1, $2) n))",
+        first, last,
+    )  # fmt: skip
+
+
+def in_stream(ask: Ask, stream: str) -> list[int]:
+    rows = ask(
+        "select (e.data ->> 'n')::integer as n from penstock.stream_bounds($1) b"
+        " cross join lateral penstock.read_events($1, b.partition, 0, 10000) e",
+        stream,
+    )
+    return sorted(row["n"] for row in rows)
+
+
+def test_a_batch_has_kafkas_columns_and_those_of_a_schema(spark: SparkSession, url: str, ask: Ask) -> None:
+    append(ask, 1, 40)
+    reader = spark.read.format("penstock").option("url", url).option("subscribe", "a")
+    frame = reader.load()
+    assert frame.columns == ["key", "value", "topic", "partition", "offset", "timestamp", "happened_at", "headers"]
+    row = (
+        frame.selectExpr("key", "from_json(cast(value as string), 'n int').n as n", "topic", "headers")
+        .where("n = 7")
+        .collect()[0]
+    )
+    assert (row.key, row.topic, [(h.key, bytes(h.value)) for h in row.headers]) == ("k2", "a", [("trace", b"7")])
+    typed = reader.schema("key string, n long, who string, offset long").option("minPartitions", "3").load()
+    found = typed.where("key = who").selectExpr("n", "spark_partition_id() as task").collect()
+    assert (len(found), sum(row.n for row in found), {row.task for row in found}) == (40, 820, {0, 1, 2})
+    # The same data frame looks again each time that it is asked.
+    append(ask, 41, 42)
+    assert typed.count() == 42
+
+
+def test_filters_go_to_the_database(spark: SparkSession, url: str, ask: Ask) -> None:
+    append(ask, 1, 40)
+    frame = (
+        spark.read.format("penstock").option("columns", "key,topic,partition,offset")
+        .options(url=url, subscribePattern="a|b", pushdown="true").load()
+    )  # fmt: skip
+    everything = [row.asDict() for row in frame.collect()]
+    for condition, keeps in {
+        "key = 'k2'": lambda row: row["key"] == "k2",
+        "key > 'k2' and offset >= 3": lambda row: row["key"] > "k2" and row["offset"] >= 3,
+        "partition in (0, 3)": lambda row: row["partition"] in (0, 3),
+        "offset < 2 and topic = 'a'": lambda row: row["offset"] < 2,
+        "topic = 'b'": lambda row: False,
+        "offset > 3 and offset <= 5": lambda row: 3 < row["offset"] <= 5,
+    }.items():
+        chosen = frame.where(condition)
+        assert sorted(map(str, (row.asDict() for row in chosen.collect()))) == sorted(map(str, filter(keeps, everything))), (
+            condition
+        )
+        assert "Filter " not in chosen._jdf.queryExecution().executedPlan().toString(), condition
+
+
+def test_from_stream_to_stream_every_event_once_through_restarts(spark: SparkSession, url: str, ask: Ask, tmp_path: Path) -> None:
+    def run(expected: int) -> Any:
+        query = (
+            spark.readStream.format("penstock").options(url=url, subscribe="a", startingOffsets="earliest")
+            .option("maxOffsetsPerTrigger", "40").schema("key string, n long").load()
+            .selectExpr("key", "named_struct('n', n * 10) as value")
+            .writeStream.format("penstock").options(url=url, stream="b", checkpointLocation=str(tmp_path))
+            .trigger(availableNow=True).start()
+        )  # fmt: skip
+        query.awaitTermination(120)
+        assert in_stream(ask, "b") == [n * 10 for n in range(1, expected + 1)]
+        return query.lastProgress
+
+    append(ask, 1, 70)
+    progress = run(70)
+    # The progress says where the stream ends, and that nothing is left.
+    assert '"@lag":0' in progress.sources[0].latestOffset.replace(" ", "")
+    # As if the driver had died after the sink's commit and before Spark's note of it.
+    for note in (tmp_path / "commits").glob("*1*"):
+        note.unlink()
+    run(70)
+    append(ask, 71, 80)
+    run(80)
+
+
+async def test_a_running_query_waits_for_the_notification_and_sees_new_partitions(
+    spark: SparkSession, url: str, ask: Ask, tmp_path: Path
+) -> None:
+    got: list[int] = []
+    query = (
+        spark.readStream.format("penstock").options(url=url, subscribe="a", waitS="60").schema("n long, partition int").load()
+        .writeStream.foreachBatch(lambda frame, _: got.extend(row.partition for row in frame.collect()))
+        .option("checkpointLocation", str(tmp_path)).start()
+    )  # fmt: skip
+    connection = await asyncpg.connect(url)
+    try:
+
+        async def idle() -> bool:
+            return bool(await connection.fetchval("select count(*) from penstock.idle_readers"))
+
+        await eventually(idle, "the reader's wait", timeout=60)
+        await connection.execute("select penstock.grow_stream('a', 8)")
+        await connection.execute(
+            "select * from penstock.append_many("
+            "'a', array_fill('{}'::json, array[80]), array(select n::text from generate_series(1, 80) n))"
+        )
+        # Less than the minute that it would wait by itself; the partitions that are new come after the old ones.
+        await eventually(lambda: len(got) == 80, "the events", timeout=45)
+        assert max(got) > 3 and got.index(next(p for p in got if p > 3)) == sum(p < 4 for p in got)
+    finally:
+        query.stop()
+        await connection.close()
+
+
+def test_a_batch_write_of_a_named_writer_counts_once(spark: SparkSession, url: str, ask: Ask) -> None:
+    frame = spark.range(50).selectExpr("cast(id % 3 as string) as key", "to_json(named_struct('n', id)) as value", "'b' as topic")
+    for _ in range(2):
+        frame.write.format("penstock").options(url=url, writer="nightly", epoch="1").mode("append").save()
+    assert in_stream(ask, "b") == list(range(50))
+    # What was read can be written as it is, partitions and headers included.
+    append(ask, 1, 9)
+    spark.read.format("penstock").options(url=url, subscribe="a").load().drop("topic").write.format("penstock").options(
+        url=url, topic="b"
+    ).mode("append").save()
+    assert len(in_stream(ask, "b")) == 59
+
+
+@pytest.mark.parametrize(
+    ("query", "options", "message"),
+    [
+        ("select '{}' as value", {}, "which stream"),
+        ("select 'x' as key", {"stream": "b"}, "value is missing"),
+        ("select '{}' as value, 1 as color", {"stream": "b"}, "no column color"),
+        ("select '{}' as value, 'x' as partition", {"stream": "b"}, "partition is string"),
+        ("select '{}' as value", {"stream": "nope"}, "no such stream"),
+    ],
+)
+def test_what_is_no_event_is_refused(spark: SparkSession, url: str, query: str, options: dict[str, str], message: str) -> None:
+    with pytest.raises(Exception, match=message):
+        spark.sql(query).write.format("penstock").option("url", url).options(**options).mode("append").save()
