@@ -216,6 +216,22 @@ async def test_a_claim_of_many_types_tries_only_those_that_have_ready_jobs(sql: 
     assert await sql.fetchval("select count(*) from penstock.leases") == 4
 
 
+async def test_the_messages_of_copies_are_looked_up_one_by_one_though_the_tables_were_small(sql: Sql) -> None:
+    await sql.execute("select penstock.declare_topic('t')")
+    await sql.execute("analyze penstock.topic_messages, penstock.queued_jobs")
+    await sql.execute(
+        "select count(*) from penstock.subscribe_many('t', array(select 'c' || n from generate_series(1, 1000) as n))"
+    )
+    await sql.execute("select penstock.publish('t'), penstock.publish('t')")
+    ids = [row["id"] for row in await sql.fetch("select id from penstock.queued_jobs")]
+    read = "select sum(seq_tup_read + idx_tup_fetch) from pg_stat_user_tables where relname in ('queued_jobs', 'topic_messages')"
+    await sql.execute("select pg_stat_force_next_flush()")
+    before = await sql.fetchval(read)
+    assert await sql.fetchval("select count(distinct seq) from penstock.messages_of($1)", ids) == 2
+    await sql.execute("select pg_stat_force_next_flush()")
+    assert await sql.fetchval(read) - before <= 2 * len(ids)
+
+
 async def test_a_claim_of_ordinary_jobs_does_not_look_for_messages(sql: Sql) -> None:
     await fill(sql, 200)
     claim = await explain_claim(sql)
