@@ -23,7 +23,7 @@ declare
         'bucket_of', 'routes_of', 'partition_of', 'stream_bounds', 'read_chunks', 'read_events', 'offsets_at', 'stream_segments',
         'group_lag', 'wait_for_events', 'stop_waiting',
         'wait_for_history', 'archive_counts', 'archive_cuts', 'archive_start', 'archive_lost', 'archive_blocks', 'scan',
-        'growths', 'bounds_of_streams', 'scan_events'
+        'growths', 'bounds_of_streams', 'scan_events', 'worker_list'
     ];
     producing constant text[] := array[
         'enqueue', 'enqueue_many', 'enqueue_json', 'put_jobs', 'cancel', 'replay', 'start_standing', 'stop_standing',
@@ -41,7 +41,7 @@ declare
         'declare_stream', 'declare_consumer_group', 'begin_partitions', 'commit_offsets', 'commit_exactly', 'commit_json', 'dead_letter',
         'quarantine_partition', 'replay_dead', 'seek_group', 'pause_partitions', 'resume_partitions', 'tend_streams', 'drop_retired',
         'declare_schedule', 'take_schedule', 'extend_schedule', 'end_schedule',
-        'start_fleet', 'serve_fleet', 'drain_fleet', 'end_fleet', 'fleet_counts'
+        'start_fleet', 'serve_fleet', 'drain_fleet', 'drain_worker', 'end_fleet', 'fleet_counts'
     ];
     managing constant text[] := array[
         'create_job_type', 'change_job_type', 'declare_job_type', 'pause', 'resume', 'prune', 'add_user', 'remove_user',
