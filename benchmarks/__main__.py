@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 
 from benchmarks.backlog import Backlog
+from benchmarks.environments import ON_DISK
 from benchmarks.measurements import Bench
 from benchmarks.peers_run import PEERS, PENSTOCK, PeersRun
 from benchmarks.report import print_peers, print_rows
@@ -18,7 +19,7 @@ from penstock.testing import TemporaryDatabases
 def main() -> None:
     """Measure what is asked for."""
     arguments = _arguments()
-    with TemporaryDatabases() as databases:
+    with TemporaryDatabases(parent=ON_DISK) as databases:
         if arguments.only != "peers":
             bench = Bench(databases, arguments.jobs)
             backlog = Backlog(bench, 10 * arguments.jobs, arguments.hold)

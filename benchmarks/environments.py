@@ -19,6 +19,9 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parent.parent
+ON_DISK = Path(tempfile.gettempdir())
+"""Where the measured PostgreSQL keeps its files: in memory, as in tests, a flush would cost nothing."""
+
 PINS = Path(__file__).parent / "peers"
 ENVIRONMENTS = ROOT / ".venv" / "peers"
 

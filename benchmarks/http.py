@@ -26,6 +26,7 @@ from typing import cast
 import httpx
 import psutil
 
+from benchmarks.environments import ON_DISK
 from penstock.testing import TemporaryDatabases
 
 TOKEN = "bench"
@@ -225,7 +226,7 @@ def main() -> None:
 
         uvloop.run(serve(given.service))
         return
-    with TemporaryDatabases() as databases:
+    with TemporaryDatabases(parent=ON_DISK) as databases:
         if given.only in (None, "put"):
             with databases.database() as url:
                 put(url, given.seconds)

@@ -19,10 +19,12 @@ import uvloop
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.environments import ON_DISK
 from penstock import Job, NewJob, Penstock
 from penstock.ownership.assign import Candidate, jump, sticky
 from penstock.testing import TemporaryDatabases
 from penstock.worker import Worker
+from penstock.worker.garbage import collect_seldom
 
 Row = tuple[str, str, str]
 
@@ -30,11 +32,13 @@ Row = tuple[str, str, str]
 class Bench:
     """The measurements and their rows."""
 
-    def __init__(self, databases: TemporaryDatabases, jobs: int) -> None:
+    def __init__(self, databases: TemporaryDatabases, jobs: int, seconds: float) -> None:
         self.databases = databases
         self.jobs = jobs
         self.rows: list[Row] = []
+        self.seconds = seconds
         self.unkeyed = 0.0
+        self.quiet_p99 = 0.0
 
     def run(self, measure: Callable[..., Coroutine[Any, Any, None]], *arguments: Any) -> None:
         """Run one measurement on a database of its own."""
@@ -72,80 +76,111 @@ class Bench:
                 (f"drain, pool with {keys:,} keys", f"{rate:,.0f} jobs/s", f"{rate / self.unkeyed:.2f} of the queue")
             )
 
-    async def fairness(self, url: str, noisy: bool) -> None:
-        """Waits of 1,000 quiet keys, 100 jobs a second, with and without one key that has 50,000 jobs waiting."""
+    async def fairness(self, url: str, noisy_share: float) -> None:
+        """Waits of 999 quiet keys in an open loop, 100 jobs a second, beside a noisy key with a share of the whole flow.
+
+        A job's wait is counted from when it was due, so that a sender that falls behind hides nothing.
+        """
         app = Penstock(url)
         waits: list[float] = []
+        noisy_waits: list[float] = []
         pool = app.pool("work")
 
         @pool.handler
         async def handle(job: Job[int]) -> None:
-            if job.data:
-                waits.append((time.time_ns() - job.data) / 1e6)
-            await asyncio.sleep(0.002)
+            (noisy_waits if job.key == "noisy" else waits).append((time.time_ns() - job.data) / 1e6)
 
         chance = random.Random(4)
+        jobs = int(100 * self.seconds)
+        rate = 100 / (1 - noisy_share)
         async with app, _Working(app):
-            if noisy:
-                await pool.enqueue_many([("noisy", 0)] * 50_000)
-            started, sent = time.perf_counter(), 0
-            while sent < 2_000:
-                due = min(2_000, int((time.perf_counter() - started) * 100))
-                if due > sent:
-                    await pool.enqueue_many([(f"quiet{chance.randrange(1000)}", time.time_ns()) for _ in range(due - sent)])
-                    sent = due
-                await asyncio.sleep(0.002)
-            while len(waits) < sent:
+            started, sent, quiet = time.time_ns(), 0, 0
+            while quiet < jobs:
+                batch = []
+                while (due := started + int(sent / rate * 1e9)) <= time.time_ns() and quiet < jobs:
+                    noisy = chance.random() < noisy_share
+                    quiet += not noisy
+                    batch.append(("noisy" if noisy else f"quiet{chance.randrange(999)}", due))
+                    sent += 1
+                if batch:
+                    await pool.enqueue_many(batch)
+                await asyncio.sleep(0.001)
+            while len(waits) < quiet:
                 await asyncio.sleep(0.01)
         waits.sort()
-        what = "quiet keys beside a noisy one with 50,000 jobs" if noisy else "quiet keys alone"
-        self.rows.append((what, f"p50 {waits[1000]:.1f} ms, p99 {waits[1980]:.1f} ms", ""))
+        p50, p99 = waits[len(waits) // 2], waits[len(waits) * 99 // 100]
+        what = (
+            f"quiet keys, open loop, beside one with {noisy_share:.0%} of {rate:,.0f} jobs/s"
+            if noisy_share
+            else "quiet keys alone, open loop"
+        )
+        compared = f"{p99 / self.quiet_p99:.2f} of the p99 alone" if noisy_share else ""
+        if not noisy_share:
+            self.quiet_p99 = p99
+        self.rows.append((what, f"p50 {p50:.1f} ms, p99 {p99:.1f} ms", compared))
 
     async def rebalance(self, url: str) -> None:
-        """The longest time between two runs of a key at a join and a leave: keys whose slot stayed, and that moved."""
+        """The longest time between the end of a job and the start of the next of its key, at a join and a leave.
+
+        Every key has jobs waiting all the time, and the same worker process runs all workers: what a pause of a slot would add
+        is beside the ordinary distance without a change. For slots that moved it is the time from the end of the drain to the
+        first start on the new owner.
+        """
         app = Penstock(url)
         pool = app.pool("work")
         last: dict[str, float] = {}
-        longest: dict[str, float] = {}
+        gaps: dict[str, list[float]] = {}
 
         @pool.handler
         async def handle(job: Job[int]) -> None:
-            now = time.perf_counter()
             key = str(job.key)
-            longest[key] = max(longest.get(key, 0.0), now - last.get(key, now))
-            last[key] = now
-            await asyncio.sleep(0.001)
+            now = time.perf_counter()
+            gaps.setdefault(key, []).append(now - last.get(key, now))
+            await asyncio.sleep(0.2)
+            last[key] = time.perf_counter()
 
-        keys = [f"key{n}" for n in range(128)]
+        keys = [f"key{n}" for n in range(256)]
+        # A place for each, so that none waits for anything but its slot.
+        app.settings = app.settings.model_copy(update={"concurrency": 400})
 
-        async def gaps(what: str, change: Callable[[], Coroutine[Any, Any, Any]] | None) -> None:
-            before = {slot.slot: slot.owner for slot in await pool.slots()}
-            longest.clear()
-            await asyncio.sleep(1.5)
+        async def owners() -> dict[int, str | None]:
+            return {slot.slot: slot.owner for slot in await pool.slots()}
+
+        async def rested() -> None:
+            while any(slot.owner != slot.target or slot.owner is None for slot in await pool.slots()):
+                await asyncio.sleep(0.005)
+
+        async def measure(what: str, change: Callable[[], Coroutine[Any, Any, Any]] | None) -> None:
+            before = await owners()
+            gaps.clear()
+            await asyncio.sleep(2)
+            started = time.perf_counter()
             if change is not None:
                 await change()
-            await asyncio.sleep(1.5)
-            after = {slot.slot: slot.owner for slot in await pool.slots()}
-            moved = [longest[key] * 1e3 for key in longest if before[pool.slot_of(key)] != after[pool.slot_of(key)]]
-            stayed = [longest[key] * 1e3 for key in longest if before[pool.slot_of(key)] == after[pool.slot_of(key)]]
+                await rested()
+            took = time.perf_counter() - started
+            await asyncio.sleep(2)
+            after = await owners()
+            stayed: list[float] = []
+            moved: list[float] = []
+            for key, each in gaps.items():
+                slot = pool.slot_of(key)
+                (stayed if before[slot] == after[slot] else moved).append(max(each) * 1e3)
+            text = f"unmoved p50 {_middle(stayed):.1f}, max {max(stayed):.1f} ms"
+            text += f"; moved p50 {_middle(moved):.1f}, max {max(moved):.1f} ms" if moved else ""
             slots = sum(before[slot] != after[slot] for slot in before)
-            text = f"longest gap of a key: unmoved {max(stayed):.0f} ms"
-            self.rows.append((what, text + (f", moved {max(moved):.0f} ms" if moved else ""), f"{slots} of 256 slots moved"))
+            done = f", all done in {took * 1e3:.0f} ms" if change is not None else ""
+            self.rows.append((f"longest pause of a key: {what}", text, f"{slots} of 256 slots moved{done}"))
 
+        await pool.enqueue_many([(key, n) for n in range(100) for key in keys])
         async with app, _Working(app) as working:
             await working.add()
-
-            async def feed() -> None:
-                while True:
-                    await pool.enqueue_many([(key, 1) for key in keys])
-                    await asyncio.sleep(0.02)
-
-            feeding = asyncio.create_task(feed())
-            await asyncio.sleep(1)
-            await gaps("no change, 2 workers", None)
-            await gaps("a third worker joins", working.add)
-            await gaps("it leaves", working.remove)
-            feeding.cancel()
+            await rested()
+            await asyncio.sleep(0.5)
+            await measure("no change, 2 workers", None)
+            await measure("a third joins", working.add)
+            await measure("it leaves", working.remove)
+            await app.pause("work")
 
     async def heartbeats(self, url: str) -> None:
         """What ten thousand idle members cost."""
@@ -208,6 +243,10 @@ class Bench:
             )
 
 
+def _middle(values: list[float]) -> float:
+    return sorted(values)[len(values) // 2] if values else 0.0
+
+
 class _Working:
     """Workers in this process."""
 
@@ -240,14 +279,16 @@ def main() -> None:
     """Run everything and print the table."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.pools", description=__doc__)
     parser.add_argument("--jobs", type=int, default=50_000, help="jobs of a drain (50000)")
+    parser.add_argument("--seconds", type=float, default=20, help="how long the flow of the fairness measurement lasts (20)")
     arguments = parser.parse_args()
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
-    with TemporaryDatabases() as databases:
-        bench = Bench(databases, arguments.jobs)
+    collect_seldom()
+    with TemporaryDatabases(parent=ON_DISK) as databases:
+        bench = Bench(databases, arguments.jobs, arguments.seconds)
         for keys in (None, 1, 1_000, 100_000):
             bench.run(bench.drain, keys)
-        bench.run(bench.fairness, False)
-        bench.run(bench.fairness, True)
+        bench.run(bench.fairness, 0.0)
+        bench.run(bench.fairness, 0.9)
         bench.run(bench.rebalance)
         bench.run(bench.heartbeats)
         bench.moves()

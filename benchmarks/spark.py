@@ -28,6 +28,7 @@ import asyncpg
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.environments import ON_DISK
 from penstock.lake import Lake
 from penstock.spark import bulk, session
 from penstock.spark.history import Pipeline
@@ -256,7 +257,7 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--only", choices=["read", "write", "history", "latency", "drain"], action="append")
     arguments = parser.parse_args()
-    with TemporaryDatabases() as databases, databases.database() as socket_url:
+    with TemporaryDatabases(parent=ON_DISK) as databases, databases.database() as socket_url:
         fill(socket_url, arguments.jobs)
         with over_tcp(socket_url) as url:
             bench = Bench(url, arguments.jobs, arguments.runs)

@@ -30,8 +30,8 @@ import asyncpg
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import environments
-from benchmarks.environments import PeerFailed
+from benchmarks import environments, rebalance
+from benchmarks.environments import ON_DISK, PeerFailed
 from penstock.testing import TemporaryDatabases
 
 EVENTS = {1: 3_000, 10: 20_000, 100: 100_000, 1000: 200_000}
@@ -122,6 +122,13 @@ class Run:
                 self.results.append({"system": system, "latency": waits})
                 console.print(self.results[-1])
 
+    def rebalance(self) -> None:
+        """What a join and a leave hold up."""
+        with self._databases.database() as url:
+            for row in asyncio.run(rebalance.measure(url)):
+                self.results.append({"system": "penstock", "rebalance": row})
+                console.print(self.results[-1])
+
     @contextmanager
     def _store(self, system: str) -> Iterator[str]:
         if system == "redis":
@@ -182,12 +189,13 @@ def main() -> None:
     parser.add_argument("--batches", type=lambda text: [int(part) for part in text.split(",")], default=list(EVENTS))
     parser.add_argument("--sizes", type=lambda text: [int(part) for part in text.split(",")], default=[100, 1024])
     arguments = parser.parse_args()
-    with TemporaryDatabases() as databases:
+    with TemporaryDatabases(parent=ON_DISK) as databases:
         run = Run(databases, arguments.share)
         for size in arguments.sizes:
             for batch in arguments.batches:
                 run.throughput(batch, size)
         run.latency()
+        run.rebalance()
     RESULTS.mkdir(exist_ok=True)
     (RESULTS / "streams.json").write_text(json.dumps(run.results, indent=1) + "\n")
     rows = table(run.results)

@@ -10,10 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import asyncpg
+import hypothesis
 import pytest
 
 from penstock import Penstock
 from penstock.testing import TemporaryDatabases
+
+# No test fails for being slow.
+hypothesis.settings.register_profile("penstock", deadline=None, print_blob=True)
+hypothesis.settings.load_profile("penstock")
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""The main job: enqueue the flights, work through them, and show what was learned."""
+"""The main job: enqueue the flights, work through them, follow the aircraft on a stream, and show what was learned."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import uvloop
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from examples.flights import jobs
+from examples.flights import jobs, stream
 from examples.flights.data import TOTAL, flights
 from examples.flights.history import show_history
 from examples.flights.report import print_report
@@ -38,6 +38,8 @@ async def main(count: int) -> None:
             worked_s = await _work(progress, count)
         await print_report(console, app, database, count, enqueued_s, worked_s)
         await connection.close()
+        console.print("\nThe same departures on a stream, while consumers that follow each aircraft's day join and leave:")
+        await stream.main(count)
         # A thread of its own, since Spark blocks; the app stays open, and with it the embedded server.
         await asyncio.to_thread(show_history, console, await app.start_server(), app.settings.data_dir)
 

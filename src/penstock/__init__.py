@@ -1,10 +1,11 @@
 """Background work on PostgreSQL: jobs, retries, limits, and workers, with the database as the only thing to run."""
 
 from penstock._version import __version__
-from penstock.app import JobType, Penstock
+from penstock.app import Penstock
 from penstock.consuming.batch import Batch, Events
 from penstock.consuming.delivery import Halted
 from penstock.consuming.failure import OnFailure
+from penstock.declaring import JobType
 from penstock.errors import (
     Conflict,
     DatabaseUnavailable,
@@ -33,7 +34,7 @@ from penstock.job import (
     RateLimit,
     Status,
 )
-from penstock.message import Message, Published, ReceiverOutcome, Subscribed, Subscriber, TopicCounts
+from penstock.message import Message, NewMessage, Published, ReceiverOutcome, Subscribed, Subscriber, TopicCounts
 from penstock.pools import Pool
 from penstock.puller import PoolWorker, PulledJob
 from penstock.schedule import Tick
@@ -65,6 +66,7 @@ __all__ = [
     "Message",
     "NewEvent",
     "NewJob",
+    "NewMessage",
     "NotFound",
     "OffsetGone",
     "OnFailure",

@@ -57,7 +57,7 @@ class Appender:
         return await waiting.done
 
     async def append_through(self, columns: Columns, send: Send) -> Appended:
-        """Append events alone, by another way, such as the caller's connection."""
+        """Append events alone, by another way, such as under the number of a producer."""
         while True:
             router = await self._routed()
             routed, order = route(columns, router, next(self._turns) % router.partitions)

@@ -12,12 +12,13 @@ from typing import Any
 from uuid import UUID
 
 from penstock.errors import Conflict, InvalidInput, NotFound, Outgrown, PenstockError
+from penstock.event import Appended, Columns
 from penstock.job import Admission
 from penstock.message import Published
 from penstock.postgres import jobs, streams, topics
 
 _CALL = "select ordinal, id, outcome from penstock.enqueue_json({0}, cast({1} as jsonb)) where outcome <> 'queued'"
-_APPEND = "select * from penstock.append_json({0}, cast({1} as jsonb))"
+_APPEND = "select * from penstock.append_each_json({0}, cast({1} as jsonb))"
 _COMMIT = "select penstock.commit_json({0}, cast({1} as jsonb))"
 _BY_SQLSTATE: dict[str, type[PenstockError]] = {
     "PS400": InvalidInput, "PS413": InvalidInput, "PS404": NotFound, "PS409": Conflict, "PS412": Outgrown,
@@ -38,12 +39,15 @@ async def enqueue_through(connection: Any, batch: jobs.Batch) -> dict[int, tuple
         raise (_translated(error) or error) from error
 
 
-async def append_through(connection: Any, name: str, routed: streams.Routed) -> Sequence[Any]:
-    """Append events through such a connection. Returns (partition, first offset, events) of each chunk."""
+async def append_through(connection: Any, name: str, columns: Columns) -> Appended:
+    """Append events through such a connection.
+
+    The database routes their keys: were it done here, a stream that has grown would make the caller's transaction fail.
+    """
     try:
         if hasattr(connection, "fetch") and _module(connection).startswith("asyncpg"):
-            return list(await connection.fetch(*streams.append_call(name, routed)))
-        return list(await _rows(_execute(connection, _APPEND, name, streams.as_json(routed.columns))))
+            return _appended(await connection.fetch(*streams.append_each_call(name, columns)))
+        return _appended(await _rows(_execute(connection, _APPEND, name, streams.as_json(columns))))
     except Exception as error:
         raise (_translated(error) or error) from error
 
@@ -60,24 +64,37 @@ async def commit_through(connection: Any, name: str, group: str, member: str, co
         raise (_translated(error) or error) from error
 
 
+def append_through_blocking(connection: Any, name: str, columns: Columns) -> Appended:
+    """`append_through` for connections that block, without a loop."""
+    return _appended(_rows_blocking(connection, _APPEND, name, streams.as_json(columns)))
+
+
+def commit_through_blocking(connection: Any, name: str, group: str, member: str, commit: streams.Commit) -> None:
+    """`commit_through` for connections that block, without a loop."""
+    _rows_blocking(connection, _COMMIT, name, streams.commit_as_json(group, member, commit))
+
+
 def enqueue_through_blocking(connection: Any, batch: jobs.Batch) -> dict[int, tuple[UUID, Admission]]:
     """`enqueue_through` for connections that block, without a loop."""
     return _by_place(_rows_blocking(connection, _CALL, batch.name, jobs.as_json(batch)))
 
 
-async def publish_through(connection: Any, topic: str, document: str) -> Published:
-    """Publish a message (`topics.publish_document`) through a connection or session, as in `enqueue_through`."""
+async def publish_through(connection: Any, topic: str, documents: Sequence[str]) -> list[Published]:
+    """Publish messages (`topics.publish_document`) through a connection or session, as in `enqueue_through`."""
+    document = topics.array_of(documents)
     try:
         if hasattr(connection, "fetch") and _module(connection).startswith("asyncpg"):
-            return topics.published(await connection.fetchrow(topics.PUBLISH.format("$1", "$2"), topic, document))
-        return topics.published((await _rows(_execute(connection, topics.PUBLISH, topic, document)))[0])
+            rows = await connection.fetch(topics.PUBLISH.format("$1", "$2"), topic, document)
+        else:
+            rows = await _rows(_execute(connection, topics.PUBLISH, topic, document))
     except Exception as error:
         raise (_translated(error) or error) from error
+    return [topics.published(row) for row in rows]
 
 
-def publish_through_blocking(connection: Any, topic: str, document: str) -> Published:
+def publish_through_blocking(connection: Any, topic: str, documents: Sequence[str]) -> list[Published]:
     """`publish_through` for connections that block, without a loop."""
-    return topics.published(_rows_blocking(connection, topics.PUBLISH, topic, document)[0])
+    return [topics.published(row) for row in _rows_blocking(connection, topics.PUBLISH, topic, topics.array_of(documents))]
 
 
 async def _rows(result: Any) -> Any:
@@ -121,6 +138,10 @@ def _execute(connection: Any, call: str, name: str, document: str) -> Any:
         f"cannot write through a {type(connection).__qualname__}",
         hint="Give a connection or session of asyncpg, psycopg, SQLAlchemy or Django.",
     )
+
+
+def _appended(rows: Any) -> Appended:
+    return Appended([row[0] for row in rows], [row[1] for row in rows])
 
 
 def _by_place(rows: Any) -> dict[int, tuple[UUID, Admission]]:

@@ -17,26 +17,20 @@ No callback within the time limit of the type (5 minutes unless it says otherwis
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import Coroutine, Sequence
+from datetime import timedelta
 from typing import Any
-from urllib.parse import quote
 from uuid import UUID
 
-import aiohttp
-import orjson
 import structlog
-from pydantic import AliasChoices, Field, SecretStr
-from pydantic_settings import BaseSettings, SettingsConfigDict
-from yarl import URL
 
-from penstock._version import __version__
-from penstock.errors import InvalidInput, PenstockError
+from penstock.errors import PenstockError
 from penstock.handler import Job
 from penstock.job import Delivery, JobTypeRecord
 from penstock.payload import Codec
 from penstock.postgres import http, jobs
 from penstock.postgres.database import Database
+from penstock.posting import DownstreamSettings, Service, Unavailable
 from penstock.settings import Settings
 from penstock.worker import Worker
 from penstock.worker.claimer import Claimer
@@ -47,59 +41,7 @@ log = structlog.get_logger("penstock.downstream")
 _LOOK_FOR_TYPES_S = 0.5
 _LOOK_FOR_CALLBACKS_S = 2.0
 _PAUSES_S = (0.5, 1.0, 2.0)
-
-
-def _rickover(field: str, name: str) -> AliasChoices:
-    return AliasChoices(field, f"PENSTOCK_DOWNSTREAM_{field.upper()}", name)
-
-
-class DownstreamSettings(BaseSettings):
-    """Where the jobs go. Rickover's environment variables keep their names."""
-
-    model_config = SettingsConfigDict(
-        env_prefix="PENSTOCK_DOWNSTREAM_", frozen=True, extra="ignore", populate_by_name=True, env_ignore_empty=True
-    )
-
-    url: str = Field(default="", validation_alias=_rickover("url", "DOWNSTREAM_URL"), description="The service.")
-    password: SecretStr = Field(
-        default=SecretStr(""),
-        validation_alias=_rickover("password", "DOWNSTREAM_WORKER_AUTH"),
-        description="Password of the user jobs of the service.",
-    )
-    connections: int = Field(
-        default=100, ge=1, le=10_000, validation_alias=_rickover("connections", "HTTP_MAX_IDLE_CONNS"),
-        description="Most connections to the service.",
-    )  # fmt: skip
-    pool_size: int = Field(
-        default=4, ge=1, le=200, validation_alias=_rickover("pool_size", "PG_WORKER_POOL_SIZE"),
-        description="Most database connections.",
-    )  # fmt: skip
-    timeout_s: float = Field(default=6.5, gt=0, le=600, description="Longest time to wait for the answer to a request.")
-    concurrency: int = Field(default=1_000, ge=1, le=100_000, description="Most jobs in flight of this process.")
-    debug_traffic: bool = Field(
-        default=False, validation_alias=_rickover("debug_traffic", "DEBUG_HTTP_TRAFFIC"),
-        description="Write all traffic to standard error, without credentials.",
-    )  # fmt: skip
-
-    def require_url(self) -> None:
-        """Raise `InvalidInput` unless there is a URL."""
-        if not self.url.startswith(("http://", "https://")):
-            raise InvalidInput(
-                f"invalid downstream URL: {self.url!r}",
-                hint="Give --downstream-url or DOWNSTREAM_URL, such as https://jobs.example.com.",
-            )
-
-
-class Refused(PenstockError):
-    """The service did not take the job."""
-
-
-class Unreachable(PenstockError):
-    """The service cannot be reached, so it does not have the job."""
-
-
-class Unavailable(PenstockError):
-    """The service asked to try again."""
+_CALLBACK_WITHIN = timedelta(minutes=5)
 
 
 class _Text(Codec[str]):
@@ -110,99 +52,6 @@ class _Text(Codec[str]):
 
     def load(self, text: str) -> str:
         return text
-
-
-class Service:
-    """The downstream service.
-
-    Args:
-        settings: Where it is.
-    """
-
-    def __init__(self, settings: DownstreamSettings) -> None:
-        settings.require_url()
-        self._settings = settings
-        self._base = settings.url.rstrip("/")
-        self._session: aiohttp.ClientSession | None = None
-
-    async def open(self) -> None:
-        """Make the pool of connections."""
-        self._session = aiohttp.ClientSession(
-            auth=aiohttp.BasicAuth("jobs", self._settings.password.get_secret_value()),
-            connector=aiohttp.TCPConnector(limit=self._settings.connections),
-            # The connect limits the time to reach the service, the read the time until its answer.
-            timeout=aiohttp.ClientTimeout(total=None, sock_connect=self._settings.timeout_s, sock_read=self._settings.timeout_s),
-            headers={
-                "Accept": "application/json",
-                "Content-Type": "application/json",
-                "User-Agent": f"penstock/{__version__}",
-            },
-        )
-
-    async def close(self) -> None:
-        """Close the connections."""
-        if self._session is not None:
-            await self._session.close()
-
-    async def post(self, job: Job[str], *, again: bool) -> bool:
-        """Send a job. Returns whether the service is known to have it; False: it may have it.
-
-        Args:
-            job: The job, its data as JSON text.
-            again: Whether the service may be given the job twice when a connection breaks.
-
-        Raises:
-            Refused, Unreachable, Unavailable: It does not have it.
-        """
-        body = f'{{"data":{job.data},"id":"job_{job.id}","attempts":{job.attempts}}}'.encode()
-        try:
-            return await self._post(job, body)
-        except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError) as error:
-            # The service may have closed a connection that was kept, just before the request.
-            if not again:
-                log.info("downstream_answer_lost", job_id=str(job.id), error=str(error))
-                return False
-        try:
-            return await self._post(job, body)
-        except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError) as error:
-            log.info("downstream_answer_lost", job_id=str(job.id), error=str(error))
-            return False
-
-    async def _post(self, job: Job[str], body: bytes) -> bool:
-        assert self._session is not None  # noqa: S101
-        url = f"{self._base}/v1/jobs/{quote(job.name, safe='')}/job_{job.id}"
-        self._dump(">", f"POST {url} ", body)
-        try:
-            async with self._session.post(URL(url, encoded=True), data=body, allow_redirects=False) as response:
-                content = await response.read()
-                self._dump("<", f"{response.status} ", content)
-                if response.status < 300:
-                    return True
-                raise _refusal(response.status, content)
-        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
-            raise Unreachable(f"the downstream service cannot be reached: {error}") from None
-        except TimeoutError:
-            log.info("downstream_answer_late", job_id=str(job.id))
-            return False
-        except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError):
-            raise
-        except aiohttp.ClientError as error:
-            raise Refused(f"the answer of the downstream service makes no sense: {error}") from None
-
-    def _dump(self, direction: str, what: str, body: bytes) -> None:
-        if self._settings.debug_traffic:
-            sys.stderr.write(f"{direction} {what}{body.decode('utf-8', 'replace')}\n")
-
-
-def _refusal(status: int, content: bytes) -> PenstockError:
-    title, id = f"the downstream service answered {status}", ""
-    try:
-        error = orjson.loads(content)
-        if isinstance(error, dict):
-            title, id = f"{title}: {str(error.get('title') or '')[:500]}", str(error.get("id") or "")
-    except orjson.JSONDecodeError:
-        pass
-    return Unavailable(title) if id == "service_unavailable" else Refused(title)
 
 
 class Callbacks:
@@ -250,7 +99,8 @@ class DownstreamWorker(Worker):
         self._only = set(names)
         self._service = Service(downstream)
         self._callbacks = Callbacks()
-        self._accepted: set[tuple[UUID, int, int]] = set()
+        # What the service has, or may have.
+        self._sent: set[tuple[UUID, int, int]] = set()
         self._wake_claimer: Any = lambda: None
         super().__init__(database, self._worked, settings.model_copy(update={"concurrency": downstream.concurrency}))
 
@@ -281,13 +131,13 @@ class DownstreamWorker(Worker):
     async def _leave(self, runner: Runner) -> None:
         """What the service has stays in progress: its callback still counts when this process is gone."""
         try:
-            left = await http.leave_to_callback(self._database, list(self._accepted))
+            left = await http.leave_to_callback(self._database, list(self._sent))
         except PenstockError as error:
             log.warning("jobs_not_left", error=error.message)
             return
         if left:
             log.info("jobs_left_to_callbacks", jobs=left)
-        for id, attempts, _ in list(self._accepted):
+        for id, attempts, _ in list(self._sent):
             self._callbacks.settled(id, attempts)
         await runner.finished(1.0)
 
@@ -302,7 +152,9 @@ class DownstreamWorker(Worker):
                 new = True
                 text = _Text(record.name)
                 self._worked[record.name] = WorkedType(record.name, record.options, text, self._send, "async")
-            self._worked[record.name].refresh(record)
+            worked = self._worked[record.name]
+            worked.refresh(record)
+            worked.limit = worked.limit or _CALLBACK_WITHIN
         return new
 
     async def _look_for_types(self, claimer: Claimer) -> None:
@@ -338,25 +190,26 @@ class DownstreamWorker(Worker):
         try:
             again = self._records[job.name].options.delivery is Delivery.AT_LEAST_ONCE
             try:
-                await self._deliver(job, settled, again)
+                await self._deliver(job, held, settled, again)
             except PenstockError:
                 # The service may have called back and then stumbled over its own answer.
                 if settled.done():
                     raise SettledElsewhere from None
                 raise
-            self._accepted.add(held)
             await settled
             raise SettledElsewhere
         finally:
-            self._accepted.discard(held)
+            self._sent.discard(held)
             self._callbacks.forget(job.id, job.attempts)
 
-    async def _deliver(self, job: Job[str], settled: asyncio.Future[None], again: bool) -> None:
+    async def _deliver(self, job: Job[str], held: tuple[UUID, int, int], settled: asyncio.Future[None], again: bool) -> None:
         for pause in (*_PAUSES_S, None):
+            self._sent.add(held)
             try:
                 await self._service.post(job, again=again)
                 return
             except Unavailable:
                 if pause is None or settled.done():
                     raise
+                self._sent.discard(held)
             await asyncio.sleep(pause)

@@ -13,6 +13,25 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
+class NewMessage(Generic[T]):
+    """A message for `Topic.publish_many`.
+
+    Attributes:
+        data: The payload.
+        id: Identity; publishing the same id again is the same message. None: a new UUIDv7.
+        unique: A subscriber in whose queue a copy with this key waits gets no other one.
+        run_after: No copy is to be started before: a time, or a span from now by the database's clock.
+        expires_at: A copy that was not started by then is archived as expired.
+    """
+
+    data: T
+    id: UUID | str | None = None
+    unique: str | None = None
+    run_after: datetime | timedelta | None = None
+    expires_at: datetime | timedelta | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class ReceiverOutcome:
     """What became of a message at one receiver.
 

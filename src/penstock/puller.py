@@ -122,10 +122,13 @@ class _Puller:
         """See `Runs`."""
         return self._prefetch - len(self.in_hand)
 
-    def start(self, job: ClaimedJob, claimed_at: float, may_start: Callable[[], bool]) -> None:
+    def start(self, job: ClaimedJob, claimed_at: float, may_start: Callable[[], bool], ahead: bool) -> None:
         """See `Runs`."""
         hand = self.in_hand[job.id] = _InHand(self, job)
-        self.waiting.append(hand)
+        if ahead:
+            self.waiting.appendleft(hand)
+        else:
+            self.waiting.append(hand)
         self.arrived.set()
 
     def cancel(self, id: UUID, reason: str) -> None:
@@ -229,7 +232,7 @@ class PoolWorker(Generic[T]):
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         assert self._part is not None and self._puller is not None and self._taking_part is not None  # noqa: S101
-        self._part.stop()
+        self._part.stop(self._app.settings.shutdown_grace.total_seconds())
         self._puller.release_all()
         # If the database is away now, the others evict this worker.
         with suppress(PenstockError, ExceptionGroup):

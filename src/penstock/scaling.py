@@ -1,4 +1,4 @@
-"""Scaling advice: from how long jobs wait and how fast they went of late to how many workers there should be. Pure.
+"""Scaling: from how long jobs wait and how fast they went of late to how many workers there should be. Pure.
 
 Little's law with the recent past as the guess of the near future: workers finish `finished_per_s` together, so a backlog of
 `ready` jobs takes `ready / finished_per_s`; to have it take `wait_s` the workers must be that many times more.
@@ -6,8 +6,9 @@ Little's law with the recent past as the guess of the near future: workers finis
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from math import ceil
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import ceil, inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,3 +74,58 @@ def advise(load: Load, wait_s: float) -> ScaleAdvice:
     if load.most_workers is not None:
         advised = min(advised, load.most_workers)
     return ScaleAdvice(load.name, load.ready, load.oldest_ready_s, rate, drain_s, load.workers, max(advised, 1))
+
+
+@dataclass(slots=True)
+class Autoscale:
+    """How many workers one machine should run, step by step. Times are seconds of a monotonic clock.
+
+    More come at once; fewer only after fewer would have done for a while, one at a time. After each step it waits until the
+    advice can show what came of it.
+
+    Attributes:
+        low: The fewest.
+        high: The most.
+        settle_s: Pause after each step.
+        patience_s: For how long fewer must do before the first one goes.
+    """
+
+    low: int
+    high: int
+    settle_s: float
+    patience_s: float
+    _stepped_at: float = field(default=-inf, init=False)
+    _fewer_since: float | None = field(default=None, init=False)
+
+    def decide(self, advice: Sequence[ScaleAdvice], local: int, now: float) -> int:
+        """How many there should be now.
+
+        Args:
+            advice: For the types that these workers work on; none: unknown, all stays as it is.
+            local: How many there are here. Workers elsewhere get the same advice, and each machine does its share.
+            now: The time.
+        """
+        wanted = min(max(self._share(advice, local), self.low), self.high)
+        if wanted >= local:
+            self._fewer_since = None
+        elif self._fewer_since is None:
+            self._fewer_since = now
+        if not self.low <= local <= self.high:
+            return min(max(local, self.low), self.high)
+        if now - self._stepped_at < self.settle_s:
+            return local
+        if wanted > local:
+            self._stepped_at = now
+            return wanted
+        if self._fewer_since is not None and now - self._fewer_since >= self.patience_s:
+            self._stepped_at = now
+            return local - 1
+        return local
+
+    @staticmethod
+    def _share(advice: Sequence[ScaleAdvice], local: int) -> int:
+        if not advice:
+            return local
+        # The type that needs most decides.
+        factor = max(one.advised / max(one.workers, 1) for one in advice)
+        return ceil(local * factor) if factor >= 1 else int(local * factor)

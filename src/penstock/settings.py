@@ -44,6 +44,9 @@ class Settings(BaseSettings):
     pool_size: int = Field(default=4, ge=1, le=200, description="Most database connections of one process.")
     command_timeout: Span = Field(default=timedelta(seconds=30), description="Longest time for one database call.")
     connect_timeout: Span = Field(default=timedelta(seconds=10), description="Longest time to open a connection.")
+    start_timeout: Span = Field(
+        default=timedelta(seconds=60), description="How long a worker or server that starts waits for the database."
+    )
     statement_cache: bool = Field(
         default=True, description="Prepared statements; switch off behind a PgBouncer that cannot keep them."
     )
@@ -63,6 +66,11 @@ class Settings(BaseSettings):
         default=timedelta(seconds=10), description="Time for running handlers when their slot goes to another worker."
     )
     shutdown_grace: Span = Field(default=timedelta(seconds=30), description="Time for running handlers at shutdown.")
+    autoscale_interval: Span = Field(default=timedelta(seconds=5), description="How often --autoscale looks at the load.")
+    autoscale_settle: Span = Field(default=timedelta(seconds=15), description="Pause of --autoscale after each step.")
+    autoscale_patience: Span = Field(
+        default=timedelta(seconds=60), description="For how long fewer workers must do before --autoscale ends one."
+    )
     archive_retention: Span | None = Field(
         default=timedelta(days=30), description="How long finished jobs are kept; none: for ever."
     )

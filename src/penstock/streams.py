@@ -12,6 +12,7 @@ Events of one key are in one partition, in the order in which they were appended
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Mapping, Sequence
 from datetime import datetime
@@ -58,7 +59,8 @@ class Stream(Generic[T]):
         self.partitions = partitions
         self.options = options
         self.encoding: Encoding[T] = Encoding(name, payload, key, options.format == "bytes", options.compression is not None)
-        self._appender = Appender(self._send, self._width)
+        # One for each loop: handlers in threads may append through `Penstock.sync`, and loops end.
+        self._appenders: dict[asyncio.AbstractEventLoop, Appender] = {}
         self._record: StreamRecord | None = None
 
     # -- declaring
@@ -153,8 +155,8 @@ class Stream(Generic[T]):
         columns = self.encoding.columns(items)
         await self.declare()
         if connection is None:
-            return await self._appender.append(columns)
-        return await self._appender.append_through(columns, lambda routed: append_through(connection, self.name, routed))
+            return await self.appender().append(columns)
+        return await append_through(connection, self.name, columns)
 
     def producer(self, id: str | None = None, *, sequence: int = 0) -> Producer[T]:
         """A producer whose appends can be repeated without being there twice.
@@ -214,6 +216,16 @@ class Stream(Generic[T]):
             )
             first = last
 
+    def appender(self) -> Appender:
+        """What groups the appends that are made on this loop."""
+        loop = asyncio.get_running_loop()
+        appender = self._appenders.get(loop)
+        if appender is None:
+            for ended in [other for other in self._appenders.copy() if other.is_closed()]:
+                self._appenders.pop(ended, None)
+            appender = self._appenders[loop] = Appender(self._send, self._width)
+        return appender
+
     async def _send(self, routed: Routed) -> Sequence[Any]:
         return await streams.append_routed(await self.app.database(), self.name, routed)
 
@@ -233,6 +245,8 @@ class Stream(Generic[T]):
             OffsetGone: Retention dropped what is there.
             NotFound: There is no such partition.
         """
+        if offset < 0:
+            raise InvalidInput(f"offset must not be negative, and is {offset}")
         if not 1 <= limit <= 100_000:
             raise InvalidInput(f"limit must be between 1 and 100,000, not {limit}")
         found: list[Event[T]] = []
@@ -365,14 +379,19 @@ class Producer(Generic[T]):
             Conflict: Another writer uses this id.
         """
         columns = self.stream.encoding.columns(items)
-        await self.stream.declare()
+        if not columns.payloads:
+            return Appended([], [])
         database = await self.stream.app.database()
         number = self.sequence + 1
 
         async def send(routed: Routed) -> Sequence[Any]:
-            return await streams.append_routed(database, self.stream.name, routed, self.id, number, retry=retry)
+            return await streams.append_routed(database, self.stream.name, routed, self.id, number)
 
-        receipts = await self.stream._appender.append_through(columns, send)
+        async def once() -> Appended:
+            await self.stream.declare()
+            return await self.stream.appender().append_through(columns, send)
+
+        receipts = await (database.retrying(once) if retry else once())
         self.sequence = number
         return receipts
 

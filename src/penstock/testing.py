@@ -15,7 +15,9 @@ async def test_it(databases):
 from __future__ import annotations
 
 import asyncio
+import os
 import secrets
+import shutil
 import tempfile
 import time
 import uuid
@@ -41,6 +43,9 @@ from penstock.worker.runner import Runner
 from penstock.worker.settler import Settler
 from penstock.worker.types import WorkedType
 
+_SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - only folders with random names are made there
+_MEMORY_FREE_BYTES = 4 * 2**30
+
 
 class TemporaryDatabases:
     """Makes databases with the Penstock schema, each in well under a second, as copies of one template.
@@ -48,10 +53,13 @@ class TemporaryDatabases:
     Args:
         server_url: A server where databases may be created; None: an embedded one in a temporary folder.
         bin_dir: PostgreSQL's programs for the embedded one; None: those of the wheel.
+        parent: Where the temporary folder is made; None: in memory where the system has a place for that, which makes databases
+            several times faster, else on disk.
     """
 
-    def __init__(self, server_url: str | None = None, *, bin_dir: Path | None = None) -> None:
+    def __init__(self, server_url: str | None = None, *, bin_dir: Path | None = None, parent: Path | None = None) -> None:
         self._given_url = server_url
+        self._parent = parent or _in_memory()
         self._bin_dir = bin_dir
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._server: EmbeddedServer | None = None
@@ -60,7 +68,7 @@ class TemporaryDatabases:
 
     def __enter__(self) -> TemporaryDatabases:
         if self._given_url is None:
-            self._folder = tempfile.TemporaryDirectory(prefix="penstock-test-", ignore_cleanup_errors=True)
+            self._folder = tempfile.TemporaryDirectory(prefix="penstock-test-", dir=self._parent, ignore_cleanup_errors=True)
             self._server = EmbeddedServer(Path(self._folder.name), bin_dir=self._bin_dir)
             self.server_url = self._server.start()
         else:
@@ -190,3 +198,10 @@ async def run_due_jobs(app: Penstock, *names: str, limit: int = 10_000) -> list[
             await balance.leave(database, pool.name, _MEMBER, _SESSION, None)
     found = await jobs.find(database, list(ran))
     return [found[id] for id in ran]
+
+
+def _in_memory() -> Path | None:
+    """A folder in memory with room for databases. Containers often have a small one."""
+    if not os.access(_SHARED_MEMORY, os.W_OK | os.X_OK) or shutil.disk_usage(_SHARED_MEMORY).free < _MEMORY_FREE_BYTES:
+        return None
+    return _SHARED_MEMORY

@@ -27,18 +27,19 @@ from penstock.callers import publish_through
 from penstock.errors import InvalidInput, PenstockError
 from penstock.handler import Job
 from penstock.job import parse_id
-from penstock.message import Message, Published, Subscribed, Subscriber
+from penstock.message import Message, NewMessage, Published, Subscribed, Subscriber
 from penstock.payload import Codec, dump_json
 from penstock.postgres import topics
 from penstock.postgres.database import Database
 
 if TYPE_CHECKING:
-    from penstock.app import JobType, Penstock
+    from penstock.app import Penstock
+    from penstock.declaring import JobType
 
 log = structlog.get_logger("penstock.topics")
 T = TypeVar("T")
 _RENEWALS_IN_A_TTL = 4
-_BATCH = 1_000
+BATCH = 1_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,18 +122,25 @@ class Topic(Generic[T]):
                     "nobody can receive a message before the caller's transaction commits",
                     hint="Publish with background=False without connection, or look at the outcomes later.",
                 )
-            return await publish_through(connection, self.name, document)
+            return (await publish_through(connection, self.name, [document]))[0]
         await self.declare()
         database = await self.app.database()
         receipt = await topics.publish(database, self.name, document)
         return receipt if background else await self.outcomes(receipt, timeout=timeout)
 
-    async def publish_many(self, data: Iterable[T], *, ids: Iterable[UUID | str] | None = None) -> list[Published]:
+    async def publish_many(
+        self,
+        messages: Iterable[NewMessage[T] | T],
+        *,
+        ids: Iterable[UUID | str] | None = None,
+        connection: Any = None,
+    ) -> list[Published]:
         """Publish many messages in their order, in batches of 1,000, each all or none.
 
         Args:
-            data: The payloads.
-            ids: An identity for each, so that the call can be repeated; None: new ones.
+            messages: Payloads, or `NewMessage` for what else a message can have. Those with unique keys are written one by one.
+            ids: An identity for each, so that the call can be repeated; None: those of the `NewMessage`s, or new ones.
+            connection: Publish through this connection, in its transaction; see `publish`.
 
         Returns:
             A receipt for each, in order.
@@ -140,18 +148,16 @@ class Topic(Generic[T]):
         Raises:
             InvalidInput: Something about the call is wrong; the batches before are published.
         """
-        payloads = [self.codec.dump(payload) for payload in data]
-        given = [uuid_utils.compat.uuid7() for _ in payloads] if ids is None else [parse_id(id) for id in ids]
-        if len(given) != len(payloads):
-            raise InvalidInput(
-                f"{len(payloads)} messages have {len(given)} ids", hint="Give an id for each message, or none at all."
-            )
-        await self.declare()
-        database = await self.app.database()
+        documents = self.documents(messages, ids)
         receipts: list[Published] = []
-        for start in range(0, len(payloads), _BATCH):
-            end = start + _BATCH
-            receipts += await topics.publish_many(database, self.name, payloads[start:end], given[start:end])
+        if connection is None:
+            await self.declare()
+        for start in range(0, len(documents), BATCH):
+            batch = documents[start : start + BATCH]
+            if connection is None:
+                receipts += await topics.publish_many(await self.app.database(), self.name, batch)
+            else:
+                receipts += await publish_through(connection, self.name, batch)
         return receipts
 
     async def outcomes(self, receipt: Published, *, timeout: timedelta = timedelta(0)) -> Published:
@@ -175,8 +181,29 @@ class Topic(Generic[T]):
         run_after: datetime | timedelta | None,
         expires_at: datetime | timedelta | None,
     ) -> str:
-        """The message as it travels to the database."""
+        """A message as it travels to the database."""
         payload = "{}" if data is None else self.codec.dump(data)
+        return self._document(payload, id, unique, run_after, expires_at)
+
+    def documents(self, messages: Iterable[NewMessage[T] | T], ids: Iterable[UUID | str] | None) -> list[str]:
+        """Messages as they travel to the database."""
+        new = [message if isinstance(message, NewMessage) else NewMessage(message) for message in messages]
+        given = [message.id for message in new] if ids is None else list(ids)
+        if len(given) != len(new):
+            raise InvalidInput(f"{len(new)} messages have {len(given)} ids", hint="Give an id for each message, or none at all.")
+        return [
+            self._document(self.codec.dump(message.data), id, message.unique, message.run_after, message.expires_at)
+            for message, id in zip(new, given, strict=True)
+        ]
+
+    def _document(
+        self,
+        payload: str,
+        id: UUID | str | None,
+        unique: str | None,
+        run_after: datetime | timedelta | None,
+        expires_at: datetime | timedelta | None,
+    ) -> str:
         message_id = uuid_utils.compat.uuid7() if id is None else parse_id(id)
         if unique is not None and "\x00" in unique:
             raise InvalidInput("the unique key contains the character U+0000", hint="Use 1 to 255 printable characters.")

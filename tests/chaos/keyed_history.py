@@ -93,10 +93,10 @@ def check_keys(events: list[Event], gone: list[Gone], succeeded: dict[str, int],
 
 
 def check_standing(events: list[Event], gone: list[Gone], wanted: set[str], until: float, within_s: float) -> list[str]:
-    """Where two runs of a standing job overlapped, and where one was missing for too long.
+    """Where two runs of a standing job overlapped, where one was missing for too long, and where an old run's state came back.
 
     Args:
-        events: The recorded history: began and stopped, with an id for each run.
+        events: The recorded history: began and stopped, with an id for each run; attempts: which run by the state it was given.
         gone: When worker processes were killed or stopped.
         wanted: The keys that were wanted from begin to end.
         until: When they were wanted no longer.
@@ -105,7 +105,7 @@ def check_standing(events: list[Event], gone: list[Gone], wanted: set[str], unti
     runs: dict[str, dict[str, Run]] = defaultdict(dict)
     for event in events:
         if event.kind == "began":
-            runs[event.name][event.id] = Run(0, event.attempts, event.worker, event.at, until, "")
+            runs[event.name][event.id] = Run(event.attempts, event.attempts, event.worker, event.at, until, "")
         elif event.kind == "stopped" and event.id in runs[event.name]:
             runs[event.name][event.id].end = event.at
     violations = [f"P2: the standing job {key} never ran" for key in sorted(wanted - set(runs))]
@@ -121,6 +121,9 @@ def check_standing(events: list[Event], gone: list[Gone], wanted: set[str], unti
                 violations.append(
                     f"P6: {key} began on {after.worker} at {after.begin:.3f}, ran on {before.worker} until {before.end:.3f}"
                 )
+            elif after.n < before.n:
+                # Every run hands on what it got plus one, or, when it could not, what it got.
+                violations.append(f"P4: {key} got the state of run {after.n} on {after.worker} after run {before.n}")
             elif after.begin - before.end > within_s:
                 violations.append(f"P9: {key} did not run for {after.begin - before.end:.1f} s")
     return violations

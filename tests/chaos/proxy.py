@@ -17,6 +17,7 @@ class Proxy:
         self._flows.set()
         self._writers: set[asyncio.StreamWriter] = set()
         self.url = ""
+        self.refuses = False  # new connections are closed at once
 
     async def __aenter__(self) -> Proxy:
         parts = urlsplit(self._to)
@@ -50,6 +51,9 @@ class Proxy:
             writer.transport.abort()
 
     async def _accepted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self.refuses:
+            writer.transport.abort()
+            return
         self._writers.add(writer)
         other_writer = None
         with suppress(OSError, asyncio.IncompleteReadError):

@@ -49,9 +49,9 @@ def test_what_is_wrong_is_found(message: str) -> None:
     assert message in violation
 
 
-def standing(name: str, id: str, begin: float, end: float | None, worker: str = "1") -> list[Event]:
-    began = Event("began", id, name, begin, 1, worker)
-    return [began] if end is None else [began, Event("stopped", id, name, end, 1, worker)]
+def standing(name: str, id: str, begin: float, end: float | None, worker: str = "1", runs: int = 1) -> list[Event]:
+    began = Event("began", id, name, begin, runs, worker)
+    return [began] if end is None else [began, Event("stopped", id, name, end, runs, worker)]
 
 
 @pytest.mark.parametrize(
@@ -63,6 +63,8 @@ def standing(name: str, id: str, begin: float, end: float | None, worker: str = 
         ([*standing("a", "1", 0, 20), *standing("a", "2", 6, None, "2")], [Gone("1", 3, 9)], "ran on 1"),
         ([*standing("a", "1", 0, 5), *standing("a", "2", 4, None, "2")], [], "ran on 1"),
         ([*standing("a", "1", 0, 5), *standing("a", "2", 40, None, "2")], [], "did not run for 35.0 s"),
+        ([*standing("a", "1", 0, 5, runs=3), *standing("a", "2", 6, None, "2", runs=4)], [], ""),
+        ([*standing("a", "1", 0, 5, runs=3), *standing("a", "2", 6, None, "2", runs=2)], [], "state of run 2"),
         ([], [], "never ran"),
     ],
 )

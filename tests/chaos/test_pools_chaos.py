@@ -80,6 +80,8 @@ class Fleet:
         self.note("frozen")
         worker = self.workers[place]
         worker.send_signal(signal.SIGSTOP)
+        # It may go on for a moment; from here on it does not.
+        await asyncio.to_thread(os.waitid, os.P_PID, worker.pid, os.WSTOPPED)
         at = time.monotonic()
         # The absence that is the test: nothing else can show that it is long enough.
         await asyncio.sleep(seconds)
@@ -186,7 +188,7 @@ async def test_keys_keep_their_order_whatever_happens_to_workers(url: str, tmp_p
             )
             violations += check_keys(keyed, fleet.gone, succeeded, failed, within_s=15)
             violations += check_standing(events, fleet.gone, wanted, until, within_s=15)
-            assert violations == [], "\n".join(violations[:20])
+            assert violations == [], "\n".join([*violations[:20], *map(str, fleet.gone)])
             assert codes == [0] * 4
             assert await database.fetchval("select count(*) from penstock.leases") == 0
             assert await database.fetchval("select count(*) from penstock.members") == 0

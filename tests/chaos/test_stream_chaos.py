@@ -1,4 +1,4 @@
-"""Streams while consumers are killed and frozen, the server crashes, producers retry, the stream grows: the checker decides."""
+"""Streams while consumers are killed, frozen and cut off, the server crashes, producers retry, streams grow."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from proxy import Proxy
 from stream_history import Sent, check_exactly_once, check_group, check_log, read_handled
 
 from conftest import eventually
@@ -42,31 +43,34 @@ $do$
 
 
 class Consumers:
-    """Worker processes, as an operator would run them."""
+    """Worker processes, as an operator would run them; the first one behind a proxy."""
 
-    def __init__(self, url: str, history: Path, sabotage: str) -> None:
-        self.killed = self.frozen = 0
+    def __init__(self, url: str, proxy: Proxy, history: Path, sabotage: str) -> None:
+        self.killed = self.frozen = self.cut = 0
+        self._proxy = proxy
+        self._urls = [proxy.url] + [url] * (CONSUMERS - 1)
         self._environment = {
             **os.environ,
-            "PENSTOCK_DATABASE_URL": url,
             "CHAOS_HISTORY": str(history),
             "CHAOS_SABOTAGE": sabotage,
             "PENSTOCK_HEARTBEAT_INTERVAL": "0.4",
             "PENSTOCK_DEAD_AFTER": "1.5",
             "PENSTOCK_POLL_INTERVAL": "0.3",
+            "PENSTOCK_COMMAND_TIMEOUT": "3",
         }
         self._log = history.with_suffix(".log").open("ab")
-        self.processes = [self._start() for _ in range(CONSUMERS)]
+        self.processes = [self._start(place) for place in range(CONSUMERS)]
 
-    def _start(self) -> subprocess.Popen[bytes]:
+    def _start(self, place: int) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-m", "penstock", "worker", "stream_workload:app"]
-        return subprocess.Popen(command, env=self._environment, cwd=Path(__file__).parent, stdout=self._log, stderr=self._log)
+        environment = {**self._environment, "PENSTOCK_DATABASE_URL": self._urls[place]}
+        return subprocess.Popen(command, env=environment, cwd=Path(__file__).parent, stdout=self._log, stderr=self._log)
 
     def kill_one(self, chance: random.Random) -> None:
         place = chance.randrange(CONSUMERS)
         self.processes[place].kill()
         self.processes[place].wait()
-        self.processes[place] = self._start()
+        self.processes[place] = self._start(place)
         self.killed += 1
 
     async def freeze_one(self, chance: random.Random, seconds: float) -> None:
@@ -76,11 +80,18 @@ class Consumers:
         await asyncio.sleep(seconds)
         process.send_signal(signal.SIGCONT)
 
+    async def cut_off(self, seconds: float) -> None:
+        """Cut what goes through the proxy, a consumer and a producer: nothing passes, and nobody is told."""
+        self._proxy.cut()
+        self.cut += 1
+        await asyncio.sleep(seconds)
+        self._proxy.mend()
+
     def revive(self) -> None:
         """Start those anew that ended by themselves, as a supervisor would: one that finds no database at its start gives up."""
         for place, process in enumerate(self.processes):
             if process.poll() is not None:
-                self.processes[place] = self._start()
+                self.processes[place] = self._start(place)
 
     def stop(self) -> None:
         for process in self.processes:
@@ -150,20 +161,28 @@ async def run(tmp_path: Path, sabotage: str) -> None:
     await database.fetch("create table chaos_written (partition integer, event_offset bigint)")
     if sabotage == "unfenced":
         await database.fetch(UNFENCED)
-    consumers = Consumers(url, history, sabotage)
+    proxy = await Proxy(url).__aenter__()
+    behind = Penstock(proxy.url, settings=Settings(command_timeout=timedelta(seconds=3)))
+    await behind.open()
+    consumers = Consumers(url, proxy, history, sabotage)
     sent: list[Sent] = []
     appended: dict[str, list[str]] = defaultdict(list)
     try:
         until = time.monotonic() + SECONDS
-        producing = [asyncio.create_task(produce(stream, name, until, sent, appended)) for name in range(PRODUCERS)]
+        streams = [behind.stream("chaos", str, partitions=6), *[stream] * (PRODUCERS - 1)]
+        producing = [asyncio.create_task(produce(each, name, until, sent, appended)) for name, each in enumerate(streams)]
         freezing: list[asyncio.Task[None]] = []
+        cutting = asyncio.create_task(consumers.cut_off(chance.uniform(1, 4)))
         crash_at, grow_at = until - SECONDS * 0.5, until - SECONDS * 0.3
         next_blow = time.monotonic() + 3
         while time.monotonic() < until:
             consumers.revive()
             if time.monotonic() > next_blow:
-                if chance.random() < 0.5:
+                blow = chance.choice(["kill", "freeze", "cut"])
+                if blow == "kill":
                     consumers.kill_one(chance)
+                elif blow == "cut" and cutting.done():
+                    cutting = asyncio.create_task(consumers.cut_off(chance.uniform(1, 4)))
                 else:
                     freezing.append(asyncio.create_task(consumers.freeze_one(chance, 2.5)))
                 next_blow = time.monotonic() + chance.uniform(0.8, 2)
@@ -175,7 +194,8 @@ async def run(tmp_path: Path, sabotage: str) -> None:
                     await stream.grow(10)
                     grow_at = float("inf")
             await asyncio.sleep(0.05)
-        await asyncio.gather(*producing, *freezing)
+        await asyncio.gather(*freezing, cutting)
+        await asyncio.gather(*producing)
         assert crash_at == grow_at == float("inf")
 
         async def caught_up() -> bool:
@@ -196,7 +216,10 @@ async def run(tmp_path: Path, sabotage: str) -> None:
         broken_log = check_log(log, sent)
         broken_plain = check_group(log, [event for event in handled if event.group == "plain"], appended)
         broken_exact = check_exactly_once(log, written)  # type: ignore[arg-type]
-        print(f"{len(sent)} events, {consumers.killed} consumers killed, {consumers.frozen} frozen, {len(handled)} handled")
+        print(
+            f"{len(sent)} events, {consumers.killed} consumers killed, {consumers.frozen} frozen, {consumers.cut} cuts,"
+            f" {len(handled)} handled"
+        )
         assert broken_log == [], "\n".join(broken_log[:20])
         if sabotage == "early":
             if not broken_plain:
@@ -208,8 +231,11 @@ async def run(tmp_path: Path, sabotage: str) -> None:
                 raise Unnoticed("members committed what they had lost")
         else:
             assert broken_exact == [], "\n".join(broken_exact[:20])
-        assert consumers.killed + consumers.frozen >= 5
+        assert consumers.killed + consumers.frozen + consumers.cut >= 5
+        assert consumers.cut > 0
     finally:
         consumers.stop()
+        await behind.close()
+        await proxy.__aexit__()
         await app.close()
         await asyncio.to_thread(server.stop)

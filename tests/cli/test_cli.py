@@ -310,6 +310,17 @@ def test_a_tour_of_the_pools(url: str, tmp_path: Path) -> None:
         assert "tenants" in penstock(url, "scale", "advise").stdout
         assert "no such pool" in penstock(url, "pools", "show", "nothing").stderr
         assert "cannot have 4 slots" in penstock(url, "pools", "resize", "tenants", "4").stderr
+        assert json.loads(penstock(url, "pools", "key", "tenants", "acme", "--json").stdout)["owner"] == id
+        assert "3 jobs a turn" in penstock(url, "pools", "weight", "tenants", "acme", "3").stdout
+        assert json.loads(penstock(url, "pools", "create", "others", "--slots", "4", "--json").stdout)["slots"] == 4
+        assert "started: acme" in penstock(url, "pools", "start", "others", "acme", '{"n": 1}').stdout
+        assert "another payload" in penstock(url, "pools", "start", "others", "acme", "2").stderr
+        assert "notified: acme" in penstock(url, "pools", "notify", "others", "acme", "1").stdout
+        (job,) = json.loads(penstock(url, "pools", "standing", "others", "--json").stdout)
+        assert (job["key"], job["data"], job["messages"], job["running_by"]) == ("acme", {"n": 1}, 1, None)
+        assert "(not running)" in penstock(url, "pools", "standing", "others").stdout
+        assert "stopped: acme" in penstock(url, "pools", "stop", "others", "acme").stdout
+        assert "no standing job" in penstock(url, "pools", "stop", "others", "acme").stderr
     finally:
         worker.send_signal(signal.SIGTERM)
         assert worker.wait(60) == 0

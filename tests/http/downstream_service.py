@@ -54,7 +54,8 @@ async def work(app: web.Application, name: str, id: str, body: dict[str, Any]) -
     if act == "forget":
         return
     if act == "stale":
-        await call_back(app, name, id, attempt - 1, "succeeded")
+        # Numbers count down: these are of attempts before. (The next number may be the job's by the time it arrives.)
+        await call_back(app, name, id, attempt + 1, "succeeded")
         await call_back(app, name, id, attempt + 1, "failed", retryable=False)
     await call_back(app, name, id, attempt, status)
     if act == "twice":

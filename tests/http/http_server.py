@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -40,6 +41,16 @@ class Served:
         self.log = log
         self.said = said
 
+    def line_with(self, words: str) -> str:
+        """The first line of its log with these words; it may be written after the answer."""
+        until = time.monotonic() + 30
+        while time.monotonic() < until:
+            for line in self.log.read_text().splitlines(keepends=True):
+                if words in line and line.endswith("\n"):
+                    return line
+            time.sleep(0.02)
+        pytest.fail(f"the server did not log {words!r}: {self.log.read_text()}")
+
     def client(self, **options: Any) -> httpx.Client:
         return httpx.Client(base_url=self.base_url, timeout=30, **({"auth": ("admin", TOKEN)} | options))
 
@@ -47,6 +58,15 @@ class Served:
 @contextmanager
 def serving(database_url: str, *arguments: str, token: str | None = TOKEN, **environment: str) -> Iterator[Served]:
     """A server on a free port; it must end with 0 when it is told to stop."""
+    with served_until_killed(database_url, *arguments, token=token, **environment) as served:
+        yield served
+        served.process.send_signal(signal.SIGTERM)
+        assert served.process.wait(30) == 0
+
+
+@contextmanager
+def served_until_killed(database_url: str, *arguments: str, token: str | None = TOKEN, **environment: str) -> Iterator[Served]:
+    """A server on a free port; it is killed at the end."""
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "log"
         env = {**os.environ, "PENSTOCK_DATABASE_URL": database_url, **environment}
@@ -69,11 +89,9 @@ def serving(database_url: str, *arguments: str, token: str | None = TOKEN, **env
             else:
                 pytest.fail(f"the server did not start: {said}{log.read_text()}")
             served = Served(process, found[1], database_url, log, said)
-            with httpx.Client(base_url=served.base_url, transport=httpx.HTTPTransport(retries=10)) as client:
+            with httpx.Client(base_url=served.base_url, transport=httpx.HTTPTransport(retries=10), timeout=60) as client:
                 assert client.get("/healthz").text == "ok\n"
             yield served
-            process.send_signal(signal.SIGTERM)
-            assert process.wait(30) == 0
         finally:
             process.kill()
             process.communicate()

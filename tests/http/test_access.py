@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 import os
@@ -12,6 +13,7 @@ from typing import Any
 from uuid import uuid4
 
 import asyncpg
+import httpx
 import pytest
 from http_server import Served, serving
 
@@ -249,3 +251,61 @@ async def test_who_is_known_is_not_asked_again() -> None:
 
 def test_credentials_do_not_show_their_secret() -> None:
     assert "s3cret" not in repr(Credentials("ada", "s3cret"))
+
+
+async def test_guesses_at_the_same_time_do_not_slip_through_together(with_users: Served) -> None:
+    async with httpx.AsyncClient(base_url=with_users.base_url, timeout=60) as client:
+
+        async def guess(secret: str) -> int:
+            headers = {"X-Forwarded-For": secret}
+            return (await client.get("/v1/jobs", auth=("someone", secret), headers=headers)).status_code
+
+        statuses = await asyncio.gather(*(guess(f"guess-{n}") for n in range(40)))
+        assert sorted(statuses) == [403] * 10 + [429] * 30
+
+
+async def test_many_first_requests_with_good_credentials_are_all_let_in(with_users: Served) -> None:
+    async with httpx.AsyncClient(base_url=with_users.base_url, timeout=60, auth=("worker", "work-secret")) as client:
+        answers = await asyncio.gather(*(client.get("/v1/jobs") for _ in range(40)))
+        assert {answer.status_code for answer in answers} == {200}
+
+
+async def test_good_ones_among_many_at_once_pass() -> None:
+    class Slow:
+        async def authorize(self, credentials: Credentials | None) -> Principal:
+            assert credentials is not None
+            await asyncio.sleep(0)
+            if credentials.secret != "good":
+                raise Refused
+            return Principal(credentials.user, Role.READ)
+
+    door = Door(Slow())
+    good = b"Basic " + base64.b64encode(b"ada:good")
+    assert len(await asyncio.gather(*(door.enter(good, "here", "/") for _ in range(500)))) == 500
+    many = await asyncio.gather(*(door.enter(b"Basic " + base64.b64encode(b"user%d:good" % n), "here", "/") for n in range(300)))
+    assert len(many) == 300
+
+
+def test_an_id_of_another_type_shows_nothing_of_it(with_users: Served) -> None:
+    with (
+        with_users.client(auth=("adminer", "admin-secret")) as admin,
+        with_users.client(auth=("narrow", "narrow-secret")) as narrow,
+    ):
+        hidden = f"job_{uuid4()}"
+        assert admin.put(f"/v1/jobs/c/{hidden}", json={"data": "hidden-data"}).status_code == 202
+        mine = narrow.put("/v1/jobs/a/random_id", json={"data": 1}).json()["id"]
+        assert admin.post(f"/v1/jobs/a/{mine}", json={"status": "succeeded", "attempt": 3}).status_code == 200
+        answers = {
+            403: [
+                narrow.put(f"/v1/jobs/a/{hidden}", json={"data": 1}),
+                narrow.get(f"/v1/jobs/{hidden}"),
+                narrow.post(f"/v1/jobs/{hidden}/cancel"),
+            ],
+            404: [narrow.get(f"/v1/jobs/a/{hidden}"), narrow.post(f"/v1/jobs/a/{hidden}/cancel")],
+            409: [narrow.post(f"/v1/jobs/{mine}/replay", params={"new_id": hidden})],
+        }
+        for status, given in answers.items():
+            for answer in given:
+                assert answer.status_code == status, answer.text
+                assert "hidden-data" not in answer.text
+                assert "job type" not in answer.text

@@ -17,6 +17,7 @@ from http_server import TOKEN, Served, free_port, serving
 
 from penstock import Admission, Conflict, DatabaseUnavailable, InvalidInput, JobFailed, NewJob, NotFound, Status
 from penstock.client import AccessDenied, AsyncClient, Client
+from penstock.client.pools import AsyncPoolClient, PoolClient
 
 
 @pytest.fixture
@@ -165,6 +166,47 @@ def test_every_method_is_in_both() -> None:
 
     assert public(AsyncClient) - public(Client) == {"database", "prune"}
     assert public(Client) <= public(AsyncClient)
+    assert public(AsyncPoolClient) == public(PoolClient)
+
+
+def test_pools_and_their_standing_jobs(penstock: Client) -> None:
+    name = f"pool-{uuid4().hex[:8]}"
+    created = penstock.create_pool(name, slots=4, key_rate_limit=9, key_rate_period=timedelta(seconds=2))
+    assert (created.slots, created.key_rate_limit, created.key_rate_period_s) == (4, 9, 2.0)
+    with pytest.raises(Conflict):
+        penstock.create_pool(name)
+    pool = penstock.pool(name)
+    key = "a/b c?ü"
+    receipt = pool.enqueue(key, {"n": 1}, run_after=timedelta(0))
+    assert pool.enqueue(key, {"n": 1}, id=receipt.id).admission is Admission.DUPLICATE
+    pool.set_weight(key, 3)
+    place = pool.key(key)
+    assert (place.key, place.ready, place.weight, pool.weights()) == (key, 1, 3, {key: 3})
+    assert [(worker.id, worker.slots) for worker in pool.workers()] == [(None, [0, 1, 2, 3])]
+    assert (pool.start(key, 1), pool.start(key, 1), pool.start(key, 2, replace=True)) == ("started", "unchanged", "replaced")
+    with pytest.raises(Conflict, match="another payload"):
+        pool.start(key, 3)
+    pool.notify(key, "now")
+    assert pool.reconcile({key: 2} | {f"k{n:04}": n for n in range(1500)}) == (1500, 0, 0)
+    standing = pool.standing()
+    assert (len(standing), standing[0].key, standing[0].data, standing[0].messages) == (1501, key, 2, 1)
+    assert (pool.stop(key), pool.stop(key)) == (True, False)
+    for call in (lambda: penstock.pool("nope").stop("a"), lambda: pool.notify("nobody", 1), lambda: pool.drain("nobody")):
+        with pytest.raises(NotFound):
+            call()
+    assert (pool.change(slots=8).slots, pool.details().slots) == (8, 8)
+    assert name in {one.name for one in penstock.pools()}
+    assert isinstance(penstock.scale_advice(wait_s=1.5), list)
+
+
+async def test_pools_from_asyncio(served: Served) -> None:
+    name = f"pool-{uuid4().hex[:8]}"
+    async with AsyncClient(served.base_url, "admin", TOKEN) as penstock:
+        await penstock.create_pool(name, slots=4)
+        pool = penstock.pool(name)
+        assert (await pool.enqueue("acme", 1)).admission is Admission.QUEUED
+        assert await pool.reconcile({"acme": 1}) == (1, 0, 0)
+        assert [job.key for job in await pool.standing()] == ["acme"]
 
 
 def test_calls_are_repeated_while_the_server_restarts(url: str) -> None:

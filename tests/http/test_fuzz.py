@@ -46,6 +46,7 @@ def torn(draw: st.DrawFn) -> bytes:
 PARSERS: dict[str, Callable[[bytes], Any]] = {
     "new job": lambda body: bodies.check_data(bodies.new_job(body, "/")[1]),
     "batch line": lambda body: bodies.check_data(bodies.batch_line(body)[1]),
+    "pool job": lambda body: bodies.check_data(bodies.pool_job(body)[1]),
     "status": lambda body: bodies.text(bodies.status(body, "/")[0].result, "the result"),
     "jobber": bodies.jobber,
     "job type": lambda body: types.new_type(bodies.json_object(body), "/"),
@@ -67,7 +68,7 @@ PARSERS: dict[str, Callable[[bytes], Any]] = {
 @example(body=b'{"data": ' + b"[" * 5_000 + b"]" * 5_000 + b"}")
 @example(body=b'{"data": 1, "run_after": "9999-12-31T23:59:59-23:59"}')
 @example(body=b'{"name": "x", "delivery_strategy": "at_least_once", "attempts": 1, "concurrency": 1, "backoff_base_s": 1e308}')
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_a_parser_takes_it_or_refuses_it(parser: str, body: bytes) -> None:
     try:
         PARSERS[parser](body)
@@ -79,7 +80,7 @@ def test_a_parser_takes_it_or_refuses_it(parser: str, body: bytes) -> None:
 
 
 @given(data=JSON)
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_what_is_accepted_comes_back(client: httpx.Client, data: Any) -> None:
     assert client.get("/v1/jobs/fuzzed").status_code in (200, 404)
     if client.get("/v1/jobs/fuzzed").status_code == 404:
@@ -95,7 +96,16 @@ def test_what_is_accepted_comes_back(client: httpx.Client, data: Any) -> None:
 
 HEAD = b"Host: x\r\nAuthorization: Bearer admin." + TOKEN.encode() + b"\r\n"
 PATHS = st.sampled_from(
-    ["/v1/jobs", "/v1/jobs/x", "/v1/jobs/x/random_id", "/v1/jobs/x/batch", "/v1/queued-jobs?cursor=", "/jobber/queue"]
+    [
+        "/v1/jobs",
+        "/v1/jobs/x",
+        "/v1/jobs/x/random_id",
+        "/v1/jobs/x/batch",
+        "/v1/queued-jobs?cursor=",
+        "/jobber/queue",
+        "/v1/pools",
+        "/v1/pools/x/jobs",
+    ]
 )
 
 
@@ -106,7 +116,7 @@ PATHS = st.sampled_from(
     body=torn(),
     header=st.binary(max_size=20),
 )
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_no_request_breaks_the_server(served: Served, method: str, path: str, rest: str, body: bytes, header: bytes) -> None:
     host, port = served.base_url.removeprefix("http://").split(":")
     request = (

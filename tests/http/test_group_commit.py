@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from typing import Any
 from uuid import uuid4
 
+import asyncpg
 import httpx
 import pytest
-from http_server import TOKEN, Served
+from http_server import TOKEN, Served, serving
 
 from penstock import DatabaseUnavailable, InvalidInput, NotFound
 from penstock.http.batching import GroupCommit
@@ -123,6 +125,31 @@ async def test_concurrent_requests_each_get_their_own_answer(served: Served, ech
         assert len({id for kind, _, id in answers if kind == "unique"}) == 1
         assert len({id for kind, _, id in answers if kind == "good"}) == 15
         assert (await client.get(f"/v1/jobs/{echo}/stats")).json()["ready"] == 15 + 1 + 1
+
+
+async def test_the_same_ids_at_the_same_time_in_several_processes(url: str) -> None:
+    """Batches of two processes that have the same ids in other orders would wait for each other both ways: a deadlock."""
+    with serving(url, "--processes", "2") as served, served.client() as client:
+        body = {"name": "echo", "delivery_strategy": "at_least_once", "attempts": 3, "concurrency": 5}
+        assert client.post("/v1/jobs", json=body).status_code == 201
+        ids = [f"job_{uuid4()}" for _ in range(60)]
+        unique = {id: f"unique-{n % 20}" for n, id in enumerate(ids)}
+
+        async def put_all(seed: int) -> list[int]:
+            order = random.Random(seed).sample(ids, len(ids))
+            limits = httpx.Limits(max_connections=len(ids))
+            async with httpx.AsyncClient(base_url=served.base_url, auth=AUTH, timeout=60, limits=limits) as own:
+                calls = [own.put(f"/v1/jobs/echo/{id}", json={"data": 1, "unique": unique[id]}) for id in order]
+                return [answer.status_code for answer in await asyncio.gather(*calls)]
+
+        answers = await asyncio.gather(*(put_all(seed) for seed in range(4)))
+        assert {status for statuses in answers for status in statuses} == {202}
+        assert client.get("/v1/jobs/echo/stats").json()["ready"] == 20
+        sql = await asyncpg.connect(url)
+        try:
+            assert await sql.fetchval("select deadlocks from pg_stat_database where datname = current_database()") == 0
+        finally:
+            await sql.close()
 
 
 async def test_concurrent_callbacks_each_get_their_own_answer(served: Served, echo: str) -> None:

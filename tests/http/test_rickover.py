@@ -48,7 +48,14 @@ BAD_JSON = {"title": "Invalid request: bad JSON. Double check the types of the f
         ({**TYPE, "concurrency": -1}, BAD_JSON),
         ({**TYPE, "concurrency": True}, BAD_JSON),
         ({**TYPE, "name": 5}, BAD_JSON),
-        ({**TYPE, "visibility_timeout_s": "soon"}, BAD_JSON),
+        (
+            {**TYPE, "visibility_timeout_s": "soon"},
+            {
+                "title": "Invalid visibility_timeout_s: Input should be a valid number, unable to parse string as a number",
+                "id": "invalid_parameter",
+                "instance": "/v1/jobs",
+            },
+        ),
         (
             {},
             {
@@ -156,6 +163,14 @@ def test_no_number_is_rounded(client: httpx.Client, echo: str) -> None:
     content = '{"data": [123456789012345678901234567890, 0.12345678901234567890123]}'
     client.put(f"/v1/jobs/{echo}/{id}", content=content)
     assert "123456789012345678901234567890, 0.12345678901234567890123" in client.get(f"/v1/jobs/{id}").text
+
+
+@pytest.mark.parametrize("time", ["0001-01-01T00:00:00Z", "9999-12-31T23:59:59.999999Z"])
+def test_the_first_and_the_last_time_are_times(client: httpx.Client, echo: str, time: str) -> None:
+    """The first is what a program in Go sends that never set one; the driver takes both for no end."""
+    job = put(client, echo, run_after=time)
+    assert job["run_after"][:19] == time[:19]
+    assert client.get(f"/v1/jobs/{job['id']}").json()["run_after"] == job["run_after"]
 
 
 def test_data_up_to_the_limit_is_accepted(client: httpx.Client, echo: str) -> None:

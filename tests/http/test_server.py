@@ -19,7 +19,7 @@ import asyncpg
 import httpx
 import pytest
 from http_calls import claim, put
-from http_server import TOKEN, Served, free_port, serving
+from http_server import TOKEN, Served, free_port, served_until_killed, serving
 
 from conftest import eventually
 from penstock.testing import TemporaryDatabases
@@ -42,6 +42,14 @@ def test_several_processes_are_one_server(url: str) -> None:
 
         assert total() == 40
         assert client.get("/v1/jobs/echo/stats").json()["ready"] == 40
+
+
+def test_no_process_outlives_the_one_that_started_it(url: str) -> None:
+    with served_until_killed(url, "--processes", "2") as served, served.client() as client:
+        client.get("/readyz")
+        served.process.kill()
+        # What its children hold open is closed when they end.
+        served.process.communicate(timeout=60)
 
 
 def test_a_long_poll_does_not_hold_up_the_shutdown(url: str) -> None:
@@ -109,7 +117,7 @@ def test_a_request_id_is_kept_or_made(client: httpx.Client) -> None:
 def test_the_id_of_a_failed_request_is_in_the_log(url: str) -> None:
     with serving(url, "--log-format", "json") as served, served.client() as client:
         client.get("/v1/jobs", headers={"X-Request-Id": "find-me"}, auth=("nobody", "x"))
-        assert '"request_id": "find-me"' in served.log.read_text()
+        assert served.line_with('"request_id": "find-me"')
 
 
 def test_the_home_page_shows_a_dashboard_of_ones_own(url: str) -> None:
@@ -128,10 +136,8 @@ def test_unencrypted_proxy_traffic_can_be_allowed(url: str) -> None:
 def test_every_request_is_logged_when_that_is_wanted(url: str) -> None:
     with serving(url, "--log-format", "json", PENSTOCK_HTTP_LOG_REQUESTS="true") as served, served.client() as client:
         client.post("/v1/jobs", json=TYPE, headers={"X-Request-Id": "find-me"})
-        lines = [json.loads(line) for line in served.log.read_text().splitlines() if "find-me" in line]
-        assert {"event": "request", "method": "POST", "path": "/v1/jobs", "status": 201, "user": "admin"}.items() <= lines[
-            0
-        ].items()
+        said = {"event": "request", "method": "POST", "path": "/v1/jobs", "status": 201, "user": "admin"}
+        assert said.items() <= json.loads(served.line_with("find-me")).items()
 
 
 OURS = """
@@ -204,3 +210,24 @@ async def test_without_a_database_the_answer_is_503(databases: TemporaryDatabase
             await eventually(lambda: client.get("/readyz").status_code == 200, "readiness")
         finally:
             await sql.close()
+
+
+@pytest.mark.parametrize("processes", ["1", "2"])
+def test_a_signal_at_any_moment_of_the_start_ends_the_server(url: str, processes: str) -> None:
+    for pause in (0.0, 0.05, 0.2):
+        process = subprocess.Popen(
+            [sys.executable, "-m", "penstock", "server", "--port", "0", "--processes", processes],
+            env={**os.environ, "PENSTOCK_DATABASE_URL": url, "PENSTOCK_HTTP_TOKEN": TOKEN},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        try:
+            assert process.stdout is not None
+            assert "listening" in process.stdout.readline()
+            time.sleep(pause)  # any moment is good
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(30) == 0
+        finally:
+            process.kill()
+            process.communicate()

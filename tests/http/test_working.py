@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import socket
 import threading
 import time
 from typing import Any
@@ -10,6 +12,7 @@ from uuid import uuid4
 import httpx
 import pytest
 from http_calls import claim, new_id, put, settle
+from http_server import TOKEN, Served
 
 from conftest import eventually
 
@@ -188,3 +191,50 @@ async def test_a_silent_worker_loses_its_jobs(client: httpx.Client, echo: str) -
 def test_a_bad_call_is_refused(client: httpx.Client, echo: str, path: str, body: Any) -> None:
     response = client.post(f"/v1/jobs/{echo}/{path}", json=body)
     assert (response.status_code, "title" in response.json()) == (400, True)
+
+
+def gone_client(served: Served, request: bytes) -> None:
+    """Send a request and be gone before the answer."""
+    host, port = served.base_url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=30) as connection:
+        connection.sendall(request)
+        time.sleep(0.5)  # so that the server waits already
+
+
+def test_nothing_is_claimed_for_a_client_that_is_gone(served: Served, client: httpx.Client, echo: str) -> None:
+    body = b'{"worker": "w1", "wait": "60s"}'
+    head = f"POST /v1/jobs/{echo}/claim HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer admin.{TOKEN}\r\n".encode()
+    for _ in range(5):
+        gone_client(served, head + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+    id = put(client, echo)["id"]
+    assert [job["id"] for job in claim(client, echo, wait="20s")] == [id]
+
+
+async def test_waits_end_with_their_clients(served: Served, client: httpx.Client, echo: str) -> None:
+    id = put(client, echo)["id"]
+    head = f"GET /v1/jobs/{id}?wait=200s HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer admin.{TOKEN}\r\n\r\n".encode()
+
+    def answered() -> float:
+        of_route = r'^penstock_http_requests_total\{method="GET",route="/v1/jobs/\{id\}",status="200"\} (\S+)'
+        found = re.search(of_route, client.get("/metrics").text, re.M)
+        return float(found[1]) if found else 0.0
+
+    before = answered()
+    for _ in range(3):
+        gone_client(served, head)
+    await eventually(lambda: answered() == before + 3, "the end of the waits")
+
+
+def test_an_unknown_type_is_known_at_once(client: httpx.Client) -> None:
+    started = time.monotonic()
+    assert client.post("/v1/jobs/nope/claim", json={"worker": "w1", "wait": "25s"}).status_code == 404
+    assert time.monotonic() - started < 20
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_a_result_is_kept_when_the_type_keeps_results(client: httpx.Client, echo: str, keep: bool) -> None:
+    client.patch(f"/v1/jobs/{echo}", json={"keep_result": keep})
+    id = put(client, echo)["id"]
+    (job,) = claim(client, echo)
+    assert settle(client, echo, job, result={"price": 1}) == "succeeded"
+    assert client.get(f"/v1/jobs/{echo}/{id}/result").json()["result"] == ({"price": 1} if keep else None)

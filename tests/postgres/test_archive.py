@@ -115,7 +115,6 @@ async def test_a_savepoint_that_is_rolled_back_takes_its_jobs_with_it(database: 
 
 @settings(
     max_examples=25,
-    deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )

@@ -311,7 +311,5 @@ def test_the_protocol_does_what_the_model_says(connection: psycopg.Connection[An
     Protocol.connection = connection
     run_state_machine_as_test(
         Protocol,
-        settings=settings(
-            max_examples=150, stateful_step_count=40, deadline=None, print_blob=True, suppress_health_check=list(HealthCheck)
-        ),
+        settings=settings(max_examples=150, stateful_step_count=40, suppress_health_check=list(HealthCheck)),
     )

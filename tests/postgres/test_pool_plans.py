@@ -12,6 +12,9 @@ Sql: TypeAlias = "asyncpg.Connection[Any]"
 
 VARIABLES = {
     "midway": "false",
+    "simple": "true",
+    "resuming": "false",
+    "p_turn_left": "null::integer",
     "p_after_key": "''::text",
     "moment": "now()",
     "owned": "(select array_agg(n) from generate_series(0, 15) as n)",
@@ -72,6 +75,23 @@ async def test_a_claim_probes_the_line_of_each_key(sql: Sql, statistics: str) ->
         await sql.execute("analyze penstock.queued_jobs")
     plan = await explain_claim(sql)
     assert "queued_jobs_keyed" in {node.get("Index Name") for node in nodes(plan)}
+    assert seq_scans(plan) == []
+
+
+@pytest.mark.parametrize("statistics", ["missing", "fresh"])
+async def test_what_is_owned_is_not_compared_slot_by_slot(sql: Sql, statistics: str) -> None:
+    if statistics == "fresh":
+        await sql.execute("analyze penstock.slots")
+    given = {
+        "p_slots": "array[1, 2, 3]",
+        "p_epochs": "array[1, 1, 1]::bigint[]",
+        "p_group": "'work'::text",
+        "p_member": "'m'::text",
+    }
+    plan = await explain(sql, "still_owned", "select array_agg", ";", given)
+    kinds = [node["Node Type"] for node in nodes(plan)]
+    assert "Hash Join" in kinds
+    assert "Nested Loop" not in kinds
     assert seq_scans(plan) == []
 
 

@@ -145,3 +145,18 @@ async def test_only_the_owner_of_the_schema_can_hold_the_clock(sql: Sql, url: st
         await producer.close()
     finally:
         await sql.execute(f'drop owned by "{role}"; drop role "{role}"')
+
+
+async def test_the_first_use_of_a_priority_waits_for_nobody(sql: Sql, other: Sql) -> None:
+    await sql.execute("select penstock.create_job_type('ship')")
+    transaction = sql.transaction()
+    await transaction.start()
+    await sql.execute("select penstock.enqueue('ship', p_priority => 7::smallint)")
+    await other.execute("set statement_timeout = '10s'")
+    await other.execute("select penstock.enqueue('ship', p_priority => 7::smallint)")
+    assert len(await claim(other)) == 1
+    await transaction.commit()
+    assert len(await claim(other)) == 1
+    assert not await claim(other)
+    await other.execute("select penstock.enqueue('ship', p_priority => 7::smallint) from generate_series(1, 3)")
+    assert len(await claim(other)) == 3

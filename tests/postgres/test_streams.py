@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
+from sqlalchemy.ext.asyncio import create_async_engine
 
 from conftest import eventually
 from penstock import Conflict, InvalidInput, NewEvent, NotFound, OffsetGone, Penstock, Position, Retention
@@ -176,6 +177,19 @@ async def test_compressed_models_come_back(app: Penstock) -> None:
     assert [event.data for event in await orders.read(0)] == [Order(customer="acme", total=1)]
 
 
+@pytest.mark.parametrize(
+    "keys", [["a", ""], [""], ["a\x1eb", "c"], ["\x1d", None, "x"], [None, "\x1e"], ["\x1d"], ["é", "a b", "'\"\\,{}"]]
+)
+@pytest.mark.parametrize("payload", [bytes, str])
+async def test_keys_and_payloads_are_what_they_were_whatever_characters_they_have(
+    app: Penstock, keys: list[str | None], payload: type
+) -> None:
+    events = app.stream("events", payload, partitions=1)
+    given: list[Any] = [b"\x1e\x1d\x00"] * len(keys) if payload is bytes else ["\x1e\x1d", None, ""][: len(keys)]
+    await events.append_many([NewEvent(data, key) for data, key in zip(given, keys, strict=True)])
+    assert [(event.key, event.data) for event in await events.read(0)] == list(zip(keys, given, strict=True))
+
+
 async def test_events_without_a_key_take_turns_among_the_partitions(app: Penstock, sql: Sql) -> None:
     events = app.stream("events", int, partitions=3)
     for n in range(6):
@@ -196,6 +210,39 @@ async def test_appends_belong_to_the_transaction_of_the_caller(app: Penstock, ur
     await connection.commit()
     await connection.close()
     assert await orders.append(Order(customer="a", total=3)) == Position(where.partition, 1)
+
+
+MIXED = [NewEvent(n, None if n % 3 == 0 else f"k{n}") for n in range(40)]
+
+
+@pytest.mark.parametrize("driver", ["asyncpg", "psycopg", "sqlalchemy"])
+@pytest.mark.parametrize("items", [MIXED, MIXED[:1], list(range(7))], ids=["mixed", "one", "without keys"])
+async def test_receipts_say_where_events_are_also_when_the_stream_grew_meanwhile(
+    app: Penstock, url: str, driver: str, items: list[Any]
+) -> None:
+    events = app.stream("events", int, partitions=2)
+    await events.append(-1)
+    async with Penstock(url) as other:
+        await other.stream("events", int, partitions=2).grow(9)
+    if driver == "asyncpg":
+        connection: Any = await asyncpg.connect(url)
+        async with connection.transaction():
+            receipts = await events.append_many(items, connection=connection)
+        await connection.close()
+    elif driver == "psycopg":
+        async with await psycopg.AsyncConnection.connect(url) as connection:
+            receipts = await events.append_many(items, connection=connection)
+    else:
+        engine = create_async_engine(url.replace("postgresql://", "postgresql+psycopg://"))
+        async with engine.begin() as connection:
+            receipts = await events.append_many(items, connection=connection)
+        await engine.dispose()
+    new = [item if isinstance(item, NewEvent) else NewEvent(item) for item in items]
+    assert len(receipts) == len(new)
+    for event, receipt in zip(new, receipts, strict=True):
+        (found,) = await events.read(receipt.partition, receipt.offset, 1)
+        assert (found.data, found.key, found.offset) == (event.data, event.key, receipt.offset)
+        assert event.key is None or receipt.partition == partition_of(event.key, 9)
 
 
 async def test_a_repeated_batch_is_appended_once(app: Penstock) -> None:
@@ -308,6 +355,27 @@ async def test_reads_begin_anywhere(app: Penstock) -> None:
     assert await events.read(0, 3000) == []
     with pytest.raises(NotFound, match="no partition 1"):
         await events.read(1)
+
+
+async def test_readers_that_would_wait_for_ever_are_refused(app: Penstock) -> None:
+    events = app.stream("events", int, partitions=2)
+    await events.append_many([1, 2, 3])
+    with pytest.raises(InvalidInput, match="negative"):
+        await events.read(0, -1)
+    for start, error, words in [
+        ({0: 10_000}, InvalidInput, "has no offset 10000"), ({0: -1}, InvalidInput, "has no offset -1"),
+        ({7: 0}, NotFound, "no partition 7"), ("yesterday", InvalidInput, "cannot start"),
+    ]:  # fmt: skip
+        with pytest.raises(error, match=words):
+            await anext(events.tail(start))  # type: ignore[arg-type]
+    with pytest.raises(NotFound, match="no partition 2"):
+        await anext(events.tail("earliest", partitions=[0, 2]))
+    for options in ({"size": 0}, {"within": -1.0}):
+        with pytest.raises(InvalidInput, match="size and prefetch"):
+            events.consume("g", **options)  # type: ignore[arg-type]
+    with pytest.raises(InvalidInput, match="size and prefetch"):
+        app.consumer(events, group="g", size=0)(lambda event: None)
+    assert list(await events.producer().append_many([])) == []
 
 
 async def test_offsets_are_found_by_time(app: Penstock, sql: Sql) -> None:

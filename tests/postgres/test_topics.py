@@ -9,10 +9,11 @@ from datetime import timedelta
 from typing import Any, TypeAlias
 
 import asyncpg
+import psycopg
 import pytest
 
 from conftest import eventually
-from penstock import Conflict, InvalidInput, Job, NotFound, Penstock, Status, Topic
+from penstock import Conflict, InvalidInput, Job, NewMessage, NotFound, Penstock, Status, Topic
 from penstock.postgres import topics as sql_topics
 from penstock.testing import run_due_jobs
 
@@ -107,6 +108,70 @@ async def test_many_messages_are_published_in_order_and_once(app: Penstock, memo
     assert await sql.fetchval("select count(*) from penstock.queued_jobs") == 2500 + 1250
     assert [d["n"] for d in await copies(app, "memos_even")] == list(range(0, 2000, 2))
     assert await memos.publish_many([]) == []
+
+
+async def test_each_of_many_messages_has_options_of_its_own(app: Penstock, memos: Topic[Any], sql: Sql) -> None:
+    await memos.subscribe("bob")
+    await memos.subscribe("alice", filter={"for": "alice"})
+    soon, id = timedelta(hours=1), uuid.uuid4()
+    plain = [NewMessage({"n": 0}, id), NewMessage({"n": 1}, run_after=soon), {"n": 2}, NewMessage({"n": 3}, expires_at=soon)]
+    assert [(r.id == id, r.seq, r.receivers) for r in await memos.publish_many(plain)] == [
+        (True, 1, 1), (False, 2, 1), (False, 3, 1), (False, 4, 1),
+    ]  # fmt: skip
+    rows = await sql.fetch(
+        "select seq is null as deferred, run_after > now() as later, expires_at > now() as expires"
+        " from penstock.queued_jobs order by id"
+    )
+    assert [tuple(row) for row in rows] == [
+        (False, False, None), (True, True, None), (False, False, None), (False, False, True),
+    ]  # fmt: skip
+
+    keyed = [
+        NewMessage({"n": 4, "for": "alice"}, unique="u"), NewMessage({"n": 5}), NewMessage({"n": 0}, id),
+        NewMessage({"n": 6}, unique="u"), NewMessage({"n": 7}, unique="v", run_after=soon),
+    ]  # fmt: skip
+    receipts = await memos.publish_many(keyed)
+    assert [(r.seq, r.receivers, r.coalesced, r.duplicate) for r in receipts] == [
+        (5, 2, 0, False), (6, 1, 0, False), (1, 1, 0, True), (7, 1, 1, False), (8, 1, 0, False),
+    ]  # fmt: skip
+    assert [d["n"] for d in await copies(app, "memos_alice")] == [4]
+    assert [d["n"] for d in await copies(app, "memos_bob")] == [0, 2, 3, 4, 5]
+    assert [m.seq for m in await memos.read()] == list(range(1, 9))
+
+
+async def test_many_messages_are_part_of_the_callers_transaction(app: Penstock, memos: Topic[Any], url: str, sql: Sql) -> None:
+    await memos.subscribe("bob")
+    new = [NewMessage(n, unique=str(n % 2) if n > 1 else None) for n in range(6)]
+    async with await psycopg.AsyncConnection.connect(url) as connection:
+        assert [r.seq for r in await memos.publish_many(new, connection=connection)] == [1, 2, 3, 4, 5, 6]
+        await connection.rollback()
+        assert await memos.read() == []
+        receipts = await memos.publish_many(new, connection=connection)
+        assert [(r.receivers, r.coalesced) for r in receipts] == [(1, 0)] * 4 + [(1, 1)] * 2
+    transaction = sql.transaction()
+    await transaction.start()
+    with pytest.raises(InvalidInput, match="unique key"):
+        await memos.publish_many([*new, NewMessage(9, unique="\n")], connection=sql)
+    await transaction.rollback()
+    assert [m.data for m in await memos.read()] == [0, 1, 2, 3, 4, 5]
+    assert await copies(app, "memos_bob") == [0, 1, 2, 3]
+
+
+async def test_an_id_that_another_topic_uses_at_the_same_moment_is_a_conflict(app: Penstock, memos: Topic[Any], sql: Sql) -> None:
+    await memos.declare()
+    other = app.topic("other")
+    await other.declare()
+    id = uuid.uuid4()
+    transaction = sql.transaction()
+    await transaction.start()
+    await memos.publish(1, id=id, connection=sql)
+    waiting = asyncio.create_task(other.publish_many([0, 1], ids=[uuid.uuid4(), id]))
+    blocked = "select count(*) from pg_locks where not granted and locktype = 'transactionid'"
+    await eventually(lambda: sql.fetchval(blocked), "the other publisher to wait")
+    await transaction.commit()
+    with pytest.raises(Conflict, match="another topic"):
+        await waiting
+    assert await other.read() == []
 
 
 async def test_unique_coalesces_for_each_subscriber(app: Penstock, memos: Topic[Any], sql: Sql) -> None:
@@ -321,3 +386,21 @@ async def test_a_change_of_the_list_is_noticed(app: Penstock, memos: Topic[Any],
     await other.topic("memos").unsubscribe("bob")
     assert await memos.subscribers() == []
     await other.close()
+
+
+async def test_what_was_handed_out_is_missed_and_what_waits_is_not(sql: asyncpg.Connection[Any]) -> None:
+    await sql.execute("select penstock.declare_topic('t')")
+    await sql.execute("select penstock.subscribe('t', 'a', p_filter => '{\"n\": 1}')")
+    for data in ('{"n": 1}', '{"n": 2}', '{"n": 1, "m": 3}', '{"n": 1, "m": 4}'):
+        await sql.execute("select penstock.publish('t', $1::jsonb)", data)
+    await sql.execute("select penstock.publish('t', '{\"n\": 1}', p_unique_key => 'u')")
+    await sql.execute("select penstock.publish('t', '{\"n\": 1}', p_unique_key => 'u')")
+    for row in await sql.fetch("select id, attempts from penstock.claim('w', array['t_a'], 2)"):
+        await sql.execute("select penstock.settle(array[$1::uuid], array[$2::smallint])", row["id"], row["attempts"])
+    missed = "select seq from penstock.missed_messages('t', 'a', $1)"
+    assert [row["seq"] for row in await sql.fetch(missed, 0)] == [1, 3]
+    assert [row["seq"] for row in await sql.fetch(missed, 1)] == [3]
+    for wrong in ("penstock.missed_messages('t', 'b', 0)", "penstock.missed_messages('none', 'a', 0)"):
+        with pytest.raises(asyncpg.PostgresError) as refused:
+            await sql.fetch(f"select * from {wrong}")
+        assert refused.value.sqlstate == "PS404"

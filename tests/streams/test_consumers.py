@@ -6,8 +6,9 @@ import asyncio
 import random
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from datetime import timedelta
+from itertools import product
 from typing import Any, TypeAlias
 
 import asyncpg
@@ -71,9 +72,17 @@ def in_order(seen: list[tuple[str | None, int]]) -> bool:
     return True
 
 
-@pytest.mark.parametrize("form", ["event", "batch", "events", "take", "pull"])
+# Whoever takes one event at a time has no size of a batch, and whoever pulls has no prefetch.
+FORMS = [
+    *product(["event", "events"], [1, 50], [1]),
+    *product(["batch", "take"], [1, 50], [1, 24]),
+    *product(["pull"], [50], [1, 24]),
+]
+
+
+@pytest.mark.parametrize("partitions", [1, 8])
 @pytest.mark.parametrize("workers", [1, 3])
-@pytest.mark.parametrize(("partitions", "prefetch", "size"), [(1, 1, 1), (8, 50, 24), (8, 1, 24), (1, 50, 1)])
+@pytest.mark.parametrize(("form", "prefetch", "size"), FORMS)
 async def test_every_event_is_seen_once_and_in_order(
     app: Penstock, url: str, form: str, workers: int, partitions: int, prefetch: int, size: int
 ) -> None:
@@ -146,6 +155,27 @@ async def test_every_event_is_seen_once_and_in_order(
     assert len(seen) == 333
     assert sorted(n for _, n in seen) == list(range(333))
     assert in_order(seen)
+
+
+async def test_whoever_waits_for_a_batch_only_for_a_while_loses_none(app: Penstock) -> None:
+    events = app.stream("events", int, partitions=2)
+    await events.declare()
+    seen: list[int] = []
+
+    async def write() -> None:
+        for n in range(60):
+            await events.append(n, key=str(n))
+
+    async with events.consume("g", size=3) as batches:
+        writing = asyncio.create_task(write())
+        async with asyncio.timeout(60):
+            while len(seen) < 60:
+                # However short the wait, sometimes a batch comes at the very moment at which it ends.
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(0.002):
+                        seen += (await anext(batches)).records()
+        await writing
+    assert sorted(seen) == list(range(60))
 
 
 async def test_a_slow_key_does_not_stop_other_partitions(app: Penstock) -> None:
@@ -410,7 +440,7 @@ async def test_a_group_can_be_moved_back_and_forth_while_it_consumes(app: Pensto
         seen.extend(batch.records())
 
     await events.append_many([NewEvent(n, str(n)) for n in range(100)])
-    async with working(app):
+    async with working(app) as worker:
         await eventually(caught_up(events, "g"))
         assert sorted(seen) == list(range(100))
         seen.clear()
@@ -418,6 +448,8 @@ async def test_a_group_can_be_moved_back_and_forth_while_it_consumes(app: Pensto
         await eventually(lambda: len(seen) == 100, "everything to be seen again")
         seen.clear()
         await events.pause("g")
+        parts = worker._consumers[0].parts
+        await eventually(lambda: parts and all(part.paused for part in parts.values()), "the consumer to hear of the pause")
         await events.append_many([NewEvent(n, str(n)) for n in range(100, 200)])
         await events.seek("g", "latest")
         await events.resume("g")

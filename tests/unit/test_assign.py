@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 from math import ceil
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock import InvalidInput
@@ -101,6 +102,26 @@ def test_ten_thousand_members_share_what_there_is() -> None:
     target = sticky(group, list(range(256)), {})
     assert Counter(target.values()).most_common(1)[0][1] == 1
     assert sticky(group[1:], list(range(256)), target) == {**target, **{s: "m256" for s in target if target[s] == "m0"}}
+
+
+@given(st.integers(2, 10_000), st.integers(1, 3_000), st.integers(0, 2**32))
+@settings(max_examples=15, deadline=None)
+def test_groups_of_any_size_are_balanced_with_the_fewest_moves(count: int, slots: int, seed: int) -> None:
+    group = members(count)
+    chance = random.Random(seed)
+    gone = chance.random()
+    current = {slot: f"m{chance.randrange(int(count * (1 + gone)))}" for slot in range(slots) if chance.random() < 0.9}
+    target = sticky(group, list(range(slots)), current)
+    numbers = Counter(target.values())
+    have = [numbers[member.id] for member in group]
+    assert len(target) == slots
+    assert max(have) - min(have) <= 1
+    assert len(moved(current, target)) == fewest_moves(group, list(range(slots)), current)
+    joined = sticky([*group, Candidate("joiner")], list(range(slots)), target)
+    assert len(moved(target, joined)) <= ceil(slots / (count + 1))
+    leaver = group[chance.randrange(count)]
+    left = sticky([member for member in group if member is not leaver], list(range(slots)), target)
+    assert moved(target, left) == {slot for slot, id in target.items() if id == leaver.id}
 
 
 # Guava's Hashing.consistentHash and the authors' C++ agree on these (Guava, HashingTest), as does github.com/dgryski/go-jump.

@@ -19,17 +19,23 @@ class Bench:
 
     def __init__(self, concurrency: int = 1, blocking: bool = True) -> None:
         self.started: list[int] = []
+        self.ahead: list[int] = []
         self.settled: list[Settlement] = []
         self.freed = 0
         self.mine = True
         self.lines = Lines(
             concurrency,
             blocking,
-            lambda job, _, may: self.started.append(job.seq),
+            self.start,
             self.settled.append,
             lambda _: self.mine,
             self.free,
         )
+
+    def start(self, job: ClaimedJob, _at: float, _may: object, ahead: bool) -> None:
+        self.started.append(job.seq)
+        if ahead:
+            self.ahead.append(job.seq)
 
     def free(self) -> None:
         self.freed += 1
@@ -62,6 +68,16 @@ def test_the_next_starts_when_the_one_before_ended_well() -> None:
     bench.end(3)
     bench.write_all()
     assert len(bench.lines) == 0
+
+
+def test_a_turn_of_a_heavy_key_goes_on_ahead_of_the_others() -> None:
+    bench = Bench()
+    jobs = [(ClaimedJob(UUID(int=n), "w", 5, 5, 0, "a", "{}", NOW, NOW, n, 1, 300.0), 0) for n in range(1, 8)]
+    bench.lines.submit(jobs, time.monotonic(), {"a": 3})
+    for n in range(1, 7):
+        bench.end(n)
+    # Three are a turn; the first of each waits for its place like any other.
+    assert (bench.started, bench.ahead) == ([1, 2, 3, 4, 5, 6, 7], [2, 3, 5, 6])
 
 
 def test_other_keys_do_not_wait() -> None:

@@ -202,23 +202,66 @@ async def test_a_quiet_key_is_served_beside_a_noisy_one(app: Penstock) -> None:
             assert len(seen.order["noisy"]) - before < 100
 
 
-async def test_weights_give_a_key_more_jobs_a_turn(app: Penstock) -> None:
-    seen = Seen()
-    pool = app.pool("work", slots=1, weights={"heavy": 3}, run_ahead=1)
-    finished: list[str] = []
+@pytest.mark.parametrize("keys", [2, 12])
+@pytest.mark.parametrize("limit", [None, 1])
+async def test_weights_give_a_key_more_jobs_a_turn(app: Penstock, keys: int, limit: int | None) -> None:
+    pool = app.pool("work", slots=1, weights={"heavy": 3}, run_ahead=1, options=Options(concurrency=limit))
+    order: list[str] = []
 
     @pool.handler
     async def handle(job: Job[int]) -> None:
-        await seen.run(job, 0.003)
-        finished.append(str(job.key))
+        order.append(str(job.key))
+        await asyncio.sleep(0.002)
 
-    app.settings = app.settings.model_copy(update={"concurrency": 1, "claim_limit": 4})
-    await pool.enqueue_many([(key, n) for n in range(40) for key in ("heavy", "light")])
+    app.settings = app.settings.model_copy(update={"concurrency": 1, "claim_limit": 40})
+    names = ["heavy", *[f"light{n}" for n in range(keys - 1)]]
+    jobs = 36 if keys == 2 else 15
+    await pool.enqueue_many([(key, n) for n in range(jobs) for key in names])
     async with Working(app):
-        await eventually(lambda: len(finished) == 80, "all jobs")
-    half = finished[:40]
-    # 1 without weights; a claim with room for fewer than three cuts a turn short, so not always 3.
-    assert 1.3 <= half.count("heavy") / half.count("light") <= 4, half
+        await eventually(lambda: len(order) == jobs * keys, "all jobs")
+    # While all keys have jobs.
+    while_all = order[: max(place for place, key in enumerate(order) if key == "heavy") + 1]
+    light = sum(key != "heavy" for key in while_all) / (keys - 1)
+    assert 2.2 <= while_all.count("heavy") / max(light, 1) <= 4, while_all
+
+
+async def test_a_turn_that_a_limit_cut_short_goes_on_and_nobody_is_passed_over(app: Penstock, sql: Sql) -> None:
+    pool = app.pool("work", slots=1, weights={"a": 3}, options=Options(concurrency=2))
+    await pool.declare()
+    await pool.enqueue_many([(key, n) for n in range(9) for key in "abc"])
+    await sql.execute("select penstock.join_group('work', 'm', gen_random_uuid())")
+    await sql.execute("update penstock.slots set owner = 'm', target = 'm', epoch = 1")
+    taken: list[str] = []
+    after, left = (None, None), None
+    for _ in range(5):
+        *rows, last = await sql.fetch(
+            "select * from penstock.claim_keys('m', 'work', '{0}', '{1}', 10, 1, $1, $2, '{}', $3)", *after, left
+        )
+        taken.append("".join(sorted(row["key"] for row in rows)))
+        await sql.fetch(
+            "select * from penstock.settle($1, $2, $3)",
+            [row["id"] for row in rows], [row["attempts"] for row in rows], [row["lease"] for row in rows],
+        )  # fmt: skip
+        after, left = (last["at_slot"], last["at_key"]), last["turn_left"]
+    # Two at a time: three of a, one of b, one of c, and again.
+    assert taken == ["aa", "ab", "ac", "aa", "bc"]
+
+
+async def test_a_limit_of_the_type_does_not_keep_the_last_key_waiting(app: Penstock) -> None:
+    seen = Seen()
+    pool = app.pool("work", slots=1, options=Options(concurrency=1))
+    order: list[str] = []
+
+    @pool.handler
+    async def handle(job: Job[int]) -> None:
+        order.append(str(job.key))
+        await seen.run(job, 0.005)
+
+    await enqueue(pool, 5, 10)
+    async with Working(app):
+        await eventually(lambda: seen.finished == 50, "all jobs")
+    # Every key comes once in each round.
+    assert {tuple(sorted(order[place : place + 5])) for place in range(0, 50, 5)} == {("k0", "k1", "k2", "k3", "k4")}
 
 
 async def test_the_rate_of_a_key_is_limited_and_the_others_go_on(app: Penstock, sql: Sql) -> None:

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from penstock._version import __version__
-from penstock.cli import bulk, enqueueing, fleet, gearman, history, http, jobs, pools, serving, streams, topics, types, workers
+from penstock.cli import bulk, enqueueing, fleet, gearman, history, http, jobs, serving, standing, streams, topics, types, workers
 from penstock.cli.output import err
 from penstock.errors import DatabaseUnavailable, PenstockError
 
@@ -25,7 +25,7 @@ enqueueing.add_to(app)
 types.add_to(app)
 gearman.add_to(app)
 http.add_to(app)
-pools.add_to(app)
+standing.add_to(app)
 app.add_typer(jobs.app, name="jobs")
 app.add_typer(history.app, name="history")
 app.add_typer(bulk.app, name="bulk")

@@ -34,7 +34,9 @@ def gearman(
         raise InvalidInput(f"the package {error.name} is missing", hint="Run: pip install 'penstock[gearman]'") from None
 
     async def run() -> None:
-        async with Penstock() as app:
+        app = Penstock()
+        await app.open(patience=app.settings.start_timeout)
+        async with app:
             app.settings = app.settings.model_copy(update={"concurrency": max(app.settings.concurrency, 1_000)})
             bridge = Bridge(
                 app,

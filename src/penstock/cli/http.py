@@ -51,7 +51,8 @@ def dequeue(
     from penstock.worker.worker import stop_on
 
     try:
-        from penstock.downstream import DownstreamSettings, DownstreamWorker
+        from penstock.downstream import DownstreamWorker
+        from penstock.posting import DownstreamSettings
     except ModuleNotFoundError as error:
         raise _not_installed(error) from None
     given = {"url": downstream_url, "concurrency": concurrency}
@@ -67,6 +68,7 @@ def dequeue(
         if "shutdown_grace" not in app.settings.model_fields_set:
             update["shutdown_grace"] = timedelta(seconds=10)
         app.settings = app.settings.model_copy(update=update)
+        await app.open(patience=app.settings.start_timeout)
         async with app:
             worker = DownstreamWorker(await app.database(), app.settings, settings, names or [])
             stop_on(worker.stop, asyncio.get_running_loop())

@@ -1,38 +1,35 @@
-"""Commands about pools: their workers, who owns what, moving a worker out, growth; and scaling advice."""
+"""Commands about pools: their workers, who owns what, moving a worker out, growth, keys."""
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
 
 from penstock.app import Penstock
 from penstock.cli.output import AsJson, out, print_json, print_table, with_app
-from penstock.errors import NotFound
 from penstock.ownership import balance
-from penstock.postgres import ownership, pools
+from penstock.pool_workers import PoolMember, workers_of
+from penstock.postgres import pool_views, pools
 
 Name = Annotated[str, typer.Argument(help="Pool.")]
+Key = Annotated[str, typer.Argument(help="Key.")]
 WorkerId = Annotated[str, typer.Argument(help="Id of a worker, as `penstock pools show` lists them.")]
+_HELP = "Pools: list, create, show, drain, undrain, resize, key, weight, standing, start, stop, notify."
 
 
-def add_to(app: typer.Typer) -> None:
-    """Add the commands."""
-    commands = typer.Typer(help="Pools: list, show, drain, resize.", invoke_without_command=True)
-    commands.callback()(list_pools)
-    commands.command("show")(show)
-    commands.command("drain")(drain)
-    commands.command("undrain")(undrain)
-    commands.command("resize")(resize)
-    app.add_typer(commands, name="pools")
-    scale = typer.Typer(help="How many workers there should be.")
-    scale.callback()(_scale)
-    scale.command("advise")(advise)
-    app.add_typer(scale, name="scale")
+def pool_commands() -> typer.Typer:
+    """The commands."""
+    commands = typer.Typer(help=_HELP, invoke_without_command=True)
+    commands.callback(help=_HELP)(list_pools)
+    for command in (create, show, drain, undrain, resize, key, weight):
+        commands.command()(command)
+    return commands
 
 
 def list_pools(context: typer.Context, as_json: AsJson = False) -> None:
-    """Pools: list, show, drain, resize."""
+    """List the pools."""
     if context.invoked_subcommand is not None:
         return
 
@@ -41,7 +38,7 @@ def list_pools(context: typer.Context, as_json: AsJson = False) -> None:
         return [
             {
                 "name": pool.name,
-                "workers": pool.members,
+                "workers": pool.workers,
                 "slots": pool.slots,
                 "moving": pool.moving_slots,
                 "ready": jobs[pool.name].ready,
@@ -50,7 +47,7 @@ def list_pools(context: typer.Context, as_json: AsJson = False) -> None:
                 "standing": pool.standing,
                 "standing_running": pool.standing_running,
             }
-            for pool in await pools.counts(await app.database())
+            for pool in await pool_views.details(await app.database())
         ]
 
     rows = with_app(read)
@@ -60,102 +57,107 @@ def list_pools(context: typer.Context, as_json: AsJson = False) -> None:
         print_table(list(rows[0]) if rows else [], [list(row.values()) for row in rows], empty="no pools yet")
 
 
+def create(
+    name: Name,
+    slots: Annotated[int, typer.Option(min=1, max=65_536, help="The most workers that it can keep busy; can grow.")] = 256,
+    as_json: AsJson = False,
+) -> None:
+    """Create a pool, for programs that enqueue before its application has run."""
+
+    async def work(app: Penstock) -> pool_views.PoolDetails:
+        database = await app.database()
+        await pools.declare_pool(database, name, {"slots": slots}, {})
+        return await pool_views.require(database, name)
+
+    _say(with_app(work), f"created: {name}", as_json)
+
+
 def show(name: Name, as_json: AsJson = False) -> None:
     """The workers of a pool, oldest first, and the slots of each."""
 
-    async def read(app: Penstock) -> list[dict[str, Any]]:
+    async def read(app: Penstock) -> list[PoolMember]:
         database = await app.database()
-        await _require(app, name)
-        slots = await ownership.slots(database, name)
-        members = await ownership.members(database, name)
-        rows = [
-            {
-                "worker": member.id,
-                "state": member.state,
-                "joined_at": member.joined_at,
-                "seen_at": member.seen_at,
-                "slots": [slot.key or slot.slot for slot in slots if slot.owner == member.id],
-                "coming": [slot.key or slot.slot for slot in slots if slot.target == member.id and slot.owner != member.id],
-                "metadata": member.metadata,
-            }
-            for member in members
-        ]
-        nobody = [slot.key or slot.slot for slot in slots if slot.owner is None]
-        return [*rows, {"worker": None, "slots": nobody}] if nobody else rows
+        await pool_views.require(database, name)
+        return await workers_of(database, name)
 
-    rows = with_app(read)
+    workers = with_app(read)
     if as_json:
-        print_json(rows)
+        print_json([{"worker": worker.id, **asdict(worker)} for worker in workers])
         return
     print_table(
         ["worker", "state", "joined", "seen", "slots", "coming"],
-        [
-            (
-                row["worker"] or "(nobody)",
-                row.get("state"),
-                row.get("joined_at"),
-                row.get("seen_at"),
-                _ranges(row["slots"]),
-                _ranges(row.get("coming", [])),
-            )
-            for row in rows
-        ],
+        [(w.id or "(nobody)", w.state, w.joined_at, w.seen_at, _ranges(w.slots), _ranges(w.coming)) for w in workers],
         empty="no workers",
     )
 
 
-def drain(name: Name, worker: WorkerId) -> None:
+def drain(name: Name, worker: WorkerId, as_json: AsJson = False) -> None:
     """Move a worker out: it stays in the pool, and gives its slots to the others."""
-    with_app(lambda app: _drain(app, name, worker, True))
-    out.print(f"draining {worker}")
+    _say(_drained(name, worker, True), f"draining {worker}", as_json)
 
 
-def undrain(name: Name, worker: WorkerId) -> None:
+def undrain(name: Name, worker: WorkerId, as_json: AsJson = False) -> None:
     """Let a drained worker take part again."""
-    with_app(lambda app: _drain(app, name, worker, False))
-    out.print(f"{worker} takes part again")
+    _say(_drained(name, worker, False), f"{worker} takes part again", as_json)
 
 
-def resize(name: Name, slots: Annotated[int, typer.Argument(help="New number of slots, more than now.")]) -> None:
+def resize(
+    name: Name, slots: Annotated[int, typer.Argument(help="New number of slots, more than now.")], as_json: AsJson = False
+) -> None:
     """Give a live pool more slots."""
 
-    async def work(app: Penstock) -> None:
+    async def work(app: Penstock) -> pool_views.PoolDetails:
         database = await app.database()
         await pools.resize(database, name, slots)
         await balance.rebalance(database, name, None)
+        return await pool_views.require(database, name)
 
-    with_app(work)
-    out.print(f"{name} has {slots} slots")
+    _say(with_app(work), f"{name} has {slots} slots", as_json)
 
 
-def advise(
-    wait_s: Annotated[float, typer.Option("--wait", min=0.001, help="Seconds that a job should wait at most.")] = 5.0,
+def key(name: Name, key: Key, as_json: AsJson = False) -> None:
+    """Where a key is: its slot, who has it, what waits."""
+
+    async def read(app: Penstock) -> pool_views.KeyState:
+        return await pool_views.key_state(await app.database(), name, key)
+
+    state = asdict(with_app(read))
+    if as_json:
+        print_json({"key": key, **state})
+    else:
+        print_table(list(state), [list(state.values())], empty="")
+
+
+def weight(
+    name: Name,
+    key: Key,
+    weight: Annotated[int, typer.Argument(min=1, max=1_000, help="Jobs in each of its turns.")],
     as_json: AsJson = False,
 ) -> None:
-    """For each job type: how long jobs wait, how long the backlog takes at the recent rate, and how many workers it needs."""
-    advice = with_app(lambda app: app.scale_advice(wait_s=wait_s))
+    """Say how many jobs a key gets in each of its turns."""
+
+    async def work(app: Penstock) -> dict[str, int]:
+        database = await app.database()
+        await pools.set_weight(database, name, key, weight)
+        return await pool_views.weights(database, name)
+
+    _say({"weights": with_app(work)}, f"{key} gets {weight} jobs a turn", as_json)
+
+
+def _drained(name: str, worker: str, drain: bool) -> PoolMember:
+    async def work(app: Penstock) -> PoolMember:
+        database = await app.database()
+        await balance.drain(database, name, worker, None, drain=drain)
+        return next(one for one in await workers_of(database, name) if one.id == worker)
+
+    return with_app(work)
+
+
+def _say(value: Any, text: str, as_json: bool) -> None:
     if as_json:
-        print_json(advice)
-        return
-    print_table(
-        ["name", "ready", "oldest s", "finished/s", "drain s", "workers", "advised"],
-        [(a.name, a.ready, a.oldest_ready_s, a.finished_per_s, a.drain_s, a.workers, a.advised) for a in advice],
-        empty="no job types yet",
-    )
-
-
-def _scale() -> None:
-    """How many workers there should be."""
-
-
-async def _drain(app: Penstock, name: str, worker: str, drain: bool) -> None:
-    await balance.drain(await app.database(), name, worker, None, drain=drain)
-
-
-async def _require(app: Penstock, name: str) -> None:
-    known = [pool.name for pool in await pools.counts(await app.database())]
-    if name not in known:
-        raise NotFound(f"no such pool: {name}", hint=f"There are: {', '.join(known) or 'none'}.")
+        print_json(value)
+    else:
+        out.print(text, highlight=False)
 
 
 def _ranges(slots: list[int | str]) -> str:

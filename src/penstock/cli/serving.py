@@ -15,10 +15,12 @@ import structlog
 import typer
 
 from penstock.app import Penstock
+from penstock.cli.autoscale import Autoscaler, parse_range
 from penstock.cli.output import AsJson, holding, out, print_json
 from penstock.cli.supervisor import Told, supervise
 from penstock.errors import InvalidInput
 from penstock.worker import Worker
+from penstock.worker.garbage import collect_seldom
 from penstock.worker.runner import HANDLER_THREADS
 from penstock.worker.worker import stop_on
 
@@ -58,6 +60,12 @@ def worker(
     processes: Processes = 1,
     names: Names = None,
     concurrency: Concurrency = None,
+    autoscale: Annotated[
+        str | None, typer.Option(metavar="MIN:MAX", help="As many processes as `penstock scale advise` says, within these.")
+    ] = None,
+    wait_s: Annotated[
+        float, typer.Option("--wait", min=0.001, help="Seconds that a job should wait at most, with --autoscale.")
+    ] = 5.0,
     on: Annotated[str, typer.Option(help="here, or spark: on the executors of a Spark cluster.")] = "here",
     workers: Annotated[int, typer.Option(min=1, max=10_000, help="Workers of the fleet, with --on spark.")] = 1,
     master: Annotated[str | None, typer.Option(help="The cluster, with --on spark; default: local[WORKERS].")] = None,
@@ -69,15 +77,22 @@ def worker(
     for name in names or []:
         if name not in app.consumers:
             app.with_handler(name)
+    limits = None if autoscale is None else parse_range(autoscale)
+    if limits is not None and (processes != 1 or on != "here"):
+        raise typer.BadParameter("goes with neither --processes nor --on spark", param_hint="--autoscale")
     if on == "spark":
         _on_spark(app, target, names or [], concurrency, workers, master, fleet, ship)
         return
     if on != "here":
         raise typer.BadParameter(f"{on!r} is neither here nor spark", param_hint="--on")
-    if processes == 1:
-        run_worker(target, names or [], concurrency)
+    arguments = (target, names or [], concurrency)
+    if limits is not None:
+        scaler = Autoscaler(lambda: load(target), names or [], *limits, wait_s, app.settings)
+        supervise(run_worker, arguments, limits[0], scaler.wanted)
+    elif processes == 1:
+        run_worker(*arguments)
     else:
-        supervise(run_worker, (target, names or [], concurrency), processes)
+        supervise(run_worker, arguments, processes)
 
 
 def up(
@@ -119,10 +134,12 @@ def run_worker(target: str, names: list[str], concurrency: int | None, told: Tol
     app = load(target)
     if concurrency is not None:
         app.settings = app.settings.model_copy(update={"concurrency": concurrency})
+    collect_seldom()
 
     async def run() -> None:
         code = 1
         try:
+            await app.open(patience=app.settings.start_timeout)
             async with app:
                 working = await app.worker(*names)
                 _obey(working, told, asyncio.get_running_loop())
@@ -198,7 +215,7 @@ async def _still_running() -> bool:
 
 async def _announce(app: Penstock) -> None:
     url = await app.start_server()
-    await app.migrate()
+    await app.migrate(patience=app.settings.start_timeout)
     shown = url if app.settings.database_url is None else "the configured PostgreSQL"
     out.print(f"database: {shown}", highlight=False, soft_wrap=True)
 

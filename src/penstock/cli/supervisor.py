@@ -1,4 +1,4 @@
-"""One process that keeps several worker processes running, and is the only one that is told to stop.
+"""One process that keeps several worker processes running, as many as are wanted, and is the only one that is told to stop.
 
 A terminal sends Ctrl-C, and systemd SIGTERM, to all processes of a group. If the supervisor passed its signal on as one, each
 worker would get two for one, and the second means "at once". So its word goes over a pipe, and only that is counted.
@@ -19,6 +19,8 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from penstock.worker import Worker
+
+_RETIRE = b"retire"
 
 
 class Told:
@@ -45,6 +47,9 @@ class Told:
                 loop.remove_reader(self._pipe.fileno())
                 stop_once()
                 return
+            if words == _RETIRE:
+                worker.retire()
+                return
             for _ in range(int(words) - (1 if stopping else 0)):
                 stopping = True
                 worker.stop()
@@ -64,11 +69,18 @@ class _Child:
         spawn = multiprocessing.get_context("spawn")
         theirs, self._pipe = spawn.Pipe(duplex=False)
         self._told = 0
+        self.retired = False
         self.started = time.monotonic()
         self.process = spawn.Process(target=target, args=(*arguments, Told(theirs)), name="penstock-worker")
         with _without_interrupts():
             self.process.start()
         theirs.close()
+
+    def retire(self) -> None:
+        """Let it finish what it has, for as long as that takes, and end."""
+        self.retired = True
+        with suppress(OSError):  # it is gone
+            self._pipe.send_bytes(_RETIRE)
 
     def tell(self, words: int) -> None:
         """Pass on how often the supervisor was told to stop."""
@@ -78,8 +90,17 @@ class _Child:
                 self._pipe.send_bytes(str(words).encode())
 
 
-def supervise(target: Callable[..., None], arguments: tuple[Any, ...], processes: int) -> None:
-    """Keep worker processes running until SIGTERM or SIGINT; one that dies is started again, at most once a second each."""
+def supervise(
+    target: Callable[..., None], arguments: tuple[Any, ...], processes: int, wanted: Callable[[int], int] | None = None
+) -> None:
+    """Keep worker processes running until SIGTERM or SIGINT; one that dies is started again, at most once a second each.
+
+    Args:
+        target: What a worker process runs.
+        arguments: Its arguments; an end of a pipe comes after them.
+        processes: How many.
+        wanted: From how many there are to how many there should be; asked about once a second. None: always so many.
+    """
     words = 0
 
     def heard(_number: int, _frame: Any) -> None:
@@ -100,9 +121,18 @@ def supervise(target: Callable[..., None], arguments: tuple[Any, ...], processes
         multiprocessing.connection.wait([waker, *alive], timeout=1.0)
         with suppress(BlockingIOError):
             waker.recv(4096)
+        if words:
+            continue
+        children = [child for child in children if not child.retired or child.process.is_alive()]
         for place, child in enumerate(children):
-            if not words and not child.process.is_alive() and time.monotonic() - child.started > 1.0:
+            if not child.process.is_alive() and time.monotonic() - child.started > 1.0:
                 children[place] = _Child(target, arguments)
+        if wanted is not None:
+            working = [child for child in children if not child.retired]
+            number = wanted(len(working))
+            children += [_Child(target, arguments) for _ in range(number - len(working))]
+            for child in working[number:]:
+                child.retire()
 
 
 @contextmanager

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Any, Generic, TypeAlias, TypeVar
+from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 from urllib.parse import parse_qsl, quote, urlsplit
 from uuid import UUID
 
@@ -59,6 +59,20 @@ class Call(Generic[T]):
         return self.parse(response)
 
 
+class Send(Protocol):
+    """Sends calls."""
+
+    def __call__(self, call: Call[T], /) -> T:
+        """Send one call, and read its answer."""
+
+
+class AsyncSend(Protocol):
+    """Sends calls."""
+
+    async def __call__(self, call: Call[T], /) -> T:
+        """Send one call, and read its answer."""
+
+
 @dataclass(frozen=True, slots=True)
 class Claimed:
     """A job that belongs to the worker until it is settled or the lease ends."""
@@ -95,16 +109,22 @@ def enqueue(
 ) -> Call[Enqueued]:  # fmt: skip
     """A PUT. The id is made here, so that it can be repeated."""
     new_id = uuid_utils.compat.uuid7() if id is None else parse_id(id)
-    new = NewJob({} if data is None else data, new_id, key, priority, _at(run_after), _at(expires_at), unique)
-
-    def parse(response: httpx.Response) -> Enqueued:
-        if response.status_code == 400:
-            return Enqueued(new_id, Admission.ARCHIVED)
-        return Enqueued(parse_id(json_of(response)["id"]), Admission(response.headers.get("penstock-outcome", "queued")))
+    new = NewJob({} if data is None else data, new_id, key, priority, at(run_after), at(expires_at), unique)
 
     body = orjson.loads(_line(new))
     body.pop("id")
-    return _Put("PUT", f"/v1/jobs/{_quoted(name)}/job_{new_id}", parse, body)
+    return new_receipt("PUT", f"/v1/jobs/{quoted(name)}/job_{new_id}", new_id, body)
+
+
+def new_receipt(method: str, path: str, id: UUID, body: dict[str, Any]) -> Call[Enqueued]:
+    """A call that enqueues one job under an id."""
+
+    def parse(response: httpx.Response) -> Enqueued:
+        if response.status_code == 400:
+            return Enqueued(id, Admission.ARCHIVED)
+        return Enqueued(parse_id(json_of(response)["id"]), Admission(response.headers.get("penstock-outcome", "queued")))
+
+    return _Put(method, path, parse, body)
 
 
 class _Put(Call[Enqueued]):
@@ -114,7 +134,7 @@ class _Put(Call[Enqueued]):
 
     def read(self, response: httpx.Response) -> Enqueued:
         """See `Call`."""
-        if response.status_code == 400 and json_of(response).get("id") == "job_already_archived":
+        if response.status_code == 400 and b'"job_already_archived"' in response.content:
             return self.parse(response)
         return Call.read(self, response)
 
@@ -143,13 +163,13 @@ def _batch(name: str, batch: list[NewJob]) -> Call[list[Enqueued]]:
             receipts.append(Enqueued(parse_id(outcome["id"]), Admission(outcome["outcome"])))
         return receipts
 
-    return Call("POST", f"/v1/jobs/{_quoted(name)}/batch", parse, lines=b"\n".join(map(_line, batch)))
+    return Call("POST", f"/v1/jobs/{quoted(name)}/batch", parse, lines=b"\n".join(map(_line, batch)))
 
 
 def _line(job: NewJob) -> bytes:
     fields: dict[str, Any] = {"id": f"job_{job.id}", "data": orjson.Fragment(dump_json(job.data, "the job"))}
     fields |= {"key": job.key, "priority": job.priority, "unique": job.unique}
-    fields |= {"run_after": _at(job.run_after), "expires_at": _at(job.expires_at)}
+    fields |= {"run_after": at(job.run_after), "expires_at": at(job.expires_at)}
     return orjson.dumps({name: value for name, value in fields.items() if name == "data" or (value is not None and value != 0)})
 
 
@@ -192,7 +212,7 @@ def result(name: str, id: UUID | str, wait_s: float) -> Call[Result]:
         return Result(parse_id(found["id"]), Status(found["status"]), found["result"], found["errors"])
 
     params = {"wait": f"{wait_s:.3f}s"} if wait_s > 0 else {}
-    return Call("GET", f"/v1/jobs/{_quoted(name)}/job_{parse_id(id)}/result", parse, params=params)
+    return Call("GET", f"/v1/jobs/{quoted(name)}/job_{parse_id(id)}/result", parse, params=params)
 
 
 def cancel(id: UUID | str) -> Call[str]:
@@ -216,7 +236,7 @@ def record_status(
 ) -> Call[None]:
     """A callback. Not repeated: the second one would be refused."""
     body = {"status": str(status), "attempt": attempt, "retryable": retryable, "result": result, "error": error}
-    return Call("POST", f"/v1/jobs/{_quoted(name)}/job_{parse_id(id)}", lambda _: None, body, repeatable=False)
+    return Call("POST", f"/v1/jobs/{quoted(name)}/job_{parse_id(id)}", lambda _: None, body, repeatable=False)
 
 
 def job_types() -> Call[list[JobTypeRecord]]:
@@ -234,17 +254,17 @@ def create_job_type(name: str, options: dict[str, Any]) -> Call[JobTypeRecord]:
 
 def change_job_type(name: str, options: dict[str, Any]) -> Call[JobTypeRecord]:
     """Change a type."""
-    return Call("PATCH", f"/v1/jobs/{_quoted(name)}", lambda response: type_of(json_of(response)), _outside(options))
+    return Call("PATCH", f"/v1/jobs/{quoted(name)}", lambda response: type_of(json_of(response)), _outside(options))
 
 
 def pause(name: str) -> Call[None]:
     """Pause a type."""
-    return Call("POST", f"/v1/jobs/{_quoted(name)}/pause", lambda _: None)
+    return Call("POST", f"/v1/jobs/{quoted(name)}/pause", lambda _: None)
 
 
 def resume(name: str) -> Call[None]:
     """Resume a type."""
-    return Call("POST", f"/v1/jobs/{_quoted(name)}/resume", lambda _: None)
+    return Call("POST", f"/v1/jobs/{quoted(name)}/resume", lambda _: None)
 
 
 def counts() -> Call[list[JobCounts]]:
@@ -266,7 +286,7 @@ def claim(name: str, worker: str, limit: int, wait_s: float) -> Call[list[Claime
             for job in json_of(response)["jobs"]
         ]
 
-    return Call("POST", f"/v1/jobs/{_quoted(name)}/claim", parse, body, repeatable=False)
+    return Call("POST", f"/v1/jobs/{quoted(name)}/claim", parse, body, repeatable=False)
 
 
 def extend(jobs: Sequence[Claimed], span: timedelta | None) -> Call[dict[UUID, int]]:
@@ -274,7 +294,7 @@ def extend(jobs: Sequence[Claimed], span: timedelta | None) -> Call[dict[UUID, i
     if len({job.name for job in jobs}) != 1:
         raise InvalidInput("extend takes jobs of one type", hint="Call it once for each type.")
     body = {"jobs": [_held(job) for job in jobs], "for_s": None if span is None else span.total_seconds()}
-    path = f"/v1/jobs/{_quoted(jobs[0].name)}/extend"
+    path = f"/v1/jobs/{quoted(jobs[0].name)}/extend"
 
     def parse(response: httpx.Response) -> dict[UUID, int]:
         return {parse_id(id): lease for id, lease in json_of(response)["leases"].items()}
@@ -289,7 +309,7 @@ def settle(job: Claimed, outcome: str, result: Any, error: Any, retry_after: tim
         one["retry_after_s"] = retry_after.total_seconds()
     return Call(
         "POST",
-        f"/v1/jobs/{_quoted(job.name)}/settle",
+        f"/v1/jobs/{quoted(job.name)}/settle",
         lambda response: str(next(iter(json_of(response)["outcomes"].values()))),
         {"jobs": [one]},
     )
@@ -297,15 +317,16 @@ def settle(job: Claimed, outcome: str, result: Any, error: Any, retry_after: tim
 
 def heartbeat(worker: str, fields: dict[str, Any]) -> Call[dict[str, Any]]:
     """A heartbeat."""
-    return Call("POST", f"/v1/workers/{_quoted(worker)}/heartbeat", json_of, fields)
+    return Call("POST", f"/v1/workers/{quoted(worker)}/heartbeat", json_of, fields)
 
 
 def unregister(worker: str) -> Call[None]:
     """The end of a worker."""
-    return Call("DELETE", f"/v1/workers/{_quoted(worker)}", lambda _: None)
+    return Call("DELETE", f"/v1/workers/{quoted(worker)}", lambda _: None)
 
 
-def _quoted(name: str) -> str:
+def quoted(name: str) -> str:
+    """A name as part of a path. Raises `InvalidInput`."""
     if not name or "/" in name:
         raise InvalidInput(f"invalid name: {name!r}", hint='A name is not empty and has no "/".')
     return quote(name, safe="")
@@ -315,7 +336,8 @@ def _held(job: Claimed) -> dict[str, Any]:
     return {"id": f"job_{job.id}", "attempt": job.attempts, "lease": job.lease}
 
 
-def _at(time: datetime | timedelta | None) -> datetime | None:
+def at(time: datetime | timedelta | None) -> datetime | None:
+    """A time, from a time or a span from now by the clock here."""
     if isinstance(time, timedelta):
         return datetime.now().astimezone() + time
     if time is not None and time.tzinfo is None:

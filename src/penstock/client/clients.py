@@ -23,11 +23,17 @@ from uuid import UUID
 
 import httpx
 
-from penstock.client import calls
+from penstock.client import calls, pool_calls, stream_calls, topic_calls
 from penstock.client.answers import unavailable
 from penstock.client.calls import Call, Claimed, Result
+from penstock.client.pool_calls import PoolState
+from penstock.client.pools import AsyncPoolClient, PoolClient
+from penstock.client.streams import AsyncStream, Stream
+from penstock.client.topics import AsyncTopic, Topic
 from penstock.errors import DatabaseUnavailable, InvalidInput, JobFailed
 from penstock.job import Enqueued, JobCounts, JobRecord, JobTypeRecord, NewJob, Status
+from penstock.message import TopicCounts
+from penstock.scaling import ScaleAdvice
 
 T = TypeVar("T")
 _ONE_WAIT_S = 30.0
@@ -191,6 +197,22 @@ class AsyncClient:
         """The orderly end of a worker."""
         await self._send(calls.unregister(worker))
 
+    def pool(self, name: str) -> AsyncPoolClient:
+        """A pool, to enqueue into, look at and steer."""
+        return AsyncPoolClient(name, self._send)
+
+    async def pools(self) -> list[PoolState]:
+        """All pools that the user may see."""
+        return await self._send(pool_calls.pools())
+
+    async def create_pool(self, name: str, **options: Any) -> PoolState:
+        """Create a pool: slots, assignor, on_retry, key_concurrency, ... Raises `Conflict` when it exists."""
+        return await self._send(pool_calls.create_pool(name, options))
+
+    async def scale_advice(self, *, wait_s: float = 5.0) -> list[ScaleAdvice]:
+        """How many workers each job type and pool needs for jobs to wait no longer than `wait_s` seconds."""
+        return await self._send(pool_calls.scale_advice(wait_s))
+
     async def database(self) -> Any:
         """Raises `InvalidInput`: a server does not hand out its database."""
         raise _needs_database()
@@ -198,6 +220,22 @@ class AsyncClient:
     async def prune(self, keep: timedelta) -> dict[str, int]:
         """Raises `InvalidInput`: pruning needs the database."""
         raise _needs_database()
+
+    def stream(self, name: str) -> AsyncStream:
+        """A stream on the server, which need not exist yet."""
+        return AsyncStream(self._send, self._http, name, self._timeout_s)
+
+    def topic(self, name: str) -> AsyncTopic:
+        """A topic on the server, which need not exist yet."""
+        return AsyncTopic(self._send, self._http, name, self._timeout_s)
+
+    async def topic_counts(self) -> list[TopicCounts]:
+        """How each topic is doing."""
+        return await self._send(topic_calls.topics())
+
+    async def streams(self) -> list[dict[str, Any]]:
+        """All streams that the user may see."""
+        return await self._send(stream_calls.streams())
 
     async def _send(self, call: Call[T]) -> T:
         deadline = time.monotonic() + self._timeout_s
@@ -209,7 +247,7 @@ class AsyncClient:
                 return call.read(response)
             except httpx.InvalidURL as error:
                 raise InvalidInput(f"the server's URL is not valid: {error}") from None
-            except (httpx.TransportError, DatabaseUnavailable) as error:
+            except (httpx.RequestError, DatabaseUnavailable) as error:
                 if not call.repeatable or time.monotonic() > deadline:
                     raise unavailable(error) from error
             await asyncio.sleep(_pause(attempt))
@@ -349,6 +387,38 @@ class Client:
         """See `AsyncClient.unregister`."""
         self._send(calls.unregister(worker))
 
+    def pool(self, name: str) -> PoolClient:
+        """See `AsyncClient.pool`."""
+        return PoolClient(name, self._send)
+
+    def pools(self) -> list[PoolState]:
+        """See `AsyncClient.pools`."""
+        return self._send(pool_calls.pools())
+
+    def create_pool(self, name: str, **options: Any) -> PoolState:
+        """See `AsyncClient.create_pool`."""
+        return self._send(pool_calls.create_pool(name, options))
+
+    def scale_advice(self, *, wait_s: float = 5.0) -> list[ScaleAdvice]:
+        """See `AsyncClient.scale_advice`."""
+        return self._send(pool_calls.scale_advice(wait_s))
+
+    def stream(self, name: str) -> Stream:
+        """A stream on the server, which need not exist yet."""
+        return Stream(self._send, self._http, name, self._timeout_s)
+
+    def topic(self, name: str) -> Topic:
+        """A topic on the server, which need not exist yet."""
+        return Topic(self._send, self._http, name, self._timeout_s)
+
+    def topic_counts(self) -> list[TopicCounts]:
+        """How each topic is doing."""
+        return self._send(topic_calls.topics())
+
+    def streams(self) -> list[dict[str, Any]]:
+        """All streams that the user may see."""
+        return self._send(stream_calls.streams())
+
     def _send(self, call: Call[T]) -> T:
         deadline = time.monotonic() + self._timeout_s
         for attempt in itertools.count():
@@ -359,7 +429,7 @@ class Client:
                 return call.read(response)
             except httpx.InvalidURL as error:
                 raise InvalidInput(f"the server's URL is not valid: {error}") from None
-            except (httpx.TransportError, DatabaseUnavailable) as error:
+            except (httpx.RequestError, DatabaseUnavailable) as error:
                 if not call.repeatable or time.monotonic() > deadline:
                     raise unavailable(error) from error
             time.sleep(_pause(attempt))

@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Generic, TypeVar, overload
 
+from penstock.callers import commit_through, commit_through_blocking
 from penstock.event import Event
+from penstock.postgres.streams import Commit
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Fence:
+    """Under what a batch was handed out: a commit counts only while that holds."""
+
+    member: str
+    epoch: int
+    revision: int
 
 
 class Batch(Sequence[Event[T]], Generic[T]):
@@ -20,18 +32,16 @@ class Batch(Sequence[Event[T]], Generic[T]):
         attempt: Which attempt at these events this is, from 1.
     """
 
-    __slots__ = ("_commit", "attempt", "committed", "events", "group", "partition", "stream")
+    __slots__ = ("_fence", "attempt", "committed", "events", "group", "partition", "stream")
 
-    def __init__(
-        self, stream: str, group: str, partition: int, events: list[Event[T]], commit: Callable[[Any, int], Awaitable[None]]
-    ) -> None:
+    def __init__(self, stream: str, group: str, partition: int, events: list[Event[T]], fence: Fence) -> None:
         self.stream = stream
         self.group = group
         self.partition = partition
         self.events = events
         self.attempt = 1
         self.committed = False
-        self._commit = commit
+        self._fence = fence
 
     @property
     def first_offset(self) -> int:
@@ -55,8 +65,16 @@ class Batch(Sequence[Event[T]], Generic[T]):
         Raises:
             Conflict: The partition is no longer this member's; let the transaction roll back.
         """
-        await self._commit(connection, self.next_offset)
+        await commit_through(connection, self.stream, self.group, self._fence.member, self._as_commit())
         self.committed = True
+
+    def commit_blocking(self, connection: Any) -> None:
+        """`commit` for connections that block (psycopg, SQLAlchemy, Django): in plain handlers and in `app.sync.consume`."""
+        commit_through_blocking(connection, self.stream, self.group, self._fence.member, self._as_commit())
+        self.committed = True
+
+    def _as_commit(self) -> Commit:
+        return Commit(self.partition, self._fence.epoch, self._fence.revision, self.next_offset)
 
     @overload
     def __getitem__(self, place: int) -> Event[T]: ...

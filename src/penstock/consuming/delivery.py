@@ -10,14 +10,12 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias, TypeVar
 
 import structlog
 
-from penstock.callers import commit_through
-from penstock.consuming.batch import Batch, Events
+from penstock.consuming.batch import Batch, Events, Fence
 from penstock.consuming.failure import OnFailure
 from penstock.encoding import Undecodable
 from penstock.errors import Conflict, Fail, PenstockError, Retry
 from penstock.job import Backoff
 from penstock.payload import plain_text
-from penstock.postgres.streams import Commit
 
 if TYPE_CHECKING:
     from penstock.consuming.consumer import Consumer
@@ -144,17 +142,8 @@ class Deliver(Generic[T]):
 
     def _batch(self, part: Part[T], events: list[Any]) -> Batch[T]:
         consumer = self._owner()
-
-        async def commit(connection: Any, next_offset: int) -> None:
-            await commit_through(
-                connection,
-                consumer.stream,
-                consumer.group,
-                consumer.member.id,
-                Commit(part.partition, part.epoch, part.revision, next_offset),
-            )
-
-        return Batch(consumer.stream, consumer.group, part.partition, events, commit)
+        fence = Fence(consumer.member.id, part.epoch, part.revision)
+        return Batch(consumer.stream, consumer.group, part.partition, events, fence)
 
     def _done(self, part: Part[T]) -> None:
         batch = part.in_hand

@@ -114,7 +114,14 @@ class Consumption(Generic[T]):
                 return batch
         while True:
             asking = asyncio.ensure_future(self._offered.get())
-            await asyncio.wait([asking, self._tasks[0]], return_when=asyncio.FIRST_COMPLETED)
+            try:
+                await asyncio.wait([asking, self._tasks[0]], return_when=asyncio.FIRST_COMPLETED)
+            except asyncio.CancelledError:
+                # Whoever waits only for a while must not lose what comes at that moment.
+                if asking.done():
+                    self._offered.put_nowait(asking.result())
+                asking.cancel()
+                raise
             if not asking.done():
                 asking.cancel()
                 self._tasks[0].result()

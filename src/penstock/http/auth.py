@@ -6,13 +6,16 @@ one keyed hash. Neither it nor anything else logs a secret or keeps one in clear
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import binascii
 import enum
 import hashlib
 import secrets
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -34,7 +37,7 @@ class Role(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """Who is there: a name for the log, a role, and the job types it may touch (None: all)."""
+    """Who is there: a name for the log, a role, and the job types, streams and topics that it may touch, by name (None: all)."""
 
     name: str
     role: Role
@@ -50,12 +53,15 @@ class Principal:
             title = f"User {self.name} has access to some job types only; this shows all"
             raise ApiError(403, "forbidden", title, instance=instance, in_body=True)
 
-    def require(self, name: str, instance: str) -> None:
-        """Raise a 403 unless the job type is open to this user."""
+    def require(self, name: str, instance: str, what: str = "job type") -> None:
+        """Raise a 403 unless the job type, or the stream or topic of that name, is open to this user."""
         if not self.may(name):
-            raise ApiError(
-                403, "forbidden", f"User {self.name} has no access to job type {name}", instance=instance, in_body=True
-            )
+            raise ApiError(403, "forbidden", f"User {self.name} has no access to {what} {name}", instance=instance, in_body=True)
+
+    def require_job(self, name: str, instance: str) -> None:
+        """Raise a 403 unless the type of a job that was found is open to this user; the answer does not name the type."""
+        if not self.may(name):
+            raise ApiError(403, "forbidden", f"User {self.name} has no access to this job", instance=instance, in_body=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,20 +128,44 @@ class OneUser:
 
 
 class Throttle:
-    """Counts failures: at most `per_user` a minute for a user from one address, `per_client` from one address."""
+    """Counts failures: at most `per_user` a minute for a user from one address, `per_client` from one address.
+
+    Guesses at the same time do not slip through together: no more are under way than may still fail, the others wait.
+    """
 
     def __init__(self, per_user: int = 10, per_client: int = 100, period_s: float = 60.0) -> None:
         self._limits = (per_user, per_client)
         self._period = period_s
         self._failures: OrderedDict[tuple[str, str | None], list[float]] = OrderedDict()
+        self._under_way: Counter[tuple[str, str | None]] = Counter()
+        self._ended = asyncio.Event()
+
+    @asynccontextmanager
+    async def attempt(self, client: str, user: str) -> AsyncIterator[None]:
+        """Around one try to log in: waits for its turn. Raises a 429 when there were too many failures of late."""
+        keys = _keys(client, user)
+        self.check(client, user)
+        while any(len(self._recent(key)) + self._under_way[key] >= limit for key, limit in zip(keys, self._limits, strict=True)):
+            await self._ended.wait()
+            self.check(client, user)
+        self._under_way.update(keys)
+        try:
+            yield
+        finally:
+            self._under_way.subtract(keys)
+            for key in keys:
+                if not self._under_way[key]:
+                    del self._under_way[key]
+            # Whoever waits looks again; whoever comes to wait now waits for the next one.
+            self._ended.set()
+            self._ended = asyncio.Event()
 
     def check(self, client: str, user: str) -> None:
         """Raise a 429 when there were too many failures of late."""
-        now = time.monotonic()
-        for key, limit in zip(((client, user), (client, None)), self._limits, strict=True):
-            failures = [at for at in self._failures.get(key, ()) if at > now - self._period]
+        for key, limit in zip(_keys(client, user), self._limits, strict=True):
+            failures = self._recent(key)
             if len(failures) >= limit:
-                wait = int(failures[0] + self._period - now) + 1
+                wait = int(failures[0] + self._period - time.monotonic()) + 1
                 raise ApiError(
                     429,
                     "too_many_failures",
@@ -147,13 +177,20 @@ class Throttle:
 
     def failed(self, client: str, user: str) -> None:
         """Note a failure."""
-        now = time.monotonic()
-        for key, limit in zip(((client, user), (client, None)), self._limits, strict=True):
-            recent = [at for at in self._failures.get(key, ()) if at > now - self._period]
-            self._failures[key] = [*recent, now][-limit:]
+        for key, limit in zip(_keys(client, user), self._limits, strict=True):
+            self._failures[key] = [*self._recent(key), time.monotonic()][-limit:]
             self._failures.move_to_end(key)
         while len(self._failures) > _MOST_REMEMBERED:
             self._failures.popitem(last=False)
+
+    def _recent(self, key: tuple[str, str | None]) -> list[float]:
+        since = time.monotonic() - self._period
+        return [at for at in self._failures.get(key, ()) if at > since]
+
+
+def _keys(client: str, user: str) -> tuple[tuple[str, str | None], tuple[str, str | None]]:
+    # No user has a longer name, but whoever guesses may.
+    return (client, user[:65]), (client, None)
 
 
 class Door:
@@ -183,8 +220,12 @@ class Door:
         credentials = parse_authorization(header, client, instance)
         digest = hashlib.blake2b(header or b"", key=self._key, digest_size=16).digest()
         # Whoever was let in before is not kept out by the failures of others behind the same proxy.
-        if credentials is not None and digest not in self._known:
-            self._throttle.check(client, credentials.user)
+        if credentials is None or digest in self._known:
+            return await self._authorize(credentials, digest, client, instance)
+        async with self._throttle.attempt(client, credentials.user):
+            return self.known(header) or await self._authorize(credentials, digest, client, instance)
+
+    async def _authorize(self, credentials: Credentials | None, digest: bytes, client: str, instance: str) -> Principal:
         try:
             principal = await self._authorizer.authorize(credentials)
         except ApiError as error:
@@ -196,7 +237,7 @@ class Door:
             if error.id == "forbidden_api":
                 error.status, error.headers = 401, _REALM
             raise
-        if header is not None:
+        if credentials is not None:
             self._known[digest] = (principal, time.monotonic() + _REMEMBERED_S)
             self._known.move_to_end(digest)
             while len(self._known) > _MOST_REMEMBERED:

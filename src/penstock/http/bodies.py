@@ -17,6 +17,9 @@ LARGEST_DATA = 102_400
 DATA_TOO_LARGE = "Data parameter is too large (100KB max)"
 NOTHING = Raw(b"")
 _UUID = re.compile(r"[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}")
+_WORD = re.compile(r"[^\x00-\x1f\x7f-\x9f]{1,255}")
+_FIRST = datetime.min.replace(microsecond=1, tzinfo=UTC)
+_LAST = datetime.max.replace(microsecond=0, tzinfo=UTC)
 _SPAN = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,6})?)(ms|s|m|h)?")
 # Nested too deep is bad JSON as well.
 _BAD = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
@@ -72,7 +75,7 @@ def new_job(body: bytes, instance: str) -> tuple[NewJobBody, str]:
         data = bytes(parsed.data).decode()
     except _BAD:
         raise bad_json() from None
-    check_times(parsed)
+    check_fields(parsed)
     if not data:
         raise missing("data", instance)
     return parsed, data
@@ -85,18 +88,38 @@ def batch_line(line: bytes) -> tuple[BatchLine, str]:
         data = bytes(parsed.data).decode()
     except _BAD as error:
         raise ApiError(400, "invalid_request", f"The line is not a job: {error}") from None
-    check_times(parsed)
+    check_fields(parsed)
     return parsed, data or "{}"
 
 
-def check_times(job: NewJobBody) -> None:
-    """Bring times to UTC. Raises `ApiError` for one without a zone."""
+def pool_job(body: bytes) -> tuple[BatchLine, str, str | None]:
+    """The body of an enqueue into a pool, its data as text, and its id. Raises `ApiError`."""
+    try:
+        parsed = _line(body)
+        data = bytes(parsed.data).decode()
+    except _BAD:
+        raise bad_json() from None
+    check_fields(parsed)
+    return parsed, data or "{}", parsed.id
+
+
+def check_fields(job: NewJobBody) -> None:
+    """Bring times to UTC. Raises `ApiError` for one without a zone, and for what no job can have.
+
+    The database checks too, but refuses all that came at the same time until the bad one is found.
+    """
+    if job.priority is not None and not -100 <= job.priority <= 100:
+        raise invalid_parameter(f"Invalid priority: {job.priority}", detail="A priority is a number from -100 (first) to 100.")
+    for name, word in (("key", job.key), ("unique", job.unique)):
+        if word is not None and not _WORD.fullmatch(word):
+            raise invalid_parameter(f"Invalid {name}", detail="Write 1 to 255 characters without control characters.")
     try:
         for field in ("run_after", "expires_at"):
             if (time := getattr(job, field)) is not None:
                 if time.tzinfo is None:
                     raise bad_json()
-                setattr(job, field, time.astimezone(UTC))
+                # The first and the last moment that Python knows stand for no end to the driver.
+                setattr(job, field, min(max(time.astimezone(UTC), _FIRST), _LAST))
     except OverflowError:
         raise bad_json() from None
 

@@ -13,12 +13,11 @@ import random
 import secrets
 import time
 from collections import OrderedDict, deque
-from collections.abc import Awaitable, Callable
 
 import structlog
 
 from penstock.errors import DatabaseUnavailable, PenstockError
-from penstock.job import ClaimedJob
+from penstock.job import ClaimedJob, Outcome, Settlement
 from penstock.postgres import jobs
 from penstock.postgres.database import Database
 from penstock.waiting import happens
@@ -65,47 +64,8 @@ class Claims:
             for event in line:
                 event.set()
 
-    async def claim(
-        self, worker: str, name: str, limit: int, within: float, gone: Callable[[], Awaitable[bool]]
-    ) -> list[ClaimedJob]:
-        """Claim up to `limit` jobs; when there are none wait up to `within` seconds for one.
-
-        Args:
-            worker: Who claims.
-            name: Job type.
-            limit: Most jobs.
-            within: Seconds to wait.
-            gone: Whether nobody waits for the answer any more, so that nothing is claimed for nobody.
-        """
-        deadline = time.monotonic() + within
-        found = await self._claim(worker, name, limit)
-        if found or within <= 0:
-            return found
-        event = asyncio.Event()
-        line = self._lines.setdefault(name, deque())
-        line.append(event)
-        try:
-            while True:
-                await self._say_idle()
-                event.clear()
-                # Once more after the word: a job may have come in between.
-                if self._stopping.is_set() or await gone():
-                    return []
-                found = await self._claim(worker, name, limit)
-                left = deadline - time.monotonic()
-                if found or left <= 0:
-                    return found
-                # The more wait, the less often each looks by itself.
-                pause = max(1.0, len(line) / 8) * random.uniform(0.7, 1.0)
-                await happens(event, min(left, pause))
-        finally:
-            line.remove(event)
-            if not line:
-                self._lines.pop(name, None)
-            elif found:
-                line[0].set()
-
-    async def _claim(self, worker: str, name: str, limit: int) -> list[ClaimedJob]:
+    async def claim(self, worker: str, name: str, limit: int) -> list[ClaimedJob]:
+        """Claim up to `limit` jobs of a type for a worker."""
         marks = self._marks.get(name)
         if marks is None:
             marks = self._marks[name] = Marks()
@@ -120,6 +80,56 @@ class Claims:
             took = time.monotonic() - now
             marks.swept(time.monotonic(), took if len(claim.jobs) < limit else 0.0)
         return claim.jobs
+
+    async def wait(self, worker: str, name: str, limit: int, within: float, gone: asyncio.Task[None]) -> list[ClaimedJob]:
+        """Wait up to `within` seconds for jobs, and claim up to `limit`.
+
+        Args:
+            worker: Who claims.
+            name: Job type.
+            limit: Most jobs.
+            within: Seconds to wait.
+            gone: Done when nobody waits for the answer any more: then nothing is claimed, or it is given back.
+        """
+        deadline = time.monotonic() + within
+        found: list[ClaimedJob] = []
+        event = asyncio.Event()
+        line = self._lines.setdefault(name, deque())
+        line.append(event)
+        gone.add_done_callback(lambda _: event.set())
+        try:
+            while True:
+                await self._say_idle()
+                event.clear()
+                # Once more after the word: a job may have come in between.
+                if self._stopping.is_set() or gone.done():
+                    return []
+                found = await self.claim(worker, name, limit)
+                if gone.done():
+                    await self._give_back(found)
+                    return []
+                left = deadline - time.monotonic()
+                if found or left <= 0:
+                    return found
+                # The more wait, the less often each looks by itself.
+                pause = max(1.0, len(line) / 8) * random.uniform(0.7, 1.0)
+                await happens(event, min(left, pause))
+        finally:
+            line.remove(event)
+            if not line:
+                self._lines.pop(name, None)
+            elif found or gone.done():
+                line[0].set()
+
+    async def _give_back(self, claimed: list[ClaimedJob]) -> None:
+        if not claimed:
+            return
+        try:
+            given = [Settlement(job.id, job.attempts, job.lease, Outcome.RELEASED) for job in claimed]
+            await jobs.settle(self._database, given)
+        except PenstockError as error:
+            # They come back when their lease ends.
+            log.warning("jobs_not_given_back", jobs=len(claimed), error=error.message)
 
     async def _say_idle(self) -> None:
         """Ask for notifications about all types that somebody waits for."""

@@ -25,6 +25,7 @@ from penstock.errors import PenstockError
 from penstock.http.auth import Principal, Role
 from penstock.http.errors import JSON, ApiError, from_penstock, insecure, method_not_allowed, not_found, server_error, too_large
 from penstock.http.service import Service
+from penstock.http.sockets import admit
 
 log = structlog.get_logger("penstock.http")
 _JOB = re.compile(r"/v1/jobs/([^\s/]+)/(job_[^\s/]+|random_id|[^\s/]{20,40})")
@@ -32,6 +33,7 @@ _JOB_ROUTE = "/v1/jobs/{name}/{id}"
 _HSTS = (b"strict-transport-security", b"max-age=31536000; includeSubDomains; preload")
 _SERVER = (b"server", f"penstock/{__version__}".encode())
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9_.:-]{1,100}")
+_SLOWEST_BYTES_S = 1024
 _METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
 
 
@@ -56,12 +58,15 @@ class Gate:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request."""
-        if scope["type"] != "http":
+        if scope["type"] not in ("http", "websocket"):
             await self._inner(scope, receive, send)
             return
         service = self._service()
         if service is None:
             raise RuntimeError("the application was not started: the server must support lifespan events")
+        if scope["type"] == "websocket":
+            await admit(scope, receive, send, service, self._routes, self._inner)
+            return
         request = _Request(scope, receive, send, service)
         try:
             await self._answer(request)
@@ -111,7 +116,7 @@ class Gate:
         if (role := getattr(route, "role", Role.ADMIN)) is not None:
             scope["principal"] = await request.enter(role)
         scope["service"] = service
-        request.limit = service.settings.max_batch if request.route.endswith("/batch") else service.settings.max_body
+        request.limit = service.settings.max_batch if getattr(route, "batch", False) else service.settings.max_body
         request.check_length()
         await self._inner(scope, request.receive_limited, request.send_decorated)
 
@@ -120,9 +125,10 @@ class Gate:
         allowed: set[str] = set()
         for route in self._routes:
             match, _ = route.matches(scope)
-            if match is Match.FULL:
+            # The expressions of the routes take a newline after the end for the end.
+            if match is Match.FULL and not scope["path"].endswith("\n"):
                 return route, allowed
-            if match is Match.PARTIAL:
+            if match is Match.PARTIAL and not scope["path"].endswith("\n"):
                 allowed |= getattr(route, "methods", None) or set()
         return None, allowed
 
@@ -131,7 +137,8 @@ class _Request:
     """One request on its way through the gate."""
 
     __slots__ = (
-        "_receive", "_send", "_started_at", "authorization", "client", "debug", "forwarded", "id", "length", "limit", "method",
+        "_body_time", "_receive", "_send", "_started_at", "authorization", "body_read", "client", "debug",
+        "forwarded", "id", "length", "limit", "method",
         "principal", "read", "route", "scope", "secure", "service", "started", "status",
     )  # fmt: skip
 
@@ -149,6 +156,9 @@ class _Request:
         self.started = False
         self.status = 0
         self.read = 0
+        self.body_read = False
+        # Seconds that were spent on waiting for the body.
+        self._body_time = 0.0
         self.principal: Principal | None = None
         self.authorization: bytes | None = None
         self.forwarded = b""
@@ -205,19 +215,24 @@ class _Request:
 
     async def receive_limited(self) -> Message:
         """`receive` for the routes."""
-        if self.started:
-            # Somebody listens for the end of the connection while the answer is under way.
+        if self.started or self.body_read:
+            # Somebody listens for the end of the connection.
             return await self._receive()
         return await self._next()
 
     async def _next(self) -> Message:
+        began = time.perf_counter()
+        # The time in which the body is worked on does not count.
+        most = self.service.settings.body_timeout.total_seconds() + self.read / _SLOWEST_BYTES_S
         try:
-            async with asyncio.timeout(self.service.settings.body_timeout.total_seconds()):
+            async with asyncio.timeout(most - self._body_time):
                 message = await self._receive()
         except TimeoutError:
             raise ApiError(
                 408, "request_timeout", "The request body did not arrive in time", in_body=True, headers={"Connection": "close"}
             ) from None
+        self._body_time += time.perf_counter() - began
+        self.body_read = not message.get("more_body", False)
         body = message.get("body", b"")
         self.read += len(body)
         if self.debug and body:

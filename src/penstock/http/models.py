@@ -108,6 +108,13 @@ class NewJob(BaseModel):
     unique: Word | None = Field(None, description="While a job with it is queued, that job is returned.")
 
 
+class BatchJob(NewJob):
+    """A line of a batch."""
+
+    data: Any = Field({}, description="Any JSON, up to 100 KiB.")
+    id: str | None = Field(None, description="`job_` and a UUID; none: one is made.")
+
+
 class QueuedJob(BaseModel):
     """A job that is not finished."""
 

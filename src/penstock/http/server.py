@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import logging
+import multiprocessing
+import multiprocessing.connection
 import os
 import signal
 import tempfile
@@ -26,7 +28,22 @@ from uvicorn.supervisors import Multiprocess
 from penstock._version import __version__
 from penstock.app import Penstock
 from penstock.errors import InvalidInput, PenstockError
-from penstock.http.api import batch, jobber, jobs, lists, system, types, working
+from penstock.http.api import (
+    batch,
+    deliveries,
+    events,
+    groups,
+    jobber,
+    jobs,
+    lists,
+    pools,
+    standing,
+    streams,
+    system,
+    topics,
+    types,
+    working,
+)  # fmt: skip
 from penstock.http.api.common import SCHEMAS, error_answer
 from penstock.http.auth import Authorizer, Door, OneUser
 from penstock.http.errors import ApiError, from_penstock, invalid_parameter, method_not_allowed, not_found, server_error
@@ -41,7 +58,11 @@ from penstock.worker.care import Care
 
 log = structlog.get_logger("penstock.http")
 # The first route that fits is taken: /v1/jobs/job_... is a job before it is a job type.
-_PARTS = (system, jobs, types, batch, working, lists, jobber)
+_PARTS = (
+    system, jobs, types, batch, working, lists, jobber, pools, standing, streams, events, groups, topics, deliveries,
+)  # fmt: skip
+# After that uvicorn kills a process as hung and starts another; on a busy machine its five seconds are few.
+_SILENCE_OF_A_PROCESS_S = 60
 _DESCRIPTION = "Background work on PostgreSQL. Basic auth, or a bearer token `NAME.SECRET`."
 
 
@@ -63,24 +84,27 @@ def create_app(
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        await penstock.open(patience=penstock.settings.start_timeout)
         async with penstock:
             database = await penstock.database()
             chosen = authorizer or _authorizer(http_settings, Users(database))
-            service = Service(penstock, database, Door(chosen), http_settings, Metrics())
-            running.append(service)
-            care = Care(database, penstock.settings, lambda: service.claims.heard("due"))
+            care = Care(database, penstock.settings, lambda: service.heard("due"))
 
             def heard(payload: str) -> None:
                 care.look()
-                service.claims.heard(payload)
+                service.heard(payload)
 
-            listener = Listener(database, ["penstock", f"penstock_{service.claims.id}"], heard)
-            tasks = [asyncio.create_task(part) for part in (listener.run(), care.run_promotion(), care.run_recovery())]
+            listener = Listener(database, ["penstock"], heard)
+            service = Service(penstock, database, Door(chosen), http_settings, Metrics(), listener)
+            running.append(service)
+            parts = (listener.run(), care.run_promotion(), care.run_recovery(), care.run_streams())
+            tasks = [asyncio.create_task(part) for part in parts]
             _on_signals(service.stop)
             try:
                 yield
             finally:
                 service.stop()
+                await service.close()
                 for task in tasks:
                     task.cancel()
                 await asyncio.gather(*tasks, return_exceptions=True)
@@ -112,8 +136,11 @@ def serve(settings: HttpSettings, announce: Any = print) -> None:
             port=settings.port,
             workers=settings.processes,
             loop="uvloop",
-            http="httptools",
-            ws="none",
+            http="penstock.http.protocol:Protocol",
+            ws="websockets-sansio",
+            ws_max_size=settings.max_body,
+            ws_ping_interval=settings.live_keep_alive.total_seconds(),
+            ws_ping_timeout=settings.live_keep_alive.total_seconds(),
             lifespan="on",
             access_log=False,
             server_header=False,
@@ -121,26 +148,44 @@ def serve(settings: HttpSettings, announce: Any = print) -> None:
             timeout_keep_alive=int(settings.keep_alive.total_seconds()),
             timeout_graceful_shutdown=int(settings.shutdown_grace.total_seconds()),
             log_config=None,
+            timeout_worker_healthcheck=_SILENCE_OF_A_PROCESS_S,
             backlog=2048,
         )
         socket = config.bind_socket()
         # From here on connections wait for the server instead of being refused.
         socket.listen(config.backlog)
-        # uvicorn ends in an orderly way and then sends itself the signal again: by then all is done.
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda *_: None)
-        announce(f"listening on http://{settings.host}:{socket.getsockname()[1]}")
+        listening = f"listening on http://{settings.host}:{socket.getsockname()[1]}"
         if settings.processes > 1:
-            Multiprocess(config, sockets=[socket]).run()
+            many = Multiprocess(config, sockets=[socket])
+            announce(listening)
+            many.run()
         else:
-            uvicorn.Server(config).run(sockets=[socket])
+            one = uvicorn.Server(config)
+
+            def end(*_: object) -> None:
+                # Before uvicorn listens to signals; and when it has ended, it sends itself the signal again.
+                one.should_exit = True
+
+            for number in (signal.SIGTERM, signal.SIGINT):
+                signal.signal(number, end)
+            announce(listening)
+            one.run(sockets=[socket])
 
 
 def served_app() -> ASGIApp:
     """What a server process of `serve` runs."""
     settings = HttpSettings()
     configure_logs(settings.log_format)
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        threading.Thread(target=_end_with, args=(parent.sentinel,), name="penstock-parent", daemon=True).start()
     return create_app(settings=settings)
+
+
+def _end_with(parent: int) -> None:
+    """Stop this process in an orderly way when the one that started it was killed: nobody else would."""
+    multiprocessing.connection.wait([parent])
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _on_signals(stop: Callable[[], None]) -> None:
@@ -178,7 +223,9 @@ def configure_logs(log_format: str) -> None:
 
 async def _with_token(settings: HttpSettings, announce: Any) -> HttpSettings:
     """The settings with a token when there are no users and this machine alone can reach the server."""
-    async with Penstock() as app:
+    app = Penstock()
+    await app.open(patience=app.settings.start_timeout)
+    async with app:
         there_are_users = bool(await users.list_users(await app.database()))
     if there_are_users or settings.token is not None:
         return settings

@@ -47,9 +47,21 @@ class HttpSettings(BaseSettings):
     )  # fmt: skip
     max_body: int = Field(default=1 << 20, ge=1 << 17, description="Largest request body in bytes, batches excepted.")
     max_batch: int = Field(default=1 << 30, ge=1 << 17, description="Largest body of a batch in bytes.")
-    body_timeout: Span = Field(default=timedelta(seconds=30), description="Longest pause while a request body arrives.")
+    head_timeout: Span = Field(default=timedelta(seconds=15), description="Longest time for a request line and its headers.")
+    body_timeout: Span = Field(
+        default=timedelta(seconds=30), description="Longest time for a request body, a second more for each KiB of it."
+    )
+    write_timeout: Span = Field(default=timedelta(seconds=60), description="How long a client may read nothing of its answer.")
+    max_connections: int = Field(default=10_000, ge=1, description="Most connections of one process.")
     keep_alive: Span = Field(default=timedelta(seconds=75), description="How long an idle connection is kept.")
     longest_wait: Span = Field(default=timedelta(minutes=5), description="Longest ?wait= and long poll.")
+    live_keep_alive: Span = Field(
+        default=timedelta(seconds=15), description="How often a live connection (events, WebSocket) shows that it lives."
+    )
+    longest_live: Span = Field(
+        default=timedelta(days=1), description="Longest time of a live connection; its client comes back and goes on."
+    )
+    max_live: int = Field(default=8_000, ge=1, description="Most live connections of one process.")
     shutdown_grace: Span = Field(default=timedelta(seconds=10), description="Time for running requests at shutdown.")
     jobber_visibility_timeout: Span = Field(
         default=timedelta(seconds=15), description="Visibility timeout of types made by POST /jobber/queue."

@@ -64,6 +64,9 @@ class Users:
         if digest in self._verified:
             return True
         async with self._hashing:
+            if digest in self._verified:
+                # Somebody came with the same at the same time.
+                return True
             good = await asyncio.to_thread(_verify, stored, secret)
         if good:
             if len(self._verified) >= _MOST_REMEMBERED:

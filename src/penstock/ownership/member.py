@@ -34,10 +34,12 @@ _MEMBERS_AT_FULL_PACE = 4
 _CARE_EVERY_S = 1.0
 
 
+_CLOCK: int = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+
+
 def monotonic() -> float:
     """Seconds of a clock that also runs while the machine is suspended, where there is one."""
-    clock: int | None = getattr(time, "CLOCK_BOOTTIME", None)
-    return time.monotonic() if clock is None else time.clock_gettime(clock)
+    return time.clock_gettime(_CLOCK)
 
 
 class SlotUser(Protocol):

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from datetime import timedelta
 from typing import Any, TypeVar
 
 import asyncpg
@@ -95,6 +97,8 @@ def _of_server(error: asyncpg.PostgresError, sqlstate: str) -> PenstockError:
             f"cannot log in to the database: {message}",
             hint="Check PENSTOCK_DATABASE_URL: user, password, database.",
         )
+    if sqlstate == "22021":
+        return InvalidInput(f"text that PostgreSQL cannot store: {message}", hint="Leave out the character U+0000.")
     if sqlstate.startswith("22"):
         return InvalidInput(message, hint=hint)
     if sqlstate.startswith("54"):
@@ -177,6 +181,22 @@ class Database:
                 connection_class=_Connection,
                 **self._connection_options(),
             )
+
+    async def answering(self, patience: timedelta) -> None:
+        """Wait until the database answers. Raises `DatabaseUnavailable` when it does not within `patience`; 0: does nothing."""
+        until = time.monotonic() + patience.total_seconds()
+        pause = 0.05
+        while time.monotonic() < until:
+            try:
+                await self.fetch("select 1")
+                return
+            except DatabaseUnavailable as error:
+                left = until - time.monotonic()
+                if left < pause:
+                    raise
+                log.warning("database_awaited", error=error.message, left_s=round(left))
+                await asyncio.sleep(pause * random.uniform(0.5, 1.0))
+                pause = min(pause * 2, 2.0)
 
     async def close(self) -> None:
         """Close all connections; those in use get five seconds to finish."""

@@ -160,7 +160,7 @@ async def claim(database: Database, worker: str, names: Sequence[str], limit: in
     rows = await database.fetch("select * from penstock.claim($1, $2, $3, $4::jsonb)", worker, names, limit, _dump(marks))
     if not rows:
         return Claim([], 0, 0)
-    jobs = [ClaimedJob(*tuple(row)[:12]) for row in rows]
+    jobs = [ClaimedJob._make(row[:12]) for row in rows]
     return Claim(jobs, rows[0]["horizon"], rows[0]["ceiling"])
 
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from datetime import timedelta
+from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
 
@@ -12,7 +11,6 @@ import orjson
 
 from penstock.job import ClaimedJob
 from penstock.postgres.database import Database
-from penstock.scaling import Load
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,25 +21,17 @@ class KeyedClaim:
         jobs: The jobs, each with its slot.
         at: Where the walk of the ring of keys ended, to go on from; None: it saw every key.
         due_in_s: When a job that is waited for is due; None: none is.
+        turn_left: How many jobs the turn of the key at `at` has left, since limits of the type cut it short.
+        weights: Jobs in a turn of those keys that get more than one.
+        walked: False when there was no walk, since the type is paused or at its limit: go on from where the last one ended.
     """
 
     jobs: list[tuple[ClaimedJob, int]]
     at: tuple[int, str] | None
     due_in_s: float | None
-
-
-@dataclass(frozen=True, slots=True)
-class PoolCounts:
-    """How a pool is doing; its jobs are in `JobCounts`."""
-
-    name: str
-    slots: int
-    assignor: str
-    members: int
-    unowned_slots: int
-    moving_slots: int
-    standing: int
-    standing_running: int
+    turn_left: int | None = None
+    weights: Mapping[str, int] = field(default_factory=dict)
+    walked: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,11 +65,12 @@ async def claim(
     depth: int,
     after: tuple[int, str] | None,
     marks: Mapping[str, int],
+    turn_left: int | None = None,
 ) -> KeyedClaim:
     """Claim jobs from owned slots. Not retried: an answer that is lost leaves jobs claimed. Raises `NotFound` when evicted."""
     slot, key = after if after is not None else (None, None)
     rows = await database.fetch(
-        "select * from penstock.claim_keys($1, $2, $3, $4, $5, $6, $7, $8, $9::jsonb)",
+        "select * from penstock.claim_keys($1, $2, $3, $4, $5, $6, $7, $8, $9::jsonb, $10)",
         member,
         name,
         list(owned.keys()),
@@ -89,12 +80,15 @@ async def claim(
         slot,
         key,
         _dump(marks),
+        turn_left,
     )
     if not rows:
-        return KeyedClaim([], None, None)
+        return KeyedClaim([], None, None, walked=False)
     last = rows[-1]
     at = None if last["at_slot"] is None else (last["at_slot"], last["at_key"])
-    return KeyedClaim([(ClaimedJob(*tuple(row)[:12]), row["at_slot"]) for row in rows[:-1]], at, last["due_in_s"])
+    weights = {} if last["weights"] is None else orjson.loads(last["weights"])
+    found = [(ClaimedJob._make(row[:12]), row["at_slot"]) for row in rows[:-1]]
+    return KeyedClaim(found, at, last["due_in_s"], last["turn_left"], weights)
 
 
 async def wait_for_slots(database: Database, name: str, member: str) -> None:
@@ -120,22 +114,6 @@ async def set_weight(database: Database, name: str, key: str, weight: int) -> No
 async def forget_keys(database: Database, name: str) -> int:
     """In a pool with a rule of its own: remove the slots of keys long unused. Returns how many."""
     return int(await database.fetchval("select penstock.forget_keys($1)", name))
-
-
-async def counts(database: Database) -> list[PoolCounts]:
-    """How each pool is doing."""
-    return [PoolCounts(*tuple(row)) for row in await database.fetch("select * from penstock.pool_counts()")]
-
-
-async def load_of_types(database: Database, over: timedelta) -> list[Load]:
-    """How each job type is doing, for scaling advice."""
-    return [
-        Load(
-            row["name"], row["ready"], row["in_progress"], row["oldest_ready_s"], row["finished"], over.total_seconds(),
-            row["workers"], row["most_workers"],
-        )
-        for row in await database.fetch("select * from penstock.load_of_types($1)", over)
-    ]  # fmt: skip
 
 
 async def start_standing(database: Database, name: str, key: str, data: str, *, replace: bool) -> str:

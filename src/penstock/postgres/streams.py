@@ -16,6 +16,13 @@ from penstock.postgres.database import Database, Transaction
 _APPEND = (
     "select * from penstock.append_routed($1, $2, $3, $4, $5::json[], $6::bytea[], $7, $8::json[], $9::timestamptz[], $10, $11)"
 )
+# An array costs the driver more to encode than all the rest of an append; one text costs nothing, and little to take apart.
+_APPEND_JOINED = (
+    "select * from penstock.append_routed($1, $2, $3, $4, string_to_array($5::text, e'\\x1e', e'\\x1d')::json[], $6::bytea[],"
+    " string_to_array($7::text, e'\\x1e', e'\\x1d'), $8::json[], $9::timestamptz[], $10, $11)"
+)
+_SEPARATOR, _NULL = "\x1e", "\x1d"
+_APPEND_EACH = "select * from penstock.append_each($1, $2::json[], $3, $4::json[], $5::timestamptz[], $6::bytea[])"
 _READ = "select * from penstock.read_chunks($1, $2, $3, $4, $5)"
 
 
@@ -96,15 +103,21 @@ async def find_stream(database: Database, name: str) -> StreamRecord | None:
 def append_call(name: str, routed: Routed, producer: str | None = None, sequence: int | None = None) -> tuple[Any, ...]:
     """The statement that appends events, and its parameters. Its rows are (partition, first offset, events)."""
     columns = routed.columns
+    payloads = None if columns.bytes else columns.payloads
+    texts: list[Any] = [payloads, columns.keys]
+    try:
+        query, texts = _APPEND_JOINED, [_joined(column) for column in texts]
+    except _NotJoined:
+        query = _APPEND
     return (
-        _APPEND,
+        query,
         name,
         routed.width,
         routed.partitions,
         routed.counts,
-        None if columns.bytes else columns.payloads,
+        texts[0],
         columns.payloads if columns.bytes else None,
-        columns.keys,
+        texts[1],
         columns.headers,
         columns.times,
         producer,
@@ -112,8 +125,36 @@ def append_call(name: str, routed: Routed, producer: str | None = None, sequence
     )
 
 
+class _NotJoined(Exception):
+    """Some text has a character that stands between texts, or for null."""
+
+
+def _joined(texts: list[Any] | None) -> str | None:
+    """Texts as one."""
+    if texts is None:
+        return None
+    nulls = texts.count(None)
+    joined = _SEPARATOR.join([_NULL if text is None else text for text in texts] if nulls else texts)
+    if not joined or joined.count(_SEPARATOR) != len(texts) - 1 or joined.count(_NULL) != nulls:
+        raise _NotJoined
+    return joined
+
+
+def append_each_call(name: str, columns: Columns) -> tuple[Any, ...]:
+    """The statement that routes and appends events, and its parameters. Its rows are (partition, offset) of each event."""
+    return (
+        _APPEND_EACH,
+        name,
+        None if columns.bytes else columns.payloads,
+        columns.keys,
+        columns.headers,
+        columns.times,
+        columns.payloads if columns.bytes else None,
+    )
+
+
 def as_json(columns: Columns) -> str:
-    """Events as `penstock.append_json` takes them, which routes them itself."""
+    """Events as `penstock.append_each_json` takes them, which routes them itself."""
     documents = []
     for place, payload in enumerate(columns.payloads):
         document: dict[str, Any] = {}
@@ -137,11 +178,9 @@ async def append_routed(
     routed: Routed,
     producer: str | None = None,
     sequence: int | None = None,
-    *,
-    retry: bool = False,
 ) -> list[Any]:
     """Append events. Returns (partition, first offset, events) of each chunk. Raises `Outgrown` when the width is another."""
-    return await database.fetch(*append_call(name, routed, producer, sequence), retry=retry)
+    return await database.fetch(*append_call(name, routed, producer, sequence))
 
 
 async def begin_load(transaction: Transaction, name: str) -> int:

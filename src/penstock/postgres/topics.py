@@ -75,7 +75,7 @@ async def list_subscribers(database: Database, topic: str, known: int | None = N
 
 
 PUBLISH = "select * from penstock.publish_json({0}, cast({1} as jsonb))"
-"""For any driver, with its own marks for the two parameters: the topic and `publish_document`."""
+"""For any driver, with its own marks for the two parameters: the topic, and `publish_document` or a JSON array of such."""
 
 
 def publish_document(
@@ -103,15 +103,25 @@ def published(row: Any) -> Published:
     return Published(id if isinstance(id, UUID) else UUID(str(id)), seq, receivers, coalesced, outcome == "duplicate")
 
 
-async def publish_many(database: Database, topic: str, data: Sequence[str], ids: Sequence[UUID]) -> list[Published]:
-    """Publish up to 10,000 messages, JSON texts, all or none. Raises `NotFound` for the topic."""
-    rows = await database.fetch("select * from penstock.publish_many($1, $2::jsonb[], $3)", topic, data, ids)
-    return [Published(row["id"], row["seq"], row["receivers"], duplicate=row["outcome"] == "duplicate") for row in rows]
+async def publish_many(database: Database, topic: str, documents: Sequence[str]) -> list[Published]:
+    """Publish up to 10,000 messages, all or none. Raises `NotFound` for the topic."""
+    return [published(row) for row in await database.fetch(PUBLISH.format("$1", "$2"), topic, array_of(documents))]
+
+
+def array_of(documents: Sequence[str]) -> str:
+    """Several of `publish_document` as one; one alone stays as it is, which is the shorter way in the database too."""
+    return documents[0] if len(documents) == 1 else f"[{','.join(documents)}]"
 
 
 async def unfinished_copies(database: Database, id: UUID) -> bool:
     """Whether some receiver has not settled its copy. Raises `NotFound`."""
     return bool(await database.fetchval("select penstock.unfinished_copies($1)", id, retry=True))
+
+
+async def unfinished(database: Database, ids: Sequence[UUID]) -> set[UUID]:
+    """Which of these messages some receiver has not settled; those that were pruned are left out."""
+    query = "select id from penstock.topic_messages where id = any ($1::uuid[]) and penstock.unfinished_copies(id)"
+    return {row["id"] for row in await database.fetch(query, ids)}
 
 
 async def outcomes(database: Database, id: UUID) -> list[ReceiverOutcome]:
@@ -133,6 +143,35 @@ async def read(database: Database, topic: str, since: int | None, limit: int, co
     """Messages after a sequence number. Raises `NotFound`, and `Conflict` when some of them are gone."""
     rows = await database.fetch("select * from penstock.read_topic($1, $2, $3)", topic, since, limit)
     return [Message(row["seq"], row["id"], row["published_at"], codec.load(row["data"])) for row in rows]
+
+
+async def read_raw(database: Database, topic: str, since: int | None, limit: int) -> list[Message[str]]:
+    """`read`, with the payloads as JSON text."""
+    return [Message(*row) for row in await database.fetch("select * from penstock.read_topic($1, $2, $3)", topic, since, limit)]
+
+
+async def missed(database: Database, topic: str, client_id: str, since: int, limit: int) -> list[Message[str]]:
+    """Messages after a sequence number that a subscriber's queue no longer has, as JSON text. See `penstock.missed_messages`."""
+    query = "select * from penstock.missed_messages($1, $2, $3, $4)"
+    return [Message(*row) for row in await database.fetch(query, topic, client_id, since, limit)]
+
+
+async def messages_of(database: Database, jobs: Sequence[UUID]) -> dict[UUID, tuple[int, UUID, datetime]]:
+    """Sequence number, id and time of the messages of which claimed jobs are copies."""
+    rows = await database.fetch("select * from penstock.messages_of($1)", jobs)
+    return {row["job"]: (row["seq"], row["id"], row["published_at"]) for row in rows}
+
+
+async def take_over(database: Database, queue: str, connection: str) -> None:
+    """Tell all servers that a queue is delivered to this connection from now on."""
+    await database.fetch("select pg_notify('penstock', 'taken ' || $1 || ' ' || $2)", queue, connection)
+
+
+async def topic(database: Database, name: str) -> tuple[str, int, int, int, datetime] | None:
+    """Name, keep, last number, generation and birth of a topic, or None."""
+    query = "select name, keep, last_seq, generation, created_at from penstock.topics where name = $1"
+    row = await database.fetchrow(query, name)
+    return None if row is None else tuple(row)
 
 
 async def message_of(database: Database, id: UUID) -> dict[str, Any] | None:

@@ -117,6 +117,7 @@ async def _serve(member: Member) -> str:
     if member.concurrency is not None:
         changes["concurrency"] = member.concurrency
     app.settings = app.settings.model_copy(update=changes)
+    await app.open(patience=app.settings.start_timeout)
     async with app:
         worker = await app.worker(*member.names)
         looking = asyncio.create_task(_look(worker, member, await app.database()), name="penstock-fleet")

@@ -38,8 +38,11 @@ class Runs(Protocol):
     def room(self) -> int:
         """How many more it can start soon."""
 
-    def start(self, job: ClaimedJob, claimed_at: float, may_start: Callable[[], bool]) -> None:
-        """Run a job that was claimed at this (monotonic) time, if it may start then; its result goes to `Lines.finished`."""
+    def start(self, job: ClaimedJob, claimed_at: float, may_start: Callable[[], bool], ahead: bool) -> None:
+        """Run a job that was claimed at this (monotonic) time, if it may start then; its result goes to `Lines.finished`.
+
+        `ahead`: before those that wait for a place, since its key's turn goes on.
+        """
 
     def cancel(self, id: UUID, reason: str) -> None:
         """Tell a job to stop."""
@@ -93,6 +96,7 @@ class KeyedClaimer:
         self._depth = 1
         self.grace_s = settings.handover_grace.total_seconds()
         self._after: tuple[int, str] | None = None
+        self._turn_left: int | None = None
 
     def belongs_to(self, member: Member) -> None:
         """The member whose slots these are; before `run`."""
@@ -205,9 +209,12 @@ class KeyedClaimer:
 
     async def _claim(self, member: str, owned: dict[int, int], room: int) -> pools.KeyedClaim:
         now = time.monotonic()
-        claim = await pools.claim(self._database, member, self.name, owned, room, self._depth, self._after, self._marks())
-        self._after = claim.at
-        self.lines.submit(claim.jobs, now)
+        claim = await pools.claim(
+            self._database, member, self.name, owned, room, self._depth, self._after, self._marks(), self._turn_left
+        )
+        if claim.walked:
+            self._after, self._turn_left = claim.at, claim.turn_left
+        self.lines.submit(claim.jobs, now, claim.weights)
         fast = max(1, int(_LOOKAHEAD_S / max(self.lines.duration_s, 1e-5)))
         most = min(self._run_ahead, fast)
         if claim.at is None and claim.jobs and len(claim.jobs) < room:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from uuid import UUID
@@ -27,17 +26,20 @@ _MOST_MARKS = 100
 
 
 class _Line:
-    __slots__ = ("begun_at", "closed", "half", "last_seq", "running", "slot", "unsettled", "waiting")
+    __slots__ = ("begun_at", "closed", "half", "last_seq", "running", "slot", "turn_left", "unsettled", "waiting", "weight")
 
-    def __init__(self, slot: int) -> None:
+    def __init__(self, slot: int, begun_at: float) -> None:
         self.slot = slot
-        self.waiting: deque[tuple[ClaimedJob, float]] = deque()
+        # A list, since there are many lines and most are short.
+        self.waiting: list[tuple[ClaimedJob, float]] = []
         self.running: dict[UUID, ClaimedJob] = {}
         self.unsettled: dict[UUID, Settlement] = {}
         self.closed = False
-        self.begun_at = time.monotonic()
+        self.begun_at = begun_at
         self.last_seq = 0
         self.half = 0
+        self.weight = 1
+        self.turn_left = 0
 
     @property
     def empty(self) -> bool:
@@ -50,7 +52,8 @@ class Lines:
     Args:
         concurrency: Jobs of one key at once; 1 keeps their order.
         blocking: Whether a job that is to be retried holds up its key.
-        start: Starts a job that was claimed at a (monotonic) time, if at the last moment it still may.
+        start: Starts a job that was claimed at a (monotonic) time, if at the last moment it still may; ahead of the jobs of
+            other keys, when the turn of its key goes on.
         settle: Takes a result on its way to the database.
         may_work: Whether a slot is still this process's to work on.
         freed: Called when a key became free, so that its next jobs can be claimed.
@@ -60,7 +63,7 @@ class Lines:
         self,
         concurrency: int,
         blocking: bool,
-        start: Callable[[ClaimedJob, float, Callable[[], bool]], None],
+        start: Callable[[ClaimedJob, float, Callable[[], bool], bool], None],
         settle: Callable[[Settlement], None],
         may_work: Callable[[int], bool],
         freed: Callable[[], None],
@@ -92,24 +95,35 @@ class Lines:
         """Whether a job is in one of the lines."""
         return id in self._of_job
 
-    def submit(self, claimed: Sequence[tuple[ClaimedJob, int]], now: float) -> None:
-        """Take claimed jobs with their slots; `now` is the monotonic time before the claim."""
+    def submit(self, claimed: Sequence[tuple[ClaimedJob, int]], now: float, weights: Mapping[str, int] | None = None) -> None:
+        """Take claimed jobs with their slots; `now` is the monotonic time before the claim.
+
+        `weights` has the keys that get more than one job a turn.
+        """
+        mine = {slot for slot in {slot for _, slot in claimed} if self._may_work(slot)}
+        keys: dict[str, None] = {}
         for job, slot in sorted(claimed, key=lambda pair: pair[0].seq):
             key = str(job.key)
-            line = self._lines.setdefault(key, _Line(slot))
-            if (marked := self._marked.get(key)) is not None and marked.closed:
+            keys[key] = None
+            line = self._lines.get(key)
+            if line is None:
+                line = self._lines[key] = _Line(slot, now)
+            if self._marked and (marked := self._marked.get(key)) is not None and marked.closed:
                 # The claim went past jobs that are to run again, in a line that has come and gone meanwhile.
                 line.closed = True
             self._of_job[job.id] = key
             self._leases[job.id] = job.lease
-            if line.closed or self._stopped or not self._may_work(slot):
+            if line.closed or self._stopped or slot not in mine:
                 self._release(line, job)
             else:
                 line.waiting.append((job, now))
                 line.last_seq = max(line.last_seq, job.seq)
                 line.half = len(line.waiting) // 2
         self._marked.clear()
-        for key in {str(job.key) for job, _ in claimed}:
+        for key, weight in (weights or {}).items():
+            if key in self._lines:
+                self._lines[key].weight = weight
+        for key in keys:
             self._advance(key)
 
     def marks(self, now: float) -> dict[str, int]:
@@ -204,21 +218,23 @@ class Lines:
         if line is None:
             return
         while line.waiting and len(line.running) < self.concurrency:
-            job, claimed_at = line.waiting.popleft()
+            job, claimed_at = line.waiting.pop(0)
             now = time.monotonic()
             if not self._may_work(line.slot) or now - claimed_at > job.lease_s * _LONGEST_WAIT:
-                line.waiting.appendleft((job, claimed_at))
+                line.waiting.insert(0, (job, claimed_at))
                 self._close(line)
                 break
             line.running[job.id] = job
             self._began[job.id] = now
-            self._start(job, claimed_at, partial(self._may_work, line.slot))
+            ahead = line.turn_left > 0
+            line.turn_left = line.turn_left - 1 if ahead else line.weight - 1
+            self._start(job, claimed_at, partial(self._may_work, line.slot), ahead)
         self._tidy(key)
 
     def _close(self, line: _Line) -> None:
         line.closed = True
-        while line.waiting:
-            job, _ = line.waiting.popleft()
+        waiting, line.waiting = line.waiting, []
+        for job, _ in waiting:
             self._release(line, job)
 
     def _release(self, line: _Line, job: ClaimedJob) -> None:

@@ -46,9 +46,9 @@ class RunnerOfPool:
         """See `Runs`."""
         return self._runner.room(self._group)
 
-    def start(self, job: ClaimedJob, claimed_at: float, may_start: Callable[[], bool]) -> None:
+    def start(self, job: ClaimedJob, claimed_at: float, may_start: Callable[[], bool], ahead: bool) -> None:
         """See `Runs`."""
-        self._runner.submit([job], claimed_at, may_start=may_start)
+        self._runner.start(job, claimed_at, may_start, ahead)
 
     def cancel(self, id: UUID, reason: str) -> None:
         """See `Runs`."""
@@ -140,13 +140,13 @@ class PoolPart:
             except PenstockError as error:
                 log.warning("forget_keys_failed", pool=self.name, error=error.message)
 
-    def stop(self) -> None:
-        """Drain, hand over and leave; `run` ends then. Handlers get the grace period of a shutdown."""
+    def stop(self, grace_s: float) -> None:
+        """Drain, hand over and leave; `run` ends then. Handlers get so many seconds to finish."""
         if self.claimer is not None:
-            self.claimer.grace_s = self._settings.shutdown_grace.total_seconds()
+            self.claimer.grace_s = grace_s
             self.claimer.lines.release_waiting()
         if self.standing is not None:
-            self.standing.grace_s = self._settings.shutdown_grace.total_seconds()
+            self.standing.grace_s = grace_s
         self.member.stop()
 
     def heard(self, word: str) -> None:

@@ -43,14 +43,16 @@ class Running:
 
     __slots__ = ("_runner", "claimed", "deadline", "lease", "limit", "may_start", "reason", "started", "task")
 
-    def __init__(self, runner: Runner, claimed: ClaimedJob, limit: float, deadline: float) -> None:
+    def __init__(
+        self, runner: Runner, claimed: ClaimedJob, limit: float, deadline: float, may_start: Callable[[], bool] | None
+    ) -> None:
         self._runner = runner
         self.claimed = claimed
         self.lease = claimed.lease
         self.limit = limit  # seconds that its handler may run
         self.deadline = deadline  # of its start, then of its handler
         self.started = False
-        self.may_start: Callable[[], bool] | None = None
+        self.may_start = may_start
         self.task: asyncio.Task[None] | None = None
         self.reason: str | None = None  # why its handler was told to stop
 
@@ -153,30 +155,29 @@ class Runner:
         # Many small claims cost more than a few large ones: while enough is in hand, wait for a good part to be done.
         return room if have == 0 or room * 2 >= ahead else 0
 
-    def submit(
-        self,
-        claimed: list[ClaimedJob],
-        now: float,
-        *,
-        may_start: Callable[[], bool] | None = None,
-    ) -> None:
-        """Take claimed jobs.
-
-        Args:
-            claimed: The jobs.
-            now: The monotonic time before the claim.
-            may_start: Asked at the last moment; one that may not start is handed back. (A process can be stopped at any point.)
-        """
-        for job in claimed:
-            worked = self._types[job.name]
-            limit = worked.time_limit(job.lease_s)
-            running = Running(self, job, limit, now + max(limit, job.lease_s * 0.9))
-            running.may_start = may_start
-            self._jobs[job.id] = running
-            self._leases[job.lease] = self._leases.get(job.lease, 0) + 1
-            self._waiting[worked.group].append(running)
-        for group in self._places:
+    def submit(self, claimed: Iterable[ClaimedJob], now: float) -> None:
+        """Take claimed jobs; `now` is the monotonic time before the claim."""
+        for group in {self._take(job, now, None) for job in claimed}:
             self._fill(group)
+
+    def start(self, job: ClaimedJob, now: float, may_start: Callable[[], bool], ahead: bool = False) -> None:
+        """Take one claimed job, `ahead` of those that wait for a place or behind them. `may_start` is asked at the last moment
+        (a process can be stopped at any point); what may not start is handed back.
+        """
+        self._fill(self._take(job, now, may_start, ahead))
+
+    def _take(self, job: ClaimedJob, now: float, may_start: Callable[[], bool] | None, ahead: bool = False) -> Group:
+        worked = self._types[job.name]
+        limit = worked.time_limit(job.lease_s)
+        running = Running(self, job, limit, now + max(limit, job.lease_s * 0.9), may_start)
+        self._jobs[job.id] = running
+        self._leases[job.lease] = self._leases.get(job.lease, 0) + 1
+        line = self._waiting[worked.group]
+        if ahead:
+            line.appendleft(running)
+        else:
+            line.append(running)
+        return worked.group
 
     def moved(self, running: Running, lease: int) -> None:
         """A job's lease was renewed under a new number."""
@@ -217,8 +218,8 @@ class Runner:
                 if running.claimed.id in self._jobs:
                     self._finish(running, _released(running))
 
-    async def finished(self, grace: float) -> bool:
-        """Wait until all handlers are done. False when the grace period (seconds) was too short."""
+    async def finished(self, grace: float | None) -> bool:
+        """Wait until all handlers are done. False when the grace period (seconds; None: any time) was too short."""
         tasks = [job.task for job in self._jobs.values() if job.task is not None]
         if tasks:
             await asyncio.wait(tasks, timeout=grace)

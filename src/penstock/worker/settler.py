@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from uuid import UUID
 
 import orjson
@@ -104,7 +103,7 @@ class Settler:
         log.error("job_result_refused", job_id=str(result.id), error=error.message)
         detail = orjson.dumps({"type": type(error).__name__, "message": f"the result was refused: {error.message}"}).decode()
         try:
-            return await jobs.settle(self._database, [replace(result, outcome=Outcome.FAILED, detail=detail, retry_after=None)])
+            return await jobs.settle(self._database, [result._replace(outcome=Outcome.FAILED, detail=detail, retry_after=None)])
         except PenstockError as again:
             # It stays known as started: handing it back would start an at_most_once job anew.
             self._left.append(result.lease)

@@ -37,6 +37,7 @@ from penstock.worker.types import WorkedPool, WorkedType
 
 log = structlog.get_logger("penstock.worker")
 _STALLED_S = 30.0
+_FOR_EVER_S = 1e7
 
 
 class Worker:
@@ -76,13 +77,24 @@ class Worker:
         self._beside = beside or {}
         self._stop = asyncio.Event()
         self._stop_now = asyncio.Event()
+        self._retiring = asyncio.Event()
+        self._hurry = asyncio.Event()
         self._running = asyncio.Event()
 
     def stop(self) -> None:
         """Stop in an orderly way; a second call: at once, without waiting for handlers."""
+        if self._retiring.is_set() and not self._hurry.is_set():
+            self._hurry.set()
+            return
         if self._stop.is_set():
             self._stop_now.set()
         self._stop.set()
+
+    def retire(self) -> None:
+        """Stop, and let what runs take as long as it needs; after a `stop` it has the usual time to end."""
+        if not self._stop.is_set():
+            self._retiring.set()
+            self._stop.set()
 
     async def started(self) -> None:
         """Wait until the worker is registered and claims."""
@@ -197,11 +209,14 @@ class Worker:
         log.info("worker_stopping", worker=self.id, in_flight=runner.in_flight)
         claiming.cancel()
         await asyncio.gather(claiming, return_exceptions=True)
+        retiring = self._retiring.is_set()
         for part in parts:
-            part.stop()
+            part.stop(_FOR_EVER_S if retiring else self._settings.shutdown_grace.total_seconds())
         for consumer in self._consumers:
             consumer.stop()
         runner.release_waiting()
+        if retiring:
+            await self._patiently(runner, taking_part)
         grace = asyncio.create_task(runner.finished(self._settings.shutdown_grace.total_seconds()))
         hurry = asyncio.create_task(self._stop_now.wait())
         await asyncio.wait([grace, hurry], return_when=asyncio.FIRST_COMPLETED)
@@ -218,6 +233,20 @@ class Worker:
                     await asyncio.wait(taking_part)
                 await jobs.unregister_worker(self._database, self.id)
         log.info("worker_stopped", worker=self.id)
+
+    async def _patiently(self, runner: Runner, taking_part: Sequence[asyncio.Task[None]]) -> None:
+        """Wait until everything in hand is done and every slot handed over, or until somebody wants the end."""
+
+        async def done() -> None:
+            await runner.finished(None)
+            if taking_part:
+                await asyncio.wait(taking_part)
+
+        ends = [asyncio.create_task(done()), asyncio.create_task(self._hurry.wait())]
+        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        for task in ends:
+            task.cancel()
+        await asyncio.gather(*ends, return_exceptions=True)
 
     async def _register(self, claimer: Claimer) -> None:
         host = re.sub(r"[^A-Za-z0-9_.-]", "-", socket.gethostname())

@@ -22,7 +22,7 @@ from penstock.http import bodies, shapes
 from penstock.http.api.common import Name, body_of, needs, principal_of, router, service_of
 from penstock.http.auth import Role
 from penstock.http.errors import ApiError, from_penstock, no_such_type, too_large
-from penstock.http.models import BatchOutcome, NewJob
+from penstock.http.models import BatchJob, BatchOutcome
 from penstock.http.service import New, Service, batch_of
 from penstock.postgres import http, jobs
 
@@ -41,9 +41,9 @@ _ANSWER = {_NDJSON: {"schema": BatchOutcome.model_json_schema(), "example": _OUT
     "/v1/jobs/{name:name}/batch",
     response_class=Response,
     responses={200: {"description": "A line for each job.", "content": _ANSWER}},
-    openapi_extra=body_of(NewJob, _EXAMPLE, content=_NDJSON),
+    openapi_extra=body_of(BatchJob, _EXAMPLE, content=_NDJSON),
 )
-@needs(Role.ENQUEUE)
+@needs(Role.ENQUEUE, batch=True)
 async def enqueue_batch(request: Request, name: Name) -> Response:
     """Enqueue a job for each line; answers with a line for each: an outcome, or an error.
 

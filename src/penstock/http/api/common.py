@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
 from typing import Annotated, Any, TypeVar
 
 from fastapi import APIRouter, Path, Query, Request, Response
@@ -68,6 +70,12 @@ _EXAMPLES = {
     405: {"title": "Method not allowed", "id": "method_not_allowed", "instance": "/v1/jobs", "status": 405},
     408: {"title": "The request body did not arrive in time", "id": "request_timeout", "status": 408},
     409: {"title": "job type invoice-shipments has concurrency 0", "id": "conflict", "status": 409},
+    410: {
+        "title": "offset 17 of partition 0 of stream orders is gone",
+        "id": "offset_gone",
+        "detail": "Retention dropped it; the first that is there is 40, the next to come 93.",
+        "status": 410,
+    },
     413: {"title": "Data parameter is too large (100KB max)", "id": "entity_too_large"},
     429: {"title": "Too many failed attempts to log in", "id": "too_many_failures", "status": 429},
     503: {"title": "The database is not available. Please try again", "id": "service_unavailable", "status": 503},
@@ -94,17 +102,23 @@ class GuardedRoute(APIRoute):
         role: Role | None = getattr(self.endpoint, "role", Role.ADMIN)
         return role
 
+    @property
+    def batch(self) -> bool:
+        """Whether its body may be as large as a batch."""
+        return bool(getattr(self.endpoint, "batch", False))
+
 
 def router(tag: str) -> APIRouter:
     """A router for one resource."""
     return APIRouter(route_class=GuardedRoute, tags=[tag], responses=ERRORS)
 
 
-def needs(role: Role | None) -> Callable[[F], F]:
-    """Say which role an endpoint needs; None: open to everybody."""
+def needs(role: Role | None, *, batch: bool = False) -> Callable[[F], F]:
+    """Say which role an endpoint needs (None: open to everybody), and whether its body may be as large as a batch."""
 
     def mark(endpoint: F) -> F:
         endpoint.role = role  # type: ignore[attr-defined]
+        endpoint.batch = batch  # type: ignore[attr-defined]
         return endpoint
 
     return mark
@@ -120,6 +134,23 @@ def principal_of(request: Request) -> Principal:
     """Who is there."""
     principal: Principal = request.scope["principal"]
     return principal
+
+
+@asynccontextmanager
+async def listening(request: Request) -> AsyncIterator[asyncio.Task[None]]:
+    """A task that ends when the client is gone. The body has to be read before."""
+
+    async def until_gone() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    gone = asyncio.create_task(until_gone(), name="penstock-gone")
+    try:
+        yield gone
+    finally:
+        gone.cancel()
+        with suppress(asyncio.CancelledError):
+            await gone
 
 
 def answer(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
@@ -143,11 +174,16 @@ async def read(request: Request, model: type[M]) -> M:
     try:
         return model.model_validate_json(body or b"{}")
     except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        if first["type"] == "json_invalid":
-            raise bad_json() from None
-        place = ".".join(str(part) for part in first["loc"])
-        raise invalid_parameter(f"Invalid {place or 'body'}: {first['msg']}", request.url.path) from None
+        raise unfit(error, request.url.path) from None
+
+
+def unfit(error: ValidationError, path: str) -> ApiError:
+    """The answer to a body that does not fit its model."""
+    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    if first["type"] == "json_invalid":
+        return bad_json()
+    place = ".".join(str(part) for part in first["loc"])
+    return invalid_parameter(f"Invalid {place or 'body'}: {first['msg']}", path)
 
 
 def body_of(model: type[BaseModel], example: Any, *, content: str = "application/json", required: bool = True) -> dict[str, Any]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from contextlib import suppress
 from typing import Annotated, Any
 
 import uuid_utils.compat
@@ -9,7 +11,20 @@ from fastapi import Query, Request, Response
 
 from penstock.errors import Conflict, NotFound
 from penstock.http import bodies, shapes
-from penstock.http.api.common import Details, Id, Name, Wait, answer, body_of, needs, principal_of, raw_answer, router, service_of
+from penstock.http.api.common import (
+    Details,
+    Id,
+    Name,
+    Wait,
+    answer,
+    body_of,
+    listening,
+    needs,
+    principal_of,
+    raw_answer,
+    router,
+    service_of,
+)
 from penstock.http.auth import Role
 from penstock.http.errors import ApiError, not_found, other_name
 from penstock.http.models import ArchivedJob, Cancelled, NewJob, QueuedJob, Result, Status
@@ -115,7 +130,7 @@ async def _find(request: Request, name: str | None, given: str) -> StoredJob:
     if name is not None and found.name != name:
         principal_of(request).require(name, path)
         raise other_name(path)
-    principal_of(request).require(found.name, path)
+    principal_of(request).require_job(found.name, path)
     return found
 
 
@@ -124,7 +139,14 @@ async def _waited(request: Request, name: str | None, id: str, wait: str | None)
     within = bodies.span(wait, "wait", service.settings.longest_wait)
     job = await _find(request, name, id)
     if within and not job.status.finished:
-        await service.watch.finished(job.id, within)
+        async with listening(request) as gone:
+            finished = asyncio.ensure_future(service.watch.finished(job.id, within))
+            await asyncio.wait({finished, gone}, return_when=asyncio.FIRST_COMPLETED)
+            finished.cancel()
+            with suppress(asyncio.CancelledError):
+                await finished
+            if gone.done():
+                return job
         job = await _find(request, name, id)
     return job
 
@@ -145,6 +167,8 @@ async def _replay(request: Request, name: str | None, id: str, given_new: str | 
     except NotFound:
         raise not_found(request.url.path) from None
     stored = (await http.stored_jobs(service.database, [copy]))[copy]
+    if stored.replay_of != job.id:
+        raise Conflict("new_id is the id of another job", hint="Take a new UUID for each replay.")
     return answer(shapes.job(stored), 201)
 
 

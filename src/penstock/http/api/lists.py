@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import base64
 import binascii
-from datetime import datetime
+import re
+from datetime import UTC, datetime
 from typing import Annotated, Any
 from urllib.parse import urlencode
 from uuid import UUID
@@ -19,7 +20,7 @@ from penstock.http.models import ArchivedJob, QueuedJob, Stats
 from penstock.postgres import http
 
 api = router("lists")
-
+_INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
 Type = Annotated[str | None, Query(alias="name", description="Only this job type.", examples=["invoice-shipments"])]
 QueuedStatus = Annotated[str | None, Query(description="queued or in-progress.", examples=["queued"])]
 ArchivedStatus = Annotated[str | None, Query(description="succeeded, failed, expired or cancelled.", examples=["failed"])]
@@ -115,10 +116,9 @@ async def _page(
 def _limit(given: str | None) -> int:
     if given is None:
         return 100
-    try:
-        limit = int(given)
-    except ValueError:
-        raise _bad(f"limit is not a number: {given[:100]}") from None
+    if not _INTEGER.fullmatch(given):
+        raise _bad(f"limit is not a number: {given[:100]}")
+    limit = int(given)
     if limit <= 0:
         raise _bad("limit cannot be negative")
     if limit > 100:
@@ -139,7 +139,7 @@ def parse_time(given: str | None, name: str) -> datetime | None:
         time = datetime.fromisoformat(given.strip().replace(" ", "+") if "T" in given else given)
         if time.tzinfo is None:
             raise ValueError(given)
-        time.timestamp()
+        time = time.astimezone(UTC)
     except (ValueError, OverflowError):
         raise invalid_parameter(f"Invalid {name}: {given[:100]}", detail="Write a time such as 2026-01-11T18:26:26Z") from None
     return time
@@ -161,8 +161,7 @@ def parse_cursor(given: str | None) -> tuple[datetime, UUID] | None:
         time = datetime.fromisoformat(at)
         if time.tzinfo is None:
             raise ValueError(at)
-        time.timestamp()
-        return time, UUID(id)
+        return time.astimezone(UTC), UUID(id)
     except (ValueError, OverflowError, binascii.Error):
         raise invalid_parameter(
             f"Invalid cursor: {given[:100]}", detail="Take it from the Link header of the page before"

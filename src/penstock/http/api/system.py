@@ -15,6 +15,7 @@ from penstock.errors import PenstockError
 from penstock.http.api.common import answer, needs, principal_of, router, service_of
 from penstock.http.auth import Role
 from penstock.http.errors import not_found
+from penstock.http.scaling import GAUGE_WAIT_S
 
 api = router("system")
 _SWAGGER = FilePath(swagger_ui_bundle.swagger_ui_path)
@@ -57,7 +58,8 @@ async def metrics(request: Request) -> Response:
     """Numbers for Prometheus."""
     service = service_of(request)
     principal_of(request).require_all(request.url.path)
-    return Response(service.metrics.exposition(await service.counts()), media_type=CONTENT_TYPE_LATEST)
+    advice = await service.scaling.advice(GAUGE_WAIT_S)
+    return Response(service.metrics.exposition(await service.counts(), advice), media_type=CONTENT_TYPE_LATEST)
 
 
 @api.get("/", response_class=HTMLResponse)

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from fastapi import Request, Response
+from pydantic import ValidationError
 
 from penstock.errors import Conflict, InvalidInput, NotFound
 from penstock.http import bodies, shapes
-from penstock.http.api.common import Details, Name, answer, body_of, needs, principal_of, read, router, service_of
+from penstock.http.api.common import Details, Name, answer, body_of, needs, principal_of, read, router, service_of, unfit
 from penstock.http.auth import Role
 from penstock.http.errors import ApiError, bad_json, invalid_parameter, missing, no_such_type, not_found
 from penstock.http.models import JobType, JobTypeDetails, JobTypeOptions, NewJobType
@@ -139,5 +140,5 @@ def new_type(given: dict[str, Any], path: str) -> tuple[str, dict[str, Any]]:
     known = {field: value for field, value in given.items() if field in JobTypeOptions.model_fields}
     try:
         return name, JobTypeOptions.model_validate(known).as_options()
-    except ValueError:
-        raise bad_json() from None
+    except ValidationError as error:
+        raise unfit(error, path) from None

@@ -12,11 +12,12 @@ from fastapi import Path, Request, Response
 
 from penstock.errors import Conflict
 from penstock.http import bodies, shapes
-from penstock.http.api.common import Name, answer, body_of, needs, principal_of, read, router, service_of
+from penstock.http.api.common import Name, answer, body_of, listening, needs, principal_of, read, router, service_of
 from penstock.http.api.jobs import dump_error
 from penstock.http.auth import Principal, Role
 from penstock.http.errors import no_such_type, not_found
 from penstock.http.models import Beat, Claim, ClaimedJobs, Extend, Extended, Heartbeat, Settle, Settled, Settlement, Worker
+from penstock.http.service import Service
 from penstock.job import ClaimedJob, Outcome
 from penstock.job import Settlement as JobSettlement
 from penstock.payload import dump_json
@@ -41,11 +42,15 @@ async def claim(request: Request, name: Name) -> Response:
     principal_of(request).require(name, request.url.path)
     wanted = await read(request, Claim)
     within = bodies.span(wanted.wait, "wait", service.settings.longest_wait)
-    claimed = await service.claims.claim(wanted.worker, name, wanted.limit, within, request.is_disconnected)
+    claimed = await service.claims.claim(wanted.worker, name, wanted.limit)
+    if not claimed:
+        if await http.job_type(service.database, name) is None:
+            raise no_such_type(name)
+        if within > 0:
+            async with listening(request) as gone:
+                claimed = await service.claims.wait(wanted.worker, name, wanted.limit, within, gone)
     if claimed:
         service.metrics.claimed(name, len(claimed))
-    elif await http.job_type(service.database, name) is None:
-        raise no_such_type(name)
     return answer({"jobs": [_claimed(job) for job in claimed]})
 
 
@@ -63,13 +68,9 @@ async def extend(request: Request, name: Name) -> Response:
     held = {bodies.job_id(job.id): job for job in wanted.jobs}
     own = await http.names_of(service.database, list(held))
     ids = [id for id in held if own.get(id) == name]
-    leases = await jobs.extend_many(
-        service.database,
-        ids,
-        [held[id].attempt for id in ids],
-        [held[id].lease for id in ids],
-        None if wanted.for_s is None else timedelta(seconds=wanted.for_s),
-    )
+    attempts, old = [held[id].attempt for id in ids], [held[id].lease for id in ids]
+    span = None if wanted.for_s is None else timedelta(seconds=wanted.for_s)
+    leases = await service.patiently(jobs.extend_many(service.database, ids, attempts, old, span))
     return answer({"leases": {held[id].id: lease for id, lease in leases.items()}})
 
 
@@ -85,8 +86,9 @@ async def settle(request: Request, name: Name) -> Response:
     principal_of(request).require(name, request.url.path)
     given = {bodies.job_id(job.id): job for job in (await read(request, Settle)).jobs}
     own = await http.names_of(service.database, list(given))
-    settlements = [_settlement(id, job) for id, job in given.items() if own.get(id) == name]
-    changed = await jobs.settle(service.database, settlements) if settlements else {}
+    keeps = any(job.result is not None for job in given.values()) and await _keeps_results(service, name)
+    settlements = [_settlement(id, job, keeps) for id, job in given.items() if own.get(id) == name]
+    changed = await service.patiently(jobs.settle(service.database, settlements)) if settlements else {}
     settled = {settlement.id for settlement in settlements}
     outcomes = {id: changed.get(id, "succeeded") if id in settled else "stale" for id in given}
     for outcome in set(outcomes.values()):
@@ -169,9 +171,14 @@ def _claimed(job: ClaimedJob) -> dict[str, object]:
     }
 
 
-def _settlement(id: UUID, job: Settlement) -> JobSettlement:
+async def _keeps_results(service: Service, name: str) -> bool:
+    job_type = await http.job_type(service.database, name)
+    return job_type is not None and job_type.options.keep_result
+
+
+def _settlement(id: UUID, job: Settlement, keeps: bool) -> JobSettlement:
     if job.outcome == "succeeded":
-        detail = None if job.result is None else dump_json(job.result, "the result")
+        detail = None if job.result is None or not keeps else dump_json(job.result, "the result")
     else:
         detail = dump_error(job.error)
     after = None if job.retry_after_s is None else timedelta(seconds=job.retry_after_s)

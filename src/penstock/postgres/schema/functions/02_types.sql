@@ -133,7 +133,7 @@ begin
         raise exception 'job type % exists', p_name
             using errcode = 'PS409', hint = 'Change it with penstock.change_job_type.';
     end if;
-    insert into penstock.lanes values (p_name, 0) on conflict do nothing;
+    insert into penstock.lanes values (p_name, 0);
     return job_type;
 end
 $$;

@@ -201,8 +201,7 @@ begin
         from unnest(p_priorities) as given (priority)
         where not exists (
             select from penstock.lanes where lanes.name = p_name and lanes.priority = coalesce(given.priority, 0::smallint)
-        )
-        on conflict do nothing;
+        );
     end if;
 
     -- The xid before the first number: see the head of the tables.

@@ -16,8 +16,10 @@ as $$
 declare
     reading constant text[] := array[
         'clock', 'held_clock', 'id_time', 'new_id', 'job_counts', 'find_jobs', 'list_jobs', 'page_of_jobs', 'job_rates', 'attempts_of',
-        'stored_jobs', 'key_hash', 'jump_hash', 'slot_of', 'group_members', 'group_slots', 'pool_counts', 'load_of_types',
-        'payload', 'list_subscribers', 'read_topic', 'message_of', 'unfinished_copies', 'outcomes', 'topic_counts',
+        'stored_jobs', 'key_hash', 'jump_hash', 'slot_of', 'group_members', 'group_slots', 'load_of_types',
+        'pool_details', 'key_weights_of', 'key_state', 'standing_list', 'runnable_in_pools',
+        'payload', 'list_subscribers', 'read_topic', 'message_of', 'messages_of', 'missed_messages', 'unfinished_copies', 'outcomes',
+        'topic_counts',
         'bucket_of', 'routes_of', 'partition_of', 'stream_bounds', 'read_chunks', 'read_events', 'offsets_at', 'stream_segments',
         'group_lag', 'wait_for_events', 'stop_waiting',
         'wait_for_history', 'archive_counts', 'archive_cuts', 'archive_start', 'archive_lost', 'archive_blocks', 'scan',
@@ -26,7 +28,7 @@ declare
     producing constant text[] := array[
         'enqueue', 'enqueue_many', 'enqueue_json', 'put_jobs', 'cancel', 'replay', 'start_standing', 'stop_standing',
         'notify_standing', 'reconcile_standing', 'publish', 'publish_many', 'publish_json',
-        'append', 'append_many', 'append_routed', 'append_json', 'begin_load', 'end_load',
+        'append', 'append_many', 'append_routed', 'append_json', 'append_each', 'append_each_json', 'begin_load', 'end_load',
         'commit_staged', 'commit_staged_events', 'discard_staged', 'sweep_staged'
     ];
     working constant text[] := array[
@@ -43,7 +45,7 @@ declare
     ];
     managing constant text[] := array[
         'create_job_type', 'change_job_type', 'declare_job_type', 'pause', 'resume', 'prune', 'add_user', 'remove_user',
-        'list_users', 'find_user', 'drain_member', 'resize_pool', 'set_weight', 'prune_messages',
+        'list_users', 'find_user', 'drain_member', 'resize_pool', 'change_pool', 'set_weight', 'prune_messages',
         'create_stream', 'change_stream', 'grow_stream', 'roll_segment', 'retire_segments', 'compact_stream', 'drop_consumer_group',
         'open_lake', 'drop_lake', 'lake_sketches', 'commit_lake_batch', 'swap_lake_files', 'failure_report'
     ];

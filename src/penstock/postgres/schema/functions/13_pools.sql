@@ -365,7 +365,8 @@ create or replace function penstock.claim_keys(
     p_depth integer default 1,
     p_after_slot integer default null,
     p_after_key text default null,
-    p_marks jsonb default '{}'
+    p_marks jsonb default '{}',
+    p_turn_left integer default null
 )
 returns table (
     id uuid,
@@ -382,7 +383,9 @@ returns table (
     lease_s double precision,
     at_slot integer,
     at_key text,
-    due_in_s double precision
+    due_in_s double precision,
+    turn_left integer,
+    weights text
 )
 language plpgsql
 security definer
@@ -404,6 +407,8 @@ declare
     pool penstock.pools;
     owned integer[];
     midway boolean;
+    resuming boolean;
+    simple boolean;
     room integer;
     claimed integer;
     new_lease bigint;
@@ -437,11 +442,9 @@ begin
         perform penstock.adopt_strays(p_name);
     end if;
     -- The ring begins where the last walk ended; the slot in which it ended comes once more at the end, for its first keys.
-    select array_agg(slots.slot order by slots.slot < coalesce(p_after_slot, 0), slots.slot)
+    select array_agg(mine.slot order by mine.slot < coalesce(p_after_slot, 0), mine.slot)
     into owned
-    from unnest(p_slots, p_epochs) as given (slot, epoch)
-    join penstock.slots on slots.group_name = p_name and slots.slot = given.slot
-    where slots.owner = p_member and slots.epoch = given.epoch;
+    from unnest(penstock.still_owned(p_name, p_member, p_slots, p_epochs)) as mine (slot);
     if owned is null then
         return;
     end if;
@@ -455,12 +458,31 @@ begin
     if midway then
         owned := owned || owned[1];
     end if;
+    -- The turn that the last claim had no room for goes on first.
+    resuming := midway and coalesce(p_turn_left > 0, false);
+    simple := pool.key_concurrency = 1 and pool.key_rate_limit is null and p_marks = '{}';
     new_lease := nextval('penstock.lease_id');
 
     return query
     with recursive ring as (
-        select 1 as place, case when midway then p_after_key else '' end as key, 0 as step, 0 as found,
-            false as startable, null::timestamptz as due
+        select 1 as place, case when midway then p_after_key else '' end as key, 0 as step,
+            coalesce(head.startable, false)::integer as found, coalesce(head.startable, false) as startable,
+            null::timestamptz as due, head.ctid as head, head.alive
+        from (select) as start
+        left join lateral (
+            select
+                job.ctid,
+                (job.status = 'queued' and job.run_after <= moment) or pool.key_concurrency > 1 or p_marks ? job.key as startable,
+                job.expires_at is null or job.expires_at > moment as alive
+            from penstock.queued_jobs as job
+            where resuming
+                and job.name = p_name
+                and job.slot = owned[1]
+                and job.seq is not null
+                and job.key collate "C" = p_after_key
+            order by job.seq
+            limit 1
+        ) as head on true
         union all
         select
             ring.place + (next.key is null)::integer,
@@ -468,19 +490,26 @@ begin
             ring.step + 1,
             ring.found + coalesce(next.startable, false)::integer,
             coalesce(next.startable, false),
-            next.due
+            next.due,
+            next.head,
+            next.alive
         from ring
         left join lateral (
             select
                 head.key,
                 (head.status = 'queued' and head.run_after <= moment) or pool.key_concurrency > 1 or p_marks ? head.key as startable,
-                case when head.status = 'queued' then head.run_after end as due
+                case when head.status = 'queued' then head.run_after end as due,
+                head.ctid as head,
+                head.expires_at is null or head.expires_at > moment as alive
             from penstock.queued_jobs as head
             where head.name = p_name
                 and head.slot = owned[ring.place]
                 and head.seq is not null
                 and head.key collate "C" > ring.key
-                and not (midway and ring.place = cardinality(owned) and head.key collate "C" > p_after_key)
+                and not (
+                    midway and ring.place = cardinality(owned)
+                    and (head.key collate "C" > p_after_key or (resuming and head.key collate "C" = p_after_key))
+                )
             order by head.key collate "C", head.seq
             limit 1
         ) as next on true
@@ -490,14 +519,23 @@ begin
     ),
     turns as (
         select
-            ring.step as turn, owned[ring.place] as slot, ring.key, coalesce(weights.weight, 1) as weight,
+            ring.step as turn, owned[ring.place] as slot, ring.key, heavy.weight,
             -- No deeper than it takes to fill the room.
-            least(p_depth, room / count(*) over () + 1) * coalesce(weights.weight, 1) * pool.key_concurrency as most
+            least(p_depth, (room - 1) / count(*) over () + 1) * heavy.weight * pool.key_concurrency as most,
+            ring.head, ring.alive
         from ring
-        left join penstock.key_weights as weights on weights.name = p_name and weights.key = ring.key
+        left join penstock.key_weights on key_weights.name = p_name and key_weights.key = ring.key
+        cross join lateral (
+            select case when ring.step = 0 then p_turn_left else coalesce(key_weights.weight, 1) end as weight
+        ) as heavy
         where ring.startable
     ),
     lines as (
+        -- Where a key gets one job, the walk has found it already.
+        select turns.turn, turns.weight, turns.head as ctid, 1::bigint as nth, turns.alive as startable
+        from turns
+        where simple and turns.most = 1
+        union all
         select
             turns.turn, turns.weight, line.ctid, line.nth,
             case
@@ -532,20 +570,24 @@ begin
                 end
             ) as job
         ) as line
+        where not (simple and turns.most = 1)
     ),
-    chosen as (
-        -- By rounds. A key gets the whole of its first turn, even if that is a little more than there is room for, or
-        -- its weight would count for nothing where there is room for one; only the limits of the type are never passed.
-        select ranked.ctid, ranked.turn, ranked.nth
+    ranked as (
+        -- By rounds. A key gets the whole of its first turn, even if that is a little more than there is room for; only the
+        -- limits of the type are never passed. A turn that they cut short goes on in the next claim.
+        select
+            placed.ctid, placed.turn, placed.nth, placed.round,
+            placed.place <= room or (placed.round = 0 and job_type.concurrency is null and job_type.rate_limit is null) as taken
         from (
             select
                 lines.ctid, lines.turn, lines.nth, (lines.nth - 1) / lines.weight as round,
                 row_number() over (order by (lines.nth - 1) / lines.weight, lines.turn, lines.nth) as place
             from lines
             where lines.startable
-        ) as ranked
-        where ranked.place <= room
-            or (ranked.round = 0 and job_type.concurrency is null and job_type.rate_limit is null)
+        ) as placed
+    ),
+    chosen as (
+        select ranked.ctid, ranked.turn, ranked.nth from ranked where ranked.taken
     ),
     locked as (
         select job.ctid, chosen.turn, chosen.nth
@@ -589,14 +631,17 @@ begin
     select
         claimed.id, claimed.name, claimed.attempts, claimed.max_attempts, claimed.priority, claimed.key, claimed.data::text,
         claimed.created_at, claimed.run_after, claimed.seq, claimed.lease,
-        extract(epoch from job_type.visibility_timeout)::double precision, claimed.slot, null::text, null::double precision
+        extract(epoch from job_type.visibility_timeout)::double precision, claimed.slot, null::text, null::double precision,
+        null::integer, null::text
     from claimed
     union all
     select
         null, null, null, null, null, null, null, null, null, null, null, null,
-        owned[walked.place],
-        walked.key,
-        extract(epoch from walked.due - moment)::double precision
+        owned[coalesce(cut_at.place, walked.place)],
+        coalesce(cut_at.key, walked.key),
+        extract(epoch from walked.due - moment)::double precision,
+        cut.jobs,
+        (select jsonb_object_agg(turns.key, turns.weight)::text from turns where turns.weight > 1)
     from (
         select
             (array_agg(ring.place order by ring.step desc))[1] as place,
@@ -606,7 +651,16 @@ begin
                 when ring.startable and pool.key_rate_limit is not null then moment + pool.key_rate_period / 50
             end) as due
         from ring
-    ) as walked;
+    ) as walked
+    left join (
+        select ranked.turn, count(*)::integer as jobs
+        from ranked
+        where not ranked.taken and ranked.round = 0
+        group by ranked.turn
+        order by ranked.turn
+        limit 1
+    ) as cut on true
+    left join ring as cut_at on cut_at.step = cut.turn;
     get diagnostics claimed = row_count;
     claimed := claimed - 1;
 
@@ -621,8 +675,8 @@ begin
     end if;
 end
 $$;
-comment on function penstock.claim_keys(text, text, integer[], bigint[], integer, integer, integer, text, jsonb) is
-    'Claims up to p_limit jobs of a pool from slots that the member has under these epochs: of each key that is not busy up to p_depth (times its weight) from the front, keys in turn. p_marks ({"key": seq}) names keys of which the caller has jobs in hand up to seq and will start those that follow after them: these it gets too. Job rows have their slot in at_slot. The last row has no id: it says where the walk ended (at_slot, at_key; null: it saw every key), to go on from there, and when a job that is waited for is due.';
+comment on function penstock.claim_keys(text, text, integer[], bigint[], integer, integer, integer, text, jsonb, integer) is
+    'Claims up to p_limit jobs of a pool from slots that the member has under these epochs: of each key that is not busy up to p_depth (times its weight) from the front, keys in turn. p_marks ({"key": seq}) names keys of which the caller has jobs in hand up to seq and will start those that follow after them: these it gets too. Job rows have their slot in at_slot. The last row has no id: it says where the walk ended (at_slot, at_key; null: it saw every key), to go on from there, and when a job that is waited for is due; turn_left: how many jobs the turn of at_key has left, to be given back as p_turn_left; weights: of the keys that have one.';
 
 create or replace function penstock.resize_pool(p_name text, p_slots integer)
 returns penstock.groups
@@ -723,73 +777,3 @@ as $$
     where leases.worker = p_member and leases.name = p_name
 $$;
 comment on function penstock.cancelled_of(text, text) is 'Jobs in hand of a member that somebody asked to cancel; a notification says so too.';
-
-create or replace function penstock.pool_counts()
-returns table (
-    name text,
-    slots integer,
-    assignor text,
-    members integer,
-    unowned_slots bigint,
-    moving_slots bigint,
-    standing bigint,
-    standing_running bigint
-)
-language sql
-stable
-security definer
-set search_path = penstock, pg_temp
-as $$
-    select
-        pools.name,
-        (select count(*) from penstock.slots where slots.group_name = pools.name)::integer,
-        groups.assignor,
-        groups.members,
-        (select count(*) from penstock.slots where slots.group_name = pools.name and slots.owner is null),
-        (select count(*) from penstock.slots where slots.group_name = pools.name and slots.owner is distinct from slots.target),
-        (select count(*) from penstock.standing_jobs where standing_jobs.name = pools.name and standing_jobs.wanted),
-        (select count(*) from penstock.standing_jobs where standing_jobs.name = pools.name and standing_jobs.running_by is not null)
-    from penstock.pools
-    join penstock.groups on groups.name = pools.name
-    order by pools.name
-$$;
-comment on function penstock.pool_counts() is 'For each pool: slots, members, how many slots nobody has or are on their way, and standing jobs. Its jobs: job_counts.';
-
-create or replace function penstock.load_of_types(p_over interval default '1 minute')
-returns table (
-    name text,
-    ready bigint,
-    in_progress bigint,
-    oldest_ready_s double precision,
-    finished bigint,
-    workers bigint,
-    most_workers bigint
-)
-language sql
-stable
-security definer
-set search_path = penstock, pg_temp
-as $$
-    select
-        counts.name,
-        counts.ready,
-        counts.in_progress,
-        counts.oldest_ready_s,
-        (
-            select count(*)
-            from penstock.archived_jobs
-            where archived_jobs.name = counts.name
-                and archived_jobs.finished_at > penstock.clock() - p_over
-                and archived_jobs.started_at is not null
-        ),
-        case
-            when pools.name is not null then (select count(*) from penstock.members where members.group_name = counts.name)
-            else (select count(*) from penstock.workers where counts.name = any (workers.names))
-        end,
-        case when pools.name is not null then (select count(*) from penstock.slots where slots.group_name = counts.name) end
-    from penstock.job_counts() as counts
-    left join penstock.pools on pools.name = counts.name
-    order by counts.name
-$$;
-comment on function penstock.load_of_types(interval) is
-    'For each job type: what waits and how long, what finished within p_over, how many workers there are and (in a pool) how many could be busy. Reads the whole queue: for people and scalers, not for loops.';

@@ -202,10 +202,10 @@ as $$
     select
         standing.key, standing.slot, slots.epoch, standing.data::text, standing.state::text, standing.version,
         greatest(extract(epoch from standing.retry_at - penstock.clock()), 0)::double precision
-    from unnest(p_slots, p_epochs) as given (slot, epoch)
-    join penstock.slots on slots.group_name = p_name and slots.slot = given.slot
-    join penstock.standing_jobs as standing on standing.name = p_name and standing.slot = slots.slot
-    where slots.owner = p_member and slots.epoch = given.epoch and standing.wanted
+    from unnest(penstock.still_owned(p_name, p_member, p_slots, p_epochs)) as mine (slot)
+    join penstock.slots on slots.group_name = p_name and slots.slot = mine.slot
+    join penstock.standing_jobs as standing on standing.name = p_name and standing.slot = mine.slot
+    where standing.wanted
 $$;
 comment on function penstock.standing_of(text, text, integer[], bigint[]) is
     'The standing jobs that a member should run for slots that it has under these epochs. What it runs beyond these it has to stop.';

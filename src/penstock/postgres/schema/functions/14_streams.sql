@@ -617,17 +617,73 @@ $$;
 comment on function penstock.append(text, json, text, json, timestamptz) is
     'Appends one event in the caller''s transaction; returns where it is.';
 
-create or replace function penstock.append_json(p_stream text, p_events jsonb)
-returns table (partition integer, first_offset bigint, events integer)
+create or replace function penstock.append_each(
+    p_stream text,
+    p_data json[] default null,
+    p_keys text[] default null,
+    p_headers json[] default null,
+    p_times timestamptz[] default null,
+    p_bytes bytea[] default null
+)
+returns table (partition integer, event_offset bigint)
 language plpgsql
 security definer
 set search_path = penstock, pg_temp
 as $$
+#variable_conflict use_column
+declare
+    chunks record;
+    routes smallint[];
+begin
+    select array_agg(appended.partition) as partitions, array_agg(appended.first_offset) as offsets, array_agg(appended.events) as events
+    into chunks
+    from penstock.append_many(p_stream, p_data, p_keys, p_headers, p_times, p_bytes) as appended;
+    -- The partitions are locked now, so these are the routes by which the events went.
+    routes := (penstock.require_stream(p_stream)).routes;
+    return query
+    with written as (
+        select chunk.partition, min(chunk.first_offset) as first_offset, sum(chunk.events) as events
+        from unnest(chunks.partitions, chunks.offsets, chunks.events) as chunk (partition, first_offset, events)
+        group by chunk.partition
+    ),
+    given as (
+        select one.place, routes[penstock.bucket_of(one.key) + 1]::integer as partition
+        from unnest(
+            coalesce(p_keys, array_fill(null::text, array[greatest(cardinality(p_data), cardinality(p_bytes))]))
+        ) with ordinality as one (key, place)
+    ),
+    -- Those without a key went together to one partition: the one that got more than the events with keys.
+    keyless as (
+        select written.partition
+        from written
+        left join (select given.partition, count(*) as events from given group by given.partition) as keyed using (partition)
+        where written.events > coalesce(keyed.events, 0)
+    ),
+    placed as (
+        select given.place, coalesce(given.partition, keyless.partition) as partition
+        from given
+        left join keyless on true
+    )
+    select
+        placed.partition,
+        written.first_offset + row_number() over (partition by placed.partition order by placed.place) - 1
+    from placed
+    join written using (partition)
+    order by placed.place;
+end
+$$;
+comment on function penstock.append_each(text, json[], text[], json[], timestamptz[], bytea[]) is
+    'append_many, with a row for each event in the order given: where it is.';
+
+create or replace function penstock.parse_events(
+    p_events jsonb, out data json[], out bytes bytea[], out keys text[], out headers json[], out times timestamptz[]
+)
+language plpgsql
+stable
+as $$
 declare
     known constant text[] := array['data', 'bytes', 'key', 'headers', 'time'];
-    stream constant penstock.streams := penstock.require_stream(p_stream);
     unknown text;
-    batch record;
 begin
     if p_events is null or jsonb_typeof(p_events) <> 'array' then
         raise exception 'events must be a JSON array'
@@ -649,31 +705,68 @@ begin
     end if;
     begin
         select
-            array_agg((event -> 'data')::json order by place) as data,
-            array_agg(decode(event ->> 'bytes', 'base64') order by place) as bytes,
-            array_agg(event ->> 'key' order by place) as keys,
-            array_agg(nullif(event -> 'headers', 'null')::json order by place) as headers,
-            array_agg((event ->> 'time')::timestamptz order by place) as times
-        into batch
+            coalesce(array_agg((event -> 'data')::json order by place), '{}'),
+            coalesce(array_agg(decode(event ->> 'bytes', 'base64') order by place), '{}'),
+            array_agg(event ->> 'key' order by place),
+            array_agg(nullif(event -> 'headers', 'null')::json order by place),
+            array_agg((event ->> 'time')::timestamptz order by place)
+        into data, bytes, keys, headers, times
         from jsonb_array_elements(p_events) with ordinality as given (event, place);
     exception
         when data_exception then
             raise exception 'invalid event: %', sqlerrm
                 using errcode = 'PS400', hint = 'bytes are base64, time is a time such as "2026-01-31T12:00:00Z".';
     end;
+    keys := case when num_nonnulls(variadic keys) > 0 then keys end;
+    headers := case when num_nonnulls(variadic headers) > 0 then headers end;
+    times := case when num_nonnulls(variadic times) > 0 then times end;
+end
+$$;
+comment on function penstock.parse_events(jsonb) is
+    'Part of append_json: events as arrays; those of keys, headers and times are null when no event has any. Raises PS400.';
+
+create or replace function penstock.append_json(p_stream text, p_events jsonb)
+returns table (partition integer, first_offset bigint, events integer)
+language plpgsql
+security definer
+set search_path = penstock, pg_temp
+as $$
+declare
+    stream constant penstock.streams := penstock.require_stream(p_stream);
+    given record;
+begin
+    given := penstock.parse_events(p_events);
     return query
-    select * from penstock.append_many(
-        p_stream,
-        case stream.format when 'json' then coalesce(batch.data, '{}') end,
-        case when num_nonnulls(variadic batch.keys) > 0 then batch.keys end,
-        case when num_nonnulls(variadic batch.headers) > 0 then batch.headers end,
-        case when num_nonnulls(variadic batch.times) > 0 then batch.times end,
-        case stream.format when 'bytes' then coalesce(batch.bytes, '{}') end
+    select *
+    from penstock.append_many(
+        p_stream, case stream.format when 'json' then given.data end, given.keys, given.headers, given.times,
+        case stream.format when 'bytes' then given.bytes end
     );
 end
 $$;
 comment on function penstock.append_json(text, jsonb) is
     'append_many for clients without arrays: a JSON array of {data, bytes (base64), key, headers, time}, each optional.';
+
+create or replace function penstock.append_each_json(p_stream text, p_events jsonb)
+returns table (partition integer, event_offset bigint)
+language plpgsql
+security definer
+set search_path = penstock, pg_temp
+as $$
+declare
+    stream constant penstock.streams := penstock.require_stream(p_stream);
+    given record;
+begin
+    given := penstock.parse_events(p_events);
+    return query
+    select *
+    from penstock.append_each(
+        p_stream, case stream.format when 'json' then given.data end, given.keys, given.headers, given.times,
+        case stream.format when 'bytes' then given.bytes end
+    );
+end
+$$;
+comment on function penstock.append_each_json(text, jsonb) is 'append_json, with a row for each event in the order given: where it is.';
 
 -- Loads: millions of events at once, all or none. They come by COPY into a table of this transaction, without any lock on the
 -- stream, and are then appended by one statement.

@@ -65,57 +65,63 @@ language plpgsql
 security definer
 set search_path = penstock, pg_temp
 set enable_seqscan = off
+set enable_bitmapscan = off
+set enable_sort = off
+set enable_hashjoin = off
+set enable_mergejoin = off
+set plan_cache_mode = force_generic_plan
 as $$
 #variable_conflict use_column
 declare
     consuming constant penstock.stream_groups := penstock.require_consumer_group(p_stream, p_group);
+    given record;
+    -- Partitions that came later wait until the group has finished what the older ones held then.
+    unfinished constant int4range[] := array(
+        select int4range(cardinality(growth.ends), growth.width)
+        from penstock.stream_growths as growth
+        where growth.stream = consuming.stream
+            and exists (
+                select
+                from unnest(growth.ends) with ordinality as before (ends_at, place)
+                cross join lateral (
+                    select found.next_offset from penstock.group_offsets as found
+                    where found.stream = consuming.stream and found.group_id = p_group and found.partition = before.place - 1
+                    offset 0
+                ) as older
+                where older.next_offset < before.ends_at
+            )
+    );
 begin
-    return query
-    with owned as (
-        select given.partition, given.epoch
-        from unnest(p_partitions, p_epochs) as given (partition, epoch)
-        join penstock.slots as slot
-            on slot.group_name = consuming.group_name
-            and slot.slot = given.partition
-            and slot.owner = p_member
-            and slot.epoch = given.epoch
-    ),
-    fenced as (
+    for given in
+        select owned.partition, owned.epoch
+        from unnest(p_partitions, p_epochs) as owned (partition, epoch)
+        -- In this order only the primary key can give the row, whatever the planner has heard of the owners.
+        cross join lateral (
+            select found.slot, found.owner, found.epoch from penstock.slots as found
+            where found.group_name = consuming.group_name and found.slot >= owned.partition
+            order by found.slot
+            limit 1
+        ) as slot
+        where slot.slot = owned.partition and slot.owner = p_member and slot.epoch = owned.epoch
+        -- In one order, always, so that two that begin or commit cannot wait for each other.
+        order by owned.partition
+    loop
         -- Waits for a commit of the owner before, which may be under way in the transaction of a handler.
         update penstock.group_offsets as reached
-        set epoch = owned.epoch
-        from owned
+        set epoch = given.epoch
         where reached.stream = consuming.stream
             and reached.group_id = p_group
-            and reached.partition = owned.partition
-            and reached.epoch < owned.epoch
-        returning reached.partition, reached.next_offset, reached.revision, reached.paused_at is not null as paused
-    ),
-    begun as (
-        select * from fenced
-        union all
-        select reached.partition, reached.next_offset, reached.revision, reached.paused_at is not null
+            and reached.partition = given.partition
+            and reached.epoch < given.epoch;
+        return query
+        select
+            reached.partition, reached.next_offset, reached.revision, reached.paused_at is not null, reached.partition <@ any (unfinished)
         from penstock.group_offsets as reached
-        join owned on owned.partition = reached.partition and owned.epoch = reached.epoch
-        where reached.stream = consuming.stream and reached.group_id = p_group
-    )
-    select
-        begun.*,
-        -- A partition that came later waits until the group has finished what the older ones held then.
-        exists (
-            select
-            from penstock.stream_growths as growth
-            cross join unnest(growth.ends) with ordinality as before (ends_at, place)
-            join penstock.group_offsets as older
-                on older.stream = consuming.stream
-                and older.group_id = p_group
-                and older.partition = before.place - 1
-            where growth.stream = consuming.stream
-                and begun.partition >= cardinality(growth.ends)
-                and begun.partition < growth.width
-                and older.next_offset < before.ends_at
-        )
-    from begun;
+        where reached.stream = consuming.stream
+            and reached.group_id = p_group
+            and reached.partition = given.partition
+            and reached.epoch = given.epoch;
+    end loop;
 end
 $$;
 comment on function penstock.begin_partitions(text, text, text, integer[], bigint[]) is
@@ -129,25 +135,26 @@ language plpgsql
 security definer
 set search_path = penstock, pg_temp
 set enable_seqscan = off
-set enable_hashjoin = off
-set enable_mergejoin = off
+set enable_bitmapscan = off
+set enable_sort = off
+set plan_cache_mode = force_generic_plan
 as $$
 #variable_conflict use_column
 declare
     consuming constant penstock.stream_groups := penstock.require_consumer_group(p_stream, p_group);
+    given record;
 begin
-    -- In one order, always, so that two that commit cannot wait for each other.
-    perform
-    from penstock.group_offsets as reached
-    where reached.stream = consuming.stream and reached.group_id = p_group and reached.partition = any (p_partitions)
-    order by reached.partition
-    for no key update;
-    return query
-    with done as (
+    for given in
+        select one.*
+        from unnest(p_partitions, p_epochs, p_revisions, p_offsets) as one (partition, epoch, revision, next_offset)
+        -- In one order, always, so that two that commit cannot wait for each other.
+        order by one.partition
+    loop
+        partition := given.partition;
+        -- When it had to wait for a new owner to begin, the row has another epoch by now.
         update penstock.group_offsets as reached
         set next_offset = greatest(given.next_offset, reached.next_offset),
             committed_at = penstock.clock()
-        from unnest(p_partitions, p_epochs, p_revisions, p_offsets) as given (partition, epoch, revision, next_offset)
         where reached.stream = consuming.stream
             and reached.group_id = p_group
             and reached.partition = given.partition
@@ -155,17 +162,20 @@ begin
             and reached.revision = given.revision
             and exists (
                 select
-                from penstock.slots as slot
-                where slot.group_name = consuming.group_name
-                    and slot.slot = given.partition
-                    and slot.owner = p_member
-                    and slot.epoch = given.epoch
+                from (
+                    -- As in begin_partitions.
+                    select found.slot, found.owner, found.epoch from penstock.slots as found
+                    where found.group_name = consuming.group_name and found.slot >= given.partition
+                    order by found.slot
+                    limit 1
+                ) as slot
+                where slot.slot = given.partition and slot.owner = p_member and slot.epoch = given.epoch
             )
-        returning reached.partition, reached.paused_at
-    )
-    select given.partition, done.partition is not null, done.paused_at is not null
-    from unnest(p_partitions) as given (partition)
-    left join done using (partition);
+        returning true, reached.paused_at is not null into committed, paused;
+        committed := coalesce(committed, false);
+        paused := coalesce(paused, false);
+        return next;
+    end loop;
 end
 $$;
 comment on function penstock.commit_offsets(text, text, text, integer[], bigint[], integer[], bigint[]) is

@@ -210,7 +210,7 @@ begin
     end if;
     insert into penstock.lanes (name, priority)
     select given.queue, 0 from unnest(p_queues) as given (queue)
-    on conflict do nothing;
+    where not exists (select from penstock.lanes where lanes.name = given.queue);
 end
 $$;
 comment on function penstock.claim_queues(text, text[], jsonb, timestamptz) is

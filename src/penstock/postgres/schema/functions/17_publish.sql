@@ -235,6 +235,39 @@ end
 $$;
 comment on function penstock.wake_subscribers(text) is 'Part of publish: notifies idle workers of the subscribers; does nothing when none is idle.';
 
+create or replace function penstock.write_message(
+    p_topic text, p_seq bigint, p_moment timestamptz, p_id uuid, p_data jsonb, p_unique_key text, p_run_after timestamptz,
+    p_expires_at timestamptz, out id uuid, out receivers integer, out coalesced integer
+)
+language plpgsql
+as $$
+declare
+    message_number constant bigint := nextval('penstock.message_number');
+    first_id constant uuid := penstock.first_copy_id(p_moment, message_number);
+    stood_in uuid[];
+begin
+    id := coalesce(p_id, first_id);
+    if p_unique_key is null then
+        receivers := penstock.insert_copies(p_topic, p_data, first_id, message_number, p_moment, p_run_after, p_expires_at);
+    else
+        select copies.copies + coalesce(cardinality(copies.coalesced), 0), copies.coalesced into receivers, stood_in
+        from penstock.insert_coalescing_copies(
+            p_topic, p_data, first_id, message_number, p_moment, p_run_after, p_expires_at, p_unique_key
+        ) as copies;
+    end if;
+    coalesced := coalesce(cardinality(stood_in), 0);
+    insert into penstock.topic_messages (number, seq, published_at, run_after, expires_at, id, receivers, topic, unique_key, coalesced, data)
+    values (message_number, p_seq, p_moment, p_run_after, p_expires_at, write_message.id, write_message.receivers, p_topic, p_unique_key, stood_in, p_data)
+    on conflict on constraint topic_messages_id_key do nothing;
+    if not found then
+        raise exception 'message % is being published to another topic', write_message.id
+            using errcode = 'PS409', hint = 'Every message needs an id of its own.';
+    end if;
+end
+$$;
+comment on function penstock.write_message(text, bigint, timestamptz, uuid, jsonb, text, timestamptz, timestamptz) is
+    'Part of publish: writes a message and its copies, for a caller who holds the topic.';
+
 create or replace function penstock.publish(
     p_topic text,
     p_data jsonb default '{}',
@@ -256,10 +289,7 @@ as $$
 declare
     topic penstock.topics;
     moment timestamptz;
-    message_number bigint;
-    first_id uuid;
     there record;
-    stood_in uuid[];
 begin
     perform penstock.check_message(coalesce(p_topic, 'null'), p_data, p_unique_key);
     topic := penstock.lock_topic(p_topic);
@@ -285,27 +315,10 @@ begin
     perform penstock.end_expired(p_topic, moment);
     -- The xid before the first number of a job: see the head of the jobs' tables.
     perform pg_current_xact_id();
-    message_number := nextval('penstock.message_number');
-    first_id := penstock.first_copy_id(moment, message_number);
-    id := coalesce(p_id, first_id);
     seq := topic.last_seq + 1;
     outcome := 'published';
-    if p_unique_key is null then
-        receivers := penstock.insert_copies(p_topic, p_data, first_id, message_number, moment, p_run_after, p_expires_at);
-    else
-        select copies.copies + coalesce(cardinality(copies.coalesced), 0), copies.coalesced into receivers, stood_in
-        from penstock.insert_coalescing_copies(
-            p_topic, p_data, first_id, message_number, moment, p_run_after, p_expires_at, p_unique_key
-        ) as copies;
-    end if;
-    coalesced := coalesce(cardinality(stood_in), 0);
-    insert into penstock.topic_messages (number, seq, published_at, run_after, expires_at, id, receivers, topic, unique_key, coalesced, data)
-    values (message_number, seq, moment, p_run_after, p_expires_at, id, receivers, p_topic, p_unique_key, stood_in, p_data)
-    on conflict on constraint topic_messages_id_key do nothing;
-    if not found then
-        raise exception 'message % is being published to another topic', id
-            using errcode = 'PS409', hint = 'Every message needs an id of its own.';
-    end if;
+    select written.id, written.receivers, written.coalesced into id, receivers, coalesced
+    from penstock.write_message(p_topic, seq, moment, p_id, p_data, p_unique_key, p_run_after, p_expires_at) as written;
     update penstock.topics set last_seq = topics.last_seq + 1 where topics.name = p_topic;
     if receivers > coalesced and (p_run_after is null or p_run_after < moment + interval '5 seconds') then
         perform penstock.wake_subscribers(p_topic);
@@ -324,38 +337,57 @@ as $$
 #variable_conflict use_column
 declare
     known constant text[] := array['data', 'id', 'unique_key', 'run_after', 'expires_at'];
+    is_one constant boolean := jsonb_typeof(p_message) is distinct from 'array';
     unknown text;
-    message_id uuid;
-    run_after timestamptz;
-    expires_at timestamptz;
+    given record;
 begin
-    if p_message is null or jsonb_typeof(p_message) <> 'object' then
-        raise exception 'a message must be a JSON object'
-            using errcode = 'PS400', hint = 'For example {"data": {"delay": 12}, "unique_key": "JFK"}.';
-    end if;
-    select 'unknown field: ' || left(field, 100) into unknown
-    from jsonb_object_keys(p_message) as field
-    where field <> all (known)
+    select 'not an object: ' || coalesce(left(message::text, 100), 'null') into unknown
+    from jsonb_array_elements(case when is_one then jsonb_build_array(p_message) else p_message end) as message
+    where jsonb_typeof(message) <> 'object'
     limit 1;
+    if unknown is null then
+        select 'unknown field: ' || left(field, 100) into unknown
+        from jsonb_array_elements(case when is_one then jsonb_build_array(p_message) else p_message end) as message,
+            jsonb_object_keys(message) as field
+        where field <> all (known)
+        limit 1;
+    end if;
     if unknown is not null then
         raise exception 'invalid message: %', unknown
-            using errcode = 'PS400', hint = 'A message is an object with ' || array_to_string(known, ', ') || '.';
+            using errcode = 'PS400',
+                  hint = 'A message is an object with ' || array_to_string(known, ', ') || ', for example {"data": {"delay": 12}, "unique_key": "JFK"}.';
     end if;
     begin
-        message_id := (p_message ->> 'id')::uuid;
-        run_after := penstock.moment(p_message -> 'run_after');
-        expires_at := penstock.moment(p_message -> 'expires_at');
+        select
+            array_agg(coalesce(message -> 'data', '{}') order by place) as data,
+            array_agg((message ->> 'id')::uuid order by place) as ids,
+            array_agg(message ->> 'unique_key' order by place) as unique_keys,
+            array_agg(penstock.moment(message -> 'run_after') order by place) as run_after,
+            array_agg(penstock.moment(message -> 'expires_at') order by place) as expires_at
+        into given
+        from jsonb_array_elements(case when is_one then jsonb_build_array(p_message) else p_message end) with ordinality as one (message, place);
     exception
         when data_exception then
             raise exception 'invalid message: %', sqlerrm
                 using errcode = 'PS400', hint = 'id is a UUID, run_after and expires_at are times such as "2026-01-31T12:00:00Z", or seconds from now.';
     end;
-    return query
-    select published.*
-    from penstock.publish(
-        p_topic, coalesce(p_message -> 'data', '{}'), message_id, p_message ->> 'unique_key', run_after, expires_at
-    ) as published;
+    if is_one then
+        return query
+        select published.*
+        from penstock.publish(
+            p_topic, given.data[1], given.ids[1], given.unique_keys[1], given.run_after[1], given.expires_at[1]
+        ) as published;
+    else
+        return query
+        select published.id, published.seq, published.receivers, published.coalesced, published.outcome
+        from penstock.publish_many(
+            p_topic, coalesce(given.data, '{}'),
+            array(select coalesce(one.id, penstock.new_id()) from unnest(given.ids) with ordinality as one (id, place) order by one.place),
+            given.unique_keys, given.run_after, given.expires_at
+        ) as published
+        order by published.ordinal;
+    end if;
 end
 $$;
 comment on function penstock.publish_json(text, jsonb) is
-    'publish with one JSON parameter: {data, id, unique_key, run_after, expires_at}, each optional; times are text, or numbers of seconds from now.';
+    'publish with one JSON parameter: {data, id, unique_key, run_after, expires_at}, each optional; times are text, or numbers of seconds from now. An array of such objects: publish_many, with a row for each in their order.';

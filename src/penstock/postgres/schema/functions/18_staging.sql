@@ -21,7 +21,9 @@ begin
         order by 1, 2
     loop
         job_type := penstock.require_type(kind.name);
-        insert into penstock.lanes (name, priority) values (kind.name, kind.priority) on conflict do nothing;
+        insert into penstock.lanes (name, priority)
+        select kind.name, kind.priority
+        where not exists (select from penstock.lanes where lanes.name = kind.name and lanes.priority = kind.priority);
         foreach one_part in array p_parts loop
             -- In order of the index, so that nothing is sorted and the line has the order of the source.
             insert into penstock.queued_jobs (

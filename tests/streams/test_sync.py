@@ -1,0 +1,169 @@
+"""Streams, topics and pools for threads without a loop: scripts, Django, Flask."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import psycopg
+import pytest
+import sqlalchemy
+
+from penstock import Conflict, Event, InvalidInput, Job, NewEvent, NewJob, NewMessage, Penstock, Status
+from penstock.worker import Worker
+
+PATIENCE = timedelta(seconds=1)
+
+
+@pytest.fixture
+def plain(url: str) -> Iterator[Penstock]:
+    """An app that is used without a loop."""
+    app = Penstock(url)
+    yield app
+    app.sync.close()
+
+
+def test_events_are_appended_read_and_followed(plain: Penstock, url: str) -> None:
+    events = plain.stream("events", int, partitions=3)
+    sync = plain.sync
+    first = sync.append(events, 0, key="a")
+    assert (first.offset, sync.append(events, 1, key="a").offset) == (0, 1)
+    with psycopg.connect(url) as connection:
+        receipts = sync.append_many(events, [NewEvent(2, "a"), 3, NewEvent(4, "b")], connection=connection)
+        connection.rollback()
+        again = sync.append_many(events, [NewEvent(2, "a"), NewEvent(3, "b")], connection=connection)
+        with pytest.raises(InvalidInput):
+            sync.append_many(events, [NewEvent(9, "a\x00")], connection=connection)
+    engine = sqlalchemy.create_engine(url.replace("postgresql://", "postgresql+psycopg://"))
+    with engine.begin() as core:
+        sync.append(events, 4, key="a", connection=core)
+    engine.dispose()
+    assert (receipts[0], again[0]) == (again[0], receipts[0])
+    assert [event.data for event in sync.read_events(events, first.partition)][:4] == [0, 1, 2, 4]
+    assert sync.load(events, (NewEvent(n, "a") for n in range(5, 8))) == 3
+    followed = [event.data for event in sync.tail(events, "earliest", patience=PATIENCE)]
+    assert sorted(followed) == list(range(8))
+
+
+def test_a_tail_sees_what_another_thread_appends(plain: Penstock) -> None:
+    events = plain.stream("events", int)
+    plain.sync.declare(events)
+    writer = threading.Thread(target=lambda: [plain.sync.append(events, n) for n in range(20)])
+    following = plain.sync.tail(events, "earliest")
+    writer.start()
+    assert sorted(next(following).data for _ in range(20)) == list(range(20))
+    following.close()  # type: ignore[attr-defined]
+    writer.join()
+
+
+def test_a_group_is_consumed_exactly_once_with_a_connection_that_blocks(plain: Penstock, url: str) -> None:
+    events = plain.stream("events", int, partitions=2)
+    sync = plain.sync
+    sync.append_many(events, [NewEvent(n, str(n)) for n in range(100)])
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute("create table written (n integer primary key)")
+        with pytest.raises(ZeroDivisionError), sync.consume(events, "g", size=10) as batches:
+            for batch in batches:
+                with connection.transaction():
+                    connection.cursor().executemany("insert into written values (%s)", [(n,) for n in batch.records()])
+                    batch.commit_blocking(connection)
+                raise ZeroDivisionError
+        with sync.consume(events, "g", size=10, patience=PATIENCE) as batches:
+            for batch in batches:
+                with connection.transaction():
+                    connection.cursor().executemany("insert into written values (%s)", [(n,) for n in batch.records()])
+                    batch.commit_blocking(connection)
+        assert sorted(row[0] for row in connection.execute("select n from written")) == list(range(100))
+        with pytest.raises(Conflict, match="no longer consumed"):
+            batch.commit_blocking(connection)
+    assert [lag.lag for lag in sync.lag(events, "g")] == [0, 0]
+    sync.seek(events, "g", "earliest")
+    assert sum(lag.lag for lag in sync.lag(events, "g")) == 100
+    assert sync.pause_group(events, "g", [1], because="repairs") == 1
+    assert sync.resume_group(events, "g") == 1
+
+
+def test_messages_are_published_in_blocking_transactions(plain: Penstock, url: str) -> None:
+    sync = plain.sync
+    assert sync.subscribe("memos", "bob", ttl=timedelta(minutes=1)).created
+    assert sync.renew("memos", "bob")
+    assert [subscriber.client_id for subscriber in sync.subscribers("memos")] == ["bob"]
+    with psycopg.connect(url) as connection:
+        receipts = sync.publish_many("memos", [1, NewMessage(2, unique="u"), NewMessage(3, unique="u")], connection=connection)
+        connection.rollback()
+    assert [(r.seq, r.coalesced) for r in receipts] == [(1, 0), (2, 0), (3, 1)]
+    assert [r.seq for r in sync.publish_many("memos", range(1500))] == list(range(1, 1501))
+    receipt = sync.outcomes("memos", sync.publish("memos", "x"))
+    assert [outcome.status for outcome in receipt.outcomes or []] == [Status.QUEUED]
+    assert len(sync.read("memos", limit=2000)) == 1501
+
+
+def test_jobs_of_pools_and_standing_jobs(plain: Penstock) -> None:
+    pool = plain.pool("accounts", payload=int, slots=4)
+    sync = plain.sync
+    record = sync.find(sync.enqueue(pool, 1, key="acme").id)
+    assert (record.name, record.key, record.data) == ("accounts", "acme", 1)
+    assert len(sync.enqueue_many(pool, [NewJob(n, key="acme") for n in range(3)])) == 3
+
+    @pool.standing
+    async def watch(standing: Any) -> None: ...
+
+    assert sync.start(pool, "acme") == "started"
+    assert sync.start(pool, "acme") == "unchanged"
+    sync.notify(pool, "acme", {"hello": 1})
+    assert sync.reconcile(pool, {"other": {}}) == (1, 0, 1)
+    assert sync.stop(pool, "other")
+    assert not sync.stop(pool, "other")
+
+
+async def test_handlers_in_threads_append_and_commit_beside_those_on_the_loop(app: Penstock, url: str) -> None:
+    events = app.stream("events", int, partitions=4)
+    copies = app.stream("copies", int, partitions=4)
+
+    @app.consumer(events, group="g")
+    def copy(event: Event[int]) -> None:
+        app.sync.append(copies, event.data, key=event.key)
+
+    @app.job("late")
+    def late(job: Job[Any]) -> None:
+        app.sync.append(copies, -1)
+
+    worker: Worker = await app.worker()
+    working = asyncio.create_task(worker.run())
+    try:
+        for n in range(0, 200, 20):
+            await asyncio.gather(
+                events.append_many([NewEvent(i, str(i % 7)) for i in range(n, n + 20)]), copies.append(1000 + n), late.enqueue()
+            )
+        found: list[int] = []
+        async with asyncio.timeout(60):
+            async for event in copies.tail("earliest"):
+                found.append(event.data)
+                if len(found) == 220:
+                    break
+    finally:
+        worker.stop()
+        await working
+        app.sync.close()
+    assert sorted(found) == sorted([*range(200), *range(1000, 1200, 20), *[-1] * 10])
+
+
+def test_appends_survive_the_end_of_a_loop(url: str) -> None:
+    app = Penstock(url)
+    events = app.stream("events", int)
+
+    async def cut_short(n: int) -> None:
+        async with app:
+            await events.append(n)
+            # Left behind when the loop ends.
+            asyncio.create_task(events.append(-1))  # noqa: RUF006
+            await asyncio.sleep(0)
+
+    for n in range(3):
+        asyncio.run(asyncio.wait_for(cut_short(n), 30))
+    assert {0, 1, 2} <= {event.data for event in app.sync.read_events(events, 0)}
+    assert len(events._appenders) == 1, "loops that ended are remembered"
+    app.sync.close()
