@@ -14,7 +14,7 @@ import asyncpg
 
 from benchmarks.measurements import Bench
 from penstock import NewJob, Penstock
-from penstock.app import JobType
+from penstock.declaring import JobType
 
 _ROUNDS = 3
 _PACE = 2_000

@@ -10,10 +10,13 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import socket
 import statistics
 import subprocess
+import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -179,6 +182,43 @@ class Bench:
             ("job finished to foreachBatch", f"p50 {waits[len(waits) // 2] * 1000:.0f} ms, most {waits[-1] * 1000:.0f} ms", "")
         )
 
+    def drain(self) -> None:
+        """What a continuous pipeline costs the queue beside it: the rate of one worker with and without, in turn."""
+        jobs = max(10_000, self.jobs // 10)
+        ask(self.url, "select count(*) from penstock.declare_job_type('noop')")
+        rates: dict[bool, list[float]] = {False: [], True: []}
+        with tempfile.TemporaryDirectory() as folder:
+            for _ in range(self.runs):
+                rates[False].append(self._drained(jobs))
+                pipeline = Pipeline(self.spark, self.url, Lake("beside", folder))
+                beside = threading.Thread(target=pipeline.run, kwargs={"continuous": True, "interval": "5 seconds"})
+                beside.start()
+                while not any(query.lastProgress for query in self.spark.streams.active):
+                    time.sleep(0.1)
+                rates[True].append(self._drained(jobs))
+                for query in self.spark.streams.active:
+                    query.stop()
+                beside.join()
+        alone, beside_it = statistics.median(rates[False]), statistics.median(rates[True])
+        self.rows.append(("drain, one worker, nothing beside it", f"{alone:,.0f} jobs/s", ""))
+        self.rows.append(("drain beside a running pipeline", f"{beside_it:,.0f} jobs/s", f"{beside_it / alone:.2f} of without"))
+
+    def _drained(self, jobs: int) -> float:
+        """Jobs a second of one worker process, by the times that the archive has."""
+        begun = ask(self.url, "select clock_timestamp() as at")[0]["at"]
+        ask(self.url, "select count(*) from penstock.enqueue_many('noop', array_fill('1'::jsonb, array[$1::integer]))", jobs)
+        command = [sys.executable, "-m", "penstock", "worker", "benchmarks.app:app", "noop"]
+        worker = subprocess.Popen(command, env={**os.environ, "PENSTOCK_DATABASE_URL": self.url})
+        try:
+            count = "select count(*) as jobs from penstock.archived_jobs where name = 'noop' and finished_at >= $1"
+            while ask(self.url, count, begun)[0]["jobs"] < jobs:
+                time.sleep(0.2)
+        finally:
+            worker.terminate()
+            worker.wait()
+        span = "select extract(epoch from max(finished_at) - min(started_at))::float8 as s from penstock.archived_jobs"
+        return float(jobs / ask(self.url, f"{span} where name = 'noop' and finished_at >= $1", begun)[0]["s"])
+
     def _one(self) -> None:
         ask(
             self.url,
@@ -215,13 +255,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.spark", description=__doc__)
     parser.add_argument("--jobs", type=int, default=1_000_000)
     parser.add_argument("--runs", type=int, default=3)
-    parser.add_argument("--only", choices=["read", "write", "history", "latency"], action="append")
+    parser.add_argument("--only", choices=["read", "write", "history", "latency", "drain"], action="append")
     arguments = parser.parse_args()
     with TemporaryDatabases(parent=ON_DISK) as databases, databases.database() as socket_url:
         fill(socket_url, arguments.jobs)
         with over_tcp(socket_url) as url:
             bench = Bench(url, arguments.jobs, arguments.runs)
-            for measure in (bench.read, bench.write, bench.history, bench.latency):
+            for measure in (bench.read, bench.write, bench.history, bench.latency, bench.drain):
                 if not arguments.only or measure.__name__ in arguments.only:
                     measure()
             bench.spark.stop()

@@ -20,6 +20,7 @@ import asyncpg
 import uvloop
 
 from benchmarks.environments import ON_DISK
+from benchmarks.http import TOKEN, peak_mb, server
 from benchmarks.report import percentile, print_rows
 from penstock import Job, Penstock, Settings, Topic
 from penstock.testing import TemporaryDatabases
@@ -153,6 +154,71 @@ async def working(url: str, rows: Rows, size: int = 20_000) -> None:
     await connection.close()
 
 
+async def live(url: str, rows: Rows, connections: int = 1_000) -> None:
+    """Deliver each message to 1,000 connections by Server-Sent Events, all at one server process.
+
+    From the answer to the publish, when it is committed, until the last connection has it.
+    """
+    with server(url) as (process, client):
+        client.post("/v1/topics", json={"name": "live"}).raise_for_status()
+        before = peak_mb(process.pid)
+        arrivals: asyncio.Queue[float] = asyncio.Queue()
+        subscribed = asyncio.Semaphore(0)
+        host, port = client.base_url.host, client.base_url.port
+        authorization = f"Authorization: Bearer admin.{TOKEN}"
+        request = f"GET /v1/topics/live/deliveries HTTP/1.1\r\nHost: {host}\r\n{authorization}\r\n\r\n".encode()
+        started = time.perf_counter()
+        readers = []
+        opening = asyncio.Semaphore(50)
+        for _ in range(connections):
+            readers.append(asyncio.create_task(_receive(str(host), port or 80, request, opening, subscribed, arrivals)))
+        for _ in range(connections):
+            await subscribed.acquire()
+        rows.append((f"{connections:,} connections subscribe", f"{time.perf_counter() - started:.1f} s", ""))
+        took = []
+        async with Penstock(url) as app:
+            topic = app.topic("live")
+            await topic.publish(PAYLOAD)
+            for _ in range(connections):
+                await arrivals.get()
+            for _ in range(20):
+                receipt = await topic.publish(PAYLOAD)
+                committed = time.perf_counter()
+                assert receipt.receivers == connections, receipt
+                took.append(max([await arrivals.get() for _ in range(connections)]) - committed)
+        took.sort()
+        rows.append((
+            f"publish to {connections:,} connections, the last one",
+            f"p50 {percentile(took, 50) * 1000:,.0f} ms, p99 {percentile(took, 99) * 1000:,.0f} ms",
+            f"server {before:.0f} MB before, {peak_mb(process.pid):.0f} MB at most",
+        ))  # fmt: skip
+        for reader in readers:
+            reader.cancel()
+        await asyncio.gather(*readers, return_exceptions=True)
+
+
+async def _receive(
+    host: str,
+    port: int,
+    request: bytes,
+    opening: asyncio.Semaphore,
+    subscribed: asyncio.Semaphore,
+    arrivals: asyncio.Queue[float],
+) -> None:
+    async with opening:
+        reader, writer = await asyncio.open_connection(host, port)
+        writer.write(request)
+        await reader.readuntil(b"event: subscribed")
+        subscribed.release()
+    try:
+        while True:
+            await reader.readuntil(b"\nid: ")
+            await reader.readuntil(b"}}\n\n")
+            arrivals.put_nowait(time.perf_counter())
+    finally:
+        writer.close()
+
+
 async def _drain(connection: asyncpg.Connection[Any], name: str, size: int) -> float:
     started = time.perf_counter()
     left = size
@@ -175,12 +241,12 @@ async def _written(connection: asyncpg.Connection[Any], since: str) -> float:
 def main() -> None:
     """Measure what is asked for."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.topics", description=__doc__)
-    parser.add_argument("--only", choices=["fanout", "foreground", "working"])
+    parser.add_argument("--only", choices=["fanout", "foreground", "working", "live"])
     parser.add_argument("--most", type=int, default=100_000, help="most subscribers")
     given = parser.parse_args()
     rows: Rows = []
     with TemporaryDatabases(parent=ON_DISK) as databases:
-        for measure, arguments in ((fanout, (given.most,)), (foreground, ()), (working, ())):
+        for measure, arguments in ((fanout, (given.most,)), (foreground, ()), (working, ()), (live, ())):
             if given.only in (None, measure.__name__):
                 with databases.database() as url:
                     uvloop.run(measure(url, rows, *arguments))

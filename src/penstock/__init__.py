@@ -1,10 +1,11 @@
 """Background work on PostgreSQL: jobs, retries, limits, and workers, with the database as the only thing to run."""
 
 from penstock._version import __version__
-from penstock.app import JobType, Penstock
+from penstock.app import Penstock
 from penstock.consuming.batch import Batch, Events
 from penstock.consuming.delivery import Halted
 from penstock.consuming.failure import OnFailure
+from penstock.declaring import JobType
 from penstock.errors import (
     Conflict,
     DatabaseUnavailable,

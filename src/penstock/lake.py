@@ -106,6 +106,24 @@ class Lake:
         for path in paths:
             files.delete_file(f"{root}/{path}")
 
+    def has(self, path: str) -> bool:
+        """Whether there is a file or folder below the URI."""
+        import pyarrow.fs
+
+        files, root = self._files
+        return bool(files.get_file_info(f"{root}/{path}").type is not pyarrow.fs.FileType.NotFound)
+
+    def schema(self, path: str) -> Any:
+        """The columns of a Parquet file below the URI, and those of its folders, as Arrow has them."""
+        import pyarrow as pa
+        import pyarrow.parquet
+
+        files, root = self._files
+        stored = pyarrow.parquet.read_schema(f"{root}/{path}", filesystem=files).remove_metadata()
+        moment = pa.timestamp("us", tz="UTC")
+        fields = [pa.field(f.name, moment if pa.types.is_timestamp(f.type) else f.type) for f in stored]
+        return pa.schema([*fields, pa.field("day", pa.date32()), pa.field("type", pa.string())])
+
     def text(self, path: str) -> str:
         """The text of a file below the URI."""
         files, root = self._files

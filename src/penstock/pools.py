@@ -31,7 +31,7 @@ from penstock.worker.pool import declare
 from penstock.worker.types import WorkedPool, WorkedType
 
 if TYPE_CHECKING:
-    from penstock.app import JobType
+    from penstock.declaring import JobType
 
 T = TypeVar("T")
 

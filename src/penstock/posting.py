@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import sys
 from urllib.parse import quote
 
@@ -102,12 +103,13 @@ class Service:
         self._once = self._open(keep=False)
 
     def _open(self, *, keep: bool) -> aiohttp.ClientSession:
+        credentials = f"jobs:{self._settings.password.get_secret_value()}".encode()
         return aiohttp.ClientSession(
-            auth=aiohttp.BasicAuth("jobs", self._settings.password.get_secret_value()),
             connector=aiohttp.TCPConnector(limit=self._settings.connections, force_close=not keep),
             # The connect limits the time to reach the service, the read the time until its answer.
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=self._settings.timeout_s, sock_read=self._settings.timeout_s),
             headers={
+                "Authorization": f"Basic {base64.b64encode(credentials).decode()}",
                 "Accept": "application/json",
                 "Content-Type": "application/json",
                 "User-Agent": f"penstock/{__version__}",

@@ -33,7 +33,7 @@ def partition_of(key: str, partitions: int) -> int:
     """The partition of a key in a stream of so many partitions (`penstock.partition_of` in SQL).
 
     >>> partition_of("N14228", 16)
-    9
+    11
     """
     return routes_of(partitions)[bucket_of(key)]
 

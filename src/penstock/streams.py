@@ -17,7 +17,6 @@ import secrets
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
-from weakref import WeakKeyDictionary
 
 from penstock.appender import Appender, route
 from penstock.callers import append_through
@@ -61,7 +60,7 @@ class Stream(Generic[T]):
         self.options = options
         self.encoding: Encoding[T] = Encoding(name, payload, key, options.format == "bytes", options.compression is not None)
         # One for each loop: handlers in threads may append through `Penstock.sync`, and loops end.
-        self._appenders: WeakKeyDictionary[asyncio.AbstractEventLoop, Appender] = WeakKeyDictionary()
+        self._appenders: dict[asyncio.AbstractEventLoop, Appender] = {}
         self._record: StreamRecord | None = None
 
     # -- declaring
@@ -220,9 +219,12 @@ class Stream(Generic[T]):
     def appender(self) -> Appender:
         """What groups the appends that are made on this loop."""
         loop = asyncio.get_running_loop()
-        if loop not in self._appenders:
-            self._appenders[loop] = Appender(self._send, self._width)
-        return self._appenders[loop]
+        appender = self._appenders.get(loop)
+        if appender is None:
+            for ended in [other for other in self._appenders.copy() if other.is_closed()]:
+                self._appenders.pop(ended, None)
+            appender = self._appenders[loop] = Appender(self._send, self._width)
+        return appender
 
     async def _send(self, routed: Routed) -> Sequence[Any]:
         return await streams.append_routed(await self.app.database(), self.name, routed)
@@ -243,6 +245,8 @@ class Stream(Generic[T]):
             OffsetGone: Retention dropped what is there.
             NotFound: There is no such partition.
         """
+        if offset < 0:
+            raise InvalidInput(f"offset must not be negative, and is {offset}")
         if not 1 <= limit <= 100_000:
             raise InvalidInput(f"limit must be between 1 and 100,000, not {limit}")
         found: list[Event[T]] = []
@@ -375,6 +379,8 @@ class Producer(Generic[T]):
             Conflict: Another writer uses this id.
         """
         columns = self.stream.encoding.columns(items)
+        if not columns.payloads:
+            return Appended([], [])
         database = await self.stream.app.database()
         number = self.sequence + 1
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Generic, Literal, TypeAlias, TypeVar
 
 import structlog
 
-from penstock.errors import DatabaseUnavailable, OffsetGone, PenstockError
+from penstock.errors import DatabaseUnavailable, InvalidInput, NotFound, OffsetGone, PenstockError
 from penstock.event import Event, Gone
 from penstock.postgres import streams
 from penstock.postgres.listener import Listener
@@ -61,11 +61,7 @@ class Tail(Generic[T]):
         stream = self._stream
         await stream.declare()
         database = await stream.app.database()
-        at = {
-            partition: offset
-            for partition, offset in (await stream.places(self._start)).items()
-            if self._partitions is None or partition in self._partitions
-        }
+        at = await self._begin()
         came = asyncio.Event()
         channel = f"penstock_{secrets.token_hex(8)}"
         listening = asyncio.create_task(Listener(database, [channel], lambda _: came.set()).run(), name="penstock-listener")
@@ -107,6 +103,20 @@ class Tail(Generic[T]):
             await asyncio.gather(listening, return_exceptions=True)
             with suppress(PenstockError):
                 await streams.stop_waiting(database, channel)
+
+    async def _begin(self) -> dict[int, int]:
+        stream = self._stream
+        places = await stream.places(self._start)
+        there = await stream.bounds()
+        if unknown := (places.keys() | set(self._partitions or ())) - there.keys():
+            raise NotFound(f"stream {stream.name} has no partition {min(unknown)}", hint=f"It has {len(there)}, from 0.")
+        for partition, offset in places.items():
+            if not 0 <= offset <= there[partition].next:
+                raise InvalidInput(
+                    f"partition {partition} of stream {stream.name} has no offset {offset}",
+                    hint=f"The next to come is {there[partition].next}.",
+                )
+        return {at: offset for at, offset in places.items() if self._partitions is None or at in self._partitions}
 
     async def _skip(self, at: dict[int, int]) -> None:
         """Retention dropped what was next in some partition: do what was asked for."""

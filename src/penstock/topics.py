@@ -33,7 +33,8 @@ from penstock.postgres import topics
 from penstock.postgres.database import Database
 
 if TYPE_CHECKING:
-    from penstock.app import JobType, Penstock
+    from penstock.app import Penstock
+    from penstock.declaring import JobType
 
 log = structlog.get_logger("penstock.topics")
 T = TypeVar("T")

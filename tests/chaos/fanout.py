@@ -17,7 +17,7 @@ from typing import Any
 
 import asyncpg
 
-from penstock import Penstock, PenstockError, Topic
+from penstock import NewMessage, Penstock, PenstockError, Topic
 from penstock.job import Outcome, Settlement
 from penstock.postgres import jobs, topics
 
@@ -52,8 +52,11 @@ async def publisher(app: Penstock, name: str, chance: random.Random) -> None:
             await transaction.commit()
             record(kind="published", id=id, topic=topic.name)
         if chance.random() < 0.1:
-            ids = [uuid.UUID(int=chance.getrandbits(128), version=4) for _ in range(5)]
-            for receipt in await topic.publish_many([{"by": name}] * 5, ids=ids):
+            many = [
+                NewMessage({"by": name}, uuid.UUID(int=chance.getrandbits(128), version=4), chance.choice([None, None, "u"]))
+                for _ in range(5)
+            ]
+            for receipt in await topic.publish_many(many):
                 record(kind="published", id=receipt.id, topic=topic.name, seq=receipt.seq)
         for _ in range(chance.choice([1, 1, 2])):
             receipt = await topic.publish({"by": name}, id=id, unique=unique)

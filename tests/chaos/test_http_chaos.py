@@ -107,6 +107,7 @@ async def enqueue(client: AsyncClient, chance: random.Random, acknowledged: list
 
 
 @pytest.mark.chaos
+@pytest.mark.timeout(400)
 async def test_promises_hold_while_servers_and_dequeuers_are_killed(tmp_path: Path) -> None:
     seed = int(os.environ.get("PENSTOCK_TEST_SEED", secrets.randbits(32)))
     print(f"PENSTOCK_TEST_SEED={seed}")
@@ -126,7 +127,8 @@ async def test_promises_hold_while_servers_and_dequeuers_are_killed(tmp_path: Pa
         until = time.monotonic() + SECONDS
         next_kill = time.monotonic() + 3
         server_kill_at = time.monotonic() + SECONDS / 2
-        while time.monotonic() < until:
+        # On a busy machine a server takes its time to start, and as long nothing is enqueued: at least as many kills.
+        while time.monotonic() < until or site.kills < 3 or server_kill_at < float("inf"):
             await asyncio.gather(*(enqueue(client, chance, acknowledged) for _ in range(4)))
             if time.monotonic() > next_kill:
                 site.kill_one(chance)
@@ -141,7 +143,7 @@ async def test_promises_hold_while_servers_and_dequeuers_are_killed(tmp_path: Pa
                 return all(c.ready + c.deferred + c.in_progress == 0 for c in await app.counts())
             return False
 
-        await eventually(drained, "the drain", timeout=120)
+        await eventually(drained, "the drain", timeout=200)
         final = await rows(app)
         seen = site.events()
         plain = [Event(**event) for event in seen if event["kind"] in ("started", "ended")]

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 from test_cli import penstock
 
@@ -39,10 +41,10 @@ async def swallows(job: Job[int]) -> None:
 """
 
 
-def start(url: str, folder: Path, *arguments: str) -> subprocess.Popen[str]:
+def start(url: str, folder: Path, *arguments: str, command: str = "worker") -> subprocess.Popen[str]:
     (folder / "shop.py").write_text(STUBBORN)
     return subprocess.Popen(
-        [sys.executable, "-m", "penstock", "worker", "shop:app", *arguments],
+        [sys.executable, "-m", "penstock", command, "shop:app", *arguments],
         env={**os.environ, "PENSTOCK_DATABASE_URL": url, "PENSTOCK_SHUTDOWN_GRACE": "3600"},
         cwd=folder, stdout=subprocess.PIPE, text=True, start_new_session=True,
     )  # fmt: skip
@@ -96,3 +98,25 @@ def test_a_signal_to_the_whole_group_counts_once(url: str, tmp_path: Path, numbe
         if supervisor.poll() is None:
             os.killpg(supervisor.pid, signal.SIGKILL)
         supervisor.communicate()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_the_http_api_of_up_ends_with_it(url: str, tmp_path: Path, number: signal.Signals) -> None:
+    everything = start(url, tmp_path, "--http", "--port", "0", command="up")
+    try:
+        said = ""
+        lines = lines_of(everything)
+        while not ("listening on" in said and "worker_started" in said):
+            said += next(lines)
+        address = re.search(r"listening on (http://\S+)", said)
+        assert address is not None
+        assert httpx.get(f"{address[1]}/readyz", timeout=60).status_code == 200
+        everything.send_signal(number)
+        everything.communicate(timeout=60)  # the server has the same output: it is closed when both are gone
+        assert everything.returncode == (0 if number == signal.SIGTERM else -signal.SIGKILL)
+        with pytest.raises(httpx.ConnectError):
+            httpx.get(f"{address[1]}/readyz")
+    finally:
+        if everything.poll() is None:
+            os.killpg(everything.pid, signal.SIGKILL)
+        everything.communicate()

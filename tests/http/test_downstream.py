@@ -141,11 +141,9 @@ def test_a_job_reaches_the_service_and_its_callback_ends_it(site: Site) -> None:
 def test_a_callback_is_noticed_at_once(site: Site) -> None:
     name = site.type(concurrency=1)
     site.run(name)
-    started = time.monotonic()
-    ids = [put(site.client, name, data={})["id"] for _ in range(10)]
-    assert site.finished(ids[-1])["status"] == "succeeded"
-    # One after the other: were a callback found by polling only, this would take ten polls.
-    assert time.monotonic() - started < 8
+    # One after the other: were callbacks found by polling only, the last one would have to wait for two hundred seconds.
+    last = [put(site.client, name, data={})["id"] for _ in range(100)][-1]
+    assert "succeeded" in (site.finished(last, "25s")["status"] for _ in range(4))
 
 
 def test_a_name_is_quoted_in_the_path(site: Site) -> None:
@@ -244,9 +242,7 @@ def test_an_expired_job_is_not_sent(site: Site) -> None:
 
 def test_types_change_while_it_runs(site: Site) -> None:
     name = site.type()
-    started = time.monotonic()
     assert site.run(name)["status"] == "succeeded"
-    assert time.monotonic() - started < 5
     site.client.post(f"/v1/jobs/{name}/pause")
     id = put(site.client, name, data={})["id"]
     assert site.finished(id, "1s")["status"] == "queued"
@@ -268,17 +264,20 @@ async def test_concurrency_holds_over_two_dequeuers(own_site: Site) -> None:
     for _ in range(2):
         own_site.start_dequeuer()
     name = own_site.type(concurrency=3)
-    ids = [put(own_site.client, name, data={"sleep_s": 0.05})["id"] for _ in range(60)]
-    for id in ids:
-        assert own_site.finished(id)["status"] == "succeeded"
+    holders: set[str] = set()
+    until = time.monotonic() + 60
+    while len(holders) < 2:
+        assert time.monotonic() < until, f"only {holders} took jobs"
+        ids = [put(own_site.client, name, data={"sleep_s": 0.05})["id"] for _ in range(30)]
+        for id in ids:
+            assert own_site.finished(id)["status"] == "succeeded"
+            holders.add(own_site.client.get(f"/v1/jobs/{id}?details=true").json()["worker"])
     in_flight = highest = 0
     for line in own_site.history.read_text().splitlines():
         kind = json.loads(line)["kind"]
         in_flight += {"started": 1, "ended": -1}.get(kind, 0)
         highest = max(highest, in_flight)
     assert highest == 3
-    holders = {own_site.client.get(f"/v1/jobs/{id}?details=true").json()["worker"] for id in ids}
-    assert len(holders) == 2
 
 
 def test_an_unreachable_service_fails_the_attempt(own_site: Site) -> None:

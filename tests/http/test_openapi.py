@@ -35,12 +35,19 @@ CHECKS = [
 @pytest.fixture(scope="module")
 def quick(databases: TemporaryDatabases) -> Iterator[Served]:
     """A server that does not wait for long, with something in it."""
-    with databases.database() as url, serving(url, PENSTOCK_HTTP_LONGEST_WAIT="0.2") as served:
+    brief = {"PENSTOCK_HTTP_LONGEST_WAIT": "0.2", "PENSTOCK_HTTP_LONGEST_LIVE": "0.2"}
+    with databases.database() as url, serving(url, **brief) as served:
         with served.client() as client:
             body = {"name": "invoice-shipments", "delivery_strategy": "at_least_once", "attempts": 3, "concurrency": 5}
             client.post("/v1/jobs", json=body)
             for n in range(5):
                 client.put("/v1/jobs/invoice-shipments/random_id", json={"data": n})
+            client.post("/v1/streams", json={"name": "orders", "partitions": 4})
+            client.post("/v1/topics", json={"name": "delays"})
+            client.put("/v1/streams/orders/groups/billing/members/billing-1", json={})
+            for n in range(5):
+                client.post("/v1/streams/orders/events", json={"data": n, "key": str(n)})
+                client.post("/v1/topics/delays/messages", json={"data": n})
             client.post("/v1/pools", json={"name": "fibonacci", "slots": 4})
             client.put("/v1/pools/fibonacci/standing/acme", json={})
         yield served

@@ -58,17 +58,15 @@ def test_a_long_poll_does_not_hold_up_the_shutdown(url: str) -> None:
         id = put(client, "echo", run_after="2036-01-01T00:00:00Z")["id"]
         answers: list[Any] = []
         calls = [
-            lambda: answers.append(claim(client, "echo", wait="60s")),
-            lambda: answers.append(client.get(f"/v1/jobs/{id}?wait=60s").json()["status"]),
+            lambda: answers.append(claim(client, "echo", wait="250s")),
+            lambda: answers.append(client.get(f"/v1/jobs/{id}?wait=250s").json()["status"]),
         ]
         threads = [threading.Thread(target=call) for call in calls]
         for thread in threads:
             thread.start()
         time.sleep(1.0)  # not to wait for something: the calls have to be under way
-        started = time.monotonic()
         served.process.send_signal(signal.SIGTERM)
-        assert served.process.wait(20) == 0
-        assert time.monotonic() - started < 8
+        assert served.process.wait(30) == 0
         for thread in threads:
             thread.join(5)
         assert sorted(map(str, answers)) == ["[]", "queued"]

@@ -195,6 +195,43 @@ async def test_many_clients_are_looked_up_one_by_one_though_the_tables_were_smal
         before = after
 
 
+@pytest.mark.parametrize("statistics", ["missing", "fresh"])
+async def test_a_claim_of_many_types_tries_only_those_that_have_ready_jobs(sql: Sql, statistics: str) -> None:
+    await sql.execute("select penstock.create_job_type('type' || n) from generate_series(1, 300) as n")
+    for name, priority in [("type7", 0), ("type7", 5), ("type90", -3), ("type299", 0)]:
+        await sql.execute("select penstock.enqueue($1, '{}', p_priority => $2::smallint)", name, priority)
+    await sql.execute("select penstock.enqueue('type5', '{}', p_run_after => now() + interval '1 hour')")
+    if statistics == "fresh":
+        await sql.execute("analyze penstock.queued_jobs, penstock.jobs, penstock.lanes")
+    names = "array(select 'type' || n from generate_series(1, 300) as n)"
+    tried = await explain(
+        sql, "claim", "select jobs.*", "\n    loop", {"p_names": names, "many": "true", "p_marks": "'{}'::jsonb"}
+    )
+    assert tried["Actual Rows"] == 3
+    assert seq_scans(tried) == []
+    assert {node.get("Index Name") for node in nodes(tried)} >= {"jobs_pkey", "queued_jobs_ready"}
+    claimed = await sql.fetch(f"select name, priority from penstock.claim('w', {names}, 100)")
+    assert [tuple(row) for row in claimed] == [("type7", 0), ("type7", 5), ("type90", -3), ("type299", 0)]
+    assert await sql.fetch(f"select name from penstock.claim('w', {names}, 100)") == []
+    assert await sql.fetchval("select count(*) from penstock.leases") == 4
+
+
+async def test_the_messages_of_copies_are_looked_up_one_by_one_though_the_tables_were_small(sql: Sql) -> None:
+    await sql.execute("select penstock.declare_topic('t')")
+    await sql.execute("analyze penstock.topic_messages, penstock.queued_jobs")
+    await sql.execute(
+        "select count(*) from penstock.subscribe_many('t', array(select 'c' || n from generate_series(1, 1000) as n))"
+    )
+    await sql.execute("select penstock.publish('t'), penstock.publish('t')")
+    ids = [row["id"] for row in await sql.fetch("select id from penstock.queued_jobs")]
+    read = "select sum(seq_tup_read + idx_tup_fetch) from pg_stat_user_tables where relname in ('queued_jobs', 'topic_messages')"
+    await sql.execute("select pg_stat_force_next_flush()")
+    before = await sql.fetchval(read)
+    assert await sql.fetchval("select count(distinct seq) from penstock.messages_of($1)", ids) == 2
+    await sql.execute("select pg_stat_force_next_flush()")
+    assert await sql.fetchval(read) - before <= 2 * len(ids)
+
+
 async def test_a_claim_of_ordinary_jobs_does_not_look_for_messages(sql: Sql) -> None:
     await fill(sql, 200)
     claim = await explain_claim(sql)

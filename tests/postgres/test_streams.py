@@ -357,6 +357,27 @@ async def test_reads_begin_anywhere(app: Penstock) -> None:
         await events.read(1)
 
 
+async def test_readers_that_would_wait_for_ever_are_refused(app: Penstock) -> None:
+    events = app.stream("events", int, partitions=2)
+    await events.append_many([1, 2, 3])
+    with pytest.raises(InvalidInput, match="negative"):
+        await events.read(0, -1)
+    for start, error, words in [
+        ({0: 10_000}, InvalidInput, "has no offset 10000"), ({0: -1}, InvalidInput, "has no offset -1"),
+        ({7: 0}, NotFound, "no partition 7"), ("yesterday", InvalidInput, "cannot start"),
+    ]:  # fmt: skip
+        with pytest.raises(error, match=words):
+            await anext(events.tail(start))  # type: ignore[arg-type]
+    with pytest.raises(NotFound, match="no partition 2"):
+        await anext(events.tail("earliest", partitions=[0, 2]))
+    for options in ({"size": 0}, {"within": -1.0}):
+        with pytest.raises(InvalidInput, match="size and prefetch"):
+            events.consume("g", **options)  # type: ignore[arg-type]
+    with pytest.raises(InvalidInput, match="size and prefetch"):
+        app.consumer(events, group="g", size=0)(lambda event: None)
+    assert list(await events.producer().append_many([])) == []
+
+
 async def test_offsets_are_found_by_time(app: Penstock, sql: Sql) -> None:
     events = app.stream("events", int, partitions=1)
     await events.declare()

@@ -386,3 +386,21 @@ async def test_a_change_of_the_list_is_noticed(app: Penstock, memos: Topic[Any],
     await other.topic("memos").unsubscribe("bob")
     assert await memos.subscribers() == []
     await other.close()
+
+
+async def test_what_was_handed_out_is_missed_and_what_waits_is_not(sql: asyncpg.Connection[Any]) -> None:
+    await sql.execute("select penstock.declare_topic('t')")
+    await sql.execute("select penstock.subscribe('t', 'a', p_filter => '{\"n\": 1}')")
+    for data in ('{"n": 1}', '{"n": 2}', '{"n": 1, "m": 3}', '{"n": 1, "m": 4}'):
+        await sql.execute("select penstock.publish('t', $1::jsonb)", data)
+    await sql.execute("select penstock.publish('t', '{\"n\": 1}', p_unique_key => 'u')")
+    await sql.execute("select penstock.publish('t', '{\"n\": 1}', p_unique_key => 'u')")
+    for row in await sql.fetch("select id, attempts from penstock.claim('w', array['t_a'], 2)"):
+        await sql.execute("select penstock.settle(array[$1::uuid], array[$2::smallint])", row["id"], row["attempts"])
+    missed = "select seq from penstock.missed_messages('t', 'a', $1)"
+    assert [row["seq"] for row in await sql.fetch(missed, 0)] == [1, 3]
+    assert [row["seq"] for row in await sql.fetch(missed, 1)] == [3]
+    for wrong in ("penstock.missed_messages('t', 'b', 0)", "penstock.missed_messages('none', 'a', 0)"):
+        with pytest.raises(asyncpg.PostgresError) as refused:
+            await sql.fetch(f"select * from {wrong}")
+        assert refused.value.sqlstate == "PS404"

@@ -5,6 +5,8 @@ when it has come to its part of STEP (`1` to `5`, see `STEPS`); when both have, 
 what a lost machine looks like. With the step `none` both run to their ends. They begin when there is a file `begin STEP`.
 
 `python driver.py cluster URL FOLDER MASTER`: read, write and serve on a cluster.
+
+`python driver.py connect URL FOLDER REMOTE`: read and write through Spark Connect.
 """
 
 from __future__ import annotations
@@ -179,5 +181,22 @@ def cluster(url: str, folder: str, master: str) -> None:
     spark.stop()
 
 
+def connect(url: str, folder: str, remote: str) -> None:
+    """Read, write and follow through Spark Connect, on a session that knows nothing of Penstock, and on one that does."""
+    spark = session(remote=remote)
+    own = spark.newSession()
+    numbers = own.read.format("penstock").options(url=url, columns="data").load().selectExpr("data as value")
+    numbers.write.format("penstock").options(url=url, stream="a").mode("append").save()
+    small = spark.read.format("penstock").options(url=url, subscribe="a", pushdown="true").load().where("partition >= 0")
+    Path(folder, "read").write_text(str(small.count()))
+    query = (
+        spark.readStream.format("penstock").options(url=url, subscribe="a", startingOffsets="earliest").schema("n long").load()
+        .selectExpr("to_json(struct(n)) as data").writeStream.format("penstock").options(url=url, job="t")
+        .option("checkpointLocation", f"{folder}/checkpoint").trigger(availableNow=True).start()
+    )  # fmt: skip
+    query.awaitTermination()
+    spark.stop()
+
+
 if __name__ == "__main__":
-    {"both": both, "cluster": cluster}[sys.argv[1]](*sys.argv[2:])
+    {"both": both, "cluster": cluster, "connect": connect}[sys.argv[1]](*sys.argv[2:])

@@ -1,4 +1,4 @@
-"""Source, sink and fleet on clusters: Spark's own of one machine, and a standalone one that loses a worker."""
+"""Source, sink and fleet on clusters: Spark's own of one machine, a standalone one that loses a worker; and Spark Connect."""
 
 from __future__ import annotations
 
@@ -38,6 +38,18 @@ def test_a_cluster_of_one_machine_reads_and_writes(
     programs.append(driver)
     assert driver.process.wait(240) == 0, driver.log.read_text()[-3000:]
     assert numbers(ask, "queued_jobs") == sorted([*range(1, 61)] * 2)
+
+
+def test_spark_connect_reads_writes_and_follows(
+    url: str, ask: Ask, archive: Any, tmp_path: Path, programs: list[Program]
+) -> None:
+    archive(60)
+    ask("select penstock.create_stream('a', 2)")
+    driver = Program.driver(tmp_path / "driver", "connect", url, str(tmp_path), "local[2]")
+    programs.append(driver)
+    assert driver.process.wait(240) == 0, driver.log.read_text()[-3000:]
+    assert (tmp_path / "read").read_text() == "60"
+    assert numbers(ask, "queued_jobs") == list(range(1, 61))
 
 
 def test_a_standalone_cluster_speculates_outlives_a_worker_and_serves_a_fleet(

@@ -11,6 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from penstock.cli import app
+from penstock.spark.history import read_lake
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -30,22 +31,30 @@ def penstock(spark: SparkSession, url: str, monkeypatch: pytest.MonkeyPatch) -> 
     return penstock
 
 
-def test_history_runs_reports_and_finds(penstock: Callable[..., str], ask: Ask, archive: Any, tmp_path: Path) -> None:
+def test_history_runs_reports_and_finds(
+    penstock: Callable[..., str], spark: SparkSession, url: str, archive: Any, tmp_path: Path
+) -> None:
     archive(30, "mail", key="acme")
     archive(5, "mail", "failed")
-    assert "35 jobs in 1 batches" in penstock("history", "run", "--lake", str(tmp_path / "lake"))
-    # The lake is where it is: nobody has to say it again.
+    assert "35 jobs in 1 batches" in penstock("history", "run", "--delta", "--lake", str(tmp_path / "lake"))
+    # The lake is where it is, and as it is: nobody has to say it again.
     assert "0 jobs in 0 batches" in penstock("history", "run")
+    archive(2, "mail")
+    assert "2 jobs in 1 batches" in penstock("history", "run")
+    latest, before, *_ = json.loads(penstock("history", "versions", "--json"))
+    assert (latest["batch"], latest["files"], before["batch"], before["files"]) == (1, 2, 0, 1)
+    assert [read_lake(spark, url, version=v["version"]).count() for v in (latest, before)] == [37, 35]
+    assert "0 files deleted" in penstock("history", "vacuum")
     report = json.loads(penstock("history", "report", "--json"))
     (mail,) = report["types"]
-    assert (mail["name"], mail["succeeded"], mail["failed"]) == ("mail", 30, 5)
+    assert (mail["name"], mail["succeeded"], mail["failed"]) == ("mail", 32, 5)
     assert report["keys"] == [["acme", 30]]
     shown = penstock("history", "report", "--plots", str(tmp_path / "plots"))
     assert "Failed attempts by cause" in shown and "ValueError" in shown
     page = (tmp_path / "plots" / "report.html").read_text("utf-8")
     assert "Jobs finished in a minute" in page
     assert "no <n> in <path>" in penstock("history", "failures")
-    assert "35" in penstock("history", "status")
+    assert "37" in penstock("history", "status")
 
 
 def test_bulk_work_from_files_and_back(penstock: Callable[..., str], ask: Ask, archive: Any, tmp_path: Path) -> None:
@@ -60,3 +69,25 @@ def test_bulk_work_from_files_and_back(penstock: Callable[..., str], ask: Ask, a
     penstock("bulk", "export", str(tmp_path / "out"), "--table", "archived_jobs", "--where", "name = 't'", "--format", "json")
     lines = [line for file in (tmp_path / "out").glob("*.json") for line in file.read_text().splitlines()]
     assert len(lines) == 3
+
+
+def test_workers_are_listed_and_only_those_of_a_fleet_are_drained(url: str, ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PENSTOCK_DATABASE_URL", url)
+    for worker in ("w1", "w2"):
+        ask("select penstock.register_worker($1, '{t}', 'host-a', 7, 4)", worker)
+    ask("select penstock.start_fleet('night', 'shop:app', 1)")
+    ask("select penstock.serve_fleet('night', 'w2', 'host-a', '3.11')")
+
+    def run(*arguments: str) -> Any:
+        return CliRunner().invoke(app, ["workers", *arguments])
+
+    def listed() -> list[tuple[str, str | None, str]]:
+        return [(one["worker"], one["fleet"], one["state"]) for one in json.loads(run("--json").output)]
+
+    assert listed() == [("w2", "night", "running"), ("w1", None, "running")]
+    assert "host-a" in run().output
+    assert json.loads(run("drain", "w2", "--json").output) == {"worker": "w2", "fleet": "night"}
+    assert listed()[0] == ("w2", "night", "draining")
+    assert ask("select penstock.serve_fleet('night', 'w2', 'host-a', '3.11') as stops")[0]["stops"] is True
+    assert "SIGTERM" in str(run("drain", "w1").exception.hint)
+    assert "no such worker" in str(run("drain", "w9").exception)

@@ -51,6 +51,15 @@ async def test_a_fleet_works_until_it_is_drained(spark: SparkSession, app: Penst
         await eventually(both, "both workers", timeout=60)
         with pytest.raises(Conflict, match="runs already"):
             await fleets.start(database, "f", "x:y", 1)
+        known = await fleets.workers(database)
+        assert [(w.fleet, w.state, w.alive, w.names) for w in known] == [("f", "running", True, ["count"])] * 2
+        # One of them is told to stop; the other stays.
+        assert await fleets.drain_worker(database, known[0].worker) == "f"
+
+        async def one_left() -> bool:
+            return [w.worker for w in await fleets.workers(database)] == [known[1].worker]
+
+        await eventually(one_left, "the end of one worker", timeout=60)
     finally:
         await fleets.drain(database, "f")
     await eventually(lambda: ended, "the end of the fleet", timeout=60)

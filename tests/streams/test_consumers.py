@@ -440,7 +440,7 @@ async def test_a_group_can_be_moved_back_and_forth_while_it_consumes(app: Pensto
         seen.extend(batch.records())
 
     await events.append_many([NewEvent(n, str(n)) for n in range(100)])
-    async with working(app):
+    async with working(app) as worker:
         await eventually(caught_up(events, "g"))
         assert sorted(seen) == list(range(100))
         seen.clear()
@@ -448,6 +448,8 @@ async def test_a_group_can_be_moved_back_and_forth_while_it_consumes(app: Pensto
         await eventually(lambda: len(seen) == 100, "everything to be seen again")
         seen.clear()
         await events.pause("g")
+        parts = worker._consumers[0].parts
+        await eventually(lambda: parts and all(part.paused for part in parts.values()), "the consumer to hear of the pause")
         await events.append_many([NewEvent(n, str(n)) for n in range(100, 200)])
         await events.seek("g", "latest")
         await events.resume("g")

@@ -1,4 +1,4 @@
-"""Commands about history: run, report, failures, status, compact."""
+"""Commands about history: run, report, failures, status, compact; versions and vacuum of Delta tables."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import typer
 
 from penstock.app import Penstock
 from penstock.cli.output import AsJson, holding, out, print_json, print_table, span, with_app
+from penstock.delta import DeltaLog
 from penstock.lake import Lake
 from penstock.postgres import lakes
 
@@ -30,6 +31,7 @@ def run(
     continuous: Annotated[bool, typer.Option("--continuous", help="Go on until stopped.")] = False,
     interval: Annotated[str, typer.Option(help="Time between batches, with --continuous.")] = "10s",
     max_rows: Annotated[int, typer.Option(min=1, help="Most jobs of a batch.")] = 200_000,
+    delta: Annotated[bool, typer.Option("--delta", help="Keep Delta tables over the same files, from now on.")] = False,
     master: Master = None,
     as_json: AsJson = False,
 ) -> None:
@@ -42,7 +44,7 @@ def run(
     url, lake = with_app(lambda opened: _prepared(opened, name, place), penstock)
     with holding(penstock):
         spark = session(master=master, app_name=f"penstock history {name}")
-        ran = Pipeline(spark, url, lake, max_rows=max_rows).run(
+        ran = Pipeline(spark, url, lake, max_rows=max_rows, delta=delta).run(
             continuous=continuous, interval=f"{span(interval).total_seconds():.3f} seconds"
         )
     if as_json:
@@ -128,6 +130,35 @@ def compact_lake(place: Place = None, name: Name = "main") -> None:
     with holding(penstock):
         replaced = compact(url, lake)
     out.print(f"{replaced} files replaced", highlight=False)
+
+
+@app.command()
+def versions(
+    place: Place = None,
+    name: Name = "main",
+    kind: Annotated[str, typer.Option(help="jobs, attempts or rollups.")] = "jobs",
+    as_json: AsJson = False,
+) -> None:
+    """The states of a lake with Delta tables, to which a reader can go back."""
+    _, lake = with_app(lambda opened: _prepared(opened, name, place))
+    found = DeltaLog(lake).versions(kind)
+    if as_json:
+        print_json(found)
+        return
+    print_table(
+        ["version", "batch", "at", "files"], [(one.version, one.batch, one.at, one.files) for one in found], empty="no versions"
+    )
+
+
+@app.command()
+def vacuum(
+    place: Place = None,
+    name: Name = "main",
+    keep: Annotated[str, typer.Option(help="How far back a reader can still go.")] = "7d",
+) -> None:
+    """Delete the files of a lake with Delta tables that compaction has replaced, and that no state since then has."""
+    _, lake = with_app(lambda opened: _prepared(opened, name, place))
+    out.print(f"{DeltaLog(lake).vacuum(span(keep))} files deleted", highlight=False)
 
 
 async def _prepared(opened: Penstock, name: str, place: str | None) -> tuple[str, Lake]:

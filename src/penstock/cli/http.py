@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import multiprocessing
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Annotated, Any
 
@@ -12,6 +15,7 @@ import typer
 from penstock.cli.output import AsJson, err, out, print_json, print_table, with_app
 from penstock.errors import PenstockError
 
+_STOPS_WITHIN_S = 30.0
 users = typer.Typer(help="Users of the HTTP API: list, add, remove.", no_args_is_help=True)
 
 
@@ -29,13 +33,38 @@ def server(
     log_format: Annotated[str | None, typer.Option(help="console or json.")] = None,
 ) -> None:
     """Serve the HTTP API until SIGTERM or Ctrl-C."""
+    _serve({"host": host, "port": port, "processes": processes, "log_format": log_format})
+
+
+@contextmanager
+def serving_beside(**given: Any) -> Iterator[None]:
+    """Serve the HTTP API in a process of its own, which ends here, and with this process."""
+    process = multiprocessing.get_context("spawn").Process(target=_serve_or_say, args=(given,), name="penstock-server")
+    process.start()
+    try:
+        yield
+    finally:
+        process.terminate()
+        process.join(_STOPS_WITHIN_S)
+        if process.is_alive():
+            process.kill()
+            process.join()
+
+
+def _serve_or_say(given: dict[str, Any]) -> None:
+    try:
+        _serve(given)
+    except PenstockError as error:
+        err.print(f"[red]error:[/red] the HTTP API is not served: {error.message}", highlight=False)
+        sys.exit(1)
+
+
+def _serve(given: dict[str, Any]) -> None:
     try:
         from penstock.http import HttpSettings, serve
     except ModuleNotFoundError as error:
         raise _not_installed(error) from None
-    given = {"host": host, "port": port, "processes": processes, "log_format": log_format}
-    settings = HttpSettings(**{name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]
-    serve(settings, typer.echo)
+    serve(HttpSettings(**{name: value for name, value in given.items() if value is not None}), typer.echo)
 
 
 def dequeue(

@@ -8,6 +8,7 @@ import os
 import sys
 import threading
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,6 +17,7 @@ import typer
 
 from penstock.app import Penstock
 from penstock.cli.autoscale import Autoscaler, parse_range
+from penstock.cli.http import serving_beside
 from penstock.cli.output import AsJson, holding, out, print_json
 from penstock.cli.supervisor import Told, supervise
 from penstock.errors import InvalidInput
@@ -98,16 +100,19 @@ def worker(
 def up(
     target: Annotated[str | None, typer.Argument(metavar="[MODULE:APP]", help="Work for this app too.")] = None,
     processes: Processes = 1,
+    http: Annotated[bool, typer.Option("--http", help="Serve the HTTP API too.")] = False,
+    port: Annotated[int | None, typer.Option("--port", "-p", min=0, max=65535, help="Of --http; 0: any free one.")] = None,
 ) -> None:
-    """Run everything here: the database (embedded unless one is configured), its schema, and a worker for an app."""
+    """Run everything here: the database (embedded unless one is configured), its schema, a worker for an app, the HTTP API."""
     app = load(target) if target else Penstock()
     asyncio.run(_announce(app))
-    if target is None:
-        asyncio.run(_hold(app))
-    elif processes == 1:
-        run_worker(target, [], None)
-    else:
-        supervise(run_worker, (target, [], None), processes)
+    with serving_beside(port=port) if http else nullcontext():
+        if target is None:
+            asyncio.run(_hold(app))
+        elif processes == 1:
+            run_worker(target, [], None)
+        else:
+            supervise(run_worker, (target, [], None), processes)
 
 
 def migrate(as_json: AsJson = False) -> None:

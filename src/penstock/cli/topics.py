@@ -22,9 +22,11 @@ Client = Annotated[str, typer.Argument(help="Client id: names the subscriber wit
 
 
 def with_app(work: Callable[[Penstock], Awaitable[T]]) -> T:
-    """Run `work` on an open app. Topics are not offered by the HTTP server."""
+    """Run `work` on an open app. It does not go through a server."""
     if os.environ.get("PENSTOCK_SERVER_URL"):
-        raise InvalidInput("topics need the database, not an HTTP server", hint="Leave --server and PENSTOCK_SERVER_URL out.")
+        raise InvalidInput(
+            "topics on the command line need the database, not a server", hint="Leave --server and PENSTOCK_SERVER_URL out."
+        )
     return run_with_app(work, Penstock())
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import orjson
 
-from penstock.errors import Conflict, DatabaseUnavailable, InvalidInput, NotFound, PenstockError
+from penstock.errors import Conflict, DatabaseUnavailable, InvalidInput, NotFound, OffsetGone, PenstockError
 from penstock.job import Backoff, Delivery, JobRecord, JobTypeRecord, Options, RateLimit, Status, parse_id
 
 
@@ -24,7 +24,7 @@ def error_of(response: httpx.Response) -> PenstockError:
     except (orjson.JSONDecodeError, KeyError, TypeError):
         title, detail = f"the server answered {response.status_code}", None
     kinds: dict[int, type[PenstockError]] = {
-        400: InvalidInput, 401: AccessDenied, 403: AccessDenied, 404: NotFound, 409: Conflict, 413: InvalidInput,
+        400: InvalidInput, 401: AccessDenied, 403: AccessDenied, 404: NotFound, 409: Conflict, 410: OffsetGone, 413: InvalidInput,
         429: AccessDenied, 502: DatabaseUnavailable, 503: DatabaseUnavailable, 504: DatabaseUnavailable,
     }  # fmt: skip
     return kinds.get(response.status_code, PenstockError)(title, hint=detail)

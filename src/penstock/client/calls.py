@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Any, Generic, TypeAlias, TypeVar
+from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 from urllib.parse import parse_qsl, quote, urlsplit
 from uuid import UUID
 
@@ -57,6 +57,20 @@ class Call(Generic[T]):
         if response.status_code >= 400:
             raise error_of(response)
         return self.parse(response)
+
+
+class Send(Protocol):
+    """Sends calls."""
+
+    def __call__(self, call: Call[T], /) -> T:
+        """Send one call, and read its answer."""
+
+
+class AsyncSend(Protocol):
+    """Sends calls."""
+
+    async def __call__(self, call: Call[T], /) -> T:
+        """Send one call, and read its answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,7 +326,7 @@ def unregister(worker: str) -> Call[None]:
 
 
 def quoted(name: str) -> str:
-    """A name as a part of a path."""
+    """A name as part of a path. Raises `InvalidInput`."""
     if not name or "/" in name:
         raise InvalidInput(f"invalid name: {name!r}", hint='A name is not empty and has no "/".')
     return quote(name, safe="")

@@ -23,13 +23,16 @@ from uuid import UUID
 
 import httpx
 
-from penstock.client import calls, pool_calls
+from penstock.client import calls, pool_calls, stream_calls, topic_calls
 from penstock.client.answers import unavailable
 from penstock.client.calls import Call, Claimed, Result
 from penstock.client.pool_calls import PoolState
 from penstock.client.pools import AsyncPoolClient, PoolClient
+from penstock.client.streams import AsyncStream, Stream
+from penstock.client.topics import AsyncTopic, Topic
 from penstock.errors import DatabaseUnavailable, InvalidInput, JobFailed
 from penstock.job import Enqueued, JobCounts, JobRecord, JobTypeRecord, NewJob, Status
+from penstock.message import TopicCounts
 from penstock.scaling import ScaleAdvice
 
 T = TypeVar("T")
@@ -218,6 +221,22 @@ class AsyncClient:
         """Raises `InvalidInput`: pruning needs the database."""
         raise _needs_database()
 
+    def stream(self, name: str) -> AsyncStream:
+        """A stream on the server, which need not exist yet."""
+        return AsyncStream(self._send, self._http, name, self._timeout_s)
+
+    def topic(self, name: str) -> AsyncTopic:
+        """A topic on the server, which need not exist yet."""
+        return AsyncTopic(self._send, self._http, name, self._timeout_s)
+
+    async def topic_counts(self) -> list[TopicCounts]:
+        """How each topic is doing."""
+        return await self._send(topic_calls.topics())
+
+    async def streams(self) -> list[dict[str, Any]]:
+        """All streams that the user may see."""
+        return await self._send(stream_calls.streams())
+
     async def _send(self, call: Call[T]) -> T:
         deadline = time.monotonic() + self._timeout_s
         for attempt in itertools.count():
@@ -383,6 +402,22 @@ class Client:
     def scale_advice(self, *, wait_s: float = 5.0) -> list[ScaleAdvice]:
         """See `AsyncClient.scale_advice`."""
         return self._send(pool_calls.scale_advice(wait_s))
+
+    def stream(self, name: str) -> Stream:
+        """A stream on the server, which need not exist yet."""
+        return Stream(self._send, self._http, name, self._timeout_s)
+
+    def topic(self, name: str) -> Topic:
+        """A topic on the server, which need not exist yet."""
+        return Topic(self._send, self._http, name, self._timeout_s)
+
+    def topic_counts(self) -> list[TopicCounts]:
+        """How each topic is doing."""
+        return self._send(topic_calls.topics())
+
+    def streams(self) -> list[dict[str, Any]]:
+        """All streams that the user may see."""
+        return self._send(stream_calls.streams())
 
     def _send(self, call: Call[T]) -> T:
         deadline = time.monotonic() + self._timeout_s

@@ -22,7 +22,7 @@ from penstock.consuming.delivery import Deliver, Halted
 from penstock.consuming.failure import OnFailure
 from penstock.consuming.part import Part
 from penstock.encoding import Encoding
-from penstock.errors import Conflict, DatabaseUnavailable, OffsetGone, PenstockError
+from penstock.errors import Conflict, DatabaseUnavailable, InvalidInput, OffsetGone, PenstockError
 from penstock.event import Gone
 from penstock.ownership.ending import Ending
 from penstock.ownership.member import Member
@@ -64,6 +64,16 @@ class ConsumerOptions:
     on_failure: OnFailure = field(default_factory=OnFailure)
     concurrency: int | None = None
     grace: timedelta | None = None
+
+    def __post_init__(self) -> None:
+        if self.size < 1 or self.within < 0 or (self.prefetch is not None and self.prefetch < 1):
+            raise InvalidInput("size and prefetch must be at least 1, and within not negative")
+        if self.within > 0 and self.grace is not None and self.within > self.grace.total_seconds():
+            raise InvalidInput(
+                f"within ({self.within} s) must not be longer than grace", hint="A batch is to be done within the grace."
+            )
+        if self.concurrency is not None and self.concurrency < 1:
+            raise InvalidInput(f"concurrency must be at least 1, not {self.concurrency}")
 
     @property
     def ready(self) -> int:

@@ -70,14 +70,6 @@ def declared_consumer(
         raise InvalidInput(f"{handler.__qualname__} iterates over events, so it must be async")
     if form == "events" and middleware:
         raise InvalidInput(f"{handler.__qualname__} iterates over events, so middleware cannot be called around each of them")
-    if options.size < 1 or options.within < 0 or (options.prefetch is not None and options.prefetch < 1):
-        raise InvalidInput("size and prefetch must be at least 1, and within not negative")
-    if options.within > 0 and options.grace is not None and options.within > options.grace.total_seconds():
-        raise InvalidInput(
-            f"within ({options.within} s) must not be longer than grace", hint="A batch is to be done within the grace."
-        )
-    if options.concurrency is not None and options.concurrency < 1:
-        raise InvalidInput(f"concurrency must be at least 1, not {options.concurrency}")
     return DeclaredConsumer(stream, group, handler, form, replace(options), tuple(middleware))
 
 

@@ -37,7 +37,7 @@ class Role(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """Who is there: a name for the log, a role, and the job types it may touch (None: all)."""
+    """Who is there: a name for the log, a role, and the job types, streams and topics that it may touch, by name (None: all)."""
 
     name: str
     role: Role
@@ -53,12 +53,10 @@ class Principal:
             title = f"User {self.name} has access to some job types only; this shows all"
             raise ApiError(403, "forbidden", title, instance=instance, in_body=True)
 
-    def require(self, name: str, instance: str) -> None:
-        """Raise a 403 unless the job type is open to this user."""
+    def require(self, name: str, instance: str, what: str = "job type") -> None:
+        """Raise a 403 unless the job type, or the stream or topic of that name, is open to this user."""
         if not self.may(name):
-            raise ApiError(
-                403, "forbidden", f"User {self.name} has no access to job type {name}", instance=instance, in_body=True
-            )
+            raise ApiError(403, "forbidden", f"User {self.name} has no access to {what} {name}", instance=instance, in_body=True)
 
     def require_job(self, name: str, instance: str) -> None:
         """Raise a 403 unless the type of a job that was found is open to this user; the answer does not name the type."""

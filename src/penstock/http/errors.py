@@ -15,6 +15,7 @@ from penstock.errors import (
     DatabaseUnavailable,
     InvalidInput,
     NotFound,
+    OffsetGone,
     PenstockError,
     SchemaMismatch,
 )
@@ -139,8 +140,12 @@ def from_penstock(error: PenstockError, instance: str | None = None) -> ApiError
         return error
     if isinstance(error, NotFound):
         return ApiError(404, "not_found", error.message, detail=error.hint, instance=instance, in_body=True)
+    if isinstance(error, OffsetGone):
+        return ApiError(410, "offset_gone", error.message, detail=error.hint, instance=instance, in_body=True)
     if isinstance(error, Conflict):
         return ApiError(409, "conflict", error.message, detail=error.hint, instance=instance, in_body=True)
+    if getattr(error.__cause__, "sqlstate", None) == "PS413":
+        return ApiError(413, "entity_too_large", error.message, detail=error.hint, instance=instance, in_body=True)
     if isinstance(error, InvalidInput):
         return ApiError(400, "invalid_parameter", error.message, detail=error.hint, instance=instance, in_body=True)
     if isinstance(error, (DatabaseUnavailable, SchemaMismatch)):

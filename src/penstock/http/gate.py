@@ -25,6 +25,7 @@ from penstock.errors import PenstockError
 from penstock.http.auth import Principal, Role
 from penstock.http.errors import JSON, ApiError, from_penstock, insecure, method_not_allowed, not_found, server_error, too_large
 from penstock.http.service import Service
+from penstock.http.sockets import admit
 
 log = structlog.get_logger("penstock.http")
 _JOB = re.compile(r"/v1/jobs/([^\s/]+)/(job_[^\s/]+|random_id|[^\s/]{20,40})")
@@ -57,12 +58,15 @@ class Gate:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request."""
-        if scope["type"] != "http":
+        if scope["type"] not in ("http", "websocket"):
             await self._inner(scope, receive, send)
             return
         service = self._service()
         if service is None:
             raise RuntimeError("the application was not started: the server must support lifespan events")
+        if scope["type"] == "websocket":
+            await admit(scope, receive, send, service, self._routes, self._inner)
+            return
         request = _Request(scope, receive, send, service)
         try:
             await self._answer(request)
@@ -112,7 +116,7 @@ class Gate:
         if (role := getattr(route, "role", Role.ADMIN)) is not None:
             scope["principal"] = await request.enter(role)
         scope["service"] = service
-        request.limit = service.settings.max_batch if request.route.endswith("/batch") else service.settings.max_body
+        request.limit = service.settings.max_batch if getattr(route, "batch", False) else service.settings.max_body
         request.check_length()
         await self._inner(scope, request.receive_limited, request.send_decorated)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest, multiprocess
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest, multiprocess
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
@@ -63,6 +63,13 @@ class Metrics:
             registry=registry,
         )  # fmt: skip
         self._refused = Counter("penstock_http_refused_logins", "Requests with bad credentials.", registry=registry)
+        self._appended = Counter("penstock_events_appended", "Events appended through HTTP.", ["stream"], registry=registry)
+        self._read = Counter("penstock_events_read", "Events read through HTTP.", ["stream", "how"], registry=registry)
+        self._published = Counter("penstock_published", "Messages published through HTTP.", ["topic"], registry=registry)
+        self._delivered = Counter("penstock_delivered", "Messages delivered to connections.", ["topic", "how"], registry=registry)
+        self._connected = Gauge(
+            "penstock_live_connections", "Live connections.", ["kind"], registry=registry, multiprocess_mode="livesum"
+        )
         self._types: set[str] = set()
         self._children: dict[tuple[str, str, int], tuple[Counter, Histogram]] = {}
         self._settles: dict[tuple[str, str], Counter] = {}
@@ -99,6 +106,26 @@ class Metrics:
         if child is None:
             child = self._settles[key] = self._settled.labels(*key)
         child.inc(attempts)
+
+    def appended(self, stream: str, events: int) -> None:
+        """Count appended events."""
+        self._appended.labels(self._label(stream)).inc(events)
+
+    def read(self, stream: str, how: str, events: int) -> None:
+        """Count events that were read: by a get, a follower or a group."""
+        self._read.labels(self._label(stream), how).inc(events)
+
+    def published(self, topic: str) -> None:
+        """Count a published message."""
+        self._published.labels(self._label(topic)).inc()
+
+    def delivered(self, topic: str, how: str, messages: int) -> None:
+        """Count messages that were written to connections."""
+        self._delivered.labels(self._label(topic), how).inc(messages)
+
+    def connected(self, kind: str, connections: int) -> None:
+        """A live connection began or ended."""
+        self._connected.labels(kind).inc(connections)
 
     def batch(self, jobs: int) -> None:
         """Note the size of a group commit."""

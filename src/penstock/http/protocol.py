@@ -44,6 +44,8 @@ class Protocol(HttpToolsProtocol):
         self._in_head = True
         self._lingering = False
         self._read_to_end = True
+        # Whether it becomes a WebSocket: from then on this object hears nothing more.
+        self._upgrading = False
         # Bytes since the last head was complete that were no body.
         self._extra = 0
         self._write_clock: asyncio.TimerHandle | None = None
@@ -66,7 +68,7 @@ class Protocol(HttpToolsProtocol):
         """Something came."""
         self._extra += len(data)
         super().data_received(data)
-        if self.transport.is_closing() or self._lingering:
+        if self.transport.is_closing() or self._lingering or self._upgrading:
             return
         if self._extra > _LARGEST_HEAD:
             if self._in_head:
@@ -97,6 +99,9 @@ class Protocol(HttpToolsProtocol):
         self._in_head = False
         self._extra = 0
         super().on_headers_complete()
+        self._upgrading = self.parser.should_upgrade() and self._should_upgrade()
+        if self._upgrading:
+            return
         if not self.cycle.keep_alive:
             self.cycle.transport = _Lingering(self)  # type: ignore[assignment]
         if len(self.pipeline) > _MOST_AHEAD:

@@ -28,7 +28,22 @@ from uvicorn.supervisors import Multiprocess
 from penstock._version import __version__
 from penstock.app import Penstock
 from penstock.errors import InvalidInput, PenstockError
-from penstock.http.api import batch, jobber, jobs, lists, pools, standing, system, types, working
+from penstock.http.api import (
+    batch,
+    deliveries,
+    events,
+    groups,
+    jobber,
+    jobs,
+    lists,
+    pools,
+    standing,
+    streams,
+    system,
+    topics,
+    types,
+    working,
+)  # fmt: skip
 from penstock.http.api.common import SCHEMAS, error_answer
 from penstock.http.auth import Authorizer, Door, OneUser
 from penstock.http.errors import ApiError, from_penstock, invalid_parameter, method_not_allowed, not_found, server_error
@@ -43,7 +58,9 @@ from penstock.worker.care import Care
 
 log = structlog.get_logger("penstock.http")
 # The first route that fits is taken: /v1/jobs/job_... is a job before it is a job type.
-_PARTS = (system, jobs, types, batch, working, lists, jobber, pools, standing)
+_PARTS = (
+    system, jobs, types, batch, working, lists, jobber, pools, standing, streams, events, groups, topics, deliveries,
+)  # fmt: skip
 # After that uvicorn kills a process as hung and starts another; on a busy machine its five seconds are few.
 _SILENCE_OF_A_PROCESS_S = 60
 _DESCRIPTION = "Background work on PostgreSQL. Basic auth, or a bearer token `NAME.SECRET`."
@@ -71,21 +88,23 @@ def create_app(
         async with penstock:
             database = await penstock.database()
             chosen = authorizer or _authorizer(http_settings, Users(database))
-            service = Service(penstock, database, Door(chosen), http_settings, Metrics())
-            running.append(service)
-            care = Care(database, penstock.settings, lambda: service.claims.heard("due"))
+            care = Care(database, penstock.settings, lambda: service.heard("due"))
 
             def heard(payload: str) -> None:
                 care.look()
-                service.claims.heard(payload)
+                service.heard(payload)
 
-            listener = Listener(database, ["penstock", f"penstock_{service.claims.id}"], heard)
-            tasks = [asyncio.create_task(part) for part in (listener.run(), care.run_promotion(), care.run_recovery())]
+            listener = Listener(database, ["penstock"], heard)
+            service = Service(penstock, database, Door(chosen), http_settings, Metrics(), listener)
+            running.append(service)
+            parts = (listener.run(), care.run_promotion(), care.run_recovery(), care.run_streams())
+            tasks = [asyncio.create_task(part) for part in parts]
             _on_signals(service.stop)
             try:
                 yield
             finally:
                 service.stop()
+                await service.close()
                 for task in tasks:
                     task.cancel()
                 await asyncio.gather(*tasks, return_exceptions=True)
@@ -118,7 +137,10 @@ def serve(settings: HttpSettings, announce: Any = print) -> None:
             workers=settings.processes,
             loop="uvloop",
             http="penstock.http.protocol:Protocol",
-            ws="none",
+            ws="websockets-sansio",
+            ws_max_size=settings.max_body,
+            ws_ping_interval=settings.live_keep_alive.total_seconds(),
+            ws_ping_timeout=settings.live_keep_alive.total_seconds(),
             lifespan="on",
             access_log=False,
             server_header=False,

@@ -4,26 +4,32 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Iterator
+from contextlib import contextmanager
 from typing import TypeVar
 from uuid import UUID
 
 from penstock.app import Penstock
 from penstock.errors import DatabaseUnavailable, NotFound
 from penstock.http import bodies, shapes
+from penstock.http.appending import Appending
 from penstock.http.auth import Door, Principal
 from penstock.http.batching import GroupCommit
 from penstock.http.claims import Claims
+from penstock.http.deliveries import Deliveries
 from penstock.http.errors import ApiError, no_such_type
+from penstock.http.feeds import Feeds
+from penstock.http.memberships import Memberships
 from penstock.http.metrics import Metrics
 from penstock.http.scaling import Scaling
 from penstock.http.settings import HttpSettings
 from penstock.http.watch import Watch
 from penstock.job import Admission, JobCounts
-from penstock.postgres import http
+from penstock.postgres import http, topics
 from penstock.postgres.database import Database
 from penstock.postgres.http import Callback, Put
 from penstock.postgres.jobs import Batch
+from penstock.postgres.listener import Listener
 
 _COUNTED_FOR_S = 5.0
 _PATIENCE_S = 10.0
@@ -50,18 +56,29 @@ class Service:
         door: Who comes in.
         settings: Of the server.
         metrics: Counters.
+        listener: Hears notifications and tells `heard`.
     """
 
-    def __init__(self, app: Penstock, database: Database, door: Door, settings: HttpSettings, metrics: Metrics) -> None:
+    def __init__(
+        self, app: Penstock, database: Database, door: Door, settings: HttpSettings, metrics: Metrics, listener: Listener
+    ) -> None:
         self.app = app
         self.database = database
         self.door = door
         self.settings = settings
         self.metrics = metrics
         self.stopping = asyncio.Event()
-        self.watch = Watch(database, self.stopping)
+        self.watch = Watch(database, self.stopping, http.attempts_of)
+        self.messages = Watch(database, self.stopping, topics.unfinished)
         self.claims = Claims(database, self.stopping)
         self.scaling = Scaling(database)
+        self.appending = Appending(database)
+        self.feeds = Feeds(database, f"penstock_{self.claims.id}", self.stopping)
+        grace_s = app.settings.handover_grace.total_seconds()
+        self.memberships = Memberships(database, self.feeds, listener, self.stopping, grace_s)
+        self.deliveries = Deliveries(database, listener, app.settings)
+        self._live = 0
+        listener.add(f"penstock_{self.claims.id}")
         self._counted: tuple[list[JobCounts], float] = ([], 0.0)
         self._counting = asyncio.Lock()
         self._puts: GroupCommit[str, New, Put] = GroupCommit(self._put)
@@ -70,10 +87,55 @@ class Service:
         )
 
     def stop(self) -> None:
-        """End long polls and waits; what is being committed goes on."""
+        """End long polls, waits and live connections; what is being committed goes on."""
         self.stopping.set()
         self.watch.stop()
+        self.messages.stop()
         self.claims.stop()
+        self.feeds.stop()
+        self.memberships.stop()
+        self.deliveries.stop("the server stops")
+
+    async def close(self) -> None:
+        """Settle what was handed out, and take leave of the database."""
+        await self.deliveries.aclose()
+        await self.feeds.close()
+
+    def heard(self, payload: str) -> None:
+        """A notification came, or listening began (anew)."""
+        word, _, rest = payload.partition(" ")
+        if word not in ("events", "slots", "moved", "taken", "listening"):
+            self.claims.heard(payload)
+            self.deliveries.heard(word, rest)
+        if word == "taken":
+            self.deliveries.heard(word, rest)
+        if word in ("events", "connected"):
+            self.feeds.heard(word, rest)
+        if word in ("slots", "moved", "listening", "connected"):
+            self.memberships.heard(word, rest)
+
+    @contextmanager
+    def live(self, kind: str) -> Iterator[None]:
+        """Count a live connection while it lasts. See `check_room`."""
+        self._live += 1
+        self.metrics.connected(kind, 1)
+        try:
+            yield
+        finally:
+            self._live -= 1
+            self.metrics.connected(kind, -1)
+
+    def check_room(self) -> None:
+        """Raise a 503 when the server has as many live connections as it may, or stops."""
+        if self._live >= self.settings.max_live or self.stopping.is_set():
+            raise ApiError(
+                503,
+                "service_unavailable",
+                "The server has as many live connections as it may" if not self.stopping.is_set() else "The server stops",
+                detail="Connect again, in a while or to another one",
+                in_body=True,
+                headers={"Retry-After": "1"},
+            )
 
     async def put(self, principal: Principal, name: str, given_id: str, body: bytes, instance: str) -> tuple[bytes, Admission]:
         """Enqueue one job and return its QueuedJob and what was done. Raises `ApiError` in Rickover's order of checks."""

@@ -55,6 +55,13 @@ class HttpSettings(BaseSettings):
     max_connections: int = Field(default=10_000, ge=1, description="Most connections of one process.")
     keep_alive: Span = Field(default=timedelta(seconds=75), description="How long an idle connection is kept.")
     longest_wait: Span = Field(default=timedelta(minutes=5), description="Longest ?wait= and long poll.")
+    live_keep_alive: Span = Field(
+        default=timedelta(seconds=15), description="How often a live connection (events, WebSocket) shows that it lives."
+    )
+    longest_live: Span = Field(
+        default=timedelta(days=1), description="Longest time of a live connection; its client comes back and goes on."
+    )
+    max_live: int = Field(default=8_000, ge=1, description="Most live connections of one process.")
     shutdown_grace: Span = Field(default=timedelta(seconds=10), description="Time for running requests at shutdown.")
     jobber_visibility_timeout: Span = Field(
         default=timedelta(seconds=15), description="Visibility timeout of types made by POST /jobber/queue."

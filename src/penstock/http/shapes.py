@@ -23,6 +23,8 @@ def dumps(value: Any) -> bytes:
 def _default(value: Any) -> Any:
     if isinstance(value, timedelta):
         return value.total_seconds()
+    if isinstance(value, UUID):  # the driver's own kind
+        return str(value)
     raise TypeError(f"{type(value).__name__} is not JSON serializable")
 
 

@@ -1,17 +1,17 @@
-"""Waiting for jobs to finish: one look-up for all that are waited for in this process, not one for each.
+"""Waiting for jobs or messages to finish: one look-up for all that are waited for in this process, not one for each.
 
-Used by `?wait=`. While nobody waits nothing is asked.
+Used by `?wait=`, and by publishers that wait for outcomes. While nobody waits nothing is asked.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable, Container
 from uuid import UUID
 
 import structlog
 
 from penstock.errors import PenstockError
-from penstock.postgres import http
 from penstock.postgres.database import Database
 from penstock.waiting import happens
 
@@ -20,22 +20,29 @@ _SHORTEST_S, _LONGEST_S = 0.02, 0.5
 
 
 class Watch:
-    """Tells when jobs are finished.
+    """Tells when something is finished.
 
     Args:
         database: Where.
         stopping: Set when the server stops; every wait ends then.
+        look: Finds out which of some ids are not finished.
     """
 
-    def __init__(self, database: Database, stopping: asyncio.Event) -> None:
+    def __init__(
+        self,
+        database: Database,
+        stopping: asyncio.Event,
+        look: Callable[[Database, list[UUID]], Awaitable[Container[UUID]]],
+    ) -> None:
         self._database = database
+        self._unfinished = look
         self._stopping = stopping
         self._waiting: dict[UUID, set[asyncio.Event]] = {}
         self._task: asyncio.Task[None] | None = None
         self._pause = _SHORTEST_S
 
     async def finished(self, id: UUID, within: float) -> None:
-        """Return when the job is no longer queued or in progress, when `within` seconds are over, or at shutdown."""
+        """Return when it is finished, when `within` seconds are over, or at shutdown."""
         if self._stopping.is_set():
             return
         event = asyncio.Event()
@@ -62,7 +69,7 @@ class Watch:
         while self._waiting:
             ids = list(self._waiting)
             try:
-                there = await http.attempts_of(self._database, ids)
+                there = await self._unfinished(self._database, ids)
             except PenstockError as error:
                 log.warning("watch_failed", error=error.message)
             else:

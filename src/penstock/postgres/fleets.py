@@ -20,6 +20,33 @@ class FleetRecord:
     started_at: datetime
 
 
+@dataclass(frozen=True, slots=True)
+class WorkerRecord:
+    """A worker, where it runs, and the fleet that it is of (None: of none). `alive`: it has not been silent for too long."""
+
+    worker: str
+    state: str
+    host: str
+    pid: int
+    fleet: str | None
+    names: list[str]
+    concurrency: int
+    in_flight: int
+    alive: bool
+    started_at: datetime
+    seen_at: datetime
+
+
+async def workers(database: Database) -> list[WorkerRecord]:
+    """All workers that are known."""
+    return [WorkerRecord(*tuple(row)) for row in await database.fetch("select * from penstock.worker_list()")]
+
+
+async def drain_worker(database: Database, worker: str) -> str:
+    """Tell one worker of a fleet to stop. Returns the fleet. Raises `NotFound`, `Conflict` for a worker of no fleet."""
+    return str(await database.fetchval("select penstock.drain_worker($1)", worker))
+
+
 async def start(database: Database, fleet: str, target: str, workers: int) -> None:
     """Announce a fleet. Raises `Conflict` when one of that name runs."""
     await database.fetch("select penstock.start_fleet($1, $2, $3)", fleet, target, workers)

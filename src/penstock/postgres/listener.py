@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -32,8 +33,21 @@ class Listener:
 
     def __init__(self, database: Database, channels: list[str], heard: Callable[[str], None]) -> None:
         self._database = database
-        self._channels = channels
+        self._wanted = Counter(channels)
         self._heard = heard
+        self._stirred = asyncio.Event()
+
+    def add(self, channel: str) -> None:
+        """Listen on one more channel, soon: "listening <channel>" is heard once that is so. To be removed as often as added."""
+        self._wanted[channel] += 1
+        self._stirred.set()
+
+    def remove(self, channel: str) -> None:
+        """Take back one `add`."""
+        self._wanted[channel] -= 1
+        if self._wanted[channel] <= 0:
+            del self._wanted[channel]
+        self._stirred.set()
 
     async def run(self) -> None:
         """Listen, for ever; reconnect with pauses of 0.1 s growing to 5 s."""
@@ -58,15 +72,36 @@ class Listener:
                 connection.terminate()
 
     async def _listen(self, connection: asyncpg.Connection[Any]) -> None:
-        lost = asyncio.Event()
-        connection.add_termination_listener(lambda _: lost.set())
-        for channel in self._channels:
-            await connection.add_listener(channel, self._received)
+        lost = False
+
+        def losing(_: object) -> None:
+            nonlocal lost
+            lost = True
+            self._stirred.set()
+
+        connection.add_termination_listener(losing)
+        heard: set[str] = set()
+        await self._keep_up(connection, heard)
         self._heard("connected")
-        while not lost.is_set():
-            if not await happens(lost, 30):
+        while not lost:
+            if not await happens(self._stirred, 30):
                 # A connection can die without a word (a firewall, a pulled cable): ask now and then.
                 await connection.fetchval("select 1", timeout=10)
+            if not lost:
+                for channel in await self._keep_up(connection, heard):
+                    self._heard(f"listening {channel}")
+
+    async def _keep_up(self, connection: asyncpg.Connection[Any], heard: set[str]) -> list[str]:
+        """Listen on what is wanted by now, and on nothing else. Returns the channels that are new."""
+        self._stirred.clear()
+        new = [channel for channel in self._wanted if channel not in heard]
+        for channel in new:
+            await connection.add_listener(channel, self._received)
+            heard.add(channel)
+        for channel in [channel for channel in heard if channel not in self._wanted]:
+            heard.discard(channel)
+            await connection.remove_listener(channel, self._received)
+        return new
 
     def _received(self, _connection: object, _pid: int, _channel: str, payload: object) -> None:
         self._heard(str(payload))

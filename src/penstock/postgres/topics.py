@@ -118,6 +118,12 @@ async def unfinished_copies(database: Database, id: UUID) -> bool:
     return bool(await database.fetchval("select penstock.unfinished_copies($1)", id, retry=True))
 
 
+async def unfinished(database: Database, ids: Sequence[UUID]) -> set[UUID]:
+    """Which of these messages some receiver has not settled; those that were pruned are left out."""
+    query = "select id from penstock.topic_messages where id = any ($1::uuid[]) and penstock.unfinished_copies(id)"
+    return {row["id"] for row in await database.fetch(query, ids)}
+
+
 async def outcomes(database: Database, id: UUID) -> list[ReceiverOutcome]:
     """What became of a message at each receiver. Raises `NotFound`."""
     rows = await database.fetch("select * from penstock.outcomes($1)", id, retry=True)
@@ -137,6 +143,35 @@ async def read(database: Database, topic: str, since: int | None, limit: int, co
     """Messages after a sequence number. Raises `NotFound`, and `Conflict` when some of them are gone."""
     rows = await database.fetch("select * from penstock.read_topic($1, $2, $3)", topic, since, limit)
     return [Message(row["seq"], row["id"], row["published_at"], codec.load(row["data"])) for row in rows]
+
+
+async def read_raw(database: Database, topic: str, since: int | None, limit: int) -> list[Message[str]]:
+    """`read`, with the payloads as JSON text."""
+    return [Message(*row) for row in await database.fetch("select * from penstock.read_topic($1, $2, $3)", topic, since, limit)]
+
+
+async def missed(database: Database, topic: str, client_id: str, since: int, limit: int) -> list[Message[str]]:
+    """Messages after a sequence number that a subscriber's queue no longer has, as JSON text. See `penstock.missed_messages`."""
+    query = "select * from penstock.missed_messages($1, $2, $3, $4)"
+    return [Message(*row) for row in await database.fetch(query, topic, client_id, since, limit)]
+
+
+async def messages_of(database: Database, jobs: Sequence[UUID]) -> dict[UUID, tuple[int, UUID, datetime]]:
+    """Sequence number, id and time of the messages of which claimed jobs are copies."""
+    rows = await database.fetch("select * from penstock.messages_of($1)", jobs)
+    return {row["job"]: (row["seq"], row["id"], row["published_at"]) for row in rows}
+
+
+async def take_over(database: Database, queue: str, connection: str) -> None:
+    """Tell all servers that a queue is delivered to this connection from now on."""
+    await database.fetch("select pg_notify('penstock', 'taken ' || $1 || ' ' || $2)", queue, connection)
+
+
+async def topic(database: Database, name: str) -> tuple[str, int, int, int, datetime] | None:
+    """Name, keep, last number, generation and birth of a topic, or None."""
+    query = "select name, keep, last_seq, generation, created_at from penstock.topics where name = $1"
+    row = await database.fetchrow(query, name)
+    return None if row is None else tuple(row)
 
 
 async def message_of(database: Database, id: UUID) -> dict[str, Any] | None:

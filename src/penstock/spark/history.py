@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
+from penstock.delta import DeltaLog
 from penstock.lake import Lake
 from penstock.postgres import lakes
 from penstock.postgres.lakes import LakeFile, LakeRecord
@@ -50,6 +51,7 @@ class Pipeline:
         url: The database.
         lake: Where the files go, and the name of the lake.
         max_rows: Most jobs of a micro-batch.
+        delta: Whether the lake is to have Delta tables too; once it has, it keeps them.
         after_step: Called with the name of each step when it is done; for tests that kill at each.
     """
 
@@ -60,12 +62,14 @@ class Pipeline:
         lake: Lake,
         *,
         max_rows: int = 200_000,
+        delta: bool = False,
         after_step: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._spark = spark
         self._url = url
         self._lake = lake
         self._max_rows = max_rows
+        self._delta = delta or DeltaLog(lake).exists()
         self._after_step = after_step
         self._ran: list[int] = []
 
@@ -78,6 +82,8 @@ class Pipeline:
         """
         with Blocking(self._url) as database:
             record = database.run(lakes.open_lake(database.database, self._lake.name, self._lake.uri))
+            if self._delta:
+                follow(database, self._lake)
         log.info("history_run", lake=record.name, uri=record.uri, batch=record.batch)
         source = (
             self._spark.readStream.format("penstock")
@@ -146,6 +152,8 @@ class Pipeline:
             )
         )
         self._after_step("committed")
+        if self._delta:
+            follow(database, lake)
         lake.clear(number)
         if committed:
             self._ran.append(done)
@@ -182,6 +190,13 @@ ROLLUPS = (
 SCHEMAS = {"jobs": JOBS, "attempts": ATTEMPTS, "rollups": ROLLUPS}
 
 
+def follow(database: Blocking, lake: Lake) -> None:
+    """Make the Delta tables of a lake what its manifest says."""
+    record = next(known for known in database.run(lakes.lakes(database.database)) if known.name == lake.name)
+    for kind in SCHEMAS:
+        DeltaLog(lake).follow(kind, database.run(lakes.files(database.database, lake.name, kind)), record.batch)
+
+
 def read_lake(
     spark: SparkSession,
     url: str,
@@ -190,11 +205,18 @@ def read_lake(
     *,
     days: tuple[date, date] | None = None,
     types: Sequence[str] | None = None,
+    version: int | None = None,
 ) -> DataFrame:
-    """What a lake has, as a DataFrame: `jobs`, `attempts` or `rollups`, of some days (both included) and job types."""
+    """What a lake has, as a DataFrame: `jobs`, `attempts` or `rollups`, of some days (both included) and job types.
+
+    With `version` all that the lake had then, see `penstock.delta`. Raises `NotFound` when there is no such version.
+    """
     with Blocking(url) as database:
         record = next((known for known in database.run(lakes.lakes(database.database)) if known.name == lake), None)
         files = database.run(lakes.files(database.database, lake, kind, days, types)) if record else []
+    if record is not None and version is not None:
+        uris = DeltaLog(Lake(record.name, record.uri)).files(kind, version)
+        return spark.read.schema(SCHEMAS[kind]).option("basePath", f"{record.uri}/{kind}").parquet(*uris)
     if record is None or not files:
         return spark.createDataFrame([], SCHEMAS[kind])
     reader = spark.read.schema(SCHEMAS[kind]).option("basePath", f"{record.uri}/{kind}")
@@ -204,10 +226,13 @@ def read_lake(
 def compact(url: str, lake: Lake, *, at_least: int = _SMALL_FILES) -> int:
     """Make one file of the many small ones of each day and type. Readers see the old ones or the new one.
 
+    Of a lake with Delta tables the old files stay, for time travel, until `DeltaLog.vacuum`.
+
     Returns:
         How many files were replaced.
     """
     replaced = 0
+    delta = DeltaLog(lake).exists()
     with Blocking(url) as database:
         for kind in SCHEMAS:
             groups: dict[tuple[date, str], list[LakeFile]] = defaultdict(list)
@@ -224,8 +249,11 @@ def compact(url: str, lake: Lake, *, at_least: int = _SMALL_FILES) -> int:
                 size = lake.write(path, table)
                 new = LakeFile(kind, day, type, path, table.num_rows, size)
                 database.run(lakes.swap_files(database.database, lake.name, paths, batch, [new]))
-                lake.remove(paths)
                 replaced += len(paths)
+                if delta:
+                    follow(database, lake)
+                else:
+                    lake.remove(paths)
     return replaced
 
 

@@ -134,9 +134,15 @@ def _started(master: str, app_name: str, given: dict[str, str]) -> SparkSession:
 def _connected(remote: str, app_name: str, given: dict[str, str]) -> SparkSession:
     from pyspark.sql import SparkSession
 
-    if remote.startswith("local"):
-        os.environ["JAVA_HOME"] = str(find_java().home)
     builder = SparkSession.builder.remote(remote).appName(app_name)
+    if remote.startswith("local"):
+        # A server in this process, with a JVM and Python workers of its own.
+        java = find_java()
+        os.environ["JAVA_HOME"] = str(java.home)
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+        if java.options:
+            builder = builder.config("spark.driver.extraJavaOptions", " ".join(java.options))
     for name, value in given.items():
         builder = builder.config(name, value)
     return builder.getOrCreate()

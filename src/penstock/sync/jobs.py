@@ -7,9 +7,9 @@ from datetime import datetime, timedelta
 from typing import Any, TypeVar
 from uuid import UUID
 
-from penstock.app import JobType
 from penstock.batches import make_batch, receipts_of
 from penstock.callers import enqueue_through_blocking
+from penstock.declaring import JobType
 from penstock.job import Enqueued, JobCounts, JobRecord, NewJob, Options, Status
 from penstock.pools import Pool
 from penstock.sync.loop import OnLoop

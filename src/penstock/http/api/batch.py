@@ -43,7 +43,7 @@ _ANSWER = {_NDJSON: {"schema": BatchOutcome.model_json_schema(), "example": _OUT
     responses={200: {"description": "A line for each job.", "content": _ANSWER}},
     openapi_extra=body_of(BatchJob, _EXAMPLE, content=_NDJSON),
 )
-@needs(Role.ENQUEUE)
+@needs(Role.ENQUEUE, batch=True)
 async def enqueue_batch(request: Request, name: Name) -> Response:
     """Enqueue a job for each line; answers with a line for each: an outcome, or an error.
 

@@ -70,6 +70,12 @@ _EXAMPLES = {
     405: {"title": "Method not allowed", "id": "method_not_allowed", "instance": "/v1/jobs", "status": 405},
     408: {"title": "The request body did not arrive in time", "id": "request_timeout", "status": 408},
     409: {"title": "job type invoice-shipments has concurrency 0", "id": "conflict", "status": 409},
+    410: {
+        "title": "offset 17 of partition 0 of stream orders is gone",
+        "id": "offset_gone",
+        "detail": "Retention dropped it; the first that is there is 40, the next to come 93.",
+        "status": 410,
+    },
     413: {"title": "Data parameter is too large (100KB max)", "id": "entity_too_large"},
     429: {"title": "Too many failed attempts to log in", "id": "too_many_failures", "status": 429},
     503: {"title": "The database is not available. Please try again", "id": "service_unavailable", "status": 503},
@@ -96,17 +102,23 @@ class GuardedRoute(APIRoute):
         role: Role | None = getattr(self.endpoint, "role", Role.ADMIN)
         return role
 
+    @property
+    def batch(self) -> bool:
+        """Whether its body may be as large as a batch."""
+        return bool(getattr(self.endpoint, "batch", False))
+
 
 def router(tag: str) -> APIRouter:
     """A router for one resource."""
     return APIRouter(route_class=GuardedRoute, tags=[tag], responses=ERRORS)
 
 
-def needs(role: Role | None) -> Callable[[F], F]:
-    """Say which role an endpoint needs; None: open to everybody."""
+def needs(role: Role | None, *, batch: bool = False) -> Callable[[F], F]:
+    """Say which role an endpoint needs (None: open to everybody), and whether its body may be as large as a batch."""
 
     def mark(endpoint: F) -> F:
         endpoint.role = role  # type: ignore[attr-defined]
+        endpoint.batch = batch  # type: ignore[attr-defined]
         return endpoint
 
     return mark

@@ -116,6 +116,8 @@ declare
     claimed_in_all integer := 0;
     new_lease bigint;
     width interval;
+    -- Of many types (each subscriber has its own) most have nothing: a look costs a fraction of an attempt to claim.
+    many constant boolean := cardinality(p_names) > 16;
 begin
     perform penstock.check_worker(p_worker);
     if p_limit is null or p_limit not between 1 and 10000 then
@@ -139,10 +141,30 @@ begin
         join penstock.jobs on jobs.name = wanted.name
         where jobs.paused_at is null
             and jobs.concurrency is distinct from 0
+            and (
+                not many
+                or exists (
+                    select
+                    from penstock.lanes
+                    cross join lateral (
+                        select from penstock.queued_jobs as ready
+                        where ready.name = lanes.name
+                            and ready.priority = lanes.priority
+                            and ready.seq > coalesce((p_marks -> lanes.name ->> lanes.priority::text)::bigint, 0)
+                            and ready.slot is null
+                            and ready.status = 'queued'
+                        limit 1
+                    ) as waiting
+                    where lanes.name = jobs.name
+                )
+            )
         order by wanted.ordinal
     loop
         exit when left_to_claim <= 0;
-        type_room := penstock.admit(job_type, left_to_claim, moment);
+        type_room := left_to_claim;
+        if job_type.concurrency is not null or job_type.rate_limit is not null then
+            type_room := penstock.admit(job_type, left_to_claim, moment);
+        end if;
         room := type_room;
 
         for lane in

@@ -18,11 +18,12 @@ declare
         'clock', 'held_clock', 'id_time', 'new_id', 'job_counts', 'find_jobs', 'list_jobs', 'page_of_jobs', 'job_rates', 'attempts_of',
         'stored_jobs', 'key_hash', 'jump_hash', 'slot_of', 'group_members', 'group_slots', 'load_of_types',
         'pool_details', 'key_weights_of', 'key_state', 'standing_list', 'runnable_in_pools',
-        'payload', 'list_subscribers', 'read_topic', 'message_of', 'unfinished_copies', 'outcomes', 'topic_counts',
+        'payload', 'list_subscribers', 'read_topic', 'message_of', 'messages_of', 'missed_messages', 'unfinished_copies', 'outcomes',
+        'topic_counts',
         'bucket_of', 'routes_of', 'partition_of', 'stream_bounds', 'read_chunks', 'read_events', 'offsets_at', 'stream_segments',
         'group_lag', 'wait_for_events', 'stop_waiting',
         'wait_for_history', 'archive_counts', 'archive_cuts', 'archive_start', 'archive_lost', 'archive_blocks', 'scan',
-        'growths', 'bounds_of_streams', 'scan_events'
+        'growths', 'bounds_of_streams', 'scan_events', 'worker_list'
     ];
     producing constant text[] := array[
         'enqueue', 'enqueue_many', 'enqueue_json', 'put_jobs', 'cancel', 'replay', 'start_standing', 'stop_standing',
@@ -40,7 +41,7 @@ declare
         'declare_stream', 'declare_consumer_group', 'begin_partitions', 'commit_offsets', 'commit_exactly', 'commit_json', 'dead_letter',
         'quarantine_partition', 'replay_dead', 'seek_group', 'pause_partitions', 'resume_partitions', 'tend_streams', 'drop_retired',
         'declare_schedule', 'take_schedule', 'extend_schedule', 'end_schedule',
-        'start_fleet', 'serve_fleet', 'drain_fleet', 'end_fleet', 'fleet_counts'
+        'start_fleet', 'serve_fleet', 'drain_fleet', 'drain_worker', 'end_fleet', 'fleet_counts'
     ];
     managing constant text[] := array[
         'create_job_type', 'change_job_type', 'declare_job_type', 'pause', 'resume', 'prune', 'add_user', 'remove_user',

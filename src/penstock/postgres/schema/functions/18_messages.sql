@@ -53,6 +53,80 @@ as $$
 $$;
 comment on function penstock.message_of(uuid) is 'The message of which a job is a copy; no row when it is none.';
 
+create or replace function penstock.messages_of(p_ids uuid[])
+returns table (job uuid, seq bigint, id uuid, published_at timestamptz)
+language plpgsql
+stable
+security definer
+set search_path = penstock, pg_temp
+set enable_seqscan = off
+set enable_hashjoin = off
+set enable_mergejoin = off
+as $$
+#variable_conflict use_column
+begin
+    return query
+    select copy.id, message.seq, message.id, message.published_at
+    from unnest(p_ids) as given (id)
+    join penstock.queued_jobs as copy on copy.id = given.id
+    join penstock.topic_messages as message on message.number = copy.message;
+end
+$$;
+comment on function penstock.messages_of(uuid[]) is
+    'The messages of which queued or running jobs are copies: for whoever claimed some. Jobs that are none are left out.';
+
+create or replace function penstock.missed_messages(p_topic text, p_client_id text, p_since bigint, p_limit integer default 1000)
+returns table (seq bigint, id uuid, published_at timestamptz, data text)
+language plpgsql
+stable
+security definer
+set search_path = penstock, pg_temp
+set enable_seqscan = off
+as $$
+#variable_conflict use_column
+declare
+    topic penstock.topics;
+    subscriber penstock.subscriptions;
+begin
+    select * into topic from penstock.topics where name = p_topic;
+    if not found then
+        perform penstock.check_topic(p_topic);
+        raise exception 'no such topic: %', p_topic
+            using errcode = 'PS404', hint = format('Create it first: select penstock.declare_topic(%L);', p_topic);
+    end if;
+    perform penstock.check_since(topic, p_since);
+    select * into subscriber from penstock.subscriptions where subscriptions.topic = p_topic and client_id = p_client_id;
+    if not found then
+        raise exception '% is not subscribed to %', left(p_client_id, 100), p_topic
+            using errcode = 'PS404', hint = 'The subscription has ended: subscribe again, with p_since.';
+    end if;
+    return query
+    select message.seq, message.id, message.published_at, message.data::text
+    from penstock.topic_messages as message
+    cross join lateral (
+        select penstock.copy_id(penstock.first_copy_id(message.published_at, message.number), subscriber.number) as id
+    ) as copy
+    where message.topic = p_topic
+        and message.seq > p_since
+        and (subscriber.filter is null or message.data @> subscriber.filter)
+        and (message.expires_at is null or message.expires_at > penstock.clock())
+        -- What is still in the queue comes from there.
+        and not exists (select from penstock.queued_jobs where queued_jobs.id = copy.id)
+        -- Of a message with a unique key another copy may have stood in.
+        and (
+            message.unique_key is null
+            or exists (
+                select from penstock.archived_jobs
+                where archived_jobs.id = copy.id and archived_jobs.finished_at >= message.published_at
+            )
+        )
+    order by message.seq
+    limit p_limit;
+end
+$$;
+comment on function penstock.missed_messages(text, text, bigint, integer) is
+    'The messages after p_since that are for a subscriber and no longer in its queue: handed out, though perhaps lost on the way. For a subscriber that says which one it saw last. PS409 when some of them are gone, PS404 when it is not subscribed.';
+
 create or replace function penstock.unfinished_copies(p_id uuid)
 returns boolean
 language plpgsql

@@ -43,11 +43,12 @@ begin
     end if;
     insert into penstock.fleet_members (fleet, worker, host, python, seen_at)
     values (p_fleet, p_worker, p_host, p_python, penstock.clock())
-    on conflict (fleet, worker) do update set seen_at = excluded.seen_at;
+    on conflict (fleet, worker) do update set seen_at = excluded.seen_at
+    returning stops or draining into stops;
     return stops;
 end
 $$;
-comment on function penstock.serve_fleet(text, text, text, text) is 'Says that a worker serves a fleet. True: it should stop, since the fleet is drained or gone.';
+comment on function penstock.serve_fleet(text, text, text, text) is 'Says that a worker serves a fleet. True: it should stop, since it or the fleet is drained, or the fleet is gone.';
 
 create or replace function penstock.drain_fleet(p_name text)
 returns void
@@ -63,6 +64,53 @@ begin
 end
 $$;
 comment on function penstock.drain_fleet(text) is 'Tells the workers of a fleet to stop in their orderly way, which they notice within a second.';
+
+create or replace function penstock.drain_worker(p_worker text)
+returns text
+language plpgsql
+security definer
+set search_path = penstock, pg_temp
+as $$
+declare
+    drained text;
+    stranger record;
+begin
+    update penstock.fleet_members set draining = true where worker = p_worker returning fleet into drained;
+    if found then
+        return drained;
+    end if;
+    select host, pid into stranger from penstock.workers where id = p_worker;
+    if found then
+        raise exception 'the worker % is of no fleet', p_worker
+            using errcode = 'PS409', hint = format('Send SIGTERM to the process %s on %s.', stranger.pid, stranger.host);
+    end if;
+    raise exception 'no such worker: %', left(p_worker, 100) using errcode = 'PS404', hint = 'See: penstock workers';
+end
+$$;
+comment on function penstock.drain_worker(text) is
+    'Tells one worker of a fleet to stop in its orderly way; Spark does not start it again. Returns the fleet. PS409 for a worker of no fleet.';
+
+create or replace function penstock.worker_list()
+returns table (
+    worker text, state text, host text, pid integer, fleet text, names text[], concurrency integer, in_flight integer, alive boolean,
+    started_at timestamptz, seen_at timestamptz
+)
+language sql
+stable
+security definer
+set search_path = penstock, pg_temp
+as $$
+    select
+        worker.id,
+        case when member.draining then 'draining' else worker.state end,
+        worker.host, worker.pid, member.fleet, worker.names, worker.concurrency, worker.in_flight,
+        worker.seen_at > penstock.clock() - worker.dead_after,
+        worker.started_at, worker.seen_at
+    from penstock.workers as worker
+    left join penstock.fleet_members as member on member.worker = worker.id
+    order by member.fleet nulls last, worker.host, worker.started_at, worker.id
+$$;
+comment on function penstock.worker_list() is 'Every worker, where it runs, and the fleet that it is of.';
 
 create or replace function penstock.end_fleet(p_name text)
 returns void

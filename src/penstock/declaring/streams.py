@@ -119,7 +119,16 @@ class StreamDeclarations:
                 stream,
                 group,
                 handler,
-                ConsumerOptions(size or 100, within, prefetch, start, Gone(gone), OnFailure.of(on_failure), concurrency, grace),
+                ConsumerOptions(
+                    100 if size is None else size,
+                    within,
+                    prefetch,
+                    start,
+                    Gone(gone),
+                    OnFailure.of(on_failure),
+                    concurrency,
+                    grace,
+                ),
                 one=size is None or size == 1,
                 middleware=middleware,
             )

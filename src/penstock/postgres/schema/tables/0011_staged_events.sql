@@ -26,3 +26,6 @@ create index staged_events_part on penstock.staged_events (writer, part, place);
 
 alter table penstock.staged_jobs add column made uuid;
 comment on column penstock.staged_jobs.made is 'The id of the job when id says none: made where the rows are made, in the tasks, since a commit that makes a million takes its time.';
+
+alter table penstock.fleet_members add column draining boolean not null default false;
+comment on column penstock.fleet_members.draining is 'Set to tell this worker to stop.';

@@ -1,0 +1,60 @@
+"""Commands about workers: who works, where, for which fleet; and letting one stop."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from penstock.app import Penstock
+from penstock.cli.output import AsJson, out, print_json, print_table, with_app
+from penstock.postgres import fleets
+
+app = typer.Typer(help="Workers: who works, and where; draining one.", invoke_without_command=True)
+
+
+@app.callback(invoke_without_command=True)
+def workers(context: typer.Context, as_json: AsJson = False) -> None:
+    """Every worker: where it runs, the fleet that it is of, and what it has in hand."""
+    if context.invoked_subcommand is not None:
+        return
+
+    async def gather(opened: Penstock) -> list[fleets.WorkerRecord]:
+        return await fleets.workers(await opened.database())
+
+    found = with_app(gather)
+    if as_json:
+        print_json(found)
+        return
+    print_table(
+        ["worker", "state", "host", "pid", "fleet", "job types", "in flight", "places", "seen"],
+        [
+            (
+                w.worker,
+                w.state if w.alive else "silent",
+                w.host,
+                w.pid,
+                w.fleet,
+                ", ".join(w.names),
+                w.in_flight,
+                w.concurrency,
+                w.seen_at,
+            )
+            for w in found
+        ],
+        empty="no workers: penstock worker MODULE:APP",
+    )
+
+
+@app.command()
+def drain(worker: Annotated[str, typer.Argument(help="Id of the worker.")], as_json: AsJson = False) -> None:
+    """Let one worker of a fleet finish what it runs, and end."""
+
+    async def run(opened: Penstock) -> str:
+        return await fleets.drain_worker(await opened.database(), worker)
+
+    fleet = with_app(run)
+    if as_json:
+        print_json({"worker": worker, "fleet": fleet})
+    else:
+        out.print(f"draining: {worker} of the fleet {fleet}", highlight=False)

@@ -1,0 +1,223 @@
+"""The calls about streams and consumer groups as data. See `calls`."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+import orjson
+import uuid_utils.compat
+
+from penstock.client.answers import json_of, time_of
+from penstock.client.calls import Call, quoted
+from penstock.errors import InvalidInput
+from penstock.event import Event, Lag, NewEvent, Position
+from penstock.payload import dump_json
+
+
+@dataclass(frozen=True, slots=True)
+class MemberBatch:
+    """Events of one partition for a member of a group; `epoch` and `revision` go back with the commit."""
+
+    partition: int
+    epoch: int
+    revision: int
+    first_offset: int
+    next_offset: int
+    events: list[Event[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What a member got: batches, the partitions that it has with their epochs, and those that it is to finish soon."""
+
+    batches: list[MemberBatch]
+    partitions: dict[int, int]
+    revoked: list[int]
+
+
+def path_of(stream: str, *rest: str) -> str:
+    """A path under a stream."""
+    return "/".join(["/v1/streams", quoted(stream), *rest])
+
+
+def event_of(one: dict[str, Any]) -> Event[Any]:
+    """An event; payloads of bytes are bytes."""
+    data = one.get("data")
+    if one.get("bytes") is not None:
+        data = base64.b64decode(one["bytes"])
+    appended_at = time_of(one["appended_at"])
+    return Event(one["partition"], one["offset"], one["key"], data, one["headers"], time_of(one["time"]), appended_at)
+
+
+def create(name: str, partitions: int, options: Mapping[str, Any]) -> Call[dict[str, Any]]:
+    """Create a stream. Not repeated: the second time it is there."""
+    return Call("POST", "/v1/streams", json_of, {"name": name, "partitions": partitions, **options}, repeatable=False)
+
+
+def describe(name: str) -> Call[dict[str, Any]]:
+    """A stream."""
+    return Call("GET", path_of(name), json_of)
+
+
+def streams() -> Call[list[dict[str, Any]]]:
+    """All streams."""
+    return Call("GET", "/v1/streams", json_of)
+
+
+def append(name: str, event: NewEvent[Any], producer: str | None, sequence: int | None) -> Call[Position | None]:
+    """Append one event; repeated only when it has a number. None: an older batch, whose place is not known any more."""
+
+    def parse(response: Any) -> Position | None:
+        found = json_of(response)
+        return None if found["partition"] is None else Position(found["partition"], found["offset"])
+
+    params = _numbered(producer, sequence)
+    return Call("POST", path_of(name, "events"), parse, orjson.loads(_line(event)), params, repeatable=producer is not None)
+
+
+def append_many(name: str, events: Iterable[Any], producer: str | None, sequence: int | None) -> Call[int | None]:
+    """Append events; the result is the number of the producer's last batch. Repeated only when it has a number."""
+    lines = b"\n".join(_line(event if isinstance(event, NewEvent) else NewEvent(event)) for event in events)
+    params = _numbered(producer, sequence)
+    path = path_of(name, "events")
+    return Call("POST", path, lambda r: json_of(r)["sequence"], None, params, producer is not None, lines)
+
+
+def read(name: str, partition: int, offset: int, limit: int, wait_s: float) -> Call[list[Event[Any]]]:
+    """Events of a partition."""
+    params = {"partition": str(partition), "offset": str(offset), "limit": str(limit)}
+    if wait_s > 0:
+        params["wait"] = f"{wait_s:.3f}s"
+    return Call("GET", path_of(name, "events"), lambda r: [event_of(one) for one in json_of(r)["events"]], params=params)
+
+
+def lag(name: str, group: str | None) -> Call[list[Lag]]:
+    """How far a group, or each, is."""
+
+    def parse(response: Any) -> list[Lag]:
+        found = json_of(response)
+        groups = [found] if group is not None else found
+        return [
+            Lag(
+                **{
+                    **one,
+                    "group": shown["group"],
+                    "committed_at": time_of(one["committed_at"]),
+                    "paused_at": time_of(one["paused_at"]),
+                }
+            )
+            for shown in groups
+            for one in shown["partitions"]
+        ]
+
+    return Call("GET", path_of(name, "groups", *([] if group is None else [quoted(group)])), parse)
+
+
+def seek(name: str, group: str, to: str | datetime | Mapping[int, int]) -> Call[int]:
+    """Move a group."""
+    if isinstance(to, datetime):
+        body: dict[str, Any] = {"time": to}
+    elif isinstance(to, Mapping):
+        body = {"offsets": {str(partition): offset for partition, offset in to.items()}}
+    else:
+        body = {"to": to}
+    return Call("POST", path_of(name, "groups", quoted(group), "seek"), lambda r: int(json_of(r)["partitions"]), body)
+
+
+def pause(name: str, group: str, word: str, partitions: Collection[int] | None, because: str | None) -> Call[int]:
+    """Pause or resume partitions."""
+    body: dict[str, Any] = {"partitions": None if partitions is None else list(partitions)}
+    if because is not None:
+        body["because"] = because
+    return Call("POST", path_of(name, "groups", quoted(group), word), lambda r: int(json_of(r)["partitions"]), body)
+
+
+def drop_group(name: str, group: str) -> Call[None]:
+    """Forget a group."""
+    return Call("DELETE", path_of(name, "groups", quoted(group)), lambda _: None)
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """A membership: its calls."""
+
+    stream: str
+    group: str
+    id: str
+    session: UUID
+
+    def _path(self, *rest: str) -> str:
+        return path_of(self.stream, "groups", quoted(self.group), "members", quoted(self.id), *rest)
+
+    @classmethod
+    def new(cls, stream: str, group: str, id: str | None) -> Seat:
+        """A new membership; the session is made here, so that the join can be repeated."""
+        session = uuid_utils.compat.uuid7()
+        return cls(stream, group, id or f"member.{session.hex[-12:]}", session)
+
+    def join(self, start: str, dead_after_s: float, metadata: Mapping[str, Any] | None) -> Call[None]:
+        """Join."""
+        body = {"session": str(self.session), "start": start, "dead_after_s": dead_after_s, "metadata": dict(metadata or {})}
+        return Call("PUT", self._path(), lambda _: None, body)
+
+    def read(self, limit: int, wait_s: float, busy: Collection[int], ahead: Mapping[int, int], gone: str) -> Call[Reading]:
+        """Read on."""
+        body: dict[str, Any] = {"session": str(self.session), "limit": limit, "busy": list(busy), "gone": gone}
+        body["ahead"] = {str(partition): offset for partition, offset in ahead.items()}
+        if wait_s > 0:
+            body["wait"] = f"{wait_s:.3f}s"
+        return Call("POST", self._path("read"), _reading, body)
+
+    def commit(self, batches: Iterable[MemberBatch]) -> Call[dict[int, bool]]:
+        """Commit."""
+        commits = [
+            {"partition": one.partition, "epoch": one.epoch, "revision": one.revision, "next_offset": one.next_offset}
+            for one in batches
+        ]
+
+        def parse(response: Any) -> dict[int, bool]:
+            return {int(at): outcome == "committed" for at, outcome in json_of(response)["outcomes"].items()}
+
+        return Call("POST", self._path("commit"), parse, {"commits": commits})
+
+    def heartbeat(self) -> Call[Reading]:
+        """Beat."""
+        return Call("POST", self._path("heartbeat"), _reading, {"session": str(self.session)})
+
+    def leave(self) -> Call[None]:
+        """Leave. Not repeated: the second time it is no member."""
+        return Call("DELETE", self._path(), lambda _: None, params={"session": str(self.session)}, repeatable=False)
+
+
+def _reading(response: Any) -> Reading:
+    found = json_of(response)
+    batches = [
+        MemberBatch(**{**batch, "events": [event_of(one) for one in batch["events"]]}) for batch in found.get("batches", [])
+    ]
+    return Reading(batches, {int(at): epoch for at, epoch in found["partitions"].items()}, found["revoked"])
+
+
+def _numbered(producer: str | None, sequence: int | None) -> dict[str, str]:
+    if (producer is None) != (sequence is None):
+        raise InvalidInput("producer and sequence go together", hint="Give both, or none of them.")
+    return {} if producer is None else {"producer": producer, "sequence": str(sequence)}
+
+
+def _line(event: NewEvent[Any]) -> bytes:
+    fields: dict[str, Any] = {}
+    if isinstance(event.data, (bytes, bytearray, memoryview)):
+        fields["bytes"] = base64.b64encode(event.data).decode()
+    else:
+        fields["data"] = orjson.Fragment(dump_json(event.data, "the event"))
+    if event.key is not None:
+        fields["key"] = event.key
+    if event.headers:
+        fields["headers"] = dict(event.headers)
+    if event.time is not None:
+        fields["time"] = event.time
+    return orjson.dumps(fields)

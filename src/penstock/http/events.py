@@ -1,0 +1,172 @@
+"""Events as JSON: out of chunks as the database has them, and into columns as they are appended.
+
+Payloads of JSON travel as the text that they are, so that no number is rounded; payloads of bytes as base64.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from bisect import bisect_left
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any
+
+import msgspec
+import orjson
+import zstandard
+from msgspec import Raw, Struct
+
+from penstock.errors import InvalidInput
+from penstock.event import Chunk, Columns, StreamRecord
+from penstock.http.bodies import NOTHING
+from penstock.http.errors import ApiError
+from penstock.payload import storable
+
+_OPTIONS = orjson.OPT_UTC_Z
+_unpacker = zstandard.ZstdDecompressor()
+_packer = zstandard.ZstdCompressor()
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Events of one partition that follow each other, from `first` to before `next`: their offsets, and each as JSON."""
+
+    partition: int
+    first: int
+    next: int
+    offsets: list[int]
+    events: list[bytes]
+    size: int
+
+    def since(self, offset: int) -> Piece:
+        """The part from an offset on."""
+        if offset <= self.first:
+            return self
+        at = bisect_left(self.offsets, offset)
+        return replace(self, first=offset, offsets=self.offsets[at:], events=self.events[at:])
+
+    def first_of(self, most: int) -> Piece:
+        """The first so many events."""
+        if len(self.events) <= most:
+            return self
+        return replace(self, next=self.offsets[most], offsets=self.offsets[:most], events=self.events[:most])
+
+
+def piece_of(record: StreamRecord, chunk: Chunk, since: int) -> Piece:
+    """The events of a chunk from an offset on."""
+    offsets = list(chunk.offsets) if chunk.offsets is not None else list(range(chunk.first_offset, chunk.next_offset))
+    begin = bisect_left(offsets, since)
+    events = [orjson.dumps(event, option=_OPTIONS) for event in _events(record, chunk, offsets, begin)]
+    return Piece(chunk.partition, since, chunk.next_offset, offsets[begin:], events, sum(map(len, events)) + 100)
+
+
+def _events(record: StreamRecord, chunk: Chunk, offsets: list[int], begin: int) -> Iterator[dict[str, Any]]:
+    for place in range(begin, len(offsets)):
+        event: dict[str, Any] = {
+            "partition": chunk.partition,
+            "offset": offsets[place],
+            "key": None if chunk.keys is None else chunk.keys[place],
+        }
+        if record.options.format == "bytes":
+            stored = None if chunk.bytes is None else chunk.bytes[place]
+            if stored is not None and record.options.compression is not None:
+                stored = _unpacked(record, stored)
+            event["bytes"] = None if stored is None else base64.b64encode(stored).decode()
+        else:
+            text = None if chunk.data is None else chunk.data[place]
+            event["data"] = None if text is None else orjson.Fragment(text)
+        headers = None if chunk.headers is None else chunk.headers[place]
+        event["headers"] = {} if headers is None else orjson.Fragment(headers)
+        event["time"] = None if chunk.times is None else chunk.times[place]
+        event["appended_at"] = chunk.appended_at
+        yield event
+
+
+def _unpacked(record: StreamRecord, stored: bytes) -> bytes:
+    try:
+        return _unpacker.decompress(stored)
+    except zstandard.ZstdError as error:
+        raise InvalidInput(f"a payload of stream {record.name} is not compressed by zstd: {error}") from None
+
+
+class EventBody(Struct, forbid_unknown_fields=True):
+    """An event that is to be appended."""
+
+    data: Raw = NOTHING
+    bytes: str | None = None
+    key: str | None = None
+    headers: Raw = NOTHING
+    time: datetime | None = None
+
+
+class Appendix:
+    """Events gathered for one append.
+
+    Args:
+        record: The stream.
+    """
+
+    def __init__(self, record: StreamRecord) -> None:
+        self._record = record
+        self._binary = record.options.format == "bytes"
+        self._decode = msgspec.json.Decoder(EventBody).decode
+        self.bytes = 0
+        self._payloads: list[Any] = []
+        self._keys: list[str | None] = []
+        self._headers: list[str | None] = []
+        self._times: list[datetime | None] = []
+
+    def __len__(self) -> int:
+        return len(self._payloads)
+
+    def add(self, line: bytes) -> None:
+        """Take one event as JSON. Raises `ApiError` 400, `InvalidInput`."""
+        try:
+            event = self._decode(line)
+            data, headers = bytes(event.data).decode(), bytes(event.headers).decode()
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            raise ApiError(400, "invalid_request", f"That is not an event: {error}", in_body=True) from None
+        what = f"an event of {self._record.name}"
+        if event.time is not None and event.time.tzinfo is None:
+            raise InvalidInput(f"{event.time.isoformat()} has no time zone", hint="Write 2026-01-31T12:00:00Z.")
+        if event.key is not None and "\x00" in event.key:
+            raise InvalidInput("the key contains the character U+0000", hint="PostgreSQL cannot store it.")
+        if headers and headers != "null" and not headers.startswith("{"):
+            raise InvalidInput("headers must be an object", hint='For example {"trace": "4bf92f"}.')
+        self._payloads.append(self._payload(event, data, what))
+        self._keys.append(event.key)
+        self._headers.append(storable(headers, what) if headers not in ("", "null", "{}") else None)
+        self._times.append(event.time)
+        self.bytes += len(line)
+
+    def _payload(self, event: EventBody, data: str, what: str) -> Any:
+        if not self._binary:
+            if event.bytes is not None or not data:
+                raise InvalidInput(f"{what} needs data, any JSON", hint='For example {"data": {"total": 3}, "key": "acme"}.')
+            # A JSON null in a compacted stream says that the key is gone.
+            return None if self._record.options.compact and data == "null" else storable(data, what)
+        if data:
+            raise InvalidInput(f"{what} needs bytes, as base64", hint='For example {"bytes": "aGVsbG8=", "key": "acme"}.')
+        if event.bytes is None:
+            if self._record.options.compact:
+                return None
+            raise InvalidInput(f"{what} needs bytes, as base64", hint='For example {"bytes": "aGVsbG8=", "key": "acme"}.')
+        try:
+            blob = base64.b64decode(event.bytes, validate=True)
+        except (binascii.Error, ValueError):
+            raise InvalidInput("bytes is not base64", hint='For example {"bytes": "aGVsbG8="}.') from None
+        return blob if self._record.options.compression is None else _packer.compress(blob)
+
+    def columns(self) -> Columns:
+        """What was gathered; begins anew."""
+        columns = Columns(
+            self._payloads,
+            self._keys if any(key is not None for key in self._keys) else None,
+            self._headers if any(text is not None for text in self._headers) else None,
+            self._times if any(time is not None for time in self._times) else None,
+            self._binary,
+        )
+        self._payloads, self._keys, self._headers, self._times, self.bytes = [], [], [], [], 0
+        return columns

@@ -1,0 +1,213 @@
+"""Streams and topics through the typed clients, against a real server."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import secrets
+from collections.abc import Iterator
+from contextlib import aclosing
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from http_server import TOKEN, Served, free_port, serving
+
+from conftest import eventually
+from penstock import Conflict, InvalidInput, NotFound
+from penstock.client import AccessDenied, AsyncClient, Client
+from penstock.errors import OffsetGone
+from penstock.event import NewEvent, Position
+from penstock.testing import TemporaryDatabases
+
+
+@pytest.fixture
+def penstock(served: Served) -> Iterator[Client]:
+    with Client(served.base_url, "admin", TOKEN) as client:
+        yield client
+
+
+@pytest.fixture
+def name() -> str:
+    return f"n-{secrets.token_hex(4)}"
+
+
+def test_a_streams_life(penstock: Client, name: str) -> None:
+    stream = penstock.stream(name)
+    with pytest.raises(NotFound):
+        stream.describe()
+    assert stream.create(1, keep_age_s=60)["keep_age_s"] == 60
+    with pytest.raises(Conflict):
+        stream.create()
+    at = datetime(2026, 1, 31, tzinfo=UTC)
+    assert stream.append({"n": 1}, key="k", headers={"a": 1}, time=at) == Position(0, 0)
+    assert stream.append_many([2, NewEvent(3, key="k")], producer="p", sequence=1) == 1
+    assert stream.append_many([2, NewEvent(3, key="k")], producer="p", sequence=1) == 1
+    assert stream.append(4, producer="p", sequence=2) == Position(0, 3)
+    (first, *others) = stream.read(0)
+    assert (first.data, first.key, first.headers, first.time) == ({"n": 1}, "k", {"a": 1}, at)
+    assert [event.data for event in others] == [2, 3, 4]
+    assert stream.read(0, 4, wait=timedelta(seconds=0.1)) == []
+    assert [event.data for event in itertools.islice(stream.follow("earliest"), 4)] == [{"n": 1}, 2, 3, 4]
+    assert [event.data for event in itertools.islice(stream.follow({0: 2}, partitions=[0]), 2)] == [3, 4]
+    assert name in {one["name"] for one in penstock.streams()}
+    with pytest.raises(InvalidInput):
+        stream.append(1, producer="p")
+
+
+def test_bytes(penstock: Client, name: str) -> None:
+    stream = penstock.stream(name)
+    stream.create(1, format="bytes", compression="zstd")
+    stream.append(b"\x00\xff")
+    assert [event.data for event in stream.read(0)] == [b"\x00\xff"]
+
+
+def test_a_group(penstock: Client, name: str) -> None:
+    stream = penstock.stream(name)
+    stream.create(1)
+    stream.append_many(range(4))
+    member = stream.join("g", "me")
+    with pytest.raises(Conflict):
+        stream.join("g", "me")
+    reading = member.read(3)
+    assert [event.data for batch in reading.batches for event in batch.events] == [0, 1, 2]
+    assert member.commit(*reading.batches) == {0: True}
+    assert member.heartbeat().partitions == {0: 1}
+    (lag,) = stream.lag("g")
+    assert (lag.next, lag.lag, lag.owner) == (3, 1, "me")
+    assert stream.lag() == [lag]
+    assert stream.seek("g", "earliest") == 1
+    assert member.commit(*reading.batches) == {0: False}
+    assert stream.pause("g", [0], because="x") == 1
+    assert member.read().batches == []
+    assert stream.resume("g") == 1
+    assert len(member.read().batches[0].events) == 4
+    assert stream.seek("g", {0: 2}) == stream.seek("g", datetime.now(UTC)) == 1
+    member.leave()
+    with pytest.raises(NotFound):
+        member.read()
+    stream.drop_group("g")
+
+
+def test_a_topics_life(penstock: Client, name: str) -> None:
+    topic = penstock.topic(name)
+    with pytest.raises(NotFound):
+        topic.publish(1)
+    topic.declare(keep=2)
+    assert topic.subscribe("a", ttl=timedelta(minutes=1), filter={"n": 1}).created
+    assert topic.renew("a")
+    (one,) = topic.subscribers()
+    assert (one.client_id, one.filter, one.ttl) == ("a", {"n": 1}, timedelta(minutes=1))
+    first = topic.publish({"n": 1}, unique="u", run_after=timedelta(0), expires_at=timedelta(hours=1))
+    assert (first.receivers, topic.publish({"n": 1}, id=first.id).duplicate) == (1, True)
+    receipt = topic.publish({"n": 1}, background=False, timeout=timedelta(seconds=0.1))
+    assert (receipt.complete, [str(outcome.status) for outcome in receipt.outcomes or []]) == (False, ["queued"])
+    assert [message.data for message in topic.read(0)] == [{"n": 1}] * 2
+    assert [message.seq for message in itertools.islice(topic.receive(since=0), 2)] == [1, 2]
+    topic.unsubscribe("a", drop=True)
+    with pytest.raises(NotFound):
+        topic.unsubscribe("a")
+    assert name in {counts.name for counts in penstock.topic_counts()}
+
+
+async def test_the_asynchronous_client_follows_and_receives(served: Served, name: str) -> None:
+    async with AsyncClient(served.base_url, "admin", TOKEN) as penstock:
+        stream, topic = penstock.stream(name), penstock.topic(name)
+        await stream.create(2)
+        await topic.declare()
+        member = await stream.join("g")
+        reading = asyncio.create_task(member.read(wait=timedelta(seconds=20)))
+        async with aclosing(stream.follow()) as events, aclosing(topic.receive(filter={"n": 1})) as messages:
+            event = asyncio.ensure_future(anext(events))
+            message = asyncio.ensure_future(anext(messages))
+
+            async def there() -> bool:
+                return bool(await topic.subscribers())
+
+            await eventually(there, "the subscription")
+            await stream.append("x", key="k")
+            await topic.publish({"n": 2})
+            await topic.publish({"n": 1})
+            assert (await message).data == {"n": 1}
+            # It may have begun after that event: another one tells.
+            while not event.done():
+                await stream.append("x", key="k")
+                await asyncio.wait([event], timeout=0.5)
+            assert (await event).data == "x"
+        (batch,) = (await reading).batches
+        assert batch.events[0].data == "x"
+        await member.commit(batch)
+        await member.leave()
+
+
+async def test_a_follower_outlives_the_server(databases: TemporaryDatabases, name: str) -> None:
+    port = str(free_port())
+    with databases.database() as url:
+        async with AsyncClient(f"http://127.0.0.1:{port}", "admin", TOKEN) as penstock:
+            stream = penstock.stream(name)
+            seen: list[Any] = []
+            with serving(url, "--port", port):
+                await stream.create(1)
+                await stream.append(1)
+                events = stream.follow("earliest")
+                seen.append((await anext(events)).data)
+            with serving(url, "--port", port):
+                await stream.append(2)
+                seen.append((await anext(events)).data)
+                await events.aclose()  # type: ignore[attr-defined]
+            assert seen == [1, 2]
+
+
+def test_what_is_gone_is_an_error(penstock: Client, served: Served, name: str) -> None:
+    import asyncpg
+
+    stream = penstock.stream(name)
+    stream.create(1, keep_events=1)
+    stream.append(1)
+
+    async def roll() -> None:
+        sql = await asyncpg.connect(served.database_url)
+        await sql.execute("select penstock.roll_segment($1)", name)
+        stream.append(2)
+        await sql.execute("select penstock.retire_segments($1)", name)
+        await sql.close()
+
+    asyncio.run(roll())
+    with pytest.raises(OffsetGone):
+        stream.read(0)
+    with pytest.raises(OffsetGone):
+        next(stream.follow({0: 0}))
+
+
+def test_messages_are_worked_on_a_socket(penstock: Client, served: Served, name: str) -> None:
+    topic = penstock.topic(name)
+    with pytest.raises(NotFound):
+        next(topic.work())
+    topic.declare()
+    topic.publish({"n": 0})
+    deliveries = topic.work("me", stay=True, since=0, window=5)
+    first = next(deliveries)
+    assert (first.message.data, first.attempt) == ({"n": 0}, 1)
+    first.ack({"ok": True})
+    topic.publish({"n": 1})
+    next(deliveries).fail("no", retry=False)
+    topic.publish({"n": 2})
+    assert next(deliveries).message.data == {"n": 2}
+    deliveries.close()  # type: ignore[attr-defined]
+    assert next(topic.work("me", stay=True)).message.data == {"n": 2}
+
+
+async def test_messages_are_worked_on_a_socket_without_blocking(served: Served, name: str) -> None:
+    async with AsyncClient(served.base_url, token=f"admin.{TOKEN}") as penstock:
+        topic = penstock.topic(name)
+        await topic.declare()
+        await topic.publish(1)
+        async with aclosing(topic.work(since=0)) as deliveries:
+            first = await anext(deliveries)
+            publishing = asyncio.create_task(topic.publish(2, background=False))
+            await first.ack()
+            await (await anext(deliveries)).ack("done")
+            assert [outcome.result for outcome in (await publishing).outcomes or []] == ["done"]
+    async with AsyncClient(served.base_url, token="admin.wrong") as penstock:
+        with pytest.raises(AccessDenied):
+            await anext(penstock.topic(name).work())

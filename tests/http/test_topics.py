@@ -1,0 +1,173 @@
+"""Topics over HTTP: make, publish, subscribe, read."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import time
+from typing import Any
+from uuid import uuid4
+
+import httpx
+import pytest
+from http_calls import claim, settle
+
+from conftest import eventually
+
+
+@pytest.fixture
+def topic(client: httpx.Client) -> str:
+    return declare(client)
+
+
+def declare(client: httpx.Client, **options: Any) -> str:
+    name = f"t-{secrets.token_hex(4)}"
+    answer = client.post("/v1/topics", json={"name": name, **options})
+    assert answer.status_code == 201, answer.text
+    return name
+
+
+def publish(client: httpx.Client, topic: str, data: Any = None, **fields: Any) -> dict[str, Any]:
+    answer = client.post(f"/v1/topics/{topic}/messages", json={"data": data, **fields})
+    assert answer.status_code == 202, answer.text
+    receipt: dict[str, Any] = answer.json()
+    return receipt
+
+
+def subscribe(client: httpx.Client, topic: str, client_id: str, **fields: Any) -> dict[str, Any]:
+    answer = client.put(f"/v1/topics/{topic}/subscribers/{client_id}", json=fields)
+    assert answer.status_code == 200, answer.text
+    receipt: dict[str, Any] = answer.json()
+    return receipt
+
+
+def test_a_message_reaches_every_subscriber_as_a_job(client: httpx.Client, topic: str) -> None:
+    assert subscribe(client, topic, "a")["created"] is True
+    assert subscribe(client, topic, "a")["created"] is False
+    subscribe(client, topic, "b", filter={"dest": "JFK"})
+    assert [one["client_id"] for one in client.get(f"/v1/topics/{topic}/subscribers").json()] == ["a", "b"]
+    assert publish(client, topic, {"dest": "JFK"})["receivers"] == 2
+    assert publish(client, topic, {"dest": "SFO"})["receivers"] == 1
+    assert [job["data"] for job in claim(client, f"{topic}_a", limit=5)] == [{"dest": "JFK"}, {"dest": "SFO"}]
+    assert [job["data"] for job in claim(client, f"{topic}_b", limit=5)] == [{"dest": "JFK"}]
+    assert (client.get(f"/v1/topics/{topic}").json()["last_seq"], client.get(f"/v1/topics/{topic}").json()["subscribers"]) == (
+        2,
+        2,
+    )
+    assert topic in {one["name"] for one in client.get("/v1/topics").json()}
+    assert client.delete(f"/v1/topics/{topic}/subscribers/b").status_code == 204
+    assert client.delete(f"/v1/topics/{topic}/subscribers/b").status_code == 404
+
+
+def test_the_payload_keeps_its_digits(client: httpx.Client, topic: str) -> None:
+    number = "12345678901234567890.123456789012345678"
+    body = f'{{"data": {{"n": {number}}}}}'
+    client.post(f"/v1/topics/{topic}/messages", content=body, headers={"Content-Type": "application/json"})
+    assert number in client.get(f"/v1/topics/{topic}/messages").text
+
+
+def test_the_options_of_a_publish(client: httpx.Client, topic: str) -> None:
+    subscribe(client, topic, "a")
+    id = str(uuid4())
+    first = publish(client, topic, 1, id=id, unique="u")
+    assert (first["id"], first["duplicate"], first["outcomes"]) == (id, False, None)
+    assert publish(client, topic, 1, id=id)["duplicate"] is True
+    assert publish(client, topic, 2, unique="u")["coalesced"] == 1
+    publish(client, topic, 3, run_after=3600)
+    publish(client, topic, 4, run_after="2020-01-01T00:00:00Z", expires_at=3600)
+    publish(client, topic, 5, expires_at="2020-01-01T00:00:00Z")
+    assert [job["data"] for job in claim(client, f"{topic}_a", limit=9)] == [1, 4]
+
+
+def test_a_publisher_hears_what_became_of_its_message(client: httpx.Client, topic: str) -> None:
+    subscribe(client, topic, "a")
+    subscribe(client, topic, "b")
+    receipts: list[dict[str, Any]] = []
+    waiting = threading.Thread(target=lambda: receipts.append(publish(client, topic, 1, background=False, timeout="20s")))
+    waiting.start()
+    for name, outcome, fields in (("a", "succeeded", {"result": 7}), ("b", "failed-for-good", {"error": "broken"})):
+        (job,) = claim(client, f"{topic}_{name}", wait="10s")
+        settle(client, f"{topic}_{name}", job, outcome, **fields)
+    waiting.join(20)
+    (receipt,) = receipts
+    assert receipt["complete"] is True
+    assert {one["client_id"]: (one["status"], one["result"]) for one in receipt["outcomes"]} == {
+        "a": ("succeeded", 7),
+        "b": ("failed", None),
+    }
+
+
+def test_at_the_time_limit_a_publisher_gets_what_is_known(client: httpx.Client, topic: str) -> None:
+    subscribe(client, topic, "a")
+    started = time.monotonic()
+    receipt = publish(client, topic, 1, background=False, timeout="300ms")
+    assert time.monotonic() - started >= 0.3
+    assert (receipt["complete"], [one["status"] for one in receipt["outcomes"]]) == (False, ["queued"])
+
+
+async def test_a_subscription_that_is_not_renewed_ends(client: httpx.Client, topic: str) -> None:
+    subscribe(client, topic, "a", ttl_s=1)
+    assert client.post(f"/v1/topics/{topic}/subscribers/a/renew").json() == {"renewed": True}
+
+    def ended() -> bool:
+        return client.get(f"/v1/topics/{topic}/subscribers").json() == []
+
+    await eventually(ended, "the end")
+    assert client.post(f"/v1/topics/{topic}/subscribers/a/renew").json() == {"renewed": False}
+
+
+def test_late_joiners_and_readers_get_what_is_kept(client: httpx.Client) -> None:
+    topic = declare(client, keep=2)
+    for n in range(5):
+        publish(client, topic, n)
+    assert subscribe(client, topic, "a")["replayed"] == 2
+    assert subscribe(client, topic, "b", since=1)["replayed"] == 4
+    assert [message["data"] for message in client.get(f"/v1/topics/{topic}/messages?since=3").json()] == [3, 4]
+    assert [message["seq"] for message in client.get(f"/v1/topics/{topic}/messages?limit=2").json()] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("status", "method", "path", "body"),
+    [
+        (400, "POST", "/v1/topics", {"name": "a b"}),
+        (400, "POST", "/v1/topics", {"name": "a\u0000"}),
+        (400, "POST", "/v1/topics", {"name": "x", "keep": -1}),
+        (404, "GET", "/v1/topics/none", None),
+        (404, "GET", "/v1/topics/none/subscribers", None),
+        (404, "GET", "/v1/topics/none/messages", None),
+        (404, "GET", "/v1/topics/none/deliveries", None),
+        (404, "POST", "/v1/topics/none/messages", {"data": 1}),
+        (404, "PUT", "/v1/topics/none/subscribers/a", {}),
+        (404, "DELETE", "/v1/topics/none/subscribers/a", None),
+        (400, "PUT", "/v1/topics/{topic}/subscribers/a", {"ttl_s": 0.1}),
+        (400, "PUT", "/v1/topics/{topic}/subscribers/a", {"since": 9}),
+        (400, "PUT", "/v1/topics/{topic}/subscribers/a", {"tll_s": 1}),
+        (400, "PUT", "/v1/topics/{topic}/subscribers/{long}", {}),
+        (400, "POST", "/v1/topics/{topic}/messages", {"data": "\u0000"}),
+        (400, "POST", "/v1/topics/{topic}/messages", {"data": 1, "id": "x"}),
+        (400, "POST", "/v1/topics/{topic}/messages", {"data": 1, "run_after": "2026-01-01T00:00:00"}),
+        (400, "POST", "/v1/topics/{topic}/messages", {"data": 1, "unique": ""}),
+        (400, "POST", "/v1/topics/{topic}/messages", {"data": 1, "timeout": "long"}),
+        (400, "POST", "/v1/topics/{topic}/messages", [1]),
+        (413, "POST", "/v1/topics/{topic}/messages", {"data": "x" * 2_000_000}),
+        (400, "GET", "/v1/topics/{topic}/messages?since=7", None),
+        (400, "GET", "/v1/topics/{topic}/messages?limit=0", None),
+        (400, "GET", "/v1/topics/{topic}/deliveries?stay=true", None),
+        (400, "GET", "/v1/topics/{topic}/deliveries?ttl_s=5", None),
+        (400, "GET", "/v1/topics/{topic}/deliveries?filter={", None),
+        (400, "GET", "/v1/topics/{topic}/deliveries?since=7", None),
+    ],
+)
+def test_a_bad_call_is_refused(client: httpx.Client, topic: str, status: int, method: str, path: str, body: Any) -> None:
+    path = path.replace("{topic}", topic).replace("{long}", "x" * 200)
+    answer = client.request(method, path, json=body) if body is not None else client.request(method, path)
+    assert (answer.status_code, "title" in answer.json()) == (status, True), answer.text
+    assert client.get(f"/v1/topics/{topic}/messages").json() == []
+
+
+def test_names_that_would_collide_are_refused(client: httpx.Client) -> None:
+    topic = declare(client)
+    client.post("/v1/topics", json={"name": f"{topic}_a"})
+    subscribe(client, topic, "a_b")
+    answer = client.put(f"/v1/topics/{topic}_a/subscribers/b")
+    assert (answer.status_code, answer.json()["id"]) == (409, "conflict")
