@@ -418,7 +418,8 @@ async def test_a_tail_follows_and_sees_new_partitions(app: Penstock) -> None:
 
 
 async def tend(sql: Sql) -> None:
-    await sql.execute("select penstock.tend_streams()")
+    for (name,) in await sql.fetch("select penstock.sweep_streams()"):
+        await sql.execute("select penstock.tend_stream($1)", name)
     await sql.execute("select penstock.drop_retired()")
 
 
