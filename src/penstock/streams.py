@@ -23,10 +23,11 @@ from penstock.callers import append_through
 from penstock.consuming.consumer import ConsumerOptions
 from penstock.consuming.pull import Consumption
 from penstock.encoding import Encoding, KeyOf
-from penstock.errors import InvalidInput, NotFound
+from penstock.errors import Conflict, DatabaseUnavailable, InvalidInput, NotFound, PenstockError
 from penstock.event import (
     Appended,
     Bounds,
+    Columns,
     Event,
     Gone,
     Lag,
@@ -158,12 +159,13 @@ class Stream(Generic[T]):
             return await self.appender().append(columns)
         return await append_through(connection, self.name, columns)
 
-    def producer(self, id: str | None = None, *, sequence: int = 0) -> Producer[T]:
+    def producer(self, id: str | None = None, *, sequence: int | None = None) -> Producer[T]:
         """A producer whose appends can be repeated without being there twice.
 
         Args:
             id: Name of the producer, one for each writer; None: a new one.
-            sequence: Number of the last batch that it appended, when it goes on after a restart.
+            sequence: Number of the last batch that is known to have been appended, when it goes on after a restart and appends the
+                ones after it again; None: all that is there under its name is left behind, and what it appends is new.
         """
         return Producer(self, id or secrets.token_hex(8), sequence)
 
@@ -357,12 +359,16 @@ class Producer(Generic[T]):
     """Appends batches under numbers of their own, so that a batch whose answer was lost can be sent again safely.
 
     Not for several tasks at once: each writer has its own producer.
+
+    Attributes:
+        sequence: Number of its last batch; None: not yet asked for.
     """
 
-    def __init__(self, stream: Stream[T], id: str, sequence: int) -> None:
+    def __init__(self, stream: Stream[T], id: str, sequence: int | None) -> None:
         self.stream = stream
         self.id = id
         self.sequence = sequence
+        self._open: Columns | None = None
 
     async def append(self, data: T, *, key: str | None = None, headers: Mapping[str, Any] | None = None) -> Position:
         """Append one event, again and again until the database has answered. See `Stream.append`."""
@@ -375,24 +381,42 @@ class Producer(Generic[T]):
             items: At most 1,000 events for each partition.
             retry: Repeat until the database has answered; otherwise repeat the call with the same events after an error.
 
+        Returns:
+            Where they are; nothing when they are a batch before the last one under this name, and so there already.
+
         Raises:
-            Conflict: Another writer uses this id.
+            Conflict: Another writer uses this id; or the call before was cancelled, so that nobody knows whether its events are
+                there, and these are others.
         """
         columns = self.stream.encoding.columns(items)
         if not columns.payloads:
             return Appended([], [])
+        if self._open is not None and columns != self._open:
+            raise Conflict(
+                f"whether the last batch of producer {self.id} was appended is not known",
+                hint="Append the same events once more before others, or make a new producer.",
+            )
         database = await self.stream.app.database()
+        await self.stream.declare()
+        if self.sequence is None:
+            self.sequence = await streams.last_sequence(database, self.stream.name, self.id)
         number = self.sequence + 1
 
         async def send(routed: Routed) -> Sequence[Any]:
             return await streams.append_routed(database, self.stream.name, routed, self.id, number)
 
         async def once() -> Appended:
-            await self.stream.declare()
             return await self.stream.appender().append_through(columns, send)
 
-        receipts = await (database.retrying(once) if retry else once())
-        self.sequence = number
+        before, self._open = self._open, columns
+        try:
+            receipts = await (database.retrying(once) if retry else once())
+        except DatabaseUnavailable:
+            raise
+        except PenstockError:
+            self._open = before  # refused, so it is not there
+            raise
+        self.sequence, self._open = number, None
         return receipts
 
 

@@ -339,6 +339,21 @@ class Consumer(Generic[T]):
         if part.room > 0:
             self._came.set()
 
+    async def has_committed(self, part: Part[T], next_offset: int) -> bool:
+        """Whether the database has everything of a partition before an offset as done."""
+        while True:
+            try:
+                found = (
+                    await streams.begin_partitions(
+                        self.database, self.stream, self.group, self.member.id, {part.partition: part.epoch}
+                    )
+                ).get(part.partition)
+            except DatabaseUnavailable as error:
+                log.warning("look_failed", stream=self.stream, group=self.group, error=error.message)
+                await asyncio.sleep(random.uniform(0.2, 0.6))
+            else:
+                return found is not None and found.revision == part.revision and found.next_offset >= next_offset
+
     async def quarantine(self, part: Part[T], reason: str) -> None:
         """Pause a partition before what comes next."""
         part.paused = True

@@ -178,6 +178,12 @@ class Deliver(Generic[T]):
             await part.nap(delay(policy.backoff, part.attempts))
             return
         reason = plain_text(f"{type(error).__name__}: {error}"[:2_000])
+        if batch.tried and await consumer.has_committed(part, batch.next_offset):
+            # The error came after the commit, or instead of its answer: what these events do is done, exactly once.
+            log.warning("handler_failed_after_commit", **context, offset=batch.first_offset, error=reason)
+            part.in_hand, batch.committed = batch, True
+            self._done(part)
+            return
         retried = not isinstance(error, Fail) and (policy.attempts is None or part.attempts < policy.attempts)
         log.error("event_failed", **context, offset=batch.first_offset, events=len(batch), error=reason, retried=retried)
         if retried:

@@ -184,6 +184,11 @@ async def append_routed(
     return await database.fetch(*append_call(name, routed, producer, sequence))
 
 
+async def last_sequence(database: Database, name: str, producer: str) -> int:
+    """Number of the last batch of a producer; 0: none."""
+    return int(await database.fetchval("select penstock.last_sequence($1, $2)", name, producer, retry=True))
+
+
 async def begin_load(transaction: Transaction, name: str) -> int:
     """Make room for a load in this transaction. Returns the number of partitions to route for."""
     return int((await transaction.fetchrow("select penstock.begin_load($1) as partitions", name))["partitions"])
@@ -315,9 +320,9 @@ async def commit_offsets(
     return {row["partition"]: Committed(row["committed"], row["paused"]) for row in rows}
 
 
-def commit_as_json(group: str, member: str, commit: Commit) -> str:
-    """A commit as `penstock.commit_json` takes it."""
-    return orjson.dumps({"group": group, "member": member, **asdict(commit)}).decode()
+def commit_as_json(group: str, member: str, commit: Commit, first_offset: int) -> str:
+    """A commit of the events from `first_offset` on, as `penstock.commit_json` takes it."""
+    return orjson.dumps({"group": group, "member": member, **asdict(commit), "first_offset": first_offset}).decode()
 
 
 async def dead_letter(
