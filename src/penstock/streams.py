@@ -13,6 +13,7 @@ Events of one key are in one partition, in the order in which they were appended
 from __future__ import annotations
 
 import asyncio
+import random
 import secrets
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Mapping, Sequence
 from datetime import datetime
@@ -164,8 +165,8 @@ class Stream(Generic[T]):
 
         Args:
             id: Name of the producer, one for each writer; None: a new one.
-            sequence: Number of the last batch that is known to have been appended, when it goes on after a restart and appends the
-                ones after it again; None: all that is there under its name is left behind, and what it appends is new.
+            sequence: Number of the last batch that is known to be there, when it starts again and appends what came after it once
+                more; None: what is there under its name is left behind, and what it appends is new.
         """
         return Producer(self, id or secrets.token_hex(8), sequence)
 
@@ -191,7 +192,7 @@ class Stream(Generic[T]):
         self, items: Iterable[NewEvent[T] | T] | AsyncIterable[NewEvent[T] | T], router: Router
     ) -> AsyncIterator[tuple[Any, ...]]:
         gathered: list[NewEvent[T] | T] = []
-        turn = 0
+        turn = random.randrange(router.partitions)
         async for item in _each(items):
             gathered.append(item)
             if len(gathered) >= _LOAD_ROUND:

@@ -106,26 +106,36 @@ begin
         -- In one order, always, so that two that begin or commit cannot wait for each other.
         order by owned.partition
     loop
-        -- Waits for a commit of the owner before, which may be under way in the transaction of a handler.
-        update penstock.group_offsets as reached
-        set epoch = given.epoch
-        where reached.stream = consuming.stream
-            and reached.group_id = p_group
-            and reached.partition = given.partition
-            and reached.epoch < given.epoch;
-        return query
-        select
-            reached.partition, reached.next_offset, reached.revision, reached.paused_at is not null, reached.partition <@ any (unfinished)
+        -- A commit of the owner before may be under way in the transaction of a handler, on a machine that hangs: this
+        -- partition waits for it, and the others do not.
+        perform
         from penstock.group_offsets as reached
         where reached.stream = consuming.stream
             and reached.group_id = p_group
             and reached.partition = given.partition
-            and reached.epoch = given.epoch;
+            and reached.epoch < given.epoch
+        for no key update skip locked;
+        if found then
+            update penstock.group_offsets as reached
+            set epoch = given.epoch
+            where reached.stream = consuming.stream
+                and reached.group_id = p_group
+                and reached.partition = given.partition;
+        end if;
+        return query
+        select
+            reached.partition, reached.next_offset, reached.revision, reached.paused_at is not null,
+            reached.epoch < given.epoch or reached.partition <@ any (unfinished)
+        from penstock.group_offsets as reached
+        where reached.stream = consuming.stream
+            and reached.group_id = p_group
+            and reached.partition = given.partition
+            and reached.epoch <= given.epoch;
     end loop;
 end
 $$;
 comment on function penstock.begin_partitions(text, text, text, integer[], bigint[]) is
-    'Begins to consume partitions that the member has as slots, under these epochs: from now on a commit under an older epoch is refused. Returns where to go on, for those that are the member''s. waits: not yet, since older partitions have to be finished first (see grow_stream); ask again.';
+    'Begins to consume partitions that the member has as slots, under these epochs: from now on a commit under an older epoch is refused. Returns where to go on, for those that are the member''s. waits: not yet, since older partitions have to be finished first (see grow_stream), or a commit of the owner before is under way; ask again.';
 
 create or replace function penstock.commit_offsets(
     p_stream text, p_group text, p_member text, p_partitions integer[], p_epochs bigint[], p_revisions integer[], p_offsets bigint[]
