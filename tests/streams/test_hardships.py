@@ -61,7 +61,7 @@ async def test_large_events_are_not_all_fetched_at_once(app: Penstock) -> None:
     events = app.stream("events", str, partitions=1)
     for n in range(60):
         await events.append(str(n % 10) * 400_000)
-    async with events.consume("g", size=1) as batches:
+    async with asyncio.timeout(60), events.consume("g", size=1) as batches:
         seen = 0
         async for batch in batches:
             assert batches._consumer is not None
@@ -76,12 +76,12 @@ async def test_a_commit_of_an_owner_that_hangs_holds_up_its_partition_alone(app:
     for n in range(4):
         await events.append(n)
     hanging = await asyncpg.connect(url)
-    async with events.consume("g", size=1) as batches:
+    async with asyncio.timeout(60), events.consume("g", size=1) as batches:
         batch = await anext(batches)
         await hanging.execute("begin")
         await batch.commit(hanging)
         mine = batch.partition
-    async with events.consume("g", size=1) as batches:
+    async with asyncio.timeout(60), events.consume("g", size=1) as batches:
         seen = [await anext(batches), await anext(batches)]
         assert {batch.partition for batch in seen} == {1 - mine}
         await hanging.execute("commit")
