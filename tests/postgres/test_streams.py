@@ -449,6 +449,15 @@ async def test_retention_drops_whole_segments_and_nothing_else(app: Penstock, sq
     assert (await events.read(0, bounds[0].first, 1))[0].offset == bounds[0].first
 
 
+@pytest.mark.parametrize("keep", [Retention(), Retention(events=1_000), Retention(age=timedelta(days=7))])
+async def test_a_segment_is_written_until_it_is_full_or_old(app: Penstock, sql: Sql, keep: Retention) -> None:
+    events = app.stream("events", int, partitions=2, keep=keep)
+    for n in range(3):
+        await events.append(n)
+        await tend(sql)
+    assert len(await events.segments()) == 1
+
+
 async def test_a_reader_inside_a_segment_is_not_stopped_by_its_retirement(app: Penstock, sql: Sql, url: str) -> None:
     events = app.stream("events", int, partitions=1, keep=Retention(events=1))
     await events.append_many(range(100))

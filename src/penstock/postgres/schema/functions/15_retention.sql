@@ -284,10 +284,13 @@ begin
         select from penstock.segments where segments.stream = stream.id and closed_at is not null and compacted_at is null
     );
     select * into active from penstock.stream_segments(p_stream) where closed_at is null order by segment desc limit 1;
-    rolled := active.events > 0 and (
-        active.size >= least(stream.segment_bytes, stream.keep_bytes / 10)
-        or active.events >= least(stream.segment_events, stream.keep_events / 10)
-        or active.opened_at <= moment - coalesce(stream.segment_age, least(stream.keep_age / 10, interval '1 day'))
+    rolled := coalesce(
+        active.events > 0 and (
+            active.size >= least(stream.segment_bytes, stream.keep_bytes / 10)
+            or active.events >= least(stream.segment_events, stream.keep_events / 10)
+            or active.opened_at <= moment - coalesce(stream.segment_age, least(stream.keep_age / 10, interval '1 day'))
+        ),
+        false
     );
     if not rolled then
         return;
