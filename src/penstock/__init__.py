@@ -36,10 +36,11 @@ from penstock.job import (
 )
 from penstock.message import Message, NewMessage, Published, ReceiverOutcome, Subscribed, Subscriber, TopicCounts
 from penstock.pools import Pool
+from penstock.producer import Producer
 from penstock.puller import PoolWorker, PulledJob
 from penstock.schedule import Tick
 from penstock.settings import Settings
-from penstock.streams import Producer, Stream
+from penstock.streams import Stream
 from penstock.topics import Topic
 from penstock.worker.standing import Standing
 

@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import random
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.errors import DatabaseUnavailable, Outgrown, PenstockError
+from penstock.errors import DatabaseUnavailable, Outgrown
 from penstock.event import Appended, Columns, chunked
 from penstock.postgres.streams import Routed
 from penstock.routing import Router
 
 _MOST_AT_ONCE = 10_000
+_MOST_PARTITIONS = 1_024
 _MOST_BYTES = 8 * 1024 * 1024
 Send = Callable[[Routed], Awaitable[Sequence[Any]]]
 
@@ -42,7 +44,8 @@ class Appender:
         self._send = send
         self._width = width
         self._router: Router | None = None
-        self._turns = itertools.count()
+        # Not from the first: programs that append little and end would all append there.
+        self._turns = itertools.count(random.randrange(_MOST_PARTITIONS))
         self._waiting: deque[_Waiting] = deque()
         self._sending: asyncio.Task[None] | None = None
 
@@ -92,7 +95,7 @@ class Appender:
         columns = batch[0].columns if len(batch) == 1 else joined([waiting.columns for waiting in batch])
         try:
             receipts = await self.append_through(columns, self._send)
-        except PenstockError as error:
+        except Exception as error:
             if len(batch) > 1 and not isinstance(error, DatabaseUnavailable):
                 # One of them is at fault: find out which, and do not let the others suffer.
                 for waiting in batch:
@@ -102,12 +105,11 @@ class Appender:
                 if not waiting.done.done():
                     waiting.done.set_exception(error)
             return
-        except BaseException as error:
-            for waiting in batch:
+        except BaseException:
+            for waiting in [*batch, *self._waiting]:
                 if not waiting.done.done():
-                    waiting.done.set_exception(
-                        error if isinstance(error, Exception) else DatabaseUnavailable("the append was cancelled")
-                    )
+                    waiting.done.set_exception(DatabaseUnavailable("the append was cancelled"))
+            self._waiting.clear()
             raise
         if len(batch) == 1:
             if not batch[0].done.done():

@@ -52,9 +52,8 @@ async def append_through(connection: Any, name: str, columns: Columns) -> Append
         raise (_translated(error) or error) from error
 
 
-async def commit_through(connection: Any, name: str, group: str, member: str, commit: streams.Commit) -> None:
-    """Commit an offset through such a connection. Raises `Conflict` when the partition is no longer the member's."""
-    document = streams.commit_as_json(group, member, commit)
+async def commit_through(connection: Any, name: str, document: str) -> None:
+    """Commit an offset (`streams.commit_as_json`) through such a connection. Raises `Conflict` when it is refused."""
     try:
         if hasattr(connection, "fetch") and _module(connection).startswith("asyncpg"):
             await connection.fetch(_COMMIT.format("$1", "$2::text"), name, document)
@@ -69,9 +68,9 @@ def append_through_blocking(connection: Any, name: str, columns: Columns) -> App
     return _appended(_rows_blocking(connection, _APPEND, name, streams.as_json(columns)))
 
 
-def commit_through_blocking(connection: Any, name: str, group: str, member: str, commit: streams.Commit) -> None:
+def commit_through_blocking(connection: Any, name: str, document: str) -> None:
     """`commit_through` for connections that block, without a loop."""
-    _rows_blocking(connection, _COMMIT, name, streams.commit_as_json(group, member, commit))
+    _rows_blocking(connection, _COMMIT, name, document)
 
 
 def enqueue_through_blocking(connection: Any, batch: jobs.Batch) -> dict[int, tuple[UUID, Admission]]:

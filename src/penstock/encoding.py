@@ -6,6 +6,7 @@ payload; compressed, each for itself, when the stream says so.
 
 from __future__ import annotations
 
+import threading
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
@@ -50,8 +51,8 @@ class Encoding(Generic[T]):
         self._codec: Codec[T] = Codec(Any if self._raw else payload, f"stream {name}")
         self._name = name
         self._key_of: KeyOf | None = _field(key) if isinstance(key, str) else key
-        self._packer = zstandard.ZstdCompressor() if compressed else None
-        self._unpacker = zstandard.ZstdDecompressor() if compressed else None
+        self._compressed = compressed
+        self._zstd = _Zstd()
 
     def columns(self, items: Iterable[NewEvent[T] | T]) -> Columns:
         """The columns of some events, given as payloads or `NewEvent`. Raises `InvalidInput` when one does not fit."""
@@ -85,16 +86,18 @@ class Encoding(Generic[T]):
         if keys is not None and not any(key is not None for key in keys):
             keys = None
         if keys is not None:
-            keys = [self._key(key) if type(key) is not str or "\x00" in key else key for key in keys]
+            keys = [self._key(key) if type(key) is not str or "\x00" in key or not key.isascii() else key for key in keys]
         return Columns(payloads, keys, headers, times, self.binary)
 
     def _plain(self, payloads: list[Any]) -> bool:
         """Whether payloads are stored as they are."""
-        return self._raw and self._packer is None and set(map(type, payloads)) <= {bytes}
+        return self._raw and not self._compressed and set(map(type, payloads)) <= {bytes}
 
     def _key(self, key: Any) -> str | None:
         if key is not None and "\x00" in (key := str(key)):
             raise InvalidInput(f"a key of stream {self._name} contains the character U+0000", hint="PostgreSQL cannot store it.")
+        if key is not None and not _is_text(key):
+            raise InvalidInput(f"a key of stream {self._name} is no text: {key!r}", hint="It has half of a surrogate pair.")
         return key
 
     def _headers(self, headers: Mapping[str, Any] | None) -> str | None:
@@ -113,16 +116,16 @@ class Encoding(Generic[T]):
             if not self.binary:
                 return text
             blob = text.encode()
-        return blob if self._packer is None else self._packer.compress(blob)
+        return self._zstd.packer.compress(blob) if self._compressed else blob
 
     def decode(self, stored: Any) -> T:
         """A payload from what is stored. Raises `InvalidInput` when it does not fit the type."""
         if stored is None:
             return None  # type: ignore[return-value]
         if self.binary:
-            if self._unpacker is not None:
+            if self._compressed:
                 try:
-                    stored = self._unpacker.decompress(stored)
+                    stored = self._zstd.unpacker.decompress(stored)
                 except zstandard.ZstdError as error:
                     raise InvalidInput(f"a payload of stream {self._name} is not compressed by zstd: {error}") from None
             if self._raw:
@@ -149,22 +152,42 @@ class Encoding(Generic[T]):
         begin = bisect_left(offsets, from_offset)
         stored = chunk.bytes if self.binary else chunk.data
         nothing: Iterable[None] = repeat(None)
-        headers = chunk.headers
+        payloads = self._decoded([None] * (chunk.events - begin) if stored is None else stored[begin:], lenient)
+        headers: Iterable[dict[str, Any]] = ({} for _ in nothing)
+        if chunk.headers is not None:
+            headers, payloads = self._with_headers(chunk.headers[begin:], payloads, lenient)
         return list(
             map(
                 Event,
                 repeat(chunk.partition),
                 offsets[begin:],
                 nothing if chunk.keys is None else chunk.keys[begin:],
-                self._decoded([None] * (chunk.events - begin) if stored is None else stored[begin:], lenient),
-                ({} if text is None else orjson.loads(text) for text in (headers[begin:] if headers is not None else nothing)),
+                payloads,
+                headers,
                 nothing if chunk.times is None else chunk.times[begin:],
                 repeat(chunk.appended_at),
             )
         )
 
+    def _with_headers(
+        self, texts: Sequence[str | None], payloads: Sequence[Any], lenient: bool
+    ) -> tuple[list[dict[str, Any]], Sequence[Any]]:
+        """Headers, and payloads: of events whose headers PostgreSQL takes for JSON, and we do not, both are undecodable."""
+        headers: list[dict[str, Any]] = []
+        found = list(payloads)
+        for place, text in enumerate(texts):
+            try:
+                headers.append({} if text is None else orjson.loads(text))
+            except orjson.JSONDecodeError as error:
+                if not lenient:
+                    raise InvalidInput(f"headers of an event of stream {self._name} cannot be read: {error}") from None
+                self.suspect = True
+                headers.append({})
+                found[place] = Undecodable(f"its headers cannot be read: {error}")
+        return headers, found
+
     def _decoded(self, stored: Sequence[Any], lenient: bool) -> Sequence[Any]:
-        if self._raw and self._unpacker is None:
+        if self._raw and not self._compressed:
             return stored
         try:
             return [None if payload is None else self.decode(payload) for payload in stored]
@@ -173,6 +196,22 @@ class Encoding(Generic[T]):
                 raise
             self.suspect = True
             return [self._decode_or_error(payload) for payload in stored]
+
+
+class _Zstd(threading.local):
+    """A compressor and a decompressor for each thread: they are not for several at once."""
+
+    def __init__(self) -> None:
+        self.packer = zstandard.ZstdCompressor()
+        self.unpacker = zstandard.ZstdDecompressor()
+
+
+def _is_text(key: str) -> bool:
+    try:
+        key.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _zoned(time: datetime | None) -> datetime | None:

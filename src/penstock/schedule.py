@@ -57,6 +57,10 @@ class Every:
         """The first time after `moment` that is a whole number of spans from `base`."""
         return base + (((moment - base) // self.span) + 1) * self.span
 
+    def latest(self, moment: datetime, base: datetime) -> datetime:
+        """The last time up to `moment`."""
+        return self.after(moment, base) - self.span
+
 
 @dataclass(frozen=True, slots=True)
 class Cron:
@@ -89,6 +93,18 @@ class Cron:
         """The first time after `moment`."""
         return next(CronSim(self.expression, moment.astimezone(ZoneInfo(self.tz)))).astimezone(UTC)
 
+    def latest(self, moment: datetime, base: datetime) -> datetime:
+        """The last time up to `moment`, from `base` on, which is one."""
+        # Backwards at first, since there may be millions between; then forwards, which alone is right when clocks change.
+        latest = base
+        for _, before in zip(
+            range(3), CronSim(self.expression, moment.astimezone(ZoneInfo(self.tz)), reverse=True), strict=False
+        ):
+            latest = max(base, before.astimezone(UTC))
+        while (following := self.after(latest, base)) <= moment:
+            latest = following
+        return latest
+
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
@@ -113,6 +129,11 @@ class Schedule:
             raise InvalidInput(f"unknown policy for missed times: {self.missed}", hint="Use skip, once or all.")
         if isinstance(self.times, Every) and self.times.span < timedelta(milliseconds=10):
             raise InvalidInput(f"a timer cannot run every {self.times.span}", hint="Use at least 10 milliseconds.")
+        if self.per_worker and self.missed != "skip":
+            raise InvalidInput(
+                f"schedule {self.name} runs in each worker, and cannot make up for times when there was none",
+                hint="Leave missed out, or per_worker.",
+            )
 
     @property
     def takes_tick(self) -> bool:
@@ -133,10 +154,4 @@ class Schedule:
         after_now = self.times.after(now, due)
         if self.missed == "skip":
             return None, after_now
-        latest = due
-        while (candidate := self.times.after(latest, due)) <= now:
-            latest = candidate
-            if isinstance(self.times, Every):
-                latest = after_now - self.times.span
-                break
-        return latest, after_now
+        return self.times.latest(now, due), after_now

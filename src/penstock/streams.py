@@ -13,6 +13,7 @@ Events of one key are in one partition, in the order in which they were appended
 from __future__ import annotations
 
 import asyncio
+import random
 import secrets
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Mapping, Sequence
 from datetime import datetime
@@ -38,6 +39,7 @@ from penstock.event import (
 )
 from penstock.postgres import streams
 from penstock.postgres.streams import Routed
+from penstock.producer import Producer
 from penstock.routing import Router
 from penstock.tail import Start, Tail
 
@@ -158,12 +160,13 @@ class Stream(Generic[T]):
             return await self.appender().append(columns)
         return await append_through(connection, self.name, columns)
 
-    def producer(self, id: str | None = None, *, sequence: int = 0) -> Producer[T]:
+    def producer(self, id: str | None = None, *, sequence: int | None = None) -> Producer[T]:
         """A producer whose appends can be repeated without being there twice.
 
         Args:
             id: Name of the producer, one for each writer; None: a new one.
-            sequence: Number of the last batch that it appended, when it goes on after a restart.
+            sequence: Number of the last batch that is known to be there, when it starts again and appends what came after it once
+                more; None: what is there under its name is left behind, and what it appends is new.
         """
         return Producer(self, id or secrets.token_hex(8), sequence)
 
@@ -189,7 +192,7 @@ class Stream(Generic[T]):
         self, items: Iterable[NewEvent[T] | T] | AsyncIterable[NewEvent[T] | T], router: Router
     ) -> AsyncIterator[tuple[Any, ...]]:
         gathered: list[NewEvent[T] | T] = []
-        turn = 0
+        turn = random.randrange(router.partitions)
         async for item in _each(items):
             gathered.append(item)
             if len(gathered) >= _LOAD_ROUND:
@@ -351,49 +354,6 @@ class Stream(Generic[T]):
         if start == "latest":
             return {partition: found.next for partition, found in bounds.items()}
         raise InvalidInput(f"cannot start at {start!r}", hint='Use "earliest", "latest", a time, or {partition: offset}.')
-
-
-class Producer(Generic[T]):
-    """Appends batches under numbers of their own, so that a batch whose answer was lost can be sent again safely.
-
-    Not for several tasks at once: each writer has its own producer.
-    """
-
-    def __init__(self, stream: Stream[T], id: str, sequence: int) -> None:
-        self.stream = stream
-        self.id = id
-        self.sequence = sequence
-
-    async def append(self, data: T, *, key: str | None = None, headers: Mapping[str, Any] | None = None) -> Position:
-        """Append one event, again and again until the database has answered. See `Stream.append`."""
-        return (await self.append_many([NewEvent(data, key, headers)]))[0]
-
-    async def append_many(self, items: Iterable[NewEvent[T] | T], *, retry: bool = True) -> Appended:
-        """Append events, all or none, exactly once.
-
-        Args:
-            items: At most 1,000 events for each partition.
-            retry: Repeat until the database has answered; otherwise repeat the call with the same events after an error.
-
-        Raises:
-            Conflict: Another writer uses this id.
-        """
-        columns = self.stream.encoding.columns(items)
-        if not columns.payloads:
-            return Appended([], [])
-        database = await self.stream.app.database()
-        number = self.sequence + 1
-
-        async def send(routed: Routed) -> Sequence[Any]:
-            return await streams.append_routed(database, self.stream.name, routed, self.id, number)
-
-        async def once() -> Appended:
-            await self.stream.declare()
-            return await self.stream.appender().append_through(columns, send)
-
-        receipts = await (database.retrying(once) if retry else once())
-        self.sequence = number
-        return receipts
 
 
 async def _each(items: Iterable[T] | AsyncIterable[T]) -> AsyncIterator[T]:

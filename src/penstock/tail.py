@@ -25,7 +25,8 @@ log = structlog.get_logger("penstock.streams")
 T = TypeVar("T")
 Start: TypeAlias = Literal["earliest", "latest"] | datetime | Mapping[int, int]
 _LIMIT = 500
-_GROWN_EVERY = 10
+_GROWN_EVERY_S = 5.0
+_MOST_BYTES = 32 << 20
 
 
 class Tail(Generic[T]):
@@ -61,16 +62,24 @@ class Tail(Generic[T]):
         stream = self._stream
         await stream.declare()
         database = await stream.app.database()
-        at = await self._begin()
+        at, known = await self._begin()
+        # One read brings so much of each partition.
+        most_bytes = max(_MOST_BYTES // max(len(at), 1), 65_536)
+        look_at = asyncio.get_running_loop().time() + _GROWN_EVERY_S
         came = asyncio.Event()
         channel = f"penstock_{secrets.token_hex(8)}"
         listening = asyncio.create_task(Listener(database, [channel], lambda _: came.set()).run(), name="penstock-listener")
-        idle = quiet = 0
+        idle = 0
         try:
             while True:
                 came.clear()
                 try:
-                    chunks = await streams.read_chunks(database, stream.name, at, _LIMIT)
+                    if self._partitions is None and asyncio.get_running_loop().time() > look_at:
+                        look_at = asyncio.get_running_loop().time() + _GROWN_EVERY_S
+                        there = await stream.bounds()
+                        at.update({partition: there[partition].first for partition in there.keys() - known})
+                        known |= there.keys()
+                    chunks = await streams.read_chunks(database, stream.name, at, _LIMIT, most_bytes)
                 except OffsetGone:
                     await self._skip(at)
                     continue
@@ -93,18 +102,14 @@ class Tail(Generic[T]):
                     idle = 0
                     continue
                 idle = idle + 1 if idle < 20 else 0
-                quiet += 1
-                if self._partitions is None and quiet % _GROWN_EVERY == 0:
-                    with suppress(DatabaseUnavailable):
-                        for partition, bounds in (await streams.bounds(database, stream.name)).items():
-                            at.setdefault(partition, bounds.first)
         finally:
             listening.cancel()
             await asyncio.gather(listening, return_exceptions=True)
             with suppress(PenstockError):
                 await streams.stop_waiting(database, channel)
 
-    async def _begin(self) -> dict[int, int]:
+    async def _begin(self) -> tuple[dict[int, int], set[int]]:
+        """Where to start in each partition; and all partitions that there are."""
         stream = self._stream
         places = await stream.places(self._start)
         there = await stream.bounds()
@@ -116,7 +121,8 @@ class Tail(Generic[T]):
                     f"partition {partition} of stream {stream.name} has no offset {offset}",
                     hint=f"The next to come is {there[partition].next}.",
                 )
-        return {at: offset for at, offset in places.items() if self._partitions is None or at in self._partitions}
+        wanted = places.keys() if self._partitions is None else set(self._partitions)
+        return {at: offset for at, offset in places.items() if at in wanted}, set(there)
 
     async def _skip(self, at: dict[int, int]) -> None:
         """Retention dropped what was next in some partition: do what was asked for."""

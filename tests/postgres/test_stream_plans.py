@@ -46,7 +46,7 @@ VARIABLES = {
 STATEMENTS = [
     ("begin_partitions", "select int4range", "\n    );\nbegin", PARTITIONS),
     ("begin_partitions", "select owned.partition", "\n    loop", len(WANTED)),
-    ("begin_partitions", "update penstock.group_offsets", ";\n        return", 1),
+    ("begin_partitions", "update penstock.group_offsets", ";\n        end if", 1),
     ("begin_partitions", "select\n            reached.partition", ";\n    end loop", 1),
     ("commit_offsets", "update penstock.group_offsets", ";\n        committed", 2),
 ]

@@ -249,11 +249,11 @@ async def test_a_repeated_batch_is_appended_once(app: Penstock) -> None:
     events = app.stream("events", int, partitions=4)
     producer = events.producer("p1")
     first = await producer.append_many([NewEvent(n, str(n)) for n in range(50)])
-    producer.sequence -= 1  # as if the answer had been lost
+    producer.sequence = 0  # as if the answer had been lost
     again = await producer.append_many([NewEvent(n, str(n)) for n in range(50)])
     assert list(first) == list(again)
     assert sum(bounds.next for bounds in (await events.bounds()).values()) == 50
-    producer.sequence += 1
+    producer.sequence = 2
     with pytest.raises(Conflict, match="not the next"):
         await producer.append(7)
 
@@ -418,7 +418,8 @@ async def test_a_tail_follows_and_sees_new_partitions(app: Penstock) -> None:
 
 
 async def tend(sql: Sql) -> None:
-    await sql.execute("select penstock.tend_streams()")
+    for (name,) in await sql.fetch("select penstock.sweep_streams()"):
+        await sql.execute("select penstock.tend_stream($1)", name)
     await sql.execute("select penstock.drop_retired()")
 
 
@@ -446,6 +447,15 @@ async def test_retention_drops_whole_segments_and_nothing_else(app: Penstock, sq
     with pytest.raises(OffsetGone, match="is gone"):
         await events.read(0, 0)
     assert (await events.read(0, bounds[0].first, 1))[0].offset == bounds[0].first
+
+
+@pytest.mark.parametrize("keep", [Retention(), Retention(events=1_000), Retention(age=timedelta(days=7))])
+async def test_a_segment_is_written_until_it_is_full_or_old(app: Penstock, sql: Sql, keep: Retention) -> None:
+    events = app.stream("events", int, partitions=2, keep=keep)
+    for n in range(3):
+        await events.append(n)
+        await tend(sql)
+    assert len(await events.segments()) == 1
 
 
 async def test_a_reader_inside_a_segment_is_not_stopped_by_its_retirement(app: Penstock, sql: Sql, url: str) -> None:

@@ -496,7 +496,7 @@ async def test_a_group_that_retention_overtook_goes_on_as_told(app: Penstock, sq
     await sql.execute("select penstock.declare_consumer_group('events', 'g')")
     await sql.execute("select penstock.roll_segment('events')")
     await events.append_many(range(100, 110))
-    await sql.execute("select penstock.tend_streams()")
+    await sql.execute("select penstock.tend_stream('events')")
     with pytest.raises(OffsetGone):
         await events.read(0, 0)
     async with events.consume("g", gone=gone) as batches:

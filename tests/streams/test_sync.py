@@ -48,6 +48,15 @@ def test_events_are_appended_read_and_followed(plain: Penstock, url: str) -> Non
     assert sorted(followed) == list(range(8))
 
 
+def test_a_group_is_dropped(plain: Penstock) -> None:
+    events = plain.stream("events", int, partitions=1)
+    plain.sync.append(events, 1)
+    with plain.sync.consume(events, "g", patience=PATIENCE) as batches:
+        assert next(iter(batches)).records() == [1]
+    plain.sync.drop_group(events, "g")
+    assert plain.sync.lag(events) == []
+
+
 def test_a_tail_sees_what_another_thread_appends(plain: Penstock) -> None:
     events = plain.stream("events", int)
     plain.sync.declare(events)

@@ -71,7 +71,9 @@ class Load:
         database = await self._app.database()
         while not self.done.is_set():
             before = len(self.where)
-            await streams.tend(database)
+            for name in await streams.to_tend(database):
+                await streams.tend(database, name)
+            await streams.drop_retired(database)
             if before >= KEEP:
                 self.kept.append(sum(found.next - found.first for found in (await self._stream.bounds()).values()))
 

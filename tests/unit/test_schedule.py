@@ -47,6 +47,40 @@ def test_cron_follows_the_clocks_of_its_time_zone() -> None:
     assert daily.after(first, first) == datetime(2026, 10, 26, 1, 30, tzinfo=UTC)
 
 
+EVERY_SECOND = Cron("* * * * * *", "UTC")
+
+
+@pytest.mark.parametrize("tz", ["UTC", "Europe/Berlin", "America/Sao_Paulo", "Australia/Lord_Howe"])
+@pytest.mark.parametrize("expression", ["*/20 * * * *", "30 2 * * *", "15 1,2,3 * * *", "0 4 1 * *"])
+def test_the_latest_time_is_the_last_one_that_looking_forward_finds(expression: str, tz: str) -> None:
+    times = Cron(expression, tz)
+    for month, day in [(3, 29), (10, 25), (4, 5), (10, 4), (1, 1)]:
+        base = times.after(datetime(2026, month, day, tzinfo=UTC) - timedelta(days=3), datetime(2026, 1, 1, tzinfo=UTC))
+        expected, following = base, times.after(base, base)
+        for minutes in range(0, 6 * 24 * 60, 7):
+            moment = base + timedelta(minutes=minutes)
+            while following <= moment:
+                expected, following = following, times.after(following, base)
+            assert times.latest(moment, base) == expected
+
+
+def test_after_years_of_downtime_the_latest_time_is_found_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    schedule = Schedule("s", EVERY_SECOND, lambda: None, "once", per_worker=False)
+    asked: list[datetime] = []
+    after = Cron.after
+    monkeypatch.setattr(Cron, "after", lambda self, moment, base: asked.append(moment) or after(self, moment, base))
+    assert schedule.decide(at(0), at(9, 30) + timedelta(days=800)) == (
+        at(9, 30) + timedelta(days=800),
+        at(9, 30) + timedelta(days=800, seconds=1),
+    )
+    assert len(asked) < 10
+
+
+def test_each_worker_for_itself_cannot_make_up_for_missed_times() -> None:
+    with pytest.raises(InvalidInput, match="in each worker"):
+        Schedule("s", HOURLY, lambda: None, "all", per_worker=True)
+
+
 @pytest.mark.parametrize("bad", ["", "a", "61 * * * *", "* * * *"])
 def test_bad_expressions_are_refused(bad: str) -> None:
     with pytest.raises(InvalidInput, match="invalid cron"):

@@ -109,6 +109,68 @@ async def test_a_failing_handler_does_not_stop_its_schedule(url: str) -> None:
     await run_all([app], lambda: len(calls) >= 3, "three runs")
 
 
+async def test_a_run_under_way_is_finished_when_the_worker_stops(url: str, sql: Sql) -> None:
+    app = Penstock(url)
+    began, may_end = asyncio.Event(), asyncio.Event()
+    ended: list[str] = []
+
+    @app.timer(every=timedelta(hours=1), name="for-all")
+    async def once() -> None:
+        began.set()
+        await may_end.wait()
+        ended.append("for-all")
+
+    await sql.execute(
+        "insert into penstock.schedules (name, kind, spec, next_at, updated_at) values ('for-all', 'every', '3600', now(), now())"
+    )
+    worker = await app.worker()
+    running = asyncio.create_task(worker.run())
+    await began.wait()
+    worker.stop()
+    await eventually(lambda: sql.fetchval("select exists (select from penstock.workers where state = 'draining')"))
+    assert not running.done()
+    may_end.set()
+    await running
+    await app.close()
+    assert ended == ["for-all"]
+    assert await sql.fetchval("select running_by is null and next_at > now() from penstock.schedules")
+
+
+async def test_a_run_that_does_not_end_in_time_is_left_to_another_worker_at_once(url: str, sql: Sql) -> None:
+    app = Penstock(url, settings=Settings(shutdown_grace=timedelta(milliseconds=100)))
+    began = asyncio.Event()
+
+    @app.timer(every=timedelta(hours=1), name="endless")
+    async def endless() -> None:
+        began.set()
+        await asyncio.Event().wait()
+
+    await sql.execute(
+        "insert into penstock.schedules (name, kind, spec, next_at, updated_at) values ('endless', 'every', '3600', now(), now())"
+    )
+    worker = await app.worker()
+    running = asyncio.create_task(worker.run())
+    await began.wait()
+    worker.stop()
+    await running
+    await app.close()
+    assert await sql.fetchval("select running_by is null and next_at <= now() from penstock.schedules")
+
+
+async def test_a_schedule_that_somebody_deleted_is_declared_again(url: str, sql: Sql) -> None:
+    app = Penstock(url)
+    app.timer(every=timedelta(milliseconds=100), name="sweep")(lambda: None)
+    worker = await app.worker()
+    running = asyncio.create_task(worker.run())
+    there = "select count(*) from penstock.schedules where last_at is not null"
+    await eventually(lambda: sql.fetchval(there))
+    await sql.execute("delete from penstock.schedules")
+    await eventually(lambda: sql.fetchval(there), "the schedule to run again")
+    worker.stop()
+    await running
+    await app.close()
+
+
 def test_names_are_unique() -> None:
     app = Penstock("postgresql://nowhere")
     app.timer(every=timedelta(seconds=1), name="a")(print)

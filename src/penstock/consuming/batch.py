@@ -8,7 +8,7 @@ from typing import Any, Generic, TypeVar, overload
 
 from penstock.callers import commit_through, commit_through_blocking
 from penstock.event import Event
-from penstock.postgres.streams import Commit
+from penstock.postgres.streams import Commit, commit_as_json
 
 T = TypeVar("T")
 
@@ -32,7 +32,7 @@ class Batch(Sequence[Event[T]], Generic[T]):
         attempt: Which attempt at these events this is, from 1.
     """
 
-    __slots__ = ("_fence", "attempt", "committed", "events", "group", "partition", "stream")
+    __slots__ = ("_fence", "attempt", "committed", "events", "group", "partition", "stream", "tried")
 
     def __init__(self, stream: str, group: str, partition: int, events: list[Event[T]], fence: Fence) -> None:
         self.stream = stream
@@ -41,6 +41,7 @@ class Batch(Sequence[Event[T]], Generic[T]):
         self.events = events
         self.attempt = 1
         self.committed = False
+        self.tried = False  # to commit; whether the transaction did is for the database to say
         self._fence = fence
 
     @property
@@ -63,18 +64,22 @@ class Batch(Sequence[Event[T]], Generic[T]):
         Both happen, exactly once, or neither does. The connection is one of asyncpg, psycopg, SQLAlchemy or Django.
 
         Raises:
-            Conflict: The partition is no longer this member's; let the transaction roll back.
+            Conflict: The partition is no longer this member's, or an earlier attempt at these events did commit though its answer
+                was lost; let the transaction roll back, and the error out of the handler.
         """
-        await commit_through(connection, self.stream, self.group, self._fence.member, self._as_commit())
+        self.tried = True
+        await commit_through(connection, self.stream, self._as_commit())
         self.committed = True
 
     def commit_blocking(self, connection: Any) -> None:
         """`commit` for connections that block (psycopg, SQLAlchemy, Django): in plain handlers and in `app.sync.consume`."""
-        commit_through_blocking(connection, self.stream, self.group, self._fence.member, self._as_commit())
+        self.tried = True
+        commit_through_blocking(connection, self.stream, self._as_commit())
         self.committed = True
 
-    def _as_commit(self) -> Commit:
-        return Commit(self.partition, self._fence.epoch, self._fence.revision, self.next_offset)
+    def _as_commit(self) -> str:
+        commit = Commit(self.partition, self._fence.epoch, self._fence.revision, self.next_offset)
+        return commit_as_json(self.group, self._fence.member, commit, self.first_offset)
 
     @overload
     def __getitem__(self, place: int) -> Event[T]: ...

@@ -8,10 +8,12 @@ own partition and no other.
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import random
 import secrets
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Generic, TypeVar
@@ -35,9 +37,12 @@ from penstock.waiting import happens
 log = structlog.get_logger("penstock.consumer")
 T = TypeVar("T")
 _COMMIT_EVERY_S = 0.05
+_MOST_THREADS = 256
 _LOOK_AGAIN_S = 0.2
 _FLUSH_S = 5.0
 _MOST_BYTES = 1_048_576
+_READY_BYTES = 32 * 1_048_576
+_LEAST_BYTES = 65_536
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +52,8 @@ class ConsumerOptions:
     Attributes:
         size: Most events in a batch.
         within: Seconds to wait after the first event for more.
-        prefetch: Events to have ready for each partition; None: twice `size`, at least 1,000. More than a mebibyte is not fetched
-            at once.
+        prefetch: Events to have ready for each partition; None: twice `size`, at least 1,000. Fewer when they are large: the
+            partitions of a process share 32 MiB, of which each gets 1 MiB at most.
         start: Where a new group starts: "earliest" or "latest".
         gone: What to do when retention dropped what comes next; "error": quarantine the partition.
         on_failure: What to do when a handler fails.
@@ -123,6 +128,7 @@ class Consumer(Generic[T]):
         self._look = False
         self._halted: BaseException | None = None
         self._places = None if options.concurrency is None else asyncio.Semaphore(options.concurrency)
+        self._threads = ThreadPoolExecutor(options.concurrency or _MOST_THREADS, thread_name_prefix=f"penstock-{self.name}")
         self._stopping = False
         deliver.belongs_to(self)
 
@@ -154,6 +160,7 @@ class Consumer(Generic[T]):
             for task in [taking_part, *loops]:
                 task.cancel()
             await asyncio.gather(taking_part, *loops, return_exceptions=True)
+            self._threads.shutdown(wait=False, cancel_futures=True)
 
     def stop(self) -> None:
         """Finish what handlers have in hand, hand the partitions over and leave; `run` ends then."""
@@ -184,7 +191,8 @@ class Consumer(Generic[T]):
         part.draining = True
         part.changed()
         self._deliver.revoked(slot)
-        grace = self.settings.shutdown_grace if self._stopping else self.options.grace or self.settings.handover_grace
+        own = self.options.grace
+        grace = self.settings.shutdown_grace if self._stopping else self.settings.handover_grace if own is None else own
         if part.task is not None:
             await asyncio.wait([part.task], timeout=grace.total_seconds())
             if not part.task.done():
@@ -235,11 +243,12 @@ class Consumer(Generic[T]):
                     self._look = False
                     waiting = await self._begin()
                     look_at = loop.time() + (_LOOK_AGAIN_S if waiting else self.settings.heartbeat_interval.total_seconds())
-                wanted = {part.partition: part for part in self.parts.values() if part.room > 0}
+                share = min(max(_READY_BYTES // max(len(self.parts), 1), _LEAST_BYTES), _MOST_BYTES)
+                wanted = {part.partition: part for part in self.parts.values() if part.room > 0 and part.bytes < share}
                 if not wanted:
                     await happens(self._came, min(look_at - loop.time(), 1.0))
                     continue
-                chunks = await self._read(wanted)
+                chunks = await self._read(wanted, share)
                 for chunk in chunks:
                     if self.parts.get(chunk.partition) is wanted[chunk.partition]:
                         wanted[chunk.partition].feed(chunk)
@@ -301,11 +310,11 @@ class Consumer(Generic[T]):
         part.task = asyncio.create_task(self._deliver.run(part), name=f"penstock-{self.name}-{part.partition}")
         part.task.add_done_callback(self._ended)
 
-    async def _read(self, wanted: dict[int, Part[T]]) -> list[Any]:
+    async def _read(self, wanted: dict[int, Part[T]], most_bytes: int) -> list[Any]:
         room = max(part.room for part in wanted.values())
         try:
             return await streams.read_chunks(
-                self.database, self.stream, {at: part.fetched for at, part in wanted.items()}, max(room, 1), _MOST_BYTES
+                self.database, self.stream, {at: part.fetched for at, part in wanted.items()}, max(room, 1), most_bytes
             )
         except OffsetGone as error:
             bounds = await streams.bounds(self.database, self.stream)
@@ -318,7 +327,8 @@ class Consumer(Generic[T]):
                 else:
                     first = bounds[partition].first if self.options.gone is Gone.EARLIEST else bounds[partition].next
                     log.warning("events_skipped", stream=self.stream, group=self.group, partition=partition, at=first)
-                    part.fetched = first
+                    part.skip(first)
+                    self.progressed(part)
             return []
 
     # -- what deliveries say
@@ -332,13 +342,16 @@ class Consumer(Generic[T]):
         """Whether a partition is this process's to begin work on at this moment."""
         return self.parts.get(part.partition) is part and self.member.may_work(part.partition)
 
-    async def handle(self, call: Callable[[], Awaitable[None]]) -> None:
-        """Call a handler, when there is a place."""
-        if self._places is None:
-            await call()
-        else:
-            async with self._places:
-                await call()
+    @asynccontextmanager
+    async def place(self) -> AsyncIterator[None]:
+        """A place for a handler to run; waits until there is one."""
+        async with self._places or nullcontext():
+            yield
+
+    async def in_thread(self, call: Callable[[Any], Any], argument: Any) -> None:
+        """Call a plain handler in a thread of this consumer: those of others, and look-ups of names, have their own."""
+        context = contextvars.copy_context()
+        await asyncio.get_running_loop().run_in_executor(self._threads, context.run, call, argument)
 
     def progressed(self, part: Part[T]) -> None:
         """Something of a partition was taken or is done."""
@@ -346,6 +359,21 @@ class Consumer(Generic[T]):
             self._dirty.set()
         if part.room > 0:
             self._came.set()
+
+    async def has_committed(self, part: Part[T], next_offset: int) -> bool:
+        """Whether the database has everything of a partition before an offset as done."""
+        while True:
+            try:
+                found = (
+                    await streams.begin_partitions(
+                        self.database, self.stream, self.group, self.member.id, {part.partition: part.epoch}
+                    )
+                ).get(part.partition)
+            except DatabaseUnavailable as error:
+                log.warning("look_failed", stream=self.stream, group=self.group, error=error.message)
+                await asyncio.sleep(random.uniform(0.2, 0.6))
+            else:
+                return found is not None and found.revision == part.revision and found.next_offset >= next_offset
 
     async def quarantine(self, part: Part[T], reason: str) -> None:
         """Pause a partition before what comes next."""
@@ -360,7 +388,7 @@ class Consumer(Generic[T]):
         await self._settle(part, lambda commit: streams.dead_letter(
             self.database, self.stream, self.group, self.member.id, commit, first_offset, error
         ), next_offset)  # fmt: skip
-        part.done = max(part.done, next_offset)
+        part.finished(next_offset)
         part.was_committed(next_offset)
 
     async def _settle(self, part: Part[T], call: Callable[[Commit], Awaitable[Any]], next_offset: int | None = None) -> None:

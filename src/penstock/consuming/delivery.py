@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias, TypeVar
 
 import structlog
@@ -95,7 +95,8 @@ class Deliver(Generic[T]):
     async def _hand(self, part: Part[T], batch: Batch[T]) -> None:
         part.in_hand = batch
         batch.attempt = part.attempts + 1
-        await self._owner().handle(lambda: self._call(batch))
+        async with self._owner().place():
+            await self._call(batch)
         self._done(part)
 
     async def _iterate(self, part: Part[T]) -> None:
@@ -103,14 +104,18 @@ class Deliver(Generic[T]):
             while True:
                 if part.in_hand is not None:
                     self._done(part)
+                # It has a place while it works, not while it waits.
+                await place.aclose()
                 batch = await self._next(part, size, within)
                 if batch is None:
                     return
+                await place.enter_async_context(self._owner().place())
                 part.in_hand = batch
                 batch.attempt = part.attempts + 1
                 yield batch
 
-        await self._owner().handle(lambda: self._handler(Events(part.partition, batches)))
+        async with AsyncExitStack() as place:
+            await self._handler(Events(part.partition, batches))
         if part.in_hand is not None:
             self._done(part)
         if not part.draining:
@@ -150,7 +155,7 @@ class Deliver(Generic[T]):
         assert batch is not None  # noqa: S101
         part.in_hand = None
         part.attempts = 0
-        part.done = max(part.done, batch.next_offset)
+        part.finished(batch.next_offset)
         if batch.committed:
             part.was_committed(batch.next_offset)
         self._owner().progressed(part)
@@ -165,7 +170,7 @@ class Deliver(Generic[T]):
         if self._async:
             await self._handler(argument)
         else:
-            await asyncio.to_thread(self._handler, argument)
+            await self._owner().in_thread(self._handler, argument)
 
     async def _failed(self, part: Part[T], error: Exception) -> None:
         consumer = self._owner()
@@ -178,6 +183,12 @@ class Deliver(Generic[T]):
             await part.nap(delay(policy.backoff, part.attempts))
             return
         reason = plain_text(f"{type(error).__name__}: {error}"[:2_000])
+        if batch.tried and await consumer.has_committed(part, batch.next_offset):
+            # The error came after the commit, or instead of its answer: what these events do is done, exactly once.
+            log.warning("handler_failed_after_commit", **context, offset=batch.first_offset, error=reason)
+            part.in_hand, batch.committed = batch, True
+            self._done(part)
+            return
         retried = not isinstance(error, Fail) and (policy.attempts is None or part.attempts < policy.attempts)
         log.error("event_failed", **context, offset=batch.first_offset, events=len(batch), error=reason, retried=retried)
         if retried:
@@ -197,7 +208,14 @@ class Deliver(Generic[T]):
             part.in_hand = batch
             self._done(part)
         elif policy.then == "dead-letter":
-            await consumer.dead_letter(part, batch.first_offset, batch.next_offset, reason)
+            try:
+                await consumer.dead_letter(part, batch.first_offset, batch.next_offset, reason)
+            except Conflict:
+                raise
+            except PenstockError as refused:
+                # Too large for the dead letters, or gone from the stream: somebody has to look.
+                part.give_back(batch.events)
+                await consumer.quarantine(part, f"offset {batch.first_offset} cannot be put aside: {refused.message} ({reason})")
             part.attempts = 0
         else:
             part.give_back(batch.events)

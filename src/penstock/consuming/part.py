@@ -39,6 +39,7 @@ class Part(Generic[T]):
         self.draining = False
         self.revision = 0
         self.fetched = 0
+        self.bytes = 0
         self.done = 0
         self.committed = 0
         self.in_hand: Batch[T] | None = None
@@ -51,6 +52,7 @@ class Part(Generic[T]):
         self._decoded = 0
         self._returned: deque[Event[Any]] = deque()
         self._buffered = 0
+        self._gaps: deque[tuple[int, int]] = deque()
         self._changed = asyncio.Event()
         self._flushed = asyncio.Event()
 
@@ -66,7 +68,8 @@ class Part(Generic[T]):
         self._current = iter(())
         self._decoded = begun.next_offset
         self._returned.clear()
-        self._buffered = 0
+        self._gaps.clear()
+        self._buffered = self.bytes = 0
 
     @property
     def room(self) -> int:
@@ -81,8 +84,21 @@ class Part(Generic[T]):
             return
         self._buffered += chunk.events - (max(0, self.fetched - chunk.first_offset) if chunk.offsets is None else 0)
         self._chunks.append(chunk)
+        self.bytes += _size(chunk)
         self.fetched = chunk.next_offset
         self._changed.set()
+
+    def skip(self, offset: int) -> None:
+        """Go on fetching at an offset: retention dropped what is before it. It counts as done when what was fetched is."""
+        self._gaps.append((self.fetched, offset))
+        self.fetched = offset
+        self.finished(self.done)
+
+    def finished(self, next_offset: int) -> None:
+        """All before an offset is done."""
+        self.done = max(self.done, next_offset)
+        while self._gaps and self._gaps[0][0] <= self.done:
+            self.done = max(self.done, self._gaps.popleft()[1])
 
     def changed(self) -> None:
         """Something else changed: it is paused, resumed, or to be drained."""
@@ -125,8 +141,15 @@ class Part(Generic[T]):
                 if not self._chunks:
                     self._buffered = len(events)
                     break
-                chunk = self._chunks.popleft()
-                self._current = iter(self._encoding.events(chunk, self._decoded, lenient=True))
+                chunk = self._chunks[0]
+                try:
+                    self._current = iter(self._encoding.events(chunk, self._decoded, lenient=True))
+                except Exception:
+                    # Nothing is passed over: it fails again, and is seen to.
+                    self._returned.extendleft(reversed(events))
+                    raise
+                self._chunks.popleft()
+                self.bytes -= _size(chunk)
                 self._decoded = chunk.next_offset
         self._buffered -= len(events)
         return events
@@ -161,3 +184,7 @@ class Part(Generic[T]):
         while self.commit is not None:
             self._flushed.clear()
             await self._flushed.wait()
+
+
+def _size(chunk: Chunk) -> int:
+    return sum(map(len, filter(None, chunk.data or chunk.bytes or ())))

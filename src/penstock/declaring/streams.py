@@ -149,7 +149,7 @@ class StreamDeclarations:
             name: Its name; None: the function's with dashes.
             missed: What to do about times that passed while no worker ran: "skip" them, run "once" for the latest, or run
                 "all".
-            per_worker: Each worker runs it for itself, instead of one of them for all.
+            per_worker: Each worker runs it for itself, by the clock of its machine, instead of one of them for all.
         """
         return self._schedule(Every(every), name, missed, per_worker)
 

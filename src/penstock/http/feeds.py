@@ -28,7 +28,7 @@ _LIMIT = 500
 _READY_BYTES = 4 << 20
 _AT_ONCE_BYTES = 1 << 20
 _POLL_S = 1.0
-_LOOK_FOR_GROWTH_EVERY = 10
+_LOOK_FOR_GROWTH_EVERY_S = 5.0
 
 
 class Feed:
@@ -65,13 +65,18 @@ class Feed:
 
     async def run(self) -> None:
         """Read what is appended, until cancelled."""
-        quiet = idle = 0
+        loop = asyncio.get_running_loop()
+        look_at = loop.time() + _LOOK_FOR_GROWTH_EVERY_S
+        idle = 0
         while True:
             self.came.clear()
             try:
                 if not self.ends:
                     self.ends = {at: found.next for at, found in (await streams.bounds(self._database, self.record.name)).items()}
                     self.wake()
+                if loop.time() > look_at:
+                    look_at = loop.time() + _LOOK_FOR_GROWTH_EVERY_S
+                    await self._look_for_growth()
                 if await self._read():
                     idle = 0
                     continue
@@ -82,9 +87,6 @@ class Feed:
                     continue
                 pause = (0.005, 0.05)[idle - 1] if idle < 3 else _POLL_S * random.uniform(0.7, 1.0)
                 idle = 0 if await happens(self.came, pause) or idle > 15 else idle + 1
-                quiet += 1
-                if quiet % _LOOK_FOR_GROWTH_EVERY == 0:
-                    await self._look_for_growth()
             except OffsetGone:
                 # Overtaken by retention: begin at the end; followers read what is between, and find out that it is gone.
                 self.ends = {}

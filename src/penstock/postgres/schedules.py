@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
+from penstock.errors import NotFound
 from penstock.postgres.database import Database
 
 
@@ -30,8 +31,10 @@ async def declare(database: Database, name: str, kind: str, spec: str, first_at:
 
 
 async def take(database: Database, name: str, worker: str, span: timedelta) -> Due:
-    """Take a schedule if it is due."""
+    """Take a schedule if it is due. Raises `NotFound`."""
     row = await database.fetchrow("select * from penstock.take_schedule($1, $2, $3)", name, worker, span)
+    if row["due_at"] is None:
+        raise NotFound(f"schedule {name} was deleted", hint="Declare it again.")
     return Due(row["taken"], row["due_at"], row["now_at"], row["due_in"])
 
 

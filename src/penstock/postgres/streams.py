@@ -21,6 +21,7 @@ _APPEND_JOINED = (
     "select * from penstock.append_routed($1, $2, $3, $4, string_to_array($5::text, e'\\x1e', e'\\x1d')::json[], $6::bytea[],"
     " string_to_array($7::text, e'\\x1e', e'\\x1d'), $8::json[], $9::timestamptz[], $10, $11)"
 )
+_COMPACTION_S = 3600.0
 _SEPARATOR, _NULL = "\x1e", "\x1d"
 _APPEND_EACH = "select * from penstock.append_each($1, $2::json[], $3, $4::json[], $5::timestamptz[], $6::bytea[])"
 _READ = "select * from penstock.read_chunks($1, $2, $3, $4, $5)"
@@ -183,6 +184,11 @@ async def append_routed(
     return await database.fetch(*append_call(name, routed, producer, sequence))
 
 
+async def last_sequence(database: Database, name: str, producer: str) -> int:
+    """Number of the last batch of a producer; 0: none."""
+    return int(await database.fetchval("select penstock.last_sequence($1, $2)", name, producer, retry=True))
+
+
 async def begin_load(transaction: Transaction, name: str) -> int:
     """Make room for a load in this transaction. Returns the number of partitions to route for."""
     return int((await transaction.fetchrow("select penstock.begin_load($1) as partitions", name))["partitions"])
@@ -260,11 +266,23 @@ async def stop_waiting(database: Database, channel: str) -> None:
     await database.fetch("select penstock.stop_waiting($1)", channel)
 
 
-async def tend(database: Database) -> list[tuple[str, bool, int, int]]:
-    """New segments, retention and compaction for all streams. Returns what was done: (stream, rolled, retired, compacted)."""
-    done = [tuple(row) for row in await database.fetch("select * from penstock.tend_streams()")]
-    await database.fetch("select penstock.drop_retired()")
-    return done
+async def to_tend(database: Database) -> list[str]:
+    """The streams; forgets readers and producers that were not seen for long."""
+    return [row["name"] for row in await database.fetch("select name from penstock.sweep_streams() as name")]
+
+
+async def tend(database: Database, name: str) -> tuple[bool, int, int]:
+    """A new segment, retention and compaction for one stream. Returns what was done: (rolled, retired, compacted)."""
+    row = await database.fetchrow("select * from penstock.tend_stream($1)", name)
+    compacted = 0
+    if row["compact"]:
+        [compacted] = (await database.fetch("select penstock.compact_stream($1)", name, timeout=_COMPACTION_S))[0]
+    return row["rolled"], row["retired"], compacted
+
+
+async def drop_retired(database: Database) -> int:
+    """Drop segments that nobody reads any more. Returns how many."""
+    return int(await database.fetchval("select penstock.drop_retired()"))
 
 
 async def declare_group(database: Database, name: str, group: str, start: str, *, retry: bool = False) -> str:
@@ -302,9 +320,9 @@ async def commit_offsets(
     return {row["partition"]: Committed(row["committed"], row["paused"]) for row in rows}
 
 
-def commit_as_json(group: str, member: str, commit: Commit) -> str:
-    """A commit as `penstock.commit_json` takes it."""
-    return orjson.dumps({"group": group, "member": member, **asdict(commit)}).decode()
+def commit_as_json(group: str, member: str, commit: Commit, first_offset: int) -> str:
+    """A commit of the events from `first_offset` on, as `penstock.commit_json` takes it."""
+    return orjson.dumps({"group": group, "member": member, **asdict(commit), "first_offset": first_offset}).decode()
 
 
 async def dead_letter(

@@ -132,6 +132,10 @@ class SyncStreams(OnLoop):
         """End a pause or quarantine. See `penstock.streams.Stream.resume`."""
         return self._call(stream.resume(group, partitions))
 
+    def drop_group(self, stream: Stream[Any], group: str) -> None:
+        """Forget a group. See `penstock.streams.Stream.drop_group`."""
+        self._call(stream.drop_group(group))
+
 
 class SyncConsumption(Generic[T]):
     """A member of a consumer group whose batches are pulled by a thread. Made by `SyncStreams.consume`."""

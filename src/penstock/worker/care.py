@@ -87,10 +87,17 @@ class Care:
         while True:
             pause = min(_TEND_EVERY_S, self._settings.care_interval.total_seconds() * 5)
             await asyncio.sleep(pause * self._share() * random.uniform(0.7, 1.3))
-            await self._try(self._tend_streams())
+            await self._try(self.tend_streams())
 
-    async def _tend_streams(self) -> None:
-        for stream, rolled, retired, compacted in await streams.tend(self._database):
+    async def tend_streams(self) -> None:
+        """Do it once; what cannot be done for one stream is no matter to the others."""
+        for stream in await streams.to_tend(self._database):
+            await self._try(self._tend_stream(stream))
+        await streams.drop_retired(self._database)
+
+    async def _tend_stream(self, stream: str) -> None:
+        rolled, retired, compacted = await streams.tend(self._database, stream)
+        if rolled or retired or compacted:
             log.info("stream_tended", stream=stream, rolled=rolled, retired=retired, compacted=compacted)
 
     async def _recover(self) -> None:

@@ -7,19 +7,22 @@ does until the run is over, or its worker is silent for too long. The clock is t
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import inspect
 import random
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 
 import structlog
 
-from penstock.errors import PenstockError
+from penstock.errors import NotFound, PenstockError
 from penstock.postgres import schedules
 from penstock.postgres.database import Database
 from penstock.schedule import Schedule, Tick
 from penstock.settings import Settings
+from penstock.waiting import happens
 
 log = structlog.get_logger("penstock.scheduler")
 _LOOK_EVERY_S = 15.0
@@ -40,29 +43,40 @@ class Scheduler:
         self._declared = declared
         self._settings = settings
         self._worker = worker
+        self._stopping = asyncio.Event()
+        self._threads = ThreadPoolExecutor(max(len(declared), 1), thread_name_prefix="penstock-schedule")
 
     async def run(self) -> None:
-        """Run the schedules until cancelled."""
-        if not self._declared:
-            await asyncio.Event().wait()
-        async with asyncio.TaskGroup() as group:
-            for schedule in self._declared:
-                run = self._run_here(schedule) if schedule.per_worker else self._run_once(schedule)
-                group.create_task(run, name=f"penstock-schedule-{schedule.name}")
+        """Run the schedules until `stop`."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                for schedule in self._declared:
+                    run = self._run_here(schedule) if schedule.per_worker else self._run_once(schedule)
+                    group.create_task(run, name=f"penstock-schedule-{schedule.name}")
+                await self._stopping.wait()
+        finally:
+            self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def stop(self) -> None:
+        """Begin no run any more; `run` ends when those under way do."""
+        self._stopping.set()
 
     async def _run_here(self, schedule: Schedule) -> None:
         """Each worker for itself. Times that passed while a run took too long are skipped."""
         base = due = schedule.times.after(datetime.now(UTC), datetime.now(UTC))
         while True:
-            await asyncio.sleep(max(0.0, (due - datetime.now(UTC)).total_seconds()))
+            # Not in one go: the clock may be set meanwhile, and the machine may sleep.
+            while (left := (due - datetime.now(UTC)).total_seconds()) > 0:
+                if await happens(self._stopping, min(left, _LOOK_EVERY_S)):
+                    return
+            if self._stopping.is_set():
+                return
             await self._call(schedule, Tick(schedule.name, due, max(datetime.now(UTC) - due, timedelta(0))))
             due = schedule.times.after(max(datetime.now(UTC), due), base)
 
     async def _run_once(self, schedule: Schedule) -> None:
-        now = await schedules.now(self._database)
-        first = schedule.times.after(now, now)
-        await schedules.declare(self._database, schedule.name, schedule.times.kind, schedule.times.spec, first)
-        while True:
+        await self._declare(schedule)
+        while not self._stopping.is_set():
             try:
                 due = await schedules.take(self._database, schedule.name, self._worker, self._settings.dead_after)
                 if due.taken:
@@ -70,10 +84,17 @@ class Scheduler:
                     continue
                 # Due and not taken: another runs it.
                 pause = due.in_s if due.in_s > 0 else self._settings.poll_interval.total_seconds()
-                await asyncio.sleep(min(pause, _LOOK_EVERY_S * random.uniform(0.8, 1.0)))
+                await happens(self._stopping, min(pause, _LOOK_EVERY_S * random.uniform(0.8, 1.0)))
+            except NotFound:
+                await self._declare(schedule)
             except PenstockError as error:
                 log.warning("schedule_failed", schedule=schedule.name, error=error.message)
-                await asyncio.sleep(random.uniform(0.5, 1.5))
+                await happens(self._stopping, random.uniform(0.5, 1.5))
+
+    async def _declare(self, schedule: Schedule) -> None:
+        now = await schedules.now(self._database)
+        first = schedule.times.after(now, now)
+        await schedules.declare(self._database, schedule.name, schedule.times.kind, schedule.times.spec, first)
 
     async def _take(self, schedule: Schedule, due: schedules.Due) -> None:
         run_for, next_at = schedule.decide(due.at, due.now)
@@ -82,10 +103,16 @@ class Scheduler:
             holding = asyncio.create_task(self._hold(schedule, due, call))
             try:
                 await asyncio.wait([call])
+            except asyncio.CancelledError:
+                # Not done in time: whoever looks next does it anew.
+                call.cancel()
+                await asyncio.wait([call])
+                with suppress(PenstockError):
+                    await schedules.end(self._database, schedule.name, self._worker, due.at, due.at, ran=False)
+                raise
             finally:
                 holding.cancel()
-                call.cancel()
-                await asyncio.gather(call, holding, return_exceptions=True)
+                await asyncio.gather(holding, return_exceptions=True)
             if call.cancelled():
                 log.error("schedule_lost", schedule=schedule.name, at=due.at)
                 return
@@ -107,7 +134,8 @@ class Scheduler:
             if inspect.iscoroutinefunction(schedule.handler):
                 await schedule.handler(*arguments)
             else:
-                await asyncio.to_thread(schedule.handler, *arguments)
+                context = contextvars.copy_context()
+                await asyncio.get_running_loop().run_in_executor(self._threads, context.run, schedule.handler, *arguments)
         except Exception:
             # The next time is due all the same.
             with suppress(Exception):

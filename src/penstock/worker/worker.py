@@ -80,6 +80,7 @@ class Worker:
         self._retiring = asyncio.Event()
         self._hurry = asyncio.Event()
         self._running = asyncio.Event()
+        self._scheduling: asyncio.Task[None] | None = None
 
     def stop(self) -> None:
         """Stop in an orderly way; a second call: at once, without waiting for handlers."""
@@ -158,7 +159,9 @@ class Worker:
         taking_part = [support(f"pool-{part.name}", part.run()) for part in parts]
         taking_part += [support(f"consumer-{consumer.name}", consumer.run()) for consumer in self._consumers]
         support("streams", care.run_streams())
-        scheduling = support("scheduler", Scheduler(self._database, self._schedules, self._settings, self.id).run())
+        scheduler = Scheduler(self._database, self._schedules, self._settings, self.id)
+        self._scheduling = support("scheduler", scheduler.run())
+        taking_part.append(self._scheduling)
         for name, companion in self._companions(claimer, runner).items():
             support(name, companion)
         for name, start in self._beside.items():
@@ -171,8 +174,7 @@ class Worker:
             for task in done:
                 if task in supporting:
                     task.result()  # a part never ends by itself but with an error
-            scheduling.cancel()
-            await asyncio.gather(scheduling, return_exceptions=True)
+            scheduler.stop()
             await self._shut_down(claiming, runner, settler, parts, taking_part)
         finally:
             for task in supporting:
@@ -217,11 +219,13 @@ class Worker:
         runner.release_waiting()
         if retiring:
             await self._patiently(runner, taking_part)
-        grace = asyncio.create_task(runner.finished(self._settings.shutdown_grace.total_seconds()))
+        grace = asyncio.create_task(self._in_grace(runner, taking_part))
         hurry = asyncio.create_task(self._stop_now.wait())
         await asyncio.wait([grace, hurry], return_when=asyncio.FIRST_COMPLETED)
         hurry.cancel()
         grace.cancel()
+        if self._scheduling is not None:
+            self._scheduling.cancel()
         await self._leave(runner)
         await runner.stop_handlers()
         limit = 2.0 if self._stop_now.is_set() else 15.0
@@ -229,18 +233,21 @@ class Worker:
         with suppress(TimeoutError, PenstockError):
             async with asyncio.timeout(limit):
                 await settler.drained()
-                if taking_part:
-                    await asyncio.wait(taking_part)
+                await asyncio.wait(taking_part)
                 await jobs.unregister_worker(self._database, self.id)
         log.info("worker_stopped", worker=self.id)
+
+    async def _in_grace(self, runner: Runner, taking_part: Sequence[asyncio.Task[None]]) -> None:
+        """Wait until what is in hand is done, jobs, events and runs of schedules alike, or the grace period is over."""
+        seconds = self._settings.shutdown_grace.total_seconds()
+        await asyncio.gather(runner.finished(seconds), asyncio.wait(taking_part, timeout=seconds))
 
     async def _patiently(self, runner: Runner, taking_part: Sequence[asyncio.Task[None]]) -> None:
         """Wait until everything in hand is done and every slot handed over, or until somebody wants the end."""
 
         async def done() -> None:
             await runner.finished(None)
-            if taking_part:
-                await asyncio.wait(taking_part)
+            await asyncio.wait(taking_part)
 
         ends = [asyncio.create_task(done()), asyncio.create_task(self._hurry.wait())]
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)

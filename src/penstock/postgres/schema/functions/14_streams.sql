@@ -408,8 +408,12 @@ begin
             using errcode = 'PS413', hint = 'Append at most 100,000 events and 256 MiB in one call.';
     end if;
     -- Elements are looked at only when one of them can be too large.
-    if size > p_stream.max_event_bytes then
-        if exists (select from unnest(p_data) as event where pg_column_size(event) - 4 > p_stream.max_event_bytes)
+    if greatest(size, pg_column_size(p_keys), pg_column_size(p_headers)) > p_stream.max_event_bytes then
+        if exists (
+            select from unnest(p_keys, p_headers) as event (key, header)
+            where greatest(pg_column_size(event.key), pg_column_size(event.header)) - 4 > p_stream.max_event_bytes
+        )
+            or exists (select from unnest(p_data) as event where pg_column_size(event) - 4 > p_stream.max_event_bytes)
             or exists (select from unnest(p_bytes) as event where pg_column_size(event) - 4 > p_stream.max_event_bytes)
         then
             raise exception 'an event of stream % is larger than % bytes', p_stream.name, p_stream.max_event_bytes
@@ -422,8 +426,23 @@ $$;
 comment on function penstock.check_events(penstock.streams, json[], bytea[], text[], json[], timestamptz[]) is
     'Part of append: raises PS400 or PS413 unless the arrays fit each other and the stream. Returns the number of events.';
 
+create or replace function penstock.digest_of(p_data json[], p_bytes bytea[], p_keys text[])
+returns numeric
+language sql
+stable
+as $$
+    -- A sum, since a batch that is sent again after the stream grew comes in another order.
+    select count(*)
+        + coalesce(sum(hashtextextended(event.data::text, 1)), 0)
+        + coalesce(sum(hashtextextended(event.key, 2)), 0)
+        + coalesce(sum(hashtextextended(encode(event.bytes, 'hex'), 3)), 0)
+    from unnest(p_data, p_bytes, p_keys) as event (data, bytes, key)
+$$;
+comment on function penstock.digest_of(json[], bytea[], text[]) is 'Part of append: tells a batch of a producer from another one.';
+
 create or replace function penstock.last_batch(
-    p_stream integer, p_producer text, p_sequence bigint, out is_repeated boolean, out batch penstock.stream_producers
+    p_stream integer, p_producer text, p_sequence bigint, p_digest numeric,
+    out is_repeated boolean, out batch penstock.stream_producers
 )
 language plpgsql
 as $$
@@ -445,10 +464,29 @@ begin
             using errcode = 'PS409', hint = 'A batch before it is missing; append that one first.';
     end if;
     is_repeated := p_sequence <= batch.sequence;
+    if p_sequence = batch.sequence and batch.digest <> p_digest then
+        raise exception 'batch % of producer % was another one', p_sequence, p_producer
+            using errcode = 'PS409',
+                  hint = 'Each writer needs a name of its own, and goes on after its last batch: select penstock.last_sequence(stream, producer);';
+    end if;
 end
 $$;
-comment on function penstock.last_batch(integer, text, bigint) is
-    'Part of append: locks the producer and says whether this batch of it was appended before. PS409 when one is missing in between.';
+comment on function penstock.last_batch(integer, text, bigint, numeric) is
+    'Part of append: locks the producer and says whether this batch of it was appended before. PS409 when one is missing in between, and when its last one was another.';
+
+create or replace function penstock.last_sequence(p_stream text, p_producer text)
+returns bigint
+language sql
+stable
+security definer
+set search_path = penstock, pg_temp
+as $$
+    select coalesce(
+        (select sequence from penstock.stream_producers where stream = (penstock.require_stream(p_stream)).id and producer = p_producer),
+        0
+    )
+$$;
+comment on function penstock.last_sequence(text, text) is 'Number of the last batch that a producer appended; 0: none, or it was not seen for 30 days.';
 
 create or replace function penstock.append_routed(
     p_stream text,
@@ -473,6 +511,7 @@ declare
     stream constant penstock.streams := penstock.require_stream(p_stream);
     total constant integer := penstock.check_events(stream, p_data, p_bytes, p_keys, p_headers, p_times);
     told record;
+    given_digest numeric;
 begin
     if (select sum(given) from unnest(p_counts) as given) is distinct from total::bigint
         or cardinality(p_partitions) is distinct from cardinality(p_counts)
@@ -483,7 +522,8 @@ begin
             using errcode = 'PS400', hint = 'The events are sorted by partition; counts, 1 to 1,000 each, say how many go to each, and add up to their number.';
     end if;
     if p_producer is not null then
-        select * into told from penstock.last_batch(stream.id, p_producer, p_sequence);
+        given_digest := penstock.digest_of(p_data, p_bytes, p_keys);
+        select * into told from penstock.last_batch(stream.id, p_producer, p_sequence, given_digest);
         if told.is_repeated then
             return query
             select repeated.* from unnest((told.batch).partitions, (told.batch).first_offsets, (told.batch).counts) as repeated
@@ -499,6 +539,7 @@ begin
             update penstock.stream_producers
             set sequence = p_sequence,
                 seen_at = penstock.clock(),
+                digest = given_digest,
                 (partitions, first_offsets, counts) = (
                     select array_agg(appended.partition), array_agg(appended.first_offset), array_agg(appended.events) from appended
                 )

@@ -133,8 +133,9 @@ begin
                                 ),
                                 0
                             )
-                            -- The chunk that holds the offset, not one that ends before it.
-                            and (stored.offsets is not null or stored.first_offset + stored.events > wanted.from_offset)
+                            -- The chunk that holds the offset, not one that ends before it: there are gaps between compacted
+                            -- ones, and whoever is in a gap would get the chunk before it for ever.
+                            and coalesce(stored.offsets[stored.events] + 1, stored.first_offset + stored.events) > wanted.from_offset
                         order by stored.first_offset
                         limit $3
                     ) as near

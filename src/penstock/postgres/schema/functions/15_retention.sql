@@ -1,5 +1,8 @@
 -- What becomes of streams with time: new segments, retention, compaction, more partitions. Any worker does the first three
--- for all, again and again (see tend_streams); everything here may run in many processes at once.
+-- for all, again and again; everything here may run in many processes at once.
+--
+-- Each step for each stream is a transaction of its own: appends wait only while a new segment is begun, never while old ones
+-- are compacted, and what cannot be done for one stream is no matter to the others.
 
 create or replace function penstock.roll_segment(p_stream text)
 returns bigint
@@ -11,6 +14,8 @@ declare
     stream constant penstock.streams := penstock.require_stream(p_stream);
     next_segment bigint;
 begin
+    -- One at a time, so that the segment with the higher number is the later one.
+    perform from penstock.streams where id = stream.id for no key update;
     next_segment := penstock.open_segment(stream.id);
     -- From here on appends wait, for as long as this takes to commit.
     perform from penstock.stream_partitions where stream_partitions.stream = stream.id order by partition for no key update;
@@ -150,6 +155,9 @@ declare
     rewritten text;
     compacted integer := 0;
 begin
+    if not penstock.try_to_tend(stream.id) then
+        return 0;
+    end if;
     create temporary table if not exists penstock_latest (key text primary key, partition integer, event_offset bigint) on commit drop;
     truncate pg_temp.penstock_latest;
     -- Keys only ever move to partitions with a higher number, so of two events of a key the later has the higher pair.
@@ -194,7 +202,8 @@ begin
                 from (
                     select
                         every.*,
-                        (row_number() over (partition by every.partition order by every.event_offset) - 1) / 1000 as bundle
+                        (row_number() over walked - 1) / 1000 as bundle,
+                        sum(coalesce(pg_column_size(every.data), pg_column_size(every.bytes))) over walked / 8388608 as bulk
                     from (
                         select
                             chunk.partition,
@@ -221,8 +230,9 @@ begin
                             latest.key is not null
                             and (num_nonnulls(every.data, every.bytes) > 0 or every.appended_at > $2)
                         )
+                    window walked as (partition by every.partition order by every.event_offset)
                 ) as kept
-                group by kept.partition, kept.bundle
+                group by kept.partition, kept.bundle, kept.bulk
             $insert$,
             rewritten, segment.table_name
         )
@@ -235,61 +245,78 @@ begin
 end
 $$;
 comment on function penstock.compact_stream(text) is
-    'Rewrites the segments that are no longer written so that of each key only the latest event stays; events without a key stay. Offsets do not change. Returns how many segments.';
+    'Rewrites the segments that are no longer written so that of each key only the latest event stays; events without a key stay. Offsets do not change, and nobody waits for it. Returns how many segments; none while another does it.';
 
-create or replace function penstock.tend_streams()
-returns table (stream text, rolled boolean, retired integer, compacted integer)
+create or replace function penstock.sweep_streams()
+returns setof text
 language plpgsql
 security definer
 set search_path = penstock, pg_temp
 as $$
-#variable_conflict use_column
+begin
+    delete from penstock.idle_readers where since < clock_timestamp() - interval '10 minutes';
+    delete from penstock.stream_producers where seen_at < penstock.clock() - interval '30 days';
+    return query select name from penstock.streams order by id;
+end
+$$;
+comment on function penstock.sweep_streams() is
+    'Forgets readers and producers that were not seen for long. Returns the streams, each to be given to tend_stream, and to compact_stream when that says so; drop_retired comes last.';
+
+create or replace function penstock.tend_stream(p_stream text, out rolled boolean, out retired integer, out compact boolean)
+language plpgsql
+security definer
+set search_path = penstock, pg_temp
+as $$
 declare
-    tended penstock.streams;
+    stream constant penstock.streams := penstock.require_stream(p_stream);
     active record;
     moment constant timestamptz := penstock.clock();
 begin
+    rolled := false;
+    retired := 0;
+    compact := false;
     -- One at a time is enough, and the others have better things to do than to wait.
-    if not pg_try_advisory_xact_lock(hashtext('penstock.tend_streams')) then
+    if not penstock.try_to_tend(stream.id) then
         return;
     end if;
-    delete from penstock.idle_readers where since < clock_timestamp() - interval '10 minutes';
-    delete from penstock.stream_producers where seen_at < moment - interval '30 days';
-    for tended in select * from penstock.streams order by id loop
-        stream := tended.name;
-        select * into active from penstock.stream_segments(tended.name) where closed_at is null order by segment desc limit 1;
-        rolled := active.events > 0 and (
-            active.size >= least(tended.segment_bytes, tended.keep_bytes / 10)
-            or active.events >= least(tended.segment_events, tended.keep_events / 10)
-            or active.opened_at <= moment - coalesce(tended.segment_age, least(tended.keep_age / 10, interval '1 day'))
-        );
-        begin
-            perform set_config('lock_timeout', '2s', true);
-            if rolled then
-                perform penstock.roll_segment(tended.name);
-            end if;
-            retired := penstock.retire_segments(tended.name);
-            compacted := 0;
-            if tended.compact and exists (
-                select from penstock.segments where segments.stream = tended.id and closed_at is not null and compacted_at is null
-            ) then
-                compacted := penstock.compact_stream(tended.name);
-            end if;
-        exception
-            when lock_not_available then
-                -- Somebody appends in a long transaction; the next one tries again.
-                rolled := false;
-                retired := 0;
-        end;
-        if rolled or retired > 0 or compacted > 0 then
-            return next;
-        end if;
-    end loop;
+    retired := penstock.retire_segments(p_stream);
+    compact := stream.compact and exists (
+        select from penstock.segments where segments.stream = stream.id and closed_at is not null and compacted_at is null
+    );
+    select * into active from penstock.stream_segments(p_stream) where closed_at is null order by segment desc limit 1;
+    rolled := coalesce(
+        active.events > 0 and (
+            active.size >= least(stream.segment_bytes, stream.keep_bytes / 10)
+            or active.events >= least(stream.segment_events, stream.keep_events / 10)
+            or active.opened_at <= moment - coalesce(stream.segment_age, least(stream.keep_age / 10, interval '1 day'))
+        ),
+        false
+    );
+    if not rolled then
+        return;
+    end if;
+    begin
+        perform set_config('lock_timeout', '2s', true);
+        perform penstock.roll_segment(p_stream);
+        compact := stream.compact;
+    exception
+        when lock_not_available then
+            -- Somebody appends in a long transaction; the next one tries again.
+            rolled := false;
+    end;
     perform set_config('lock_timeout', '0', true);
 end
 $$;
-comment on function penstock.tend_streams() is
-    'Begins new segments where the active one is old or large, applies retention and compaction, for all streams. Workers call it now and then, and drop_retired after it. Returns what was done.';
+comment on function penstock.tend_stream(text) is
+    'Applies the retention of a stream, and begins a new segment when the active one is old or large. Returns what was done, and whether there is something to compact. Does nothing while another does it.';
+
+create or replace function penstock.try_to_tend(p_stream integer)
+returns boolean
+language sql
+as $$
+    select pg_try_advisory_xact_lock(hashtext('penstock.tend_stream'), p_stream)
+$$;
+comment on function penstock.try_to_tend(integer) is 'Until the transaction ends nobody else tends or compacts this stream; false: somebody does.';
 
 create or replace function penstock.grow_stream(p_stream text, p_partitions integer)
 returns penstock.streams

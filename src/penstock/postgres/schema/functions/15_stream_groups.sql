@@ -106,26 +106,36 @@ begin
         -- In one order, always, so that two that begin or commit cannot wait for each other.
         order by owned.partition
     loop
-        -- Waits for a commit of the owner before, which may be under way in the transaction of a handler.
-        update penstock.group_offsets as reached
-        set epoch = given.epoch
-        where reached.stream = consuming.stream
-            and reached.group_id = p_group
-            and reached.partition = given.partition
-            and reached.epoch < given.epoch;
-        return query
-        select
-            reached.partition, reached.next_offset, reached.revision, reached.paused_at is not null, reached.partition <@ any (unfinished)
+        -- A commit of the owner before may be under way in the transaction of a handler, on a machine that hangs: this
+        -- partition waits for it, and the others do not.
+        perform
         from penstock.group_offsets as reached
         where reached.stream = consuming.stream
             and reached.group_id = p_group
             and reached.partition = given.partition
-            and reached.epoch = given.epoch;
+            and reached.epoch < given.epoch
+        for no key update skip locked;
+        if found then
+            update penstock.group_offsets as reached
+            set epoch = given.epoch
+            where reached.stream = consuming.stream
+                and reached.group_id = p_group
+                and reached.partition = given.partition;
+        end if;
+        return query
+        select
+            reached.partition, reached.next_offset, reached.revision, reached.paused_at is not null,
+            reached.epoch < given.epoch or reached.partition <@ any (unfinished)
+        from penstock.group_offsets as reached
+        where reached.stream = consuming.stream
+            and reached.group_id = p_group
+            and reached.partition = given.partition
+            and reached.epoch <= given.epoch;
     end loop;
 end
 $$;
 comment on function penstock.begin_partitions(text, text, text, integer[], bigint[]) is
-    'Begins to consume partitions that the member has as slots, under these epochs: from now on a commit under an older epoch is refused. Returns where to go on, for those that are the member''s. waits: not yet, since older partitions have to be finished first (see grow_stream); ask again.';
+    'Begins to consume partitions that the member has as slots, under these epochs: from now on a commit under an older epoch is refused. Returns where to go on, for those that are the member''s. waits: not yet, since older partitions have to be finished first (see grow_stream), or a commit of the owner before is under way; ask again.';
 
 create or replace function penstock.commit_offsets(
     p_stream text, p_group text, p_member text, p_partitions integer[], p_epochs bigint[], p_revisions integer[], p_offsets bigint[]
@@ -181,14 +191,33 @@ $$;
 comment on function penstock.commit_offsets(text, text, text, integer[], bigint[], integer[], bigint[]) is
     'Commits for each partition the offset of the next event that the group wants, all before it being done. Not committed: the partition is no longer this member''s under that epoch, or somebody moved the group to another offset (another revision): begin anew. In the transaction of a handler it makes its effects happen exactly once.';
 
+create or replace function penstock.lock_offset(p_stream text, p_group text, p_partition integer, p_epoch bigint, p_revision integer)
+returns bigint
+language sql
+as $$
+    select next_offset
+    from penstock.group_offsets
+    where stream = (penstock.require_stream(p_stream)).id
+        and group_id = p_group
+        and partition = p_partition
+        and epoch = p_epoch
+        and revision = p_revision
+    for no key update
+$$;
+comment on function penstock.lock_offset(text, text, integer, bigint, integer) is
+    'How far a group is in a partition, locked until the transaction ends; null: it has another epoch or revision.';
+
 create or replace function penstock.commit_exactly(
-    p_stream text, p_group text, p_member text, p_partition integer, p_epoch bigint, p_revision integer, p_offset bigint
+    p_stream text, p_group text, p_member text, p_partition integer, p_epoch bigint, p_revision integer, p_offset bigint,
+    p_first bigint default null
 )
 returns void
 language plpgsql
 security definer
 set search_path = penstock, pg_temp
 as $$
+declare
+    reached constant bigint := penstock.lock_offset(p_stream, p_group, p_partition, p_epoch, p_revision);
 begin
     if not (
         select committed
@@ -199,10 +228,14 @@ begin
         raise exception 'partition % of stream % is no longer consumed by %', p_partition, p_stream, p_member
             using errcode = 'PS409', hint = 'It moved to another member, or the group was moved to another offset. Roll back.';
     end if;
+    if p_first < reached then
+        raise exception 'the events of partition % of stream % from offset % on are done already', p_partition, p_stream, p_first
+            using errcode = 'PS409', hint = 'An earlier transaction that committed them succeeded. Roll back.';
+    end if;
 end
 $$;
-comment on function penstock.commit_exactly(text, text, text, integer, bigint, integer, bigint) is
-    'commit_offsets for one partition in the transaction of a handler: PS409 when it is refused, so that the transaction rolls back.';
+comment on function penstock.commit_exactly(text, text, text, integer, bigint, integer, bigint, bigint) is
+    'commit_offsets for one partition in the transaction of a handler, whose events begin at p_first: PS409 when it is refused, or when they were committed before, so that the transaction rolls back.';
 
 create or replace function penstock.commit_json(p_stream text, p_commit jsonb)
 returns void
@@ -212,11 +245,11 @@ set search_path = penstock, pg_temp
 as $$
     select penstock.commit_exactly(
         p_stream, p_commit ->> 'group', p_commit ->> 'member', (p_commit ->> 'partition')::integer, (p_commit ->> 'epoch')::bigint,
-        (p_commit ->> 'revision')::integer, (p_commit ->> 'next_offset')::bigint
+        (p_commit ->> 'revision')::integer, (p_commit ->> 'next_offset')::bigint, (p_commit ->> 'first_offset')::bigint
     )
 $$;
 comment on function penstock.commit_json(text, jsonb) is
-    'commit_exactly for any driver: {group, member, partition, epoch, revision, next_offset}.';
+    'commit_exactly for any driver: {group, member, partition, epoch, revision, next_offset, first_offset}.';
 
 create or replace function penstock.dead_letter(
     p_stream text, p_group text, p_member text, p_partition integer, p_epoch bigint, p_revision integer, p_offset bigint,
@@ -231,8 +264,19 @@ declare
     stream constant penstock.streams := penstock.require_stream(p_stream);
     letters record;
 begin
+    if penstock.lock_offset(p_stream, p_group, p_partition, p_epoch, p_revision) >= p_until then
+        -- A repeated call, since the answer to the first was lost.
+        return 0;
+    end if;
     perform penstock.commit_exactly(p_stream, p_group, p_member, p_partition, p_epoch, p_revision, p_until);
-    perform penstock.declare_stream(p_stream || '.dead', 1, jsonb_build_object('format', stream.format));
+    if not exists (select from penstock.streams where name = p_stream || '.dead') then
+        perform penstock.declare_stream(
+            p_stream || '.dead', 1,
+            jsonb_build_object(
+                'format', stream.format, 'compression', stream.compression, 'max_event_bytes', stream.max_event_bytes
+            )
+        );
+    end if;
     select
         array_agg(event.data order by event.event_offset) as data,
         array_agg(event.bytes order by event.event_offset) as bytes,
