@@ -360,7 +360,7 @@ def test_a_gap_that_cannot_be_closed_is_said(client: httpx.Client, served: Serve
 
     async def prune() -> None:
         sql = await asyncpg.connect(served.database_url)
-        await sql.execute("delete from penstock.topic_messages where topic = $1 and seq < 3", topic)
+        await sql.execute("select penstock.prune_messages(interval '0')")
         await sql.close()
 
     asyncio.run(prune())

@@ -239,7 +239,19 @@ begin
         return '{}';
     end if;
     perform pg_current_xact_id();
-    with copies as (
+    -- What waits from an earlier subscription of the same client is still its own, and comes once.
+    with standing as materialized (
+        select waiting.name, waiting.message
+        from penstock.subscriptions as subscriber
+        cross join lateral (
+            select job.name, job.message
+            from penstock.queued_jobs as job
+            where job.name = subscriber.queue and job.seq is not null and job.message is not null
+            offset 0
+        ) as waiting
+        where subscriber.topic = topic.name and subscriber.number > p_after and subscriber.key is null
+    ),
+    copies as (
         insert into penstock.queued_jobs (
             id, name, seq, run_after, expires_at, created_at, updated_at, attempts, max_attempts, key, unique_key, coalesces, data, message
         )
@@ -269,6 +281,9 @@ begin
                 and message.seq > since
                 and (message.expires_at is null or message.expires_at > p_moment)
                 and (subscriber.filter is null or message.data @> subscriber.filter)
+                and not exists (
+                    select from standing where standing.name = subscriber.queue and standing.message = message.number
+                )
             order by message.seq, subscriber.number
             offset 0
         ) as kept
@@ -293,23 +308,14 @@ returns void
 language plpgsql
 stable
 as $$
-declare
-    oldest bigint;
 begin
     if p_since < 0 or p_since > topic.last_seq then
         raise exception '% has no message %', topic.name, p_since
             using errcode = 'PS400', hint = format('Its sequence numbers go from 1 to %s; 0 is before the first.', topic.last_seq);
     end if;
-    if p_since < topic.last_seq then
-        select message.seq into oldest
-        from penstock.topic_messages as message
-        where message.topic = topic.name
-        order by message.seq
-        limit 1;
-        if oldest is null or oldest > p_since + 1 then
-            raise exception 'messages of % after % are gone', topic.name, p_since
-                using errcode = 'PS409', hint = format('The oldest one kept is %s.', coalesce(oldest, topic.last_seq + 1));
-        end if;
+    if p_since < topic.pruned_seq then
+        raise exception 'messages of % after % are gone', topic.name, p_since
+            using errcode = 'PS409', hint = format('All after %s are kept.', topic.pruned_seq);
     end if;
 end
 $$;
