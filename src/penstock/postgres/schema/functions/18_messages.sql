@@ -127,6 +127,57 @@ $$;
 comment on function penstock.missed_messages(text, text, bigint, integer) is
     'The messages after p_since that are for a subscriber and no longer in its queue: handed out, though perhaps lost on the way. For a subscriber that says which one it saw last. PS409 when some of them are gone, PS404 when it is not subscribed.';
 
+create or replace function penstock.late_messages(
+    p_topic text, p_client_id text, p_since bigint, p_last bigint, p_limit integer default 1000
+)
+returns table (seq bigint, id uuid, published_at timestamptz, data text)
+language plpgsql
+stable
+security definer
+set search_path = penstock, pg_temp
+set enable_seqscan = off
+as $$
+#variable_conflict use_column
+declare
+    subscriber penstock.subscriptions;
+    seen record;
+begin
+    select * into subscriber from penstock.subscriptions where subscriptions.topic = p_topic and client_id = p_client_id;
+    select job.started_at, job.run_after > job.created_at or job.attempts_used > 1 as late
+    into seen
+    from penstock.topic_messages as message
+    join penstock.archived_jobs as job
+        on job.id = penstock.copy_id(penstock.first_copy_id(message.published_at, message.number), subscriber.number)
+        and job.finished_at >= message.published_at
+    where message.topic = p_topic and message.seq = p_last;
+    if not found then
+        return;
+    end if;
+    -- What one claim brought is handed out by number, and last of all what was put off or tried again.
+    return query
+    select message.seq, message.id, message.published_at, message.data::text
+    from penstock.archived_jobs as job
+    join penstock.topic_messages as message on message.number = job.message
+    cross join lateral (select job.run_after > job.created_at or job.attempts_used > 1 as late) as copy
+    where job.name = subscriber.queue
+        and job.finished_at >= seen.started_at
+        and job.started_at >= seen.started_at
+        and job.status = 'succeeded'
+        and message.topic = p_topic
+        and message.seq < p_since
+        and message.seq <> p_last
+        and (
+            job.started_at > seen.started_at
+            or (copy.late and not seen.late)
+            or (copy.late = seen.late and message.seq > p_last)
+        )
+    order by job.started_at, copy.late, message.seq
+    limit p_limit;
+end
+$$;
+comment on function penstock.late_messages(text, text, bigint, bigint, integer) is
+    'The messages up to p_since that were handed out to a subscriber after p_last, the one that it saw last: late ones, put off or tried again, perhaps lost on the way. No row when that cannot be told.';
+
 create or replace function penstock.unfinished_copies(p_id uuid)
 returns boolean
 language plpgsql
