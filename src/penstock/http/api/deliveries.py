@@ -75,8 +75,8 @@ async def receive(
     """Receive a topic as Server-Sent Events; the connection is a subscriber, whose subscription ends with it or stays.
 
     The `id` of an event is the number of the message, after the latest number when it comes late (`43-5`). A client that comes
-    back with it in `Last-Event-ID` gets what it missed, each message once. 409 when some of that is gone. The same path takes a WebSocket,
-    on which messages are acknowledged.
+    back with it in `Last-Event-ID` gets what it missed, each message once. 409 when some of that is gone. The same path takes
+    a WebSocket, on which messages are acknowledged.
     """
     service = service_of(request)
     principal: Principal = request.scope["principal"]
