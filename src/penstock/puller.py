@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from penstock.app import Penstock
 
 T = TypeVar("T")
+# A job that nobody asked for in this share of its lease is handed back: it would not have the time to run.
+_LONGEST_WAIT = 0.5
 
 
 class PulledJob(Job[T], Generic[T]):
@@ -64,8 +66,10 @@ class PulledJob(Job[T], Generic[T]):
 class _InHand:
     """What a worker knows of a job that it gave out. The `JobControl` of the job."""
 
-    def __init__(self, puller: _Puller, job: ClaimedJob) -> None:
+    def __init__(self, puller: _Puller, job: ClaimedJob, claimed_at: float, may_start: Callable[[], bool]) -> None:
         self.job = job
+        self.may_start = may_start
+        self.too_late_at = claimed_at + job.lease_s * _LONGEST_WAIT
         self.lease = job.lease
         self.reason: str | None = None
         self.settled: asyncio.Future[str | None] | None = None
@@ -124,12 +128,32 @@ class _Puller:
 
     def start(self, job: ClaimedJob, claimed_at: float, may_start: Callable[[], bool], ahead: bool) -> None:
         """See `Runs`."""
-        hand = self.in_hand[job.id] = _InHand(self, job)
+        hand = self.in_hand[job.id] = _InHand(self, job, claimed_at, may_start)
         if ahead:
             self.waiting.appendleft(hand)
         else:
             self.waiting.append(hand)
         self.arrived.set()
+
+    def next(self) -> _InHand | None:
+        """The next job to give out, if at this moment it still may start: the process may have been stopped at any point."""
+        while self.waiting:
+            hand = self.waiting[0]
+            if hand.may_start() and time.monotonic() < hand.too_late_at:
+                return self.waiting.popleft()
+            self.give_back([hand.job.id])
+        return None
+
+    def give_back(self, ids: Iterable[UUID]) -> None:
+        """See `Runs`."""
+        for id in ids:
+            if self.in_hand.get(id) in self.waiting:
+                self.cancel(id, "moved")
+
+    def give_back_late(self) -> None:
+        """Hand back what nobody asked for in time."""
+        now = time.monotonic()
+        self.give_back([hand.job.id for hand in list(self.waiting) if hand.too_late_at <= now])
 
     def cancel(self, id: UUID, reason: str) -> None:
         """See `Runs`. What was not given out yet is settled; otherwise the program has to look at `job.cancelled`."""
@@ -142,8 +166,8 @@ class _Puller:
             outcome = Outcome.CANCELLED if reason == "cancelled" else Outcome.RELEASED
             self.finish(hand, Settlement(id, hand.job.attempts, hand.lease, outcome))
 
-    def abandon(self, lost: Iterable[UUID]) -> None:
-        """See `Runs`."""
+    def abandon(self, lost: Iterable[UUID]) -> list[asyncio.Task[None]]:
+        """See `Runs`. The program cannot be stopped; `job.cancelled` tells it, and `ack` is refused."""
         for id in lost:
             if (hand := self.in_hand.pop(id, None)) is not None:
                 hand.reason = "lost"
@@ -151,6 +175,7 @@ class _Puller:
                     self.waiting.remove(hand)
                 if hand.settled is not None and not hand.settled.done():
                     hand.settled.set_result("stale")
+        return []
 
     def leases(self) -> Iterable[int]:
         """See `Runs`."""
@@ -224,7 +249,7 @@ class PoolWorker(Generic[T]):
         self._tasks = [
             asyncio.create_task(settler.run(), name="penstock-settler"),
             asyncio.create_task(settler.run_progress(), name="penstock-progress"),
-            asyncio.create_task(self._promote(database), name="penstock-promotion"),
+            asyncio.create_task(self._care(database, puller), name="penstock-care"),
             asyncio.create_task(Listener(database, [f"penstock_{self.id}"], heard).run(), name="penstock-listener"),
         ]
         self._taking_part = asyncio.create_task(part.run(), name=f"penstock-pool-{self._pool.name}")
@@ -261,8 +286,7 @@ class PoolWorker(Generic[T]):
         if puller is None or taking_part is None:
             raise InvalidInput(f"worker {self.id} is not in its pool", hint="Use it in: async with pool.worker(...) as worker:")
         while True:
-            while puller.waiting:
-                hand = puller.waiting.popleft()
+            while (hand := puller.next()) is not None:
                 try:
                     yield self._given(hand)
                 except InvalidInput as error:
@@ -294,9 +318,10 @@ class PoolWorker(Generic[T]):
         job._hand = hand
         return job
 
-    async def _promote(self, database: Database) -> None:
-        """Put due jobs into their lines, also when no other worker runs."""
+    async def _care(self, database: Database, puller: _Puller) -> None:
+        """Put due jobs into their lines, also when no other worker runs; hand back what was not asked for."""
         while True:
+            puller.give_back_late()
             started = time.monotonic()
             with suppress(PenstockError):
                 await jobs.promote(database)

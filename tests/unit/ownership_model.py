@@ -5,9 +5,10 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 
 from penstock.ownership.assign import Assignor, Candidate, sticky
 
@@ -45,6 +46,7 @@ class Group:
     def __init__(self, slots: int, dead_after: float, assignor: Assignor = sticky, rules: Rules = Rules()) -> None:
         self.slots = [Slot() for _ in range(slots)]
         self.members: dict[str, float] = {}  # id -> seen_at, oldest first
+        self._by_silence: OrderedDict[str, None] = OrderedDict()  # whoever was silent longest comes first
         self.sessions: dict[str, int] = {}
         self.commits: dict[int, tuple[int, str]] = {}
         self.moves = 0
@@ -62,10 +64,15 @@ class Group:
             if self.members[member] + self._dead_after >= now:
                 return False
             self._remove([member])
-        self.members[member] = now
+        self._seen(member, now)
         self.sessions[member] = session
         self._balance()
         return True
+
+    def _seen(self, member: str, now: float) -> None:
+        self.members[member] = now
+        self._by_silence[member] = None
+        self._by_silence.move_to_end(member)
 
     def _is(self, member: str, session: int) -> bool:
         return member in self.members and (self.sessions[member] == session or not self._rules.check_session)
@@ -76,7 +83,7 @@ class Group:
             self._balance()
 
     def evict(self, now: float) -> None:
-        silent = [id for id, seen in self.members.items() if seen + self._dead_after < now]
+        silent = list(takewhile(lambda id: self.members[id] + self._dead_after < now, self._by_silence))
         if silent:
             self._remove(silent)
             self._balance()
@@ -84,7 +91,7 @@ class Group:
     def heartbeat(self, member: str, session: int, now: float) -> Beat:
         if not self._is(member, session):
             return Beat(known=False)
-        self.members[member] = now
+        self._seen(member, now)
         owned = self._owned.get(member, set())
         target = self._target.get(member, set())
         available = {s for s in target if self.slots[s].owner is None}
@@ -143,6 +150,7 @@ class Group:
             for s in sorted(self._owned.get(member, set())):
                 self._set_owner(s, None)
             del self.members[member]
+            del self._by_silence[member]
 
     def _balance(self) -> None:
         current = {}

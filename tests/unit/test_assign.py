@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from penstock import InvalidInput
 from penstock.ownership.assign import Candidate, by_key, jump, jump_hash, key_hash, slot_of, sticky
+from penstock.ownership.member import looks_every
 
 Target = dict[int, str]
 
@@ -182,3 +183,15 @@ def test_a_rule_for_keys_chooses_by_place_and_may_choose_nobody() -> None:
 def test_a_rule_that_returns_no_place_is_told_so(place: object) -> None:
     with pytest.raises(InvalidInput, match="assign returned"):
         by_key(lambda key, workers: place, {0: "ada"})(members(2), [0], {})  # type: ignore[arg-type,return-value]
+
+
+@pytest.mark.parametrize("members", [1, 2, 50, 1_000])
+def test_the_last_of_many_still_looks_for_the_dead_in_time(members: int) -> None:
+    # Evicted after ten seconds of silence; their work runs again within fifteen.
+    assert 10 + 1.3 * looks_every(members) < 15
+
+
+def test_what_looks_cost_together_stays_bounded() -> None:
+    # A look reads each member once.
+    rows_a_second = [members / looks_every(members) * members for members in (1_000, 3_000, 10_000)]
+    assert max(rows_a_second) <= 1_000_000 / 3 + 1

@@ -6,12 +6,15 @@ import asyncio
 from collections import defaultdict
 from datetime import timedelta
 from typing import Any, TypeAlias
+from uuid import uuid4
 
 import asyncpg
 import pytest
 
 from conftest import eventually
 from penstock import Backoff, Conflict, Delivery, InvalidInput, Job, NewJob, Options, Penstock, RateLimit, Settings, Status
+from penstock.ownership import balance
+from penstock.postgres import ownership
 from penstock.testing import run_due_jobs
 from penstock.worker import Worker
 
@@ -281,6 +284,24 @@ async def test_the_rate_of_a_key_is_limited_and_the_others_go_on(app: Penstock, 
     assert quiet < starts[-1]
 
 
+async def test_keys_with_a_rate_that_never_come_again_are_forgotten(app: Penstock, sql: Sql) -> None:
+    pool = app.pool("work", int, key_rate=RateLimit(5, timedelta(minutes=1)))
+    seen = Seen()
+
+    @pool.handler
+    async def run(job: Job[int]) -> None:
+        await seen.run(job)
+
+    async with Working(app):
+        await enqueue(pool, keys=20, each=1)
+        await eventually(lambda: seen.finished == 20)
+        assert await sql.fetchval("select count(*) from penstock.key_starts") == 20
+        await sql.execute("update penstock.key_starts set ends_at = ends_at - interval '1 hour'")
+        await pool.enqueue_many([(f"other{n}", n) for n in range(10)])
+        await eventually(lambda: seen.finished == 30)
+    assert await sql.fetchval("select count(*) from penstock.key_starts where key not like 'other%'") == 0
+
+
 async def test_jobs_in_flight_of_a_key_can_be_more_than_one(app: Penstock) -> None:
     seen = Seen()
     pool = app.pool("work", slots=4, key_concurrency=3)
@@ -387,6 +408,41 @@ async def test_a_running_job_of_a_pool_can_be_cancelled(app: Penstock) -> None:
     assert (await app.find(first.id)).status is Status.CANCELLED
 
 
+async def test_a_slot_that_comes_back_waits_for_the_handler_that_still_ends(app: Penstock, sql: Sql) -> None:
+    pool = app.pool("work", str, slots=64)
+    starts: dict[str, int] = defaultdict(int)
+    ending, may_end = asyncio.Event(), asyncio.Event()
+    together = False
+
+    @pool.handler
+    async def run(job: Job[str]) -> None:
+        nonlocal together
+        starts[job.data] += 1
+        if job.data == "slow":
+            together = together or (ending.is_set() and not may_end.is_set())
+        if starts[job.data] > 1:
+            return
+        try:
+            await asyncio.Event().wait()
+        finally:
+            if job.data == "slow":
+                ending.set()
+                await may_end.wait()
+
+    assert pool.slot_of("a") != pool.slot_of("b")
+    await pool.enqueue("a", "slow")
+    await pool.enqueue("b", "quick")
+    async with Working(app):
+        await eventually(lambda: len(starts) == 2)
+        # Evicted, as after a pause; it joins again at once.
+        await sql.execute("select penstock.leave_group('work', id), penstock.tell_member('work', id) from penstock.members")
+        await ending.wait()
+        await eventually(lambda: starts["quick"] == 2, "the other key")
+        may_end.set()
+        await eventually(lambda: starts["slow"] == 2, "the key whose handler has ended")
+    assert not together
+
+
 # -- the pull form
 
 
@@ -444,6 +500,41 @@ async def test_what_is_not_acknowledged_goes_back_in_order(app: Penstock) -> Non
             break
 
 
+async def test_a_job_whose_slot_moves_before_it_is_asked_for_goes_back_at_once(url: str, sql: Sql) -> None:
+    async with Penstock(url, settings=Settings(handover_grace=timedelta(hours=1))) as app:
+        pool = app.pool("work", int, slots=4)
+        await pool.enqueue_many([(f"k{n}", n) for n in range(8)])
+        async with pool.worker("one") as one:
+            held = await anext(one.jobs())  # type: ignore[arg-type]
+            async with asyncio.timeout(30):
+                while await sql.fetchval("select count(*) from penstock.queued_jobs where status = 'in-progress'") < 8:
+                    await asyncio.sleep(0.01)
+            # The program of the first is busy with one job; none of the others keeps its slot from moving.
+            async with asyncio.timeout(30), pool.worker("two") as two:
+                first = await anext(two.jobs())  # type: ignore[arg-type]
+                assert first.key != held.key
+                assert first.attempt == 1
+                await first.ack()
+            await held.ack()
+
+
+async def test_a_pulled_job_is_given_out_only_while_it_may_start(app: Penstock, sql: Sql) -> None:
+    pool = app.pool("work", int, slots=4, options=Options(visibility_timeout=timedelta(seconds=2)))
+    await pool.enqueue("a", 1)
+    async with pool.worker("one") as worker:
+        # Claimed, and not asked for until the time is over: it goes back and is claimed anew, with all its attempts.
+        leases = set()
+        async with asyncio.timeout(30):
+            while len(leases) < 3:
+                leases |= {
+                    row["lease"] for row in await sql.fetch("select lease from penstock.queued_jobs where lease is not null")
+                }
+                await asyncio.sleep(0.01)
+        job = await anext(worker.jobs())  # type: ignore[arg-type]
+        assert job.attempt == 1
+        await job.ack()
+
+
 async def test_an_ack_after_the_slot_was_lost_is_refused(app: Penstock, sql: Sql) -> None:
     pool = app.pool("work", int, slots=2)
     await pool.enqueue("a", 1)
@@ -488,6 +579,32 @@ async def test_of_metadata_said_at_once_the_last_counts(app: Penstock) -> None:
     async with pool.worker("one") as worker:
         await asyncio.gather(*[worker.set_metadata({"n": n}) for n in range(20)])
         assert [member.metadata for member in await pool.workers()] == [{"n": 19}]
+
+
+async def test_a_key_that_comes_while_targets_are_computed_is_placed_next_time(app: Penstock, sql: Sql) -> None:
+    pool = app.pool("requests", int, assign=lambda key, workers: 0)
+    await pool.declare()
+    await pool.enqueue("early", 1)
+    database = await app.database()
+    async with database.transaction() as transaction:
+        await ownership.join(transaction, "requests", "m", uuid4(), timedelta(seconds=10), {})
+        seen = await ownership.slots(transaction, "requests")
+        # Enqueues do not wait for the lock of the group.
+        await sql.execute("select penstock.enqueue('requests', '2', p_key => 'late')")
+        await ownership.set_targets(transaction, "requests", {slot.slot: "m" for slot in seen})
+    targets = {slot.key: slot.target for slot in await pool.slots()}
+    assert targets == {"early": "m", "late": None}
+    assert await balance.rebalance(database, "requests", lambda key, workers: 0) == 1, "the late key stays with nobody"
+    assert {slot.target for slot in await pool.slots()} == {"m"}
+
+
+async def test_an_open_transaction_with_a_new_key_does_not_hold_up_who_joins(app: Penstock, sql: Sql) -> None:
+    pool = app.pool("requests", int, assign=lambda key, workers: 0)
+    await pool.declare()
+    async with sql.transaction():
+        await sql.execute("select penstock.enqueue('requests', '1', p_key => 'ada')")
+        async with asyncio.timeout(30), pool.worker("w"):
+            assert [member.id for member in await pool.workers()] == ["w"]
 
 
 async def test_settings_reach_the_members(url: str, sql: Sql) -> None:

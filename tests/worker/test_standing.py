@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from datetime import timedelta
 from typing import Any, TypeAlias
 
@@ -239,6 +239,167 @@ async def test_a_start_under_an_old_epoch_or_version_is_refused(app: Penstock, p
     assert await sql.fetchval(begin, "m", slot, 7, 1) == 0, "a second run"
     assert not await sql.fetchval("select penstock.end_standing('tenants', 'acme', 'm', 6)")
     assert await sql.fetchval("select penstock.end_standing('tenants', 'acme', 'm', 7)")
+
+
+async def test_a_message_that_comes_while_it_starts_is_not_lost(app: Penstock, pool: Pool[Any]) -> None:
+    begun, go_on, got = asyncio.Event(), asyncio.Event(), []
+
+    async def listen(job: Standing[Any]) -> None:
+        async for message in job.messages():
+            got.append(message)
+
+    @pool.standing
+    async def start_slowly(job: Standing[Any]) -> AsyncIterator[None]:
+        begun.set()
+        await go_on.wait()
+        listening = asyncio.create_task(listen(job))
+        yield
+        listening.cancel()
+
+    async with Working(app):
+        await pool.start("acme")
+        await begun.wait()
+        await pool.notify("acme", "early")
+        await eventually_none(app, "select count(*) from penstock.standing_messages")
+        go_on.set()
+        await eventually(lambda: got == ["early"])
+
+
+async def eventually_none(app: Penstock, query: str) -> None:
+    database = await app.database()
+    async with asyncio.timeout(30):
+        while await database.fetchval(query):
+            await asyncio.sleep(0.01)
+
+
+async def test_who_reads_slowly_gets_all_messages_in_order(app: Penstock, pool: Pool[Any], sql: Sql) -> None:
+    read, got = asyncio.Event(), []
+
+    @pool.standing
+    async def run(job: Standing[Any]) -> None:
+        await read.wait()
+        async for message in job.messages():
+            got.append(message)
+
+    fill = """
+        insert into penstock.standing_messages (name, key, data, sent_at)
+        select 'tenants', 'acme', to_jsonb(n), now() from generate_series(1, $1::integer) as n
+    """
+    await pool.start("acme")
+    await sql.execute(fill, 2_500)
+    async with Working(app):
+        database = await app.database()
+        async with asyncio.timeout(30):
+            while await database.fetchval("select count(*) from penstock.standing_messages") > 1_500:
+                await asyncio.sleep(0.01)
+        # What it has not read waits where it is safe.
+        assert await database.fetchval("select count(*) from penstock.standing_messages") == 1_500
+        read.set()
+        await eventually(lambda: len(got) == 2_500)
+    assert got == list(range(1, 2_501))
+    await sql.execute(fill, 10_000)
+    with pytest.raises(Conflict, match="wait already"):
+        await pool.notify("acme", 1)
+
+
+async def test_a_begin_whose_answer_was_lost_does_not_block_the_key(app: Penstock, pool: Pool[Any], sql: Sql) -> None:
+    runs = Runs().on(pool)
+    async with Working(app):
+        await pool.start("other")
+        await eventually(lambda: runs.now == {"other"})
+        # As a begin leaves it that was written and not heard of, or an end that was not written.
+        async with sql.transaction():
+            await pool_start(sql, "acme")
+            await sql.execute("""
+                update penstock.standing_jobs as standing
+                set running_by = slots.owner, running_epoch = slots.epoch
+                from penstock.slots
+                where standing.key = 'acme' and slots.group_name = 'tenants' and slots.slot = standing.slot
+            """)
+        await eventually(lambda: runs.now == {"acme", "other"})
+    assert runs.starts == {"acme": 1, "other": 1}
+
+
+async def pool_start(sql: Sql, key: str) -> None:
+    await sql.execute("select penstock.start_standing('tenants', $1)", key)
+
+
+async def test_a_key_that_comes_back_waits_for_the_run_that_still_ends(app: Penstock, pool: Pool[Any], sql: Sql) -> None:
+    runs, ending, may_end = Runs(), asyncio.Event(), asyncio.Event()
+
+    @pool.standing
+    async def run(job: Standing[Any]) -> AsyncIterator[None]:
+        runs.begin(job)
+        try:
+            yield
+        finally:
+            ending.set()
+            # However often it is cancelled.
+            while not may_end.is_set():
+                with suppress(asyncio.CancelledError):
+                    await may_end.wait()
+            runs.running[job.key] -= 1
+
+    async with Working(app):
+        await pool.reconcile({"acme": 0})
+        await eventually(lambda: runs.now == {"acme"})
+        # Lost and taken anew between two heartbeats.
+        await sql.execute("update penstock.slots set epoch = epoch + 1 where group_name = 'tenants'")
+        await sql.execute("update penstock.standing_jobs set running_by = null, running_epoch = null")
+        await sql.execute("select penstock.tell_member('tenants', id) from penstock.members")
+        await ending.wait()
+        await pool.start("other")
+        await eventually(lambda: "other" in runs.now)
+        assert runs.starts["acme"] == 1
+        may_end.set()
+        await eventually(lambda: runs.starts["acme"] == 2)
+    assert runs.most["acme"] == 1
+
+
+async def test_a_stop_side_that_hangs_is_cancelled_after_its_time(url: str, sql: Sql) -> None:
+    async with Penstock(url, settings=Settings(handover_grace=timedelta(milliseconds=50))) as app:
+        pool = app.pool("tenants", slots=4)
+        runs = Runs()
+
+        @pool.standing
+        async def run(job: Standing[Any]) -> AsyncIterator[None]:
+            runs.begin(job)
+            yield
+            try:
+                await asyncio.Event().wait()
+            finally:
+                runs.running[job.key] -= 1
+
+        async with Working(app):
+            await pool.start("acme")
+            await eventually(lambda: runs.now == {"acme"})
+            await pool.stop("acme")
+            await eventually_none(app, "select count(*) from penstock.standing_jobs")
+            assert runs.now == set()
+            await pool.start("acme")
+            await eventually(lambda: runs.now == {"acme"})
+
+
+async def test_a_state_that_is_no_json_is_an_error_of_the_run(app: Penstock, pool: Pool[Any], sql: Sql) -> None:
+    runs = Runs()
+
+    @pool.standing
+    async def run(job: Standing[Any]) -> AsyncIterator[None]:
+        runs.begin(job)
+        if runs.starts[job.key] == 1:
+            job.state = {"at": object()}
+            raise ValueError("at first")
+        yield
+        runs.running[job.key] -= 1
+
+    async with Working(app):
+        await pool.start("acme")
+        failed = "select count(*) from penstock.standing_jobs where failures = 0 and running_by is null"
+        await eventually(lambda: runs.starts["acme"] == 1)
+        await eventually_none(app, failed)
+        assert await sql.fetchval("select error ->> 'type' from penstock.standing_jobs") == "ValueError"
+        await sql.execute("update penstock.standing_jobs set retry_at = null")
+        await eventually(lambda: runs.starts["acme"] == 2, "the next run")
 
 
 async def test_standing_jobs_move_when_the_pool_grows(app: Penstock, pool: Pool[Any]) -> None:

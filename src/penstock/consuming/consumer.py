@@ -24,6 +24,7 @@ from penstock.consuming.part import Part
 from penstock.encoding import Encoding
 from penstock.errors import Conflict, DatabaseUnavailable, InvalidInput, OffsetGone, PenstockError
 from penstock.event import Gone
+from penstock.ownership.ending import Ending
 from penstock.ownership.member import Member
 from penstock.postgres import streams
 from penstock.postgres.database import Database
@@ -113,6 +114,7 @@ class Consumer(Generic[T]):
         self.database = database
         self.member = Member(database, self.name, id or f"consumer.{secrets.token_hex(8)}", self, settings)
         self.parts: dict[int, Part[T]] = {}
+        self._ending = Ending()
         self._encoding = encoding
         self._deliver = deliver
         self._came = asyncio.Event()
@@ -206,6 +208,12 @@ class Consumer(Generic[T]):
         if part is not None and part.epoch == epoch:
             del self.parts[slot]
             self._cancel(part)
+            if part.task is not None and not part.task.done():
+                self._ending.add(part.task, slot, (self.options.grace or self.settings.handover_grace).total_seconds())
+
+    def ending(self, slot: int) -> bool:
+        """See `SlotUser`."""
+        return self._ending.holds(slot)
 
     def _cancel(self, part: Part[T]) -> None:
         part.begun = False

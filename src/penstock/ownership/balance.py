@@ -94,7 +94,10 @@ async def _assign(transaction: Transaction, group: ownership.Group, assign: KeyA
         assignor = by_key(assign, {slot.slot: slot.key for slot in slots if slot.key is not None})
     else:
         assignor = NAMED[group.assignor]
-    moved = await ownership.set_targets(transaction, group.name, assignor(candidates, [slot.slot for slot in slots], current))
+    seen = [slot.slot for slot in slots]
+    target = assignor(candidates, seen, current)
+    # Nobody, too, is said slot by slot: a slot for a new key may come meanwhile, and has to be seen by the next one.
+    moved = await ownership.set_targets(transaction, group.name, {slot: target.get(slot) for slot in seen})
     log.debug("rebalanced", group=group.name, generation=group.generation, members=len(present), moving=moved)
     return moved
 

@@ -30,8 +30,6 @@ from penstock.waiting import happens
 
 log = structlog.get_logger("penstock.ownership")
 T = TypeVar("T")
-_MEMBERS_AT_FULL_PACE = 4
-_CARE_EVERY_S = 1.0
 
 
 _CLOCK: int = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
@@ -40,6 +38,15 @@ _CLOCK: int = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 def monotonic() -> float:
     """Seconds of a clock that also runs while the machine is suspended, where there is one."""
     return time.clock_gettime(_CLOCK)
+
+
+def looks_every(members: int) -> float:
+    """Seconds between two looks of one member for silent ones.
+
+    The count includes the silent. Should all but one die at once, that one still has to be in time; and a look reads all members,
+    so what all looks cost together grows with the square, which a large group has to make up for.
+    """
+    return max(1.0, min(members / 4, 3.0), 3.0 * (members / 1_000) ** 2)
 
 
 class SlotUser(Protocol):
@@ -53,6 +60,9 @@ class SlotUser(Protocol):
 
     def lost(self, slot: int, epoch: int) -> None:
         """The slot may be another member's already: stop at once, without settling. Ends a `revoke` that is under way."""
+
+    def ending(self, slot: int) -> bool:
+        """Whether work on a slot that was lost still ends here. It is not taken anew before that."""
 
 
 class Member:
@@ -211,10 +221,11 @@ class Member:
             self._state.released(releasing)
             self._wake.set()
         if available := self._state.available:
-            taken = await self._call(ownership.take(self._database, self.group, self.id, self._session, sorted(available)))
+            free = [slot for slot in sorted(available) if not self._user.ending(slot)]
+            taken = await self._call(ownership.take(self._database, self.group, self.id, self._session, free)) if free else {}
             self._apply(self._state.took(taken, monotonic()))
             if len(taken) < len(available):
-                # Something still settles there: look again soon.
+                # Something still ends there: look again soon.
                 asyncio.get_running_loop().call_later(0.1, self._wake.set)
 
     def _apply(self, changes: list[Change]) -> None:
@@ -251,9 +262,9 @@ class Member:
                 self._apply(lost)
 
     async def _care(self) -> None:
-        """Evict members that fell silent; each looks seldom when there are many."""
+        """Evict members that fell silent."""
         while True:
-            await asyncio.sleep(_CARE_EVERY_S * max(1.0, self._members / _MEMBERS_AT_FULL_PACE) * random.uniform(0.7, 1.3))
+            await asyncio.sleep(looks_every(self._members) * random.uniform(0.7, 1.3))
             try:
                 if await balance.evict(self._database, self.group, self._assign):
                     self._wake.set()

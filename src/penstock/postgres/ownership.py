@@ -107,8 +107,8 @@ async def has_unplaced(transaction: Transaction, name: str) -> bool:
     return bool(row["unplaced"])
 
 
-async def set_targets(transaction: Transaction, name: str, target: Mapping[int, str]) -> int:
-    """Write what an assignor decided. Returns how many slots will move."""
+async def set_targets(transaction: Transaction, name: str, target: Mapping[int, str | None]) -> int:
+    """Write what an assignor decided of the slots that it saw; None: nobody. Returns how many slots will move."""
     row = await transaction.fetchrow(
         "select penstock.set_targets($1, $2, $3) as moved", name, list(target.keys()), list(target.values())
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
@@ -180,11 +180,10 @@ async def end_standing(
     )
 
 
-async def take_messages(database: Database, name: str, member: str) -> list[tuple[str, str]]:
-    """Take the messages to the standing jobs that a member runs: (key, JSON text)."""
-    return [
-        (row["key"], row["data"]) for row in await database.fetch("select * from penstock.take_messages($1, $2)", name, member)
-    ]
+async def take_messages(database: Database, name: str, member: str, keys: Sequence[str], limit: int) -> list[tuple[str, str]]:
+    """Take messages to those of these standing jobs that a member runs, oldest first: (key, JSON text)."""
+    rows = await database.fetch("select * from penstock.take_messages($1, $2, $3, $4)", name, member, keys, limit)
+    return [(row["key"], row["data"]) for row in rows]
 
 
 def _dump(value: object) -> str:

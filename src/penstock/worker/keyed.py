@@ -18,6 +18,7 @@ import structlog
 
 from penstock.errors import DatabaseUnavailable, NotFound, PenstockError
 from penstock.job import ClaimedJob, Settlement
+from penstock.ownership.ending import Ending
 from penstock.ownership.member import Member
 from penstock.postgres import jobs, pools
 from penstock.postgres.database import Database
@@ -47,8 +48,11 @@ class Runs(Protocol):
     def cancel(self, id: UUID, reason: str) -> None:
         """Tell a job to stop."""
 
-    def abandon(self, lost: Iterable[UUID]) -> None:
-        """Stop jobs without settling them."""
+    def give_back(self, ids: Iterable[UUID]) -> None:
+        """Hand back those that have not started."""
+
+    def abandon(self, lost: Iterable[UUID]) -> list[asyncio.Task[None]]:
+        """Stop jobs without settling them. Returns what still ends."""
 
     def leases(self) -> Iterable[int]:
         """Leases of the jobs that run."""
@@ -97,6 +101,7 @@ class KeyedClaimer:
         self.grace_s = settings.handover_grace.total_seconds()
         self._after: tuple[int, str] | None = None
         self._turn_left: int | None = None
+        self._ending = Ending()
 
     def belongs_to(self, member: Member) -> None:
         """The member whose slots these are; before `run`."""
@@ -119,6 +124,7 @@ class KeyedClaimer:
     async def revoke(self, slot: int, epoch: int) -> None:
         """See `SlotUser`: hand back what waits, let what runs finish within the grace period, then cancel it."""
         self.lines.release_waiting(slot)
+        self._runs.give_back(self.lines.running(slot))
         if await self.lines.drained(slot, self.grace_s):
             return
         for id in self.lines.running(slot):
@@ -130,7 +136,12 @@ class KeyedClaimer:
 
     def lost(self, slot: int, epoch: int) -> None:
         """See `SlotUser`."""
-        self._runs.abandon(self.lines.drop(slot))
+        for task in self._runs.abandon(self.lines.drop(slot)):
+            self._ending.add(task, slot, self.grace_s + _STOP_S)
+
+    def ending(self, slot: int) -> bool:
+        """See `SlotUser`. Handlers get as long as before a hand-over to another worker."""
+        return self._ending.holds(slot)
 
     # -- the claims
 

@@ -54,9 +54,13 @@ class RunnerOfPool:
         """See `Runs`."""
         self._runner.cancel(id, reason)
 
-    def abandon(self, lost: Iterable[UUID]) -> None:
+    def give_back(self, ids: Iterable[UUID]) -> None:
         """See `Runs`."""
-        self._runner.abandon(lost)
+        self._runner.give_back(ids)
+
+    def abandon(self, lost: Iterable[UUID]) -> list[asyncio.Task[None]]:
+        """See `Runs`."""
+        return self._runner.abandon(lost)
 
     def leases(self) -> Iterable[int]:
         """See `Runs`."""
@@ -171,6 +175,10 @@ class PoolPart:
         """See `SlotUser`."""
         for user in self._users():
             user.lost(slot, epoch)
+
+    def ending(self, slot: int) -> bool:
+        """See `SlotUser`."""
+        return any(user.ending(slot) for user in self._users())
 
     def _users(self) -> list[SlotUser]:
         return [user for user in (self.claimer, self.standing) if user is not None]

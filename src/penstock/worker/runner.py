@@ -236,8 +236,16 @@ class Runner:
         for running in list(self._jobs.values()):
             self._finish(running, _stopped(running))
 
-    def abandon(self, lost: Iterable[UUID]) -> None:
-        """These jobs belong to others now: stop without settling."""
+    def give_back(self, ids: Iterable[UUID]) -> None:
+        """Hand back those that wait for a place."""
+        for id in ids:
+            running = self._jobs.get(id)
+            if running is not None and not running.started:
+                self.cancel(id, "moved")
+
+    def abandon(self, lost: Iterable[UUID]) -> list[asyncio.Task[None]]:
+        """These jobs belong to others now: stop without settling. Returns what still ends."""
+        ending = []
         for id in lost:
             running = self._jobs.pop(id, None)
             if running is None:
@@ -246,6 +254,8 @@ class Runner:
             running.reason = "lost"
             if running.task is not None:
                 running.task.cancel()
+                ending.append(running.task)
+        return ending
 
     def close(self) -> None:
         """End threads and processes without waiting for them."""

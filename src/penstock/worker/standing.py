@@ -12,6 +12,7 @@ import inspect
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 import orjson
@@ -28,6 +29,8 @@ from penstock.waiting import happens
 log = structlog.get_logger("penstock.standing")
 T = TypeVar("T")
 _STOP_S = 2.0
+_REFUSED_S = 0.2
+_MOST_UNREAD = 1_000
 
 
 @dataclass(slots=True, eq=False)
@@ -47,6 +50,7 @@ class Standing(Generic[T]):
     stopping: asyncio.Event = field(default_factory=asyncio.Event, repr=False)
     _messages: asyncio.Queue[Any] = field(default_factory=asyncio.Queue, repr=False)
     _save: Callable[[Any], Any] | None = field(default=None, repr=False)
+    _all_read: Callable[[], None] | None = field(default=None, repr=False)
 
     async def save(self, state: Any) -> None:
         """Set the state, and write it now, for the case that this worker dies.
@@ -62,6 +66,8 @@ class Standing(Generic[T]):
         """What is sent with `Pool.notify`, as it comes."""
         while True:
             yield await self._messages.get()
+            if self._all_read is not None and self._messages.empty():
+                self._all_read()
 
 
 Sides = Callable[[Standing[Any]], AbstractAsyncContextManager[Any]]
@@ -100,8 +106,11 @@ class _Run:
     def __init__(self, job: pools.StandingJob) -> None:
         self.job = job
         self.stop = asyncio.Event()
-        self.standing: Standing[Any] | None = None
+        self.messages: asyncio.Queue[Any] = asyncio.Queue()
+        self.full = False  # more messages may wait in the database
         self.task: asyncio.Task[None] | None = None
+        self.stopping: asyncio.Task[None] | None = None
+        self.late = False
 
 
 class StandingRunner:
@@ -127,6 +136,8 @@ class StandingRunner:
         self._interval = settings.heartbeat_interval.total_seconds()
         self.grace_s = settings.handover_grace.total_seconds()
         self._runs: dict[str, _Run] = {}
+        # Runs that this process lost and that still end: the key may be its own again before they have.
+        self._ending: dict[str, asyncio.Task[None]] = {}
         self._awake = asyncio.Event()
 
     def wake(self) -> None:
@@ -146,8 +157,19 @@ class StandingRunner:
         for key, run in list(self._runs.items()):
             if run.job.slot == slot:
                 del self._runs[key]
-                if run.task is not None:
+                if run.task is not None and not run.task.done():
                     run.task.cancel("lost")
+                    self._ending[key] = run.task
+                    run.task.add_done_callback(partial(self._ended, key))
+
+    def ending(self, slot: int) -> bool:
+        """See `SlotUser`. Each key waits by itself: `_reconcile` does not start what still ends."""
+        return False
+
+    def _ended(self, key: str, task: asyncio.Task[None]) -> None:
+        if self._ending.get(key) is task:
+            del self._ending[key]
+        self.wake()
 
     async def run(self) -> None:
         """Start and stop until cancelled."""
@@ -163,9 +185,10 @@ class StandingRunner:
                 await happens(self._awake, wait)
         finally:
             tasks = [run.task for run in self._runs.values() if run.task is not None]
-            for task in tasks:
+            stops = [run.stopping for run in self._runs.values() if run.stopping is not None]
+            for task in [*tasks, *stops]:
                 task.cancel("lost")
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await asyncio.gather(*tasks, *stops, *self._ending.values(), return_exceptions=True)
 
     async def _reconcile(self) -> float:
         owned = self._member.owned
@@ -174,51 +197,75 @@ class StandingRunner:
         )
         for key, run in self._runs.items():
             job = wanted.get(key)
-            if job is None or (job.version, job.slot, job.epoch) != (run.job.version, run.job.slot, run.job.epoch):
-                run.stop.set()
+            other = job is None or (job.version, job.slot, job.epoch) != (run.job.version, run.job.slot, run.job.epoch)
+            if other and run.stopping is None:
+                run.stopping = asyncio.create_task(self._stop([run]), name=f"penstock-stop-{key}")
         wait = self._interval
         for key, job in wanted.items():
-            if key in self._runs or not self._member.may_work(job.slot):
+            if key in self._runs or key in self._ending or not self._member.may_work(job.slot):
                 continue
             if job.start_in_s > 0:
                 wait = min(wait, job.start_in_s)
                 continue
             run = self._runs[key] = _Run(job)
             run.task = asyncio.create_task(self._attempt(run), name=f"penstock-standing-{key}")
-        if self._runs:
-            for key, data in await pools.take_messages(self._database, self._name, self._member.id):
-                if (receiver := self._runs.get(key)) is not None and receiver.standing is not None:
-                    receiver.standing._messages.put_nowait(orjson.loads(data))
+        await self._deliver()
         return wait
 
+    async def _deliver(self) -> None:
+        # Whoever is slow to read leaves the rest in the database.
+        receivers = {key: run for key, run in self._runs.items() if run.messages.qsize() < _MOST_UNREAD}
+        if not receivers:
+            return
+        taken = await pools.take_messages(self._database, self._name, self._member.id, list(receivers), _MOST_UNREAD)
+        for key, data in taken:
+            receivers[key].messages.put_nowait(orjson.loads(data))
+        for run in self._runs.values():
+            run.full = run.messages.qsize() >= _MOST_UNREAD
+        if len(taken) == _MOST_UNREAD:
+            self.wake()
+
     async def _attempt(self, run: _Run) -> None:
+        refused = False
         try:
             begun = await pools.begin_standing(self._database, self._name, self._member.id, run.job)
-            if begun is None or not self._member.may_work(run.job.slot):
-                if begun is not None:
-                    await pools.end_standing(self._database, self._name, self._member.id, run.job, None, None)
-                return
-            state, error = await self._between(run, *begun)
-            await pools.end_standing(self._database, self._name, self._member.id, run.job, state, error)
+            if begun is None:
+                # Not as it was thought; or a begin or end of this process was lost on its way. That run is over: say so.
+                refused = not await self._end(run, None, None)
+            elif not self._member.may_work(run.job.slot):
+                await self._end(run, None, None)
+            else:
+                state, error = await self._between(run, *begun)
+                await self._end(run, state, error)
         except PenstockError as error:
-            # Whatever became of it in the database: the slot's next release ends it there.
+            refused = True
             log.warning("standing_job_unknown", pool=self._name, key=run.job.key, error=error.message)
         finally:
             if self._runs.get(run.job.key) is run:
                 del self._runs[run.job.key]
-            self.wake()
+            if refused:
+                asyncio.get_running_loop().call_later(_REFUSED_S, self.wake)
+            else:
+                self.wake()
+
+    async def _end(self, run: _Run, state: str | None, error: dict[str, Any] | None) -> bool:
+        """Write that the run has ended; again and again, until it is known to be written, or the slot lost."""
+        return await self._database.retrying(
+            lambda: pools.end_standing(self._database, self._name, self._member.id, run.job, state, error)
+        )
 
     async def _between(self, run: _Run, data: str, state: str | None) -> tuple[str | None, dict[str, Any] | None]:
         """Run it from its start side to its stop side. Returns the state that it left, and the error that ended it."""
         standing: Standing[Any] | None = None
         error: dict[str, Any] | None = None
         try:
-            standing = Standing(run.job.key, self._codec.load(data), None if state is None else orjson.loads(state), run.stop)
+            before = None if state is None else orjson.loads(state)
+            standing = Standing(run.job.key, self._codec.load(data), before, run.stop, run.messages)
             standing._save = lambda value: self._save(run, value)
+            standing._all_read = lambda: self.wake() if run.full else None
+            self.wake()  # there may be messages for it
             async with self._handler(standing) as entered:
-                run.standing = standing
                 log.debug("standing_job_started", pool=self._name, key=run.job.key)
-                self.wake()  # there may be messages for it
                 stop = asyncio.create_task(run.stop.wait())
                 ending = [entered] if isinstance(entered, asyncio.Task) else []
                 try:
@@ -233,11 +280,17 @@ class StandingRunner:
                 raise
             error = {"type": "Cancelled", "message": "it did not stop within its time"}
         except Exception as failure:
-            log.warning("standing_job_failed", pool=self._name, key=run.job.key, error=str(failure))
-            message = failure.message if isinstance(failure, PenstockError) else str(failure)
-            error = {"type": type(failure).__qualname__, "message": plain_text(message[:2_000])}
+            error = self._failure(run, failure)
         left = None if standing is None else standing.state
-        return (None if left is None else dump_json(left, f"the state of {run.job.key}")), error
+        try:
+            return (None if left is None else dump_json(left, f"the state of {run.job.key}")), error
+        except InvalidInput as failure:
+            return None, error or self._failure(run, failure)
+
+    def _failure(self, run: _Run, failure: Exception) -> dict[str, Any]:
+        log.warning("standing_job_failed", pool=self._name, key=run.job.key, error=str(failure))
+        message = failure.message if isinstance(failure, PenstockError) else str(failure)
+        return {"type": type(failure).__qualname__, "message": plain_text(message[:2_000])}
 
     async def _save(self, run: _Run, state: Any) -> None:
         text = dump_json(state, f"the state of {run.job.key}")
@@ -250,10 +303,12 @@ class StandingRunner:
             run.stop.set()
         if not tasks:
             return
-        _, late = await asyncio.wait(tasks, timeout=self.grace_s)
-        for task in late:
-            task.cancel("stop")
-        if late:
-            _, stuck = await asyncio.wait(late, timeout=_STOP_S)
-            for task in stuck:
-                log.error("standing_job_does_not_stop", pool=self._name, task=task.get_name())
+        await asyncio.wait(tasks, timeout=self.grace_s)
+        for run in runs:
+            # Once: a second one would end what a handler does about the first.
+            if run.task is not None and not run.task.done() and not run.late:
+                run.late = True
+                run.task.cancel("stop")
+        _, stuck = await asyncio.wait(tasks, timeout=_STOP_S)
+        for task in stuck:
+            log.error("standing_job_does_not_stop", pool=self._name, task=task.get_name())

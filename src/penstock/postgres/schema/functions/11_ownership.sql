@@ -67,7 +67,8 @@ as $$
 declare
     locked penstock.groups;
 begin
-    select * into locked from penstock.groups where name = p_name for update;
+    -- Not "for update": an enqueue that makes the slot of a new key holds the row for key share until its transaction ends.
+    select * into locked from penstock.groups where name = p_name for no key update;
     if not found then
         raise exception 'no such group: %', left(p_name, 100)
             using errcode = 'PS404', hint = 'Declare it first.';
@@ -150,6 +151,8 @@ begin
             from penstock.slots as every
             left join unnest(p_slots, p_targets) as wanted (slot, target) using (slot)
             where every.group_name = p_group
+                -- A slot for a new key may have come after the assignor looked: it is for the next time.
+                and (wanted.slot is not null or every.placed)
         ) as given
         where slots.group_name = p_group
             and slots.slot = given.slot
@@ -170,7 +173,7 @@ begin
 end
 $$;
 comment on function penstock.set_targets(text, integer[], text[]) is
-    'Writes what an assignor decided, in the transaction that locked the group; slots left out get nobody. Returns how many slots will move.';
+    'Writes what an assignor decided, in the transaction that locked the group: a target, or null, for each slot that it saw. A slot left out gets nobody, unless it is a new one: that one waits for the next time. Returns how many slots will move.';
 
 create or replace function penstock.vacate(p_group text, p_member text, p_slots integer[], p_error jsonb)
 returns integer

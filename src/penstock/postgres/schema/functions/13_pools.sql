@@ -671,6 +671,18 @@ begin
             values (p_name, date_bin(width, moment, 'epoch') + width, claimed)
             on conflict (name, ends_at) do update set started = rate_windows.started + excluded.started;
         end if;
+        if pool.key_rate_limit is not null then
+            -- Twice as many as were written: keys that never come again must not stay for ever.
+            delete from penstock.key_starts
+            where ctid = any (array(
+                select old.ctid
+                from penstock.key_starts as old
+                where old.name = p_name and old.ends_at <= moment - pool.key_rate_period
+                order by old.ends_at
+                limit 2 * claimed
+                for update skip locked
+            ));
+        end if;
         delete from penstock.idle_members where group_name = p_name and member = p_member;
     end if;
 end

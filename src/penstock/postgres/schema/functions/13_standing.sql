@@ -123,12 +123,18 @@ begin
         raise exception 'no standing job with key % in pool %', left(p_key, 100), p_name
             using errcode = 'PS404', hint = 'Start it first.';
     end if;
+    if exists (
+        select from penstock.standing_messages where standing_messages.name = p_name and standing_messages.key = p_key offset 9999
+    ) then
+        raise exception '10,000 messages to key % in pool % wait already', left(p_key, 100), p_name
+            using errcode = 'PS409', hint = 'Is there a worker, and does its handler read messages()? Try again when it has read some.';
+    end if;
     insert into penstock.standing_messages (name, key, data, sent_at) values (p_name, p_key, p_data, penstock.clock());
     perform penstock.tell_standing(p_name, array[place]);
 end
 $$;
 comment on function penstock.notify_standing(text, text, jsonb) is
-    'Sends a message to the standing job of a key; it gets it while it runs, or when it runs next. PS404 when there is none.';
+    'Sends a message to the standing job of a key; it gets it while it runs, or when it runs next. PS404 when there is none, PS409 when 10,000 wait already.';
 
 create or replace function penstock.reconcile_standing(p_name text, p_wanted jsonb)
 returns table (started integer, replaced integer, stopped integer)
@@ -292,7 +298,7 @@ $$;
 comment on function penstock.end_standing(text, text, text, bigint, jsonb, jsonb) is
     'Ends a run: p_state is for the next one (null: as it was); after p_error the next one waits 1, 2, 4, ... 60 seconds. False when the run was no longer the caller''s.';
 
-create or replace function penstock.take_messages(p_name text, p_member text)
+create or replace function penstock.take_messages(p_name text, p_member text, p_keys text[], p_limit integer default 1000)
 returns table (key text, data text)
 language sql
 security definer
@@ -300,13 +306,19 @@ set search_path = penstock, pg_temp
 as $$
     with taken as (
         delete from penstock.standing_messages as message
-        using penstock.standing_jobs as standing
-        where standing.name = p_name
-            and standing.running_by = p_member
-            and message.name = standing.name
-            and message.key = standing.key
+        where message.id in (
+            select waiting.id
+            from penstock.standing_jobs as standing
+            join penstock.standing_messages as waiting on waiting.name = standing.name and waiting.key = standing.key
+            where standing.name = p_name
+                and standing.key = any (p_keys)
+                and standing.running_by = p_member
+            order by waiting.id
+            limit p_limit
+        )
         returning message.id, message.key, message.data
     )
     select taken.key, taken.data::text from taken order by taken.id
 $$;
-comment on function penstock.take_messages(text, text) is 'Takes the messages to the standing jobs that a member runs, oldest first. Delivered at most once.';
+comment on function penstock.take_messages(text, text, text[], integer) is
+    'Takes messages to those of these standing jobs that a member runs, oldest first. Delivered at most once.';
