@@ -349,7 +349,8 @@ class Penstock(JobDeclarations, StreamDeclarations):
         """
         database = await self.database()
         dropped = await jobs.prune(database, keep)
-        await topics.prune_messages(database, keep)
+        while await topics.prune_messages(database, keep):
+            pass
         return dropped
 
     async def topic_counts(self) -> list[TopicCounts]:

@@ -78,6 +78,7 @@ class Bridge:
         self._serving = asyncio.Event()
         self._answering: set[asyncio.Task[None]] = set()
         self._given: OrderedDict[tuple[str, str], asyncio.Task[bytes]] = OrderedDict()
+        self._stuck: OrderedDict[str, None] = OrderedDict()
         self._unique_keys: OrderedDict[str, str | None] = OrderedDict()
         self._finished = Finished(app)
         self._functions: dict[str, Callable[[TakenJob], Awaitable[bytes]]] = {
@@ -235,13 +236,20 @@ class Bridge:
         if job.key is None:
             raise Fail(f"job {job.id} has no key", hint="Its key is the Gearman function to which it goes.")
         unique = await self._unique_of(job.id) or str(job.id)
-        patience = self._timeout.total_seconds() if job.attempt == 1 else _LATER_PATIENCE_S
+        # Those of a function that nobody works would keep the places that others need.
+        patient = job.attempt == 1 and job.key not in self._stuck
+        patience = self._timeout.total_seconds() if patient else min(_LATER_PATIENCE_S, self._timeout.total_seconds())
         place = (job.key, unique)
         given = self._given.get(place) or self._give(place, job.data)
         try:
             async with asyncio.timeout(patience):
-                return _parsed(await asyncio.shield(given))
+                result = await asyncio.shield(given)
+            self._stuck.pop(job.key, None)
+            return _parsed(result)
         except TimeoutError:
+            self._stuck[job.key] = None
+            if len(self._stuck) > _MOST_REMEMBERED:
+                self._stuck.popitem(last=False)
             # It stays with gearmand; its place here is needed. Asked again, and given again if gearmand lost it.
             raise Retry("no Gearman worker has done it yet", after=timedelta(seconds=min(2**job.attempt, 600))) from None
         except GearmanUnavailable as error:

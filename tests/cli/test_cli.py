@@ -100,7 +100,11 @@ def test_a_tour_of_the_topics(url: str) -> None:
     assert "unsubscribed: bob" in penstock(url, "topics", "unsubscribe", "news", "bob", "--drop").stdout
     assert json.loads(penstock(url, "topics", "--json").stdout)[0]["subscribers"] == 1
     assert penstock(url, "topics", "read", "news", "--since", "9").returncode == 1
-    assert "need the database" in penstock(url, "--server", "http://127.0.0.1:1", "topics").stderr
+    lines = '{"data": {"n": 1}, "id": "0190b7a0-0000-7000-8000-000000000001"}\n\n{"data": 2, "run_after": "+5m"}\n'
+    assert penstock(url, "topics", "publish", "news", "-f", "-", stdin=lines).stdout.strip() == "2 published"
+    refused = penstock(url, "topics", "publish", "news", "-f", "-", stdin='{"data": 1}\n{"dat": 2}\n')
+    assert "line 2 has the field 'dat'" in refused.stderr
+    assert refused.returncode == 1
     assert "not a Gearman server" in penstock(url, "gearman", "--server", "host:port").stderr
 
 

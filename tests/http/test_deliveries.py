@@ -360,7 +360,7 @@ def test_a_gap_that_cannot_be_closed_is_said(client: httpx.Client, served: Serve
 
     async def prune() -> None:
         sql = await asyncpg.connect(served.database_url)
-        await sql.execute("delete from penstock.topic_messages where topic = $1 and seq < 3", topic)
+        await sql.execute("select penstock.prune_messages(interval '0')")
         await sql.close()
 
     asyncio.run(prune())
@@ -376,7 +376,65 @@ def test_what_was_put_off_comes_late(client: httpx.Client, topic: str) -> None:
         publish(client, topic, "late", run_after=1)
         publish(client, topic, "now")
         found = events.take(2)
-        assert [(event.id, event.json()["data"]) for event in found] == [("2", "now"), ("2", "late")]
+        assert [(event.id, event.json()["data"]) for event in found] == [("2", "now"), ("2-1", "late")]
+
+
+async def test_what_comes_late_and_is_lost_on_the_way_comes_again(client: httpx.Client, topic: str) -> None:
+    path, mine = f"/v1/topics/{topic}/deliveries", {"client_id": "me", "stay": True}
+    with follow(client, path, **mine) as events:
+        events.next()
+        publish(client, topic, "late", run_after=1)
+        publish(client, topic, "later", run_after=2)
+        publish(client, topic, "now")
+        assert [event.id for event in events.take(3)] == ["3", "3-1", "3-2"]
+
+    async def settled() -> bool:
+        return not client.get(f"/v1/queued-jobs?name={topic}_me").json()
+
+    await eventually(settled, "the settles")
+    for last, again in (("3", ["late", "later"]), ("3-1", ["later"]), ("3-2", [])):
+        with follow(client, path, last, **mine) as events:
+            events.next()
+            assert events.data(len(again)) == again
+    publish(client, topic, "next")
+    with follow(client, path, "3-1", **mine) as events:
+        events.next()
+        found = events.take(2)
+        assert [(event.id, event.json()["data"]) for event in found] == [("3-2", "later"), ("4", "next")]
+    publish(client, topic, "last")
+    for last, again in (("3-2", ["next", "last"]), ("4", ["last"])):
+        with follow(client, path, last, **mine) as events:
+            events.next()
+            assert events.data(len(again)) == again
+
+
+def test_nothing_is_lost_whatever_a_broken_connection_took_with_it(served: Served, client: httpx.Client, topic: str) -> None:
+    """Some are put off. Each time the connection is cut, the last events that were written do not count as received."""
+    total = 300
+    path, mine = f"/v1/topics/{topic}/deliveries", {"client_id": "me", "stay": True}
+    chance = random.Random(12)
+    seen: list[int] = []
+    last: str | None = None
+
+    def produce() -> None:
+        with served.client() as publisher:
+            for n in range(total):
+                publish(publisher, topic, n, **({"run_after": chance.choice((0.02, 0.1, 0.5))} if n % 5 == 0 else {}))
+
+    producing = threading.Thread(target=produce)
+    while len(set(seen)) < total:
+        with served.client() as one, follow(one, path, last, **mine) as events:
+            assert events.next().event == "subscribed"
+            if not producing.ident:
+                producing.start()
+            left = total - len(set(seen))
+            for event in events.take(min(left, chance.randrange(2, 40)))[: -1 if left > 1 else None]:
+                seen.append(event.json()["data"])
+                last = event.id
+    producing.join()
+    assert sorted(set(seen)) == list(range(total))
+    in_turn = [n for n in dict.fromkeys(seen) if n % 5]
+    assert in_turn == sorted(in_turn)
 
 
 def test_live_connections_are_counted(url: str) -> None:

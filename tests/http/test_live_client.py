@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
+import os
 import secrets
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import aclosing
 from datetime import UTC, datetime, timedelta
@@ -14,7 +18,7 @@ import pytest
 from http_server import TOKEN, Served, free_port, serving
 
 from conftest import eventually
-from penstock import Conflict, InvalidInput, NotFound
+from penstock import Conflict, InvalidInput, NewMessage, NotFound
 from penstock.client import AccessDenied, AsyncClient, Client
 from penstock.errors import OffsetGone
 from penstock.event import NewEvent, Position
@@ -107,6 +111,10 @@ def test_a_topics_life(penstock: Client, name: str) -> None:
     topic.unsubscribe("a", drop=True)
     with pytest.raises(NotFound):
         topic.unsubscribe("a")
+    assert topic.publish_many([{"n": 3}, NewMessage({"n": 4}, run_after=timedelta(hours=1)), NewMessage(5, id=first.id)]) == 3
+    assert [message.data for message in topic.read(2)] == [{"n": 3}, {"n": 4}]
+    with pytest.raises(InvalidInput, match="Line 2"):
+        topic.publish_many([6, NewMessage(7, unique="")])
     assert name in {counts.name for counts in penstock.topic_counts()}
 
 
@@ -211,3 +219,39 @@ async def test_messages_are_worked_on_a_socket_without_blocking(served: Served, 
     async with AsyncClient(served.base_url, token="admin.wrong") as penstock:
         with pytest.raises(AccessDenied):
             await anext(penstock.topic(name).work())
+
+
+def test_the_command_line_works_through_a_server(served: Served, name: str) -> None:
+    def penstock(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+        environment = {
+            **os.environ, "PENSTOCK_SERVER_URL": served.base_url, "PENSTOCK_SERVER_TOKEN": f"admin.{TOKEN}", "NO_COLOR": "1",
+            "PENSTOCK_DATABASE_URL": "postgresql://nobody@127.0.0.1:1/none",
+        }  # fmt: skip
+        return subprocess.run(
+            [sys.executable, "-m", "penstock", *arguments], env=environment, input=stdin, capture_output=True, text=True,
+            timeout=60, check=False,
+        )  # fmt: skip
+
+    assert f"created: {name}" in penstock("topics", "create", name, "--keep", "2").stdout
+    assert f"queue {name}_bob" in penstock("topics", "subscribe", name, "bob", "--ttl", "5m").stdout
+    assert "to 1 subscribers" in penstock("topics", "publish", name, '{"n": 1}').stdout
+    assert penstock("topics", "publish", name, "-f", "-", stdin='{"data": 2}\n{"data": 3}\n').stdout == "2 published\n"
+    assert [message["data"] for message in json.loads(penstock("topics", "read", name, "--json").stdout)] == [{"n": 1}, 2, 3]
+    assert f"{name}_bob" in penstock("topics", "subscribers", name).stdout
+    assert "unsubscribed: bob" in penstock("topics", "unsubscribe", name, "bob").stdout
+    assert "was not subscribed: bob" in penstock("topics", "unsubscribe", name, "bob").stdout
+    assert name in penstock("topics").stdout
+
+    assert "2 partitions" in penstock("streams", "create", name, "--partitions", "2").stdout
+    assert "offset 0" in penstock("streams", "append", name, "1", "--key", "k").stdout
+    assert penstock("streams", "append", name, "-f", "-", stdin='{"data": 2}\n{"data": 3}\n').stdout == "2 appended\n"
+    assert len(penstock("streams", "tail", name, "--from", "earliest", "-n", "3", "--json").stdout.splitlines()) == 3
+    assert name in {stream["name"] for stream in json.loads(penstock("streams", "list", "--json").stdout)}
+    served.client().put(f"/v1/streams/{name}/groups/g/members/m", json={}).raise_for_status()
+    assert json.loads(penstock("streams", "groups", name, "--json").stdout)[0]["lag"] == 3
+    assert "paused: 2" in penstock("streams", "pause", name, "g").stdout
+    assert "resumed: 2" in penstock("streams", "resume", name, "g").stdout
+    assert "moved: g" in penstock("streams", "reset", name, "g", "--to", "latest").stdout
+    assert sum(lag["lag"] for lag in json.loads(penstock("streams", "lag", name, "g", "--json").stdout)) == 0
+    for command in (("grow", name, "4"), ("replay-dead", name), ("change", name)):
+        assert "needs the database" in penstock("streams", *command).stderr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 import threading
 import time
@@ -171,3 +172,66 @@ def test_names_that_would_collide_are_refused(client: httpx.Client) -> None:
     subscribe(client, topic, "a_b")
     answer = client.put(f"/v1/topics/{topic}_a/subscribers/b")
     assert (answer.status_code, answer.json()["id"]) == (409, "conflict")
+
+
+def lines(client: httpx.Client, topic: str, *messages: Any) -> httpx.Response:
+    body = "\n".join(one if isinstance(one, str) else json.dumps(one) for one in messages)
+    return client.post(f"/v1/topics/{topic}/messages", content=body, headers={"Content-Type": "application/x-ndjson"})
+
+
+def test_many_messages_are_lines(client: httpx.Client, topic: str) -> None:
+    subscribe(client, topic, "a")
+    id = str(uuid4())
+    answer = lines(client, topic, {"data": 1, "id": id}, "", {"data": {"n": 2}}, {"data": 3, "run_after": 3600}, {})
+    assert (answer.status_code, answer.json()) == (202, {"published": 4, "duplicates": 0, "last_seq": 4})
+    assert lines(client, topic, {"data": 1, "id": id}, {"data": 5}).json() == {"published": 1, "duplicates": 1, "last_seq": 5}
+    assert [job["data"] for job in claim(client, f"{topic}_a", limit=9)] == [1, {"n": 2}, {}, 5]
+    assert lines(client, topic).json() == {"published": 0, "duplicates": 0, "last_seq": None}
+
+
+def test_more_lines_than_a_part(client: httpx.Client, topic: str) -> None:
+    answer = lines(client, topic, *({"data": n} for n in range(2_500)))
+    assert answer.json() == {"published": 2_500, "duplicates": 0, "last_seq": 2_500}
+    assert [one["data"] for one in client.get(f"/v1/topics/{topic}/messages?since=1500&limit=10000").json()] == list(
+        range(1_500, 2_500)
+    )
+
+
+@pytest.mark.parametrize(
+    ("bad", "status", "said"),
+    [
+        ("{", 400, "not a message"),
+        ("[1]", 400, "not a message"),
+        ('{"background": false}', 400, "background"),
+        ('{"data": "\\u0000"}', 400, "U+0000"),
+        ('{"unique": ""}', 400, "unique key"),
+        ('{"unique": "\\u0000"}', 400, "U+0000"),
+        ('{"id": "x"}', 400, "id"),
+        ('{"run_after": -1}', 400, "seconds"),
+        ('{"run_after": "2030-01-01T00:00:00"}', 400, "time zone"),
+        (json.dumps({"data": "x" * 1_100_000}), 413, "too long"),
+    ],
+)
+def test_the_lines_before_a_bad_one_are_published(client: httpx.Client, topic: str, bad: str, status: int, said: str) -> None:
+    answer = lines(client, topic, {"data": 1}, {"data": 2}, bad, {"data": 4})
+    assert answer.status_code == status, answer.text
+    assert said in answer.text
+    there = [one["data"] for one in client.get(f"/v1/topics/{topic}/messages").json()]
+    if status == 400:
+        assert answer.json()["title"].startswith("Line 3: ")
+        assert "2 messages before are published" in answer.json()["detail"]
+        assert there == [1, 2]
+    assert there in ([], [1, 2])
+
+
+def test_an_id_of_another_topic_ends_the_lines(client: httpx.Client, topic: str) -> None:
+    taken = publish(client, declare(client))["id"]
+    answer = lines(client, topic, {"data": 1}, {"data": 2, "id": taken})
+    assert (answer.status_code, answer.json()["id"]) == (409, "conflict")
+    assert answer.json()["title"].startswith("Line 2: ")
+    assert lines(client, "t-none", {"data": 1}).status_code == 404
+
+
+def test_one_message_cannot_be_as_large_as_a_batch(client: httpx.Client, topic: str) -> None:
+    answer = client.post(f"/v1/topics/{topic}/messages", json={"data": "x" * 1_100_000})
+    assert answer.status_code == 413

@@ -6,6 +6,7 @@ import asyncio
 import uuid
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import asyncpg
@@ -17,6 +18,7 @@ from penstock import Conflict, InvalidInput, Job, NewMessage, NotFound, Penstock
 from penstock.postgres import topics as sql_topics
 from penstock.testing import run_due_jobs
 
+MIGRATIONS = Path(sql_topics.__file__).parent / "schema" / "tables"
 Sql: TypeAlias = "asyncpg.Connection[Any]"
 
 
@@ -230,14 +232,14 @@ async def test_a_client_that_was_away_reads_on_from_what_it_saw_last(app: Pensto
     assert [(m.seq, m.data) for m in await memos.read(3)] == [(4, 4), (5, 5)]
     assert (await memos.subscribe("bob", since=3)).replayed == 2
     assert await copies(app, "memos_bob") == [4, 5]
-    await sql.execute("delete from penstock.topic_messages where seq <= 2")
+    assert await sql_topics.prune_messages(await app.database(), timedelta(0)) == 3
     with pytest.raises(Conflict, match="after 1 are gone"):
         await memos.subscribe("alice", since=1)
     with pytest.raises(Conflict, match="are gone"):
         await memos.read(0)
     with pytest.raises(InvalidInput, match="no message 9"):
         await memos.read(9)
-    assert [m.seq for m in await memos.read(2)] == [3, 4, 5]
+    assert [m.seq for m in await memos.read(3)] == [4, 5]
 
 
 async def test_names_that_collide_are_refused(app: Penstock) -> None:
@@ -372,6 +374,82 @@ async def test_messages_are_pruned_when_nothing_refers_to_them(app: Penstock, sq
     await sql.execute("delete from penstock.queued_jobs")
     assert await sql_topics.prune_messages(database, timedelta(0)) == 1
     assert [m.data for m in await memos.read(3)] == [3]
+
+
+async def test_nobody_reads_on_over_a_gap(app: Penstock, sql: Sql) -> None:
+    memos = app.topic("memos")
+    for n in range(5):
+        if n in (1, 3):
+            await memos.subscribe("away")
+        await memos.publish(n)
+        if n in (1, 3):
+            await memos.unsubscribe("away")
+    database = await app.database()
+    assert await sql_topics.prune_messages(database, timedelta(0)) == 3
+    # 2 and 4 wait in a queue, and stay; 5 is gone.
+    assert [m.seq for m in await memos.read()] == [2, 4]
+    for gap in (0, 2, 4):
+        with pytest.raises(Conflict, match=f"after {gap} are gone") as refused:
+            await memos.read(gap)
+        assert "All after 5" in refused.value.hint
+        with pytest.raises(Conflict):
+            await memos.subscribe("new", since=gap)
+    await memos.publish("six")
+    assert [m.data for m in await memos.read(5)] == ["six"]
+    assert (await memos.subscribe("new", since=5)).replayed == 1
+
+
+async def test_messages_that_stay_do_not_keep_others_from_being_pruned(app: Penstock, sql: Sql) -> None:
+    dead, lively = app.topic("dead"), app.topic("lively")
+    await dead.subscribe("nobody")
+    await dead.publish_many(range(5))
+    await lively.publish_many(range(5))
+    assert await sql.fetchval("select penstock.prune_messages(interval '0', 3)") == 3
+    assert await sql.fetchval("select penstock.prune_messages(interval '0', 3)") == 2
+    assert await sql.fetchval("select penstock.prune_messages(interval '0', 3)") == 0
+    assert len(await dead.read()) == 5
+
+
+async def test_a_topic_that_is_in_use_is_pruned_another_time(app: Penstock, memos: Topic[Any], url: str, sql: Sql) -> None:
+    await memos.publish_many(range(3))
+    joining = await asyncpg.connect(url)
+    async with joining.transaction():
+        assert await joining.fetchval("select replayed from penstock.subscribe('memos', 'late', p_since => 0)") == 3
+        assert await sql.fetchval("select penstock.prune_messages(interval '0')") == 0
+    await joining.close()
+    assert await sql.fetchval("select penstock.prune_messages(interval '0')") == 0
+    assert await copies(app, "memos_late") == [0, 1, 2]
+
+
+async def test_gaps_from_before_are_found_by_the_migration(url: str, app: Penstock, sql: Sql) -> None:
+    for name, kept in (("whole", "true"), ("none", "false"), ("holes", "seq in (2, 4, 5)"), ("tail", "seq > 3")):
+        await app.topic(name).publish_many(range(5))
+        await sql.execute(f"delete from penstock.topic_messages where topic = '{name}' and not ({kept})")
+    await app.topic("silent").declare()
+    await sql.execute("alter table penstock.topics drop column pruned_seq")
+    await sql.execute(MIGRATIONS.joinpath("0015_pruned_messages.sql").read_text())
+    rows = await sql.fetch("select name, pruned_seq from penstock.topics")
+    assert {row["name"]: row["pruned_seq"] for row in rows} == {"whole": 0, "none": 5, "holes": 3, "tail": 3, "silent": 0}
+
+
+async def test_who_comes_back_gets_what_waits_and_what_was_missed_once(app: Penstock, memos: Topic[Any], sql: Sql) -> None:
+    await memos.subscribe("bob")
+    await memos.publish_many(["one", "two"])
+    await memos.unsubscribe("bob")
+    await memos.publish("three")
+    again = await memos.subscribe("bob", since=0)
+    assert (again.created, again.replayed) == (True, 1)
+    assert await copies(app, "memos_bob") == ["one", "two", "three"]
+
+
+async def test_what_was_dropped_does_not_come_back(app: Penstock, memos: Topic[Any], sql: Sql) -> None:
+    await memos.subscribe("bob")
+    await memos.publish("dropped")
+    await memos.unsubscribe("bob", drop=True)
+    assert await sql.fetchval("select status from penstock.archived_jobs") == "expired"
+    await memos.subscribe("bob")
+    await memos.publish("new")
+    assert await copies(app, "memos_bob") == ["new"]
 
 
 async def test_a_change_of_the_list_is_noticed(app: Penstock, memos: Topic[Any], url: str, sql: Sql) -> None:

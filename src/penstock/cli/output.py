@@ -10,7 +10,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, is_dataclass
 from datetime import datetime, timedelta
-from typing import Annotated, Any, TypeVar
+from pathlib import Path
+from typing import IO, Annotated, Any, TypeVar
 
 import orjson
 import typer
@@ -18,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from penstock.app import Penstock
-from penstock.errors import PenstockError
+from penstock.errors import InvalidInput, PenstockError
 from penstock.postgres.embedded import EmbeddedServer
 
 T = TypeVar("T")
@@ -64,6 +65,16 @@ class holding:  # noqa: N801 - reads as a verb
     def __exit__(self, *_: object) -> None:
         if self._server is not None:
             self._server.stop()
+
+
+def opened(file: Path) -> IO[bytes]:
+    """A file to read; - is standard input. Raises `InvalidInput`."""
+    if str(file) == "-":
+        return sys.stdin.buffer
+    try:
+        return file.open("rb")
+    except OSError as error:
+        raise InvalidInput(f"cannot read {file}: {error.strerror}") from None
 
 
 def print_json(value: Any) -> None:

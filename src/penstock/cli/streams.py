@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import sys
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from datetime import datetime
 from pathlib import Path
-from typing import IO, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import orjson
 import typer
 
 from penstock.app import Penstock
 from penstock.cli.enqueueing import parse_json
-from penstock.cli.output import AsJson, moment, out, print_json, print_table, with_app
+from penstock.cli.output import AsJson, moment, opened, out, print_json, print_table, with_app
 from penstock.cli.types import parse_options
 from penstock.errors import InvalidInput
 from penstock.event import Event, NewEvent
@@ -41,24 +40,27 @@ def create(
     """Create a stream."""
     from penstock.postgres import streams
 
-    async def run(app: Penstock) -> Any:
-        return await streams.create_stream(await app.database(), name, partitions, parse_options(options))
+    async def run(app: Any) -> None:
+        if isinstance(app, Penstock):
+            await streams.create_stream(await app.database(), name, partitions, parse_options(options))
+        else:
+            await app.stream(name).create(partitions, **parse_options(options))
 
-    record = with_app(run)
-    out.print(f"created: {record.name}, {record.partitions} partitions", highlight=False)
+    with_app(run)
+    out.print(f"created: {name}, {partitions} partitions", highlight=False)
 
 
 @app.command()
 def change(name: Name, options: Option = None) -> None:
     """Change options of a stream."""
-    with_app(lambda app: _on(app, name, lambda stream: stream.change(**parse_options(options))))
+    with_app(lambda app: _on(app, name, lambda stream: _only_here(stream).change(**parse_options(options))))
     out.print(f"changed: {name}", highlight=False)
 
 
 @app.command()
 def grow(name: Name, partitions: Annotated[int, typer.Argument(help="How many it is to have.")]) -> None:
     """Give a stream more partitions while it is in use; the order of each key is kept."""
-    record = with_app(lambda app: _on(app, name, lambda stream: stream.grow(partitions)))
+    record = with_app(lambda app: _on(app, name, lambda stream: _only_here(stream).grow(partitions)))
     out.print(f"{name} has {record.partitions} partitions", highlight=False)
 
 
@@ -67,7 +69,10 @@ def list_streams(as_json: AsJson = False) -> None:
     """All streams: how many events, how large, how long they are kept."""
     from penstock.postgres import streams
 
-    async def run(app: Penstock) -> list[dict[str, Any]]:
+    async def run(app: Any) -> list[dict[str, Any]]:
+        if not isinstance(app, Penstock):
+            there = [await app.stream(stream["name"]).describe() for stream in await app.streams()]
+            return [{**stream, "keep_age": stream["keep_age_s"]} for stream in there]
         database = await app.database()
         found = []
         for record in await streams.list_streams(database):
@@ -118,16 +123,17 @@ def append(
 
     async def many(stream: Stream[Any]) -> int:
         count = 0
-        with _opened(file or Path("-")) as source:
+        with opened(file or Path("-")) as source:
             batch: list[Any] = []
             for number, line in enumerate(source, 1):
                 if line.strip():
                     batch.append(_event(line, number))
                 if len(batch) == _BATCH:
-                    count += len(await stream.append_many(batch))
+                    await stream.append_many(batch)
+                    count += len(batch)
                     batch = []
-            count += len(await stream.append_many(batch))
-        return count
+            await stream.append_many(batch)
+        return count + len(batch)
 
     if file is None:
         position = with_app(lambda app: _on(app, name, one))
@@ -152,7 +158,7 @@ def tail(
 
     async def run(stream: Stream[Any]) -> None:
         seen = 0
-        async with stream.tail(_start(start), partitions=partition) as events:
+        async with _following(stream, _start(start), partition) as events:
             async for event in events:
                 _show(event, as_json)
                 seen += 1
@@ -215,18 +221,26 @@ def reset(
 ) -> None:
     """Move a group to another place; its consumers go on from there."""
 
-    async def run(stream: Stream[Any]) -> dict[int, int]:
+    async def run(stream: Any) -> dict[int, int] | None:
         if to.isdecimal():
             if not partition:
                 raise InvalidInput("an offset needs its partition", hint="Give --partition.")
             places = dict.fromkeys(partition, int(to))
+        elif not isinstance(stream, Stream):
+            if partition:
+                raise InvalidInput("a server moves all partitions to a name or a time", hint="Give an offset, or no --partition.")
+            await stream.seek(group, _start(to))
+            return None
         else:
             places = {at: offset for at, offset in (await stream.places(_start(to))).items() if not partition or at in partition}
         await stream.seek(group, places)
         return places
 
     places = with_app(lambda app: _on(app, name, run))
-    print_table(["partition", "next"], list(places.items()), empty="nothing to move")
+    if places is None:
+        out.print(f"moved: {group}", highlight=False)
+    else:
+        print_table(["partition", "next"], list(places.items()), empty="nothing to move")
 
 
 @app.command()
@@ -255,8 +269,22 @@ def replay_dead(
     limit: Annotated[int, typer.Option(min=1, max=100_000, help="Most of them.")] = 1_000,
 ) -> None:
     """Append dead letters to the stream again."""
-    count = with_app(lambda app: _on(app, name, lambda stream: stream.replay_dead(offset=offset, limit=limit)))
+    count = with_app(lambda app: _on(app, name, lambda stream: _only_here(stream).replay_dead(offset=offset, limit=limit)))
     out.print(f"replayed: {count}")
+
+
+def _following(stream: Any, start: Start, partitions: list[int] | None) -> Any:
+    """Events of a stream, or of one on a server."""
+    if isinstance(stream, Stream):
+        return stream.tail(start, partitions=partitions)
+    return aclosing(stream.follow(start, partitions=partitions))
+
+
+def _only_here(stream: Any) -> Any:
+    """Raises `InvalidInput` for a stream on a server, which does not do such things."""
+    if not isinstance(stream, Stream):
+        raise InvalidInput("this needs the database itself", hint="Leave --server out and unset PENSTOCK_SERVER_URL.")
+    return stream
 
 
 async def _on(app: Penstock, name: str, work: Any) -> Any:
@@ -281,15 +309,6 @@ def _show(event: Event[Any], as_json: bool) -> None:
         typer.echo(orjson.dumps(fields).decode())
     else:
         typer.echo(f"{event.partition}:{event.offset}\t{event.key or '-'}\t{orjson.dumps(data).decode()}")
-
-
-def _opened(file: Path) -> IO[bytes]:
-    if str(file) == "-":
-        return sys.stdin.buffer
-    try:
-        return file.open("rb")
-    except OSError as error:
-        raise InvalidInput(f"cannot read {file}: {error.strerror}") from None
 
 
 def _event(line: bytes, number: int) -> NewEvent[Any]:

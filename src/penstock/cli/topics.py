@@ -2,32 +2,24 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Awaitable, Callable
-from typing import Annotated, Any, TypeVar
+from contextlib import suppress
+from pathlib import Path
+from typing import Annotated, Any
 
 import orjson
 import typer
 
 from penstock.app import Penstock
 from penstock.cli.enqueueing import parse_json
-from penstock.cli.output import AsJson, moment, out, print_json, print_table, span
-from penstock.cli.output import with_app as run_with_app
-from penstock.errors import InvalidInput
+from penstock.cli.output import AsJson, moment, opened, out, print_json, print_table, span, with_app
+from penstock.errors import InvalidInput, NotFound
+from penstock.message import NewMessage
 
-T = TypeVar("T")
 app = typer.Typer(help="Topics: list, create, publish, subscribe, read.", invoke_without_command=True)
 Name = Annotated[str, typer.Argument(help="Topic.")]
+_BATCH = 1_000
+_FIELDS = {"data", "id", "unique", "run_after", "expires_at"}
 Client = Annotated[str, typer.Argument(help="Client id: names the subscriber within the topic.")]
-
-
-def with_app(work: Callable[[Penstock], Awaitable[T]]) -> T:
-    """Run `work` on an open app. It does not go through a server."""
-    if os.environ.get("PENSTOCK_SERVER_URL"):
-        raise InvalidInput(
-            "topics on the command line need the database, not a server", hint="Leave --server and PENSTOCK_SERVER_URL out."
-        )
-    return run_with_app(work, Penstock())
 
 
 @app.callback()
@@ -58,7 +50,10 @@ def create(
 @app.command()
 def publish(
     name: Name,
-    data: Annotated[str, typer.Argument(help="Payload, JSON.")] = "{}",
+    data: Annotated[str | None, typer.Argument(help="Payload, JSON.")] = None,
+    file: Annotated[
+        Path | None, typer.Option("--file", "-f", help='NDJSON, a message a line: {"data": ...}; - for standard input.')
+    ] = None,
     id: Annotated[str | None, typer.Option(help="Identity; the same id again is the same message.")] = None,
     unique: Annotated[str | None, typer.Option(help="Coalescing key, for each subscriber.")] = None,
     run_after: Annotated[str | None, typer.Option(help="A time, or +5m.")] = None,
@@ -66,11 +61,21 @@ def publish(
     wait: Annotated[str | None, typer.Option(help="Wait so long for all receivers, and show their outcomes: 30s.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Publish a message to all subscribers of a topic. With --wait the exit code is 1 unless all of them succeeded."""
+    """Publish a message, or many from a file, to all subscribers of a topic.
+
+    With --wait the exit code is 1 unless all of them succeeded. A line of a file is an object with data, id, unique, run_after,
+    expires_at, each optional.
+    """
+    if file is not None:
+        if data is not None or id or unique or run_after or expires_at or wait:
+            raise InvalidInput("what a file publishes is said in its lines", hint="Give a file, or a payload with its options.")
+        count = with_app(lambda penstock: _publish_file(penstock, name, file))
+        out.print(f"{count:,} published" if not as_json else orjson.dumps({"published": count}).decode(), highlight=False)
+        return
     options: dict[str, Any] = {"background": False, "timeout": span(wait)} if wait else {}
     receipt = with_app(
         lambda penstock: penstock.topic(name).publish(
-            parse_json(data, "the payload"),
+            parse_json("{}" if data is None else data, "the payload"),
             id=id,
             unique=unique,
             run_after=moment(run_after) if run_after else None,
@@ -129,7 +134,14 @@ def unsubscribe(
     drop: Annotated[bool, typer.Option("--drop", help="Archive what waits as expired.")] = False,
 ) -> None:
     """End a subscription."""
-    ended = with_app(lambda penstock: penstock.topic(name).unsubscribe(client, drop=drop))
+
+    async def run(penstock: Penstock) -> bool:
+        with suppress(NotFound):
+            # A client of a server returns nothing, and raises that error.
+            return await penstock.topic(name).unsubscribe(client, drop=drop) is not False
+        return False
+
+    ended = with_app(run)
     out.print(f"{'unsubscribed' if ended else 'was not subscribed'}: {client}", highlight=False)
 
 
@@ -167,3 +179,34 @@ def read(
         [(m.seq, m.published_at, m.id, orjson.dumps(m.data).decode()) for m in found],
         empty="no messages",
     )
+
+
+async def _publish_file(penstock: Penstock, name: str, file: Path) -> int:
+    count = 0
+    topic = penstock.topic(name)
+    with opened(file) as source:
+        batch: list[NewMessage[Any]] = []
+        for number, line in enumerate(source, 1):
+            if line.strip():
+                batch.append(_message(line, number))
+            if len(batch) == _BATCH:
+                await topic.publish_many(batch)
+                count += len(batch)
+                batch = []
+        if batch:
+            await topic.publish_many(batch)
+    return count + len(batch)
+
+
+def _message(line: bytes, number: int) -> NewMessage[Any]:
+    fields = parse_json(line, f"line {number}")
+    if not isinstance(fields, dict) or (unknown := sorted(set(fields) - _FIELDS)):
+        found = f"the field {unknown[0]!r}" if isinstance(fields, dict) else type(fields).__name__
+        raise InvalidInput(f"line {number} has {found}", hint=f"A line is an object with {', '.join(sorted(_FIELDS))}.")
+    for field in ("run_after", "expires_at"):
+        if fields.get(field) is not None:
+            try:
+                fields[field] = moment(str(fields[field]))
+            except typer.BadParameter as error:
+                raise InvalidInput(f"line {number}: {error}") from None
+    return NewMessage(**{"data": {}, **fields})

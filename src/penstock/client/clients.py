@@ -225,9 +225,15 @@ class AsyncClient:
         """A stream on the server, which need not exist yet."""
         return AsyncStream(self._send, self._http, name, self._timeout_s)
 
-    def topic(self, name: str) -> AsyncTopic:
-        """A topic on the server, which need not exist yet."""
-        return AsyncTopic(self._send, self._http, name, self._timeout_s)
+    def topic(self, name: str, *, keep: int | None = None) -> AsyncTopic:
+        """A topic on the server, which need not exist yet. `keep` is for `declare`, how many messages a new subscriber gets."""
+        return AsyncTopic(self._send, self._http, name, self._timeout_s, keep)
+
+    async def find_stream(self, name: str) -> AsyncStream:
+        """A stream that is there. Raises `NotFound`."""
+        stream = self.stream(name)
+        await stream.describe()
+        return stream
 
     async def topic_counts(self) -> list[TopicCounts]:
         """How each topic is doing."""

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
+import orjson
 import uuid_utils.compat
 
 from penstock.client.answers import json_of, time_of
 from penstock.client.calls import Call, quoted
 from penstock.job import Status, parse_id
-from penstock.message import Message, Published, ReceiverOutcome, Subscribed, Subscriber, TopicCounts
+from penstock.message import Message, NewMessage, Published, ReceiverOutcome, Subscribed, Subscriber, TopicCounts
+from penstock.payload import dump_json
 
 
 def path_of(topic: str, *rest: str) -> str:
@@ -46,6 +49,17 @@ def publish(
     return Call(
         "POST", path_of(topic, "messages"), _published, {name: value for name, value in body.items() if value is not None}
     )
+
+
+def publish_many(topic: str, messages: Iterable[Any]) -> Call[int]:
+    """Publish messages. The ids are made here, so that it can be repeated."""
+    lines = b"\n".join(_line(message if isinstance(message, NewMessage) else NewMessage(message)) for message in messages)
+
+    def parse(response: Any) -> int:
+        found = json_of(response)
+        return int(found["published"] + found["duplicates"])
+
+    return Call("POST", path_of(topic, "messages"), parse, lines=lines)
 
 
 def read(topic: str, since: int | None, limit: int) -> Call[list[Message[Any]]]:
@@ -95,6 +109,15 @@ def subscribers(topic: str) -> Call[list[Subscriber]]:
 def message_of(one: dict[str, Any]) -> Message[Any]:
     """A message."""
     return Message(one["seq"], parse_id(one["id"]), time_of(one["published_at"]), one["data"])
+
+
+def _line(message: NewMessage[Any]) -> bytes:
+    fields = {
+        "data": orjson.Fragment(dump_json(message.data, "a message")),
+        "id": str(uuid_utils.compat.uuid7() if message.id is None else parse_id(message.id)),
+        "unique": message.unique, "run_after": _moment(message.run_after), "expires_at": _moment(message.expires_at),
+    }  # fmt: skip
+    return orjson.dumps({name: value for name, value in fields.items() if value is not None})
 
 
 def _published(response: Any) -> Published:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Iterable, Iterator
 from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
@@ -13,22 +13,23 @@ from penstock.client import topic_calls
 from penstock.client.calls import AsyncSend, Send
 from penstock.client.live import Following, follow, follow_async
 from penstock.client.sockets import Delivery, work, work_async
-from penstock.message import Message, Published, Subscribed, Subscriber
+from penstock.message import Message, NewMessage, Published, Subscribed, Subscriber
 from penstock.payload import dump_json
 
 
 class AsyncTopic:
     """A topic on the server. Made by `AsyncClient.topic`."""
 
-    def __init__(self, send: AsyncSend, http: httpx.AsyncClient, name: str, patience_s: float) -> None:
+    def __init__(self, send: AsyncSend, http: httpx.AsyncClient, name: str, patience_s: float, keep: int | None = None) -> None:
         self.name = name
+        self._keep = keep
         self._send = send
         self._http = http
         self._patience_s = patience_s
 
     async def declare(self, *, keep: int | None = None) -> None:
         """Make the topic, or change how many messages it keeps for new subscribers."""
-        await self._send(topic_calls.declare(self.name, keep))
+        await self._send(topic_calls.declare(self.name, self._keep if keep is None else keep))
 
     async def publish(
         self, data: Any = None, *, id: UUID | str | None = None, unique: str | None = None,
@@ -38,6 +39,14 @@ class AsyncTopic:
         """Publish a message. See `penstock.Topic.publish`."""
         seconds = timeout.total_seconds()
         return await self._send(topic_calls.publish(self.name, data, id, unique, run_after, expires_at, background, seconds))
+
+    async def publish_many(self, messages: Iterable[NewMessage[Any] | Any]) -> int:
+        """Publish messages, payloads or `NewMessage`, in their order. Returns how many there are.
+
+        Raises:
+            InvalidInput: One is bad, and says which; those before it are published.
+        """
+        return await self._send(topic_calls.publish_many(self.name, messages))
 
     async def read(self, since: int | None = None, *, limit: int = 100) -> list[Message[Any]]:
         """Messages after a number, whoever subscribes. Raises `Conflict` when some of them are gone."""
@@ -121,6 +130,14 @@ class Topic:
         """Publish a message. See `penstock.Topic.publish`."""
         seconds = timeout.total_seconds()
         return self._send(topic_calls.publish(self.name, data, id, unique, run_after, expires_at, background, seconds))
+
+    def publish_many(self, messages: Iterable[NewMessage[Any] | Any]) -> int:
+        """Publish messages, payloads or `NewMessage`, in their order. Returns how many there are.
+
+        Raises:
+            InvalidInput: One is bad, and says which; those before it are published.
+        """
+        return self._send(topic_calls.publish_many(self.name, messages))
 
     def read(self, since: int | None = None, *, limit: int = 100) -> list[Message[Any]]:
         """Messages after a number, whoever subscribes. Raises `Conflict` when some of them are gone."""

@@ -72,12 +72,13 @@ class Deliveries:
 
     # -- connections
 
-    async def open(self, inbox: Inbox, since: int | None) -> Subscribed:
+    async def open(self, inbox: Inbox, since: int | None, last: int | None = None) -> Subscribed:
         """Subscribe a connection. From now on copies come to its inbox.
 
         Args:
             inbox: Of the connection.
-            since: The last message that it saw; None: begin with what comes, and what the topic keeps.
+            since: The latest message that it saw; None: begin with what comes, and what the topic keeps.
+            last: The one that it saw last, when that is an older one that came late.
 
         Raises:
             NotFound: There is no such topic.
@@ -88,7 +89,7 @@ class Deliveries:
             await self._take_over(inbox.queue, "")
         receipt = await self._subscribe(inbox, since)
         inbox.queue = receipt.queue
-        inbox.seen(receipt.seq if since is None else since)
+        inbox.seen(receipt.seq if since is None else since, last)
         if inbox.alone:
             await topics.take_over(self._database, inbox.queue, inbox.id)
         if since is not None and not receipt.created:
@@ -245,6 +246,7 @@ class Deliveries:
 
     def _hand_out(self, claimed: Sequence[ClaimedJob], messages: Mapping[UUID, tuple[int, UUID, object]]) -> None:
         frames: dict[UUID, Copy] = {}
+        copies: list[tuple[Copy, Inbox]] = []
         for job in claimed:
             message = messages.get(job.id)
             inboxes = [inbox for inbox in self._inboxes.get(job.name, ()) if not inbox.ended]
@@ -256,7 +258,10 @@ class Deliveries:
                 continue
             copy = Copy.of(job, *message, like=frames.get(message[1]))  # type: ignore[arg-type]
             frames.setdefault(copy.id, copy)
-            max(inboxes, key=lambda inbox: inbox.room).put(copy)
+            copies.append((copy, max(inboxes, key=lambda inbox: inbox.room)))
+        # In this order `penstock.late_messages` knows what a client has that saw one of them.
+        for copy, inbox in sorted(copies, key=lambda one: (one[0].late, one[0].seq)):
+            inbox.put(copy)
 
     async def _recover_claim(self) -> None:
         """The answer to a claim was lost: hand back what it may have taken."""

@@ -33,7 +33,7 @@ class Copy:
         attempts: The number that has to come back with the outcome.
         lease: Under which it was claimed.
         attempt: Which delivery this is, from 1.
-        deferred: Whether it was not to be delivered at once.
+        late: Whether it comes out of turn: it was put off, or is tried again.
         seq: Sequence number of the message.
         id: Of the message.
         body: The message as JSON.
@@ -43,7 +43,7 @@ class Copy:
     attempts: int
     lease: int
     attempt: int
-    deferred: bool
+    late: bool
     seq: int
     id: UUID
     body: bytes
@@ -53,7 +53,8 @@ class Copy:
         """A claimed copy; `like`: another one of the same message, whose body it shares."""
         body = like.body if like is not None else body_of(seq, id, published_at, job.data)
         attempt = job.max_attempts - job.attempts + 1
-        return cls(job.id, job.attempts, job.lease, attempt, job.run_after > job.created_at, seq, id, body)
+        late = attempt > 1 or job.run_after > job.created_at
+        return cls(job.id, job.attempts, job.lease, attempt, late, seq, id, body)
 
 
 def body_of(seq: int, id: UUID, published_at: datetime, data: str) -> bytes:
@@ -102,6 +103,7 @@ class Inbox:
         self.late: deque[UUID] = deque(maxlen=_MOST_LATE)
         self._window = window
         self._since = 0
+        self._last = 0
         self._waiting: deque[Copy] = deque()
         self._handed: dict[UUID, Copy] = {}
         self._missed: deque[Message[str]] = deque()
@@ -130,9 +132,10 @@ class Inbox:
         self._waiting.append(copy)
         self.event.set()
 
-    def seen(self, seq: int) -> None:
-        """The receiver has everything up to this message."""
+    def seen(self, seq: int, last: int | None = None) -> None:
+        """The receiver has everything up to this message, and of what came late everything up to `last`."""
         self._since = self.last_seq = seq
+        self._last = seq if last is None else last
 
     def end(self, reason: str) -> None:
         """End the connection."""
@@ -159,6 +162,9 @@ class Inbox:
 
     async def look_for_missed(self, database: Database) -> None:
         """Find what was handed out and may have been lost on the way, since the message that the receiver saw last."""
+        # First what is late: while it is missing, an id with a higher number would hide it.
+        late = await topics.late(database, self.topic, self.client_id, self._since, self._last, _MOST_MISSED)
+        self._missed += [message for message in late if message.id not in self._recent]
         since = self._since
         while found := await topics.missed(database, self.topic, self.client_id, since, _MOST_MISSED):
             self._missed += [message for message in found if message.id not in self._recent]
@@ -201,7 +207,7 @@ class Inbox:
         What was written, but not all of which could be, went back to the queue. One that was put off, or was tried again after a
         crash, may come later than its number says: rather twice than never.
         """
-        return last is not None and copy.seq <= last and copy.attempt == 1 and not copy.deferred
+        return last is not None and (copy.seq == self._last or (copy.seq <= last and not copy.late))
 
     def is_new(self, copy: Copy) -> bool:
         """Whether the message was not handed out to this connection before."""

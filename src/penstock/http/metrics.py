@@ -115,9 +115,9 @@ class Metrics:
         """Count events that were read: by a get, a follower or a group."""
         self._read.labels(self._label(stream), how).inc(events)
 
-    def published(self, topic: str) -> None:
-        """Count a published message."""
-        self._published.labels(self._label(topic)).inc()
+    def published(self, topic: str, messages: int = 1) -> None:
+        """Count published messages."""
+        self._published.labels(self._label(topic)).inc(messages)
 
     def delivered(self, topic: str, how: str, messages: int) -> None:
         """Count messages that were written to connections."""

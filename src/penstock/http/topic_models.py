@@ -145,6 +145,16 @@ class Published(BaseModel):
     outcomes: list[Outcome] | None
 
 
+class PublishedMany(BaseModel):
+    """What became of the lines of a body. `duplicates` had been published before; `last_seq`: the number of the last message."""
+
+    model_config = _example({"published": 2, "duplicates": 0, "last_seq": 43})
+
+    published: int
+    duplicates: int
+    last_seq: int | None
+
+
 class TopicMessage(BaseModel):
     """A message."""
 

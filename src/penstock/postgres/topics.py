@@ -156,6 +156,12 @@ async def missed(database: Database, topic: str, client_id: str, since: int, lim
     return [Message(*row) for row in await database.fetch(query, topic, client_id, since, limit)]
 
 
+async def late(database: Database, topic: str, client_id: str, since: int, last: int, limit: int) -> list[Message[str]]:
+    """Messages up to a number that were handed out after another one, as JSON text. See `penstock.late_messages`."""
+    query = "select * from penstock.late_messages($1, $2, $3, $4, $5)"
+    return [Message(*row) for row in await database.fetch(query, topic, client_id, since, last, limit)]
+
+
 async def messages_of(database: Database, jobs: Sequence[UUID]) -> dict[UUID, tuple[int, UUID, datetime]]:
     """Sequence number, id and time of the messages of which claimed jobs are copies."""
     rows = await database.fetch("select * from penstock.messages_of($1)", jobs)

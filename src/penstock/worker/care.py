@@ -10,6 +10,7 @@ import asyncio
 import random
 import time
 from collections.abc import Awaitable, Callable
+from datetime import timedelta
 
 import structlog
 
@@ -40,6 +41,7 @@ class Care:
         self._settings = settings
         self._wake = wake
         self._look = asyncio.Event()
+        self._more_messages = False
 
     def look(self) -> None:
         """A job may be due sooner than was known."""
@@ -80,7 +82,12 @@ class Care:
             keep = self._settings.archive_retention
             if keep is not None and time.monotonic() - pruned_at > _PRUNE_EVERY_S * self._share():
                 pruned_at = time.monotonic()
-                await self._try(self._prune())
+                self._more_messages = True
+                await self._try(self._prune(keep))
+            if keep is not None and self._more_messages:
+                # A batch in each turn, so that recovery does not wait.
+                self._more_messages = False
+                await self._try(self._prune_messages(keep))
 
     async def run_streams(self) -> None:
         """Begin new segments of streams, apply retention and compaction, until cancelled."""
@@ -109,13 +116,14 @@ class Care:
         while await jobs.expire(self._database) == 1000:
             await asyncio.sleep(0)
 
-    async def _prune(self) -> None:
-        keep = self._settings.archive_retention
-        if keep is not None:
-            for partition, count in (await jobs.prune(self._database, keep)).items():
-                log.info("archive_pruned", partition=partition, jobs=count)
-            if messages := await topics.prune_messages(self._database, keep):
-                log.info("messages_pruned", messages=messages)
+    async def _prune(self, keep: timedelta) -> None:
+        for partition, count in (await jobs.prune(self._database, keep)).items():
+            log.info("archive_pruned", partition=partition, jobs=count)
+
+    async def _prune_messages(self, keep: timedelta) -> None:
+        if messages := await topics.prune_messages(self._database, keep):
+            self._more_messages = True
+            log.info("messages_pruned", messages=messages)
 
     async def _tend(self) -> None:
         ended, removed = await topics.tend(self._database)

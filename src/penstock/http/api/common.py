@@ -14,7 +14,7 @@ from starlette.convertors import Convertor, register_url_convertor
 
 from penstock.http import shapes
 from penstock.http.auth import Principal, Role
-from penstock.http.errors import ApiError, bad_json, invalid_parameter
+from penstock.http.errors import ApiError, bad_json, invalid_parameter, too_large
 from penstock.http.service import Service
 
 # Parts of bodies that endpoints read by themselves, for the OpenAPI document.
@@ -170,11 +170,26 @@ def error_answer(error: ApiError) -> Response:
 
 async def read(request: Request, model: type[M]) -> M:
     """The body as a model. Raises `ApiError` 400."""
-    body = await request.body()
+    return fit(await request.body(), model, request.url.path)
+
+
+def fit(body: bytes, model: type[M], path: str) -> M:
+    """A body as a model. Raises `ApiError` 400."""
     try:
         return model.model_validate_json(body or b"{}")
     except ValidationError as error:
-        raise unfit(error, request.url.path) from None
+        raise unfit(error, path) from None
+
+
+async def limited_body(request: Request) -> bytes:
+    """The body where the route also takes batches, which may be larger. Raises `ApiError` 413."""
+    most = service_of(request).settings.max_body
+    body = b""
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > most:
+            raise too_large(f"The request body is too large ({most} bytes max)")
+    return body
 
 
 def unfit(error: ValidationError, path: str) -> ApiError:

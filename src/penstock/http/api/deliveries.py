@@ -68,19 +68,22 @@ async def receive(
     ttl_s: Ttl = None,
     filter: Filter = None,
     since: Since = None,
-    last_event_id: Annotated[str | None, Header(description="As `since`, for a client that comes back.", max_length=30)] = None,
+    last_event_id: Annotated[
+        str | None, Header(description="The `id` of the last event, for a client that comes back.", max_length=40)
+    ] = None,
 ) -> Response:
     """Receive a topic as Server-Sent Events; the connection is a subscriber, whose subscription ends with it or stays.
 
-    The `id` of an event is the number of the message. A client that comes back with it in `Last-Event-ID` gets what it missed,
-    each message once. 409 when some of that is gone. The same path takes a WebSocket, on which messages are acknowledged.
+    The `id` of an event is the number of the message, after the latest number when it comes late (`43-5`). A client that comes
+    back with it in `Last-Event-ID` gets what it missed, each message once. 409 when some of that is gone. The same path takes
+    a WebSocket, on which messages are acknowledged.
     """
     service = service_of(request)
     principal: Principal = request.scope["principal"]
-    seen = since if last_event_id is None else _seen(last_event_id)
+    seen, last = (since, None) if last_event_id is None else _seen(last_event_id)
     inbox = _inbox(principal, request.url.path, topic, client_id, stay, ttl_s, filter, alone=stay)
     service.check_room()
-    receipt = await service.deliveries.open(inbox, seen)
+    receipt = await service.deliveries.open(inbox, seen, last)
     frames = _frames(service, inbox, receipt, seen)
     return EventStream(service, "topic", frames, lambda: service.deliveries.close(inbox))
 
@@ -99,12 +102,17 @@ async def _frames(service: Service, inbox: Inbox, receipt: Subscribed, seen: int
                 looks -= 1
                 await inbox.look_for_missed(service.database)
         copies = inbox.take(_WINDOW)
-        new = [(copy.seq, copy.body) for copy in copies if not inbox.was_seen(copy, seen) and inbox.is_new(copy)]
         events = []
-        for seq, body in sorted([*inbox.missed(), *new]):
-            # What comes late, such as one that was put off, does not make the client go back.
+        late = None
+        # What comes late, such as one that was put off, does not make the client go back. Its number says what it has of those.
+        for seq, body in inbox.missed():
             latest = max(latest, seq)
-            events.append(live.event(body, id=str(latest)))
+            late = seq if seq < latest else late
+            events.append(live.event(body, id=str(latest) if late is None else f"{latest}-{late}"))
+        for copy in copies:
+            if not inbox.was_seen(copy, seen) and inbox.is_new(copy):
+                latest = max(latest, copy.seq)
+                events.append(live.event(copy.body, id=str(latest) if copy.seq == latest else f"{latest}-{copy.seq}"))
         for frame in live.packed(events):
             yield frame
         # Written: from here on the client has it, or comes back and says what it saw last.
@@ -286,10 +294,12 @@ def _inbox(
     return Inbox(topic, client_id, ttl=living if stay else LIVING, filter=filter, stays=stay, window=window, alone=alone)
 
 
-def _seen(last_event_id: str) -> int:
-    if not last_event_id.isdecimal() or len(last_event_id) > 18:
+def _seen(last_event_id: str) -> tuple[int, int | None]:
+    """The latest message that a client saw, and the one that it saw last when that one came late."""
+    latest, dash, last = last_event_id.partition("-")
+    if not all(one.isdecimal() and len(one) <= 18 for one in ((latest, last) if dash else (latest,))):
         raise invalid_parameter(f"Invalid Last-Event-ID: {last_event_id}", detail="It is the number of a message")
-    return int(last_event_id)
+    return int(latest), int(last) if dash else None
 
 
 def _subscribed(receipt: Subscribed) -> bytes:

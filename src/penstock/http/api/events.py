@@ -13,12 +13,13 @@ from fastapi import Header, Query, Request, Response
 from penstock.errors import InvalidInput, OffsetGone, PenstockError
 from penstock.event import Bounds, StreamRecord
 from penstock.http import bodies, live
-from penstock.http.api.common import Wait, answer, body_of, needs, router, service_of
+from penstock.http.api.common import Wait, answer, body_of, limited_body, needs, router, service_of
 from penstock.http.api.streams import StreamName, find_stream
 from penstock.http.auth import Role
-from penstock.http.errors import ApiError, bad_json, from_penstock, invalid_parameter, too_large
+from penstock.http.errors import ApiError, bad_json, from_penstock, invalid_parameter
 from penstock.http.events import Appendix, Piece, piece_of
 from penstock.http.live import EventStream
+from penstock.http.publishing import lines_of
 from penstock.http.service import Service
 from penstock.http.stream_models import Appended, Events, NewEvent
 from penstock.postgres import streams
@@ -79,11 +80,7 @@ class _Append:
         self._repeated = 0
 
     async def one(self, request: Request) -> dict[str, object]:
-        body = b""
-        async for chunk in request.stream():
-            body += chunk
-            if len(body) > self._service.settings.max_body:
-                raise too_large(f"The request body is too large ({self._service.settings.max_body} bytes max)")
+        body = await limited_body(request)
         if not body.strip():
             raise bad_json()
         self._gathered.add(body)
@@ -92,17 +89,9 @@ class _Append:
         return {"appended": self._appended, **where, "sequence": self._last, "duplicate": self._repeated > 0}
 
     async def lines(self, request: Request) -> dict[str, object]:
-        rest = b""
         try:
-            async for chunk in request.stream():
-                lines = (rest + chunk).split(b"\n")
-                rest = lines.pop()
-                longest = self._service.settings.max_body
-                if len(rest) > longest or any(len(line) > longest for line in lines):
-                    raise too_large(f"A line is too long ({longest} bytes max)")
-                for line in lines:
-                    await self._take(line)
-            await self._take(rest)
+            async for line in lines_of(request.stream(), self._service.settings.max_body):
+                await self._take(line)
             await self._flush()
         except PenstockError as error:
             refused = from_penstock(error, request.url.path)

@@ -13,13 +13,15 @@ from msgspec import Raw
 from uuid_utils.compat import uuid7
 
 from penstock.http import bodies, shapes
-from penstock.http.api.common import answer, body_of, needs, principal_of, read, router, service_of
+from penstock.http.api.common import answer, body_of, fit, limited_body, needs, principal_of, read, router, service_of
 from penstock.http.auth import Role
 from penstock.http.errors import ApiError, bad_json
+from penstock.http.publishing import Publishing
 from penstock.http.topic_models import (
     NewMessage,
     NewTopic,
     Published,
+    PublishedMany,
     Renewed,
     Subscribe,
     Subscribed,
@@ -34,6 +36,10 @@ from penstock.postgres import topics
 
 api = router("topics")
 _DELAY = {"data": {"dest": "JFK", "minutes": 12}, "unique": "UA123", "background": False, "timeout": "10s"}
+_NDJSON = "application/x-ndjson"
+_LINES = '{"data": {"dest": "JFK", "minutes": 12}}\n{"data": {"dest": "SFO", "minutes": 7}, "unique": "UA123"}\n'
+_BODY = body_of(NewMessage, _DELAY)
+_BODY["requestBody"]["content"] |= body_of(NewMessage, _LINES, content=_NDJSON)["requestBody"]["content"]
 _SUBSCRIBER = "/v1/topics/{topic:name}/subscribers/{client_id:name}"
 TopicName = Annotated[str, Path(description="Topic.", examples=["delays"], max_length=200)]
 ClientId = Annotated[str, Path(description="Names the subscriber in the topic.", examples=["browser-17"], max_length=200)]
@@ -132,25 +138,26 @@ async def unsubscribe(
     return Response(status_code=204)
 
 
-@api.post(
-    "/v1/topics/{topic:name}/messages", status_code=202, response_model=Published, openapi_extra=body_of(NewMessage, _DELAY)
-)
-@needs(Role.ENQUEUE)
+@api.post("/v1/topics/{topic:name}/messages", status_code=202, response_model=Published | PublishedMany, openapi_extra=_BODY)
+@needs(Role.ENQUEUE, batch=True)
 async def publish(request: Request, topic: TopicName) -> Response:
-    """Publish a message to all subscribers of this moment, or to none.
+    """Publish a message (JSON) to all subscribers of this moment, or to none; or any number of them, one in each line (NDJSON).
 
     With `background` false the answer waits until every receiver has settled its copy, at most for `timeout`, with outcomes.
+    Lines are published in their order, in parts of up to 1,000; with ids of your own they can be sent again.
     """
     service = service_of(request)
     _require(request, topic)
-    wanted = await read(request, NewMessage)
+    if request.headers.get("content-type", "").partition(";")[0].strip().lower() == _NDJSON:
+        await _topic(request, topic)
+        return answer(await Publishing(service, topic, request.url.path).lines(request.stream()), 202)
+    body = await limited_body(request)
+    wanted = fit(body, NewMessage, request.url.path)
     within = bodies.span(wanted.timeout, "timeout", service.settings.longest_wait)
     id = wanted.id or uuid7()
     if wanted.unique is not None and "\x00" in wanted.unique:
         raise ApiError(400, "invalid_parameter", "the unique key contains the character U+0000", in_body=True)
-    document = topics.publish_document(
-        await _data(request), id, wanted.unique, _moment(wanted.run_after), _moment(wanted.expires_at)
-    )
+    document = topics.publish_document(_data(body), id, wanted.unique, _moment(wanted.run_after), _moment(wanted.expires_at))
     receipt = await topics.publish(service.database, topic, document)
     service.metrics.published(topic)
     if not wanted.background:
@@ -208,10 +215,10 @@ async def _topic(request: Request, name: str) -> dict[str, Any]:
     }
 
 
-async def _data(request: Request) -> str:
+def _data(body: bytes) -> str:
     """The payload as the text that was sent, so that no number is rounded."""
     try:
-        raw = _data_of(await request.body() or b"{}").get("data")
+        raw = _data_of(body or b"{}").get("data")
         return "{}" if raw is None else storable(bytes(raw).decode(), "the message")
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         raise bad_json() from None

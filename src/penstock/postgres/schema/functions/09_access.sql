@@ -18,7 +18,7 @@ declare
         'clock', 'held_clock', 'id_time', 'new_id', 'job_counts', 'find_jobs', 'list_jobs', 'page_of_jobs', 'job_rates', 'attempts_of',
         'stored_jobs', 'key_hash', 'jump_hash', 'slot_of', 'group_members', 'group_slots', 'load_of_types',
         'pool_details', 'key_weights_of', 'key_state', 'standing_list', 'runnable_in_pools',
-        'payload', 'list_subscribers', 'read_topic', 'message_of', 'messages_of', 'missed_messages', 'unfinished_copies', 'outcomes',
+        'payload', 'list_subscribers', 'read_topic', 'message_of', 'messages_of', 'missed_messages', 'late_messages', 'unfinished_copies', 'outcomes',
         'topic_counts',
         'bucket_of', 'routes_of', 'partition_of', 'stream_bounds', 'read_chunks', 'read_events', 'offsets_at', 'stream_segments',
         'group_lag', 'wait_for_events', 'stop_waiting',

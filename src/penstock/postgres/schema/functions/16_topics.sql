@@ -406,9 +406,20 @@ as $$
 declare
     moment timestamptz;
     ended_subscriptions integer;
+    ended_queue text;
 begin
     perform penstock.lock_topic(p_topic);
     moment := penstock.clock();
+    if p_drop then
+        -- At once, so that a client that comes back in the next moment does not find it. Care takes the queues away.
+        perform penstock.ensure_archive(moment);
+        for ended_queue in
+            select there.queue from penstock.subscriptions as there
+            where there.topic = p_topic and there.client_id = any (p_client_ids) and there.key is null
+        loop
+            perform penstock.drop_waiting(ended_queue, false, moment);
+        end loop;
+    end if;
     with ended as (
         delete from penstock.subscriptions
         where topic = p_topic and client_id = any (p_client_ids)

@@ -127,6 +127,57 @@ $$;
 comment on function penstock.missed_messages(text, text, bigint, integer) is
     'The messages after p_since that are for a subscriber and no longer in its queue: handed out, though perhaps lost on the way. For a subscriber that says which one it saw last. PS409 when some of them are gone, PS404 when it is not subscribed.';
 
+create or replace function penstock.late_messages(
+    p_topic text, p_client_id text, p_since bigint, p_last bigint, p_limit integer default 1000
+)
+returns table (seq bigint, id uuid, published_at timestamptz, data text)
+language plpgsql
+stable
+security definer
+set search_path = penstock, pg_temp
+set enable_seqscan = off
+as $$
+#variable_conflict use_column
+declare
+    subscriber penstock.subscriptions;
+    seen record;
+begin
+    select * into subscriber from penstock.subscriptions where subscriptions.topic = p_topic and client_id = p_client_id;
+    select job.started_at, job.run_after > job.created_at or job.attempts_used > 1 as late
+    into seen
+    from penstock.topic_messages as message
+    join penstock.archived_jobs as job
+        on job.id = penstock.copy_id(penstock.first_copy_id(message.published_at, message.number), subscriber.number)
+        and job.finished_at >= message.published_at
+    where message.topic = p_topic and message.seq = p_last;
+    if not found then
+        return;
+    end if;
+    -- What one claim brought is handed out by number, and last of all what was put off or tried again.
+    return query
+    select message.seq, message.id, message.published_at, message.data::text
+    from penstock.archived_jobs as job
+    join penstock.topic_messages as message on message.number = job.message
+    cross join lateral (select job.run_after > job.created_at or job.attempts_used > 1 as late) as copy
+    where job.name = subscriber.queue
+        and job.finished_at >= seen.started_at
+        and job.started_at >= seen.started_at
+        and job.status = 'succeeded'
+        and message.topic = p_topic
+        and message.seq < p_since
+        and message.seq <> p_last
+        and (
+            job.started_at > seen.started_at
+            or (copy.late and not seen.late)
+            or (copy.late = seen.late and message.seq > p_last)
+        )
+    order by job.started_at, copy.late, message.seq
+    limit p_limit;
+end
+$$;
+comment on function penstock.late_messages(text, text, bigint, bigint, integer) is
+    'The messages up to p_since that were handed out to a subscriber after p_last, the one that it saw last: late ones, put off or tried again, perhaps lost on the way. No row when that cannot be told.';
+
 create or replace function penstock.unfinished_copies(p_id uuid)
 returns boolean
 language plpgsql
@@ -239,7 +290,19 @@ begin
         return '{}';
     end if;
     perform pg_current_xact_id();
-    with copies as (
+    -- What waits from an earlier subscription of the same client is still its own, and comes once.
+    with standing as materialized (
+        select waiting.name, waiting.message
+        from penstock.subscriptions as subscriber
+        cross join lateral (
+            select job.name, job.message
+            from penstock.queued_jobs as job
+            where job.name = subscriber.queue and job.seq is not null and job.message is not null
+            offset 0
+        ) as waiting
+        where subscriber.topic = topic.name and subscriber.number > p_after and subscriber.key is null
+    ),
+    copies as (
         insert into penstock.queued_jobs (
             id, name, seq, run_after, expires_at, created_at, updated_at, attempts, max_attempts, key, unique_key, coalesces, data, message
         )
@@ -269,6 +332,9 @@ begin
                 and message.seq > since
                 and (message.expires_at is null or message.expires_at > p_moment)
                 and (subscriber.filter is null or message.data @> subscriber.filter)
+                and not exists (
+                    select from standing where standing.name = subscriber.queue and standing.message = message.number
+                )
             order by message.seq, subscriber.number
             offset 0
         ) as kept
@@ -293,23 +359,14 @@ returns void
 language plpgsql
 stable
 as $$
-declare
-    oldest bigint;
 begin
     if p_since < 0 or p_since > topic.last_seq then
         raise exception '% has no message %', topic.name, p_since
             using errcode = 'PS400', hint = format('Its sequence numbers go from 1 to %s; 0 is before the first.', topic.last_seq);
     end if;
-    if p_since < topic.last_seq then
-        select message.seq into oldest
-        from penstock.topic_messages as message
-        where message.topic = topic.name
-        order by message.seq
-        limit 1;
-        if oldest is null or oldest > p_since + 1 then
-            raise exception 'messages of % after % are gone', topic.name, p_since
-                using errcode = 'PS409', hint = format('The oldest one kept is %s.', coalesce(oldest, topic.last_seq + 1));
-        end if;
+    if p_since < topic.pruned_seq then
+        raise exception 'messages of % after % are gone', topic.name, p_since
+            using errcode = 'PS409', hint = format('All after %s are kept.', topic.pruned_seq);
     end if;
 end
 $$;

@@ -1,5 +1,48 @@
 -- Care for topics, which any worker does for all: end what was not renewed, take queues away, prune messages.
 
+create or replace function penstock.drop_waiting(p_queue text, p_deferred boolean, p_moment timestamptz)
+returns void
+language plpgsql
+set enable_seqscan = off
+as $$
+declare
+    waiting tid[];
+begin
+    waiting := array(
+        select job.ctid
+        from penstock.queued_jobs as job
+        where job.name = p_queue and job.slot is null and job.seq is not null and job.status = 'queued'
+        limit 10000
+        for update skip locked
+    );
+    if p_deferred then
+        waiting := waiting || array(
+            select job.ctid
+            from penstock.queued_jobs as job
+            where job.name = p_queue and job.seq is null
+            limit 10000
+            for update skip locked
+        );
+    end if;
+    with gone as (
+        delete from penstock.queued_jobs as job
+        where job.ctid = any (waiting)
+        returning job.*
+    )
+    insert into penstock.archived_jobs (
+        id, finished_at, created_at, run_after, expires_at, status, attempts, attempts_used, priority,
+        name, key, unique_key, data, errors, replay_of, message
+    )
+    select
+        gone.id, p_moment, gone.created_at, gone.run_after, gone.expires_at, 'expired', gone.attempts,
+        gone.max_attempts - gone.attempts, gone.priority, gone.name, gone.key, gone.unique_key,
+        gone.data, gone.errors, gone.replay_of, gone.message
+    from gone;
+end
+$$;
+comment on function penstock.drop_waiting(text, boolean, timestamptz) is
+    'Part of unsubscribe and care: archives up to 10,000 jobs that wait in a queue as expired, and as many deferred ones if wanted.';
+
 create or replace function penstock.remove_queue(p_topic text, p_queue text, p_deferred boolean, p_moment timestamptz)
 returns boolean
 language plpgsql
@@ -7,7 +50,6 @@ set enable_seqscan = off
 as $$
 declare
     ended penstock.ended_queues;
-    waiting tid[];
 begin
     -- Not waited for: care may hold several topics, and others take them in another order.
     perform from penstock.topics where name = p_topic for no key update skip locked;
@@ -26,36 +68,7 @@ begin
     -- Against a direct enqueue: see enqueue_many.
     perform from penstock.jobs where name = p_queue for update;
     if ended.dropped then
-        waiting := array(
-            select job.ctid
-            from penstock.queued_jobs as job
-            where job.name = p_queue and job.slot is null and job.seq is not null and job.status = 'queued'
-            limit 10000
-            for update skip locked
-        );
-        if p_deferred then
-            waiting := waiting || array(
-                select job.ctid
-                from penstock.queued_jobs as job
-                where job.name = p_queue and job.seq is null
-                limit 10000
-                for update skip locked
-            );
-        end if;
-        with gone as (
-            delete from penstock.queued_jobs as job
-            where job.ctid = any (waiting)
-            returning job.*
-        )
-        insert into penstock.archived_jobs (
-            id, finished_at, created_at, run_after, expires_at, status, attempts, attempts_used, priority,
-            name, key, unique_key, data, errors, replay_of, message
-        )
-        select
-            gone.id, p_moment, gone.created_at, gone.run_after, gone.expires_at, 'expired', gone.attempts,
-            gone.max_attempts - gone.attempts, gone.priority, gone.name, gone.key, gone.unique_key,
-            gone.data, gone.errors, gone.replay_of, gone.message
-        from gone;
+        perform penstock.drop_waiting(p_queue, p_deferred, p_moment);
     end if;
     if exists (select from penstock.queued_jobs where name = p_queue and slot is null and seq is not null)
         or (p_deferred and exists (select from penstock.queued_jobs where name = p_queue and seq is null)) then
@@ -84,6 +97,7 @@ set enable_seqscan = off
 as $$
 declare
     moment constant timestamptz := penstock.clock();
+    begun constant timestamptz := clock_timestamp();
     topic_name text;
     due record;
     deferred text[];
@@ -118,6 +132,8 @@ begin
         if penstock.remove_queue(due.topic, due.queue, due.queue = any (deferred), moment) then
             removed := removed + 1;
         end if;
+        -- Publishers wait for the topics that this transaction holds: the others come next time.
+        exit when clock_timestamp() - begun > interval '200 milliseconds';
     end loop;
     return next;
 end
@@ -133,36 +149,73 @@ set search_path = penstock, pg_temp
 set enable_seqscan = off
 as $$
 declare
+    looked_at constant timestamptz := penstock.clock();
+    candidates bigint[];
+    held text[];
     pruned integer;
 begin
     if p_keep is null or p_keep < interval '0' then
         raise exception 'cannot keep %', coalesce(p_keep::text, 'null')
             using errcode = 'PS400', hint = 'Give the time for which messages are kept, for example 30 days.';
     end if;
-    with old as (
-        select message.number, message.topic, message.seq,
-            penstock.first_copy_id(message.published_at, message.number) as first_id, message.published_at
+    candidates := array(
+        select message.number
         from penstock.topic_messages as message
-        where message.published_at < penstock.clock() - p_keep
+        join penstock.topics on topics.name = message.topic
+        where message.published_at < looked_at - p_keep
+            and message.seq <= topics.last_seq - topics.keep
+            and not exists (
+                select from penstock.queued_jobs as job
+                where job.id between penstock.first_copy_id(message.published_at, message.number)
+                    and penstock.last_copy_id(penstock.first_copy_id(message.published_at, message.number))
+            )
+            and not exists (
+                select from penstock.archived_jobs as job
+                where job.id between penstock.first_copy_id(message.published_at, message.number)
+                    and penstock.last_copy_id(penstock.first_copy_id(message.published_at, message.number))
+                    and job.finished_at >= message.published_at
+            )
         order by message.number
         limit p_limit
+    );
+    -- Whoever subscribes and begins with old messages holds the topic while it copies them: look again, and hold it too. That is
+    -- short, since a copy made after the first look can only have been archived after it. Not waited for: there are several.
+    held := array(
+        select topics.name
+        from penstock.topics
+        where topics.name = any (array(select distinct message.topic from penstock.topic_messages as message where message.number = any (candidates)))
+        order by topics.name
+        for no key update skip locked
+    );
+    with gone as (
+        delete from penstock.topic_messages as message
+        using penstock.topics
+        where message.number = any (candidates)
+            and topics.name = message.topic
+            and topics.name = any (held)
+            and message.seq <= topics.last_seq - topics.keep
+            and not exists (
+                select from penstock.queued_jobs as job
+                where job.id between penstock.first_copy_id(message.published_at, message.number)
+                    and penstock.last_copy_id(penstock.first_copy_id(message.published_at, message.number))
+            )
+            and not exists (
+                select from penstock.archived_jobs as job
+                where job.id between penstock.first_copy_id(message.published_at, message.number)
+                    and penstock.last_copy_id(penstock.first_copy_id(message.published_at, message.number))
+                    and job.finished_at >= looked_at
+            )
+        returning message.topic, message.seq
+    ),
+    noted as (
+        update penstock.topics
+        set pruned_seq = greatest(topics.pruned_seq, last.seq)
+        from (select gone.topic, max(gone.seq) as seq from gone group by gone.topic) as last
+        where topics.name = last.topic
     )
-    delete from penstock.topic_messages as message
-    using old, penstock.topics
-    where message.number = old.number
-        and topics.name = old.topic
-        and old.seq <= topics.last_seq - topics.keep
-        and not exists (
-            select from penstock.queued_jobs as job
-            where job.id between old.first_id and penstock.last_copy_id(old.first_id)
-        )
-        and not exists (
-            select from penstock.archived_jobs as job
-            where job.id between old.first_id and penstock.last_copy_id(old.first_id) and job.finished_at >= old.published_at
-        );
-    get diagnostics pruned = row_count;
+    select count(*) into pruned from gone;
     return pruned;
 end
 $$;
 comment on function penstock.prune_messages(interval, integer) is
-    'Deletes messages that were published longer ago than p_keep, are not among the last ones that their topic keeps, and have no copy any more, queued or archived. Returns how many.';
+    'Deletes messages that were published longer ago than p_keep, are not among the last ones that their topic keeps, and have no copy any more, queued or archived. Returns how many, at most p_limit: call it again when it is that many.';
