@@ -215,10 +215,11 @@ class ArchiveStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         if isinstance(limit, ReadMinRows):
             most = None
-        if not self._checked:
+        self._last = end = self._here.keep_trying(lambda: self._here.next(begin, most, self._target, self._options.wait))
+        # Days may be pruned before a query begins, and later too when it falls behind. With each batch, and once without.
+        if end != begin or not self._checked:
             self._here.keep_trying(lambda: self._here.archive.check_complete(begin, self._options.fail_on_data_loss))
             self._checked = True
-        self._last = end = self._here.keep_trying(lambda: self._here.next(begin, most, self._target, self._options.wait))
         if end == begin:
             return start
         return {**end.as_json(), "since": start["seen"]} if start == self._initial else end.as_json()

@@ -215,6 +215,8 @@ begin
                 using errcode = 'PS400', hint = format('See \d penstock.%s.', p_relation);
         end if;
         columns := columns || case
+            -- What a topic gave to many stands once, with the message.
+            when wanted = 'data' then 'case when message is null then data else penstock.payload(message) end::text as data'
             when column_type = 'xid8' then format('%I::text::bigint as %I', wanted, wanted)
             when column_type in ('text', 'smallint', 'bigint', 'boolean', 'timestamp with time zone') then format('%I', wanted)
             else format('%I::text as %I', wanted, wanted)
