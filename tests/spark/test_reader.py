@@ -124,6 +124,27 @@ def test_a_job_of_a_topic_has_the_payload_of_its_message(url: str, ask: Any) -> 
     assert found == [{"data": '{"text": "go home"}', "name": "memos_bob"}]
 
 
+def test_columns_that_few_jobs_have_come_as_they_are(url: str, archive: Any, ask: Any) -> None:
+    archive(2)
+    archive(1, "u", "failed")
+    ask("update penstock.archived_jobs set result = '{\"a\": [1, null]}', replay_of = id where name = 'u'")
+    ask("update penstock.archived_jobs set unique_key = 'only' where id = (select id from penstock.archived_jobs limit 1)")
+    seldom = ["errors", "unique_key", "replay_of", "result"]
+    for count in range(1, 5):
+        columns = ["id", *seldom[:count], "status"]
+        here = Reader(ReadOptions.parse({"url": url}), columns)
+        batches = [batch for part in here.partitions() for batch in here.read(part)]
+        assert {tuple(batch.schema.names) for batch in batches} == {tuple(columns)}
+        query = f"select {', '.join(f'{name}::text' for name in columns)} from penstock.archived_jobs"
+        rows = [row for batch in batches for row in batch.to_pylist()]
+        assert sorted(tuple(row.values()) for row in rows) == sorted(tuple(row) for row in ask(query))
+    # A batch without any.
+    ask("delete from penstock.archived_jobs where unique_key is not null or errors is not null")
+    here = Reader(ReadOptions.parse({"url": url}), ["id", *seldom])
+    (found,) = [row for part in here.partitions() for batch in here.read(part) for row in batch.to_pylist()]
+    assert [found[name] for name in seldom] == [None] * 4
+
+
 def test_a_position_of_another_database_is_refused(url: str) -> None:
     here = reader(url)
     with pytest.raises(Exception, match="restored or replaced"):

@@ -24,7 +24,7 @@ from penstock.spark.offsets import Position
 from penstock.spark.options import ReadOptions, WriteOptions, parallelism
 from penstock.spark.plan import even
 from penstock.spark.scans import read
-from penstock.spark.schemas import arrow_schema, columns_of, ddl
+from penstock.spark.schemas import arrow_schema, columns_of, ddl, seldom_of
 from penstock.spark.stream_options import StreamReadOptions
 from penstock.spark.stream_source import EventReader, EventStreamReader, PushingEventReader
 
@@ -148,7 +148,9 @@ class Reader(DataSourceReader):
         return scans
 
     async def _scan(self, database: Blocking, relation: str, range: dict[str, Any]) -> Scan:
-        query = await history.scan(database.database, relation, list(self._columns), self._filters, range)
+        query = await history.scan(
+            database.database, relation, list(self._columns), self._filters, range, seldom_of(self._columns)
+        )
         if query is None:
             raise InvalidInput(f"{relation} is gone", hint="The day was pruned while the read was planned: read again.")
         return Scan(query)
@@ -264,7 +266,9 @@ class ArchiveStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         slices = await self._here.archive.slices(start, end, self._options.rows_per_partition)
         scans: list[InputPartition] = []
         for part in slices:
-            query = await history.scan(self._here.database, "archived_jobs", list(self._columns), [], part.as_range())
+            query = await history.scan(
+                self._here.database, "archived_jobs", list(self._columns), [], part.as_range(), seldom_of(self._columns)
+            )
             scans.append(Scan(str(query)))
         return scans
 
