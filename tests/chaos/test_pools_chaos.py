@@ -83,10 +83,13 @@ class Fleet:
         # It may go on for a moment; from here on it does not.
         await asyncio.to_thread(os.waitid, os.P_PID, worker.pid, os.WSTOPPED)
         at = time.monotonic()
-        # The absence that is the test: nothing else can show that it is long enough.
-        await asyncio.sleep(seconds)
-        self.gone.append(Gone(str(worker.pid), at, time.monotonic()))
-        worker.send_signal(signal.SIGCONT)
+        try:
+            # The absence that is the test: nothing else can show that it is long enough.
+            await asyncio.sleep(seconds)
+        finally:
+            # Also when the troubles end in the middle of it.
+            self.gone.append(Gone(str(worker.pid), at, time.monotonic()))
+            worker.send_signal(signal.SIGCONT)
 
     def stop(self) -> list[int]:
         for worker in self.workers:

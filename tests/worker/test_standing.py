@@ -209,6 +209,7 @@ async def test_a_member_that_is_cut_off_stops_its_runs_before_others_start_them(
             runs.on(pool)
         async with Working(second):
             await pools[0].reconcile({f"t{n}": n for n in range(8)})
+            await eventually(lambda: len(runs.now) == 8, "their start at the one that is there")
             async with Working(first):
                 await eventually(lambda: len(runs.now) == 8 and sum(runs.starts.values()) > 8, "a move to the other")
                 before = sum(runs.starts.values())

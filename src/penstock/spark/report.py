@@ -25,6 +25,7 @@ from penstock.spark.sketches import merged, quantiles
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+_WIDE = 140
 _BARS = "▁▂▃▄▅▆▇█"
 _MOST_ROWS = 10
 
@@ -121,21 +122,23 @@ def print_report(console: Console, found: Report) -> None:
     _print(
         console,
         "Job types",
-        ["type", "jobs", "failed", "expired", "cancelled", "retries", "wait p50", "p95", "p99", "run p50", "p95", "p99"],
-        [
-            [t.name, t.jobs, t.failed, t.expired, t.cancelled, t.retries, *map(span, t.delay), *map(span, t.run)]
-            for t in found.types[:_MOST_ROWS]
-        ],
+        ["type", "jobs", "failed", "expired", "cancelled", "retries"],
+        [[t.name, t.jobs, t.failed, t.expired, t.cancelled, t.retries] for t in found.types[:_MOST_ROWS]],
     )
     _print(
         console,
-        "Failed attempts by cause",
-        ["type", "error", "message", "failures", "before", "", "for example"],
-        [
-            [f.name, f.kind, f.message[:60], f.failures, f.failures_before, "new" if f.new else "", str(f.sample_id)]
-            for f in found.failures[:_MOST_ROWS]
-        ],
+        "How long they waited and ran",
+        ["type", "wait p50", "p95", "p99", "run p50", "p95", "p99"],
+        [[t.name, *map(span, t.delay), *map(span, t.run)] for t in found.types[:_MOST_ROWS]],
     )
+    causes = [
+        [f.name, f.message, f.failures, f.failures_before, "new" if f.new else "", f.kind, str(f.sample_id)]
+        for f in found.failures[:_MOST_ROWS]
+    ]
+    # An id is to be copied: where there is no room for it whole, it is left out.
+    shown = 7 if console.width >= _WIDE else 5
+    columns = ["type", "message", "failures", "before", "", "error", "for example"]
+    _print(console, "Failed attempts by cause", columns[:shown], [cause[:shown] for cause in causes])
     _print(console, "Busiest keys", ["key", "jobs, about"], [list(row) for row in found.keys])
     _print(
         console,
