@@ -32,6 +32,7 @@ from benchmarks.environments import ON_DISK
 from penstock.lake import Lake
 from penstock.spark import bulk, session
 from penstock.spark.history import Pipeline
+from penstock.spark.schemas import ARCHIVED_JOBS
 from penstock.testing import TemporaryDatabases
 
 JDBC_JAR = Path("/usr/share/java/postgresql.jar")
@@ -120,7 +121,9 @@ class Bench:
             expert = timed(lambda: noop(tuned.load()), self.runs)
             self.note("read: JDBC, 4 partitions, fetch size 10,000", expert, self.jobs, default)
         ours = spark.read.format("penstock").option("url", url).option("minPartitions", "4")
-        seconds = timed(lambda: noop(ours.load().drop("xid")), self.runs)
+        # The columns that JDBC reads. Dropping one after the load would read it too, and copy every row once more.
+        same = ",".join(name for name in ARCHIVED_JOBS if name != "xid")
+        seconds = timed(lambda: noop(ours.option("columns", same).load()), self.runs)
         self.note("read: penstock, all columns", seconds, self.jobs, default)
         few = timed(lambda: noop(ours.option("columns", "name,status,finished_at").load()), self.runs)
         self.note("read: penstock, 3 columns", few, self.jobs, default)

@@ -67,3 +67,25 @@ def test_a_replay_takes_each_job_once_for_a_run(spark: SparkSession, url: str, a
     for run, count in (("a", 6), ("a", 6), ("b", 12)):
         assert bulk.replay(history, url, run) == 6
         assert ask("select count(*) from penstock.queued_jobs where name = 't' and key = 'acme'")[0]["count"] == count
+
+
+def test_a_run_of_replays_takes_more_when_its_condition_does(spark: SparkSession, url: str, ask: Ask, archive: Any) -> None:
+    archive(2, "t", "failed")
+    archive(3, "u", "failed")
+    history = spark.read.format("penstock").option("url", url).load()
+    bulk.replay(history.where("name = 't'"), url, "a")
+    bulk.replay(history.where("status = 'failed'"), url, "a")
+    assert [tuple(row) for row in ask("select name, count(*) from penstock.queued_jobs group by 1 order by 1")] == [
+        ("t", 2),
+        ("u", 3),
+    ]
+
+
+def test_payloads_may_be_maps_and_structs_of_them(spark: SparkSession, url: str, ask: Ask) -> None:
+    ask("select penstock.create_job_type('t')")
+    frame = spark.sql("select map('a', 1) as m, struct(map('b', 2) as inner) as s")
+    for column in ("m", "s", None):
+        bulk.enqueue(bulk.as_jobs(frame, bulk.Columns(data=column)), url, "t", slice_rows=1)
+    assert [row["data"] for row in ask("select data::text from penstock.queued_jobs order by seq")] == [
+        '{"a": 1}', '{"inner": {"b": 2}}', '{"m": {"a": 1}, "s": {"inner": {"b": 2}}}',
+    ]  # fmt: skip

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
+from penstock.errors import InvalidInput
 from penstock.spark.options import ReadOptions
-from penstock.spark.source import ArchiveStreamReader
+from penstock.spark.source import ArchiveStreamReader, Reader
 
 pytestmark = pytest.mark.no_jvm
 
@@ -75,6 +76,73 @@ def test_a_time_to_start_from_leaves_out_what_was_before(url: str, archive: Any,
     start = here.initialOffset()
     assert rows(here, start, here.latestOffset(start, ReadAllAvailable())) == 3
     here.stop()
+
+
+def test_days_that_are_pruned_under_a_query_that_fell_behind_fail_it(url: str, archive: Any, ask: Any) -> None:
+    here = reader(url, startingOffsets="latest")
+    lenient = reader(url, failOnDataLoss="false")
+    start = here.initialOffset()
+
+    def archive_old(day: str) -> None:
+        ask("select penstock.ensure_archive($1::text::timestamptz)", day)
+        ask(
+            "insert into penstock.archived_jobs (id, finished_at, created_at, run_after, status, attempts, attempts_used,"
+            " priority, name, data)"
+            " values (gen_random_uuid(), $1::text::timestamptz, now(), now(), 'failed', 0, 1, 0, 't', '1')",
+            day,
+        )
+
+    archive_old("2024-05-05T12:00:00Z")
+    end = here.latestOffset(start, ReadAllAvailable())
+    assert rows(here, start, end) == 1
+    ask("select * from penstock.prune('30 days')")
+    # That one was read.
+    archive(1)
+    end = here.latestOffset(end, ReadAllAvailable())
+    archive_old("2024-06-06T12:00:00Z")
+    ask("select * from penstock.prune('30 days')")
+    archive(1)
+    with pytest.raises(InvalidInput, match="lost days before they were read: 2024-06-06"):
+        here.latestOffset(end, ReadAllAvailable())
+    assert rows(lenient, end, lenient.latestOffset(end, ReadAllAvailable())) == 1
+    for one in (here, lenient):
+        one.stop()
+
+
+def test_a_job_of_a_topic_has_the_payload_of_its_message(url: str, ask: Any) -> None:
+    ask("select penstock.declare_topic('memos')")
+    ask("select penstock.subscribe('memos', 'bob')")
+    ask("select penstock.publish('memos', '{\"text\": \"go home\"}')")
+    queued = Reader(ReadOptions.parse({"url": url, "table": "queued_jobs"}), ["data"])
+    assert [text for part in queued.partitions() for batch in queued.read(part) for text in batch["data"].to_pylist()] == [
+        '{"text": "go home"}'
+    ]
+    (job,) = ask("select id, attempts, lease from penstock.claim('w', '{memos_bob}', 10)")
+    ask("select * from penstock.settle($1, $2, $3, '{succeeded}')", [job["id"]], [job["attempts"]], [job["lease"]])
+    done = Reader(ReadOptions.parse({"url": url}), ["data", "name"])
+    found = [row for part in done.partitions() for batch in done.read(part) for row in batch.to_pylist()]
+    assert found == [{"data": '{"text": "go home"}', "name": "memos_bob"}]
+
+
+def test_columns_that_few_jobs_have_come_as_they_are(url: str, archive: Any, ask: Any) -> None:
+    archive(2)
+    archive(1, "u", "failed")
+    ask("update penstock.archived_jobs set result = '{\"a\": [1, null]}', replay_of = id where name = 'u'")
+    ask("update penstock.archived_jobs set unique_key = 'only' where id = (select id from penstock.archived_jobs limit 1)")
+    seldom = ["errors", "unique_key", "replay_of", "result"]
+    for count in range(1, 5):
+        columns = ["id", *seldom[:count], "status"]
+        here = Reader(ReadOptions.parse({"url": url}), columns)
+        batches = [batch for part in here.partitions() for batch in here.read(part)]
+        assert {tuple(batch.schema.names) for batch in batches} == {tuple(columns)}
+        query = f"select {', '.join(f'{name}::text' for name in columns)} from penstock.archived_jobs"
+        rows = [row for batch in batches for row in batch.to_pylist()]
+        assert sorted(tuple(row.values()) for row in rows) == sorted(tuple(row) for row in ask(query))
+    # A batch without any.
+    ask("delete from penstock.archived_jobs where unique_key is not null or errors is not null")
+    here = Reader(ReadOptions.parse({"url": url}), ["id", *seldom])
+    (found,) = [row for part in here.partitions() for batch in here.read(part) for row in batch.to_pylist()]
+    assert [found[name] for name in seldom] == [None] * 4
 
 
 def test_a_position_of_another_database_is_refused(url: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from decimal import Decimal
 from typing import Any
 from uuid import UUID
 
@@ -55,3 +56,18 @@ def test_staged_rows_that_a_crash_has_emptied_are_missed(url: str, ask: Ask) -> 
     with pytest.raises(Conflict, match="2 of 3 staged"):
         sink.commit(url, "w", 0, [message])
     assert ask("select * from penstock.sink_epochs") == []
+
+
+def test_structs_become_json_with_what_is_in_them() -> None:
+    kind = pa.struct([
+        ("labels", pa.map_(pa.string(), pa.int64())), ("list", pa.list_(pa.map_(pa.string(), pa.string()))),
+        ("price", pa.decimal128(10, 2)), ("raw", pa.binary()), ("none", pa.string()),
+    ])  # fmt: skip
+    row = {"labels": [("a", 1)], "list": [[("b", "c")]], "price": Decimal("1.10"), "raw": b"\xff", "none": None}
+    assert sink.as_json(pa.array([row, None], kind)).to_pylist() == [
+        '{"labels":{"a":1},"list":[{"b":"c"}],"price":1.10,"raw":"/w==","none":null}',
+        None,
+    ]
+    assert sink.as_json(pa.array([[("a", [("b", 1)])]], pa.map_(pa.string(), pa.map_(pa.string(), pa.int64())))).to_pylist() == [
+        '{"a":{"b":1}}'
+    ]

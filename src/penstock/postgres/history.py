@@ -88,14 +88,20 @@ async def queue_blocks(database: Database) -> int:
 
 
 async def scan(
-    database: Database, relation: str, columns: Sequence[str], filters: Sequence[dict[str, Any]], range: dict[str, Any]
+    database: Database,
+    relation: str,
+    columns: Sequence[str],
+    filters: Sequence[dict[str, Any]],
+    range: dict[str, Any],
+    seldom: Sequence[str] = (),
 ) -> str | None:
     """The text of a query; None when the day is gone."""
     text = await database.fetchval(
-        "select penstock.scan($1, $2, $3::jsonb, $4::jsonb)",
+        "select penstock.scan($1, $2, $3::jsonb, $4::jsonb, $5)",
         relation,
         columns,
         orjson.dumps(filters).decode(),
         orjson.dumps(range).decode(),
+        list(seldom),
     )
     return None if text is None else str(text)

@@ -15,6 +15,7 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F
+from pyspark.sql.types import MapType, StructType
 
 from penstock.errors import InvalidInput, NotFound
 from penstock.postgres import jobs, staging
@@ -60,7 +61,10 @@ def as_jobs(frame: DataFrame, columns: Columns) -> DataFrame:
     if missing := [name for name in chosen.values() if name not in frame.columns]:
         raise InvalidInput(f"the source has no column {missing[0]}", hint=f"It has: {', '.join(frame.columns)}.")
     kinds = {"key": "string", "id": "string", "unique_key": "string", "priority": "int"}
-    data = F.col(f"`{columns.data}`") if columns.data else F.to_json(F.struct(*(F.col(f"`{name}`") for name in frame.columns)))
+    data = F.col(f"`{columns.data}`") if columns.data else F.struct(*(F.col(f"`{name}`") for name in frame.columns))
+    if columns.data is None or isinstance(frame.schema[columns.data].dataType, (StructType, MapType)):
+        # As text here already, since slices are made by a hash, and Spark hashes no maps.
+        data = F.to_json(data)
     made = {name: F.col(f"`{source}`") for name, source in chosen.items() if name != "data"}
     return frame.select(
         data.alias("data"),
@@ -138,7 +142,8 @@ def replay(history: DataFrame, url: str, run: str) -> int:
     """Enqueue jobs of the lake again, each once for each name of a run. Returns how many there were."""
     frame = replayed(history, run)
     count = frame.count()
-    frame.write.format("penstock").options(url=url, writer=f"replay {run}").mode("append").save()
+    # Once by the ids alone. A writer's name would have a run of another condition do nothing.
+    frame.write.format("penstock").options(url=url).mode("append").save()
     return count
 
 

@@ -63,7 +63,7 @@ def read(url: str, query: str, schema: pa.Schema, in_memory: int = IN_MEMORY) ->
 
     Args:
         url: Of the database.
-        query: Its columns are those of the schema, in order; or one column for an empty schema.
+        query: Its columns are those of the schema, some of them perhaps together as `seldom`.
         schema: What the batches have to look like; values are cast.
         in_memory: Bytes of the result that are kept in memory; what exceeds them goes to a file.
     """
@@ -139,15 +139,21 @@ def _taken(cursor: Any, query: str, in_memory: int) -> Iterator[pa.RecordBatch]:
 
 
 def shaped(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """The batch with the names and types of a schema, column by column."""
+    """The batch with the names and types of a schema, column by column. What it lacks is in `seldom`, see `penstock.scan`."""
     import pyarrow as pa
+    import pyarrow.compute as pc
 
     if batch.schema.equals(schema):
         return batch
+    columns = dict(zip(batch.schema.names, batch.columns, strict=True))
+    if (seldom := columns.get("seldom")) is not None:
+        for place, field in enumerate(field for field in schema if field.name not in columns):
+            nothing = seldom.null_count == len(seldom)
+            columns[field.name] = pa.nulls(len(seldom), field.type) if nothing else pc.list_element(seldom, place)
     return pa.RecordBatch.from_arrays(
         [
-            column if column.type == field.type else column.cast(field.type)
-            for column, field in zip(batch.columns, schema, strict=True)
+            columns[field.name] if columns[field.name].type == field.type else columns[field.name].cast(field.type)
+            for field in schema
         ],
         schema=schema,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import InvalidInput
@@ -53,6 +54,9 @@ QUEUED_JOBS = {
 }
 TABLES = {"archived_jobs": ARCHIVED_JOBS, "queued_jobs": QUEUED_JOBS}
 
+SELDOM = {"unique_key", "errors", "result", "progress", "replay_of"}
+"""Columns of text that few jobs have, which travel together, see `penstock.scan`."""
+
 
 def columns_of(table: str, wanted: str | None = None) -> dict[str, str]:
     """Columns and their types, all or those of a list with commas. Raises `InvalidInput`."""
@@ -67,6 +71,12 @@ def columns_of(table: str, wanted: str | None = None) -> dict[str, str]:
     if not names:
         raise InvalidInput("the option columns is empty", hint=f"Leave it out, or list some of: {', '.join(columns)}.")
     return {name: columns[name] for name in names}
+
+
+def seldom_of(columns: Iterable[str]) -> list[str]:
+    """Those of the columns that travel together, when there are several."""
+    found = [name for name in columns if name in SELDOM]
+    return found if len(found) > 1 else []
 
 
 def ddl(columns: dict[str, str]) -> str:

@@ -8,10 +8,12 @@ the commit no worker sees any of it. Whatever a crash leaves behind is in no par
 
 from __future__ import annotations
 
+import base64
 import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -280,12 +282,17 @@ def abort(url: str, writer: str, epoch: int) -> None:
 
 
 def as_json(column: pa.Array) -> pa.Array:
-    """Structs and maps as JSON text."""
+    """Structs and maps as JSON text, with what JSON has no word for as Spark's `to_json` writes it."""
     import orjson
     import pyarrow as pa
 
-    if pa.types.is_map(column.type):
-        values = [None if value is None else dict(value) for value in column.to_pylist()]
-    else:
-        values = column.to_pylist()
-    return pa.array([None if value is None else orjson.dumps(value, default=str).decode() for value in values], pa.string())
+    values = column.to_pylist(maps_as_pydicts="strict")
+    return pa.array([None if value is None else orjson.dumps(value, default=_in_json).decode() for value in values], pa.string())
+
+
+def _in_json(value: Any) -> Any:
+    import orjson
+
+    if isinstance(value, Decimal):
+        return orjson.Fragment(f"{value:f}")
+    return base64.b64encode(value).decode() if isinstance(value, bytes) else str(value)

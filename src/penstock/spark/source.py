@@ -24,7 +24,7 @@ from penstock.spark.offsets import Position
 from penstock.spark.options import ReadOptions, WriteOptions, parallelism
 from penstock.spark.plan import even
 from penstock.spark.scans import read
-from penstock.spark.schemas import arrow_schema, columns_of, ddl
+from penstock.spark.schemas import arrow_schema, columns_of, ddl, seldom_of
 from penstock.spark.stream_options import StreamReadOptions
 from penstock.spark.stream_source import EventReader, EventStreamReader, PushingEventReader
 
@@ -148,7 +148,9 @@ class Reader(DataSourceReader):
         return scans
 
     async def _scan(self, database: Blocking, relation: str, range: dict[str, Any]) -> Scan:
-        query = await history.scan(database.database, relation, list(self._columns), self._filters, range)
+        query = await history.scan(
+            database.database, relation, list(self._columns), self._filters, range, seldom_of(self._columns)
+        )
         if query is None:
             raise InvalidInput(f"{relation} is gone", hint="The day was pruned while the read was planned: read again.")
         return Scan(query)
@@ -215,10 +217,11 @@ class ArchiveStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         if isinstance(limit, ReadMinRows):
             most = None
-        if not self._checked:
+        self._last = end = self._here.keep_trying(lambda: self._here.next(begin, most, self._target, self._options.wait))
+        # Days may be pruned before a query begins, and later too when it falls behind. With each batch, and once without.
+        if end != begin or not self._checked:
             self._here.keep_trying(lambda: self._here.archive.check_complete(begin, self._options.fail_on_data_loss))
             self._checked = True
-        self._last = end = self._here.keep_trying(lambda: self._here.next(begin, most, self._target, self._options.wait))
         if end == begin:
             return start
         return {**end.as_json(), "since": start["seen"]} if start == self._initial else end.as_json()
@@ -263,7 +266,9 @@ class ArchiveStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         slices = await self._here.archive.slices(start, end, self._options.rows_per_partition)
         scans: list[InputPartition] = []
         for part in slices:
-            query = await history.scan(self._here.database, "archived_jobs", list(self._columns), [], part.as_range())
+            query = await history.scan(
+                self._here.database, "archived_jobs", list(self._columns), [], part.as_range(), seldom_of(self._columns)
+            )
             scans.append(Scan(str(query)))
         return scans
 

@@ -268,7 +268,8 @@ begin
         select stray.ctid
         from penstock.queued_jobs as stray
         where stray.name = p_name and stray.slot is null and stray.seq is not null and stray.status = 'queued'
-        limit 1000
+        order by stray.priority, stray.seq
+        limit 10000
         for update skip locked
     ));
     get diagnostics adopted = row_count;
@@ -276,7 +277,7 @@ begin
 end
 $$;
 comment on function penstock.adopt_strays(text) is
-    'Part of claim_keys: jobs that were enqueued before their type became a pool get a slot; one without a key becomes its own key.';
+    'Part of claim_keys: jobs that were enqueued before their type became a pool get a slot, 10,000 in a call; one without a key becomes its own key.';
 
 create or replace function penstock.is_busy(p_group text, p_slot integer)
 returns boolean
@@ -440,6 +441,13 @@ begin
         select from penstock.queued_jobs as stray where stray.name = p_name and stray.slot is null and stray.seq is not null
     ) then
         perform penstock.adopt_strays(p_name);
+        -- While some are left, or another claim adopts them at this moment, a later job of their keys would overtake them.
+        if exists (
+            select from penstock.queued_jobs as stray
+            where stray.name = p_name and stray.slot is null and stray.seq is not null and stray.status = 'queued'
+        ) then
+            return;
+        end if;
     end if;
     -- The ring begins where the last walk ended; the slot in which it ended comes once more at the end, for its first keys.
     select array_agg(mine.slot order by mine.slot < coalesce(p_after_slot, 0), mine.slot)

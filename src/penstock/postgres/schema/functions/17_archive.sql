@@ -183,7 +183,9 @@ end
 $$;
 comment on function penstock.scan_filter(text, text, jsonb) is 'Part of scan: one filter as a condition.';
 
-create or replace function penstock.scan(p_relation text, p_columns text[], p_filters jsonb default '[]', p_range jsonb default '{}')
+create or replace function penstock.scan(
+    p_relation text, p_columns text[], p_filters jsonb default '[]', p_range jsonb default '{}', p_seldom text[] default '{}'
+)
 returns text
 language plpgsql
 stable
@@ -193,6 +195,8 @@ as $$
 declare
     source regclass;
     columns text[] := '{}';
+    seldom text[] := '{}';
+    present text[] := '{}';
     conditions text[] := '{}';
     wanted text;
     filter jsonb;
@@ -214,12 +218,23 @@ begin
             raise exception 'no such column: %', left(wanted, 100)
                 using errcode = 'PS400', hint = format('See \d penstock.%s.', p_relation);
         end if;
+        if wanted = any (p_seldom) then
+            seldom := seldom || format('%I::text', wanted);
+            present := present || format('%I is not null', wanted);
+            continue;
+        end if;
         columns := columns || case
+            -- What a topic gave to many stands once, with the message.
+            when wanted = 'data' then 'case when message is null then data else penstock.payload(message) end::text as data'
             when column_type = 'xid8' then format('%I::text::bigint as %I', wanted, wanted)
             when column_type in ('text', 'smallint', 'bigint', 'boolean', 'timestamp with time zone') then format('%I', wanted)
             else format('%I::text as %I', wanted, wanted)
         end;
     end loop;
+    if cardinality(seldom) > 0 then
+        -- A null costs as much to send and to take as a value does.
+        columns := columns || format('case when %s then array[%s] end as seldom', array_to_string(present, ' or '), array_to_string(seldom, ', '));
+    end if;
     for filter in select jsonb_array_elements(coalesce(p_filters, '[]')) loop
         select format_type(atttypid, null) into column_type
         from pg_attribute
@@ -264,5 +279,5 @@ begin
         || case when cardinality(conditions) > 0 then ' where ' || array_to_string(conditions, ' and ') else '' end;
 end
 $$;
-comment on function penstock.scan(text, text[], jsonb, jsonb) is
-    'The text of a query over queued_jobs, archived_jobs or one day of it, with columns, filters and a range: blocks and snapshot, or transactions (low, high, without, only; after and until for the jobs of one). JSON, ids and enums come as text. Null when the day is gone.';
+comment on function penstock.scan(text, text[], jsonb, jsonb, text[]) is
+    'The text of a query over queued_jobs, archived_jobs or one day of it, with columns, filters and a range: blocks and snapshot, or transactions (low, high, without, only; after and until for the jobs of one). JSON, ids and enums come as text. Columns of p_seldom come together, last, as an array of text in the order of p_columns, which is null when all of them are. Null when the day is gone.';

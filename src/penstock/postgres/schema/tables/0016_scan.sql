@@ -1,0 +1,2 @@
+-- Its parameters change.
+drop function if exists penstock.scan(text, text[], jsonb, jsonb);
