@@ -427,7 +427,7 @@ async def test_gaps_from_before_are_found_by_the_migration(url: str, app: Pensto
         await sql.execute(f"delete from penstock.topic_messages where topic = '{name}' and not ({kept})")
     await app.topic("silent").declare()
     await sql.execute("alter table penstock.topics drop column pruned_seq")
-    await sql.execute(MIGRATIONS.joinpath("0015_pruned_messages.sql").read_text())
+    await sql.execute(MIGRATIONS.joinpath("0014_pruned_messages.sql").read_text())
     rows = await sql.fetch("select name, pruned_seq from penstock.topics")
     assert {row["name"]: row["pruned_seq"] for row in rows} == {"whole": 0, "none": 5, "holes": 3, "tail": 3, "silent": 0}
 
