@@ -64,12 +64,12 @@ class Group:
             if self.members[member] + self._dead_after >= now:
                 return False
             self._remove([member])
-        self._seen(member, now)
+        self.seen(member, now)
         self.sessions[member] = session
         self._balance()
         return True
 
-    def _seen(self, member: str, now: float) -> None:
+    def seen(self, member: str, now: float) -> None:
         self.members[member] = now
         self._by_silence[member] = None
         self._by_silence.move_to_end(member)
@@ -91,7 +91,7 @@ class Group:
     def heartbeat(self, member: str, session: int, now: float) -> Beat:
         if not self._is(member, session):
             return Beat(known=False)
-        self._seen(member, now)
+        self.seen(member, now)
         owned = self._owned.get(member, set())
         target = self._target.get(member, set())
         available = {s for s in target if self.slots[s].owner is None}

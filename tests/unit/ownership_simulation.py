@@ -21,6 +21,7 @@ from typing import Any
 from ownership_model import Beat, Group, Rules
 
 from penstock.ownership.assign import Assignor, sticky
+from penstock.ownership.member import looks_every
 from penstock.ownership.state import Change, MemberState
 
 DEAD_AFTER = 10.0
@@ -209,7 +210,7 @@ class Process:
 
     def care(self) -> None:
         self.world.send(lambda delay: self.world.at(self.world.now + delay, self._evict))
-        self.do(max(1.0, len(self.world.processes) / 4) * self.world.chance.uniform(0.7, 1.3), self.care)
+        self.do(looks_every(len(self.world.group.members)) * self.world.chance.uniform(0.7, 1.3), self.care)
 
     def _evict(self) -> None:
         self.world.group.evict(self.world.now)
@@ -278,7 +279,7 @@ class World:
         """Run it all; returns the number of steps. Raises `Violation`."""
         # The first members are there already, or ten thousand joins would take most of the time.
         for n in range(self.settings.members):
-            self.group.members[f"m{n}"] = 0.0
+            self.group.seen(f"m{n}", 0.0)
             self._start(f"m{n}", joined=True)
         self.group._balance()
         for act, rate in (
