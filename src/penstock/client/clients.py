@@ -417,6 +417,12 @@ class Client:
         """A topic on the server, which need not exist yet."""
         return Topic(self._send, self._http, name, self._timeout_s)
 
+    def find_stream(self, name: str) -> Stream:
+        """A stream that is there. Raises `NotFound`."""
+        stream = self.stream(name)
+        stream.describe()
+        return stream
+
     def topic_counts(self) -> list[TopicCounts]:
         """How each topic is doing."""
         return self._send(topic_calls.topics())
