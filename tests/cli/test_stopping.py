@@ -45,7 +45,7 @@ def start(url: str, folder: Path, *arguments: str, command: str = "worker") -> s
     (folder / "shop.py").write_text(STUBBORN)
     return subprocess.Popen(
         [sys.executable, "-m", "penstock", command, "shop:app", *arguments],
-        env={**os.environ, "PENSTOCK_DATABASE_URL": url, "PENSTOCK_SHUTDOWN_GRACE": "3600"},
+        env={**os.environ, "PENSTOCK_DATABASE_URL": url, "PENSTOCK_SHUTDOWN_GRACE": "3600", "PYTHONUNBUFFERED": "1"},
         cwd=folder, stdout=subprocess.PIPE, text=True, start_new_session=True,
     )  # fmt: skip
 

@@ -137,6 +137,9 @@ def migrate(as_json: AsJson = False) -> None:
 def run_worker(target: str, names: list[str], concurrency: int | None, told: Told | None = None) -> None:
     """Run one worker in this process until it is told to stop: by signals, or by its supervisor."""
     app = load(target)
+    if not structlog.is_configured():
+        # Worker processes share an output: a line is one write, or two lines of two processes become one.
+        structlog.configure(logger_factory=structlog.WriteLoggerFactory(), cache_logger_on_first_use=True)
     if concurrency is not None:
         app.settings = app.settings.model_copy(update={"concurrency": concurrency})
     collect_seldom()
