@@ -14,7 +14,7 @@ import pytest
 from conftest import eventually
 from penstock import Backoff, Conflict, Delivery, InvalidInput, Job, NewJob, Options, Penstock, RateLimit, Settings, Status
 from penstock.ownership import balance
-from penstock.postgres import ownership
+from penstock.postgres import jobs, ownership
 from penstock.testing import run_due_jobs
 from penstock.worker import Worker
 
@@ -543,6 +543,35 @@ async def test_an_ack_after_the_slot_was_lost_is_refused(app: Penstock, sql: Sql
         await sql.execute("select penstock.leave_group('work', 'one')")
         with pytest.raises(Conflict, match="no longer belongs"):
             await job.ack()
+
+
+async def test_an_ack_under_way_while_the_job_comes_back_is_answered(
+    app: Penstock, sql: Sql, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    under_way, may_go = asyncio.Event(), asyncio.Event()
+
+    async def slow_settle(*given: Any) -> dict[Any, str]:
+        under_way.set()
+        await may_go.wait()
+        return await settle(*given)
+
+    pool = app.pool("work", int, slots=2)
+    await pool.enqueue("a", 1)
+    async with pool.worker("one") as worker:
+        jobs_of_one = worker.jobs()
+        job = await anext(jobs_of_one)  # type: ignore[arg-type]
+        settle = jobs.settle
+        monkeypatch.setattr(jobs, "settle", slow_settle)
+        acking = asyncio.create_task(job.ack())
+        await under_way.wait()
+        await sql.execute("select penstock.leave_group('work', 'one')")
+        again = await anext(jobs_of_one)  # type: ignore[arg-type]
+        assert again.id == job.id
+        may_go.set()
+        with pytest.raises(Conflict, match="no longer belongs"):
+            await asyncio.wait_for(acking, 60)
+        await again.ack()
+    assert await sql.fetchval("select status from penstock.archived_jobs") == "succeeded"
 
 
 # -- a rule of one's own
