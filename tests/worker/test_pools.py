@@ -225,7 +225,8 @@ async def test_weights_give_a_key_more_jobs_a_turn(app: Penstock, keys: int, lim
     # While all keys have jobs.
     while_all = order[: max(place for place, key in enumerate(order) if key == "heavy") + 1]
     light = sum(key != "heavy" for key in while_all) / (keys - 1)
-    assert 2.2 <= while_all.count("heavy") / max(light, 1) <= 4, while_all
+    # A turn ends early when its key is busy as a claim comes by: less than 3 on a busy machine, but never the 1 of no weight.
+    assert 1.8 <= while_all.count("heavy") / max(light, 1) <= 4, while_all
 
 
 async def test_a_turn_that_a_limit_cut_short_goes_on_and_nobody_is_passed_over(app: Penstock, sql: Sql) -> None:
