@@ -11,6 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from penstock.cli import app
+from penstock.errors import NotFound
 from penstock.spark.history import read_lake
 
 if TYPE_CHECKING:
@@ -69,6 +70,18 @@ def test_bulk_work_from_files_and_back(penstock: Callable[..., str], ask: Ask, a
     penstock("bulk", "export", str(tmp_path / "out"), "--table", "archived_jobs", "--where", "name = 't'", "--format", "json")
     lines = [line for file in (tmp_path / "out").glob("*.json") for line in file.read_text().splitlines()]
     assert len(lines) == 3
+
+
+@pytest.mark.parametrize("more", [(), ("--dry-run",)])
+def test_bulk_work_for_a_type_that_is_not_there_is_refused_before_spark_starts(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: tuple[str, ...]
+) -> None:
+    monkeypatch.setenv("PENSTOCK_DATABASE_URL", url)
+    # There is no such file either, and no Spark is asked for it.
+    command = ["bulk", "enqueue", "--type", "nope", "--from", "json", str(tmp_path / "nothing.json"), *more]
+    refused = CliRunner().invoke(app, command).exception
+    assert isinstance(refused, NotFound) and "no such job type: nope" in str(refused)
+    assert "penstock types create nope" in str(refused.hint)
 
 
 def test_workers_are_listed_and_only_those_of_a_fleet_are_drained(url: str, ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -51,6 +51,8 @@ def enqueue(
     columns = bulk.Columns(data, key, id, priority, run_after, expires_at, unique)
     name = run or secrets.token_hex(4)
     with holding(penstock):
+        # Before a JVM is started, and of a dry run too: it is there to find what would be refused.
+        bulk.check_type(url, job)
         spark = session(master=master, app_name=f"penstock bulk {job}")
         frame = bulk.as_jobs(bulk.source(spark, format, paths or [], _pairs(options), select), columns)
         check_schema(WriteOptions(url, job, None, 0), frame.schema)

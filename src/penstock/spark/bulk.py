@@ -72,6 +72,13 @@ def as_jobs(frame: DataFrame, columns: Columns) -> DataFrame:
     )
 
 
+def check_type(url: str, job: str) -> None:
+    """Raise `NotFound` unless there is such a job type."""
+    with Blocking(url) as database:
+        if job not in {record.name for record in database.run(jobs.job_types(database.database))}:
+            raise NotFound(f"no such job type: {job}", hint=f"Create it first: penstock types create {job}")
+
+
 def enqueue(
     frame: DataFrame,
     url: str,
@@ -97,11 +104,10 @@ def enqueue(
         NotFound: There is no such job type.
         InvalidInput: The columns are not those of jobs.
     """
+    check_type(url, job)
     run = run or secrets.token_hex(4)
     prefix = f"bulk {run} in "
     with Blocking(url) as database:
-        if job not in {record.name for record in database.run(jobs.job_types(database.database))}:
-            raise NotFound(f"no such job type: {job}", hint=f"Create it first: penstock types create {job}")
         known = database.run(staging.writers(database.database, prefix))
     total = frame.count()
     if known:
