@@ -12,8 +12,6 @@ import asyncpg
 import pytest
 
 from conftest import eventually
-from penstock.spark.scans import read as scan
-from penstock.spark.schemas import arrow_schema, columns_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -134,17 +132,3 @@ async def test_a_running_query_waits_for_the_notification(spark: SparkSession, u
     finally:
         query.stop()
         await connection.close()
-
-
-def test_a_slow_consumer_holds_no_snapshot(url: str, ask: Ask, archive: Any) -> None:
-    archive(5000)
-    schema = arrow_schema(columns_of("archived_jobs", "id,data"))
-    batches = scan(url, "select id::text, data::text from penstock.archived_jobs", schema, in_memory=10_000)
-    first = next(batches)
-    # The consumer is in the middle of the result, and the database is done with it.
-    (busy,) = ask(
-        "select count(*) from pg_stat_activity where datname = current_database() and pid <> pg_backend_pid()"
-        " and (backend_xmin is not null or xact_start is not null)"
-    )
-    assert busy["count"] == 0
-    assert first.num_rows + sum(batch.num_rows for batch in batches) == 5000

@@ -158,10 +158,12 @@ class Database:
     Args:
         url: A libpq URL or DSN.
         settings: Pool size, timeouts and whether to keep prepared statements.
+        application: What `pg_stat_activity` shows as the name of the connections.
     """
 
-    def __init__(self, url: str, settings: Settings) -> None:
+    def __init__(self, url: str, settings: Settings, application: str = "penstock") -> None:
         self.url = url
+        self._application = application
         self._settings = settings
         self._pool: asyncpg.Pool[Any] | None = None
         self._opening = asyncio.Lock()
@@ -298,7 +300,7 @@ class Database:
         return self._pool.acquire(timeout=self._settings.command_timeout.total_seconds())
 
     def _connection_options(self) -> dict[str, Any]:
-        options: dict[str, Any] = {"server_settings": {"application_name": "penstock"}}
+        options: dict[str, Any] = {"server_settings": {"application_name": self._application}}
         if not self._settings.statement_cache:
             options["statement_cache_size"] = 0
         return options

@@ -16,6 +16,7 @@ from penstock.postgres.listener import Listener
 from penstock.settings import Settings
 from penstock.spark.archive import EARLIEST, Archive
 from penstock.spark.offsets import Position
+from penstock.spark.scans import APPLICATION
 from penstock.spark.stream_log import StreamLog
 from penstock.spark.stream_offsets import Offsets
 from penstock.waiting import happens
@@ -34,7 +35,7 @@ class Blocking:
 
     def __init__(self, url: str) -> None:
         settings = Settings().model_copy(update={"pool_size": 1, "command_timeout": timedelta(minutes=5)})
-        self.database = Database(url, settings)
+        self.database = Database(url, settings, APPLICATION)
         self.archive = Archive(self.database)
         self._runner = asyncio.Runner()
         self._reader = f"spark-{secrets.token_hex(6)}"
@@ -94,12 +95,17 @@ class Blocking:
             await self._notified(start, left)
 
     async def next_events(
-        self, log: StreamLog, start: Offsets, limit: int | None, until: Offsets | None, wait: timedelta
+        self, log: StreamLog, start: Offsets, limit: int | None, until: Offsets | None, wait: timedelta, least: int = 1
     ) -> Offsets:
-        """The end of the next batch of streams; when nothing is there yet, waits for a notification, at most so long."""
+        """The end of the next batch of streams; while less than `least` is there, waits for notifications, at most so long."""
+
+        async def there() -> Offsets:
+            enough = least <= 1 or await log.lag(start) >= least
+            return await log.next(start, limit, until) if enough else start
+
         deadline = time.monotonic() + wait.total_seconds()
         while True:
-            end = await log.next(start, limit, until)
+            end = await there()
             left = deadline - time.monotonic()
             if until is not None or left <= 0 or any(offset > start.get(place, 0) for place, offset in end.items()):
                 return end
@@ -108,7 +114,7 @@ class Blocking:
                 await streams.wait_for_events(self.database, name, self._channel)
             try:
                 # Once more, since something may have come in between.
-                if await log.next(start, limit, until) == end:
+                if await there() == end:
                     await happens(heard, min(left, _ANNOUNCED_S))
             finally:
                 await streams.stop_waiting(self.database, self._channel)

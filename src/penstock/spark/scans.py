@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from penstock.spark.stream_options import StreamReadOptions
 
+APPLICATION = "penstock-spark"  # as pg_stat_activity shows it
 IN_MEMORY = 64 * 1024 * 1024
 _BATCH_BYTES = 4 * 1024 * 1024
 _RESTART_S = 30.0
@@ -46,7 +47,7 @@ def connect(url: str) -> Any:
     from adbc_driver_manager import Error
     from adbc_driver_postgresql import dbapi
 
-    os.environ.setdefault("PGAPPNAME", "penstock-spark")
+    os.environ.setdefault("PGAPPNAME", APPLICATION)
     deadline = time.monotonic() + _RESTART_S
     while True:
         try:
