@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
+from penstock import Penstock
 from penstock.errors import InvalidInput
 from penstock.spark.options import ReadOptions
-from penstock.spark.source import ArchiveStreamReader, Reader
+from penstock.spark.source import ArchiveStreamReader, Reader, scan_of
 
 pytestmark = pytest.mark.no_jvm
 
@@ -143,6 +144,17 @@ def test_columns_that_few_jobs_have_come_as_they_are(url: str, archive: Any, ask
     here = Reader(ReadOptions.parse({"url": url}), ["id", *seldom])
     (found,) = [row for part in here.partitions() for batch in here.read(part) for row in batch.to_pylist()]
     assert [found[name] for name in seldom] == [None] * 4
+
+
+async def test_a_day_that_is_pruned_while_a_read_is_planned_is_an_error(app: Penstock) -> None:
+    with pytest.raises(InvalidInput, match="archived_jobs_p20240505 is gone") as refused:
+        await scan_of(await app.database(), "archived_jobs_p20240505", {"id": "string"}, {})
+    assert "read again" in str(refused.value.hint)
+
+
+def test_an_option_that_only_streams_have_is_refused() -> None:
+    with pytest.raises(InvalidInput, match="startingOffsetsByTimestamp is for streams"):
+        ReadOptions.parse({"url": "postgresql://x", "startingOffsetsByTimestamp": "{}"})
 
 
 def test_a_position_of_another_database_is_refused(url: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -15,6 +16,9 @@ from penstock.settings import Settings
 from penstock.spark.offsets import Position
 
 N = TypeVar("N", int, float)
+_MILLISECONDS = {"ms": 1, "s": 1_000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
+_SPAN = re.compile(rf"(\d{{1,9}})\s*({'|'.join(_MILLISECONDS)})?")
+_OF_STREAMS = ("startingOffsetsByTimestamp", "endingOffsetsByTimestamp", "endingTimestamp", "minOffsetsPerTrigger")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +56,8 @@ class ReadOptions:
     def parse(cls, given: Mapping[str, str]) -> ReadOptions:
         """From the options of a reader. Raises `InvalidInput`."""
         options = {name.lower(): value for name, value in given.items()}
+        if foreign := next((name for name in _OF_STREAMS if name.lower() in options), None):
+            raise InvalidInput(f"the option {foreign} is for streams, not for tables", hint="Leave it out; see docs/spark.md.")
         most = options.get("maxrowspertrigger", options.get("maxoffsetspertrigger"))
         return cls(
             url=database_url(options),
@@ -130,6 +136,17 @@ def number(options: Mapping[str, str], name: str, default: N, least: N, most: N)
     if not least <= value <= most:
         raise InvalidInput(f"the option {name} is {text}", hint=f"It is between {least} and {most}.")
     return value
+
+
+def span(options: Mapping[str, str], name: str, default: timedelta) -> timedelta:
+    """An option that is a time span as Spark writes them: 90s, 15m; a bare number is milliseconds."""
+    text = options.get(name.lower())
+    if text is None:
+        return default
+    match = _SPAN.fullmatch(text.strip().lower())
+    if match is None:
+        raise InvalidInput(f"the option {name} is {text!r}", hint="It is a time span such as 500ms, 90s, 15m or 1h.")
+    return timedelta(milliseconds=int(match.group(1)) * _MILLISECONDS[match.group(2) or "ms"])
 
 
 def moment(name: str, text: str) -> datetime:

@@ -8,18 +8,20 @@ times a second.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, ReadMinRows, SupportsTriggerAvailableNow
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows
 
 from penstock.errors import InvalidInput
 from penstock.postgres import history
+from penstock.postgres.database import Database
 from penstock.spark import stream_rows
 from penstock.spark.blocking import Blocking
 from penstock.spark.filters import pushed
+from penstock.spark.following import FollowingReader
 from penstock.spark.offsets import Position
 from penstock.spark.options import ReadOptions, WriteOptions, parallelism
 from penstock.spark.plan import even
@@ -30,7 +32,7 @@ from penstock.spark.stream_source import EventReader, EventStreamReader, Pushing
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from pyspark.sql.datasource import DataSourceStreamWriter, DataSourceWriter, Filter
+    from pyspark.sql.datasource import DataSourceStreamReader, DataSourceStreamWriter, DataSourceWriter, Filter
     from pyspark.sql.types import StructType
 
 _MOST_LAG = 1_000_000
@@ -148,12 +150,7 @@ class Reader(DataSourceReader):
         return scans
 
     async def _scan(self, database: Blocking, relation: str, range: dict[str, Any]) -> Scan:
-        query = await history.scan(
-            database.database, relation, list(self._columns), self._filters, range, seldom_of(self._columns)
-        )
-        if query is None:
-            raise InvalidInput(f"{relation} is gone", hint="The day was pruned while the read was planned: read again.")
-        return Scan(query)
+        return await scan_of(database.database, relation, self._columns, range, self._filters)
 
     def _may_have(self, day: history.Blocks) -> bool:
         """Whether jobs of that day can pass the filters on `finished_at`."""
@@ -181,7 +178,7 @@ class PushingReader(Reader):
                 self._filters.append(taken)
 
 
-class ArchiveStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+class ArchiveStreamReader(FollowingReader):
     """Follows the archive in commit order. Offsets are positions, see `penstock.spark.offsets`.
 
     Spark asks for the initial offset several times, also after a restart that finds the first batch planned but not done,
@@ -189,17 +186,13 @@ class ArchiveStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """
 
     def __init__(self, options: ReadOptions, names: Sequence[str]) -> None:
+        super().__init__(options.url)
         self._options = options
         self._columns = _picked(options, names)
         self._target: Position | None = None
         self._last: Position | None = None
         self._initial: dict[str, Any] | None = None
-        self._blocking: Blocking | None = None
         self._checked = False
-
-    def __getstate__(self) -> dict[str, Any]:
-        # Tasks get a copy to read with; the connection stays here.
-        return {**self.__dict__, "_blocking": None}
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
         """Where a new query begins."""
@@ -215,8 +208,6 @@ class ArchiveStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The end of the next batch. Waits for jobs for a while when there are none."""
         begin = Position.from_json(start)
         most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
-        if isinstance(limit, ReadMinRows):
-            most = None
         self._last = end = self._here.keep_trying(lambda: self._here.next(begin, most, self._target, self._options.wait))
         # Days may be pruned before a query begins, and later too when it falls behind. With each batch, and once without.
         if end != begin or not self._checked:
@@ -247,30 +238,20 @@ class ArchiveStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if isinstance(partition, Scan):
             yield from read(self._options.url, partition.query, arrow_schema(self._columns))
 
-    def commit(self, end: dict[str, Any]) -> None:
-        """Nothing: Spark does not commit the last batch of a query, so nothing may rest on it."""
-
-    def stop(self) -> None:
-        """Close the connection. Spark does not always call this; a process that ends closes it too."""
-        if self._blocking is not None:
-            self._blocking.close()
-            self._blocking = None
-
-    @property
-    def _here(self) -> Blocking:
-        if self._blocking is None:
-            self._blocking = Blocking(self._options.url)
-        return self._blocking
-
     async def _scans(self, start: Position, end: Position) -> list[InputPartition]:
         slices = await self._here.archive.slices(start, end, self._options.rows_per_partition)
-        scans: list[InputPartition] = []
-        for part in slices:
-            query = await history.scan(
-                self._here.database, "archived_jobs", list(self._columns), [], part.as_range(), seldom_of(self._columns)
-            )
-            scans.append(Scan(str(query)))
-        return scans
+        database = self._here.database
+        return [await scan_of(database, "archived_jobs", self._columns, part.as_range()) for part in slices]
+
+
+async def scan_of(
+    database: Database, relation: str, columns: Mapping[str, str], range: dict[str, Any], filters: Sequence[dict[str, Any]] = ()
+) -> Scan:
+    """What a task has to read of a table in a range. Raises `InvalidInput` when the table is not there (any more)."""
+    query = await history.scan(database, relation, list(columns), filters, range, seldom_of(columns))
+    if query is None:
+        raise InvalidInput(f"{relation} is gone", hint="The day was pruned while the read was planned: read again.")
+    return Scan(query)
 
 
 def _picked(options: ReadOptions, names: Sequence[str]) -> dict[str, str]:
