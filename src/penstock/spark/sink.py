@@ -287,10 +287,11 @@ def as_json(column: pa.Array) -> pa.Array:
     import pyarrow as pa
 
     values = column.to_pylist(maps_as_pydicts="strict")
-    return pa.array([None if value is None else orjson.dumps(value, default=_in_json).decode() for value in values], pa.string())
+    return pa.array([None if value is None else orjson.dumps(value, default=in_json).decode() for value in values], pa.string())
 
 
-def _in_json(value: Any) -> Any:
+def in_json(value: Any) -> Any:
+    """What JSON has no word for, as orjson asks for it."""
     import orjson
 
     if isinstance(value, Decimal):

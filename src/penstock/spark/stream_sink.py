@@ -22,7 +22,7 @@ from penstock.postgres import staging, streams
 from penstock.routing import Router
 from penstock.spark.blocking import Blocking
 from penstock.spark.options import database_url, number
-from penstock.spark.sink import BatchWriter, MicroBatchWriter, Staged, as_json, copy
+from penstock.spark.sink import BatchWriter, MicroBatchWriter, Staged, as_json, copy, in_json
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -196,7 +196,7 @@ class Chunks:
         if stream is None:
             raise NotFound(f"no such stream: {name}", hint=f"Create it first: penstock streams create {name}")
         given = dict(zip(batch.schema.names, batch.columns, strict=True))
-        keys = given["key"].cast(pa.string()) if "key" in given else None
+        keys = _text(given["key"], "key") if "key" in given else None
         places, chosen = self._places(stream, keys, given.get("partition"), batch.num_rows)
         # Rows of a partition together, in their order; those whose partition was chosen apart from those routed by key.
         groups = places * 2 + chosen
@@ -275,11 +275,23 @@ def _payloads(column: pa.Array, binary: bool, compressed: bool) -> pa.Array:
     )
     if not plain:
         column = as_json(column)
-    column = column.cast(pa.binary() if binary else pa.string())
+    column = column.cast(pa.binary()) if binary else _text(column, "value")
     if not compressed:
         return column
     pack = zstandard.ZstdCompressor().compress
     return pa.array([None if value is None else pack(value) for value in column.to_pylist()], pa.binary())
+
+
+def _text(column: pa.Array, name: str) -> pa.Array:
+    import pyarrow as pa
+
+    try:
+        return column.cast(pa.string())
+    except pa.ArrowInvalid:
+        hint = (
+            "A stream of format bytes takes any value; keys are text." if name == "value" else "Keys are text: write base64(...)."
+        )
+        raise InvalidInput(f"the column {name} is not UTF-8", hint=hint) from None
 
 
 def _headers(column: pa.Array) -> pa.Array:
@@ -293,6 +305,23 @@ def _headers(column: pa.Array) -> pa.Array:
         if not value:
             return None
         pairs = value if isinstance(value[0], tuple) else [(pair["key"], pair["value"]) for pair in value]
-        return orjson.dumps({name: one.decode() if isinstance(one, bytes) else one for name, one in pairs}).decode()
+        return orjson.dumps({_header_name(name): _header(name, one) for name, one in pairs}, default=in_json).decode()
 
     return pa.array([text(value) for value in column.to_pylist()], pa.string())
+
+
+def _header_name(name: str | None) -> str:
+    if name is None:
+        raise InvalidInput("a header has no key", hint="Give each header a key, or leave it out.")
+    return name
+
+
+def _header(name: str, value: Any) -> Any:
+    """The value of a header as JSON has it, where bytes are text."""
+    try:
+        return value.decode() if isinstance(value, bytes) else value
+    except UnicodeDecodeError:
+        raise InvalidInput(
+            f"the header {name} is not UTF-8: {value[:20]!r}",
+            hint="Headers are kept as JSON: write it as text, such as base64(...), or leave it out.",
+        ) from None
