@@ -7,12 +7,13 @@ import json
 import pickle
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from typing import Any
 
 import pyarrow as pa
 import pytest
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows, ReadMinRows
 from pyspark.sql.types import DataType, StructType
 
 from penstock import Penstock
@@ -20,7 +21,7 @@ from penstock.errors import Conflict, InvalidInput, NotFound, OffsetGone
 from penstock.event import NewEvent
 from penstock.routing import partition_of
 from penstock.spark import sink, stream_sink
-from penstock.spark.stream_offsets import LAG
+from penstock.spark.stream_offsets import LAG, Since
 from penstock.spark.stream_options import StreamReadOptions
 from penstock.spark.stream_rows import columns_of, fields_of
 from penstock.spark.stream_sink import EventWriteOptions
@@ -103,6 +104,49 @@ def test_times_say_where_to_begin_and_to_end(url: str, ask: Ask, stream: str) ->
         moments.append(ask("select clock_timestamp() as at")[0]["at"].isoformat())
     assert [r["offset"] for r in batch(url, "offset bigint", startingTimestamp=moments[0])] == [1, 2]
     assert [r["offset"] for r in batch(url, "offset bigint", startingTimestamp=moments[0], endingTimestamp=moments[1])] == [1]
+
+
+def everywhere(ask: Ask, rounds: int) -> list[str]:
+    """Append an event to each of four partitions, some times over; returns the time after each round."""
+    moments = []
+    for _ in range(rounds):
+        ask("select penstock.append_routed('a', 4, '{0,1,2,3}', '{1,1,1,1}', array_fill('{}'::json, array[4]))")
+        moments.append(ask("select clock_timestamp() as at")[0]["at"].isoformat())
+    return moments
+
+
+def test_times_of_single_partitions_say_where_to_begin_and_to_end(url: str, ask: Ask, stream: str) -> None:
+    first, second, last = everywhere(ask, 3)
+    starts = json.dumps({"a": {"0": first, "1": second}})
+    found = batch(
+        url, "partition int, offset bigint", startingOffsetsByTimestamp=starts,
+        endingOffsetsByTimestamp=json.dumps({"a": {"0": second, "2": first, "3": last}}),
+    )  # fmt: skip
+    # Of partitions that are not named a batch reads from the beginning, and to the end.
+    assert [(r["partition"], r["offset"]) for r in found] == [(0, 1), (1, 2), (2, 0), (3, 0), (3, 1), (3, 2)]
+    reader = EventStreamReader(options(url, startingOffsetsByTimestamp=starts), schema("offset bigint"))
+    assert reader.initialOffset() == {"a": {"0": 1, "1": 2, "2": 3, "3": 3}}
+    reader.stop()
+    with pytest.raises(InvalidInput, match="startingOffsetsByTimestamp names partition 9 of a"):
+        batch(url, startingOffsetsByTimestamp=json.dumps({"a": {"9": first}}))
+
+
+@pytest.mark.parametrize(("name", "default"), [("startingOffsetsByTimestamp", "error"), ("startingTimestamp", "latest")])
+def test_a_time_after_which_nothing_came_is_an_error_or_means_the_end(
+    url: str, ask: Ask, stream: str, name: str, default: str
+) -> None:
+    (last,) = everywhere(ask, 1)
+    given = {name: last if name == "startingTimestamp" else json.dumps({"a": {"0": last, "1": last, "2": last, "3": last}})}
+    for strategy in ("error", "latest", None):
+        chosen = {} if strategy is None else {"startingOffsetsByTimestampStrategy": strategy}
+        if (strategy or default) == "error":
+            with pytest.raises(InvalidInput, match="partition 0 of a has no event of") as refused:
+                batch(url, **given, **chosen)
+            assert "to latest" in str(refused.value.hint)
+        else:
+            assert batch(url, **given, **chosen) == []
+    append(ask, ["k"])
+    assert len(batch(url, **given, startingOffsetsByTimestampStrategy="latest")) == 1
 
 
 def test_assigned_partitions_alone_are_read(url: str, ask: Ask, stream: str) -> None:
@@ -229,6 +273,48 @@ def test_a_stream_that_grows_is_read_on_with_the_order_of_each_key(url: str, ask
     reader.stop()
 
 
+def test_a_batch_waits_for_the_least_number_of_events_or_for_so_long(url: str, ask: Ask, stream: str) -> None:
+    given = {"startingOffsets": "earliest", "minOffsetsPerTrigger": "10"}
+    reader = EventStreamReader(options(url, **given, maxTriggerDelay="1h"), schema("offset bigint"))
+    limit = reader.getDefaultReadLimit()
+    assert isinstance(limit, ReadMinRows) and limit.min_rows == 10
+    append(ask, ["k"] * 3)
+    # The first one of a query is not put off.
+    here = reader.latestOffset(reader.initialOffset(), limit)
+    assert len(events(reader, reader.partitions(reader.initialOffset(), here))) == 3
+    append(ask, ["k"] * 9)
+    assert reader.latestOffset(here, limit) == here
+    # Unless Spark asks for all there is, or the delay is over.
+    assert reader.latestOffset(here, ReadAllAvailable()) != here
+    hasty = EventStreamReader(options(url, **given, maxTriggerDelay="0s"), schema("offset bigint"))
+    for _ in range(2):
+        assert hasty.latestOffset(here, limit) != here
+    append(ask, ["k"])
+    end = reader.latestOffset(here, limit)
+    assert len(events(reader, reader.partitions(here, end))) == 10
+    append(ask, ["k"])
+    reader.prepareForTriggerAvailableNow()
+    assert reader.latestOffset(end, limit) != end
+    reader.stop()
+    hasty.stop()
+
+
+def test_a_reader_that_waits_for_more_events_hears_of_them(url: str, ask: Ask, stream: str) -> None:
+    given = options(url, startingOffsets="earliest", minOffsetsPerTrigger="10", maxOffsetsPerTrigger="12", waitS="60")
+    reader = EventStreamReader(given, schema("offset bigint"))
+    limit = reader.getDefaultReadLimit()
+    append(ask, ["k"])
+    here = reader.latestOffset(reader.initialOffset(), limit)
+    with ThreadPoolExecutor(1) as pool:
+        found = pool.submit(reader.latestOffset, here, limit)
+        for _ in range(7):
+            append(ask, ["k", "k"])
+        end = found.result(60)
+    # Ten or more were there, and no more than twelve are taken at a time.
+    assert 10 <= sum(run.end - run.begin for part in reader.partitions(here, end) for run in part.runs) <= 12
+    reader.stop()
+
+
 def test_dropped_events_are_an_error_unless_told_otherwise(url: str, ask: Ask, stream: str) -> None:
     append(ask, ["k"] * 5)
     strict = EventStreamReader(options(url, startingOffsets="earliest"), schema("offset bigint"))
@@ -259,7 +345,16 @@ def test_dropped_events_are_an_error_unless_told_otherwise(url: str, ask: Ask, s
         ({"startingOffsets": "x"}, "startingOffsets"),
         ({"endingOffsets": "earliest"}, "endingOffsets"),
         ({"startingOffsets": "latest", "startingTimestamp": "1"}, "exclude each other"),
-        ({"startingOffsetsByTimestamp": "{}"}, "not known"),
+        ({"startingOffsetsByTimestamp": "[]"}, "startingOffsetsByTimestamp"),
+        ({"startingOffsetsByTimestamp": '{"a": {"0": true}}'}, "the time True for partition 0 of a"),
+        ({"startingOffsetsByTimestamp": '{"a": {"0": "noon"}}'}, "'noon'"),
+        ({"startingOffsetsByTimestamp": '{"a": {"0": "2026-01-31T12:00:00"}}'}, "time zone"),
+        ({"endingOffsetsByTimestamp": '{"a": 1}'}, "endingOffsetsByTimestamp"),
+        ({"startingOffsets": "latest", "startingOffsetsByTimestamp": "{}"}, "exclude each other"),
+        ({"startingTimestamp": "1", "startingOffsetsByTimestampStrategy": "earliest"}, "Strategy is 'earliest'"),
+        ({"minOffsetsPerTrigger": "9", "maxOffsetsPerTrigger": "8"}, "more than maxOffsetsPerTrigger"),
+        ({"maxTriggerDelay": "soon"}, "maxTriggerDelay"),
+        ({"groupIdPrefix": "x"}, "for Kafka's brokers"),
         ({"mode": "DROPMALFORMED"}, "mode"),
         ({"maxOffsetsPerTrigger": "0"}, "between"),
     ],
@@ -267,6 +362,16 @@ def test_dropped_events_are_an_error_unless_told_otherwise(url: str, ask: Ask, s
 def test_a_wrong_option_is_refused(given: dict[str, str], message: str) -> None:
     with pytest.raises(InvalidInput, match=message):
         StreamReadOptions.parse({"url": "postgresql://x", "subscribe": "a", **given})
+
+
+def test_times_are_milliseconds_or_text_and_spans_are_sparks() -> None:
+    given = {"startingOffsetsByTimestamp": '{"a": {"0": 1767225600000, "1": "1767225600000", "2": "2026-01-01T01:00:00+01:00"}}'}
+    where = StreamReadOptions.parse({"url": "postgresql://x", "subscribe": "a", **given}).starting
+    assert isinstance(where, Since) and where.strict and where.time is None
+    assert where.times == {("a", partition): datetime(2026, 1, 1, tzinfo=UTC) for partition in range(3)}
+    for text, seconds in {"250": 0.25, "90s": 90, "2 min": 120, "15m": 900, "1h": 3600, "1d": 86400}.items():
+        found = StreamReadOptions.parse({"url": "postgresql://x", "subscribe": "a", "maxTriggerDelay": text})
+        assert found.delay.total_seconds() == seconds
 
 
 def test_what_is_not_there_is_refused(url: str, ask: Ask, stream: str) -> None:
@@ -343,6 +448,20 @@ def test_what_is_no_event_is_refused_and_leaves_nothing(url: str, ask: Ask, stre
         write(url, pa.RecordBatch.from_pydict({"value": ["{}"], "partition": pa.array([4], pa.int32())}), stream="a")
     with pytest.raises(NotFound, match="no such stream: c"):
         write(url, pa.RecordBatch.from_pydict({"value": ["{}"]}), stream="c")
+    binary = pa.array([b"\xff"], pa.binary())
+    for columns, message in (
+        (
+            {"value": ["{}"], "headers": pa.array([[("trace", b"\xff")]], pa.map_(pa.string(), pa.binary()))},
+            "header trace is not UTF-8",
+        ),
+        ({"value": ["{}"], "headers": pa.array([[{"key": "trace", "value": b"\xff"}]])}, "header trace is not UTF-8"),
+        ({"value": ["{}"], "headers": pa.array([[{"key": None, "value": b"7"}]])}, "no key"),
+        ({"value": ["{}"], "key": binary}, "key is not UTF-8"),
+        ({"value": binary}, "value is not UTF-8"),
+    ):
+        with pytest.raises(InvalidInput, match=message) as refused:
+            write(url, pa.RecordBatch.from_pydict(columns), stream="a")
+        assert refused.value.hint
     for value, error in (("{", InvalidInput), ('"%s"' % ("x" * 1_100_000), InvalidInput)):
         with pytest.raises(error):
             sink.commit(url, "w", 0, write(url, pa.RecordBatch.from_pydict({"value": [value]}), stream="a"), events=True)

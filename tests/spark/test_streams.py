@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -133,6 +134,33 @@ async def test_a_running_query_waits_for_the_notification_and_sees_new_partition
     finally:
         query.stop()
         await connection.close()
+
+
+async def test_a_query_begins_at_times_of_partitions_and_waits_for_the_least_number_of_events(
+    spark: SparkSession, url: str, ask: Ask, tmp_path: Path
+) -> None:
+    append(ask, 1, 20)
+    at = ask("select clock_timestamp() as at")[0]["at"].isoformat()
+    append(ask, 21, 40)
+    got: list[list[int]] = []
+    query = (
+        spark.readStream.format("penstock").options(url=url, subscribe="a", minOffsetsPerTrigger="15", maxTriggerDelay="1h")
+        .option("startingOffsetsByTimestamp", json.dumps({"a": {str(partition): at for partition in range(4)}}))
+        .option("startingOffsetsByTimestampStrategy", "latest").schema("n long").load()
+        .writeStream.foreachBatch(lambda frame, _: got.append(sorted(row.n for row in frame.collect())))
+        .option("checkpointLocation", str(tmp_path)).start()
+    )  # fmt: skip
+    try:
+        query.processAllAvailable()
+        append(ask, 41, 50)
+        # Spark asks, and is told that there is nothing.
+        query.processAllAvailable()
+        assert got == [list(range(21, 41))]
+        append(ask, 51, 60)
+        await eventually(lambda: len(got) == 2, "the second batch", timeout=60)
+        assert got[1] == list(range(41, 61))
+    finally:
+        query.stop()
 
 
 def test_a_batch_write_of_a_named_writer_counts_once(spark: SparkSession, url: str, ask: Ask) -> None:

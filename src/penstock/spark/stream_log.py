@@ -6,8 +6,6 @@ partitions all or nothing is read.
 
 from __future__ import annotations
 
-from datetime import datetime
-
 import structlog
 
 from penstock.errors import InvalidInput
@@ -21,6 +19,7 @@ from penstock.spark.stream_offsets import (
     Offsets,
     Place,
     Run,
+    Since,
     begins,
     count,
     limited,
@@ -64,15 +63,10 @@ class StreamLog:
         return {place: extent for place, extent in found.items() if place in assigned}
 
     async def at(self, where: Where, name: str, otherwise: int, extents: dict[Place, Extent] | None = None) -> Offsets:
-        """The offsets that an option names."""
+        """The offsets that an option names. Raises `InvalidInput`."""
         extents = await self.extents() if extents is None else extents
-        if isinstance(where, datetime):
-            found: Offsets = {}
-            for stream in sorted({stream for stream, _ in extents}):
-                for partition, offset in (await streams.offsets_at(self._database, stream, where)).items():
-                    if extent := extents.get((stream, partition)):
-                        found[stream, partition] = min(max(offset, extent.first), extent.next)
-            return found
+        if isinstance(where, Since):
+            return await self._since(where, f"{name}ByTimestamp", otherwise, extents)
         if isinstance(where, str):
             return resolve({}, extents, name, EARLIEST if where == "earliest" else LATEST)
         return resolve(where, extents, name, otherwise)
@@ -108,6 +102,30 @@ class StreamLog:
     async def lag(self, start: Offsets) -> int:
         """How many events are behind `start`."""
         return count(start, {place: extent.next for place, extent in (await self.extents()).items()})
+
+    async def _since(self, where: Since, name: str, otherwise: int, extents: dict[Place, Extent]) -> Offsets:
+        # The end, where nothing else is found.
+        named = where.times if where.time is None else extents
+        offsets = resolve(dict.fromkeys(named, LATEST), extents, name, otherwise)
+        for stream, time in sorted({(place[0], time) for place in extents if (time := where.of(place)) is not None}):
+            for partition, offset in (await streams.offsets_at(self._database, stream, time)).items():
+                place = stream, partition
+                if (extent := extents.get(place)) and where.of(place) == time:
+                    offsets[place] = min(max(offset, extent.first), extent.next)
+        if where.strict:
+            await self._check_found(where, offsets, name)
+        return offsets
+
+    async def _check_found(self, where: Since, offsets: Offsets, name: str) -> None:
+        # Looked at anew, since there may be events by now that were not there when the ends were taken.
+        extents = await self.extents()
+        for place, offset in sorted(offsets.items()):
+            extent, time = extents.get(place), where.of(place)
+            if extent is not None and time is not None and offset >= extent.next:
+                raise InvalidInput(
+                    f"{name}: partition {place[1]} of {place[0]} has no event of {time.isoformat()} or later",
+                    hint="Set startingOffsetsByTimestampStrategy to latest to begin at its end.",
+                )
 
     def _runs(self, start: Offsets, end: Offsets, extents: dict[Place, Extent]) -> list[Run]:
         known = {place: offset for place, offset in start.items() if place in end}

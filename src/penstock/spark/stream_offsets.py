@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from datetime import datetime
 from typing import Any, TypeAlias
 
 from penstock.errors import InvalidInput, OffsetGone
@@ -20,6 +21,25 @@ Offsets: TypeAlias = dict[Place, int]
 EARLIEST, LATEST = -2, -1
 SINCE = "@since"  # where the first batch of a query began; no stream has such a name
 LAG = "@lag"
+
+
+@dataclass(frozen=True, slots=True)
+class Since:
+    """The first events that were appended at a time or later.
+
+    Attributes:
+        time: Of all partitions that `times` does not name; None: those are as without the option.
+        times: Of single partitions.
+        strict: Whether a partition that has no such event is an error; otherwise its end is meant.
+    """
+
+    time: datetime | None = None
+    times: Mapping[Place, datetime] = field(default_factory=dict)
+    strict: bool = False
+
+    def of(self, place: Place) -> datetime | None:
+        """The time for a partition."""
+        return self.times.get(place, self.time)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,19 +74,23 @@ class Run:
 def parse(text: str, name: str) -> Offsets:
     """The JSON of an option: {"stream": {"partition": offset}}; -2 is the earliest, -1 the latest. Raises `InvalidInput`."""
     hint = 'It looks like {"orders": {"0": 17, "1": -2}}; -2 is the earliest, -1 the latest.'
-    try:
-        document = json.loads(text)
-        offsets = {
-            (stream, int(partition)): offset
-            for stream, partitions in document.items()
-            for partition, offset in partitions.items()
-        }
-    except (ValueError, AttributeError, TypeError):
-        raise InvalidInput(f"the option {name} is {text[:100]!r}", hint=hint) from None
+    offsets = by_place(text, name, hint)
     for place, offset in offsets.items():
         if not isinstance(offset, int) or isinstance(offset, bool) or offset < EARLIEST:
             raise InvalidInput(f"the option {name} has the offset {offset!r} for partition {place[1]} of {place[0]}", hint=hint)
     return offsets
+
+
+def by_place(text: str, name: str, hint: str) -> dict[Place, Any]:
+    """The JSON of an option with a value for each partition, as it is. Raises `InvalidInput`, with the hint."""
+    try:
+        return {
+            (stream, int(partition)): value
+            for stream, partitions in json.loads(text).items()
+            for partition, value in partitions.items()
+        }
+    except (ValueError, AttributeError, TypeError):
+        raise InvalidInput(f"the option {name} is {text[:100]!r}", hint=hint) from None
 
 
 def from_json(document: Mapping[str, Any]) -> Offsets:

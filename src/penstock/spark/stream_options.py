@@ -11,13 +11,14 @@ from typing import TypeAlias
 
 from penstock.errors import InvalidInput
 from penstock.spark import stream_offsets
-from penstock.spark.options import database_url, flag, moment, number
-from penstock.spark.stream_offsets import Offsets
+from penstock.spark.options import database_url, flag, moment, number, span
+from penstock.spark.stream_offsets import Offsets, Place, Since
 
-Where: TypeAlias = str | datetime | Offsets
-"""`earliest`, `latest`, a time, or offsets."""
+Where: TypeAlias = str | Since | Offsets
+"""`earliest`, `latest`, times, or offsets."""
 SELECTORS = ("subscribe", "subscribepattern", "assign")
 _MODES = ("PERMISSIVE", "FAILFAST")
+_STRATEGIES = ("error", "latest")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,8 @@ class StreamReadOptions:
         starting, ending: Where to begin and to end; None: by the kind of read.
         fail_on_data_loss: Whether events that were dropped before they were read are an error.
         most: Most events of a micro-batch; None: all there are.
+        least: A micro-batch waits until there are so many events; None: for any.
+        delay: But no longer than so after the one before.
         min_partitions: At least so many tasks, as far as there are events.
         rows_per_partition: Events of one task, about.
         wait: How long an idle query waits for a notification before it is asked again.
@@ -52,6 +55,8 @@ class StreamReadOptions:
     ending: Where | None
     fail_on_data_loss: bool
     most: int | None
+    least: int | None
+    delay: timedelta
     min_partitions: int
     rows_per_partition: int
     wait: timedelta
@@ -66,7 +71,7 @@ class StreamReadOptions:
     def parse(cls, given: Mapping[str, str]) -> StreamReadOptions:
         """From the options of a reader. Raises `InvalidInput`."""
         options = {name.lower(): value for name, value in given.items()}
-        if foreign := next((name for name in options if name.startswith("kafka.")), None):
+        if foreign := next((name for name in options if name.startswith(("kafka.", "groupidprefix"))), None):
             raise InvalidInput(
                 f"the option {foreign} is for Kafka's brokers", hint="There are none: the option url says where the database is."
             )
@@ -76,7 +81,14 @@ class StreamReadOptions:
         mode = options.get("mode", "PERMISSIVE").upper()
         if mode not in _MODES:
             raise InvalidInput(f"the option mode is {mode!r}", hint=f"It is {' or '.join(_MODES)}.")
-        most = options.get("maxoffsetspertrigger", options.get("maxrowspertrigger"))
+        if (given_most := options.get("maxrowspertrigger")) is not None:
+            options.setdefault("maxoffsetspertrigger", given_most)
+        most = number(options, "maxOffsetsPerTrigger", 0, 1, 10**9) or None
+        least = number(options, "minOffsetsPerTrigger", 0, 1, 10**9) or None
+        if least is not None and most is not None and least > most:
+            raise InvalidInput(
+                f"minOffsetsPerTrigger is {least}, more than maxOffsetsPerTrigger, {most}", hint="Make it at most as large."
+            )
         return cls(
             url=database_url(options),
             names=names,
@@ -88,7 +100,9 @@ class StreamReadOptions:
             starting=_where(options, "starting"),
             ending=_where(options, "ending"),
             fail_on_data_loss=flag(options, "failOnDataLoss", True),
-            most=None if most is None else number({"maxoffsetspertrigger": most}, "maxOffsetsPerTrigger", 1, 1, 10**9),
+            most=most,
+            least=least,
+            delay=span(options, "maxTriggerDelay", timedelta(minutes=15)),
             min_partitions=number(options, "minPartitions", 1, 1, 10_000),
             rows_per_partition=number(options, "rowsPerPartition", 250_000, 1, 10_000_000),
             wait=timedelta(seconds=number(options, "waitS", 2.0, 0.0, 60.0)),
@@ -129,14 +143,41 @@ def _places(text: str) -> frozenset[tuple[str, int]]:
 
 
 def _where(options: Mapping[str, str], side: str) -> Where | None:
-    offsets, time = options.get(f"{side}offsets"), options.get(f"{side}timestamp")
-    if f"{side}offsetsbytimestamp" in options:
-        raise InvalidInput(f"{side}OffsetsByTimestamp is not known", hint=f"Use {side}Timestamp, one time for all partitions.")
-    # With Kafka a time wins over offsets; here nobody has to know that.
-    if offsets is not None and time is not None:
-        raise InvalidInput(f"{side}Offsets and {side}Timestamp exclude each other", hint="Give one of them.")
-    if time is not None:
-        return moment(f"{side}Timestamp", time)
-    if offsets is None or offsets.lower() == "latest" or (offsets.lower() == "earliest" and side == "starting"):
-        return None if offsets is None else offsets.lower()
-    return stream_offsets.parse(offsets, f"{side}Offsets")
+    names = [f"{side}Offsets", f"{side}Timestamp", f"{side}OffsetsByTimestamp"]
+    given = [name for name in names if name.lower() in options]
+    # With Kafka one of them wins; here nobody has to know which.
+    if len(given) > 1:
+        raise InvalidInput(f"{' and '.join(given)} exclude each other", hint="Give one of them.")
+    if not given:
+        return None
+    (name,) = given
+    text = options[name.lower()]
+    if name == names[0]:
+        if text.lower() == "latest" or (text.lower() == "earliest" and side == "starting"):
+            return text.lower()
+        return stream_offsets.parse(text, name)
+    if name == names[1]:
+        return Since(moment(name, text), strict=_strict(options, side, "latest"))
+    return Since(times=_times(name, text), strict=_strict(options, side, "error"))
+
+
+def _times(name: str, text: str) -> dict[Place, datetime]:
+    hint = 'It looks like {"orders": {"0": 1767225600000, "1": "2026-01-31T12:00:00Z"}}: milliseconds since 1970, or ISO 8601.'
+    times = {}
+    for place, value in stream_offsets.by_place(text, name, hint).items():
+        if not isinstance(value, (int, str)) or isinstance(value, bool):
+            raise InvalidInput(f"the option {name} has the time {value!r} for partition {place[1]} of {place[0]}", hint=hint)
+        times[place] = moment(name, str(value))
+    return times
+
+
+def _strict(options: Mapping[str, str], side: str, default: str) -> bool:
+    """Whether a partition without an event since a time is an error; there is always an end to read up to."""
+    if side != "starting":
+        return False
+    strategy = options.get("startingoffsetsbytimestampstrategy", default).lower()
+    if strategy not in _STRATEGIES:
+        raise InvalidInput(
+            f"the option startingOffsetsByTimestampStrategy is {strategy!r}", hint=f"It is {' or '.join(_STRATEGIES)}."
+        )
+    return strategy == "error"

@@ -7,16 +7,19 @@ there for a notification instead of being asked fifty times a second.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import orjson
-from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+from pyspark.sql.datasource import DataSourceReader, InputPartition
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, ReadMinRows
 
 from penstock.spark.blocking import Blocking
 from penstock.spark.filters import pushed
+from penstock.spark.following import FollowingReader
 from penstock.spark.options import parallelism
 from penstock.spark.scans import read_events
 from penstock.spark.stream_log import StreamLog
@@ -108,7 +111,7 @@ class PushingEventReader(EventReader):
                 self._filters.append(taken)
 
 
-class EventStreamReader(_Events, DataSourceStreamReader, SupportsTriggerAvailableNow):
+class EventStreamReader(_Events, FollowingReader):
     """Follows streams.
 
     Spark asks for the initial offset again after a restart that finds the first batch planned but not done, and "latest" is
@@ -116,6 +119,7 @@ class EventStreamReader(_Events, DataSourceStreamReader, SupportsTriggerAvailabl
     """
 
     def __init__(self, options: StreamReadOptions, schema: StructType) -> None:
+        super().__init__(options.url)
         check_kinds({field.name: field.dataType.simpleString() for field in schema.fields})
         self._options = options
         self._schema = schema
@@ -123,11 +127,7 @@ class EventStreamReader(_Events, DataSourceStreamReader, SupportsTriggerAvailabl
         self._initial: dict[str, Any] | None = None
         self._last: Offsets = {}
         self._target: Offsets | None = None
-        self._blocking: Blocking | None = None
-
-    def __getstate__(self) -> dict[str, Any]:
-        # Tasks get a copy to read with; the connection stays here.
-        return {**self.__dict__, "_blocking": None}
+        self._triggered_at: float | None = None
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
         """Where a new query begins: at the latest events unless it says otherwise, as with Kafka."""
@@ -138,18 +138,23 @@ class EventStreamReader(_Events, DataSourceStreamReader, SupportsTriggerAvailabl
         return self._initial
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
-        """The option `maxOffsetsPerTrigger`."""
-        return ReadAllAvailable() if self._options.most is None else ReadMaxRows(self._options.most)
+        """The options `maxOffsetsPerTrigger` and `minOffsetsPerTrigger`."""
+        # Spark has no word for both together; the least is applied here anyhow, unless Spark asks for all there is.
+        if self._options.most is not None:
+            return ReadMaxRows(self._options.most)
+        return ReadAllAvailable() if self._options.least is None else ReadMinRows(self._options.least)
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
-        """The end of the next batch. Waits for events for a while when there are none."""
+        """The end of the next batch. Waits for events for a while when there are none, or too few."""
         begin = from_json(start)
         most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
-        end = self._here.keep_trying(lambda: self._here.next_events(self._log, begin, most, self._target, self._options.wait))
+        least, wait = self._patience(limit)
+        end = self._here.keep_trying(lambda: self._here.next_events(self._log, begin, most, self._target, wait, least))
         self._last = end
         if all(offset == begin.get(place, 0) for place, offset in end.items()):
             self._last = begin
             return start
+        self._triggered_at = time.monotonic()
         found = as_json(end)
         return {**found, SINCE: start} if start == self._initial else found
 
@@ -168,20 +173,14 @@ class EventStreamReader(_Events, DataSourceStreamReader, SupportsTriggerAvailabl
         begin = from_json(end.get(SINCE, start))
         return self._tasks(self._here.keep_trying(lambda: self._log.plan(begin, from_json(end))))
 
-    def commit(self, end: dict[str, Any]) -> None:
-        """Nothing: Spark does not commit the last batch of a query, so nothing may rest on it."""
-
-    def stop(self) -> None:
-        """Close the connection. Spark does not always call this; a process that ends closes it too."""
-        if self._blocking is not None:
-            self._blocking.close()
-            self._blocking = None
-
-    @property
-    def _here(self) -> Blocking:
-        if self._blocking is None:
-            self._blocking = Blocking(self._options.url)
-        return self._blocking
+    def _patience(self, limit: ReadLimit) -> tuple[int, timedelta]:
+        """How many events have to wait for the next batch to be worth it, and how long to wait for them now."""
+        least, wait = self._options.least, self._options.wait
+        # A run up to a fixed end would wait for what never comes. The first batch of a process is not put off, as with Kafka.
+        if least is None or self._target is not None or isinstance(limit, ReadAllAvailable) or self._triggered_at is None:
+            return 1, wait
+        left = self._triggered_at + self._options.delay.total_seconds() - time.monotonic()
+        return (1, wait) if left <= 0 else (least, min(wait, timedelta(seconds=left)))
 
     @property
     def _log(self) -> StreamLog:
