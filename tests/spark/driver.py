@@ -2,7 +2,7 @@
 
 `python driver.py both URL FOLDER STEP`: two queries at once, from a stream to a stream and from the archive to a lake. Each stops
 when it has come to its part of STEP (`1` to `5`, see `STEPS`); when both have, the process kills itself with SIGKILL, which is
-what a lost machine looks like. With the step `none` both run to their ends. They begin when there is a file `begin STEP`.
+what a lost machine looks like. With any other word as STEP both run to their ends. They begin when there is a file `begin STEP`.
 
 `python driver.py cluster URL FOLDER MASTER`: read, write and serve on a cluster.
 
@@ -107,7 +107,7 @@ def both(url: str, folder: str, step: str) -> None:
             made.folder, made.step = folder, step
             return made
 
-    if step != "none":
+    if step in STEPS:
         threading.Thread(target=kill_when_both_reached, args=(folder, step), daemon=True).start()
     spark = session(master="local[2]", config=FAST)
     spark.dataSource.register(Stopping)

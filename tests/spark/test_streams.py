@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -136,7 +137,7 @@ async def test_a_running_query_waits_for_the_notification_and_sees_new_partition
         await connection.close()
 
 
-async def test_a_query_begins_at_times_of_partitions_and_waits_for_the_least_number_of_events(
+def test_a_query_begins_at_times_of_partitions_and_waits_for_the_least_number_of_events(
     spark: SparkSession, url: str, ask: Ask, tmp_path: Path
 ) -> None:
     append(ask, 1, 20)
@@ -157,7 +158,7 @@ async def test_a_query_begins_at_times_of_partitions_and_waits_for_the_least_num
         query.processAllAvailable()
         assert got == [list(range(21, 41))]
         append(ask, 51, 60)
-        await eventually(lambda: len(got) == 2, "the second batch", timeout=60)
+        asyncio.run(eventually(lambda: len(got) == 2, "the second batch", timeout=60))
         assert got[1] == list(range(41, 61))
     finally:
         query.stop()
