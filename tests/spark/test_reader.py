@@ -11,7 +11,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 from penstock import Penstock
 from penstock.errors import InvalidInput
 from penstock.spark.options import ReadOptions
-from penstock.spark.source import ArchiveStreamReader, Reader, scan_of
+from penstock.spark.source import ArchiveStreamReader, PenstockSource, Reader, scan_of
 
 pytestmark = pytest.mark.no_jvm
 
@@ -152,9 +152,23 @@ async def test_a_day_that_is_pruned_while_a_read_is_planned_is_an_error(app: Pen
     assert "read again" in str(refused.value.hint)
 
 
-def test_an_option_that_only_streams_have_is_refused() -> None:
-    with pytest.raises(InvalidInput, match="startingOffsetsByTimestamp is for streams"):
-        ReadOptions.parse({"url": "postgresql://x", "startingOffsetsByTimestamp": "{}"})
+@pytest.mark.parametrize(
+    ("options", "message", "hint"),
+    [
+        ({"table": "workers"}, "no table workers", "archived_jobs"),
+        ({"columns": "id,nope"}, "no column nope", "finished_at"),
+        ({"startingOffsets": "somewhere"}, "not a position", ""),
+        ({"maxRowsPerTrigger": "many"}, "'many'", "is a number"),
+        ({"failOnDataLoss": "perhaps"}, "'perhaps'", "true or false"),
+        ({"startingTimestamp": "yesterday"}, "'yesterday'", "milliseconds"),
+        ({"startingTimestamp": "1", "startingOffsets": "latest"}, "exclude each other", "one of them"),
+        ({"startingOffsetsByTimestamp": "{}"}, "startingOffsetsByTimestamp is for streams", "docs/spark.md"),
+    ],
+)
+def test_a_wrong_option_is_refused_with_what_to_do(options: dict[str, str], message: str, hint: str) -> None:
+    with pytest.raises(InvalidInput, match=message) as refused:
+        PenstockSource({"url": "postgresql://x", **options}).schema()
+    assert hint in str(refused.value.hint)
 
 
 def test_a_position_of_another_database_is_refused(url: str) -> None:
