@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 import asyncpg
 import httpx
 import pytest
-from http_calls import claim, put
+from http_calls import claim, put, until_waiting
 from http_server import TOKEN, Served, free_port, served_until_killed, serving
 
 from conftest import eventually
@@ -65,7 +65,7 @@ def test_a_long_poll_does_not_hold_up_the_shutdown(url: str) -> None:
         threads = [threading.Thread(target=call) for call in calls]
         for thread in threads:
             thread.start()
-        time.sleep(1.0)  # not to wait for something: the calls have to be under way
+        until_waiting(client, 2)
         served.process.send_signal(signal.SIGTERM)
         assert served.process.wait(30) == 0
         for thread in threads:

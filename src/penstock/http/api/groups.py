@@ -192,7 +192,8 @@ async def read_batches(request: Request, name: StreamName, group: GroupName, mem
         service.check_room()
     reading = Reading(wanted.limit, frozenset(wanted.busy), wanted.ahead, Gone(wanted.gone))
     seat = Seat(record, group, member, wanted.session)
-    held, batches = await service.memberships.read(seat, reading, within, request.is_disconnected)
+    with service.metrics.waiting.track_inprogress():
+        held, batches = await service.memberships.read(seat, reading, within, request.is_disconnected)
     service.metrics.read(name, "group", sum(len(batch.events) for batch in batches))
     return answer(_held(held) | {"batches": [_batch(batch) for batch in batches]})
 
