@@ -73,7 +73,7 @@ def test_queries_whose_driver_is_killed_anywhere_count_everything_once(url: str,
     seed = int(os.environ.get("PENSTOCK_TEST_SEED", secrets.randbits(32)))
     print(f"PENSTOCK_TEST_SEED={seed}")
     chance = random.Random(seed)
-    events, jobs, kills = 220, 300, 3
+    events, jobs, kills = 160, 200, 2
     prepare(ask, archive, events, jobs)
 
     def files(folder: str, pattern: str) -> Callable[[], int]:
