@@ -69,11 +69,11 @@ def test_queries_whose_driver_is_killed_between_any_two_steps_count_everything_o
 
 
 def test_queries_whose_driver_is_killed_anywhere_count_everything_once(url: str, ask: Ask, archive: Any, tmp_path: Path) -> None:
-    """The moment of each kill is the first, second or third change of something that one of the queries does, drawn by lot."""
+    """The moment of each kill is the first or second change of something that one of the queries does, drawn by lot."""
     seed = int(os.environ.get("PENSTOCK_TEST_SEED", secrets.randbits(32)))
     print(f"PENSTOCK_TEST_SEED={seed}")
     chance = random.Random(seed)
-    events, jobs, kills = 160, 200, 2
+    events, jobs, kills = 120, 150, 2
     prepare(ask, archive, events, jobs)
 
     def files(folder: str, pattern: str) -> Callable[[], int]:
@@ -104,8 +104,11 @@ def test_queries_whose_driver_is_killed_anywhere_count_everything_once(url: str,
             start(lives[place + 1])
             driver = drivers[place]
             # Each batch is 20 events or 30 jobs; what is drawn has to come before the work is done.
-            things = {**(of_the_copy if events - copied() > 80 else {}), **(of_history if jobs - kept() > 120 else {})}
-            thing, changes = chance.choice(sorted(things)), chance.randint(1, 3)
+            things = {**(of_the_copy if events - copied() >= 60 else {}), **(of_history if jobs - kept() >= 90 else {})}
+            if place > 0 and not things:
+                print(f"{life} is left out: little is left to be interrupted")
+                continue
+            thing, changes = chance.choice(sorted(things)), chance.randint(1, 2)
             print(f"{life} ends with change {changes} of {thing}")
             seen = [things[thing]()]
 
