@@ -59,6 +59,26 @@ def test_a_streams_life(penstock: Client, name: str) -> None:
         stream.append(1, producer="p")
 
 
+def test_a_stream_is_changed_and_dropped(penstock: Client, name: str) -> None:
+    stream = penstock.stream(name)
+    stream.create(1)
+    assert stream.change(keep_age_s=60, keep_events=None)["keep_age_s"] == 60
+    assert stream.grow(2)["partitions"] == 2
+    with pytest.raises(InvalidInput):
+        stream.grow(1)
+    stream.join("g", "me")
+    with pytest.raises(Conflict):
+        stream.drop()
+    events = stream.follow("earliest")
+    stream.append(1)
+    assert next(events).data == 1
+    stream.drop(force=True)
+    with pytest.raises(NotFound):
+        next(events)
+    with pytest.raises(NotFound):
+        stream.drop()
+
+
 def test_bytes(penstock: Client, name: str) -> None:
     stream = penstock.stream(name)
     stream.create(1, format="bytes", compression="zstd")
