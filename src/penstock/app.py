@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 from uuid import UUID
 
 import structlog
-import uuid_utils.compat
 from pydantic import ValidationError
 
 from penstock import lake
@@ -38,6 +37,7 @@ from penstock.job import (
     NewJob,
     Options,
     Status,
+    make_id,
     parse_id,
 )
 from penstock.message import TopicCounts
@@ -311,7 +311,7 @@ class Penstock(JobDeclarations, StreamDeclarations):
 
     async def replay(self, id: UUID | str, *, new_id: UUID | str | None = None) -> Enqueued:
         """Enqueue a copy of a running or finished job. Raises `NotFound`, or `Conflict` while it is queued."""
-        new = parse_id(new_id) if new_id is not None else uuid_utils.compat.uuid7()
+        new = parse_id(new_id) if new_id is not None else make_id()
         return Enqueued(await jobs.replay(await self.database(), parse_id(id), new), Admission.QUEUED)
 
     async def job_types(self) -> list[JobTypeRecord]:

@@ -11,10 +11,8 @@ from datetime import datetime, timedelta
 from typing import Any, TypeAlias
 from uuid import UUID
 
-import uuid_utils.compat
-
 from penstock.errors import InvalidInput
-from penstock.job import Admission, Enqueued, NewJob, parse_id
+from penstock.job import Admission, Enqueued, NewJob, make_id, parse_id
 from penstock.payload import Codec
 from penstock.postgres.jobs import Batch
 
@@ -60,9 +58,8 @@ async def send_batches(
 
 def make_batch(name: str, codec: Codec[Any], items: Sequence[Any]) -> Batch:
     """The columns of some jobs, given as payloads or `NewJob`; columns that are at their default for all are left out."""
-    new_id = uuid_utils.compat.uuid7
     if not any(isinstance(item, NewJob) for item in items):
-        return Batch(name, [new_id() for _ in items], [codec.dump(data) for data in items])
+        return Batch(name, [make_id() for _ in items], [codec.dump(data) for data in items])
     new = [item if isinstance(item, NewJob) else NewJob(item) for item in items]
 
     def column(values: list[Any], default: Any = None) -> list[Any] | None:
@@ -72,7 +69,7 @@ def make_batch(name: str, codec: Codec[Any], items: Sequence[Any]) -> Batch:
         raise InvalidInput(f"priority {bad} is out of range", hint="A priority is a number from -100 (first) to 100 (last).")
     return Batch(
         name,
-        [new_id() if job.id is None else parse_id(job.id) for job in new],
+        [make_id() if job.id is None else parse_id(job.id) for job in new],
         [codec.dump(job.data) for job in new],
         column([job.key for job in new]),
         column([job.priority for job in new], 0),
@@ -84,9 +81,10 @@ def make_batch(name: str, codec: Codec[Any], items: Sequence[Any]) -> Batch:
 
 def receipts_of(batch: Batch, exceptions: Exceptions) -> list[Enqueued]:
     """A receipt for each job of a batch."""
+    queued = Admission.QUEUED
     if not exceptions:
-        return [Enqueued(id, Admission.QUEUED) for id in batch.ids]
-    return [Enqueued(*exceptions.get(place, (id, Admission.QUEUED))) for place, id in enumerate(batch.ids)]
+        return [Enqueued(id, queued) for id in batch.ids]
+    return [Enqueued(*exceptions.get(place, (id, queued))) for place, id in enumerate(batch.ids)]
 
 
 def _joined(slices: Sequence[Batch]) -> Batch:

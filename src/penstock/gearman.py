@@ -24,13 +24,12 @@ from uuid import UUID
 
 import orjson
 import structlog
-import uuid_utils.compat
 
 from penstock.app import Penstock
 from penstock.errors import DatabaseUnavailable, Fail, InvalidInput, NotFound, PenstockError, Retry
 from penstock.gearman_wire import GearmanFailure, GearmanUnavailable, Server, TakenJob, Wire
 from penstock.handler import Job
-from penstock.job import Backoff, JobRecord, Options, Status
+from penstock.job import Backoff, JobRecord, Options, Status, make_id
 from penstock.message import Published
 from penstock.payload import dump_json, plain_text
 from penstock.postgres import jobs, topics
@@ -376,4 +375,4 @@ def _id_of(taken: TakenJob) -> UUID:
     try:
         return uuid.uuid5(_IDS, f"{UUID(taken.unique)} {taken.handle}")
     except ValueError:
-        return uuid_utils.compat.uuid7()
+        return make_id()

@@ -9,6 +9,9 @@ from datetime import datetime, timedelta
 from typing import Any, Literal, NamedTuple
 from uuid import UUID
 
+import asyncpg.pgproto.pgproto
+import uuid_utils
+
 from penstock.errors import InvalidInput
 
 Executor = Literal["auto", "thread", "process"]
@@ -285,3 +288,8 @@ def parse_id(value: UUID | str) -> UUID:
         raise InvalidInput(
             f"invalid job id: {str(value)[:100]!r}", hint="A job id is a UUID, with or without the prefix job_."
         ) from None
+
+
+def make_id() -> UUID:
+    """A new UUIDv7, of the class in which the database's driver gives ids too: several times as fast to make and to send."""
+    return asyncpg.pgproto.pgproto.UUID(uuid_utils.uuid7().bytes)

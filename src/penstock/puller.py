@@ -120,6 +120,8 @@ class _Puller:
         self.arrived = asyncio.Event()
         self.waiting: deque[_InHand] = deque()
         self.in_hand: dict[UUID, _InHand] = {}
+        # By result: a job that was lost while its result is on its way may be in hand anew.
+        self._settling: dict[Settlement, _InHand] = {}
         self._prefetch = prefetch
 
     def room(self) -> int:
@@ -188,17 +190,20 @@ class _Puller:
             if hand.settled is not None and not hand.settled.done():
                 hand.settled.set_result("stale")
             return
+        self._settling[result] = hand
         claimer.lines.finished(result)
         claimer.room_made()
 
     def written(self, results: Sequence[Settlement], outcomes: Mapping[UUID, str]) -> None:
         """Results are in the database."""
         for result in results:
-            hand = self.in_hand.get(result.id)
-            if hand is not None and hand.lease == result.lease:
+            hand = self._settling.pop(result, None)
+            if hand is None:
+                continue
+            if self.in_hand.get(result.id) is hand:
                 del self.in_hand[result.id]
-                if hand.settled is not None and not hand.settled.done():
-                    hand.settled.set_result(outcomes.get(result.id))
+            if hand.settled is not None and not hand.settled.done():
+                hand.settled.set_result(outcomes.get(result.id))
         if self.part is not None and self.part.claimer is not None:
             self.part.claimer.lines.written(results, outcomes)
             self.part.claimer.room_made()
@@ -210,6 +215,12 @@ class _Puller:
                 hand.reason = "shutdown"
                 self.finish(hand, Settlement(hand.job.id, hand.job.attempts, hand.lease, Outcome.RELEASED))
         self.waiting.clear()
+
+    def end(self) -> None:
+        """Nothing is written any more: whoever waits for that is told."""
+        for hand in self._settling.values():
+            if hand.settled is not None and not hand.settled.done():
+                hand.settled.set_result("stale")
 
 
 class PoolWorker(Generic[T]):
@@ -265,6 +276,7 @@ class PoolWorker(Generic[T]):
         for task in [*self._tasks, self._taking_part]:
             task.cancel()
         await asyncio.gather(*self._tasks, self._taking_part, return_exceptions=True)
+        self._puller.end()
 
     @property
     def slots(self) -> list[int]:

@@ -20,13 +20,12 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from uuid import UUID
 
 import structlog
-import uuid_utils.compat
 
 from penstock.batches import aware
 from penstock.callers import publish_through
 from penstock.errors import InvalidInput, PenstockError
 from penstock.handler import Job
-from penstock.job import parse_id
+from penstock.job import make_id, parse_id
 from penstock.message import Message, NewMessage, Published, Subscribed, Subscriber
 from penstock.payload import Codec, dump_json
 from penstock.postgres import topics
@@ -204,7 +203,7 @@ class Topic(Generic[T]):
         run_after: datetime | timedelta | None,
         expires_at: datetime | timedelta | None,
     ) -> str:
-        message_id = uuid_utils.compat.uuid7() if id is None else parse_id(id)
+        message_id = make_id() if id is None else parse_id(id)
         if unique is not None and "\x00" in unique:
             raise InvalidInput("the unique key contains the character U+0000", hint="Use 1 to 255 printable characters.")
         return topics.publish_document(payload, message_id, unique, aware(run_after), aware(expires_at))

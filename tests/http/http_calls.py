@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 from uuid import uuid4
 
@@ -31,3 +32,11 @@ def settle(client: httpx.Client, name: str, job: dict[str, Any], outcome: str = 
     response = client.post(f"/v1/jobs/{name}/settle", json={"jobs": [held]})
     assert response.status_code == 200, response.text
     return str(response.json()["outcomes"][job["id"]])
+
+
+def until_waiting(client: httpx.Client, requests: int) -> None:
+    """Return when so many requests wait in the server."""
+    deadline = time.monotonic() + 30
+    while f"penstock_waiting_requests {requests}.0" not in client.get("/metrics").text:
+        assert time.monotonic() < deadline, f"there are never {requests} requests that wait"
+        time.sleep(0.02)

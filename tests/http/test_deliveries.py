@@ -191,7 +191,7 @@ def test_messages_on_a_socket_are_acknowledged(served: Served, client: httpx.Cli
         assert [(one["status"], one["result"]) for one in receipts[0]["outcomes"]] == [("succeeded", {"ok": True})]
 
 
-def test_a_message_that_fails_comes_again_or_not(served: Served, client: httpx.Client, topic: str) -> None:
+async def test_a_message_that_fails_comes_again_or_not(served: Served, client: httpx.Client, topic: str) -> None:
     with socket(served, f"/v1/topics/{topic}/deliveries?client_id=me") as connection:
         queue = frame(connection)["queue"]
         client.patch(f"/v1/jobs/{queue}", json={"backoff_base_s": 0})
@@ -203,7 +203,8 @@ def test_a_message_that_fails_comes_again_or_not(served: Served, client: httpx.C
         connection.send(json.dumps({"type": "fail", "id": first["id"], "error": {"type": "Bad"}, "retry": False}))
         publish(client, topic, 2)
         assert frame(connection)["data"] == 2
-        archived = client.get("/v1/archived-jobs", params={"name": queue, "details": "true"}).json()
+        listed = {"name": queue, "details": "true"}
+        archived = await eventually(lambda: client.get("/v1/archived-jobs", params=listed).json(), "the settlement")
         assert [(job["status"], [error["type"] for error in job["errors"]]) for job in archived] == [
             ("failed", ["Failed", "Bad"])
         ]

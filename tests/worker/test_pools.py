@@ -14,7 +14,7 @@ import pytest
 from conftest import eventually
 from penstock import Backoff, Conflict, Delivery, InvalidInput, Job, NewJob, Options, Penstock, RateLimit, Settings, Status
 from penstock.ownership import balance
-from penstock.postgres import ownership
+from penstock.postgres import jobs, ownership
 from penstock.testing import run_due_jobs
 from penstock.worker import Worker
 
@@ -225,7 +225,8 @@ async def test_weights_give_a_key_more_jobs_a_turn(app: Penstock, keys: int, lim
     # While all keys have jobs.
     while_all = order[: max(place for place, key in enumerate(order) if key == "heavy") + 1]
     light = sum(key != "heavy" for key in while_all) / (keys - 1)
-    assert 2.2 <= while_all.count("heavy") / max(light, 1) <= 4, while_all
+    # A turn ends early when its key is busy as a claim comes by: less than 3 on a busy machine, but never the 1 of no weight.
+    assert 1.8 <= while_all.count("heavy") / max(light, 1) <= 4, while_all
 
 
 async def test_a_turn_that_a_limit_cut_short_goes_on_and_nobody_is_passed_over(app: Penstock, sql: Sql) -> None:
@@ -543,6 +544,35 @@ async def test_an_ack_after_the_slot_was_lost_is_refused(app: Penstock, sql: Sql
         await sql.execute("select penstock.leave_group('work', 'one')")
         with pytest.raises(Conflict, match="no longer belongs"):
             await job.ack()
+
+
+async def test_an_ack_under_way_while_the_job_comes_back_is_answered(
+    app: Penstock, sql: Sql, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    under_way, may_go = asyncio.Event(), asyncio.Event()
+
+    async def slow_settle(*given: Any) -> dict[Any, str]:
+        under_way.set()
+        await may_go.wait()
+        return await settle(*given)
+
+    pool = app.pool("work", int, slots=2)
+    await pool.enqueue("a", 1)
+    async with pool.worker("one") as worker:
+        jobs_of_one = worker.jobs()
+        job = await anext(jobs_of_one)  # type: ignore[arg-type]
+        settle = jobs.settle
+        monkeypatch.setattr(jobs, "settle", slow_settle)
+        acking = asyncio.create_task(job.ack())
+        await under_way.wait()
+        await sql.execute("select penstock.leave_group('work', 'one')")
+        again = await anext(jobs_of_one)  # type: ignore[arg-type]
+        assert again.id == job.id
+        may_go.set()
+        with pytest.raises(Conflict, match="no longer belongs"):
+            await asyncio.wait_for(acking, 60)
+        await again.ack()
+    assert await sql.fetchval("select status from penstock.archived_jobs") == "succeeded"
 
 
 # -- a rule of one's own

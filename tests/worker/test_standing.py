@@ -358,7 +358,8 @@ async def test_a_key_that_comes_back_waits_for_the_run_that_still_ends(app: Pens
 
 
 async def test_a_stop_side_that_hangs_is_cancelled_after_its_time(url: str, sql: Sql) -> None:
-    async with Penstock(url, settings=Settings(handover_grace=timedelta(milliseconds=50))) as app:
+    soon = timedelta(milliseconds=50)
+    async with Penstock(url, settings=Settings(handover_grace=soon, shutdown_grace=soon)) as app:
         pool = app.pool("tenants", slots=4)
         runs = Runs()
 

@@ -12,11 +12,10 @@ from uuid import UUID
 
 import httpx
 import orjson
-import uuid_utils.compat
 
 from penstock.client.answers import error_of, json_of, record_of, time_of, type_of
 from penstock.errors import InvalidInput
-from penstock.job import Admission, Enqueued, JobCounts, JobRecord, JobTypeRecord, NewJob, Status, parse_id
+from penstock.job import Admission, Enqueued, JobCounts, JobRecord, JobTypeRecord, NewJob, Status, make_id, parse_id
 from penstock.payload import dump_json
 
 T = TypeVar("T")
@@ -108,7 +107,7 @@ def enqueue(
     expires_at: datetime | timedelta | None, unique: str | None,
 ) -> Call[Enqueued]:  # fmt: skip
     """A PUT. The id is made here, so that it can be repeated."""
-    new_id = uuid_utils.compat.uuid7() if id is None else parse_id(id)
+    new_id = make_id() if id is None else parse_id(id)
     new = NewJob({} if data is None else data, new_id, key, priority, at(run_after), at(expires_at), unique)
 
     body = orjson.loads(_line(new))
@@ -144,7 +143,7 @@ def enqueue_many(name: str, new: Iterable[Any]) -> Iterator[Call[list[Enqueued]]
     batch: list[NewJob] = []
     for item in new:
         job = item if isinstance(item, NewJob) else NewJob(item)
-        id = uuid_utils.compat.uuid7() if job.id is None else parse_id(job.id)
+        id = make_id() if job.id is None else parse_id(job.id)
         batch.append(NewJob(job.data, id, job.key, job.priority, job.run_after, job.expires_at, job.unique))
         if len(batch) == _BATCH:
             yield _batch(name, batch)
@@ -222,7 +221,7 @@ def cancel(id: UUID | str) -> Call[str]:
 
 def replay(id: UUID | str, new_id: UUID | str | None) -> Call[Enqueued]:
     """Replay; the id of the copy is made here, so that it can be repeated."""
-    copy = uuid_utils.compat.uuid7() if new_id is None else parse_id(new_id)
+    copy = make_id() if new_id is None else parse_id(new_id)
     return Call(
         "POST",
         f"/v1/jobs/job_{parse_id(id)}/replay",

@@ -11,12 +11,11 @@ from uuid import UUID
 
 import httpx
 import orjson
-import uuid_utils.compat
 
 from penstock.client.answers import json_of, time_of
 from penstock.client.calls import Call, at, new_receipt, quoted
 from penstock.errors import InvalidInput
-from penstock.job import Enqueued, parse_id
+from penstock.job import Enqueued, make_id, parse_id
 from penstock.payload import dump_json
 from penstock.pool_workers import PoolMember
 from penstock.scaling import ScaleAdvice
@@ -116,7 +115,7 @@ def enqueue(
     expires_at: datetime | timedelta | None, unique: str | None,
 ) -> Call[Enqueued]:  # fmt: skip
     """Enqueue. The id is made here, so that it can be repeated."""
-    new_id = uuid_utils.compat.uuid7() if id is None else parse_id(id)
+    new_id = make_id() if id is None else parse_id(id)
     optional = {"run_after": at(run_after), "expires_at": at(expires_at), "unique": unique}
     body = {"key": key, "data": _json({} if data is None else data, "the job"), "id": f"job_{new_id}"}
     return new_receipt("POST", _path(pool, "jobs"), new_id, body | {k: v for k, v in optional.items() if v is not None})

@@ -10,12 +10,12 @@ from typing import Any
 from uuid import UUID
 
 import orjson
-import uuid_utils.compat
 
 from penstock.client.answers import json_of, time_of
 from penstock.client.calls import Call, quoted
 from penstock.errors import InvalidInput
 from penstock.event import Event, Lag, NewEvent, Position
+from penstock.job import make_id
 from penstock.payload import dump_json
 
 
@@ -167,7 +167,7 @@ class Seat:
     @classmethod
     def new(cls, stream: str, group: str, id: str | None) -> Seat:
         """A new membership; the session is made here, so that the join can be repeated."""
-        session = uuid_utils.compat.uuid7()
+        session = make_id()
         return cls(stream, group, id or f"member.{session.hex[-12:]}", session)
 
     def join(self, start: str, dead_after_s: float, metadata: Mapping[str, Any] | None) -> Call[None]:

@@ -8,11 +8,10 @@ from typing import Any
 from uuid import UUID
 
 import orjson
-import uuid_utils.compat
 
 from penstock.client.answers import json_of, time_of
 from penstock.client.calls import Call, quoted
-from penstock.job import Status, parse_id
+from penstock.job import Status, make_id, parse_id
 from penstock.message import Message, NewMessage, Published, ReceiverOutcome, Subscribed, Subscriber, TopicCounts
 from penstock.payload import dump_json
 
@@ -41,7 +40,7 @@ def publish(
     expires_at: datetime | timedelta | None, background: bool, timeout_s: float,
 ) -> Call[Published]:  # fmt: skip
     """Publish. The id is made here, so that it can be repeated."""
-    new_id = uuid_utils.compat.uuid7() if id is None else parse_id(id)
+    new_id = make_id() if id is None else parse_id(id)
     body = {
         "data": {} if data is None else data, "id": str(new_id), "unique": unique, "run_after": _moment(run_after),
         "expires_at": _moment(expires_at), "background": background, "timeout": f"{timeout_s:.3f}s",
@@ -114,7 +113,7 @@ def message_of(one: dict[str, Any]) -> Message[Any]:
 def _line(message: NewMessage[Any]) -> bytes:
     fields = {
         "data": orjson.Fragment(dump_json(message.data, "a message")),
-        "id": str(uuid_utils.compat.uuid7() if message.id is None else parse_id(message.id)),
+        "id": str(make_id() if message.id is None else parse_id(message.id)),
         "unique": message.unique, "run_after": _moment(message.run_after), "expires_at": _moment(message.expires_at),
     }  # fmt: skip
     return orjson.dumps({name: value for name, value in fields.items() if value is not None})

@@ -46,7 +46,11 @@ class _Depths(Collector):
 
 
 class Metrics:
-    """The counters of one process; with several processes those of all, through files that they share."""
+    """The counters of one process; with several processes those of all, through files that they share.
+
+    Attributes:
+        waiting: Long polls under way.
+    """
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
@@ -69,6 +73,12 @@ class Metrics:
         self._delivered = Counter("penstock_delivered", "Messages delivered to connections.", ["topic", "how"], registry=registry)
         self._connected = Gauge(
             "penstock_live_connections", "Live connections.", ["kind"], registry=registry, multiprocess_mode="livesum"
+        )
+        self.waiting = Gauge(
+            "penstock_waiting_requests",
+            "Requests that wait for something to come.",
+            registry=registry,
+            multiprocess_mode="livesum",
         )
         self._types: set[str] = set()
         self._children: dict[tuple[str, str, int], tuple[Counter, Histogram]] = {}

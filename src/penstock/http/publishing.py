@@ -8,12 +8,12 @@ from typing import Any
 from uuid import UUID
 
 import msgspec
-import uuid_utils.compat
 from msgspec import Raw, Struct
 
 from penstock.errors import Conflict, InvalidInput, PenstockError
 from penstock.http.errors import ApiError, from_penstock, too_large
 from penstock.http.service import Service
+from penstock.job import make_id
 from penstock.payload import storable
 from penstock.postgres import topics
 
@@ -143,7 +143,7 @@ def _document(line: bytes) -> str:
         raise ApiError(400, "invalid_request", f"That is not a message: {error}", in_body=True) from None
     if message.unique is not None and "\x00" in message.unique:
         raise InvalidInput("the unique key contains the character U+0000", hint="PostgreSQL cannot store it.")
-    id = message.id or uuid_utils.compat.uuid7()
+    id = message.id or make_id()
     run_after, expires_at = _moment(message.run_after), _moment(message.expires_at)
     return topics.publish_document(storable(data, "the message") if data else "{}", id, message.unique, run_after, expires_at)
 

@@ -11,7 +11,6 @@ from collections.abc import AsyncIterator
 from typing import IO
 
 import orjson
-import uuid_utils.compat
 from fastapi import Request, Response
 from fastapi.responses import StreamingResponse
 from starlette.concurrency import run_in_threadpool
@@ -24,6 +23,7 @@ from penstock.http.auth import Role
 from penstock.http.errors import ApiError, from_penstock, no_such_type, too_large
 from penstock.http.models import BatchJob, BatchOutcome
 from penstock.http.service import New, Service, batch_of
+from penstock.job import make_id
 from penstock.postgres import http, jobs
 
 api = router("batches")
@@ -96,7 +96,7 @@ class _Batch:
             return
         try:
             parsed, data = bodies.batch_line(line)
-            id = bodies.job_id(parsed.id) if parsed.id is not None else uuid_utils.compat.uuid7()
+            id = bodies.job_id(parsed.id) if parsed.id is not None else make_id()
             self._waiting.append((self._line, New(id, bodies.check_data(data), parsed)))
             self._bytes += len(line)
         except PenstockError as error:

@@ -138,7 +138,7 @@ def principal_of(request: Request) -> Principal:
 
 @asynccontextmanager
 async def listening(request: Request) -> AsyncIterator[asyncio.Task[None]]:
-    """A task that ends when the client is gone. The body has to be read before."""
+    """A task that ends when the client is gone, for a request that waits. The body has to be read before."""
 
     async def until_gone() -> None:
         while (await request.receive())["type"] != "http.disconnect":
@@ -146,7 +146,8 @@ async def listening(request: Request) -> AsyncIterator[asyncio.Task[None]]:
 
     gone = asyncio.create_task(until_gone(), name="penstock-gone")
     try:
-        yield gone
+        with service_of(request).metrics.waiting.track_inprogress():
+            yield gone
     finally:
         gone.cancel()
         with suppress(asyncio.CancelledError):

@@ -157,12 +157,13 @@ async def get_events(
     if not piece.events and within > 0:
         service.check_room()
         deadline = time.monotonic() + within
-        async with service.feeds.following(record, {partition: offset}) as follower:
-            while not piece.events and (left := deadline - time.monotonic()) > 0 and not service.stopping.is_set():
-                if found := await follower.next(min(left, service.settings.live_keep_alive.total_seconds())):
-                    piece = found[0].first_of(limit)
-                elif await request.is_disconnected():
-                    break
+        with service.metrics.waiting.track_inprogress():
+            async with service.feeds.following(record, {partition: offset}) as follower:
+                while not piece.events and (left := deadline - time.monotonic()) > 0 and not service.stopping.is_set():
+                    if found := await follower.next(min(left, service.settings.live_keep_alive.total_seconds())):
+                        piece = found[0].first_of(limit)
+                    elif await request.is_disconnected():
+                        break
     service.metrics.read(name, "get", len(piece.events))
     fragments = [orjson.Fragment(event) for event in piece.events]
     return answer({"partition": partition, "next_offset": piece.next, "events": fragments})

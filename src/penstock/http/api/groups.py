@@ -8,7 +8,6 @@ from typing import Annotated, Any
 
 import orjson
 from fastapi import Path, Query, Request, Response
-from uuid_utils.compat import uuid7
 
 from penstock.errors import InvalidInput
 from penstock.event import Bounds, Gone, Lag
@@ -33,6 +32,7 @@ from penstock.http.stream_models import (
     Read,
     Seek,
 )
+from penstock.job import make_id
 from penstock.ownership import balance
 from penstock.payload import storable
 from penstock.postgres import ownership, streams
@@ -158,7 +158,7 @@ async def join(request: Request, name: StreamName, group: GroupName, member: Mem
         metadata = orjson.loads(storable(orjson.dumps(wanted.metadata).decode(), "the metadata"))
     except TypeError:
         raise bad_json() from None
-    session = wanted.session or uuid7()
+    session = wanted.session or make_id()
     group_name = await streams.declare_group(database, record.name, group, wanted.start)
     await balance.join(database, group_name, member, session, timedelta(seconds=wanted.dead_after_s), metadata, None)
     return answer({"member": member, "session": session, "dead_after_s": wanted.dead_after_s})
@@ -192,7 +192,8 @@ async def read_batches(request: Request, name: StreamName, group: GroupName, mem
         service.check_room()
     reading = Reading(wanted.limit, frozenset(wanted.busy), wanted.ahead, Gone(wanted.gone))
     seat = Seat(record, group, member, wanted.session)
-    held, batches = await service.memberships.read(seat, reading, within, request.is_disconnected)
+    with service.metrics.waiting.track_inprogress():
+        held, batches = await service.memberships.read(seat, reading, within, request.is_disconnected)
     service.metrics.read(name, "group", sum(len(batch.events) for batch in batches))
     return answer(_held(held) | {"batches": [_batch(batch) for batch in batches]})
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from contextlib import suppress
 
 from fastapi import Request, Response
-from uuid_utils.compat import uuid7
 
 from penstock.errors import Conflict
 from penstock.http import bodies
@@ -13,6 +12,7 @@ from penstock.http.api.common import answer, body_of, needs, principal_of, route
 from penstock.http.auth import Role
 from penstock.http.bodies import NewJobBody
 from penstock.http.models import JobberJob
+from penstock.job import make_id
 from penstock.postgres import http, jobs
 
 api = router("jobber")
@@ -38,6 +38,6 @@ async def queue(request: Request) -> Response:
         # Another request may make it in between.
         with suppress(Conflict):
             await jobs.create_job_type(service.database, name, options)
-    id = uuid7()
+    id = make_id()
     await service.enqueue(name, id, payload, NewJobBody())
     return answer({"job-id": str(id)}, 201)

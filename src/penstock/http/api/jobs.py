@@ -6,7 +6,6 @@ import asyncio
 from contextlib import suppress
 from typing import Annotated, Any
 
-import uuid_utils.compat
 from fastapi import Query, Request, Response
 
 from penstock.errors import Conflict, NotFound
@@ -28,6 +27,7 @@ from penstock.http.api.common import (
 from penstock.http.auth import Role
 from penstock.http.errors import ApiError, not_found, other_name
 from penstock.http.models import ArchivedJob, Cancelled, NewJob, QueuedJob, Result, Status
+from penstock.job import make_id
 from penstock.payload import dump_json
 from penstock.postgres import http, jobs
 from penstock.postgres.http import StoredJob
@@ -153,7 +153,7 @@ async def _waited(request: Request, name: str | None, id: str, wait: str | None)
 
 async def _replay(request: Request, name: str | None, id: str, given_new: str | None) -> Response:
     service = service_of(request)
-    new_id = bodies.job_id(given_new) if given_new is not None else uuid_utils.compat.uuid7()
+    new_id = bodies.job_id(given_new) if given_new is not None else make_id()
     job = await _find(request, name, id)
     try:
         copy = await jobs.replay(service.database, job.id, new_id)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 import orjson
-import uuid_utils.compat
 from fastapi import Path, Query, Request, Response
 from starlette.convertors import Convertor, register_url_convertor
 
@@ -26,7 +25,7 @@ from penstock.http.pool_models import (
     Weight,
     Weights,
 )
-from penstock.job import Admission, JobCounts
+from penstock.job import Admission, JobCounts, make_id
 from penstock.ownership import balance
 from penstock.pool_workers import PoolMember, workers_of
 from penstock.postgres import http, pool_views, pools
@@ -117,7 +116,7 @@ async def enqueue(request: Request, pool: PoolName) -> Response:
     principal_of(request).require(pool, path)
     if not body.key:
         raise missing("key", path)
-    id = uuid_utils.compat.uuid7() if given_id is None else bodies.job_id(given_id)
+    id = make_id() if given_id is None else bodies.job_id(given_id)
     await pool_views.require(service.database, pool)
     put = await service.enqueue(pool, id, bodies.check_data(data), body)
     if put.name is None or put.admission is Admission.ARCHIVED:

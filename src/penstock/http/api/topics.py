@@ -10,7 +10,6 @@ import msgspec
 import orjson
 from fastapi import Path, Query, Request, Response
 from msgspec import Raw
-from uuid_utils.compat import uuid7
 
 from penstock.http import bodies, shapes
 from penstock.http.api.common import answer, body_of, fit, limited_body, needs, principal_of, read, router, service_of
@@ -30,6 +29,7 @@ from penstock.http.topic_models import (
     TopicCounts,
     TopicMessage,
 )
+from penstock.job import make_id
 from penstock.message import Published as Receipt
 from penstock.payload import dump_json, storable
 from penstock.postgres import topics
@@ -154,7 +154,7 @@ async def publish(request: Request, topic: TopicName) -> Response:
     body = await limited_body(request)
     wanted = fit(body, NewMessage, request.url.path)
     within = bodies.span(wanted.timeout, "timeout", service.settings.longest_wait)
-    id = wanted.id or uuid7()
+    id = wanted.id or make_id()
     if wanted.unique is not None and "\x00" in wanted.unique:
         raise ApiError(400, "invalid_parameter", "the unique key contains the character U+0000", in_body=True)
     document = topics.publish_document(_data(body), id, wanted.unique, _moment(wanted.run_after), _moment(wanted.expires_at))

@@ -90,6 +90,59 @@ end
 $$;
 comment on function penstock.check_name(text) is 'Raises PS400 unless the text can name a job type.';
 
+create or replace function penstock.check_options(p_options jsonb, p_known text[], p_example text, p_elsewhere text default '')
+returns void
+language plpgsql
+immutable
+as $$
+declare
+    unknown text;
+begin
+    if p_options is null or jsonb_typeof(p_options) <> 'object' then
+        raise exception 'options must be a JSON object, not %', coalesce(left(p_options::text, 100), 'null')
+            using errcode = 'PS400', hint = 'For example ' || p_example || '.';
+    end if;
+    select option into unknown from jsonb_object_keys(p_options) as option where option <> all (p_known) limit 1;
+    if unknown is not null then
+        raise exception 'unknown option: %', left(unknown, 100)
+            using errcode = 'PS400', hint = 'Known are ' || array_to_string(p_known, ', ') || p_elsewhere || '.';
+    end if;
+end
+$$;
+comment on function penstock.check_options(jsonb, text[], text, text) is 'Raises PS400 unless this is a JSON object of known options.';
+
+create or replace function penstock.check_documents(p_documents jsonb, p_known text[], p_what text, p_example text)
+returns void
+language plpgsql
+immutable
+as $$
+declare
+    wrong text;
+begin
+    if p_documents is null or jsonb_typeof(p_documents) <> 'array' then
+        raise exception '%s must be a JSON array', p_what
+            using errcode = 'PS400', hint = 'For example [' || p_example || '].';
+    end if;
+    select 'not an object: ' || left(document::text, 100) into wrong
+    from jsonb_array_elements(p_documents) as document
+    where jsonb_typeof(document) <> 'object'
+    limit 1;
+    if wrong is null then
+        select 'unknown field: ' || left(field, 100) into wrong
+        from jsonb_array_elements(p_documents) as document, jsonb_object_keys(document) as field
+        where field <> all (p_known)
+        limit 1;
+    end if;
+    if wrong is not null then
+        raise exception 'invalid %: %', p_what, wrong
+            using errcode = 'PS400',
+                  hint = initcap(p_what) || 's are objects with ' || array_to_string(p_known, ', ') || ', for example ' || p_example || '.';
+    end if;
+end
+$$;
+comment on function penstock.check_documents(jsonb, text[], text, text) is
+    'Raises PS400 unless this is a JSON array of objects with known fields. p_what: what each of them is, in the singular.';
+
 create or replace function penstock.require_type(p_name text)
 returns penstock.jobs
 language plpgsql

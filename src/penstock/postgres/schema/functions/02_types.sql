@@ -67,17 +67,8 @@ declare
         'delivery_strategy', 'attempts', 'concurrency', 'visibility_timeout', 'time_limit', 'backoff_base',
         'backoff_factor', 'backoff_cap', 'backoff_jitter', 'rate_limit', 'rate_period', 'keep_result'
     ];
-    unknown text;
 begin
-    if p_options is null or jsonb_typeof(p_options) <> 'object' then
-        raise exception 'options must be a JSON object, not %', coalesce(left(p_options::text, 100), 'null')
-            using errcode = 'PS400', hint = 'For example {"attempts": 3, "concurrency": 10}.';
-    end if;
-    select k into unknown from jsonb_object_keys(p_options) k where k <> all (known) limit 1;
-    if unknown is not null then
-        raise exception 'unknown option: %', left(unknown, 100)
-            using errcode = 'PS400', hint = 'Known are ' || array_to_string(known, ', ') || '.';
-    end if;
+    perform penstock.check_options(p_options, known, '{"attempts": 3, "concurrency": 10}');
     begin
         job_type := jsonb_populate_record(job_type, p_options);
     exception

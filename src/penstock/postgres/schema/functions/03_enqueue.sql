@@ -379,27 +379,9 @@ as $$
 #variable_conflict use_column
 declare
     known constant text[] := array['data', 'id', 'key', 'priority', 'run_after', 'expires_at', 'unique_key'];
-    unknown text;
     batch record;
 begin
-    if p_jobs is null or jsonb_typeof(p_jobs) <> 'array' then
-        raise exception 'jobs must be a JSON array'
-            using errcode = 'PS400', hint = 'For example [{"data": {"shipmentId": "shp_123"}, "key": "acme"}].';
-    end if;
-    select 'not an object: ' || left(job::text, 100) into unknown
-    from jsonb_array_elements(p_jobs) as job
-    where jsonb_typeof(job) <> 'object'
-    limit 1;
-    if unknown is null then
-        select 'unknown field: ' || left(field, 100) into unknown
-        from jsonb_array_elements(p_jobs) as job, jsonb_object_keys(job) as field
-        where field <> all (known)
-        limit 1;
-    end if;
-    if unknown is not null then
-        raise exception 'invalid job: %', unknown
-            using errcode = 'PS400', hint = 'A job is an object with ' || array_to_string(known, ', ') || '.';
-    end if;
+    perform penstock.check_documents(p_jobs, known, 'job', '{"data": {"shipmentId": "shp_123"}, "key": "acme"}');
     begin
         select
             array_agg(coalesce(job -> 'data', '{}') order by place) as data,

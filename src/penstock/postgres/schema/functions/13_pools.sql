@@ -84,19 +84,10 @@ declare
     known constant text[] := array[
         'slots', 'assignor', 'on_retry', 'key_concurrency', 'key_rate_limit', 'key_rate_period', 'weights'
     ];
-    unknown text;
     pool penstock.pools;
     fresh boolean;
 begin
-    if p_options is null or jsonb_typeof(p_options) <> 'object' then
-        raise exception 'options must be a JSON object, not %', coalesce(left(p_options::text, 100), 'null')
-            using errcode = 'PS400', hint = 'For example {"slots": 256, "on_retry": "block"}.';
-    end if;
-    select k into unknown from jsonb_object_keys(p_options) as k where k <> all (known) limit 1;
-    if unknown is not null then
-        raise exception 'unknown option: %', left(unknown, 100)
-            using errcode = 'PS400', hint = 'Known are ' || array_to_string(known, ', ') || '.';
-    end if;
+    perform penstock.check_options(p_options, known, '{"slots": 256, "on_retry": "block"}');
     perform penstock.declare_job_type(p_name, p_type_options);
     begin
         perform penstock.declare_group(

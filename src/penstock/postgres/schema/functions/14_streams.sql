@@ -65,17 +65,8 @@ declare
         'format', 'compression', 'segment_age', 'segment_bytes', 'segment_events', 'keep_age', 'keep_bytes', 'keep_events', 'keep_unread',
         'compact', 'tombstone_age', 'max_event_bytes'
     ];
-    unknown text;
 begin
-    if p_options is null or jsonb_typeof(p_options) <> 'object' then
-        raise exception 'options must be a JSON object'
-            using errcode = 'PS400', hint = 'For example {"keep_age": "7 days"}.';
-    end if;
-    select option into unknown from jsonb_object_keys(p_options) as option where option <> all (known) limit 1;
-    if unknown is not null then
-        raise exception 'unknown option: %', left(unknown, 100)
-            using errcode = 'PS400', hint = 'Options are ' || array_to_string(known, ', ') || '.';
-    end if;
+    perform penstock.check_options(p_options, known, '{"keep_age": "7 days"}');
     begin
         changed := jsonb_populate_record(p_stream, p_options);
     exception
@@ -729,26 +720,8 @@ stable
 as $$
 declare
     known constant text[] := array['data', 'bytes', 'key', 'headers', 'time'];
-    unknown text;
 begin
-    if p_events is null or jsonb_typeof(p_events) <> 'array' then
-        raise exception 'events must be a JSON array'
-            using errcode = 'PS400', hint = 'For example [{"key": "N14228", "data": {"delay": 5}}].';
-    end if;
-    select 'not an object: ' || left(event::text, 100) into unknown
-    from jsonb_array_elements(p_events) as event
-    where jsonb_typeof(event) <> 'object'
-    limit 1;
-    if unknown is null then
-        select 'unknown field: ' || left(field, 100) into unknown
-        from jsonb_array_elements(p_events) as event, jsonb_object_keys(event) as field
-        where field <> all (known)
-        limit 1;
-    end if;
-    if unknown is not null then
-        raise exception 'invalid event: %', unknown
-            using errcode = 'PS400', hint = 'An event is an object with ' || array_to_string(known, ', ') || '.';
-    end if;
+    perform penstock.check_documents(p_events, known, 'event', '{"key": "N14228", "data": {"delay": 5}}');
     begin
         select
             coalesce(array_agg((event -> 'data')::json order by place), '{}'),

@@ -47,18 +47,9 @@ set search_path = penstock, pg_temp
 as $$
 declare
     topic penstock.topics;
-    unknown text;
 begin
     perform penstock.check_topic(p_name);
-    if p_options is null or jsonb_typeof(p_options) <> 'object' then
-        raise exception 'options must be a JSON object, not %', coalesce(left(p_options::text, 100), 'null')
-            using errcode = 'PS400', hint = 'For example {"keep": 10}.';
-    end if;
-    select option into unknown from jsonb_object_keys(p_options) as option where option <> 'keep' limit 1;
-    if unknown is not null then
-        raise exception 'unknown option: %', left(unknown, 100)
-            using errcode = 'PS400', hint = 'A topic has the option keep.';
-    end if;
+    perform penstock.check_options(p_options, array['keep'], '{"keep": 10}');
     if p_options ? 'keep' and (
         jsonb_typeof(p_options -> 'keep') <> 'number'
         or (p_options -> 'keep')::numeric not between 0 and 100000

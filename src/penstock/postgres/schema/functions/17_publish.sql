@@ -338,25 +338,10 @@ as $$
 declare
     known constant text[] := array['data', 'id', 'unique_key', 'run_after', 'expires_at'];
     is_one constant boolean := jsonb_typeof(p_message) is distinct from 'array';
-    unknown text;
+    documents constant jsonb := case when is_one then jsonb_build_array(p_message) else p_message end;
     given record;
 begin
-    select 'not an object: ' || coalesce(left(message::text, 100), 'null') into unknown
-    from jsonb_array_elements(case when is_one then jsonb_build_array(p_message) else p_message end) as message
-    where jsonb_typeof(message) <> 'object'
-    limit 1;
-    if unknown is null then
-        select 'unknown field: ' || left(field, 100) into unknown
-        from jsonb_array_elements(case when is_one then jsonb_build_array(p_message) else p_message end) as message,
-            jsonb_object_keys(message) as field
-        where field <> all (known)
-        limit 1;
-    end if;
-    if unknown is not null then
-        raise exception 'invalid message: %', unknown
-            using errcode = 'PS400',
-                  hint = 'A message is an object with ' || array_to_string(known, ', ') || ', for example {"data": {"delay": 12}, "unique_key": "JFK"}.';
-    end if;
+    perform penstock.check_documents(documents, known, 'message', '{"data": {"delay": 12}, "unique_key": "JFK"}');
     begin
         select
             array_agg(coalesce(message -> 'data', '{}') order by place) as data,
@@ -365,7 +350,7 @@ begin
             array_agg(penstock.moment(message -> 'run_after') order by place) as run_after,
             array_agg(penstock.moment(message -> 'expires_at') order by place) as expires_at
         into given
-        from jsonb_array_elements(case when is_one then jsonb_build_array(p_message) else p_message end) with ordinality as one (message, place);
+        from jsonb_array_elements(documents) with ordinality as one (message, place);
     exception
         when data_exception then
             raise exception 'invalid message: %', sqlerrm

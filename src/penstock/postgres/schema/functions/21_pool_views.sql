@@ -55,17 +55,8 @@ as $$
 declare
     known constant text[] := array['on_retry', 'key_concurrency', 'key_rate_limit', 'key_rate_period'];
     pool penstock.pools := penstock.require_pool(p_name);
-    unknown text;
 begin
-    if p_options is null or jsonb_typeof(p_options) <> 'object' then
-        raise exception 'options must be a JSON object, not %', coalesce(left(p_options::text, 100), 'null')
-            using errcode = 'PS400', hint = 'For example {"key_concurrency": 3}.';
-    end if;
-    select given into unknown from jsonb_object_keys(p_options) as given where given <> all (known) limit 1;
-    if unknown is not null then
-        raise exception 'unknown option: %', left(unknown, 100)
-            using errcode = 'PS400', hint = 'Known are ' || array_to_string(known, ', ') || '; slots: resize_pool, weights: set_weight.';
-    end if;
+    perform penstock.check_options(p_options, known, '{"key_concurrency": 3}', '; slots: resize_pool, weights: set_weight');
     begin
         pool := jsonb_populate_record(pool, p_options);
         if pool.on_retry not in ('block', 'skip') or pool.key_concurrency not between 1 and 10000
