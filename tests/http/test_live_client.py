@@ -273,5 +273,8 @@ def test_the_command_line_works_through_a_server(served: Served, name: str) -> N
     assert "resumed: 2" in penstock("streams", "resume", name, "g").stdout
     assert "moved: g" in penstock("streams", "reset", name, "g", "--to", "latest").stdout
     assert sum(lag["lag"] for lag in json.loads(penstock("streams", "lag", name, "g", "--json").stdout)) == 0
-    for command in (("grow", name, "4"), ("replay-dead", name), ("change", name)):
-        assert "needs the database" in penstock("streams", *command).stderr
+    assert "4 partitions" in penstock("streams", "grow", name, "4").stdout
+    assert "changed" in penstock("streams", "change", name, "-s", "keep_events=9").stdout
+    assert "needs the database" in penstock("streams", "replay-dead", name).stderr
+    assert "live members" in penstock("streams", "drop", name, "--yes").stderr
+    assert "dropped" in penstock("streams", "drop", name, "--yes", "--force").stdout

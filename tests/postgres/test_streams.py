@@ -625,3 +625,16 @@ async def test_hot_statements_touch_a_few_pages_however_large_the_stream_is(app:
     after = [min([await pages(call) for _ in range(3)]) for call in calls]
     for call, then, now in zip(calls, before, after, strict=True):
         assert now <= then + 40, f"{call} touched {then} pages before and {now} after"
+
+
+async def test_a_read_looks_at_no_more_chunks_than_it_returns(app: Penstock, sql: Sql) -> None:
+    await app.stream("events", int, partitions=1).declare()
+    append = "perform penstock.append_many('events', array_fill(to_json(repeat('x', 50)), array[25]))"
+    await sql.execute(f"do $$ begin for n in 1..1000 loop {append}; end loop; end $$")
+    read = "select * from penstock.read_chunks('events', '{0}', '{5010}', 1000)"
+    chunks = await sql.fetch(read)
+    assert [chunks[0]["first_offset"], sum(chunk["events"] for chunk in chunks)] == [5000, 1000]
+    plan = json.loads(await sql.fetchval(f"explain (analyze, buffers, timing off, format json) {read}"))[0]["Plan"]
+    touched = plan["Shared Hit Blocks"] + plan["Shared Read Blocks"]
+    there = await sql.fetchval("select pg_relation_size('penstock.events_1') / 8192")
+    assert touched < there / 3, f"{touched} of {there} pages for a twenty-fifth of the events"
