@@ -1,14 +1,15 @@
 """Penstock's streams beside Redis Streams (redis-py) and NATS JetStream (nats-py), in one run on one machine.
 
-    .venv/bin/python -m benchmarks.streams                       # everything, some minutes
+    .venv/bin/python -m benchmarks.streams                       # everything: about five minutes on two quiet cores
     .venv/bin/python -m benchmarks.streams --share 0.1           # a quick look
-    .venv/bin/python -m benchmarks.streams --batches 100,1000 --sizes 100
+    .venv/bin/python -m benchmarks.streams --batches 100,1000 --sizes 100 --systems penstock,redis --only throughput
 
 Each system appends in one process and consumes in another, on a fresh server. Servers sync as they do by default: PostgreSQL
 before each commit is acknowledged; Redis with Debian's configuration never (snapshots now and then); JetStream every two minutes.
 So Penstock alone has on disk what it acknowledged. `append` has one batch under way; `append-many` has 16, which Penstock commits
-together (the clients of the others are busy with one already). Results:
-`benchmarks/results/streams.json` and `streams.md`.
+together (the clients of the others are busy with one already). Processor time is that of the client and of the server, user and
+system, and says more than the rates where a machine is shared. JetStream, the slowest by far, gets fewer events. Results:
+`benchmarks/results/streams.json`, and `streams.md` with the tables for docs/streams.md.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import logging
+import platform
 import shutil
 import socket
 import subprocess
@@ -27,6 +30,8 @@ from pathlib import Path
 from typing import Any
 
 import asyncpg
+import psutil
+import structlog
 from rich.console import Console
 from rich.table import Table
 
@@ -35,8 +40,11 @@ from benchmarks.environments import ON_DISK, PeerFailed
 from penstock.testing import TemporaryDatabases
 
 EVENTS = {1: 3_000, 10: 20_000, 100: 100_000, 1000: 200_000}
+SHARES = {"penstock": 1.0, "redis": 1.0, "nats": 0.2}
+SYSTEMS = {"penstock": "Penstock", "redis": "Redis Streams", "nats": "JetStream"}
+PARTS = ("throughput", "latency", "rebalance")
 RESULTS = Path(__file__).parent / "results"
-console = Console()
+console = Console(width=160)
 
 
 @contextmanager
@@ -74,38 +82,41 @@ def _wait_for(port: int) -> None:
 class Run:
     """The measurements and what came out of them."""
 
-    def __init__(self, databases: TemporaryDatabases, share: float) -> None:
+    def __init__(self, databases: TemporaryDatabases, share: float, systems: list[str]) -> None:
         self.results: list[dict[str, Any]] = []
         self._databases = databases
         self._share = share
-        self._systems = ["penstock"]
-        if environments.redis_server() is not None:
-            self._systems.append("redis")
-        if shutil.which("nats-server", path="/usr/bin:/usr/sbin:/usr/local/bin") is not None:
-            self._systems.append("nats")
-        for missing in {"redis", "nats"} - set(self._systems):
+        there = {
+            "penstock": True,
+            "redis": environments.redis_server() is not None,
+            "nats": shutil.which("nats-server", path="/usr/bin:/usr/sbin:/usr/local/bin") is not None,
+        }
+        self._systems = [system for system in systems if there[system]]
+        for missing in set(systems) - set(self._systems):
             console.print(f"{missing}-server is not installed; left out")
 
     def throughput(self, batch: int, size: int) -> None:
         """Append and consume, each system in turn."""
-        events = max(batch * 10, int(EVENTS[batch] * self._share) // batch * batch)
         for system in self._systems:
+            events = max(batch * 10, int(EVENTS[batch] * self._share * SHARES[system]) // batch * batch)
             with self._store(system) as url:
                 row: dict[str, Any] = {"system": system, "batch": batch, "size": size, "events": events}
+
+                def measure(command: str, count: int, row: dict[str, Any] = row, system: str = system, url: str = url) -> None:
+                    cpu = _server_cpu_s(system, url)
+                    done = environments.run(f"streams_{system}", f"{command}:{row['batch']}:{row['size']}", count, url)
+                    name = command.replace("-", "_")
+                    row[name] = count / done["seconds"]
+                    row[f"{name}_cpu_us"] = done["client_cpu_us"] + (_server_cpu_s(system, url) - cpu) / count * 1e6
+
                 try:
-                    before = asyncio.run(_wal(url)) if system == "penstock" else 0
-                    appended = environments.run(f"streams_{system}", f"append:{batch}:{size}", events, url)
-                    row["append"] = events / appended["seconds"]
+                    # What it takes to make the stream is no event's.
+                    before = asyncio.run(_created(url)) if system == "penstock" else 0
+                    measure("append", events)
                     if system == "penstock":
                         row["wal_bytes_per_event"] = (asyncio.run(_wal(url)) - before) / events
-                        together = environments.run(f"streams_{system}", f"append-many:{batch}:{size}", events, url)
-                        row["append_many"] = events / together["seconds"]
-                        events_there = 2 * events
-                    else:
-                        events_there = events
-                    consumed = environments.run(f"streams_{system}", f"consume:{batch}:{size}", events_there, url)
-                    row["consume"] = events_there / consumed["seconds"]
-                    row["client_cpu_us"] = appended["client_cpu_us"] + consumed["client_cpu_us"]
+                        measure("append-many", events)
+                    measure("consume", 2 * events if system == "penstock" else events)
                 except PeerFailed as failure:
                     row["failure"] = str(failure)[-500:]
                 self.results.append(row)
@@ -142,6 +153,37 @@ class Run:
                 yield url
 
 
+def _server_cpu_s(system: str, url: str) -> float:
+    """Seconds of processor time that a system's server has used so far, user and system."""
+    if system == "penstock":
+        server = psutil.Process(asyncio.run(_postmaster(url)))
+        # Of backends that have ended it is among the server's own.
+        processes = [server, *server.children()]
+    else:
+        name = f"{system}-server"
+        processes = [child for child in psutil.Process().children() if child.name() == name]
+    return sum(sum(process.cpu_times()[:4]) for process in processes)
+
+
+async def _postmaster(url: str) -> int:
+    connection: asyncpg.Connection[Any] = await asyncpg.connect(url)
+    try:
+        folder = await connection.fetchval("select current_setting('data_directory')")
+        return int((Path(folder) / "postmaster.pid").read_text().split()[0])
+    finally:
+        await connection.close()
+
+
+async def _created(url: str) -> int:
+    """Make the stream. Returns where the write-ahead log is then."""
+    connection: asyncpg.Connection[Any] = await asyncpg.connect(url)
+    try:
+        await connection.execute("select penstock.create_stream('bench', 4, '{\"format\": \"bytes\"}')")
+    finally:
+        await connection.close()
+    return await _wal(url)
+
+
 async def _wal(url: str) -> int:
     connection: asyncpg.Connection[Any] = await asyncpg.connect(url)
     try:
@@ -150,36 +192,75 @@ async def _wal(url: str) -> int:
         await connection.close()
 
 
+COLUMNS = (
+    "batch", "bytes", "system", "append/s", "16 under way/s", "consume/s", "append CPU µs", "consume CPU µs", "WAL B/event",
+    "append ×", "consume ×", "CPU ×",
+)  # fmt: skip
+
+
 def table(results: list[dict[str, Any]]) -> list[tuple[str, ...]]:
-    """The throughput, and how many times that of another system Penstock's best way is."""
+    """The throughput; beside the others how many times theirs Penstock's is, and how many times its processor time theirs."""
     rows: list[tuple[str, ...]] = []
-    ours = {(row["batch"], row["size"]): row for row in results if row.get("system") == "penstock" and "batch" in row}
+    ours = {(row["batch"], row["size"]): row for row in results if row.get("system") == "penstock" and "consume" in row}
     for row in results:
-        if "batch" not in row or "failure" in row:
+        if "consume" not in row:
             continue
-        best = ours.get((row["batch"], row["size"]), {})
-        append = max(best.get("append", 0.0), best.get("append_many", 0.0))
-        both = _both(append, best.get("consume", 0.0)) / _both(row["append"], row["consume"])
+        best = ours.get((row["batch"], row["size"]))
+        compared = ("", "", "")
+        if best is not None and row is not best:
+            compared = (
+                f"{max(best['append'], best['append_many']) / row['append']:.1f}",
+                f"{best['consume'] / row['consume']:.1f}",
+                f"{(row['append_cpu_us'] + row['consume_cpu_us']) / (_append_cpu(best) + best['consume_cpu_us']):.1f}",
+            )
         rows.append(
             (
-                row["system"], str(row["batch"]), str(row["size"]), f"{row['append']:,.0f}", f"{row.get('append_many', 0):,.0f}",
-                f"{row['consume']:,.0f}", f"{row.get('wal_bytes_per_event', 0):,.0f}", f"{row['client_cpu_us']:.1f}",
-                "" if row["system"] == "penstock" else f"{append / row['append']:.1f}",
-                "" if row["system"] == "penstock" else f"{best.get('consume', 0.0) / row['consume']:.1f}",
-                "" if row["system"] == "penstock" else f"{both:.1f}",
+                str(row["batch"]), str(row["size"]), SYSTEMS[row["system"]], f"{row['append']:,.0f}",
+                f"{row['append_many']:,.0f}" if "append_many" in row else "", f"{row['consume']:,.0f}", f"{_append_cpu(row):.1f}",
+                f"{row['consume_cpu_us']:.1f}", f"{row['wal_bytes_per_event']:,.0f}" if "wal_bytes_per_event" in row else "",
+                *compared,
             )
         )  # fmt: skip
     return rows
 
 
-def _both(append: float, consume: float) -> float:
-    return 1 / (1 / append + 1 / consume) if append and consume else 0.0
+def _append_cpu(row: dict[str, Any]) -> float:
+    return float(min(row["append_cpu_us"], row.get("append_many_cpu_us", row["append_cpu_us"])))
 
 
-COLUMNS = (
-    "system", "batch", "bytes", "append/s", "16 under way/s", "consume/s", "WAL B/event", "client CPU µs", "append ×",
-    "consume ×", "both ×",
-)  # fmt: skip
+def pauses(results: list[dict[str, Any]]) -> list[str]:
+    """Latency and rebalance as lines of Markdown."""
+    lines = []
+    for row in results:
+        if "p50_ms" in row.get("latency", {}):
+            waits = row["latency"]
+            lines.append(
+                f"* {SYSTEMS[row['system']]}: append to the handler of an idle consumer p50 {waits['p50_ms']:.1f} ms,"
+                f" p99 {waits['p99_ms']:.1f} ms"
+            )
+        elif "rebalance" in row:
+            found = row["rebalance"]
+            kinds = ", ".join(
+                f"{kind} {found[kind]['median_ms']:.0f} ms (of {found[kind]['partitions']} partitions; at most"
+                f" {found[kind]['longest_ms']:.0f} ms)"
+                for kind in ("before", "stayed", "moved")
+                if "median_ms" in found[kind]
+            )
+            lines.append(f"* Penstock: longest wait of an event around a {found['change']}: {kinds}")
+        elif "failure" in row:
+            lines.append(f"* {SYSTEMS[row['system']]}, batches of {row.get('batch')}: failed")
+    return lines
+
+
+def write(results: list[dict[str, Any]], about: dict[str, Any]) -> None:
+    """Write `streams.json` and `streams.md` into `RESULTS`."""
+    RESULTS.mkdir(exist_ok=True)
+    (RESULTS / "streams.json").write_text(json.dumps({"about": about, "results": results}, indent=1) + "\n")
+    loads = f"load {about['load']:.1f} at the beginning and {about['load_at_end']:.1f} at the end"
+    lines = [f"{about['cores']} cores, {loads}, share {about['share']}.", ""]
+    lines += ["| " + " | ".join(COLUMNS) + " |", "|" + "---|" * len(COLUMNS)]
+    lines += ["| " + " | ".join(row) + " |" for row in table(results)]
+    (RESULTS / "streams.md").write_text("\n".join([*lines, "", *pauses(results)]) + "\n")
 
 
 def main() -> None:
@@ -188,23 +269,34 @@ def main() -> None:
     parser.add_argument("--share", type=float, default=1.0, help="part of the usual number of events")
     parser.add_argument("--batches", type=lambda text: [int(part) for part in text.split(",")], default=list(EVENTS))
     parser.add_argument("--sizes", type=lambda text: [int(part) for part in text.split(",")], default=[100, 1024])
+    parser.add_argument("--systems", type=lambda text: text.split(","), default=list(SYSTEMS), help=", ".join(SYSTEMS))
+    parser.add_argument("--only", choices=PARTS, action="append", help="only this part; may be repeated")
     arguments = parser.parse_args()
+    if unknown := set(arguments.systems) - set(SYSTEMS):
+        parser.error(f"unknown systems: {', '.join(unknown)}")
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
+    parts = arguments.only or PARTS
+    about = {"cores": psutil.cpu_count(), "machine": platform.machine(), "share": arguments.share, "load": psutil.getloadavg()[0]}
+    started = time.monotonic()
     with TemporaryDatabases(parent=ON_DISK) as databases:
-        run = Run(databases, arguments.share)
-        for size in arguments.sizes:
-            for batch in arguments.batches:
-                run.throughput(batch, size)
-        run.latency()
-        run.rebalance()
-    RESULTS.mkdir(exist_ok=True)
-    (RESULTS / "streams.json").write_text(json.dumps(run.results, indent=1) + "\n")
-    rows = table(run.results)
-    lines = ["| " + " | ".join(COLUMNS) + " |", "|" + "---|" * len(COLUMNS), *("| " + " | ".join(row) + " |" for row in rows)]
-    (RESULTS / "streams.md").write_text("\n".join(lines) + "\n")
+        run = Run(databases, arguments.share, arguments.systems)
+        if "throughput" in parts:
+            for size in arguments.sizes:
+                for batch in arguments.batches:
+                    run.throughput(batch, size)
+        if "latency" in parts:
+            run.latency()
+        if "rebalance" in parts and "penstock" in arguments.systems:
+            run.rebalance()
+    about |= {"load_at_end": psutil.getloadavg()[0], "took_s": round(time.monotonic() - started)}
+    write(run.results, about)
     shown = Table(*COLUMNS, box=None)
-    for row in rows:
+    for row in table(run.results):
         shown.add_row(*row)
     console.print(shown)
+    for line in pauses(run.results):
+        console.print(line, markup=False)
+    console.print(f"took {about['took_s']} s; written: {RESULTS / 'streams.md'}", markup=False)
 
 
 if __name__ == "__main__":

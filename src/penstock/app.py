@@ -363,6 +363,10 @@ class Penstock(JobDeclarations, StreamDeclarations):
             return self.streams[name]
         return await Stream.found(self, name, payload)
 
+    async def drop_stream(self, name: str, *, force: bool = False) -> None:
+        """Drop a stream with its events and groups, also one that this app does not declare. See `Stream.drop`."""
+        await (await self.find_stream(name)).drop(force=force)
+
     # -- working
 
     async def worker(self, *names: str) -> Worker:

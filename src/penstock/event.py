@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from datetime import datetime, timedelta
 from enum import StrEnum
@@ -198,6 +198,8 @@ class Lag:
         paused_at: Since when it is paused; None: it is not.
         paused_because: Why.
         quarantined: Whether a failing event paused it.
+        halted_because: The error at which a consumer halted before the next event, until that event is done; None: none did.
+        waits_for: Older partitions that the group has to finish first, since the stream grew; none: it does not wait.
     """
 
     group: str
@@ -210,6 +212,41 @@ class Lag:
     paused_at: datetime | None
     paused_because: str | None
     quarantined: bool
+    halted_because: str | None
+    waits_for: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class HeldBack:
+    """A growth that a group cannot finish by itself: an old partition is paused before where it ended then.
+
+    Attributes:
+        group: The consumer group.
+        partition: The partition that is paused. Resume it, or move the group past what is there.
+        paused_because: Why.
+        quarantined: Whether a failing event paused it.
+        holds: The new partitions that wait for it.
+    """
+
+    group: str
+    partition: int
+    paused_because: str | None
+    quarantined: bool
+    holds: list[int]
+
+
+def held_back(lags: Iterable[Lag]) -> list[HeldBack]:
+    """What is held back, from how far groups are."""
+    found = list(lags)
+    waiting: dict[tuple[str, int], list[int]] = {}
+    for lag in found:
+        for older in lag.waits_for:
+            waiting.setdefault((lag.group, older), []).append(lag.partition)
+    return [
+        HeldBack(lag.group, lag.partition, lag.paused_because, lag.quarantined, holds)
+        for lag in found
+        if lag.paused_at is not None and (holds := waiting.get((lag.group, lag.partition)))
+    ]
 
 
 class Gone(StrEnum):

@@ -30,12 +30,14 @@ from penstock.event import (
     Bounds,
     Event,
     Gone,
+    HeldBack,
     Lag,
     NewEvent,
     Position,
     Segment,
     StreamOptions,
     StreamRecord,
+    held_back,
 )
 from penstock.postgres import streams
 from penstock.postgres.streams import Routed
@@ -112,6 +114,24 @@ class Stream(Generic[T]):
         self._record = await streams.change_stream(await self.app.database(), self.name, options)
         return self._record
 
+    async def drop(self, *, force: bool = False) -> None:
+        """Drop the stream with its events, groups and producers.
+
+        Whoever reads or consumes it gets `NotFound`. Its dead letters are a stream of their own and stay. Used again after that,
+        this object makes the stream anew, as does an application that declares it when it starts.
+
+        Args:
+            force: Also while consumers of it run; they end.
+
+        Raises:
+            NotFound: There is no such stream.
+            Conflict: A group has live members.
+            DatabaseUnavailable: An append in a long transaction held it up; try again.
+        """
+        await streams.drop_stream(await self.app.database(), self.name, force=force)
+        self._record = None
+        self._appenders.clear()
+
     # -- appending
 
     async def append(
@@ -179,6 +199,7 @@ class Stream(Generic[T]):
             How many.
 
         Raises:
+            InvalidInput: An event does not fit, or is larger than `max_event_bytes`; nothing was appended.
             Outgrown: The stream grew meanwhile; nothing was appended, do it again.
         """
         await self.declare()
@@ -315,6 +336,10 @@ class Stream(Generic[T]):
     async def lag(self, group: str | None = None) -> list[Lag]:
         """How far a group (None: each) is in each partition."""
         return await streams.lag(await self.app.database(), self.name, group)
+
+    async def held_back(self, group: str | None = None) -> list[HeldBack]:
+        """What keeps a group (None: each) from beginning with partitions that came when the stream grew: paused older ones."""
+        return held_back(await self.lag(group))
 
     async def seek(self, group: str, to: Start) -> None:
         """Move a group to "earliest", "latest", a time, or to offsets by partition. Its consumers go on from there.

@@ -53,7 +53,15 @@ def test_a_tour_of_the_streams(url: str) -> None:
     assert "resumed: 4" in penstock(url, "streams", "resume", "orders", "billing").stdout
     penstock(url, "streams", "reset", "orders", "billing", "--to", "latest")
     assert sum(lag["lag"] for lag in json.loads(penstock(url, "streams", "lag", "orders", "billing", "--json").stdout)) == 0
+    penstock(url, "streams", "reset", "orders", "billing", "--to", "earliest")
+    assert "paused: 4" in penstock(url, "streams", "pause", "orders", "billing", "--because", "lunch").stdout
     assert "8 partitions" in penstock(url, "streams", "grow", "orders", "8").stdout
+    for command in ("groups", "lag"):
+        assert "4 new partitions wait for partition 0, which is paused" in penstock(url, "streams", command, "orders").stdout
+    assert json.loads(penstock(url, "streams", "groups", "orders", "--json").stdout)[0]["waiting"] == 4
+    assert "Aborted" in penstock(url, "streams", "drop", "orders", stdin="n\n").stderr
+    assert "dropped: orders" in penstock(url, "streams", "drop", "orders", "--yes").stdout
+    assert "no such stream" in penstock(url, "streams", "drop", "orders", "--yes").stderr
     missing = penstock(url, "streams", "append", "nothing", "1")
     assert missing.returncode == 1
     assert "no such stream" in missing.stderr

@@ -59,6 +59,26 @@ def test_a_streams_life(penstock: Client, name: str) -> None:
         stream.append(1, producer="p")
 
 
+def test_a_stream_is_changed_and_dropped(penstock: Client, name: str) -> None:
+    stream = penstock.stream(name)
+    stream.create(1)
+    assert stream.change(keep_age_s=60, keep_events=None)["keep_age_s"] == 60
+    assert stream.grow(2)["partitions"] == 2
+    with pytest.raises(InvalidInput):
+        stream.grow(1)
+    stream.join("g", "me")
+    with pytest.raises(Conflict):
+        stream.drop()
+    events = stream.follow("earliest")
+    stream.append(1)
+    assert next(events).data == 1
+    stream.drop(force=True)
+    with pytest.raises(NotFound):
+        next(events)
+    with pytest.raises(NotFound):
+        stream.drop()
+
+
 def test_bytes(penstock: Client, name: str) -> None:
     stream = penstock.stream(name)
     stream.create(1, format="bytes", compression="zstd")
@@ -253,5 +273,8 @@ def test_the_command_line_works_through_a_server(served: Served, name: str) -> N
     assert "resumed: 2" in penstock("streams", "resume", name, "g").stdout
     assert "moved: g" in penstock("streams", "reset", name, "g", "--to", "latest").stdout
     assert sum(lag["lag"] for lag in json.loads(penstock("streams", "lag", name, "g", "--json").stdout)) == 0
-    for command in (("grow", name, "4"), ("replay-dead", name), ("change", name)):
-        assert "needs the database" in penstock("streams", *command).stderr
+    assert "4 partitions" in penstock("streams", "grow", name, "4").stdout
+    assert "changed" in penstock("streams", "change", name, "-s", "keep_events=9").stdout
+    assert "needs the database" in penstock("streams", "replay-dead", name).stderr
+    assert "live members" in penstock("streams", "drop", name, "--yes").stderr
+    assert "dropped" in penstock("streams", "drop", name, "--yes", "--force").stdout

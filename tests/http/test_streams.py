@@ -67,6 +67,64 @@ def test_a_stream_is_created_and_shown(client: httpx.Client) -> None:
     assert name in {one["name"] for one in client.get("/v1/streams").json()}
 
 
+def test_a_stream_is_changed_and_grows(client: httpx.Client) -> None:
+    name = create(client, 4, keep_age_s=3600, segment_events=10)
+    path = f"/v1/streams/{name}"
+    changed = client.patch(path, json={"keep_age_s": None, "keep_events": 500, "partitions": 8})
+    assert changed.status_code == 200, changed.text
+    shown = client.get(path).json()
+    assert changed.json().items() <= shown.items()
+    assert (shown["keep_age_s"], shown["keep_events"], shown["segment_events"], shown["partitions"]) == (None, 500, 10, 8)
+    assert len(shown["ends"]) == 8
+    for body in ({"partitions": 4, "keep_events": 9}, {"keep_events": 0}, {"format": "bytes"}, {"keep": 1}):
+        refused = client.patch(path, json=body)
+        assert (refused.status_code, refused.json()["id"]) == (400, "invalid_parameter"), refused.text
+    # All or nothing.
+    assert client.get(path).json()["keep_events"] == 500
+    assert client.patch("/v1/streams/nowhere", json={}).status_code == 404
+
+
+def test_a_growth_that_waits_for_a_paused_partition_is_shown(client: httpx.Client) -> None:
+    name = create(client)
+    append(client, name, 1)
+    groups = f"/v1/streams/{name}/groups"
+    client.put(f"{groups}/g/members/m", json={})
+    client.post(f"{groups}/g/pause", json={"partitions": [0], "because": "lunch"})
+    client.patch(f"/v1/streams/{name}", json={"partitions": 3})
+    held = {"group": "g", "partition": 0, "paused_because": "lunch", "quarantined": False, "holds": [1, 2]}
+    assert client.get(f"/v1/streams/{name}").json()["held_back"] == [held]
+    assert [at["waits_for"] for at in client.get(f"{groups}/g").json()["partitions"]] == [[], [0], [0]]
+    client.post(f"{groups}/g/seek", json={"offsets": {"0": 1}})
+    assert client.get(f"/v1/streams/{name}").json()["held_back"] == []
+
+
+def test_a_dropped_stream_is_gone_for_all(client: httpx.Client, stream: str) -> None:
+    path = f"/v1/streams/{stream}"
+    append(client, stream, 1)
+    session = client.put(f"{path}/groups/g/members/m", json={}).json()["session"]
+    refused = client.delete(path)
+    assert (refused.status_code, refused.json()["id"]) == (409, "conflict"), refused.text
+    with follow(client, f"{path}/events/follow", **{"from": "earliest"}) as events:
+        assert events.data(1) == [1]
+        polled: list[httpx.Response] = []
+        poll = threading.Thread(
+            target=lambda: polled.append(client.get(f"{path}/events", params={"offset": 1, "wait": "20s"}, timeout=30))
+        )
+        poll.start()
+        assert client.delete(path, params={"force": "true"}).status_code == 204
+        (end,) = events.rest()
+        assert (end.event, end.json()["id"]) == ("failed", "not_found")
+        poll.join(30)
+        assert [answer.status_code for answer in polled] == [404]
+    for answer in (
+        client.post(f"{path}/groups/g/members/m/read", json={"session": session}),
+        client.post(f"{path}/events", json={"data": 1}),
+        client.get(path),
+        client.delete(path),
+    ):
+        assert (answer.status_code, answer.json()["id"]) == (404, "not_found")
+
+
 def test_an_event_keeps_all_that_it_was_given(client: httpx.Client, stream: str) -> None:
     number = "12345678901234567890.123456789012345678"
     body = f'{{"data": {{"n": {number}}}, "key": "acme", "headers": {{"a": [1]}}, "time": "2026-01-31T12:00:00+02:00"}}'
@@ -376,6 +434,10 @@ def test_roles_and_names_hold(url: str) -> None:
             ("reads", "POST", f"/v1/streams/{stream}/events", {"data": 1}, 403),
             ("adds", "POST", f"/v1/streams/{stream}/events", {"data": 1}, 201),
             ("adds", "POST", "/v1/streams", {"name": "x"}, 403),
+            ("works", "PATCH", f"/v1/streams/{stream}", {"keep_events": 1}, 403),
+            ("other", "PATCH", f"/v1/streams/{stream}", {"keep_events": 1}, 403),
+            ("works", "DELETE", f"/v1/streams/{stream}", None, 403),
+            ("other", "DELETE", f"/v1/streams/{stream}", None, 403),
             ("adds", "PUT", f"/v1/streams/{stream}/groups/g/members/m", {}, 403),
             ("works", "PUT", f"/v1/streams/{stream}/groups/g/members/m", {}, 200),
             ("works", "POST", f"/v1/streams/{stream}/groups/g/seek", {"to": "latest"}, 403),

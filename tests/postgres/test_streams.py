@@ -18,7 +18,7 @@ from pydantic import BaseModel
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from conftest import eventually
-from penstock import Conflict, InvalidInput, NewEvent, NotFound, OffsetGone, Penstock, Position, Retention
+from penstock import Conflict, InvalidInput, NewEvent, NotFound, OffsetGone, Penstock, Position, Retention, StreamOptions
 from penstock.routing import bucket_of, partition_of, routes_of
 
 Sql: TypeAlias = "asyncpg.Connection[Any]"
@@ -272,6 +272,35 @@ async def test_millions_can_be_loaded(app: Penstock, sql: Sql) -> None:
     assert sum(bounds.next for bounds in (await events.bounds()).values()) == 250_002
 
 
+@pytest.mark.parametrize("events", [10, 2_500])
+@pytest.mark.parametrize(
+    "large",
+    [NewEvent("x" * 1_000), NewEvent("x", "k" * 1_001), NewEvent("x", headers={"h": "x" * 1_000})],
+    ids=["data", "key", "headers"],
+)
+async def test_a_load_with_an_event_that_is_too_large_appends_nothing(app: Penstock, events: int, large: NewEvent[str]) -> None:
+    # Easily compressed, so that what counts is what was given.
+    stream = app.stream("events", str, partitions=2, options=StreamOptions(max_event_bytes=1_000))
+    await stream.append("there")
+    fitting = [NewEvent("x" * 900, str(n)) for n in range(events)]
+    with pytest.raises(InvalidInput, match="an event of stream events is larger than 1000 bytes") as refused:
+        await stream.load([*fitting, large])
+    assert "max_event_bytes" in str(refused.value)
+    assert sum(bounds.next for bounds in (await stream.bounds()).values()) == 1
+    assert await stream.load(fitting) == events
+
+
+async def test_a_load_whose_chunks_do_not_fit_is_refused(app: Penstock, sql: Sql) -> None:
+    await app.stream("events", int, partitions=2).declare()
+    columns = ["partition", "events", "data", "bytes"]
+    for chunk in ((0, 2, ["1"], None), (2, 1, ["1"], None), (-1, 1, ["1"], None), (0, 1, None, [b"1"])):
+        with pytest.raises(asyncpg.PostgresError) as refused:
+            async with sql.transaction():
+                await sql.execute("select penstock.begin_load('events')")
+                await sql.copy_records_to_table("penstock_load", records=[chunk], columns=columns)
+        assert refused.value.sqlstate == "PS400"
+
+
 # -- bad input
 
 BAD = [
@@ -284,6 +313,9 @@ BAD = [
     ("select penstock.create_stream('there')", "PS409"),
     ("select penstock.change_stream('there', '{\"format\": \"bytes\"}')", "PS409"),
     ("select penstock.grow_stream('there', 1)", "PS400"),
+    ("select penstock.grow_stream('nowhere', 4)", "PS404"),
+    ("select penstock.drop_stream('nowhere')", "PS404"),
+    ("select penstock.drop_stream(null)", "PS404"),
     ("select penstock.append('nowhere', '1')", "PS404"),
     ("select penstock.append_json('there', '{}')", "PS400"),
     ("select penstock.append_json('there', '[{\"payload\": 1}]')", "PS400"),
@@ -593,3 +625,16 @@ async def test_hot_statements_touch_a_few_pages_however_large_the_stream_is(app:
     after = [min([await pages(call) for _ in range(3)]) for call in calls]
     for call, then, now in zip(calls, before, after, strict=True):
         assert now <= then + 40, f"{call} touched {then} pages before and {now} after"
+
+
+async def test_a_read_looks_at_no_more_chunks_than_it_returns(app: Penstock, sql: Sql) -> None:
+    await app.stream("events", int, partitions=1).declare()
+    append = "perform penstock.append_many('events', array_fill(to_json(repeat('x', 50)), array[25]))"
+    await sql.execute(f"do $$ begin for n in 1..1000 loop {append}; end loop; end $$")
+    read = "select * from penstock.read_chunks('events', '{0}', '{5010}', 1000)"
+    chunks = await sql.fetch(read)
+    assert [chunks[0]["first_offset"], sum(chunk["events"] for chunk in chunks)] == [5000, 1000]
+    plan = json.loads(await sql.fetchval(f"explain (analyze, buffers, timing off, format json) {read}"))[0]["Plan"]
+    touched = plan["Shared Hit Blocks"] + plan["Shared Read Blocks"]
+    there = await sql.fetchval("select pg_relation_size('penstock.events_1') / 8192")
+    assert touched < there / 3, f"{touched} of {there} pages for a twenty-fifth of the events"

@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 
 import asyncpg
 import pytest
+import structlog
 from pydantic import BaseModel
 
 from conftest import eventually
@@ -32,6 +33,7 @@ from penstock import (
     Retry,
     Stream,
 )
+from penstock.routing import partition_of
 from penstock.settings import Settings
 from penstock.worker import Worker
 
@@ -606,6 +608,47 @@ async def test_growth_keeps_the_order_of_each_key_in_a_group(app: Penstock, sql:
         await eventually(caught_up(events, "g"), "the group to consume the new partitions")
     assert len(seen) == 1000
     assert in_order(seen)
+
+
+async def test_a_growth_that_waits_for_a_paused_partition_says_so(app: Penstock) -> None:
+    events = app.stream("events", int, partitions=2)
+    seen: list[int] = []
+    broken = True
+
+    @app.consumer(events, group="g", on_failure="quarantine")
+    async def handle(event: Event[int]) -> None:
+        if event.data == 1 and broken:
+            raise ValueError("one")
+        seen.append(event.data)
+
+    await events.append_many([NewEvent(n, str(n)) for n in range(50)])
+    place = partition_of("1", 2)
+
+    async def quarantined() -> bool:
+        return any(lag.quarantined for lag in await events.lag("g"))
+
+    with structlog.testing.capture_logs() as logs:
+        async with working(app):
+            await eventually(quarantined, "the partition to be in quarantine")
+            assert await events.held_back() == []
+            await events.grow(4)
+            await events.append_many([NewEvent(n, str(n)) for n in range(50, 100)])
+            said = await eventually(
+                lambda: [entry for entry in logs if entry["event"] == "growth_held_back"], "the log to say what is held back"
+            )
+            assert (said[0]["partition"], said[0]["holds"], said[0]["quarantined"]) == (place, [2, 3], True)
+            assert "resume" in said[0]["hint"]
+            (held,) = await events.held_back("g")
+            assert (held.group, held.partition, held.holds) == ("g", place, [2, 3])
+            assert held.paused_because is not None
+            assert held.paused_because.endswith("ValueError: one")
+            assert [lag.waits_for for lag in await events.lag("g")][2:] == [[place], [place]]
+            broken = False
+            await events.resume("g")
+            await eventually(caught_up(events, "g"), "the new partitions to be consumed")
+    assert sorted(seen) == list(range(100))
+    assert await events.held_back() == []
+    assert [lag.waits_for for lag in await events.lag("g")] == [[]] * 4
 
 
 async def test_a_commit_under_an_old_epoch_is_refused(app: Penstock, sql: Sql) -> None:

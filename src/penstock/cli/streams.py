@@ -15,7 +15,7 @@ from penstock.cli.enqueueing import parse_json
 from penstock.cli.output import AsJson, moment, opened, out, print_json, print_table, with_app
 from penstock.cli.types import parse_options
 from penstock.errors import InvalidInput
-from penstock.event import Event, NewEvent
+from penstock.event import Event, Lag, NewEvent, held_back
 from penstock.streams import Stream
 from penstock.tail import Start
 
@@ -53,15 +53,28 @@ def create(
 @app.command()
 def change(name: Name, options: Option = None) -> None:
     """Change options of a stream."""
-    with_app(lambda app: _on(app, name, lambda stream: _only_here(stream).change(**parse_options(options))))
+    with_app(lambda app: _on(app, name, lambda stream: stream.change(**parse_options(options))))
     out.print(f"changed: {name}", highlight=False)
 
 
 @app.command()
 def grow(name: Name, partitions: Annotated[int, typer.Argument(help="How many it is to have.")]) -> None:
     """Give a stream more partitions while it is in use; the order of each key is kept."""
-    record = with_app(lambda app: _on(app, name, lambda stream: _only_here(stream).grow(partitions)))
-    out.print(f"{name} has {record.partitions} partitions", highlight=False)
+    with_app(lambda app: _on(app, name, lambda stream: stream.grow(partitions)))
+    out.print(f"{name} has {partitions} partitions", highlight=False)
+
+
+@app.command()
+def drop(
+    name: Name,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    force: Annotated[bool, typer.Option(help="Also while consumers of it run; they end.")] = False,
+) -> None:
+    """Drop a stream with its events and consumer groups. Its dead letters are a stream of their own and stay."""
+    if not yes:
+        typer.confirm(f"Drop stream {name} with all its events?", abort=True)
+    with_app(lambda app: _on(app, name, lambda stream: stream.drop(force=force)))
+    out.print(f"dropped: {name}", highlight=False)
 
 
 @app.command("list")
@@ -171,29 +184,25 @@ def tail(
 
 @app.command()
 def groups(name: Name, as_json: AsJson = False) -> None:
-    """The consumer groups of a stream: their members, how far behind they are, what is paused."""
-
-    async def run(stream: Stream[Any]) -> list[dict[str, Any]]:
-        found: dict[str, dict[str, Any]] = {}
-        for lag in await stream.lag():
-            group = found.setdefault(
-                lag.group, {"group": lag.group, "owners": set(), "lag": 0, "unowned": 0, "paused": 0, "quarantined": 0}
-            )
-            group["lag"] += lag.lag
-            group["paused"] += lag.paused_at is not None
-            group["quarantined"] += lag.quarantined
-            if lag.owner is None:
-                group["unowned"] += 1
-            else:
-                group["owners"].add(lag.owner)
-        return [{**group, "owners": len(group["owners"])} for group in found.values()]
-
-    found = with_app(lambda app: _on(app, name, run))
+    """The consumer groups of a stream: their members, how far behind they are, what is paused or waits for a paused partition."""
+    lags = with_app(lambda app: _on(app, name, lambda stream: stream.lag()))
+    columns = ["group", "owners", "lag", "unowned", "paused", "quarantined", "halted", "waiting"]
+    groups: dict[str, dict[str, Any]] = {}
+    for lag in lags:
+        group = groups.setdefault(lag.group, {**dict.fromkeys(columns, 0), "group": lag.group, "owners": set()})
+        group["lag"] += lag.lag
+        group["unowned"] += lag.owner is None
+        group["paused"] += lag.paused_at is not None
+        group["quarantined"] += lag.quarantined
+        group["halted"] += lag.halted_because is not None
+        group["waiting"] += bool(lag.waits_for)
+        group["owners"] |= {lag.owner} - {None}
+    found = [{**group, "owners": len(group["owners"])} for group in groups.values()]
     if as_json:
         print_json(found)
-    else:
-        columns = ["group", "owners", "lag", "unowned", "paused", "quarantined"]
-        print_table(columns, [[row[column] for column in columns] for row in found], empty="no consumer groups yet")
+        return
+    print_table(columns, [[row[column] for column in columns] for row in found], empty="no consumer groups yet")
+    _say_held_back(name, lags)
 
 
 @app.command()
@@ -206,10 +215,18 @@ def lag(
         print_json(found)
         return
     print_table(
-        ["group", "partition", "next", "end", "lag", "owner", "committed at", "paused since", "because"],
-        [(f.group, f.partition, f.next, f.end, f.lag, f.owner, f.committed_at, f.paused_at, f.paused_because) for f in found],
+        ["group", "partition", "next", "end", "lag", "owner", "committed at", "paused since", "because", "waits for"],
+        [
+            (
+                f.group, f.partition, f.next, f.end, f.lag, f.owner, f.committed_at, f.paused_at,
+                f.paused_because or (f"halted: {f.halted_because}" if f.halted_because else None),
+                ", ".join(map(str, f.waits_for)) or None,
+            )
+            for f in found
+        ],
         empty="no consumer groups yet",
-    )
+    )  # fmt: skip
+    _say_held_back(name, found)
 
 
 @app.command()
@@ -271,6 +288,16 @@ def replay_dead(
     """Append dead letters to the stream again."""
     count = with_app(lambda app: _on(app, name, lambda stream: _only_here(stream).replay_dead(offset=offset, limit=limit)))
     out.print(f"replayed: {count}")
+
+
+def _say_held_back(name: str, lags: list[Lag]) -> None:
+    for held in held_back(lags):
+        out.print(
+            f"group {held.group}: {len(held.holds)} new partitions wait for partition {held.partition}, which is paused."
+            f" Resume it: penstock streams resume {name} {held.group} -p {held.partition}; or move the group past what is there:"
+            f" penstock streams reset {name} {held.group} -p {held.partition} --to OFFSET",
+            highlight=False, markup=False, soft_wrap=True,
+        )  # fmt: skip
 
 
 def _following(stream: Any, start: Start, partitions: list[int] | None) -> Any:

@@ -14,7 +14,7 @@ import orjson
 from httpx_sse import EventSource, ServerSentEvent
 
 from penstock.client.answers import error_of, unavailable
-from penstock.errors import Conflict, DatabaseUnavailable, OffsetGone, PenstockError
+from penstock.errors import Conflict, DatabaseUnavailable, NotFound, OffsetGone, PenstockError
 
 
 @dataclass(slots=True)
@@ -38,7 +38,7 @@ class Following:
         self.since, self.tries = time.monotonic(), 0
         if event.event in ("gone", "failed"):
             said = orjson.loads(event.data)
-            kinds: dict[str, type[PenstockError]] = {"offset_gone": OffsetGone, "conflict": Conflict}
+            kinds: dict[str, type[PenstockError]] = {"offset_gone": OffsetGone, "conflict": Conflict, "not_found": NotFound}
             raise kinds.get(said.get("id"), PenstockError)(said["title"], hint=said.get("detail"))
         if not event.data or event.event != "message":
             return None
@@ -55,7 +55,7 @@ class Following:
 
 
 def follow(http: httpx.Client, following: Following) -> Iterator[dict[str, Any]]:
-    """Payloads as they come, for ever. Raises `OffsetGone`, `Conflict` when what comes next is gone."""
+    """Payloads as they come, for ever. Raises `OffsetGone`, `Conflict`, `NotFound` when what comes next is gone."""
     while True:
         try:
             with http.stream("GET", following.path, params=following.params, headers=following.headers) as response:

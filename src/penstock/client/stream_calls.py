@@ -59,6 +59,16 @@ def create(name: str, partitions: int, options: Mapping[str, Any]) -> Call[dict[
     return Call("POST", "/v1/streams", json_of, {"name": name, "partitions": partitions, **options}, repeatable=False)
 
 
+def change(name: str, partitions: int | None, options: Mapping[str, Any]) -> Call[dict[str, Any]]:
+    """Change options of a stream, or the number of its partitions."""
+    return Call("PATCH", path_of(name), json_of, {**({} if partitions is None else {"partitions": partitions}), **options})
+
+
+def drop(name: str, force: bool) -> Call[None]:
+    """Drop a stream. Not repeated: the second time it is not there."""
+    return Call("DELETE", path_of(name), lambda _: None, params={"force": "true"} if force else {}, repeatable=False)
+
+
 def describe(name: str) -> Call[dict[str, Any]]:
     """A stream."""
     return Call("GET", path_of(name), json_of)

@@ -29,8 +29,20 @@ class AsyncStream:
         """Create the stream, with the options of `POST /v1/streams`. Raises `Conflict` when it exists."""
         return await self._send(stream_calls.create(self.name, partitions, options))
 
+    async def change(self, **options: Any) -> dict[str, Any]:
+        """Change options, named as in `create`; the others stay as they are. Raises `NotFound`, `InvalidInput`."""
+        return await self._send(stream_calls.change(self.name, None, options))
+
+    async def grow(self, partitions: int) -> dict[str, Any]:
+        """Give the stream more partitions while it is in use. Raises `NotFound`, `InvalidInput` for fewer than it has."""
+        return await self._send(stream_calls.change(self.name, partitions, {}))
+
+    async def drop(self, *, force: bool = False) -> None:
+        """Drop the stream with its events and groups. Raises `NotFound`, `Conflict` while a group has live members."""
+        await self._send(stream_calls.drop(self.name, force))
+
     async def describe(self) -> dict[str, Any]:
-        """Partitions, what is there of each, retention, size. Raises `NotFound`."""
+        """Partitions, what is there of each, retention, size, which growth is held back. Raises `NotFound`."""
         return await self._send(stream_calls.describe(self.name))
 
     async def append(
@@ -139,8 +151,20 @@ class Stream:
         """Create the stream, with the options of `POST /v1/streams`. Raises `Conflict` when it exists."""
         return self._send(stream_calls.create(self.name, partitions, options))
 
+    def change(self, **options: Any) -> dict[str, Any]:
+        """Change options, named as in `create`; the others stay as they are. Raises `NotFound`, `InvalidInput`."""
+        return self._send(stream_calls.change(self.name, None, options))
+
+    def grow(self, partitions: int) -> dict[str, Any]:
+        """Give the stream more partitions while it is in use. Raises `NotFound`, `InvalidInput` for fewer than it has."""
+        return self._send(stream_calls.change(self.name, partitions, {}))
+
+    def drop(self, *, force: bool = False) -> None:
+        """Drop the stream with its events and groups. Raises `NotFound`, `Conflict` while a group has live members."""
+        self._send(stream_calls.drop(self.name, force))
+
     def describe(self) -> dict[str, Any]:
-        """Partitions, what is there of each, retention, size. Raises `NotFound`."""
+        """Partitions, what is there of each, retention, size, which growth is held back. Raises `NotFound`."""
         return self._send(stream_calls.describe(self.name))
 
     def append(

@@ -24,8 +24,8 @@ from penstock.consuming.delivery import Deliver, Halted
 from penstock.consuming.failure import OnFailure
 from penstock.consuming.part import Part
 from penstock.encoding import Encoding
-from penstock.errors import Conflict, DatabaseUnavailable, InvalidInput, OffsetGone, PenstockError
-from penstock.event import Gone
+from penstock.errors import Conflict, DatabaseUnavailable, InvalidInput, NotFound, OffsetGone, PenstockError
+from penstock.event import Gone, held_back
 from penstock.ownership.ending import Ending
 from penstock.ownership.member import Member
 from penstock.postgres import streams
@@ -43,6 +43,8 @@ _FLUSH_S = 5.0
 _MOST_BYTES = 1_048_576
 _READY_BYTES = 32 * 1_048_576
 _LEAST_BYTES = 65_536
+_EXPLAIN_EVERY_S, _LOOK_FOR_REASONS_EVERY_S = 60.0, 5.0
+_AFTER_HALT = "Mend the handler, or move the group past the event with seek, and start the consumer again."
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +128,8 @@ class Consumer(Generic[T]):
         self._dirty = asyncio.Event()
         self._flush = asyncio.Event()
         self._look = False
-        self._halted: BaseException | None = None
+        self._explain_at = 0.0
+        self._halted: Halted | None = None
         self._places = None if options.concurrency is None else asyncio.Semaphore(options.concurrency)
         self._threads = ThreadPoolExecutor(options.concurrency or _MOST_THREADS, thread_name_prefix=f"penstock-{self.name}")
         self._stopping = False
@@ -141,7 +144,8 @@ class Consumer(Generic[T]):
 
         Raises:
             Conflict: A live member has this id.
-            Halted: A handler failed, and the policy is to halt.
+            Halted: A handler failed, and the policy is to halt. What others had in hand was finished, the member left.
+            NotFound: Somebody dropped the stream, or the group.
         """
         loops = [
             asyncio.create_task(self._fetch(), name="penstock-fetcher"),
@@ -154,6 +158,11 @@ class Consumer(Generic[T]):
                 task.result()  # the loops never end by themselves but with an error
             if self._halted is not None:
                 raise self._halted
+        except NotFound as error:
+            raise NotFound(
+                f"{self.name} cannot be consumed any more: {error.message}",
+                hint="The stream or the group was dropped meanwhile; start its consumers anew when it is there again.",
+            ) from error
         finally:
             for part in list(self.parts.values()):
                 self._cancel(part)
@@ -303,7 +312,23 @@ class Consumer(Generic[T]):
             waiting = waiting or found.waits
             if not found.waits and self.parts.get(partition) is part and not part.draining:
                 self._start(part, found)
+        if waiting:
+            await self._explain_waiting()
         return waiting
+
+    async def _explain_waiting(self) -> None:
+        """Say, now and then, when what partitions wait for will not come by itself."""
+        now = asyncio.get_running_loop().time()
+        if now < self._explain_at:
+            return
+        found = held_back(await streams.lag(self.database, self.stream, self.group))
+        self._explain_at = now + (_EXPLAIN_EVERY_S if found else _LOOK_FOR_REASONS_EVERY_S)
+        for held in found:
+            log.warning(
+                "growth_held_back", stream=self.stream, group=self.group, partition=held.partition, holds=held.holds,
+                quarantined=held.quarantined, because=held.paused_because,
+                hint="The new partitions wait for this paused one: resume it, or move the group past what is there (seek).",
+            )  # fmt: skip
 
     def _start(self, part: Part[T], begun: Begun) -> None:
         part.begin(begun)
@@ -406,17 +431,28 @@ class Consumer(Generic[T]):
                 self._came.set()
                 raise
 
-    def halt(self, error: Halted) -> None:
-        """A handler failed, and the policy is to halt: stop."""
+    async def halt(self, part: Part[T], offset: int, reason: str) -> None:
+        """A handler failed, and the policy is to halt: stop, and note in the database why."""
+        self._halt(Halted(f"{self.name}, partition {part.partition}, offset {offset}: {reason}", hint=_AFTER_HALT))
+        await self._settle(part, lambda commit: streams.halt_partition(
+            self.database, self.stream, self.group, self.member.id, commit, f"offset {offset}: {reason}"
+        ))  # fmt: skip
+
+    def _halt(self, error: Halted) -> None:
         if self._halted is None:
             self._halted = error
-            log.error("consumer_halted", stream=self.stream, group=self.group, error=str(error))
+            log.error("consumer_halted", stream=self.stream, group=self.group, error=error.message)
             self.stop()
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
+            if isinstance(error, NotFound):
+                # Dropped meanwhile: the next look ends the consumer.
+                self._look = True
+                self._came.set()
+                return
             log.error("delivery_failed", stream=self.stream, group=self.group, exc_info=error)
-            self.halt(Halted(f"consuming {self.name} failed: {error!r}"))
+            self._halt(Halted(f"consuming {self.name} failed: {error!r}"))
 
     # -- committing
 

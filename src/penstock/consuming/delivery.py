@@ -30,7 +30,7 @@ EventHandler: TypeAlias = Callable[[Any], Any]
 
 
 class Halted(PenstockError):
-    """A handler failed, and its consumer was told to halt then."""
+    """A handler failed, and its consumer was told to halt then; nothing at or behind the event is committed in its partition."""
 
 
 class Deliver(Generic[T]):
@@ -223,7 +223,7 @@ class Deliver(Generic[T]):
             if policy.then == "quarantine":
                 await consumer.quarantine(part, f"offset {batch.first_offset}: {reason}")
             else:
-                consumer.halt(Halted(f"{consumer.name}, partition {part.partition}, offset {batch.first_offset}: {reason}"))
+                await consumer.halt(part, batch.first_offset, reason)
                 await part.nap(3600.0)
 
     def _owner(self) -> Consumer[T]:

@@ -20,7 +20,9 @@ class OnFailure:
         attempts: How often a handler is called with the same events; None: until it succeeds.
         then: What happens after the last attempt. "skip": the group goes on. "dead-letter": the events go to the stream
             `<name>.dead`, with the error, and the group goes on. "quarantine": that partition pauses, visibly, until somebody
-            resumes it; the others go on. "halt": the consumer stops with the error.
+            resumes it; the others go on. "halt": this member of the group stops with `Halted`. The handlers of its other
+            partitions finish what they have in hand, nothing at or behind the event is committed, and `lag` shows why. Its
+            partitions go to the other members, who come upon the event in turn; other work of its worker goes on.
         backoff: Delays between attempts; meanwhile the partition waits, for the order of its events.
     """
 

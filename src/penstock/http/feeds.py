@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import structlog
 
-from penstock.errors import DatabaseUnavailable, OffsetGone, PenstockError
+from penstock.errors import DatabaseUnavailable, NotFound, OffsetGone, PenstockError
 from penstock.event import Chunk, StreamRecord
 from penstock.http.events import Piece, piece_of
 from penstock.postgres import streams
@@ -50,6 +50,12 @@ class Feed:
         self._ready: dict[int, deque[Piece]] = {}
         self._order: deque[Piece] = deque()
         self._bytes = 0
+        self._dropped: NotFound | None = None
+
+    def check(self) -> None:
+        """Raises `NotFound` when the stream was dropped."""
+        if self._dropped is not None:
+            raise NotFound(self._dropped.message, hint="It was dropped.")
 
     def ready(self, partition: int, offset: int) -> list[Piece] | None:
         """What is kept of a partition from an offset on; None when some of it has to be read from the database."""
@@ -64,7 +70,7 @@ class Feed:
             event.set()
 
     async def run(self) -> None:
-        """Read what is appended, until cancelled."""
+        """Read what is appended, until cancelled or the stream is dropped."""
         loop = asyncio.get_running_loop()
         look_at = loop.time() + _LOOK_FOR_GROWTH_EVERY_S
         idle = 0
@@ -91,6 +97,10 @@ class Feed:
                 # Overtaken by retention: begin at the end; followers read what is between, and find out that it is gone.
                 self.ends = {}
                 self._forget()
+            except NotFound as error:
+                self._dropped = error
+                self.wake()
+                return
             except PenstockError as error:
                 log.warning("feed_failed", stream=self.record.name, error=error.message)
                 await asyncio.sleep(random.uniform(0.2, 0.6))
@@ -141,11 +151,18 @@ class Follower:
         self._grows = grows
 
     async def next(self, within: float) -> list[Piece]:
-        """What comes next in each partition, and goes past it; none when nothing came, or could be read. Raises `OffsetGone`."""
+        """What comes next in each partition, and goes past it; none when nothing came, or could be read.
+
+        Raises:
+            OffsetGone: Retention dropped what comes next.
+            NotFound: The stream was dropped.
+        """
         self.event.clear()
+        self._feed.check()
         behind = self._behind()
         if not behind:
             await happens(self.event, within)
+            self._feed.check()
             behind = self._behind()
         found: list[Piece] = []
         missing: dict[int, int] = {}

@@ -136,6 +136,8 @@ class Memberships:
         for _ in range(_MOST_ROUNDS):
             beat = await ownership.heartbeat(database, group, seat.member, seat.session)
             if not beat.known:
+                if await streams.find_stream(database, seat.stream.name) is None:
+                    raise NotFound(f"no such stream: {seat.stream.name}", hint="It was dropped.")
                 raise NotFound(
                     f"{seat.member} is no member of consumer group {seat.group} of stream {seat.stream.name}",
                     hint="It was silent for too long, or left: join again.",

@@ -14,6 +14,7 @@ Partition = Annotated[int, Field(ge=0, le=1_023)]
 Offset = Annotated[int, Field(ge=0, le=9_000_000_000_000_000_000)]
 StreamName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,100}$")]
 Positive = Annotated[int, Field(ge=1, le=9_000_000_000_000_000_000)]
+Age = Annotated[float, Field(gt=0, le=3_153_600_000)]
 _SESSION = "0190b7a0-0000-7000-8000-000000000001"
 _EVENT = {
     "partition": 3, "offset": 17, "key": "acme", "data": {"total": 3}, "headers": {}, "time": None, "appended_at": _AT,
@@ -21,19 +22,25 @@ _EVENT = {
 
 
 class StreamSettings(Model):
-    """What a stream is like. Whole segments are dropped, oldest first, when `keep_...` says so; null: no limit."""
+    """What can be changed of a stream. Whole segments are dropped, oldest first, when `keep_...` says so; null: no limit."""
 
-    format: Literal["json", "bytes"] = "json"
-    compression: Literal["zstd"] | None = Field(None, description="Of a stream of bytes.")
-    keep_age_s: Annotated[float, Field(gt=0, le=3_153_600_000)] | None = None
+    keep_age_s: Age | None = None
     keep_bytes: Positive | None = None
     keep_events: Positive | None = None
     keep_unread: bool = Field(False, description="Keep nevertheless what some group has not read.")
     compact: bool = Field(False, description="Keep the last event of each key.")
-    segment_age_s: Annotated[float, Field(gt=0, le=3_153_600_000)] | None = None
+    segment_age_s: Age | None = None
     segment_bytes: Positive = 64 * 1024 * 1024
     segment_events: Positive | None = None
     max_event_bytes: Annotated[int, Field(ge=1, le=268_435_456)] = 1024 * 1024
+
+    def as_options(self) -> dict[str, Any]:
+        """Those that were given, as the SQL functions take them."""
+        given = self.model_dump(exclude={"name", "partitions"}, exclude_unset=True)
+        return {
+            name.removesuffix("_s"): f"{value:.6f} seconds" if name.endswith("_s") and value is not None else value
+            for name, value in given.items()
+        }
 
 
 class NewStream(StreamSettings):
@@ -41,14 +48,14 @@ class NewStream(StreamSettings):
 
     name: StreamName
     partitions: int = Field(16, ge=1, le=1_024)
+    format: Literal["json", "bytes"] = "json"
+    compression: Literal["zstd"] | None = Field(None, description="Of a stream of bytes.")
 
-    def as_options(self) -> dict[str, Any]:
-        """The options as the SQL functions take them."""
-        given = self.model_dump(exclude={"name", "partitions"})
-        return {
-            name.removesuffix("_s"): f"{value:.6f} seconds" if name.endswith("_s") and value is not None else value
-            for name, value in given.items()
-        }
+
+class StreamChange(StreamSettings):
+    """What is to be changed of a stream. Fields left out stay as they are."""
+
+    partitions: int | None = Field(None, ge=1, le=1_024, description="At least as many as it has.")
 
 
 class Stream(BaseModel):
@@ -85,18 +92,29 @@ class Ends(BaseModel):
     next: int
 
 
+class HeldBack(BaseModel):
+    """A paused partition for which new ones (`holds`) wait since the stream grew: resume it, or move the group past it."""
+
+    group: str
+    partition: int
+    paused_because: str | None
+    quarantined: bool
+    holds: list[int]
+
+
 class StreamDetails(Stream):
     """A stream with what is in it."""
 
     model_config = _example({
         **Stream.model_config["json_schema_extra"]["example"],  # type: ignore[index,dict-item]
-        "ends": [{"partition": 0, "first": 40, "next": 93}], "segments": 1, "events": 53, "bytes": 9120,
+        "ends": [{"partition": 0, "first": 40, "next": 93}], "segments": 1, "events": 53, "bytes": 9120, "held_back": [],
     })  # fmt: skip
 
     ends: list[Ends]
     segments: int
     events: int
     bytes: int
+    held_back: list[HeldBack]
 
 
 class NewEvent(Model):
@@ -161,6 +179,8 @@ class PartitionLag(BaseModel):
     paused_at: datetime | None
     paused_because: str | None
     quarantined: bool
+    halted_because: str | None = Field(description="The error at which a consumer halted before the next event.")
+    waits_for: list[int] = Field(description="Older partitions to be finished first, since the stream grew.")
 
 
 class Group(BaseModel):
@@ -170,7 +190,7 @@ class Group(BaseModel):
         "group": "billing", "lag": 12,
         "partitions": [{
             "partition": 0, "next": 81, "end": 93, "lag": 12, "owner": "billing-1", "committed_at": _AT, "paused_at": None,
-            "paused_because": None, "quarantined": False,
+            "paused_because": None, "quarantined": False, "halted_because": None, "waits_for": [],
         }],
     })  # fmt: skip
 

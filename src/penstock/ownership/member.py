@@ -49,6 +49,10 @@ def looks_every(members: int) -> float:
     return max(1.0, min(members / 4, 3.0), 3.0 * (members / 1_000) ** 2)
 
 
+class GroupGone(NotFound):
+    """The group itself was dropped."""
+
+
 class SlotUser(Protocol):
     """What works on slots. The calls come from the loop, one slot at a time, in the order in which things happen."""
 
@@ -154,7 +158,12 @@ class Member:
                 await balance.set_metadata(self._database, self.group, self.id, self._metadata, self._assign)
 
     async def run(self) -> None:
-        """Take part until `stop`. Joins first unless `join` was called. Raises `Conflict` when another has this id."""
+        """Take part until `stop`. Joins first unless `join` was called.
+
+        Raises:
+            Conflict: Another has this id.
+            GroupGone: Somebody dropped the group.
+        """
         if not self._joined.is_set():
             await self.join()
         helpers = [
@@ -182,8 +191,11 @@ class Member:
                         await self._call(balance.drain(self._database, self.group, self.id, self._assign))
                 await self._beat()
                 if said_so and self._state.empty:
-                    await self._call(balance.leave(self._database, self.group, self.id, self._session, self._assign))
+                    with suppress(NotFound):  # the group was dropped
+                        await self._call(balance.leave(self._database, self.group, self.id, self._session, self._assign))
                     return
+            except GroupGone:
+                raise
             except NotFound:
                 # Evicted between two calls; the next heartbeat says so.
                 continue
@@ -209,7 +221,10 @@ class Member:
             if not self._rejoining:
                 # The answer to the join may be lost: it is repeated under the same session.
                 self._session, self._rejoining = uuid.uuid4(), True
-            await self._call(self._join())
+            try:
+                await self._call(self._join())
+            except NotFound as error:
+                raise GroupGone(f"group {self.group} was dropped", hint=error.hint) from error
             self._rejoining = False
             self._wake.set()
             return

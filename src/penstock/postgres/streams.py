@@ -90,6 +90,21 @@ async def grow_stream(database: Database, name: str, partitions: int) -> StreamR
     return _record(await database.fetchrow("select * from penstock.grow_stream($1, $2)", name, partitions))
 
 
+async def alter_stream(database: Database, name: str, options: Mapping[str, Any], partitions: int | None) -> StreamRecord:
+    """Change the given options and the number of partitions, both or nothing. Raises as `change_stream` and `grow_stream`."""
+    async with database.transaction() as transaction:
+        row = await transaction.fetchrow("select * from penstock.change_stream($1, $2::jsonb)", name, _dump(options))
+        if partitions is not None:
+            row = await transaction.fetchrow("select * from penstock.grow_stream($1, $2)", name, partitions)
+    return _record(row)
+
+
+async def drop_stream(database: Database, name: str, *, force: bool = False) -> None:
+    """Drop a stream, and its tables as far as nobody reads them. Raises `NotFound`, `Conflict` while a group has live members."""
+    await database.fetch("select penstock.drop_stream($1, $2)", name, force)
+    await drop_retired(database)
+
+
 async def list_streams(database: Database) -> list[StreamRecord]:
     """All streams, by name."""
     return [_record(row) for row in await database.fetch("select * from penstock.streams order by name")]
@@ -349,6 +364,21 @@ async def quarantine_partition(database: Database, name: str, group: str, member
     """Commit, and pause the partition there. Raises `Conflict` when it is no longer the member's."""
     await database.fetch(
         "select penstock.quarantine_partition($1, $2, $3, $4, $5, $6, $7, $8)",
+        name,
+        group,
+        member,
+        commit.partition,
+        commit.epoch,
+        commit.revision,
+        commit.next_offset,
+        error,
+    )
+
+
+async def halt_partition(database: Database, name: str, group: str, member: str, commit: Commit, error: str) -> None:
+    """Commit, and note why the consumer halts there. Raises `Conflict` when it is no longer the member's."""
+    await database.fetch(
+        "select penstock.halt_partition($1, $2, $3, $4, $5, $6, $7, $8)",
         name,
         group,
         member,

@@ -11,7 +11,7 @@ from typing import Any, Generic, Literal, TypeVar
 from penstock.callers import append_through_blocking
 from penstock.consuming.batch import Batch
 from penstock.consuming.pull import Consumption
-from penstock.event import Appended, Event, Gone, Lag, NewEvent, Position
+from penstock.event import Appended, Event, Gone, HeldBack, Lag, NewEvent, Position
 from penstock.streams import Stream
 from penstock.sync.loop import OnLoop
 from penstock.tail import Start
@@ -131,6 +131,14 @@ class SyncStreams(OnLoop):
     def resume_group(self, stream: Stream[Any], group: str, partitions: Sequence[int] | None = None) -> int:
         """End a pause or quarantine. See `penstock.streams.Stream.resume`."""
         return self._call(stream.resume(group, partitions))
+
+    def drop_stream(self, stream: Stream[Any] | str, *, force: bool = False) -> None:
+        """Drop a stream, given as it was declared or by its name. See `penstock.streams.Stream.drop`."""
+        self._call(self._app.drop_stream(stream, force=force) if isinstance(stream, str) else stream.drop(force=force))
+
+    def held_back(self, stream: Stream[Any], group: str | None = None) -> list[HeldBack]:
+        """What a growth waits for in vain. See `penstock.streams.Stream.held_back`."""
+        return self._call(stream.held_back(group))
 
     def drop_group(self, stream: Stream[Any], group: str) -> None:
         """Forget a group. See `penstock.streams.Stream.drop_group`."""

@@ -20,7 +20,8 @@ from uuid import UUID
 import structlog
 
 from penstock.consuming.consumer import Consumer
-from penstock.errors import InvalidInput, PenstockError
+from penstock.consuming.delivery import Halted
+from penstock.errors import InvalidInput, NotFound, PenstockError
 from penstock.job import Settlement
 from penstock.postgres import jobs
 from penstock.postgres.database import Database
@@ -81,6 +82,7 @@ class Worker:
         self._hurry = asyncio.Event()
         self._running = asyncio.Event()
         self._scheduling: asyncio.Task[None] | None = None
+        self._ended: list[PenstockError] = []
 
     def stop(self) -> None:
         """Stop in an orderly way; a second call: at once, without waiting for handlers."""
@@ -102,7 +104,13 @@ class Worker:
         await self._running.wait()
 
     async def run(self) -> None:
-        """Work until `stop`. Raises `PenstockError` when the database refuses the worker."""
+        """Work until `stop`.
+
+        Raises:
+            PenstockError: The database refuses the worker.
+            Halted, NotFound: A consumer halted, or its stream was dropped. The other work goes on, until `stop` or when there is
+                none; this is raised at the end.
+        """
         await self._prepare()
         parts: list[PoolPart] = []
 
@@ -157,7 +165,7 @@ class Worker:
         support("heartbeat", self._beat(claimer, runner, care))
         support("listener", self._listen(claimer, runner, care, parts))
         taking_part = [support(f"pool-{part.name}", part.run()) for part in parts]
-        taking_part += [support(f"consumer-{consumer.name}", consumer.run()) for consumer in self._consumers]
+        taking_part += [support(f"consumer-{consumer.name}", self._consume(consumer)) for consumer in self._consumers]
         support("streams", care.run_streams())
         scheduler = Scheduler(self._database, self._schedules, self._settings, self.id)
         self._scheduling = support("scheduler", scheduler.run())
@@ -176,6 +184,8 @@ class Worker:
                     task.result()  # a part never ends by itself but with an error
             scheduler.stop()
             await self._shut_down(claiming, runner, settler, parts, taking_part)
+            if self._ended:
+                raise self._ended[0]
         finally:
             for task in supporting:
                 task.cancel()
@@ -254,6 +264,18 @@ class Worker:
         for task in ends:
             task.cancel()
         await asyncio.gather(*ends, return_exceptions=True)
+
+    async def _consume(self, consumer: Consumer[Any]) -> None:
+        """Run a consumer. One that ends by itself takes nothing else with it."""
+        try:
+            await consumer.run()
+        except (Halted, NotFound) as error:
+            log.error("consumer_ended", consumer=consumer.name, worker=self.id, error=error.message)
+            self._ended.append(error)
+            others = self._types or self._pools or self._schedules or self._types_may_come
+            if not others and len(self._ended) == len(self._consumers):
+                self._stop.set()
+            await self._stop.wait()
 
     async def _register(self, claimer: Claimer) -> None:
         host = re.sub(r"[^A-Za-z0-9_.-]", "-", socket.gethostname())

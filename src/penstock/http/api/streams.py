@@ -1,16 +1,17 @@
-"""Streams: list, create, look."""
+"""Streams: list, create, look, change, drop."""
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Annotated, Any
 
-from fastapi import Path, Request, Response
+from fastapi import Path, Query, Request, Response
 
-from penstock.event import StreamRecord
+from penstock.event import StreamRecord, held_back
 from penstock.http.api.common import answer, body_of, needs, principal_of, read, router, service_of
 from penstock.http.auth import Role
 from penstock.http.errors import ApiError
-from penstock.http.stream_models import NewStream, Stream, StreamDetails
+from penstock.http.stream_models import NewStream, Stream, StreamChange, StreamDetails
 from penstock.postgres import streams
 
 api = router("streams")
@@ -40,7 +41,7 @@ async def create_stream(request: Request) -> Response:
 @api.get("/v1/streams/{name:name}", response_model=StreamDetails)
 @needs(Role.READ)
 async def get_stream(request: Request, name: StreamName) -> Response:
-    """One stream: partitions, what is there of each, retention, size."""
+    """One stream: partitions, what is there of each, retention, size, and which groups a growth waits for in vain."""
     record = await find_stream(request, name)
     database = service_of(request).database
     segments = await streams.segments(database, name)
@@ -52,8 +53,36 @@ async def get_stream(request: Request, name: StreamName) -> Response:
         "segments": len(segments),
         "events": sum(segment.events for segment in segments),
         "bytes": sum(segment.bytes for segment in segments),
+        "held_back": [asdict(held) for held in held_back(await streams.lag(database, name, None))],
     }
     return answer(shape(record) | details)
+
+
+@api.patch("/v1/streams/{name:name}", response_model=Stream, openapi_extra=body_of(StreamChange, {"keep_age_s": 86400}))
+@needs(Role.ADMIN)
+async def change_stream(request: Request, name: StreamName) -> Response:
+    """Change options of a stream, or give it more partitions while it is in use; fields left out stay as they are.
+
+    The order of each key is kept: a group begins with the new partitions when it has finished what the old ones hold now.
+    All of it is done, or nothing.
+    """
+    record = await find_stream(request, name)
+    wanted = await read(request, StreamChange)
+    options = wanted.as_options()
+    return answer(shape(await streams.alter_stream(service_of(request).database, record.name, options, wanted.partitions)))
+
+
+@api.delete("/v1/streams/{name:name}", status_code=204, response_class=Response)
+@needs(Role.ADMIN)
+async def drop_stream(
+    request: Request,
+    name: StreamName,
+    force: Annotated[bool, Query(description="Also while consumer groups have live members; they end.")] = False,
+) -> Response:
+    """Drop a stream with its events and consumer groups. 409 while a group has live members."""
+    record = await find_stream(request, name)
+    await streams.drop_stream(service_of(request).database, record.name, force=force)
+    return Response(status_code=204)
 
 
 async def find_stream(request: Request, name: str) -> StreamRecord:

@@ -39,7 +39,7 @@ declare
         'standing_of', 'begin_standing', 'save_standing', 'end_standing', 'take_messages',
         'declare_topic', 'subscribe', 'subscribe_many', 'renew_subscriptions', 'unsubscribe', 'unsubscribe_many', 'tend_topics',
         'declare_stream', 'declare_consumer_group', 'begin_partitions', 'commit_offsets', 'commit_exactly', 'commit_json', 'dead_letter',
-        'quarantine_partition', 'replay_dead', 'seek_group', 'pause_partitions', 'resume_partitions', 'sweep_streams', 'tend_stream', 'compact_stream',
+        'quarantine_partition', 'halt_partition', 'replay_dead', 'seek_group', 'pause_partitions', 'resume_partitions', 'sweep_streams', 'tend_stream', 'compact_stream',
         'drop_retired',
         'declare_schedule', 'take_schedule', 'extend_schedule', 'end_schedule',
         'start_fleet', 'serve_fleet', 'drain_fleet', 'drain_worker', 'end_fleet', 'fleet_counts'
@@ -47,7 +47,7 @@ declare
     managing constant text[] := array[
         'create_job_type', 'change_job_type', 'declare_job_type', 'pause', 'resume', 'prune', 'add_user', 'remove_user',
         'list_users', 'find_user', 'drain_member', 'resize_pool', 'change_pool', 'set_weight', 'prune_messages',
-        'create_stream', 'change_stream', 'grow_stream', 'roll_segment', 'retire_segments', 'drop_consumer_group',
+        'create_stream', 'change_stream', 'grow_stream', 'drop_stream', 'roll_segment', 'retire_segments', 'drop_consumer_group',
         'open_lake', 'drop_lake', 'lake_sketches', 'commit_lake_batch', 'swap_lake_files', 'failure_report'
     ];
     allowed text[];

@@ -192,6 +192,10 @@ begin
         updated_at = penstock.clock()
     where name = p_name
     returning * into stored;
+    if not found then
+        -- Dropped a moment ago.
+        return penstock.require_stream(p_name);
+    end if;
     return stored;
 end
 $$;
@@ -308,7 +312,8 @@ begin
         for no key update
     ) as locked;
     if found_width is distinct from p_width then
-        -- Taken before somebody made the stream larger. Whoever routed the keys has to do it again.
+        -- Taken before somebody dropped the stream, or made it larger. Then whoever routed the keys has to do it again.
+        perform penstock.require_stream(p_stream.name);
         raise exception 'stream % does not have % partitions', p_stream.name, p_width
             using errcode = 'PS412', hint = format('It has %s.', (select partitions from penstock.streams where id = p_stream.id));
     end if;
@@ -785,6 +790,27 @@ comment on function penstock.append_each_json(text, jsonb) is 'append_json, with
 -- Loads: millions of events at once, all or none. They come by COPY into a table of this transaction, without any lock on the
 -- stream, and are then appended by one statement.
 
+create or replace function penstock.check_load()
+returns trigger
+language plpgsql
+security definer
+set search_path = penstock, pg_temp
+as $$
+begin
+    -- Here and not in end_load: nothing more is copied after the first bad chunk, and what is stored may be compressed.
+    if penstock.check_events(
+        penstock.require_stream(tg_argv[0]), new.data, new.bytes, new.keys, new.headers, new.times
+    ) <> new.events
+        or new.partition not between 0 and tg_argv[1]::integer - 1
+    then
+        raise exception 'partitions or numbers of events do not fit the events'
+            using errcode = 'PS400', hint = 'Each row has as many payloads, in the format of the stream, as it says in events.';
+    end if;
+    return new;
+end
+$$;
+comment on function penstock.check_load() is 'Part of begin_load: checks each chunk that is copied as check_events does for an append.';
+
 create or replace function penstock.begin_load(p_stream text)
 returns integer
 language plpgsql
@@ -805,12 +831,16 @@ begin
         bytes bytea[]
     )
     on commit drop;
+    execute format(
+        'create trigger check_load before insert on pg_temp.penstock_load for each row execute function penstock.check_load(%L, %L)',
+        p_stream, stream.partitions
+    );
     execute format('grant insert on pg_temp.penstock_load to %I', session_user);
     return stream.partitions;
 end
 $$;
 comment on function penstock.begin_load(text) is
-    'Begins to load events: makes the temporary table penstock_load (partition, events, keys, times, headers, data, bytes), a row for each chunk, to copy into in this transaction, before end_load. Returns the number of partitions for which to route keys.';
+    'Begins to load events: makes the temporary table penstock_load (partition, events, keys, times, headers, data, bytes), a row for each chunk, to copy into in this transaction, before end_load. PS413 for an event larger than max_event_bytes. Returns the number of partitions for which to route keys.';
 
 create or replace function penstock.end_load(p_stream text, p_width integer)
 returns table (partition integer, first_offset bigint, events bigint)
@@ -824,14 +854,6 @@ declare
     found_width integer;
     active bigint;
 begin
-    if exists (
-        select from pg_temp.penstock_load as chunk
-        where chunk.partition not between 0 and p_width - 1
-            or chunk.events <> coalesce(cardinality(case stream.format when 'json' then chunk.data end), cardinality(chunk.bytes), -1)
-    ) then
-        raise exception 'partitions or numbers of events do not fit the events'
-            using errcode = 'PS400', hint = 'Each row has as many payloads, in the format of the stream, as it says in events.';
-    end if;
     select min(locked.width), max(locked.segment)
     into found_width, active
     from (
@@ -842,6 +864,7 @@ begin
         for no key update
     ) as locked;
     if found_width is distinct from p_width then
+        perform penstock.require_stream(p_stream);
         raise exception 'stream % does not have % partitions', p_stream, p_width
             using errcode = 'PS412', hint = 'It has grown meanwhile: begin anew.';
     end if;

@@ -114,6 +114,26 @@ begin
                     chunk.headers, chunk.data, chunk.bytes, chunk.offsets
                 from unnest($1, $2) as wanted (partition, from_offset)
                 cross join lateral (
+                    -- The chunk that holds the offset, or the next one: not one that ends before it, since there are gaps between
+                    -- compacted ones, and whoever is in a gap would get the chunk before it for ever.
+                    select stored.first_offset
+                    from penstock.%1$I as stored
+                    where stored.partition = wanted.partition
+                        and stored.first_offset >= coalesce(
+                            (
+                                select before.first_offset
+                                from penstock.%1$I as before
+                                where before.partition = wanted.partition and before.first_offset <= wanted.from_offset
+                                order by before.first_offset desc
+                                limit 1
+                            ),
+                            0
+                        )
+                        and coalesce(stored.offsets[stored.events] + 1, stored.first_offset + stored.events) > wanted.from_offset
+                    order by stored.first_offset
+                    limit 1
+                ) as beginning
+                cross join lateral (
                     select
                         near.*,
                         sum(near.events) over walked - near.events as events_before,
@@ -123,19 +143,9 @@ begin
                         select stored.*
                         from penstock.%1$I as stored
                         where stored.partition = wanted.partition
-                            and stored.first_offset >= coalesce(
-                                (
-                                    select before.first_offset
-                                    from penstock.%1$I as before
-                                    where before.partition = wanted.partition and before.first_offset <= wanted.from_offset
-                                    order by before.first_offset desc
-                                    limit 1
-                                ),
-                                0
-                            )
-                            -- The chunk that holds the offset, not one that ends before it: there are gaps between compacted
-                            -- ones, and whoever is in a gap would get the chunk before it for ever.
-                            and coalesce(stored.offsets[stored.events] + 1, stored.first_offset + stored.events) > wanted.from_offset
+                            and stored.first_offset >= beginning.first_offset
+                            -- Offsets are dense, so these have p_limit events and not many more; fewer where compaction left gaps.
+                            and stored.first_offset < beginning.first_offset + $3
                         order by stored.first_offset
                         limit $3
                     ) as near

@@ -331,7 +331,7 @@ declare
     grown penstock.streams;
     member text;
 begin
-    select * into stream from penstock.streams where id = (penstock.require_stream(p_stream)).id for update;
+    stream := penstock.lock_stream(p_stream);
     if p_partitions is null or p_partitions < stream.partitions or p_partitions > 1024 then
         raise exception 'stream % cannot have % partitions', p_stream, coalesce(p_partitions::text, 'null')
             using errcode = 'PS400', hint = format('It has %s, which can only grow, up to 1,024.', stream.partitions);

@@ -23,7 +23,11 @@ begin
         return members_share;
     end if;
     -- So that it gets a row for each partition, also while the stream grows.
-    select * into stream from penstock.streams where id = stream.id for share;
+    select * into stream from penstock.streams where name = p_stream for share;
+    if not found then
+        -- Dropped a moment ago.
+        stream := penstock.require_stream(p_stream);
+    end if;
     insert into penstock.stream_groups (stream, name, group_name, created_at)
     values (stream.id, p_group, members_share, penstock.clock())
     on conflict do nothing;
@@ -164,7 +168,8 @@ begin
         -- When it had to wait for a new owner to begin, the row has another epoch by now.
         update penstock.group_offsets as reached
         set next_offset = greatest(given.next_offset, reached.next_offset),
-            committed_at = penstock.clock()
+            committed_at = penstock.clock(),
+            halted_because = case when given.next_offset <= reached.next_offset then reached.halted_because end
         where reached.stream = consuming.stream
             and reached.group_id = p_group
             and reached.partition = given.partition
@@ -362,7 +367,8 @@ begin
     end if;
     update penstock.group_offsets as reached
     set next_offset = given.next_offset,
-        revision = reached.revision + 1
+        revision = reached.revision + 1,
+        halted_because = null
     from unnest(p_partitions, p_offsets) as given (partition, next_offset)
     where reached.stream = consuming.stream and reached.group_id = p_group and reached.partition = given.partition;
     get diagnostics moved = row_count;
@@ -427,6 +433,24 @@ $$;
 comment on function penstock.quarantine_partition(text, text, text, integer, bigint, integer, bigint, text) is
     'Pauses a partition before the event that could not be handled, until somebody resumes it (and may have moved the group past it).';
 
+create or replace function penstock.halt_partition(
+    p_stream text, p_group text, p_member text, p_partition integer, p_epoch bigint, p_revision integer, p_offset bigint, p_error text
+)
+returns void
+language plpgsql
+security definer
+set search_path = penstock, pg_temp
+as $$
+begin
+    perform penstock.commit_exactly(p_stream, p_group, p_member, p_partition, p_epoch, p_revision, p_offset);
+    update penstock.group_offsets
+    set halted_because = p_error
+    where stream = (penstock.require_stream(p_stream)).id and group_id = p_group and partition = p_partition;
+end
+$$;
+comment on function penstock.halt_partition(text, text, text, integer, bigint, integer, bigint, text) is
+    'Commits what is done before the event that could not be handled, and notes why its consumer halts there; the note goes when that event is done. Whoever takes the partition over comes upon the event again.';
+
 create or replace function penstock.resume_partitions(p_stream text, p_group text, p_partitions integer[] default null)
 returns integer
 language plpgsql
@@ -455,43 +479,38 @@ comment on function penstock.resume_partitions(text, text, integer[]) is 'Ends a
 create or replace function penstock.group_lag(p_stream text, p_group text default null)
 returns table (
     group_id text, partition integer, next_offset bigint, end_offset bigint, lag bigint, owner text, committed_at timestamptz,
-    paused_at timestamptz, paused_because text, quarantined boolean
+    paused_at timestamptz, paused_because text, quarantined boolean, halted_because text, waits_for integer[]
 )
 language sql
 stable
 security definer
 set search_path = penstock, pg_temp
 as $$
+    with unfinished as materialized (
+        -- As in begin_partitions: the partitions that came with a growth wait for the older ones to be finished.
+        select
+            consuming.name, cardinality(growth.ends) as first, growth.width,
+            array_agg(older.partition order by older.partition) as partitions
+        from penstock.stream_growths as growth
+        join penstock.stream_groups as consuming on consuming.stream = growth.stream
+        cross join unnest(growth.ends) with ordinality as before (ends_at, place)
+        join penstock.group_offsets as older
+            on older.stream = growth.stream and older.group_id = consuming.name and older.partition = before.place - 1
+        where growth.stream = (penstock.require_stream(p_stream)).id and older.next_offset < before.ends_at
+        group by consuming.name, growth.ends, growth.width
+    )
     select
         reached.group_id, reached.partition, reached.next_offset, bounds.next_offset, bounds.next_offset - reached.next_offset,
-        slot.owner, reached.committed_at, reached.paused_at, reached.paused_because, reached.quarantined
+        slot.owner, reached.committed_at, reached.paused_at, reached.paused_because, reached.quarantined, reached.halted_because,
+        coalesce(unfinished.partitions, '{}')
     from penstock.group_offsets as reached
     join penstock.stream_groups as consuming on consuming.stream = reached.stream and consuming.name = reached.group_id
     join penstock.stream_bounds(p_stream) as bounds on bounds.partition = reached.partition
     left join penstock.slots as slot on slot.group_name = consuming.group_name and slot.slot = reached.partition
+    left join unfinished
+        on unfinished.name = reached.group_id and reached.partition >= unfinished.first and reached.partition < unfinished.width
     where reached.stream = (penstock.require_stream(p_stream)).id and (p_group is null or reached.group_id = p_group)
     order by reached.group_id, reached.partition
 $$;
 comment on function penstock.group_lag(text, text) is
-    'Of each partition how far a group (null: each group) is, how many events are before it, who consumes it, and whether it is paused.';
-
-create or replace function penstock.drop_consumer_group(p_stream text, p_group text)
-returns void
-language plpgsql
-security definer
-set search_path = penstock, pg_temp
-as $$
-declare
-    consuming constant penstock.stream_groups := penstock.require_consumer_group(p_stream, p_group);
-begin
-    perform penstock.lock_group(consuming.group_name);
-    if exists (select from penstock.members where group_name = consuming.group_name) then
-        raise exception 'consumer group % of stream % has members', p_group, p_stream
-            using errcode = 'PS409', hint = 'Stop its consumers first.';
-    end if;
-    delete from penstock.stream_groups where stream = consuming.stream and name = p_group;
-    delete from penstock.slots where group_name = consuming.group_name;
-    delete from penstock.groups where name = consuming.group_name;
-end
-$$;
-comment on function penstock.drop_consumer_group(text, text) is 'Forgets a consumer group. PS409 while it has members.';
+    'Of each partition how far a group (null: each group) is, how many events are before it, who consumes it, whether it is paused, why its consumer halted, and for which older partitions it waits since the stream grew: they have to be finished first, so a paused one among them has to be resumed, or the group moved past what is there.';
