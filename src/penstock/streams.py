@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 from penstock.appender import Appender, route
 from penstock.callers import append_through
-from penstock.consuming.consumer import ConsumerOptions
+from penstock.consuming.options import ConsumerOptions
 from penstock.consuming.pull import Consumption
 from penstock.encoding import Encoding, KeyOf
 from penstock.errors import InvalidInput, NotFound

@@ -50,7 +50,7 @@ async def test_dead_letters_outlive_their_stream(app: Penstock, sql: Sql) -> Non
     async with events.consume("g") as batches:
         batch = await anext(batches)
         consumer: Any = batches._consumer
-        await consumer.dead_letter(consumer.parts[0], batch.first_offset, batch.next_offset, "bad")
+        await consumer.outcomes.dead_letter(consumer.parts[0], batch.first_offset, batch.next_offset, "bad")
     await events.drop()
     dead = await app.find_stream("events.dead", int)
     assert [event.data for event in await dead.read(0)] == [1]

@@ -1,8 +1,8 @@
 """One consumer group in one process: takes part in the group, fetches, lets handlers run, commits.
 
-Three loops serve all partitions that this process owns: one fetches what has room, one commits what is done, and the member keeps
-the ownership (see `penstock.ownership.member`). Each partition has a task in which its handler runs, so a slow event holds up its
-own partition and no other.
+Three loops serve all partitions that this process owns: one fetches what has room, one commits what is done (see `outcomes`), and
+the member keeps the ownership (see `penstock.ownership.member`). Each partition has a task in which its handler runs, so a slow
+event holds up its own partition and no other.
 """
 
 from __future__ import annotations
@@ -11,81 +11,37 @@ import asyncio
 import contextvars
 import random
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, nullcontext, suppress
-from dataclasses import dataclass, field
-from datetime import timedelta
 from typing import Any, Generic, TypeVar
 
 import structlog
 
 from penstock.consuming.delivery import Deliver, Halted
-from penstock.consuming.failure import OnFailure
+from penstock.consuming.options import ConsumerOptions
+from penstock.consuming.outcomes import Outcomes
 from penstock.consuming.part import Part
 from penstock.encoding import Encoding
-from penstock.errors import Conflict, DatabaseUnavailable, InvalidInput, NotFound, OffsetGone, PenstockError
+from penstock.errors import Conflict, DatabaseUnavailable, NotFound, OffsetGone
 from penstock.event import Gone, held_back
 from penstock.ownership.ending import Ending
 from penstock.ownership.member import Member
 from penstock.postgres import streams
 from penstock.postgres.database import Database
-from penstock.postgres.streams import Begun, Commit
+from penstock.postgres.streams import Begun
 from penstock.settings import Settings
 from penstock.waiting import happens
 
 log = structlog.get_logger("penstock.consumer")
 T = TypeVar("T")
-_COMMIT_EVERY_S = 0.05
 _MOST_THREADS = 256
 _LOOK_AGAIN_S = 0.2
-_FLUSH_S = 5.0
 _MOST_BYTES = 1_048_576
 _READY_BYTES = 32 * 1_048_576
 _LEAST_BYTES = 65_536
 _EXPLAIN_EVERY_S, _LOOK_FOR_REASONS_EVERY_S = 60.0, 5.0
 _AFTER_HALT = "Mend the handler, or move the group past the event with seek, and start the consumer again."
-
-
-@dataclass(frozen=True, slots=True)
-class ConsumerOptions:
-    """How a group consumes.
-
-    Attributes:
-        size: Most events in a batch.
-        within: Seconds to wait after the first event for more.
-        prefetch: Events to have ready for each partition; None: twice `size`, at least 1,000. Fewer when they are large: the
-            partitions of a process share 32 MiB, of which each gets 1 MiB at most.
-        start: Where a new group starts: "earliest" or "latest".
-        gone: What to do when retention dropped what comes next; "error": quarantine the partition.
-        on_failure: What to do when a handler fails.
-        concurrency: Most handlers at once in this process; None: one for each partition.
-        grace: How long a handler may go on when its partition goes to another member; None: as the settings say.
-    """
-
-    size: int = 1
-    within: float = 0.0
-    prefetch: int | None = None
-    start: str = "earliest"
-    gone: Gone = Gone.ERROR
-    on_failure: OnFailure = field(default_factory=OnFailure)
-    concurrency: int | None = None
-    grace: timedelta | None = None
-
-    def __post_init__(self) -> None:
-        if self.size < 1 or self.within < 0 or (self.prefetch is not None and self.prefetch < 1):
-            raise InvalidInput("size and prefetch must be at least 1, and within not negative")
-        if self.within > 0 and self.grace is not None and self.within > self.grace.total_seconds():
-            raise InvalidInput(
-                f"within ({self.within} s) must not be longer than grace", hint="A batch is to be done within the grace."
-            )
-        if self.concurrency is not None and self.concurrency < 1:
-            raise InvalidInput(f"concurrency must be at least 1, not {self.concurrency}")
-
-    @property
-    def ready(self) -> int:
-        """How many events to have ready for each partition."""
-        return self.prefetch if self.prefetch is not None else max(1_000, 2 * self.size)
 
 
 class Consumer(Generic[T]):
@@ -124,9 +80,8 @@ class Consumer(Generic[T]):
         self._ending = Ending()
         self._encoding = encoding
         self._deliver = deliver
+        self.outcomes = Outcomes(database, stream, group, self.member, self.parts, self._look_again)
         self._came = asyncio.Event()
-        self._dirty = asyncio.Event()
-        self._flush = asyncio.Event()
         self._look = False
         self._explain_at = 0.0
         self._halted: Halted | None = None
@@ -149,7 +104,7 @@ class Consumer(Generic[T]):
         """
         loops = [
             asyncio.create_task(self._fetch(), name="penstock-fetcher"),
-            asyncio.create_task(self._commit(), name="penstock-committer"),
+            asyncio.create_task(self.outcomes.run(), name="penstock-committer"),
         ]
         taking_part = asyncio.create_task(self.member.run(), name="penstock-member")
         try:
@@ -184,13 +139,17 @@ class Consumer(Generic[T]):
             self._look = True
         self._came.set()
 
+    def _look_again(self) -> None:
+        """The database has another view of the partitions: ask it."""
+        self._look = True
+        self._came.set()
+
     # -- ownership
 
     def gained(self, slot: int, epoch: int) -> None:
         """See `SlotUser`."""
         self.parts[slot] = Part(slot, epoch, self._encoding, self.options.ready)
-        self._look = True
-        self._came.set()
+        self._look_again()
 
     async def revoke(self, slot: int, epoch: int) -> None:
         """See `SlotUser`."""
@@ -208,14 +167,7 @@ class Consumer(Generic[T]):
                 log.warning("handler_did_not_finish", stream=self.stream, group=self.group, partition=slot)
                 part.task.cancel()
                 await asyncio.wait([part.task], timeout=1.0)
-        if part.commit is not None:
-            self._flush.set()
-            self._dirty.set()
-            try:
-                async with asyncio.timeout(_FLUSH_S):
-                    await part.flushed()
-            except TimeoutError:
-                log.warning("commit_did_not_finish", stream=self.stream, group=self.group, partition=slot)
+        await self.outcomes.flushed(part)
         if self.parts.get(slot) is part:
             del self.parts[slot]
 
@@ -348,7 +300,7 @@ class Consumer(Generic[T]):
                     continue
                 if self.options.gone is Gone.ERROR:
                     with suppress(Conflict):
-                        await self.quarantine(part, error.message)
+                        await self.outcomes.quarantine(part, error.message)
                 else:
                     first = bounds[partition].first if self.options.gone is Gone.EARLIEST else bounds[partition].next
                     log.warning("events_skipped", stream=self.stream, group=self.group, partition=partition, at=first)
@@ -381,62 +333,14 @@ class Consumer(Generic[T]):
     def progressed(self, part: Part[T]) -> None:
         """Something of a partition was taken or is done."""
         if part.done > part.committed:
-            self._dirty.set()
+            self.outcomes.done()
         if part.room > 0:
             self._came.set()
-
-    async def has_committed(self, part: Part[T], next_offset: int) -> bool:
-        """Whether the database has everything of a partition before an offset as done."""
-        while True:
-            try:
-                found = (
-                    await streams.begin_partitions(
-                        self.database, self.stream, self.group, self.member.id, {part.partition: part.epoch}
-                    )
-                ).get(part.partition)
-            except DatabaseUnavailable as error:
-                log.warning("look_failed", stream=self.stream, group=self.group, error=error.message)
-                await asyncio.sleep(random.uniform(0.2, 0.6))
-            else:
-                return found is not None and found.revision == part.revision and found.next_offset >= next_offset
-
-    async def quarantine(self, part: Part[T], reason: str) -> None:
-        """Pause a partition before what comes next."""
-        part.paused = True
-        log.error("partition_quarantined", stream=self.stream, group=self.group, partition=part.partition, reason=reason)
-        await self._settle(part, lambda commit: streams.quarantine_partition(
-            self.database, self.stream, self.group, self.member.id, commit, reason
-        ))  # fmt: skip
-
-    async def dead_letter(self, part: Part[T], first_offset: int, next_offset: int, error: str) -> None:
-        """Put events aside, and go on behind them."""
-        await self._settle(part, lambda commit: streams.dead_letter(
-            self.database, self.stream, self.group, self.member.id, commit, first_offset, error
-        ), next_offset)  # fmt: skip
-        part.finished(next_offset)
-        part.was_committed(next_offset)
-
-    async def _settle(self, part: Part[T], call: Callable[[Commit], Awaitable[Any]], next_offset: int | None = None) -> None:
-        commit = Commit(part.partition, part.epoch, part.revision, next_offset if next_offset is not None else part.done)
-        while True:
-            try:
-                await call(commit)
-                return
-            except DatabaseUnavailable as error:
-                log.warning("settle_failed", stream=self.stream, group=self.group, error=error.message)
-                await asyncio.sleep(random.uniform(0.2, 0.6))
-            except Conflict:
-                # Another's by now, or moved: the next look tells.
-                self._look = True
-                self._came.set()
-                raise
 
     async def halt(self, part: Part[T], offset: int, reason: str) -> None:
         """A handler failed, and the policy is to halt: stop, and note in the database why."""
         self._halt(Halted(f"{self.name}, partition {part.partition}, offset {offset}: {reason}", hint=_AFTER_HALT))
-        await self._settle(part, lambda commit: streams.halt_partition(
-            self.database, self.stream, self.group, self.member.id, commit, f"offset {offset}: {reason}"
-        ))  # fmt: skip
+        await self.outcomes.halt(part, f"offset {offset}: {reason}")
 
     def _halt(self, error: Halted) -> None:
         if self._halted is None:
@@ -448,48 +352,7 @@ class Consumer(Generic[T]):
         if not task.cancelled() and (error := task.exception()) is not None:
             if isinstance(error, NotFound):
                 # Dropped meanwhile: the next look ends the consumer.
-                self._look = True
-                self._came.set()
+                self._look_again()
                 return
             log.error("delivery_failed", stream=self.stream, group=self.group, exc_info=error)
             self._halt(Halted(f"consuming {self.name} failed: {error!r}"))
-
-    # -- committing
-
-    async def _commit(self) -> None:
-        while True:
-            await self._dirty.wait()
-            self._dirty.clear()
-            self._flush.clear()
-            commits = [commit for part in self.parts.values() if (commit := part.commit) is not None]
-            if not commits:
-                continue
-            try:
-                outcomes = await streams.commit_offsets(self.database, self.stream, self.group, self.member.id, commits)
-            except DatabaseUnavailable as error:
-                log.warning("commit_failed", stream=self.stream, group=self.group, error=error.message)
-                await asyncio.sleep(random.uniform(0.2, 0.6))
-                self._dirty.set()
-                continue
-            except PenstockError as error:
-                log.error("commit_refused", stream=self.stream, group=self.group, error=error.message)
-                await asyncio.sleep(1.0)
-                continue
-            for commit in commits:
-                part = self.parts.get(commit.partition)
-                if part is None or (part.epoch, part.revision) != (commit.epoch, commit.revision):
-                    continue
-                if outcomes[commit.partition].done:
-                    part.was_committed(commit.next_offset)
-                    if outcomes[commit.partition].paused != part.paused:
-                        self._look = True
-                        self._came.set()
-                else:
-                    log.warning("commit_stale", stream=self.stream, group=self.group, partition=commit.partition)
-                    part.committed = part.done
-                    part.was_committed(part.done)
-                    self._look = True
-                    self._came.set()
-                    self.member.wake()
-            # Each commit leaves a dead row; a few in a second are enough, unless somebody waits for one.
-            await happens(self._flush, _COMMIT_EVERY_S)

@@ -9,8 +9,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from penstock.consuming.batch import Batch, Events
-from penstock.consuming.consumer import Consumer, ConsumerOptions
+from penstock.consuming.consumer import Consumer
 from penstock.consuming.delivery import Deliver, EventHandler, Form, Middleware
+from penstock.consuming.options import ConsumerOptions
 from penstock.errors import InvalidInput
 from penstock.event import Event
 from penstock.postgres.database import Database

@@ -183,7 +183,7 @@ class Deliver(Generic[T]):
             await part.nap(delay(policy.backoff, part.attempts))
             return
         reason = plain_text(f"{type(error).__name__}: {error}"[:2_000])
-        if batch.tried and await consumer.has_committed(part, batch.next_offset):
+        if batch.tried and await consumer.outcomes.has_committed(part, batch.next_offset):
             # The error came after the commit, or instead of its answer: what these events do is done, exactly once.
             log.warning("handler_failed_after_commit", **context, offset=batch.first_offset, error=reason)
             part.in_hand, batch.committed = batch, True
@@ -209,19 +209,21 @@ class Deliver(Generic[T]):
             self._done(part)
         elif policy.then == "dead-letter":
             try:
-                await consumer.dead_letter(part, batch.first_offset, batch.next_offset, reason)
+                await consumer.outcomes.dead_letter(part, batch.first_offset, batch.next_offset, reason)
             except Conflict:
                 raise
             except PenstockError as refused:
                 # Too large for the dead letters, or gone from the stream: somebody has to look.
                 part.give_back(batch.events)
-                await consumer.quarantine(part, f"offset {batch.first_offset} cannot be put aside: {refused.message} ({reason})")
+                await consumer.outcomes.quarantine(
+                    part, f"offset {batch.first_offset} cannot be put aside: {refused.message} ({reason})"
+                )
             part.attempts = 0
         else:
             part.give_back(batch.events)
             part.attempts = 0
             if policy.then == "quarantine":
-                await consumer.quarantine(part, f"offset {batch.first_offset}: {reason}")
+                await consumer.outcomes.quarantine(part, f"offset {batch.first_offset}: {reason}")
             else:
                 await consumer.halt(part, batch.first_offset, reason)
                 await part.nap(3600.0)

@@ -8,8 +8,9 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from penstock.consuming.batch import Batch
-from penstock.consuming.consumer import Consumer, ConsumerOptions
+from penstock.consuming.consumer import Consumer
 from penstock.consuming.delivery import Deliver
+from penstock.consuming.options import ConsumerOptions
 from penstock.errors import PenstockError
 from penstock.postgres.listener import Listener
 

@@ -7,10 +7,10 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal, cast
 
-from penstock.consuming.consumer import ConsumerOptions
 from penstock.consuming.declared import DeclaredConsumer, declared_consumer
 from penstock.consuming.delivery import EventHandler, Middleware
 from penstock.consuming.failure import OnFailure
+from penstock.consuming.options import ConsumerOptions
 from penstock.errors import InvalidInput
 from penstock.event import Gone, Retention, StreamOptions
 from penstock.schedule import Cron, Every, Missed, Schedule, ScheduleHandler
