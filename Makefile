@@ -37,7 +37,7 @@ spark: $(VENV)/.dev ## tests that need Spark, in one session
 	$(BIN)/pytest tests/spark -m "spark and not chaos"
 
 chaos: $(VENV)/.dev ## tests that kill workers and the server
-	$(BIN)/pytest tests -n 3 --dist loadgroup -m chaos --timeout 600
+	$(BIN)/pytest tests -n 2 --dist loadgroup -m chaos --timeout 600
 
 postgres15: $(VENV)/.dev ## the database tests on Debian's PostgreSQL 15, when that is installed
 	@if [ -x $(DEBIAN_POSTGRES)/initdb ]; then \

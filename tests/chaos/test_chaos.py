@@ -149,7 +149,15 @@ async def test_promises_hold_while_workers_and_the_server_are_killed(tmp_path: P
                 return all(c.ready + c.deferred + c.in_progress == 0 for c in await app.counts())
             return False
 
+        async def all_started() -> bool:
+            with suppress(PenstockError):
+                found = await (await app.database()).fetch("select pid from penstock.workers")
+                return {worker.pid for worker in fleet.workers} <= {row["pid"] for row in found}
+            return False
+
         await eventually(drained, "the drain", timeout=120)
+        # One that was started last may not know yet what a signal is to do.
+        await eventually(all_started, "the start of all workers", timeout=60)
         codes = fleet.stop()
         final = await rows(app)
         events = acknowledged + read(history)

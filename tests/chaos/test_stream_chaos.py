@@ -123,6 +123,16 @@ async def produce(stream: Stream[str], name: int, until: float, sent: list[Sent]
         await asyncio.sleep(chance.uniform(0, 0.05))
 
 
+async def set_back(app: Penstock, stream: Stream[str], history: Path) -> bool:
+    """Whether a group is to read events again that it was done with."""
+    written = "select partition, max(event_offset) as last from chaos_written group by partition"
+    last = {("exact", row["partition"]): int(row["last"]) for row in await (await app.database()).fetch(written)}
+    for event in read_handled(history):
+        place = (event.group, event.partition)
+        last[place] = max(last.get(place, -1), event.offset)
+    return any(lag.lag and lag.next <= last.get((lag.group, lag.partition), -1) for lag in await stream.lag())
+
+
 class Unnoticed(Exception):
     """The checker found nothing wrong where something was broken on purpose."""
 
@@ -206,7 +216,13 @@ async def run(tmp_path: Path, sabotage: str) -> None:
                 return len(lags) == 20 and not any(lag.lag for lag in lags)
             return False
 
-        await eventually(caught_up, "the groups to catch up", timeout=90)
+        try:
+            await eventually(caught_up, "the groups to catch up", timeout=90 if sabotage != "unfenced" else 30)
+        except pytest.fail.Exception:
+            if sabotage == "unfenced" and await set_back(app, stream, history):
+                # Somebody committed what it had lost, and the owner does not know that the group is behind.
+                return
+            raise
         consumers.stop()
         log: dict[int, list[tuple[int, str, str]]] = {}
         for partition, bounds in (await stream.bounds()).items():

@@ -30,9 +30,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if here in item.path.parents and item.get_closest_marker("no_jvm") is None:
             item.add_marker(pytest.mark.spark)
-            if "spark" in getattr(item, "fixturenames", ()):
-                # One process of xdist has the session.
-                item.add_marker(pytest.mark.xdist_group("spark"))
+            # One process of xdist has the session.
+            item.add_marker(pytest.mark.xdist_group("spark"))
             if item.get_closest_marker("timeout") is None:
                 item.add_marker(pytest.mark.timeout(300))
 
