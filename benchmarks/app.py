@@ -15,17 +15,16 @@ from penstock import Job, Penstock
 
 app = Penstock()
 ran = 0
-first = last = 0.0
+first = 0.0
 waits: list[float] = []
 
 
 @app.job("noop")
 async def noop(job: Job[Any]) -> None:
     """Count."""
-    global ran, first, last
-    last = time.perf_counter()
+    global ran, first
     if ran == 0:
-        first = last
+        first = time.perf_counter()
     ran += 1
 
 
@@ -45,10 +44,12 @@ async def work(expected: int) -> None:
         await worker.started()
         print("ready", flush=True)
         while ran < expected and not task.done():
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(0.005)
         worker.stop()
         await task
-    print(json.dumps({"ran": ran, "seconds": last - first, "waits_ms": sorted(waits), "rss_mb": _rss_mb()}))
+        # With the results of the last jobs in the database.
+        seconds = time.perf_counter() - first
+    print(json.dumps({"ran": ran, "seconds": seconds, "waits_ms": sorted(waits), "rss_mb": _rss_mb()}))
 
 
 def _rss_mb() -> float:

@@ -102,6 +102,8 @@ class Bench:
             seen = await self.worker(url, self.jobs)
             ours = self.jobs / seen["seconds"]
             wal, commits = await self._written(connection)
+            if left := await connection.fetchval("select count(*) from penstock.queued_jobs"):
+                raise RuntimeError(f"{left} jobs are not settled")
             self.note("bare loop of claim and settle, batches of 500", f"{bare:,.0f} jobs/s", "1.00")
             self.note("drain, one worker process", f"{ours:,.0f} jobs/s", f"{ours / bare:.2f} of the bare loop")
             self.note("write-ahead log of claim and settle", f"{(wal - wal_before) / self.jobs:,.0f} bytes/job")

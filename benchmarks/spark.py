@@ -16,7 +16,6 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -95,7 +94,12 @@ class Bench:
 
     def note(self, what: str, seconds: float, rows: int, base: float | None = None) -> None:
         compared = "" if base is None else f"{base / seconds:.2f} times the speed of JDBC"
-        self.rows.append((what, f"{seconds:.2f} s, {rows / seconds:,.0f}/s", compared))
+        self.row(what, f"{seconds:.2f} s, {rows / seconds:,.0f}/s", compared)
+
+    def row(self, *row: str) -> None:
+        """Keep a row, and print it at once: the whole takes minutes."""
+        self.rows.append((row[0], row[1], row[2] if len(row) > 2 else ""))
+        print(*row, sep=" | ", flush=True)
 
     def read(self) -> None:
         spark, url = self.spark, self.url
@@ -181,40 +185,52 @@ class Bench:
                     time.sleep(0.005)
             query.stop()
         waits = sorted(arrived)
-        self.rows.append(
-            ("job finished to foreachBatch", f"p50 {waits[len(waits) // 2] * 1000:.0f} ms, most {waits[-1] * 1000:.0f} ms", "")
-        )
+        self.row("job finished to foreachBatch", f"p50 {waits[len(waits) // 2] * 1000:.0f} ms, most {waits[-1] * 1000:.0f} ms")
 
     def drain(self) -> None:
-        """What a continuous pipeline costs the queue beside it: the rate of one worker with and without, in turn."""
-        jobs = max(10_000, self.jobs // 10)
+        """What a continuous pipeline that keeps up costs the queue beside it: a worker's rate with and without, in turn."""
+        jobs = max(10_000, self.jobs // 4)
         ask(self.url, "select count(*) from penstock.declare_job_type('noop')")
         rates: dict[bool, list[float]] = {False: [], True: []}
         with tempfile.TemporaryDirectory() as folder:
             for _ in range(self.runs):
                 rates[False].append(self._drained(jobs))
-                pipeline = Pipeline(self.spark, self.url, Lake("beside", folder))
-                beside = threading.Thread(target=pipeline.run, kwargs={"continuous": True, "interval": "5 seconds"})
-                beside.start()
-                while not any(query.lastProgress for query in self.spark.streams.active):
-                    time.sleep(0.1)
-                rates[True].append(self._drained(jobs))
-                for query in self.spark.streams.active:
-                    query.stop()
-                beside.join()
+                command = [sys.executable, "-m", "penstock", "history", "run", "--continuous", "--interval", "5s"]
+                pipeline = subprocess.Popen(
+                    [*command, "--lake", folder, "--name", "beside"], env={**os.environ, "PENSTOCK_DATABASE_URL": self.url}
+                )
+                try:
+                    self._caught_up(pipeline)
+                    rates[True].append(self._drained(jobs))
+                finally:
+                    pipeline.terminate()
+                    pipeline.wait()
         alone, beside_it = statistics.median(rates[False]), statistics.median(rates[True])
-        self.rows.append(("drain, one worker, nothing beside it", f"{alone:,.0f} jobs/s", ""))
-        self.rows.append(("drain beside a running pipeline", f"{beside_it:,.0f} jobs/s", f"{beside_it / alone:.2f} of without"))
+        self.row("drain, one worker, nothing beside it", f"{alone:,.0f} jobs/s")
+        self.row("drain beside a running pipeline", f"{beside_it:,.0f} jobs/s", f"{beside_it / alone:.2f} of without")
+
+    def _caught_up(self, pipeline: subprocess.Popen[bytes]) -> None:
+        behind = (
+            "select (select count(*) from penstock.archived_jobs)"
+            " > coalesce((select jobs from penstock.lakes where name = 'beside'), 0) as some"
+        )
+        while ask(self.url, behind)[0]["some"]:
+            if pipeline.poll() is not None:
+                raise RuntimeError(f"the pipeline ended with {pipeline.returncode}")
+            time.sleep(0.5)
 
     def _drained(self, jobs: int) -> float:
         """Jobs a second of one worker process, by the times that the archive has."""
         begun = ask(self.url, "select clock_timestamp() as at")[0]["at"]
-        ask(self.url, "select count(*) from penstock.enqueue_many('noop', array_fill('1'::jsonb, array[$1::integer]))", jobs)
-        command = [sys.executable, "-m", "penstock", "worker", "benchmarks.app:app", "noop"]
+        for at in range(0, jobs, 100_000):
+            some = min(100_000, jobs - at)
+            ask(self.url, "select count(*) from penstock.enqueue_many('noop', array_fill('1'::jsonb, array[$1::integer]))", some)
+        command = [sys.executable, "-m", "penstock", "worker", "benchmarks.app:app", "--type", "noop"]
         worker = subprocess.Popen(command, env={**os.environ, "PENSTOCK_DATABASE_URL": self.url})
         try:
-            count = "select count(*) as jobs from penstock.archived_jobs where name = 'noop' and finished_at >= $1"
-            while ask(self.url, count, begun)[0]["jobs"] < jobs:
+            while ask(self.url, "select exists (select from penstock.queued_jobs where name = 'noop') as some")[0]["some"]:
+                if worker.poll() is not None:
+                    raise RuntimeError(f"the worker ended with {worker.returncode}")
                 time.sleep(0.2)
         finally:
             worker.terminate()

@@ -77,9 +77,13 @@ async def fill(sql: Sql, jobs: int) -> None:
     )
 
 
-@pytest.mark.parametrize("statistics", ["missing", "of an empty table", "fresh"])
+@pytest.mark.parametrize("statistics", ["missing", "of an empty table", "of an emptied table", "fresh"])
 async def test_hot_statements_use_their_indexes(sql: Sql, statistics: str) -> None:
-    if statistics == "of an empty table":
+    if statistics == "of an emptied table":
+        # Pages without rows, as a burst leaves them.
+        await fill(sql, 5000)
+        await sql.execute("delete from penstock.queued_jobs")
+    if statistics.startswith("of an"):
         await sql.execute("analyze penstock.queued_jobs")
     await fill(sql, 5000)
     rows = await sql.fetch("select id, attempts, lease from penstock.claim('w1', '{ship}', 100)")
@@ -100,7 +104,8 @@ async def test_hot_statements_use_their_indexes(sql: Sql, statistics: str) -> No
             "p_outcomes": "null::text[]", "p_details": "null::jsonb[]",
         },
     )  # fmt: skip
-    assert "queued_jobs_pkey" in {node.get("Index Name") for node in nodes(settle)}
+    lookups = [node for node in nodes(settle) if node.get("Index Name") == "queued_jobs_pkey"]
+    assert [node["Index Cond"] for node in lookups] == ["(id = given.id)"]
     assert "queued_jobs" not in seq_scans(settle)
 
     promote = await explain(sql, "promote", "with due as", "\n        loop", {"moment": "now()", "p_limit": "1000"})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Annotated, Any
@@ -33,6 +34,9 @@ def run(
     max_rows: Annotated[int, typer.Option(min=1, help="Most jobs of a batch.")] = 200_000,
     delta: Annotated[bool, typer.Option("--delta", help="Keep Delta tables over the same files, from now on.")] = False,
     master: Master = None,
+    nice: Annotated[
+        int, typer.Option(min=0, max=19, help="How far a Spark on this machine steps back behind its other processes.")
+    ] = 19,
     as_json: AsJson = False,
 ) -> None:
     """Bring what has finished into the lake, once or continuously. From then on prune drops only what the lake has."""
@@ -42,6 +46,9 @@ def run(
     penstock = Penstock()
     # The server is started, and held, for as long as Spark needs it.
     url, lake = with_app(lambda opened: _prepared(opened, name, place), penstock)
+    if sys.platform != "win32" and (master is None or master.startswith("local")):
+        # Not before: an embedded server that is started here serves the workers.
+        os.nice(nice)
     with holding(penstock):
         spark = session(master=master, app_name=f"penstock history {name}")
         ran = Pipeline(spark, url, lake, max_rows=max_rows, delta=delta).run(

@@ -247,6 +247,8 @@ language plpgsql
 security definer
 set search_path = penstock, pg_temp
 set enable_seqscan = off
+set enable_indexscan = off
+set enable_indexonlyscan = off
 set enable_hashjoin = off
 set enable_mergejoin = off
 as $$

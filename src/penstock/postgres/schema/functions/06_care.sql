@@ -91,7 +91,8 @@ returns setof penstock.queued_jobs
 language plpgsql
 stable
 set enable_seqscan = off
-set enable_bitmapscan = off
+set enable_indexscan = off
+set enable_indexonlyscan = off
 set enable_hashjoin = off
 set enable_mergejoin = off
 set plan_cache_mode = force_generic_plan

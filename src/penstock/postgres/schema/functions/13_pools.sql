@@ -291,6 +291,8 @@ create or replace function penstock.end_slots(p_group text, p_member text, p_slo
 returns integer
 language plpgsql
 set enable_seqscan = off
+set enable_indexscan = off
+set enable_indexonlyscan = off
 set enable_hashjoin = off
 set enable_mergejoin = off
 as $$
