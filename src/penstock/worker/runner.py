@@ -390,7 +390,11 @@ def _stopped(running: Running) -> Settlement:
     # With a detail the job counts as started, which an at_most_once job may be only once.
     cause = "was taken for dead" if running.reason == "lost" else "shut down"
     detail = {"type": "Interrupted", "message": f"the worker {cause} before the handler was done"}
-    return Settlement(claimed.id, claimed.attempts, running.lease, Outcome.RELEASED, orjson.dumps(detail).decode())
+    text = orjson.dumps(detail).decode()
+    if running.reason == "lost":
+        # As others do with the jobs of the dead: the attempt is used, so that its number is not given twice.
+        return Settlement(claimed.id, claimed.attempts, running.lease, Outcome.FAILED, text, timedelta(0))
+    return Settlement(claimed.id, claimed.attempts, running.lease, Outcome.RELEASED, text)
 
 
 def _call(handler: Callable[[Job[Any]], Any], job: Job[Any]) -> tuple[Any, BaseException | None]:
