@@ -201,3 +201,12 @@ async def test_only_an_administrator_drops(app: Penstock, sql: Sql) -> None:
     await sql.execute("select penstock.drop_stream('events')")
     await sql.execute("reset session authorization")
     assert set(await what_is_left(sql)) == {"retired_segments", "tables"}
+
+
+async def test_who_drops_or_grows_in_a_transaction_keeps_its_own_patience(app: Penstock, sql: Sql) -> None:
+    await app.stream("events", int, partitions=1).declare()
+    async with sql.transaction():
+        await sql.execute("set local lock_timeout = '7s'")
+        for change in ("select penstock.grow_stream('events', 2)", "select penstock.drop_stream('events')"):
+            await sql.execute(change)
+            assert await sql.fetchval("show lock_timeout") == "7s"

@@ -240,12 +240,14 @@ async def test_shutdown_hands_back_what_did_not_finish(url: str) -> None:
 
 async def test_what_a_worker_claims_after_it_was_taken_for_dead_is_handed_back(url: str) -> None:
     ran_by: list[str] = []
+    attempts: list[int] = []
     go_on = asyncio.Event()
     async with Penstock(url, settings=Settings(heartbeat_interval=0.5, poll_interval=0.1)) as app:
 
         @app.job("long")
         async def long(job: Job[Any]) -> None:
             ran_by.append(worker.id)
+            attempts.append(job.attempts)
             await go_on.wait()
 
         database = await app.database()
@@ -257,6 +259,8 @@ async def test_what_a_worker_claims_after_it_was_taken_for_dead_is_handed_back(u
             await eventually(lambda: database.fetchval(held), "a lease of a worker that lives")
             await eventually(lambda: worker.id in ran_by, "a start under the new name")
             assert worker.id != dead
+            # The attempt that was stopped is used up: its number fences whatever comes late of it.
+            assert len(set(attempts)) == len(attempts) == 2
             go_on.set()
             assert (await app.wait(receipt.id)).worker == worker.id
             assert await database.fetchval("select count(*) from penstock.leases") == 0

@@ -387,13 +387,13 @@ def _stopped(running: Running) -> Settlement:
     if running.reason == "time limit":
         detail = {"type": "TimeLimit", "message": "the handler ran longer than its time limit"}
         return Settlement(claimed.id, claimed.attempts, running.lease, Outcome.FAILED, orjson.dumps(detail).decode())
-    # With a detail the job counts as started, which an at_most_once job may be only once.
     cause = "was taken for dead" if running.reason == "lost" else "shut down"
     detail = {"type": "Interrupted", "message": f"the worker {cause} before the handler was done"}
     text = orjson.dumps(detail).decode()
     if running.reason == "lost":
         # As others do with the jobs of the dead: the attempt is used, so that its number is not given twice.
         return Settlement(claimed.id, claimed.attempts, running.lease, Outcome.FAILED, text, timedelta(0))
+    # With a detail the job counts as started, which an at_most_once job may be only once.
     return Settlement(claimed.id, claimed.attempts, running.lease, Outcome.RELEASED, text)
 
 

@@ -313,7 +313,7 @@ class Worker:
                 log.warning("heartbeat_failed", error=error.message)
 
     async def _begin_anew(self, claimer: Claimer, runner: Runner) -> None:
-        """It was taken for dead: others have its jobs. Those that it claimed since then nobody would miss: hand them back."""
+        """Others have its jobs. Those that it claimed since then nobody would miss: it stops them and hands them back."""
         log.error("worker_was_taken_for_dead", worker=self.id)
         async with claimer.paused:
             for id in runner.jobs_of(self._types):

@@ -221,6 +221,7 @@ security definer
 set search_path = penstock, pg_temp
 as $$
 declare
+    patience constant text := current_setting('lock_timeout');
     old record;
     newest xid8;
     total bigint;
@@ -269,7 +270,7 @@ begin
         jobs := total;
         return next;
     end loop;
-    perform set_config('lock_timeout', '0', true);
+    perform set_config('lock_timeout', patience, true);
 end
 $$;
 comment on function penstock.prune(interval) is

@@ -57,6 +57,7 @@ security definer
 set search_path = penstock, pg_temp
 as $$
 declare
+    patience constant text := current_setting('lock_timeout');
     stream penstock.streams;
     consuming penstock.stream_groups;
 begin
@@ -66,7 +67,7 @@ begin
     perform pg_advisory_xact_lock(hashtext('penstock.tend_stream'), (penstock.require_stream(p_name)).id);
     stream := penstock.lock_stream(p_name);
     perform from penstock.stream_partitions where stream_partitions.stream = stream.id order by partition for update;
-    perform set_config('lock_timeout', '0', true);
+    perform set_config('lock_timeout', patience, true);
     for consuming in select * from penstock.stream_groups where stream_groups.stream = stream.id order by name loop
         perform penstock.lock_group(consuming.group_name);
         if p_force is not true and exists (

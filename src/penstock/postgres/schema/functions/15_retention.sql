@@ -119,6 +119,7 @@ security definer
 set search_path = penstock, pg_temp
 as $$
 declare
+    patience constant text := current_setting('lock_timeout');
     retired text;
     dropped integer := 0;
 begin
@@ -136,7 +137,7 @@ begin
                 null;
         end;
     end loop;
-    perform set_config('lock_timeout', '0', true);
+    perform set_config('lock_timeout', patience, true);
     return dropped;
 end
 $$;
@@ -268,6 +269,7 @@ security definer
 set search_path = penstock, pg_temp
 as $$
 declare
+    patience constant text := current_setting('lock_timeout');
     stream constant penstock.streams := penstock.require_stream(p_stream);
     active record;
     moment constant timestamptz := penstock.clock();
@@ -304,7 +306,7 @@ begin
             -- Somebody appends in a long transaction; the next one tries again.
             rolled := false;
     end;
-    perform set_config('lock_timeout', '0', true);
+    perform set_config('lock_timeout', patience, true);
 end
 $$;
 comment on function penstock.tend_stream(text) is
@@ -325,6 +327,7 @@ security definer
 set search_path = penstock, pg_temp
 as $$
 declare
+    patience constant text := current_setting('lock_timeout');
     stream penstock.streams;
     consuming penstock.stream_groups;
     active bigint;
@@ -349,7 +352,7 @@ begin
         order by partition
         for no key update
     ) as locked;
-    perform set_config('lock_timeout', '0', true);
+    perform set_config('lock_timeout', patience, true);
     insert into penstock.stream_growths (stream, width, ends, grown_at)
     select stream.id, p_partitions, array_agg(bounds.next_offset order by bounds.partition), penstock.clock()
     from penstock.stream_bounds(p_stream) as bounds;
