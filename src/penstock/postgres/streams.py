@@ -363,31 +363,19 @@ async def dead_letter(
 async def quarantine_partition(database: Database, name: str, group: str, member: str, commit: Commit, error: str) -> None:
     """Commit, and pause the partition there. Raises `Conflict` when it is no longer the member's."""
     await database.fetch(
-        "select penstock.quarantine_partition($1, $2, $3, $4, $5, $6, $7, $8)",
-        name,
-        group,
-        member,
-        commit.partition,
-        commit.epoch,
-        commit.revision,
-        commit.next_offset,
-        error,
+        "select penstock.quarantine_partition($1, $2, $3, $4, $5, $6, $7, $8)", name, group, member, *_place(commit), error
     )
 
 
 async def halt_partition(database: Database, name: str, group: str, member: str, commit: Commit, error: str) -> None:
     """Commit, and note why the consumer halts there. Raises `Conflict` when it is no longer the member's."""
     await database.fetch(
-        "select penstock.halt_partition($1, $2, $3, $4, $5, $6, $7, $8)",
-        name,
-        group,
-        member,
-        commit.partition,
-        commit.epoch,
-        commit.revision,
-        commit.next_offset,
-        error,
+        "select penstock.halt_partition($1, $2, $3, $4, $5, $6, $7, $8)", name, group, member, *_place(commit), error
     )
+
+
+def _place(commit: Commit) -> tuple[int, int, int, int]:
+    return commit.partition, commit.epoch, commit.revision, commit.next_offset
 
 
 async def replay_dead(database: Database, name: str, offset: int, limit: int) -> int:

@@ -21,6 +21,19 @@ end
 $$;
 comment on function penstock.check_topic(text) is 'Raises PS400 unless the text can name a topic.';
 
+create or replace function penstock.refuse_topic(p_name text)
+returns void
+language plpgsql
+immutable
+as $$
+begin
+    perform penstock.check_topic(p_name);
+    raise exception 'no such topic: %', p_name
+        using errcode = 'PS404', hint = format('Create it first: select penstock.declare_topic(%L);', p_name);
+end
+$$;
+comment on function penstock.refuse_topic(text) is 'Raises PS404 for a topic that was not found, or PS400 when the text cannot name one.';
+
 create or replace function penstock.lock_topic(p_name text)
 returns penstock.topics
 language plpgsql
@@ -30,9 +43,7 @@ declare
 begin
     select * into topic from penstock.topics where name = p_name for no key update;
     if not found then
-        perform penstock.check_topic(p_name);
-        raise exception 'no such topic: %', p_name
-            using errcode = 'PS404', hint = format('Create it first: select penstock.declare_topic(%L);', p_name);
+        perform penstock.refuse_topic(p_name);
     end if;
     return topic;
 end

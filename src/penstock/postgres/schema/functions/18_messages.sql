@@ -19,9 +19,7 @@ begin
     end if;
     select * into topic from penstock.topics where name = p_topic;
     if not found then
-        perform penstock.check_topic(p_topic);
-        raise exception 'no such topic: %', p_topic
-            using errcode = 'PS404', hint = format('Create it first: select penstock.declare_topic(%L);', p_topic);
+        perform penstock.refuse_topic(p_topic);
     end if;
     if p_since is not null then
         perform penstock.check_since(topic, p_since);
@@ -92,9 +90,7 @@ declare
 begin
     select * into topic from penstock.topics where name = p_topic;
     if not found then
-        perform penstock.check_topic(p_topic);
-        raise exception 'no such topic: %', p_topic
-            using errcode = 'PS404', hint = format('Create it first: select penstock.declare_topic(%L);', p_topic);
+        perform penstock.refuse_topic(p_topic);
     end if;
     perform penstock.check_since(topic, p_since);
     select * into subscriber from penstock.subscriptions where subscriptions.topic = p_topic and client_id = p_client_id;
