@@ -519,6 +519,30 @@ async def test_a_job_whose_slot_moves_before_it_is_asked_for_goes_back_at_once(u
             await held.ack()
 
 
+async def test_a_slot_moves_only_when_a_claim_that_is_under_way_has_ended(url: str, sql: Sql) -> None:
+    await sql.execute(
+        "create function hold_up() returns trigger language plpgsql as"
+        " $$ begin perform pg_advisory_xact_lock_shared(7); return new; end $$;"
+        "create trigger hold_up before update on penstock.queued_jobs for each row"
+        " when (new.status = 'in-progress') execute function hold_up();"
+        "select pg_advisory_lock(7)"
+    )
+    async with Penstock(url, settings=Settings(handover_grace=timedelta(hours=1))) as app:
+        pool = app.pool("work", int, slots=2)
+        await pool.enqueue_many([(f"k{n}", n) for n in range(8)])
+        async with pool.worker("one") as one, asyncio.timeout(30):
+            while not await sql.fetchval("select exists (select from pg_locks where locktype = 'advisory' and not granted)"):
+                await asyncio.sleep(0.01)
+            async with pool.worker("two") as two:
+                while len(one.slots) > 1:
+                    await asyncio.sleep(0.01)
+                # What runs already gets as far as it can before the claim ends.
+                for _ in range(20):
+                    await sql.fetchval("select 1")
+                await sql.execute("select pg_advisory_unlock(7)")
+                assert (await anext(two.jobs())).attempt == 1  # type: ignore[arg-type]
+
+
 async def test_a_pulled_job_is_given_out_only_while_it_may_start(app: Penstock, sql: Sql) -> None:
     pool = app.pool("work", int, slots=4, options=Options(visibility_timeout=timedelta(seconds=2)))
     await pool.enqueue("a", 1)

@@ -11,6 +11,7 @@ import asyncio
 import random
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import Protocol
 from uuid import UUID
 
@@ -102,6 +103,8 @@ class KeyedClaimer:
         self._after: tuple[int, str] | None = None
         self._turn_left: int | None = None
         self._ending = Ending()
+        # Held from the look at the slots until the answer is in the lines, or what a lost answer took is handed back.
+        self._claiming = asyncio.Lock()
 
     def belongs_to(self, member: Member) -> None:
         """The member whose slots these are; before `run`."""
@@ -125,6 +128,10 @@ class KeyedClaimer:
         """See `SlotUser`: hand back what waits, let what runs finish within the grace period, then cancel it."""
         self.lines.release_waiting(slot)
         self._runs.give_back(self.lines.running(slot))
+        # A claim that is under way may still take jobs of the slot. Were it released first, they would lose an attempt.
+        with suppress(TimeoutError):
+            async with asyncio.timeout(max(self.grace_s, _STOP_S)), self._claiming:
+                pass
         if await self.lines.drained(slot, self.grace_s):
             return
         for id in self.lines.running(slot):
@@ -155,16 +162,14 @@ class KeyedClaimer:
             self._room.clear()
             try:
                 member = self._member
-                owned = member.owned if member is not None else {}
-                room = self._room_for()
-                if not owned or member is None:
+                if member is None or not member.owned:
                     await happens(self._awake, 1.0)
                     continue
-                if room <= 0:
+                if self._room_for() <= 0:
                     # Every place is taken. The time-out shows that this loop is alive.
                     await happens(self._room, 1.0)
                     continue
-                claim = await self._claim(member.id, owned, room)
+                claim = await self._claim(member)
                 if claim.jobs:
                     last_found, idle = time.monotonic(), False
                 elif claim.at is not None:
@@ -182,20 +187,16 @@ class KeyedClaimer:
                     elif not await happens(self._awake, pause):
                         # Idle still: say so again, since the word is only good for a while.
                         idle = False
-            except DatabaseUnavailable as error:
+            except DatabaseUnavailable:
                 idle = False
-                log.warning("claim_failed", pool=self.name, error=error.message)
-                await self._recover_claim()
             except NotFound:
                 # Evicted: the member finds out by itself, and joins again.
                 idle = False
                 if self._member is not None:
                     self._member.wake()
                 await happens(self._awake, 0.2)
-            except PenstockError as error:
+            except PenstockError:
                 idle = False
-                log.error("claim_refused", pool=self.name, error=error.message)
-                await self._recover_claim()
                 await asyncio.sleep(self._pause())
 
     async def _recover_claim(self) -> None:
@@ -218,10 +219,25 @@ class KeyedClaimer:
                 except PenstockError as error:
                     log.warning("cancellations_unknown", pool=self.name, error=error.message)
 
-    async def _claim(self, member: str, owned: dict[int, int], room: int) -> pools.KeyedClaim:
-        now = time.monotonic()
+    async def _claim(self, member: Member) -> pools.KeyedClaim:
+        async with self._claiming:
+            try:
+                return await self._claim_once(member)
+            except NotFound:
+                raise
+            except DatabaseUnavailable as error:
+                log.warning("claim_failed", pool=self.name, error=error.message)
+                await self._recover_claim()
+                raise
+            except PenstockError as error:
+                log.error("claim_refused", pool=self.name, error=error.message)
+                await self._recover_claim()
+                raise
+
+    async def _claim_once(self, member: Member) -> pools.KeyedClaim:
+        now, room = time.monotonic(), self._room_for()
         claim = await pools.claim(
-            self._database, member, self.name, owned, room, self._depth, self._after, self._marks(), self._turn_left
+            self._database, member.id, self.name, member.owned, room, self._depth, self._after, self._marks(), self._turn_left
         )
         if claim.walked:
             self._after, self._turn_left = claim.at, claim.turn_left
