@@ -11,6 +11,7 @@ import argparse
 import asyncio
 import json
 import os
+import signal
 import socket
 import statistics
 import subprocess
@@ -188,26 +189,45 @@ class Bench:
         self.row("job finished to foreachBatch", f"p50 {waits[len(waits) // 2] * 1000:.0f} ms, most {waits[-1] * 1000:.0f} ms")
 
     def drain(self) -> None:
-        """What a continuous pipeline that keeps up costs the queue beside it: a worker's rate with and without, in turn."""
-        jobs = max(10_000, self.jobs // 4)
+        """What a continuous pipeline that keeps up costs the queue beside it: a worker's rate with and without.
+
+        The pipeline is one that has run for a while. It has caught up before every turn, so that what vacuum and checkpoints
+        have left to do is alike; then it goes on, or is stopped (SIGSTOP), in changing order. A turn takes a minute or more with
+        a million jobs, so that the pipeline, which lets others go first for so long, has its batches in it.
+        """
+        jobs = max(10_000, 4 * self.jobs)
         ask(self.url, "select count(*) from penstock.declare_job_type('noop')")
         rates: dict[bool, list[float]] = {False: [], True: []}
-        with tempfile.TemporaryDirectory() as folder:
-            for _ in range(self.runs):
-                rates[False].append(self._drained(jobs))
-                command = [sys.executable, "-m", "penstock", "history", "run", "--continuous", "--interval", "5s"]
-                pipeline = subprocess.Popen(
-                    [*command, "--lake", folder, "--name", "beside"], env={**os.environ, "PENSTOCK_DATABASE_URL": self.url}
-                )
-                try:
+        command = [sys.executable, "-m", "penstock", "history", "run", "--continuous", "--name", "beside"]
+        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+            environment = {**os.environ, "PENSTOCK_DATABASE_URL": self.url}
+            pipeline = subprocess.Popen([*command, "--lake", folder], env=environment, process_group=0)
+            try:
+                self._caught_up(pipeline)
+                self._drained(self.jobs)
+                for turn in range(2 * self.runs):
+                    beside_it = turn % 4 in (1, 2)
                     self._caught_up(pipeline)
-                    rates[True].append(self._drained(jobs))
-                finally:
-                    pipeline.terminate()
-                    pipeline.wait()
-        alone, beside_it = statistics.median(rates[False]), statistics.median(rates[True])
-        self.row("drain, one worker, nothing beside it", f"{alone:,.0f} jobs/s")
-        self.row("drain beside a running pipeline", f"{beside_it:,.0f} jobs/s", f"{beside_it / alone:.2f} of without")
+                    if not beside_it:
+                        os.killpg(pipeline.pid, signal.SIGSTOP)
+                    before = self._in_lake()
+                    rates[beside_it].append(self._drained(jobs))
+                    taken = self._in_lake() - before
+                    print(f"beside it: {beside_it}, {rates[beside_it][-1]:,.0f} jobs/s, {taken:,} into the lake", flush=True)
+                    os.killpg(pipeline.pid, signal.SIGCONT)
+            finally:
+                os.killpg(pipeline.pid, signal.SIGCONT)
+                pipeline.terminate()
+                pipeline.wait()
+        alone, beside = (statistics.median(rates[beside_it]) for beside_it in (False, True))
+        self.row("drain, one worker, the pipeline stopped", f"{alone:,.0f} jobs/s", str([round(rate) for rate in rates[False]]))
+        ratio = f"{beside / alone:.2f} of without: {[round(rate) for rate in rates[True]]}"
+        self.row("drain beside the pipeline", f"{beside:,.0f} jobs/s", ratio)
+
+    def _in_lake(self) -> int:
+        return int(
+            ask(self.url, "select coalesce(sum(jobs), 0)::bigint as jobs from penstock.lakes where name = 'beside'")[0]["jobs"]
+        )
 
     def _caught_up(self, pipeline: subprocess.Popen[bytes]) -> None:
         behind = (

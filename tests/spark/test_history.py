@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -175,3 +178,35 @@ def test_prune_drops_only_what_the_lake_has_and_the_lake_still_finds_it(
 
     record = asyncio.run(look())
     assert (record.id, record.name, record.status, record.data) == (job["id"], "t", "failed", {"n": 1})
+
+
+def test_a_continuous_run_goes_on_until_it_is_stopped(
+    spark: SparkSession, url: str, ask: Ask, lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stepped_back: list[timedelta] = []
+    monkeypatch.setattr("penstock.spark.history.let_others_go_first", stepped_back.append)
+
+    def until_the_lake_has(jobs: int) -> None:
+        deadline = time.monotonic() + 120
+        while not ask("select from penstock.lakes where jobs = $1", jobs):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+
+    def live() -> None:
+        try:
+            until_the_lake_has(300)
+            history(ask, 200)
+            until_the_lake_has(500)
+        finally:
+            for query in spark.streams.active:
+                query.stop()
+
+    history(ask, 300)
+    with ThreadPoolExecutor(1) as other:
+        living = other.submit(live)
+        ran = Pipeline(spark, url, lake, patience=timedelta(minutes=1)).run(continuous=True, interval="100 milliseconds")
+        living.result()
+    # The second batch may have been stopped before it was counted.
+    assert ran.jobs in (300, 500)
+    assert len(stepped_back) >= 2
+    assert set(stepped_back) == {timedelta(minutes=1)}

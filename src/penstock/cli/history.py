@@ -37,6 +37,9 @@ def run(
     nice: Annotated[
         int, typer.Option(min=0, max=19, help="How far a Spark on this machine steps back behind its other processes.")
     ] = 19,
+    patience: Annotated[
+        str, typer.Option(help="How long a batch waits while others keep this machine more than half busy, with --continuous.")
+    ] = "1m",
     as_json: AsJson = False,
 ) -> None:
     """Bring what has finished into the lake, once or continuously. From then on prune drops only what the lake has."""
@@ -46,12 +49,14 @@ def run(
     penstock = Penstock()
     # The server is started, and held, for as long as Spark needs it.
     url, lake = with_app(lambda opened: _prepared(opened, name, place), penstock)
-    if sys.platform != "win32" and (master is None or master.startswith("local")):
+    here = master is None or master.startswith("local")
+    wait = span(patience) if continuous and here else timedelta(0)
+    if sys.platform != "win32" and here:
         # Not before: an embedded server that is started here serves the workers.
         os.nice(nice)
     with holding(penstock):
         spark = session(master=master, app_name=f"penstock history {name}")
-        ran = Pipeline(spark, url, lake, max_rows=max_rows, delta=delta).run(
+        ran = Pipeline(spark, url, lake, max_rows=max_rows, delta=delta, patience=wait).run(
             continuous=continuous, interval=f"{span(interval).total_seconds():.3f} seconds"
         )
     if as_json:

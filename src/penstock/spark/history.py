@@ -13,7 +13,7 @@ import json
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import UTC, date, datetime
+from datetime import UTC, date, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import structlog
@@ -24,6 +24,7 @@ from penstock.postgres import lakes
 from penstock.postgres.lakes import LakeFile, LakeRecord
 from penstock.spark import frames, schemas
 from penstock.spark.blocking import Blocking
+from penstock.spark.courtesy import let_others_go_first
 from penstock.spark.sketches import merged, quantiles
 
 if TYPE_CHECKING:
@@ -52,6 +53,7 @@ class Pipeline:
         lake: Where the files go, and the name of the lake.
         max_rows: Most jobs of a micro-batch.
         delta: Whether the lake is to have Delta tables too; once it has, it keeps them.
+        patience: How long a micro-batch waits while others keep the processors of this machine more than half busy.
         after_step: Called with the name of each step when it is done; for tests that kill at each.
     """
 
@@ -63,6 +65,7 @@ class Pipeline:
         *,
         max_rows: int = 200_000,
         delta: bool = False,
+        patience: timedelta = timedelta(0),
         after_step: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._spark = spark
@@ -70,6 +73,7 @@ class Pipeline:
         self._lake = lake
         self._max_rows = max_rows
         self._delta = delta or DeltaLog(lake).exists()
+        self._patience = patience
         self._after_step = after_step
         self._ran: list[int] = []
 
@@ -107,6 +111,7 @@ class Pipeline:
         return Ran(len(self._ran), sum(self._ran))
 
     def _batch(self, archive: DataFrame, number: int) -> None:
+        let_others_go_first(self._patience)
         with Blocking(self._url) as database:
             record = database.run(lakes.open_lake(database.database, self._lake.name, self._lake.uri))
             if record.batch >= number:
