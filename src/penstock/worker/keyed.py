@@ -32,6 +32,8 @@ _QUIET_S = 0.1
 _LOOKAHEAD_S = 0.1
 _LONGEST_WAIT_S = 30.0
 _STOP_S = 2.0
+_CLAIM_S = 5.0
+_AGAIN_S = 0.1
 
 
 class Runs(Protocol):
@@ -130,7 +132,7 @@ class KeyedClaimer:
         self._runs.give_back(self.lines.running(slot))
         # A claim that is under way may still take jobs of the slot. Were it released first, they would lose an attempt.
         with suppress(TimeoutError):
-            async with asyncio.timeout(max(self.grace_s, _STOP_S)), self._claiming:
+            async with asyncio.timeout(_CLAIM_S), self._claiming:
                 pass
         if await self.lines.drained(slot, self.grace_s):
             return
@@ -189,6 +191,7 @@ class KeyedClaimer:
                         idle = False
             except DatabaseUnavailable:
                 idle = False
+                await happens(self._awake, _AGAIN_S)
             except NotFound:
                 # Evicted: the member finds out by itself, and joins again.
                 idle = False
