@@ -17,14 +17,18 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import asyncpg
+import psutil
 from rich.console import Console
 from rich.table import Table
 
@@ -36,6 +40,7 @@ from penstock.spark.schemas import ARCHIVED_JOBS
 from penstock.testing import TemporaryDatabases
 
 JDBC_JAR = Path("/usr/share/java/postgresql.jar")
+_TURN_S = 6
 
 
 def ask(url: str, query: str, *args: Any) -> list[Any]:
@@ -81,8 +86,8 @@ def timed(work: Callable[[], Any], runs: int) -> float:
 class Bench:
     """Collects rows of the table."""
 
-    def __init__(self, url: str, jobs: int, runs: int) -> None:
-        self.url, self.jobs, self.runs = url, jobs, runs
+    def __init__(self, url: str, jobs: int, runs: int, lake: str) -> None:
+        self.url, self.jobs, self.runs, self.lake = url, jobs, runs, lake
         self.rows: list[tuple[str, str, str]] = []
         config = {"spark.driver.memory": "2g", **({"spark.jars": str(JDBC_JAR)} if JDBC_JAR.exists() else {})}
         self.spark = session(master="local[2]", config=config)
@@ -189,45 +194,70 @@ class Bench:
         self.row("job finished to foreachBatch", f"p50 {waits[len(waits) // 2] * 1000:.0f} ms, most {waits[-1] * 1000:.0f} ms")
 
     def drain(self) -> None:
-        """What a continuous pipeline that keeps up costs the queue beside it: a worker's rate with and without.
+        """What a continuous pipeline costs the queue beside it, by what the archive has of each second of long drains.
 
-        The pipeline is one that has run for a while. It has caught up before every turn, so that what vacuum and checkpoints
-        have left to do is alike; then it goes on, or is stopped (SIGSTOP), in changing order. A turn takes a minute or more with
-        a million jobs, so that the pipeline, which lets others go first for so long, has its batches in it.
+        Both rates come from one drain, since the machine's own speed changes from minute to minute. First a pipeline that does
+        not wait for others, stopped and going on by turns of some seconds; then one as it is by default, whose batches come
+        about once a minute under load: the whole drain beside its seconds without Spark's work.
         """
-        jobs = max(10_000, 4 * self.jobs)
         ask(self.url, "select count(*) from penstock.declare_job_type('noop')")
-        rates: dict[bool, list[float]] = {False: [], True: []}
-        command = [sys.executable, "-m", "penstock", "history", "run", "--continuous", "--name", "beside"]
-        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-            environment = {**os.environ, "PENSTOCK_DATABASE_URL": self.url}
-            pipeline = subprocess.Popen([*command, "--lake", folder], env=environment, process_group=0)
-            try:
-                self._caught_up(pipeline)
-                self._drained(self.jobs)
-                for turn in range(2 * self.runs):
-                    beside_it = turn % 4 in (1, 2)
-                    self._caught_up(pipeline)
-                    if not beside_it:
-                        os.killpg(pipeline.pid, signal.SIGSTOP)
-                    before = self._in_lake()
-                    rates[beside_it].append(self._drained(jobs))
-                    taken = self._in_lake() - before
-                    print(f"beside it: {beside_it}, {rates[beside_it][-1]:,.0f} jobs/s, {taken:,} into the lake", flush=True)
-                    os.killpg(pipeline.pid, signal.SIGCONT)
-            finally:
-                os.killpg(pipeline.pid, signal.SIGCONT)
-                pipeline.terminate()
-                pipeline.wait()
-        alone, beside = (statistics.median(rates[beside_it]) for beside_it in (False, True))
-        self.row("drain, one worker, the pipeline stopped", f"{alone:,.0f} jobs/s", str([round(rate) for rate in rates[False]]))
-        ratio = f"{beside / alone:.2f} of without: {[round(rate) for rate in rates[True]]}"
-        self.row("drain beside the pipeline", f"{beside:,.0f} jobs/s", ratio)
+        working: dict[int, bool] = {}
+        with self._pipeline("--patience", "0") as pipeline, self._meanwhile(lambda done: _by_turns(pipeline, working, done)):
+            rates = self._by_second(3 * self.jobs, working)
+        without, beside = statistics.mean(rates[False]), statistics.mean(rates[True])
+        self.row("drain, the pipeline stopped", f"{without:,.0f} jobs/s", f"in {len(rates[False])} seconds")
+        self.row("drain, the pipeline working", f"{beside:,.0f} jobs/s", f"{beside / without:.2f}, in {len(rates[True])} seconds")
+        working = {}
+        with self._pipeline() as pipeline, self._meanwhile(lambda done: _at_work(pipeline, working, done)):
+            rates = self._by_second(4 * self.jobs, working)
+        without, beside = statistics.mean(rates[False]), statistics.mean(rates[False] + rates[True])
+        share = f"{beside / without:.2f}, Spark at work in {len(rates[True])} of {len(rates[False] + rates[True])} seconds"
+        self.row("drain, the pipeline as by default", f"{beside:,.0f} jobs/s", share)
 
-    def _in_lake(self) -> int:
-        return int(
-            ask(self.url, "select coalesce(sum(jobs), 0)::bigint as jobs from penstock.lakes where name = 'beside'")[0]["jobs"]
+    @contextmanager
+    def _pipeline(self, *options: str) -> Iterator[subprocess.Popen[bytes]]:
+        """A continuous pipeline that has run for a while, and caught up."""
+        command = [sys.executable, "-m", "penstock", "history", "run", "--continuous", "--name", "beside", *options]
+        pipeline = subprocess.Popen(
+            [*command, "--lake", self.lake], env={**os.environ, "PENSTOCK_DATABASE_URL": self.url}, process_group=0
         )
+        try:
+            self._caught_up(pipeline)
+            self._drained(self.jobs)
+            self._caught_up(pipeline)
+            yield pipeline
+        finally:
+            pipeline.terminate()
+            pipeline.wait()
+
+    @contextmanager
+    def _meanwhile(self, work: Callable[[threading.Event], None]) -> Iterator[None]:
+        done = threading.Event()
+        with ThreadPoolExecutor(1) as other:
+            working = other.submit(work, done)
+            try:
+                yield
+            finally:
+                done.set()
+            working.result()
+
+    def _by_second(self, jobs: int, working: dict[int, bool]) -> dict[bool, list[int]]:
+        """Drain, and tell the jobs of its seconds, with and without the pipeline at work."""
+        self._drained(jobs)
+        settled = {
+            row["second"]: row["jobs"]
+            for row in ask(
+                self.url,
+                "select extract(epoch from date_trunc('second', finished_at))::bigint as second, count(*) as jobs"
+                " from penstock.archived_jobs where name = 'noop' group by 1",
+            )
+        }
+        rates: dict[bool, list[int]] = {True: [], False: []}
+        for second, at_work in list(working.items()):
+            # A drain begins and ends within a second.
+            if settled.keys() >= {second - 1, second, second + 1}:
+                rates[at_work].append(settled[second])
+        return rates
 
     def _caught_up(self, pipeline: subprocess.Popen[bytes]) -> None:
         behind = (
@@ -266,6 +296,24 @@ class Bench:
         )
 
 
+def _by_turns(pipeline: subprocess.Popen[bytes], working: dict[int, bool], done: threading.Event) -> None:
+    for turn in count():
+        os.killpg(pipeline.pid, signal.SIGCONT if turn % 2 else signal.SIGSTOP)
+        first = int(time.time()) + 1
+        working.update(dict.fromkeys(range(first, first + _TURN_S - 1), turn % 2 == 1))
+        if done.wait(_TURN_S):
+            break
+    os.killpg(pipeline.pid, signal.SIGCONT)
+
+
+def _at_work(pipeline: subprocess.Popen[bytes], working: dict[int, bool], done: threading.Event) -> None:
+    java = next(child for child in psutil.Process(pipeline.pid).children(recursive=True) if "java" in child.name())
+    used = sum(java.cpu_times()[:2])
+    while not done.wait(1 - time.time() % 1):
+        before, used = used, sum(java.cpu_times()[:2])
+        working[int(time.time()) - 1] = used - before > 0.1
+
+
 @contextmanager
 def over_tcp(url: str) -> Iterator[str]:
     """The same database over TCP, since JDBC knows no Unix sockets: through socat, for both sides."""
@@ -298,8 +346,8 @@ def main() -> None:
     arguments = parser.parse_args()
     with TemporaryDatabases(parent=ON_DISK) as databases, databases.database() as socket_url:
         fill(socket_url, arguments.jobs)
-        with over_tcp(socket_url) as url:
-            bench = Bench(url, arguments.jobs, arguments.runs)
+        with over_tcp(socket_url) as url, tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as lake:
+            bench = Bench(url, arguments.jobs, arguments.runs, lake)
             for measure in (bench.read, bench.write, bench.history, bench.latency, bench.drain):
                 if not arguments.only or measure.__name__ in arguments.only:
                     measure()
