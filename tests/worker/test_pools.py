@@ -531,7 +531,11 @@ async def test_a_slot_moves_only_when_a_claim_that_is_under_way_has_ended(url: s
         pool = app.pool("work", int, slots=2)
         await pool.enqueue_many([(f"k{n}", n) for n in range(8)])
         async with pool.worker("one") as one, asyncio.timeout(30):
-            while not await sql.fetchval("select exists (select from pg_locks where locktype = 'advisory' and not granted)"):
+            held_up = (
+                "select exists (select from pg_locks where locktype = 'advisory' and objid = 7 and not granted"
+                " and database = (select oid from pg_database where datname = current_database()))"
+            )
+            while not await sql.fetchval(held_up):
                 await asyncio.sleep(0.01)
             async with pool.worker("two") as two:
                 while len(one.slots) > 1:

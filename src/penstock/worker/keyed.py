@@ -180,8 +180,7 @@ class KeyedClaimer:
                 elif not idle and time.monotonic() - last_found < _QUIET_S:
                     await happens(self._awake, 0.002 + (time.monotonic() - last_found) / 8)
                 elif not idle:
-                    await pools.wait_for_slots(self._database, self.name, member.id)
-                    idle = True
+                    idle = await self._say_idle(member)
                 else:
                     pause = self._pause()
                     if claim.due_in_s is not None and claim.due_in_s < pause:
@@ -191,7 +190,6 @@ class KeyedClaimer:
                         idle = False
             except DatabaseUnavailable:
                 idle = False
-                await happens(self._awake, _AGAIN_S)
             except NotFound:
                 # Evicted: the member finds out by itself, and joins again.
                 idle = False
@@ -201,6 +199,18 @@ class KeyedClaimer:
             except PenstockError:
                 idle = False
                 await asyncio.sleep(self._pause())
+
+    async def _say_idle(self, member: Member) -> bool:
+        """Have jobs that come announced. Returns whether that is known to be so."""
+        try:
+            await pools.wait_for_slots(self._database, self.name, member.id)
+        except NotFound:
+            raise
+        except PenstockError as error:
+            log.warning("claimer_cannot_wait", pool=self.name, error=error.message)
+            await happens(self._awake, _AGAIN_S)
+            return False
+        return True
 
     async def _recover_claim(self) -> None:
         """The answer to a claim was lost: hand back what it may have taken."""
