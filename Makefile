@@ -8,7 +8,7 @@ PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check 
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help run test check debian unit integration spark chaos postgres15 bench lock format clean install
+.PHONY: help run test soak check debian unit integration spark chaos postgres15 bench lock format clean install
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -17,6 +17,9 @@ run: $(VENV)/.run ## run the main job: a year of flights as jobs, on an embedded
 	$(BIN)/python -m examples.flights
 
 test: check debian unit integration spark chaos postgres15 ## install everything, check, and run all tests
+
+soak: debian ## the longer chaos and sabotage runs, at most 40 minutes
+	$(BIN)/pytest tests -n 2 --dist loadgroup -m soak --timeout 900
 
 check: $(VENV)/.dev ## format, lint and types
 	$(BIN)/ruff format --check .
@@ -30,18 +33,18 @@ unit: $(VENV)/.dev ## tests without a database
 	$(BIN)/pytest tests/unit -n 2
 
 integration: $(VENV)/.dev ## tests on the embedded PostgreSQL
-	$(BIN)/pytest tests --ignore tests/unit -n 2 --dist loadgroup -m "not serial and not chaos and not spark"
-	$(BIN)/pytest tests -m "serial and not chaos and not spark"
+	$(BIN)/pytest tests --ignore tests/unit -n 2 --dist loadgroup -m "not serial and not chaos and not spark and not soak"
+	$(BIN)/pytest tests -m "serial and not chaos and not spark and not soak"
 
 spark: $(VENV)/.dev ## tests that need Spark, in one session
-	$(BIN)/pytest tests/spark -m "spark and not chaos"
+	$(BIN)/pytest tests/spark -m "spark and not chaos and not soak"
 
 chaos: $(VENV)/.dev ## tests that kill workers and the server
-	$(BIN)/pytest tests -n 2 --dist loadgroup -m chaos --timeout 600
+	$(BIN)/pytest tests -n 2 --dist loadgroup -m "chaos and not soak" --timeout 600
 
 postgres15: $(VENV)/.dev ## the database tests on Debian's PostgreSQL 15, when that is installed
 	@if [ -x $(DEBIAN_POSTGRES)/initdb ]; then \
-		PENSTOCK_TEST_POSTGRES_BIN=$(DEBIAN_POSTGRES) $(BIN)/pytest tests/postgres -n 2 --dist loadgroup -m "not serial and not chaos and not embedded"; \
+		PENSTOCK_TEST_POSTGRES_BIN=$(DEBIAN_POSTGRES) $(BIN)/pytest tests/postgres -n 2 --dist loadgroup -m "not serial and not chaos and not embedded and not soak"; \
 	else \
 		echo "PostgreSQL 15 is not installed in $(DEBIAN_POSTGRES): that step is left out"; \
 	fi

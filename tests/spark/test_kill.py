@@ -68,6 +68,7 @@ def test_queries_whose_driver_is_killed_between_any_two_steps_count_everything_o
     check_everything_counts_once(ask, tmp_path, 110, 150)
 
 
+@pytest.mark.soak
 def test_queries_whose_driver_is_killed_anywhere_count_everything_once(url: str, ask: Ask, archive: Any, tmp_path: Path) -> None:
     """The moment of each kill is the first or second change of something that one of the queries does, drawn by lot."""
     seed = int(os.environ.get("PENSTOCK_TEST_SEED", secrets.randbits(32)))
