@@ -55,6 +55,7 @@ class Outcome(enum.StrEnum):
     SUCCEEDED = "succeeded"
     FAILED = "failed"
     FAILED_FOR_GOOD = "failed-for-good"
+    QUARANTINED = "quarantined"
     CANCELLED = "cancelled"
     RELEASED = "released"
 

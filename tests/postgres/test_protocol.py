@@ -77,6 +77,24 @@ async def test_the_same_id_is_the_same_job(sql: Sql, archived: bool) -> None:
     assert await sql.fetchval("select count(*) from penstock.find_jobs(array[$1::uuid])", id) == 1
 
 
+async def test_a_quarantined_job_is_archived_as_failed_with_the_reason(sql: Sql) -> None:
+    id = await sql.fetchval("select penstock.enqueue('ship', '{}', p_key => 'acme')")
+    (job,) = await claim(sql)
+    rows = await sql.fetch(
+        "select * from penstock.settle(array[$1::uuid], array[$2::smallint], array[$3::bigint], array['quarantined'],"
+        " array['{\"type\": \"Quarantined\", \"message\": \"it ended two workers\"}'::jsonb])",
+        id, job["attempts"], job["lease"],
+    )  # fmt: skip
+    assert [tuple(row) for row in rows] == [(id, "failed")]
+    archived = await sql.fetchrow("select status, reason, errors from penstock.archived_jobs where id = $1", id)
+    (error,) = json.loads(archived["errors"])
+    assert (archived["status"], archived["reason"], error["type"]) == ("failed", "quarantined", "Quarantined")
+    await sql.fetchval("select penstock.enqueue('ship')")
+    (other,) = await claim(sql)
+    await settle(sql, other, "failed-for-good")
+    assert await sql.fetchval("select reason from penstock.archived_jobs where id = $1", other["id"]) is None
+
+
 async def test_a_batch_reports_what_was_not_simply_queued(sql: Sql) -> None:
     ids = [uuid4() for _ in range(4)]
     await sql.execute("select penstock.enqueue('ship', p_id => $1)", ids[0])

@@ -131,11 +131,11 @@ begin
     if p_outcomes is not null then
         select coalesce(given, 'null') into unknown
         from unnest(p_outcomes) as given
-        where given is null or given not in ('succeeded', 'failed', 'failed-for-good', 'cancelled', 'released')
+        where given is null or given not in ('succeeded', 'failed', 'failed-for-good', 'quarantined', 'cancelled', 'released')
         limit 1;
         if unknown is not null then
             raise exception 'unknown outcome: %', left(unknown, 100)
-                using errcode = 'PS400', hint = 'An outcome is succeeded, failed, failed-for-good, cancelled or released.';
+                using errcode = 'PS400', hint = 'An outcome is succeeded, failed, failed-for-good, quarantined, cancelled or released.';
         end if;
     end if;
     perform penstock.ensure_archive(moment);
@@ -198,7 +198,7 @@ begin
 end
 $$;
 comment on function penstock.settle(uuid[], smallint[], bigint[], text[], jsonb[], interval[]) is
-    'Settles claimed jobs. Outcomes: succeeded (detail: the result, or null), failed (detail: the error as an object; retried while attempts are left, after p_retry_after or the backoff of the type), failed-for-good (no retry), cancelled, released (handed back without having used an attempt). Without p_outcomes all succeeded. Returns only what is not plain success: id and succeeded, retried, failed, cancelled, released, or stale when the job was no longer the caller''s and nothing changed.';
+    'Settles claimed jobs. Outcomes: succeeded (detail: the result, or null), failed (detail: the error as an object; retried while attempts are left, after p_retry_after or the backoff of the type), failed-for-good (no retry), quarantined (no retry either; archived as failed with the reason quarantined, for what cannot be read or ends its worker), cancelled, released (handed back without having used an attempt). Without p_outcomes all succeeded. Returns only what is not plain success: id and succeeded, retried, failed, cancelled, released, or stale when the job was no longer the caller''s and nothing changed.';
 
 create or replace function penstock.end_attempts(
     p_ids uuid[], p_attempts smallint[], p_leases bigint[], p_outcomes text[], p_details jsonb[], p_retry_after interval[],
@@ -217,6 +217,7 @@ as $$
 declare
     ended_ids uuid[];
     outcomes text[];
+    reasons text[];
     retries interval[];
     error_lists jsonb[];
     leases bigint[];
@@ -247,10 +248,11 @@ begin
                 when locked.cancel_requested_at is not null then 'cancelled'
                 when locked.outcome = 'released' and locked.detail is null then 'released'
                 when locked.outcome = 'released' and type.delivery_strategy = 'at_least_once' then 'released'
-                when locked.outcome in ('failed-for-good', 'released') then 'failed'
+                when locked.outcome in ('failed-for-good', 'quarantined', 'released') then 'failed'
                 when type.delivery_strategy = 'at_most_once' or locked.attempts <= 1 then 'failed'
                 else 'retried'
             end as outcome,
+            case when locked.outcome = 'quarantined' and locked.cancel_requested_at is null then 'quarantined' end as reason,
             coalesce(
                 locked.retry_after,
                 least(
@@ -261,7 +263,7 @@ begin
                 ) * interval '1 second'
             ) as retry_after,
             case
-                when locked.outcome in ('failed', 'failed-for-good') or locked.detail is not null then
+                when locked.outcome in ('failed', 'failed-for-good', 'quarantined') or locked.detail is not null then
                     coalesce(locked.errors, '[]') || jsonb_build_array(
                         coalesce(locked.detail, '{}') || jsonb_build_object(
                             'attempt', locked.attempts,
@@ -287,29 +289,30 @@ begin
     select
         (select array_agg(decided.id) from decided),
         (select array_agg(decided.outcome) from decided),
+        (select array_agg(decided.reason) from decided),
         (select array_agg(decided.retry_after) from decided),
         (select array_agg(decided.errors) from decided),
         (select array_agg(decided.blocks) from decided),
         (select array_agg(closing.lease) from closing),
         (select array_agg(closing.jobs) from closing)
-    into ended_ids, outcomes, retries, error_lists, blocking, leases, jobs;
+    into ended_ids, outcomes, reasons, retries, error_lists, blocking, leases, jobs;
     if ended_ids is null then
         return;
     end if;
 
     with ended as (
         delete from penstock.queued_jobs as job
-        using unnest(ended_ids, outcomes, error_lists) as given (id, outcome, errors)
+        using unnest(ended_ids, outcomes, reasons, error_lists) as given (id, outcome, reason, errors)
         where job.id = given.id and given.outcome in ('failed', 'cancelled')
-        returning job.*, given.outcome, given.errors as all_errors
+        returning job.*, given.outcome, given.reason, given.errors as all_errors
     )
     insert into penstock.archived_jobs (
-        id, finished_at, created_at, run_after, started_at, expires_at, status, attempts, attempts_used, priority,
+        id, finished_at, created_at, run_after, started_at, expires_at, status, reason, attempts, attempts_used, priority,
         name, worker, key, unique_key, data, errors, replay_of, message
     )
     select
         ended.id, p_moment, ended.created_at, ended.run_after, lease.started_at, ended.expires_at,
-        ended.outcome::penstock.archived_job_status, ended.attempts - 1, ended.max_attempts - ended.attempts + 1,
+        ended.outcome::penstock.archived_job_status, ended.reason, ended.attempts - 1, ended.max_attempts - ended.attempts + 1,
         ended.priority, ended.name, lease.worker, ended.key, ended.unique_key, ended.data, ended.all_errors, ended.replay_of, ended.message
     from ended
     left join penstock.leases as lease on lease.id = ended.lease;
