@@ -2,12 +2,15 @@
 systems to `benchmarks/results`.
 
     python -m benchmarks [--jobs 100000] [--only MEASUREMENT] [--hold 20] [--peers pgqueuer,saq] [--rounds 1]
+    python -m benchmarks compare --before PATH       this checkout beside another one; see benchmarks/compare.py
 """
 
 from __future__ import annotations
 
 import argparse
+import sys
 
+from benchmarks import compare
 from benchmarks.backlog import Backlog
 from benchmarks.environments import ON_DISK
 from benchmarks.measurements import Bench
@@ -18,6 +21,9 @@ from penstock.testing import TemporaryDatabases
 
 def main() -> None:
     """Measure what is asked for."""
+    if sys.argv[1:2] == ["compare"]:
+        compare.main(sys.argv[2:])
+        return
     arguments = _arguments()
     with TemporaryDatabases(parent=ON_DISK) as databases:
         if arguments.only != "peers":
