@@ -16,7 +16,6 @@ from __future__ import annotations
 import asyncio
 import json
 import uuid
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import timedelta
 from typing import Any
@@ -26,8 +25,9 @@ import orjson
 import structlog
 
 from penstock.app import Penstock
-from penstock.errors import DatabaseUnavailable, Fail, InvalidInput, NotFound, PenstockError, Retry
-from penstock.gearman_wire import GearmanFailure, GearmanUnavailable, Server, TakenJob, Wire
+from penstock.errors import DatabaseUnavailable, InvalidInput, NotFound, PenstockError
+from penstock.gearman_deliveries import Deliveries
+from penstock.gearman_wire import Server, TakenJob, Wire, as_bytes, parsed
 from penstock.handler import Job
 from penstock.job import Backoff, JobRecord, Options, Status, make_id
 from penstock.message import Published
@@ -39,8 +39,6 @@ from penstock.worker import Worker
 log = structlog.get_logger("penstock.gearman")
 _IDS = UUID("6f9cf0a2-4c1b-5b0e-9a53-1f64d0f5a7c3")
 _MOST_AT_ONCE = 1_000
-_MOST_REMEMBERED = 100_000
-_LATER_PATIENCE_S = 1.0
 
 
 class Bridge:
@@ -76,9 +74,6 @@ class Bridge:
         self._stop = asyncio.Event()
         self._serving = asyncio.Event()
         self._answering: set[asyncio.Task[None]] = set()
-        self._given: OrderedDict[tuple[str, str], asyncio.Task[bytes]] = OrderedDict()
-        self._stuck: OrderedDict[str, None] = OrderedDict()
-        self._unique_keys: OrderedDict[str, str | None] = OrderedDict()
         self._finished = Finished(app)
         self._functions: dict[str, Callable[[TakenJob], Awaitable[bytes]]] = {
             "subscribe_fanout": self._subscribe,
@@ -87,8 +82,13 @@ class Bridge:
         }
         if taken := set(self._expose) & {*self._functions, *self._forward}:
             raise InvalidInput(f"{min(taken)} cannot be exposed", hint="It is a function of the bridge, or forwarded.")
+        if own := {*self._functions, name} & set(self._forward):
+            raise InvalidInput(
+                f"{min(own)} cannot be forwarded", hint="It is a function of the bridge, or the queue of its copies."
+            )
         for exposed in self._expose:
             self._functions[exposed] = self._run_exposed
+        self._deliveries = Deliveries(app, app.settings.concurrency, timeout, frozenset(self._functions))
 
     def stop(self) -> None:
         """Stop in an orderly way."""
@@ -101,30 +101,40 @@ class Bridge:
     async def run(self) -> None:
         """Serve until `stop`. Raises `PenstockError` when the database refuses the bridge."""
         await self._declare()
-        worker = await self._app.worker(self.name, *self._forward)
+        # A worker for each type: jobs that wait for a Gearman worker hold no place that another type needs.
+        workers = [await self._app.worker(name) for name in (self.name, *self._forward)]
         self._wire = Wire(self._servers, f"penstock-{self.name}", list(self._functions), self._take, _MOST_AT_ONCE)
+        self._deliveries.submitter = self._wire
         try:
-            await self._serve(worker)
+            await self._serve(workers)
         except ExceptionGroup as group:
             raise group.exceptions[0] from group
         finally:
-            for task in [*self._answering, *self._given.values()]:
+            for task in self._answering:
                 task.cancel()
+            self._deliveries.close()
             self._wire.close()
 
-    async def _serve(self, worker: Worker) -> None:
+    async def _serve(self, workers: Sequence[Worker]) -> None:
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(worker.run(), name="penstock-gearman-worker")
-            looking = tasks.create_task(self._finished.run(), name="penstock-gearman-finished")
-            await worker.started()
+            for worker in workers:
+                tasks.create_task(worker.run(), name="penstock-gearman-worker")
+            beside = [
+                tasks.create_task(self._finished.run(), name="penstock-gearman-finished"),
+                tasks.create_task(self._deliveries.run(), name="penstock-gearman-parked"),
+            ]
+            for worker in workers:
+                await worker.started()
             self._serving.set()
             log.info("bridge_started", servers=[f"{s.host}:{s.port}" for s in self._servers], functions=sorted(self._functions))
             await self._stop.wait()
             self._wire.stop_taking()
             if self._answering:
                 await asyncio.wait(self._answering, timeout=self._app.settings.shutdown_grace.total_seconds())
-            worker.stop()
-            looking.cancel()
+            for worker in workers:
+                worker.stop()
+            for task in beside:
+                task.cancel()
 
     async def _declare(self) -> None:
         delivering = self._app.job(
@@ -133,7 +143,7 @@ class Bridge:
             visibility_timeout=timedelta(minutes=2),
             backoff=Backoff(cap=timedelta(minutes=10)),
             keep_result=True,
-        )(self._deliver)
+        )(self._deliveries.deliver)
         await delivering.enqueue_many([])
         known = {record.name: record.options for record in await self._app.job_types()}
         for name in self._forward:
@@ -176,6 +186,9 @@ class Bridge:
     async def _subscribe(self, taken: TakenJob) -> bytes:
         request = _mapping(taken.arguments, "topic", "client_id")
         topic = Topic[Any](self._app, _text(request, "topic"), Any, None)
+        client_id = _text(request, "client_id")
+        if (function := f"{topic.name}_{client_id}") in self._functions:
+            raise InvalidInput(f"{function} is a function of the bridge and cannot be a receiver")
         await topic.declare()
         ttl = request.get("ttl")
         if ttl is not None and (isinstance(ttl, bool) or not isinstance(ttl, (int, float)) or not 1 <= ttl <= 2_592_000):
@@ -183,7 +196,7 @@ class Bridge:
         await topics.subscribe_many(
             await self._app.database(),
             topic.name,
-            [_text(request, "client_id")],
+            [client_id],
             ttl=None if ttl is None else timedelta(seconds=ttl),
             queue=self.name,
         )
@@ -231,55 +244,8 @@ class Bridge:
 
     # -- to Gearman
 
-    async def _deliver(self, job: Job[Any]) -> Any:
-        if job.key is None:
-            raise Fail(f"job {job.id} has no key", hint="Its key is the Gearman function to which it goes.")
-        unique = await self._unique_of(job.id) or str(job.id)
-        # Those of a function that nobody works would keep the places that others need.
-        patient = job.attempt == 1 and job.key not in self._stuck
-        patience = self._timeout.total_seconds() if patient else min(_LATER_PATIENCE_S, self._timeout.total_seconds())
-        place = (job.key, unique)
-        given = self._given.get(place) or self._give(place, job.data)
-        try:
-            async with asyncio.timeout(patience):
-                result = await asyncio.shield(given)
-            self._stuck.pop(job.key, None)
-            return _parsed(result)
-        except TimeoutError:
-            self._stuck[job.key] = None
-            if len(self._stuck) > _MOST_REMEMBERED:
-                self._stuck.popitem(last=False)
-            # It stays with gearmand; its place here is needed. Asked again, and given again if gearmand lost it.
-            raise Retry("no Gearman worker has done it yet", after=timedelta(seconds=min(2**job.attempt, 600))) from None
-        except GearmanUnavailable as error:
-            raise Retry(error.message, after=timedelta(seconds=1)) from None
-        except GearmanFailure as error:
-            raise Fail(error.message) from None
-        finally:
-            if given.done():
-                self._given.pop(place, None)
-
-    def _give(self, place: tuple[str, str], data: Any) -> asyncio.Task[bytes]:
-        """Give a job to gearmand. What becomes of it is remembered until somebody asks, also when nobody waits now."""
-        given = asyncio.create_task(self._wire.submit(place[0], as_bytes(data), place[1]))
-        given.add_done_callback(lambda done: done.cancelled() or done.exception())
-        self._given[place] = given
-        if len(self._given) > _MOST_REMEMBERED:
-            self._given.popitem(last=False)
-        return given
-
     async def _forward_to_gearman(self, job: Job[Any]) -> Any:
-        return _parsed(await self._wire.submit(job.name, as_bytes(job.data), str(job.id)))
-
-    async def _unique_of(self, job_id: UUID) -> str | None:
-        """The unique key of the message of which a job is a copy; the ids of all copies begin alike."""
-        message = str(job_id)[:24]
-        if message not in self._unique_keys:
-            found = await topics.message_of(await self._app.database(), job_id)
-            self._unique_keys[message] = found["unique_key"] if found else None
-            if len(self._unique_keys) > 1_000:
-                self._unique_keys.popitem(last=False)
-        return self._unique_keys[message]
+        return parsed(await self._wire.submit(job.name, as_bytes(job.data), str(job.id)))
 
 
 class Finished:
@@ -321,19 +287,6 @@ class Finished:
                 self._waiting.pop(id).set_result(record)
                 done = True
         return done
-
-
-def as_bytes(data: Any) -> bytes:
-    """A payload as Gearman carries it: text as it is, everything else as JSON."""
-    return data.encode() if isinstance(data, str) else dump_json(data, "a Gearman job").encode()
-
-
-def _parsed(result: bytes) -> Any:
-    text = result.decode("utf-8", "replace").replace("\x00", "\ufffd")
-    try:
-        return orjson.loads(text)
-    except orjson.JSONDecodeError:
-        return text or None
 
 
 def _mapping(arguments: bytes, *keys: str) -> dict[str, Any]:

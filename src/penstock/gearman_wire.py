@@ -8,7 +8,9 @@ the same unique key, an answer to a job that was taken is dropped, since gearman
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import socket
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -16,9 +18,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import gear
+import orjson
 import structlog
 
 from penstock.errors import InvalidInput, PenstockError
+from penstock.payload import dump_json
 
 log = structlog.get_logger("penstock.gearman")
 DEFAULT_PORT = 4730
@@ -103,8 +107,12 @@ class Wire:
         self._loop = asyncio.get_running_loop()
         self._taken = taken
         self._room = threading.Semaphore(most)
-        self._threads = ThreadPoolExecutor(16, thread_name_prefix="penstock-gearman")
-        self._client = _Client(client_id)
+        self._threads = ThreadPoolExecutor(4, thread_name_prefix="penstock-gearman-answer")
+        # gearmand answers submissions of a connection in their order, without naming them, and gear notes a submission and
+        # sends it in two steps: two threads that submit at the same time exchange the handles of their jobs.
+        self._submitting = ThreadPoolExecutor(1, thread_name_prefix="penstock-gearman-submit")
+        self._connected = asyncio.Event()
+        self._client = _Client(client_id, self._connection_changed)
         self._client.setOption(b"exceptions")
         self._worker = _Worker(client_id)
         for server in servers:
@@ -124,7 +132,13 @@ class Wire:
             GearmanUnavailable: No gearmand, or it went away.
         """
         job = _Job(self._loop, function, arguments, unique.encode())
-        await self._loop.run_in_executor(self._threads, self._submit, job)
+        # All wait here at the same time, so that none waits behind another for a gearmand that is away.
+        try:
+            async with asyncio.timeout(_CONNECT_S):
+                await self._connected.wait()
+        except TimeoutError:
+            raise GearmanUnavailable(f"no Gearman server takes the job {function}: none is connected") from None
+        await self._loop.run_in_executor(self._submitting, self._submit, job)
         return await job.result
 
     def stop_taking(self) -> None:
@@ -135,6 +149,7 @@ class Wire:
     def close(self) -> None:
         """Close the connections."""
         self._threads.shutdown(wait=False, cancel_futures=True)
+        self._submitting.shutdown(wait=False, cancel_futures=True)
         threading.Thread(target=self._close, name="penstock-gearman-close", daemon=True).start()
 
     def _close(self) -> None:
@@ -153,9 +168,19 @@ class Wire:
             except RuntimeError:  # the loop is closed
                 return
 
+    def _connection_changed(self) -> None:
+        """From gear's threads: a connection came or went."""
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            self._loop.call_soon_threadsafe(self._note_connections)
+
+    def _note_connections(self) -> None:
+        if self._client.active_connections:
+            self._connected.set()
+        else:
+            self._connected.clear()
+
     def _submit(self, job: _Job) -> None:
         try:
-            self._client.waitForServer(_CONNECT_S)
             self._client.submitJob(job, timeout=_CONNECT_S)
         except (gear.GearmanError, gear.NoConnectedServersError, gear.TimeoutError, OSError) as error:
             raise GearmanUnavailable(f"no Gearman server takes the job {job.name}: {error or type(error).__name__}") from None
@@ -192,7 +217,24 @@ class _Job(gear.Job):  # type: ignore[misc]
 
 
 class _Client(gear.Client):  # type: ignore[misc]
-    """gear's client, which tells a job's future what happened."""
+    """gear's client, which tells a job's future what happened.
+
+    Args:
+        client_id: The name under which gearmand lists it.
+        changed: Called from gear's threads when a connection came or went.
+    """
+
+    def __init__(self, client_id: str, changed: Callable[[], None]) -> None:
+        self._changed = changed
+        super().__init__(client_id)
+
+    def _onConnect(self, conn: Any) -> None:  # noqa: N802
+        _send_at_once(conn)
+        super()._onConnect(conn)
+
+    def _onActiveConnection(self, conn: Any) -> None:  # noqa: N802
+        super()._onActiveConnection(conn)
+        self._changed()
 
     def handleJobCreated(self, packet: Any) -> Any:  # noqa: N802
         """The job has a handle now."""
@@ -235,11 +277,32 @@ class _Client(gear.Client):  # type: ignore[misc]
     def _lostConnection(self, conn: Any) -> None:  # noqa: N802
         log.warning("gearman_lost", server=f"{conn.host}:{conn.port}")
         super()._lostConnection(conn)
+        self._changed()
 
 
 class _Worker(gear.Worker):  # type: ignore[misc]
     """gear's worker, which says when it is connected."""
 
     def _onConnect(self, conn: Any) -> None:  # noqa: N802
+        _send_at_once(conn)
         super()._onConnect(conn)
         log.info("gearman_connected", server=f"{conn.host}:{conn.port}")
+
+
+def _send_at_once(conn: Any) -> None:
+    """Without Nagle's algorithm, which holds the second of two small packets back for 40 ms."""
+    conn.conn.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+
+def as_bytes(data: Any) -> bytes:
+    """A payload as Gearman carries it: text as it is, everything else as JSON."""
+    return data.encode() if isinstance(data, str) else dump_json(data, "a Gearman job").encode()
+
+
+def parsed(result: bytes) -> Any:
+    """A result of a Gearman worker: JSON as what it says, everything else as text."""
+    text = result.decode("utf-8", "replace").replace("\x00", "\ufffd")
+    try:
+        return orjson.loads(text)
+    except orjson.JSONDecodeError:
+        return text or None

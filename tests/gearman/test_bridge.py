@@ -109,6 +109,8 @@ REFUSED = [
     ("subscribe_fanout", b'{"topic": "t", "client_id": "a b"}', b"invalid client id: 'a b'"),
     ("subscribe_fanout", b'{"topic": "t", "client_id": "b", "ttl": "long"}', b"ttl must be a number"),
     ("subscribe_fanout", b'{"topic": "officememos_a", "client_id": "b"}', b"is taken"),
+    ("subscribe_fanout", b'{"topic": "subscribe", "client_id": "fanout"}', b"is a function of the bridge"),
+    ("subscribe_fanout", b'{"topic": "unsubscribe", "client_id": "fanout"}', b"is a function of the bridge"),
     ("unsubscribe_fanout", b'{"client_id": "bob"}', b"must have topic and client_id keys"),
 ]
 

@@ -156,6 +156,15 @@ async def test_a_deferred_job_waits_for_its_time(sql: Sql) -> None:
     assert len(await claim(sql)) == 1
 
 
+async def test_a_deferred_job_can_be_made_due_at_once(sql: Sql) -> None:
+    deferred = await sql.fetchval("select penstock.enqueue('ship', '1', p_run_after => now() + interval '1 day')")
+    waiting = await sql.fetchval("select penstock.enqueue('ship', '2')")
+    made_due = await sql.fetch("select * from penstock.run_now($1)", [deferred, waiting, uuid4()])
+    assert [row["run_now"] for row in made_due] == [deferred]
+    assert {job["id"] for job in await claim(sql)} == {deferred, waiting}
+    assert await sql.fetch("select * from penstock.run_now($1)", [deferred]) == []
+
+
 async def test_an_expired_job_never_runs(sql: Sql) -> None:
     await at(sql, 0)
     id = await sql.fetchval("select penstock.enqueue('ship', p_expires_at => penstock.clock() + interval '5 s')")

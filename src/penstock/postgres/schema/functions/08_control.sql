@@ -1,4 +1,4 @@
--- Control: what a person or a program does with single jobs: cancel and replay.
+-- Control: what a person or a program does with single jobs: cancel, run now and replay.
 
 create or replace function penstock.cancel(p_id uuid)
 returns text
@@ -48,6 +48,33 @@ end
 $$;
 comment on function penstock.cancel(uuid) is
     'Cancels a job: a queued one at once (cancelled), of a running one the handler is told (cancelling); for a finished one returns its status. PS404 when there is none.';
+
+create or replace function penstock.run_now(p_ids uuid[])
+returns setof uuid
+language plpgsql
+security definer
+set search_path = penstock, pg_temp
+set enable_seqscan = off
+as $$
+declare
+    moment constant timestamptz := penstock.clock();
+begin
+    if cardinality(p_ids) > 10000 then
+        raise exception 'too many jobs at once: %', cardinality(p_ids)
+            using errcode = 'PS413', hint = 'Name at most 10,000 jobs in one call.';
+    end if;
+    return query
+        update penstock.queued_jobs as job
+        set run_after = least(job.run_after, moment), updated_at = moment
+        where job.id = any (p_ids) and job.status = 'queued' and job.seq is null
+        returning job.id;
+    if found then
+        perform penstock.promote(10000);
+    end if;
+end
+$$;
+comment on function penstock.run_now(uuid[]) is
+    'Makes deferred jobs, those that wait for their time or for a further attempt, due at once, and returns them. Other jobs are left as they are. At most 10,000.';
 
 create or replace function penstock.replay(p_id uuid, p_new_id uuid default null)
 returns uuid

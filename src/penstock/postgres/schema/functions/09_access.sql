@@ -26,7 +26,7 @@ declare
         'growths', 'bounds_of_streams', 'scan_events', 'worker_list'
     ];
     producing constant text[] := array[
-        'enqueue', 'enqueue_many', 'enqueue_json', 'put_jobs', 'cancel', 'replay', 'start_standing', 'stop_standing',
+        'enqueue', 'enqueue_many', 'enqueue_json', 'put_jobs', 'cancel', 'run_now', 'replay', 'start_standing', 'stop_standing',
         'notify_standing', 'reconcile_standing', 'publish', 'publish_many', 'publish_json',
         'append', 'append_many', 'append_routed', 'append_json', 'append_each', 'append_each_json', 'begin_load', 'end_load',
         'last_sequence', 'commit_staged', 'commit_staged_events', 'discard_staged', 'sweep_staged'
