@@ -178,7 +178,7 @@ async def run_due_jobs(app: Penstock, *names: str, limit: int = 10_000) -> list[
             claimed = (await jobs.claim(database, "testing", queues, min(limit, 1000), {})).jobs if queues else []
             for pool in keyed_pools:
                 # One of each key, so that the next of a key runs after it.
-                keyed = await pools.claim(database, _MEMBER, pool.name, await _own(database, pool), 1000, 1, None, {})
+                keyed = await pools.claim(database, _MEMBER, pool.name, await _own(database, pool), 1000, 1, None, [])
                 claimed += [job for job, _ in keyed.jobs]
             if not claimed:
                 break

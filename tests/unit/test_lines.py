@@ -109,7 +109,7 @@ def test_a_failure_lets_others_pass_where_retries_skip() -> None:
 def test_what_was_claimed_past_a_job_that_runs_again_is_handed_back() -> None:
     bench = Bench()
     bench.submit(1, 2)
-    assert bench.lines.marks(time.monotonic()) == {"a": 2}
+    assert bench.lines.in_hand() == ["a"]
     # The claim is under way; meanwhile 1 fails, and all of the line is written.
     bench.end(1, Outcome.FAILED)
     bench.write_all()
@@ -122,12 +122,36 @@ def test_what_was_claimed_past_a_job_that_runs_again_is_handed_back() -> None:
 def test_what_was_claimed_past_a_line_that_ended_well_runs() -> None:
     bench = Bench()
     bench.submit(1, 2)
-    assert bench.lines.marks(time.monotonic()) == {"a": 2}
+    assert bench.lines.in_hand() == ["a"]
     bench.end(1)
     bench.end(2)
     bench.write_all()
     bench.submit(3)
     assert bench.started == [1, 2, 3]
+
+
+def test_what_commits_late_goes_behind_what_is_in_hand_though_its_number_is_lower() -> None:
+    bench = Bench()
+    bench.submit(1, 5, 7)
+    bench.end(1)
+    assert bench.lines.in_hand() == ["a"]
+    bench.submit(8, 2)
+    for n in (5, 7, 2):
+        bench.end(n)
+    assert bench.started == [1, 5, 7, 2, 8]
+
+
+def test_a_job_that_is_claimed_while_an_earlier_attempt_still_ends_here_is_handed_back() -> None:
+    bench = Bench()
+    bench.submit(1, 2)
+    bench.submit(1)
+    assert bench.started == [1]
+    assert bench.released() == [2, 1]
+    bench.end(1)
+    bench.write_all()
+    assert len(bench.lines) == 0
+    bench.submit(1, 2)
+    assert bench.started == [1, 1]
 
 
 def test_a_stale_result_closes_the_line() -> None:

@@ -64,7 +64,7 @@ async def claim(
     limit: int,
     depth: int,
     after: tuple[int, str] | None,
-    marks: Mapping[str, int],
+    in_hand: Sequence[str],
     turn_left: int | None = None,
 ) -> KeyedClaim:
     """Claim jobs from owned slots. Not retried: an answer that is lost leaves jobs claimed. Raises `NotFound` when evicted."""
@@ -79,7 +79,7 @@ async def claim(
         depth,
         slot,
         key,
-        _dump(marks),
+        _dump(dict.fromkeys(in_hand, 1)),
         turn_left,
     )
     if not rows:

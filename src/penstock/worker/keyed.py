@@ -250,7 +250,7 @@ class KeyedClaimer:
     async def _claim_once(self, member: Member) -> pools.KeyedClaim:
         now, room = time.monotonic(), self._room_for()
         claim = await pools.claim(
-            self._database, member.id, self.name, member.owned, room, self._depth, self._after, self._marks(), self._turn_left
+            self._database, member.id, self.name, member.owned, room, self._depth, self._after, self._in_hand(), self._turn_left
         )
         if claim.walked:
             self._after, self._turn_left = claim.at, claim.turn_left
@@ -264,8 +264,8 @@ class KeyedClaimer:
             self._depth = max(1, min(self._depth // 2, most))
         return claim
 
-    def _marks(self) -> dict[str, int]:
-        return self.lines.marks(time.monotonic()) if self._depth > 1 else {}
+    def _in_hand(self) -> list[str]:
+        return self.lines.in_hand() if self._depth > 1 else []
 
     def _room_for(self) -> int:
         # Lines of slow keys hold jobs that the runner does not see; they are not to grow for ever.

@@ -6,6 +6,9 @@ result is on its way to the database: after a crash the jobs whose results were 
 
 A line closes when a job has to run again (or was lost): what waits behind it is handed back, and so is what is claimed for the
 key before the database has all results of the line. The next claim then finds the failed job at the head of its key.
+
+A claim always reads a key from its lowest visible number, also while jobs of the key are in hand here. What it returns goes
+behind those: they were visible earlier, so their transactions committed earlier, whatever their numbers are.
 """
 
 from __future__ import annotations
@@ -21,22 +24,19 @@ from penstock.waiting import happens
 
 # A job that waited longer than this share of its lease is handed back: it would not have the time to run.
 _LONGEST_WAIT = 0.25
-_LONGEST_RUN_S = 1.0
-_MOST_MARKS = 100
+_MOST_IN_HAND = 100
 
 
 class _Line:
-    __slots__ = ("begun_at", "closed", "half", "last_seq", "running", "slot", "turn_left", "unsettled", "waiting", "weight")
+    __slots__ = ("closed", "half", "running", "slot", "turn_left", "unsettled", "waiting", "weight")
 
-    def __init__(self, slot: int, begun_at: float) -> None:
+    def __init__(self, slot: int) -> None:
         self.slot = slot
         # A list, since there are many lines and most are short.
         self.waiting: list[tuple[ClaimedJob, float]] = []
         self.running: dict[UUID, ClaimedJob] = {}
         self.unsettled: dict[UUID, Settlement] = {}
         self.closed = False
-        self.begun_at = begun_at
-        self.last_seq = 0
         self.half = 0
         self.weight = 1
         self.turn_left = 0
@@ -75,7 +75,7 @@ class Lines:
         self._may_work = may_work
         self._freed = freed
         self._lines: dict[str, _Line] = {}
-        self._marked: dict[str, _Line] = {}
+        self._asked_for: dict[str, _Line] = {}
         self._of_job: dict[UUID, str] = {}
         self._leases: dict[UUID, int] = {}
         self._began: dict[UUID, float] = {}
@@ -107,42 +107,43 @@ class Lines:
             keys[key] = None
             line = self._lines.get(key)
             if line is None:
-                line = self._lines[key] = _Line(slot, now)
-            if self._marked and (marked := self._marked.get(key)) is not None and marked.closed:
+                line = self._lines[key] = _Line(slot)
+            if self._asked_for and (asked_for := self._asked_for.get(key)) is not None and asked_for.closed:
                 # The claim went past jobs that are to run again, in a line that has come and gone meanwhile.
                 line.closed = True
+            if job.id in self._of_job:
+                # Its earlier attempt was taken away and has not ended here: what is in hand no longer counts, nor its order.
+                self._close(line)
+                self._settle(_handed_back(job))
+                continue
             self._of_job[job.id] = key
             self._leases[job.id] = job.lease
             if line.closed or self._stopped or slot not in mine:
                 self._release(line, job)
             else:
                 line.waiting.append((job, now))
-                line.last_seq = max(line.last_seq, job.seq)
                 line.half = len(line.waiting) // 2
-        self._marked.clear()
+        self._asked_for.clear()
         for key, weight in (weights or {}).items():
             if key in self._lines:
                 self._lines[key].weight = weight
         for key in keys:
             self._advance(key)
 
-    def marks(self, now: float) -> dict[str, int]:
-        """Keys whose lines run low, with the last number that each has: what follows may be claimed before these are settled.
+    def in_hand(self) -> list[str]:
+        """Keys whose lines run low: more of them may be claimed before what is in hand is settled.
 
-        For the next claim, whose jobs `submit` gets; when a line has closed by then, what was claimed past it is handed back.
-        Only for a while: jobs can appear below a mark (their transaction took long), and are seen when the line has ended.
+        For the next claim, whose jobs `submit` gets; when a line has closed by then, what was claimed behind it is handed back.
         """
-        self._marked.clear()
+        self._asked_for.clear()
         if self.concurrency > 1:
-            return {}
-        marks = {}
+            return []
         for key, line in self._lines.items():
-            if line.half and not line.closed and len(line.waiting) <= line.half and now - line.begun_at < _LONGEST_RUN_S:
-                marks[key] = line.last_seq
-                self._marked[key] = line
-                if len(marks) == _MOST_MARKS:
+            if line.half and not line.closed and len(line.waiting) <= line.half:
+                self._asked_for[key] = line
+                if len(self._asked_for) == _MOST_IN_HAND:
                     break
-        return marks
+        return list(self._asked_for)
 
     def finished(self, result: Settlement) -> None:
         """A job ended, well or not; its result goes on to the database."""
@@ -238,10 +239,14 @@ class Lines:
             self._release(line, job)
 
     def _release(self, line: _Line, job: ClaimedJob) -> None:
-        line.unsettled[job.id] = Settlement(job.id, job.attempts, job.lease, Outcome.RELEASED)
+        line.unsettled[job.id] = _handed_back(job)
         self._settle(line.unsettled[job.id])
 
     def _tidy(self, key: str) -> None:
         if self._lines[key].empty:
             del self._lines[key]
             self._changed.set()
+
+
+def _handed_back(job: ClaimedJob) -> Settlement:
+    return Settlement(job.id, job.attempts, job.lease, Outcome.RELEASED)

@@ -468,11 +468,11 @@ begin
     with recursive ring as (
         select 1 as place, case when midway then p_after_key else '' end as key, 0 as step,
             coalesce(head.startable, false)::integer as found, coalesce(head.startable, false) as startable,
-            null::timestamptz as due, head.ctid as head, head.alive
+            null::timestamptz as due, head.ctid as head, head.seq as head_seq, head.alive
         from (select) as start
         left join lateral (
             select
-                job.ctid,
+                job.ctid, job.seq,
                 (job.status = 'queued' and job.run_after <= moment) or pool.key_concurrency > 1 or p_marks ? job.key as startable,
                 job.expires_at is null or job.expires_at > moment as alive
             from penstock.queued_jobs as job
@@ -493,6 +493,7 @@ begin
             coalesce(next.startable, false),
             next.due,
             next.head,
+            next.head_seq,
             next.alive
         from ring
         left join lateral (
@@ -501,6 +502,7 @@ begin
                 (head.status = 'queued' and head.run_after <= moment) or pool.key_concurrency > 1 or p_marks ? head.key as startable,
                 case when head.status = 'queued' then head.run_after end as due,
                 head.ctid as head,
+                head.seq as head_seq,
                 head.expires_at is null or head.expires_at > moment as alive
             from penstock.queued_jobs as head
             where head.name = p_name
@@ -523,7 +525,7 @@ begin
             ring.step as turn, owned[ring.place] as slot, ring.key, heavy.weight,
             -- No deeper than it takes to fill the room.
             least(p_depth, (room - 1) / count(*) over () + 1) * heavy.weight * pool.key_concurrency as most,
-            ring.head, ring.alive
+            ring.head, ring.head_seq, ring.alive
         from ring
         left join penstock.key_weights on key_weights.name = p_name and key_weights.key = ring.key
         cross join lateral (
@@ -564,7 +566,10 @@ begin
                     and each.slot = turns.slot
                     and each.seq is not null
                     and each.key collate "C" = turns.key
-                    and each.seq > coalesce((p_marks ->> turns.key)::bigint, 0)
+                    -- From the lowest number that can be seen, which the walk has found, and past nothing but what the caller has
+                    -- in hand: whatever commits late is there to be taken before those that follow it.
+                    and each.seq >= turns.head_seq
+                    and (each.status = 'queued' or pool.key_concurrency > 1 or not p_marks ? turns.key)
                 order by each.seq
                 limit case when pool.key_rate_limit is null then turns.most
                     else greatest(0, least(turns.most, penstock.key_room(pool, turns.key, moment)))
@@ -689,7 +694,7 @@ begin
 end
 $$;
 comment on function penstock.claim_keys(text, text, integer[], bigint[], integer, integer, integer, text, jsonb, integer) is
-    'Claims up to p_limit jobs of a pool from slots that the member has under these epochs: of each key that is not busy up to p_depth (times its weight) from the front, keys in turn. p_marks ({"key": seq}) names keys of which the caller has jobs in hand up to seq and will start those that follow after them: these it gets too. Job rows have their slot in at_slot. The last row has no id: it says where the walk ended (at_slot, at_key; null: it saw every key), to go on from there, and when a job that is waited for is due; turn_left: how many jobs the turn of at_key has left, to be given back as p_turn_left; weights: of the keys that have one.';
+    'Claims up to p_limit jobs of a pool from slots that the member has under these epochs: of each key that is not busy up to p_depth (times its weight) from the front, keys in turn. p_marks ({"key": 1}) names keys of which the caller has jobs in hand, and after which it will start what it gets: of these too it gets the lowest numbers that are visible and not in progress. Job rows have their slot in at_slot. The last row has no id: it says where the walk ended (at_slot, at_key; null: it saw every key), to go on from there, and when a job that is waited for is due; turn_left: how many jobs the turn of at_key has left, to be given back as p_turn_left; weights: of the keys that have one.';
 
 create or replace function penstock.resize_pool(p_name text, p_slots integer)
 returns penstock.groups
