@@ -221,6 +221,7 @@ class Settlement(NamedTuple):
     outcome: Outcome
     detail: str | None = None
     retry_after: timedelta | None = None
+    name: str = ""  # of the job type, for the log
 
 
 @dataclass(frozen=True, slots=True)

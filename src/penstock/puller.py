@@ -168,7 +168,7 @@ class _Puller:
             outcome = Outcome.CANCELLED if reason == "cancelled" else Outcome.RELEASED
             self.finish(hand, Settlement(id, hand.job.attempts, hand.lease, outcome))
 
-    def abandon(self, lost: Iterable[UUID]) -> list[asyncio.Task[None]]:
+    def abandon(self, lost: Iterable[UUID]) -> list[asyncio.Task[Any]]:
         """See `Runs`. The program cannot be stopped; `job.cancelled` tells it, and `ack` is refused."""
         for id in lost:
             if (hand := self.in_hand.pop(id, None)) is not None:
@@ -300,11 +300,14 @@ class PoolWorker(Generic[T]):
         while True:
             while (hand := puller.next()) is not None:
                 try:
-                    yield self._given(hand)
-                except InvalidInput as error:
-                    # A payload that does not fit fails for good, as with a handler.
-                    detail = orjson.dumps({"type": "InvalidInput", "message": plain_text(error.message)}).decode()
+                    job = self._given(hand)
+                except Exception as error:
+                    # A payload that cannot be read fails for good, as with a handler; its key is not to wait for it.
+                    message = error.message if isinstance(error, PenstockError) else str(error)
+                    detail = orjson.dumps({"type": type(error).__name__, "message": plain_text(message[:2_000])}).decode()
                     puller.finish(hand, Settlement(hand.job.id, hand.job.attempts, hand.lease, Outcome.FAILED_FOR_GOOD, detail))
+                    continue
+                yield job
             puller.arrived.clear()
             arrival = asyncio.create_task(puller.arrived.wait())
             try:

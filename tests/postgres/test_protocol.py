@@ -188,7 +188,7 @@ async def test_failures_back_off_and_end_the_job(sql: Sql) -> None:
     assert [float(delay) for delay in delays] == [2.0, 4.0]
     assert await status(sql, id) == ("failed", 0)
     errors = json.loads(await sql.fetchval("select errors from penstock.find_jobs(array[$1::uuid])", id))
-    assert [error["attempt"] for error in errors] == [3, 2, 1]
+    assert [error["attempt"] for error in errors] == [1, 2, 3]
 
 
 @pytest.mark.parametrize("outcome", ["succeeded", "failed", "failed-for-good", "cancelled", "released"])

@@ -12,7 +12,7 @@ import random
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from typing import Protocol
+from typing import Any, Protocol
 from uuid import UUID
 
 import structlog
@@ -54,7 +54,7 @@ class Runs(Protocol):
     def give_back(self, ids: Iterable[UUID]) -> None:
         """Hand back those that have not started."""
 
-    def abandon(self, lost: Iterable[UUID]) -> list[asyncio.Task[None]]:
+    def abandon(self, lost: Iterable[UUID]) -> list[asyncio.Task[Any]]:
         """Stop jobs without settling them. Returns what still ends."""
 
     def leases(self) -> Iterable[int]:

@@ -9,6 +9,7 @@ import re
 import secrets
 import socket
 from collections.abc import Callable, Iterable
+from typing import Any
 from uuid import UUID
 
 import structlog
@@ -58,7 +59,7 @@ class RunnerOfPool:
         """See `Runs`."""
         self._runner.give_back(ids)
 
-    def abandon(self, lost: Iterable[UUID]) -> list[asyncio.Task[None]]:
+    def abandon(self, lost: Iterable[UUID]) -> list[asyncio.Task[Any]]:
         """See `Runs`."""
         return self._runner.abandon(lost)
 

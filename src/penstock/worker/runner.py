@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from functools import partial
 from typing import Any
 from uuid import UUID
 
@@ -41,7 +42,7 @@ HANDLER_THREADS = "penstock-handler"
 class Running:
     """A claimed job in this process: waiting for a place, or being run."""
 
-    __slots__ = ("_runner", "claimed", "deadline", "lease", "limit", "may_start", "reason", "started", "task")
+    __slots__ = ("_runner", "claimed", "deadline", "entered", "lease", "limit", "may_start", "reason", "started", "task")
 
     def __init__(
         self, runner: Runner, claimed: ClaimedJob, limit: float, deadline: float, may_start: Callable[[], bool] | None
@@ -51,9 +52,10 @@ class Running:
         self.lease = claimed.lease
         self.limit = limit  # seconds that its handler may run
         self.deadline = deadline  # of its start, then of its handler
-        self.started = False
+        self.started = False  # it has a place
+        self.entered = False  # its task has taken its first step
         self.may_start = may_start
-        self.task: asyncio.Task[None] | None = None
+        self.task: asyncio.Task[Settlement | None] | None = None
         self.reason: str | None = None  # why its handler was told to stop
 
     @property
@@ -193,7 +195,7 @@ class Runner:
         running.reason = reason
         group = self._types[running.claimed.name].group
         if not running.started:
-            self._finish(running, _stopped(running) if reason == "cancelled" else _released(running))
+            self._finish(running, _not_entered(running))
         elif group == "async" or group == "process":
             if running.task is not None:
                 running.task.cancel()
@@ -243,7 +245,7 @@ class Runner:
             if running is not None and not running.started:
                 self.cancel(id, "moved")
 
-    def abandon(self, lost: Iterable[UUID]) -> list[asyncio.Task[None]]:
+    def abandon(self, lost: Iterable[UUID]) -> list[asyncio.Task[Any]]:
         """These jobs belong to others now: stop without settling. Returns what still ends."""
         ending = []
         for id in lost:
@@ -279,20 +281,26 @@ class Runner:
             running.deadline = min(running.deadline, now + running.limit)
             self._busy[group] += 1
             running.task = self.loop.create_task(self._run(running, group))
+            running.task.add_done_callback(partial(self._ended, running, group))
 
-    async def _run(self, running: Running, group: Group) -> None:
+    async def _run(self, running: Running, group: Group) -> Settlement | None:
+        running.entered = True
         try:
-            settlement = await self._attempt(running, group)
+            return await self._attempt(running, group)
         except asyncio.CancelledError as error:
             # Without a reason it is the handler's own doing.
-            settlement = _stopped(running) if running.reason else _failed(running, error)
+            return _stopped(running) if running.reason else _failed(running, error)
         except BaseException as error:
             log.exception("job_failed_oddly", job_id=str(running.claimed.id))
-            settlement = _failed(running, error)
-        finally:
-            self._busy[group] -= 1
-            self._done[group] += 1
-        self._finish(running, settlement)
+            return _failed(running, error)
+
+    def _ended(self, running: Running, group: Group, task: asyncio.Task[Settlement | None]) -> None:
+        """Free the place and settle the job. A task that is cancelled before its first step runs no line of its own code, so
+        neither can be left to it.
+        """
+        self._busy[group] -= 1
+        self._done[group] += 1
+        self._finish(running, _not_entered(running) if task.cancelled() else task.result())
         self._fill(group)
 
     async def _attempt(self, running: Running, group: Group) -> Settlement | None:
@@ -375,6 +383,11 @@ class Runner:
             self._done[group] = 0
 
 
+def _not_entered(running: Running) -> Settlement:
+    """The handler was told to stop before it began."""
+    return _stopped(running) if running.reason == "cancelled" else _released(running)
+
+
 def _released(running: Running) -> Settlement:
     """Handed back as if it had not been claimed."""
     return Settlement(running.claimed.id, running.claimed.attempts, running.lease, Outcome.RELEASED)
@@ -386,7 +399,8 @@ def _stopped(running: Running) -> Settlement:
         return Settlement(claimed.id, claimed.attempts, running.lease, Outcome.CANCELLED)
     if running.reason == "time limit":
         detail = {"type": "TimeLimit", "message": "the handler ran longer than its time limit"}
-        return Settlement(claimed.id, claimed.attempts, running.lease, Outcome.FAILED, orjson.dumps(detail).decode())
+        text = orjson.dumps(detail).decode()
+        return Settlement(claimed.id, claimed.attempts, running.lease, Outcome.FAILED, text, None, claimed.name)
     cause = "was taken for dead" if running.reason == "lost" else "shut down"
     detail = {"type": "Interrupted", "message": f"the worker {cause} before the handler was done"}
     text = orjson.dumps(detail).decode()
@@ -429,4 +443,5 @@ def _failed(running: Running, error: BaseException) -> Settlement:
         Outcome.FAILED_FOR_GOOD if final else Outcome.FAILED,
         orjson.dumps(detail).decode(),
         error.after if isinstance(error, Retry) else None,
+        claimed.name,
     )

@@ -127,9 +127,15 @@ class Settler:
         for result in batch:
             outcome = outcomes.get(result.id)
             if outcome == "stale":
-                log.warning("job_result_stale", job_id=str(result.id), attempts=result.attempts)
+                log.warning("job_result_stale", job_id=str(result.id), job_type=result.name or None, lease=result.lease)
             elif result.outcome in (Outcome.FAILED, Outcome.FAILED_FOR_GOOD):
-                message = orjson.loads(result.detail).get("message") if result.detail else None
-                log.info("job_" + (outcome or "settled"), job_id=str(result.id), error=message)
+                failure = orjson.loads(result.detail) if result.detail else {}
+                log.info(
+                    "job_" + (outcome or "settled"),
+                    job_id=str(result.id),
+                    job_type=result.name or None,
+                    error_type=failure.get("type"),
+                    error=failure.get("message"),
+                )
         if "retried" in outcomes.values() or "released" in outcomes.values():
             self._retried()

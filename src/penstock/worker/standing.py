@@ -111,6 +111,7 @@ class _Run:
         self.task: asyncio.Task[None] | None = None
         self.stopping: asyncio.Task[None] | None = None
         self.late = False
+        self.wait_s = 0.0  # before the key is looked at again
 
 
 class StandingRunner:
@@ -209,6 +210,7 @@ class StandingRunner:
                 continue
             run = self._runs[key] = _Run(job)
             run.task = asyncio.create_task(self._attempt(run), name=f"penstock-standing-{key}")
+            run.task.add_done_callback(partial(self._forget, run))
         await self._deliver()
         return wait
 
@@ -240,13 +242,19 @@ class StandingRunner:
         except PenstockError as error:
             refused = True
             log.warning("standing_job_unknown", pool=self._name, key=run.job.key, error=error.message)
-        finally:
-            if self._runs.get(run.job.key) is run:
-                del self._runs[run.job.key]
-            if refused:
-                asyncio.get_running_loop().call_later(_REFUSED_S, self.wake)
-            else:
-                self.wake()
+        if refused:
+            run.wait_s = _REFUSED_S
+
+    def _forget(self, run: _Run, task: asyncio.Task[None]) -> None:
+        """A run is over, even if its task was cancelled before its first step: the key may run again."""
+        if self._runs.get(run.job.key) is run:
+            del self._runs[run.job.key]
+        if run.wait_s > 0:
+            asyncio.get_running_loop().call_later(run.wait_s, self.wake)
+        else:
+            self.wake()
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("standing_job_failed_oddly", pool=self._name, key=run.job.key, exc_info=error)
 
     async def _end(self, run: _Run, state: str | None, error: dict[str, Any] | None) -> bool:
         """Write that the run has ended; again and again, until it is known to be written, or the slot lost."""

@@ -39,6 +39,7 @@ from penstock.worker.types import WorkedPool, WorkedType
 log = structlog.get_logger("penstock.worker")
 _STALLED_S = 30.0
 _FOR_EVER_S = 1e7
+_CLAIM_S = 5.0
 
 
 class Worker:
@@ -183,7 +184,7 @@ class Worker:
                 if task in supporting:
                     task.result()  # a part never ends by itself but with an error
             scheduler.stop()
-            await self._shut_down(claiming, runner, settler, parts, taking_part)
+            await self._shut_down(claiming, claimer, runner, settler, parts, taking_part)
             if self._ended:
                 raise self._ended[0]
         finally:
@@ -213,12 +214,17 @@ class Worker:
     async def _shut_down(
         self,
         claiming: asyncio.Task[None],
+        claimer: Claimer,
         runner: Runner,
         settler: Settler,
         parts: Sequence[PoolPart],
         taking_part: Sequence[asyncio.Task[None]],
     ) -> None:
         log.info("worker_stopping", worker=self.id, in_flight=runner.in_flight)
+        # A claim that is under way may still take jobs. Were its answer thrown away, they would count as lost with this worker.
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_CLAIM_S), claimer.paused:
+                claiming.cancel()
         claiming.cancel()
         await asyncio.gather(claiming, return_exceptions=True)
         retiring = self._retiring.is_set()

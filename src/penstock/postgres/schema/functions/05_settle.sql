@@ -266,7 +266,7 @@ begin
                 when locked.outcome in ('failed', 'failed-for-good', 'quarantined') or locked.detail is not null then
                     coalesce(locked.errors, '[]') || jsonb_build_array(
                         coalesce(locked.detail, '{}') || jsonb_build_object(
-                            'attempt', locked.attempts,
+                            'attempt', locked.max_attempts - locked.attempts + 1,
                             'worker', lease.worker,
                             'started_at', lease.started_at,
                             'failed_at', p_moment
