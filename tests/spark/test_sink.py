@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -145,3 +146,46 @@ def test_the_epoch_is_what_prevents_the_second_copy(spark: SparkSession, url: st
             note.unlink()
         ask("delete from penstock.sink_epochs")
     assert jobs(ask) == [1, 1]
+
+
+def test_another_checkpoint_under_the_name_of_a_writer_is_refused(
+    spark: SparkSession, url: str, ask: Ask, tmp_path: Path
+) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+
+    def run(checkpoint: str, **options: str) -> Any:
+        stream = spark.readStream.schema("n int").json(str(source)).selectExpr("named_struct('n', n) as data")
+        query = (
+            stream.writeStream.format("penstock").options(url=url, job="t", **options)
+            .option("checkpointLocation", str(tmp_path / checkpoint)).trigger(availableNow=True).start()
+        )  # fmt: skip
+        query.awaitTermination(120)
+        return query
+
+    (source / "0.json").write_text('{"n": 1}')
+    first = run("one", writer="copies")
+    (note,) = ask("select query, target, epoch, offsets from penstock.sink_epochs")
+    assert (note["query"], note["target"], note["epoch"]) == (first.id, "job t", 0)
+    assert json.loads(note["offsets"])[0]["logOffset"] == 0
+    (source / "1.json").write_text('{"n": 2}')
+    # A batch 0 of another query is not the batch 0 that was written.
+    with pytest.raises(Exception, match="copies is written to job t by the query"):
+        run("two", writer="copies")
+    assert jobs(ask) == [1]
+    run("one", writer="copies")
+    assert jobs(ask) == [1, 2]
+
+    # In foreachBatch the number is that of the query's batch too.
+    def each(checkpoint: str) -> None:
+        def put(frame: DataFrame, batch: int) -> None:
+            write(frame.selectExpr("named_struct('n', n) as data"), url, writer="each", epoch=str(batch))
+
+        stream = spark.readStream.schema("n int").json(str(source))
+        writing = stream.writeStream.foreachBatch(put).option("checkpointLocation", str(tmp_path / checkpoint))
+        writing.trigger(availableNow=True).start().awaitTermination(120)
+
+    each("three")
+    with pytest.raises(Exception, match="each is written to job t by the query"):
+        each("four")
+    assert jobs(ask) == [1, 1, 2, 2]

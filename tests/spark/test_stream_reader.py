@@ -19,6 +19,7 @@ from pyspark.sql.types import DataType, StructType
 from penstock import Penstock
 from penstock.errors import Conflict, InvalidInput, NotFound, OffsetGone
 from penstock.event import NewEvent
+from penstock.postgres.staging import Batch
 from penstock.routing import partition_of
 from penstock.spark import sink, stream_sink
 from penstock.spark.stream_offsets import LAG, Since
@@ -389,7 +390,7 @@ def test_what_is_not_there_is_refused(url: str, ask: Ask, stream: str) -> None:
 def write(url: str, frame: pa.RecordBatch, epoch: int = 0, **given: str) -> list[sink.Staged]:
     """As two attempts of one task, of which the second counts."""
     chosen = EventWriteOptions.parse({"url": url, **given})
-    return [stream_sink.stage(chosen, "w", epoch, iter([frame])) for _ in range(2)][1:]
+    return [stream_sink.stage(chosen, Batch("w", chosen.target, epoch), iter([frame])) for _ in range(2)][1:]
 
 
 def test_staged_events_are_appended_once_and_in_order(url: str, ask: Ask, stream: str) -> None:
@@ -397,7 +398,7 @@ def test_staged_events_are_appended_once_and_in_order(url: str, ask: Ask, stream
     frame = pa.RecordBatch.from_pydict({"value": [json.dumps({"n": n}) for n in range(5000)], "key": keys})
     messages = write(url, frame, stream="a")
     for _ in range(2):
-        sink.commit(url, "w", 0, messages, events=True)
+        sink.commit(url, messages, events=True)
     found = batch(url, "key string, n bigint, partition int")
     assert sorted(r["n"] for r in found) == list(range(5000))
     for key in set(keys):
@@ -408,7 +409,7 @@ def test_staged_events_are_appended_once_and_in_order(url: str, ask: Ask, stream
     # Sabotage: it is the note of the epoch that keeps the second commit out.
     messages = write(url, frame.slice(0, 10), stream="a")
     ask("delete from penstock.sink_epochs")
-    sink.commit(url, "w", 0, messages, events=True)
+    sink.commit(url, messages, events=True)
     assert len(batch(url)) == 5010
 
 
@@ -417,7 +418,7 @@ def test_events_staged_before_a_growth_go_where_their_keys_are_now(url: str, ask
     frame = pa.RecordBatch.from_pydict({"value": ["{}"] * 2500, "key": keys})
     messages = write(url, frame, stream="a")
     ask("select penstock.grow_stream('a', 11)")
-    sink.commit(url, "w", 0, messages, events=True)
+    sink.commit(url, messages, events=True)
     found = batch(url, "key string, partition int")
     assert sorted((r["key"], r["partition"]) for r in found) == sorted((key, partition_of(key, 11)) for key in keys)
 
@@ -434,7 +435,7 @@ def test_columns_say_the_stream_the_partition_the_headers_and_the_time(url: str,
             "headers": pa.array([[("trace", b"7")], None, None], pa.map_(pa.string(), pa.binary())),
         }
     )
-    sink.commit(url, "w", 0, write(url, frame), events=True)
+    sink.commit(url, write(url, frame), events=True)
     found = batch(url, KAFKA + ", happened_at timestamp")
     assert [(r["partition"], r["value"], r["happened_at"]) for r in found] == [(2, None, None), (3, '{"n": 1}', moment)]
     (event,) = ask("select headers::text from penstock.read_events('a', 3)")
@@ -464,12 +465,12 @@ def test_what_is_no_event_is_refused_and_leaves_nothing(url: str, ask: Ask, stre
         assert refused.value.hint
     for value, error in (("{", InvalidInput), ('"%s"' % ("x" * 1_100_000), InvalidInput)):
         with pytest.raises(error):
-            sink.commit(url, "w", 0, write(url, pa.RecordBatch.from_pydict({"value": [value]}), stream="a"), events=True)
+            sink.commit(url, write(url, pa.RecordBatch.from_pydict({"value": [value]}), stream="a"), events=True)
     assert batch(url) == []
     messages = write(url, pa.RecordBatch.from_pydict({"value": ["{}"]}), stream="a")
     ask("delete from penstock.staged_events")
     with pytest.raises(Conflict, match="0 of 1 staged"):
-        sink.commit(url, "w", 0, messages, events=True)
+        sink.commit(url, messages, events=True)
     # What failed was not noted: the batch can be written again.
-    sink.commit(url, "w", 0, write(url, pa.RecordBatch.from_pydict({"value": ["{}"]}), stream="a"), events=True)
+    sink.commit(url, write(url, pa.RecordBatch.from_pydict({"value": ["{}"]}), stream="a"), events=True)
     assert len(batch(url)) == 1

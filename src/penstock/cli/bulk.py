@@ -55,7 +55,7 @@ def enqueue(
         bulk.check_type(url, job)
         spark = session(master=master, app_name=f"penstock bulk {job}")
         frame = bulk.as_jobs(bulk.source(spark, format, paths or [], _pairs(options), select), columns)
-        check_schema(WriteOptions(url, job, None, 0), frame.schema)
+        check_schema(WriteOptions(url, job), frame.schema)
         if dry_run:
             out.print(f"{frame.count():,} jobs of type {job}, such as:", highlight=False)
             for row in frame.limit(3).collect():

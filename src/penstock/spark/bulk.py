@@ -20,6 +20,7 @@ from pyspark.sql.types import MapType, StructType
 from penstock.errors import InvalidInput, NotFound
 from penstock.postgres import jobs, staging
 from penstock.spark.blocking import Blocking
+from penstock.spark.options import job_target
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -108,7 +109,7 @@ def enqueue(
     run = run or secrets.token_hex(4)
     prefix = f"bulk {run} in "
     with Blocking(url) as database:
-        known = database.run(staging.writers(database.database, prefix))
+        known = database.run(staging.writers(database.database, prefix, job_target(job)))
     total = frame.count()
     if known:
         # The run was begun: the slices have to be those of then.
@@ -128,7 +129,7 @@ def enqueue(
         (part.write.format("penstock").options(url=url, job=job, writer=writer, epoch=str(number)).mode("append").save())
         # What was written is counted where it was written, so that the source is not read again for it.
         with Blocking(url) as database:
-            written += database.run(staging.written(database.database, writer))
+            written += database.run(staging.written(database.database, writer, job_target(job)))
         progress(written, total)
         if rate is not None and (ahead := (written - skipped) / rate - (time.monotonic() - started)) > 0:
             time.sleep(ahead)

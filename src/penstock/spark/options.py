@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -76,25 +77,67 @@ class ReadOptions:
 
 @dataclass(frozen=True, slots=True)
 class WriteOptions:
-    """How to write.
+    """How to write jobs.
 
     Attributes:
         url: The database.
         job: Job type of all rows; None: the column `name` says it.
         writer: Name under which batches are noted as done; None: that of the query, or a new one for each batch write.
         epoch: Number of a batch write of a named writer; it and all below are written once.
+        checkpoint: Where a streaming query has its checkpoint, as far as Spark says so.
     """
 
     url: str
-    job: str | None
-    writer: str | None
-    epoch: int
+    job: str | None = None
+    writer: str | None = None
+    epoch: int | None = None
+    checkpoint: str | None = None
 
     @classmethod
     def parse(cls, given: Mapping[str, str]) -> WriteOptions:
         """From the options of a writer. Raises `InvalidInput`."""
         options = {name.lower(): value for name, value in given.items()}
-        return cls(database_url(options), options.get("job"), options.get("writer"), number(options, "epoch", 0, 0, 2**62))
+        refuse_unknown(options, (*OF_WRITERS, "job"), "writing jobs")
+        return cls(
+            database_url(options), options.get("job"), options.get("writer"), epoch(options), options.get("checkpointlocation")
+        )
+
+    @property
+    def target(self) -> str:
+        """What is written, see `penstock.sink_epochs`."""
+        return job_target(self.job)
+
+
+OF_WRITERS = ("url", "dataDir", "writer", "epoch", "checkpointLocation", "queryName")
+
+
+def job_target(job: str | None) -> str:
+    """What a write of jobs is noted for."""
+    return "jobs" if job is None else f"job {job}"
+
+
+def epoch(options: Mapping[str, str]) -> int | None:
+    """The option `epoch`."""
+    return number(options, "epoch", 0, 0, 2**62) if "epoch" in options else None
+
+
+def refuse_unknown(options: Mapping[str, str], known: Sequence[str], what: str) -> None:
+    """Raise `InvalidInput` for an option that is not known: a misspelt one would be one that was left out.
+
+    Args:
+        options: Given, with names in lower case.
+        known: Names that there are.
+        what: What the options are for, in words.
+    """
+    by_lower = {name.lower(): name for name in known}
+    if unknown := [name for name in options if name not in by_lower]:
+        if unknown[0] == "path":
+            raise InvalidInput("there is no path to read or to write", hint="Call load() and save() without one.")
+        near = get_close_matches(unknown[0], by_lower, 1, 0.6)
+        raise InvalidInput(
+            f"there is no option {unknown[0]} for {what}",
+            hint=f"Is it {by_lower[near[0]]}?" if near else f"There are: {', '.join(known)}.",
+        )
 
 
 def database_url(options: Mapping[str, str]) -> str:

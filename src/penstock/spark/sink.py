@@ -9,12 +9,15 @@ the commit no worker sees any of it. Whatever a crash leaves behind is in no par
 from __future__ import annotations
 
 import base64
+import json
+import re
 import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
@@ -29,6 +32,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
+    from penstock.spark.stream_sink import EventWriteOptions
+
 COLUMNS = {
     "name": "string",
     "data": "string",
@@ -39,6 +44,10 @@ COLUMNS = {
     "expires_at": "timestamp",
     "unique_key": "string",
 }
+ONLY_APPEND = (
+    'Write with outputMode("append"), the one mode that Spark has for a format in Python; what an aggregation changes is '
+    "written in foreachBatch, with the options writer and epoch."
+)
 _HINT = (
     f"The columns are {', '.join(COLUMNS)}. All but data may be left out, name when the option job is set. data is a struct, "
     "a map, or JSON text."
@@ -49,71 +58,85 @@ _HINT = (
 class Staged(WriterCommitMessage):
     """What one attempt of a task has staged."""
 
-    writer: str
+    batch: staging.Batch
     part: str
     rows: int
 
 
-Stage: TypeAlias = Callable[[str, int, Iterator["pa.RecordBatch"]], Staged]
-"""Copies rows to a staging table, for an epoch of a writer."""
+Stage: TypeAlias = Callable[[staging.Batch, Iterator["pa.RecordBatch"]], Staged]
+"""Copies rows to a staging table, for a batch of a writer."""
 
 
 class BatchWriter(DataSourceArrowWriter):
     """Writes one DataFrame.
 
     Args:
-        url: The database.
+        options: Where to, and the name and number of the write.
         stage: What a task does with its rows.
         events: Whether they become events, not jobs.
-        writer: Name under which the write is noted as done; None: a new one.
-        epoch: Number of the write.
+
+    Raises:
+        InvalidInput: A name without a number, or a number without a name.
     """
 
-    def __init__(self, url: str, stage: Stage, events: bool, writer: str | None, epoch: int) -> None:
-        self._url = url
+    def __init__(self, options: WriteOptions | EventWriteOptions, stage: Stage, events: bool) -> None:
+        if (options.writer is None) != (options.epoch is None):
+            given, missing = ("writer", "epoch") if options.epoch is None else ("epoch", "writer")
+            raise InvalidInput(
+                f"the option {given} needs the option {missing}",
+                hint="What was written under a number is not written again: give each write its own, in foreachBatch the batch.",
+            )
+        self._url = options.url
         self._stage = stage
         self._events = events
-        self._writer = writer or f"write {secrets.token_hex(12)}"
-        self._epoch = epoch
+        self._named = options.writer is not None
+        self._batch = staging.Batch(options.writer or f"write {secrets.token_hex(12)}", options.target, options.epoch or 0)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
         """Stage the rows of one task."""
-        return self._stage(self._writer, self._epoch, iterator)
+        # In foreachBatch the number is that of the query's batch, so the name is the query's.
+        return self._stage(replace(self._batch, query=query_id()) if self._named else self._batch, iterator)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """Make them count."""
-        commit(self._url, self._writer, self._epoch, messages, self._events)
+        commit(self._url, messages, self._events)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """Drop what was staged."""
-        abort(self._url, self._writer, self._epoch)
+        abort(self._url, self._batch)
 
 
 class MicroBatchWriter(DataSourceStreamArrowWriter):
     """Writes the micro-batches of a query. The writer is the query, whose id is in its checkpoint; the epoch is the batch.
 
     Args: as of `BatchWriter`.
+
+    Raises:
+        InvalidInput: There is an option `epoch`.
     """
 
-    def __init__(self, url: str, stage: Stage, events: bool, writer: str | None) -> None:
-        self._url = url
+    def __init__(self, options: WriteOptions | EventWriteOptions, stage: Stage, events: bool) -> None:
+        if options.epoch is not None:
+            raise InvalidInput("a streaming query takes no option epoch", hint="Its batches are numbered: leave it out.")
+        self._url = options.url
         self._stage = stage
         self._events = events
-        self._writer = writer
+        self._target = options.target
+        self._writer = options.writer
+        self._checkpoint = options.checkpoint
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
         """Stage the rows of one task."""
-        return self._stage(*current_batch(self._writer), iterator)
+        return self._stage(current_batch(self._writer, self._target), iterator)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """Make the batch count, unless it was before."""
-        if staged := [message for message in messages if isinstance(message, Staged)]:
-            commit(self._url, staged[0].writer, batchId, staged, self._events)
+        commit(self._url, messages, self._events, offsets_of(self._checkpoint, batchId))
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """Drop what was staged."""
         if staged := [message for message in messages if isinstance(message, Staged)]:
-            abort(self._url, staged[0].writer, batchId)
+            abort(self._url, staged[0].batch)
 
 
 def job_writer(options: WriteOptions, schema: StructType, overwrite: bool) -> BatchWriter:
@@ -121,29 +144,37 @@ def job_writer(options: WriteOptions, schema: StructType, overwrite: bool) -> Ba
     if overwrite:
         raise InvalidInput("a queue cannot be overwritten", hint='Write with mode("append").')
     check_schema(options, schema)
-    return BatchWriter(options.url, partial(stage, options), False, options.writer, options.epoch)
+    return BatchWriter(options, partial(stage, options), False)
 
 
 def job_stream_writer(options: WriteOptions, schema: StructType, overwrite: bool) -> MicroBatchWriter:
     """Writes micro-batches to the queue. Raises `InvalidInput`."""
     if overwrite:
-        raise InvalidInput("a queue takes no complete output", hint='Write with outputMode("append") or "update".')
+        raise InvalidInput("a queue takes no complete output", hint=ONLY_APPEND)
     check_schema(options, schema)
-    return MicroBatchWriter(options.url, partial(stage, options), False, options.writer)
+    return MicroBatchWriter(options, partial(stage, options), False)
 
 
-def current_batch(writer: str | None) -> tuple[str, int]:
-    """The name of the writer, that of the query unless it has one of its own, and the micro-batch, as a task knows them."""
+def query_id() -> str | None:
+    """The id of the streaming query that a task works for, which is in its checkpoint; None: for none."""
     from pyspark import TaskContext
 
     context = TaskContext.get()
-    query = context.getLocalProperty("sql.streaming.queryId") if context else None
-    batch = context.getLocalProperty("streaming.sql.batchId") if context else None
-    if not batch or not (writer or query):
+    return (context.getLocalProperty("sql.streaming.queryId") or None) if context else None
+
+
+def current_batch(writer: str | None, target: str) -> staging.Batch:
+    """The micro-batch as a task knows it, under the name of the writer, that of the query unless it has one of its own."""
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    query = query_id()
+    number = context.getLocalProperty("streaming.sql.batchId") if context else None
+    if not number or not query:
         raise PenstockError(
-            "Spark did not say which query and batch this is", hint="Set the option writer to a name of your own."
+            "Spark did not say which query and batch this is", hint="Write in foreachBatch, with the options writer and epoch."
         )
-    return writer or f"query {query}", int(batch)
+    return staging.Batch(writer or f"query {query}", target, int(number), query)
 
 
 def check_schema(options: WriteOptions, schema: StructType) -> None:
@@ -166,25 +197,25 @@ def check_schema(options: WriteOptions, schema: StructType) -> None:
             raise InvalidInput(f"the column {name} is {kind}", hint=f"It has to be {wanted}. {_HINT}")
 
 
-def stage(options: WriteOptions, writer: str, epoch: int, batches: Iterator[pa.RecordBatch]) -> Staged:
+def stage(options: WriteOptions, of: staging.Batch, batches: Iterator[pa.RecordBatch]) -> Staged:
     """Copy rows to the staging table under the name of this attempt."""
-    part = f"{epoch}.{secrets.token_hex(10)}"
+    part = of.part()
     rows = 0
     first = next(batches, None)
     if first is None:
-        return Staged(writer, part, 0)
+        return Staged(of, part, 0)
 
     def staged() -> Iterator[pa.RecordBatch]:
         nonlocal rows
         batch: pa.RecordBatch | None = first
         while batch is not None:
             if batch.num_rows:
-                yield as_staged(batch, options.job, writer, part, rows)
+                yield as_staged(batch, options.job, of.writer, part, rows)
                 rows += batch.num_rows
             batch = next(batches, None)
 
-    copy(options.url, staging.TABLE, as_staged(first.slice(0, 0), options.job, writer, part, 0).schema, staged())
-    return Staged(writer, part, rows)
+    copy(options.url, staging.TABLE, as_staged(first.slice(0, 0), options.job, of.writer, part, 0).schema, staged())
+    return Staged(of, part, rows)
 
 
 def copy(url: str, table: str, shape: pa.Schema, batches: Iterator[pa.RecordBatch]) -> None:
@@ -259,26 +290,45 @@ def ids(size: int) -> pa.Array:
     return pa.FixedSizeBinaryArray.from_buffers(pa.binary(16), size, [None, pa.py_buffer(made.tobytes())]).cast(pa.binary())
 
 
-def commit(url: str, writer: str, epoch: int, messages: Sequence[WriterCommitMessage | None], events: bool = False) -> None:
+def commit(url: str, messages: Sequence[WriterCommitMessage | None], events: bool = False, offsets: str | None = None) -> None:
     """Enqueue (or append, as `events`) what the attempts behind the messages have staged.
 
-    May be repeated, since the epoch is noted with it: so a server that restarts meanwhile is waited for.
+    May be repeated, since the epoch is noted with it: so a server that restarts meanwhile is waited for. Raises `Conflict`
+    when the writer's name belongs to another query.
     """
     staged = [message for message in messages if isinstance(message, Staged)]
+    if not staged:
+        return
     rows = sum(message.rows for message in staged)
     parts = [message.part for message in staged if message.rows]
     call: Any = staging.commit_events if events else staging.commit
     with Blocking(url) as database:
-        database.keep_trying(lambda: call(database.database, writer, epoch, parts, rows))
+        database.keep_trying(lambda: call(database.database, staged[0].batch, parts, rows, offsets))
 
 
-def abort(url: str, writer: str, epoch: int) -> None:
+def abort(url: str, batch: staging.Batch) -> None:
     """Drop what was staged; when the database is away, its sweep does it later."""
     try:
         with Blocking(url) as database:
-            database.run(staging.discard(database.database, writer, epoch))
+            database.run(staging.discard(database.database, batch))
     except DatabaseUnavailable:
         pass
+
+
+def offsets_of(checkpoint: str | None, batch: int) -> str | None:
+    """Up to where a batch has read the sources of its query, as JSON; None when the checkpoint is not in reach from here.
+
+    Spark tells a sink nothing of the sources, but has noted the offsets before the batch begins.
+    """
+    if checkpoint is None or "://" in checkpoint.removeprefix("file://"):
+        return None
+    folder = Path(re.sub(r"^file:(//)?", "", checkpoint))
+    try:
+        # A version and the settings come first; then a line for each source, a hyphen for one that has read nothing.
+        lines = (folder / "offsets" / str(batch)).read_text("utf-8").splitlines()[2:]
+        return json.dumps([None if line == "-" else json.loads(line) for line in lines])
+    except (OSError, ValueError):
+        return None
 
 
 def as_json(column: pa.Array) -> pa.Array:

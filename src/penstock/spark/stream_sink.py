@@ -7,7 +7,6 @@ locks the partitions, copies chunks and looks into none of them. When a stream h
 from __future__ import annotations
 
 import random
-import secrets
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -21,8 +20,8 @@ from penstock.event import CHUNK, StreamRecord
 from penstock.postgres import staging, streams
 from penstock.routing import Router
 from penstock.spark.blocking import Blocking
-from penstock.spark.options import database_url, number
-from penstock.spark.sink import BatchWriter, MicroBatchWriter, Staged, as_json, copy, in_json
+from penstock.spark.options import OF_WRITERS, database_url, epoch, refuse_unknown
+from penstock.spark.sink import ONLY_APPEND, BatchWriter, MicroBatchWriter, Staged, as_json, copy, in_json
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -51,12 +50,14 @@ class EventWriteOptions:
         stream: Stream of all rows; None: the column `topic` says it.
         writer: Name under which batches are noted as done; None: that of the query, or a new one for each batch write.
         epoch: Number of a batch write of a named writer; it and all below are written once.
+        checkpoint: Where a streaming query has its checkpoint, as far as Spark says so.
     """
 
     url: str
     stream: str | None
-    writer: str | None
-    epoch: int
+    writer: str | None = None
+    epoch: int | None = None
+    checkpoint: str | None = None
 
     @classmethod
     def wanted(cls, given: Mapping[str, str], schema: StructType) -> bool:
@@ -68,12 +69,21 @@ class EventWriteOptions:
     def parse(cls, given: Mapping[str, str]) -> EventWriteOptions:
         """From the options of a writer. Raises `InvalidInput`."""
         options = {name.lower(): value for name, value in given.items()}
+        refuse_unknown(options, (*OF_WRITERS, "stream", "topic"), "writing events")
+        if options.keys() >= {"stream", "topic"}:
+            raise InvalidInput("the options stream and topic say the same", hint="Give one of them.")
         return cls(
             database_url(options),
             options.get("stream", options.get("topic")),
             options.get("writer"),
-            number(options, "epoch", 0, 0, 2**62),
+            epoch(options),
+            options.get("checkpointlocation"),
         )
+
+    @property
+    def target(self) -> str:
+        """What is written, see `penstock.sink_epochs`."""
+        return "streams" if self.stream is None else f"stream {self.stream}"
 
 
 def event_writer(options: EventWriteOptions, schema: StructType, overwrite: bool) -> BatchWriter:
@@ -81,15 +91,15 @@ def event_writer(options: EventWriteOptions, schema: StructType, overwrite: bool
     if overwrite:
         raise InvalidInput("a stream cannot be overwritten", hint='Write with mode("append").')
     check_schema(options, schema)
-    return BatchWriter(options.url, partial(stage, options), True, options.writer, options.epoch)
+    return BatchWriter(options, partial(stage, options), True)
 
 
 def event_stream_writer(options: EventWriteOptions, schema: StructType, overwrite: bool) -> MicroBatchWriter:
     """Writes micro-batches to streams. Raises `InvalidInput`."""
     if overwrite:
-        raise InvalidInput("a stream takes no complete output", hint='Write with outputMode("append") or "update".')
+        raise InvalidInput("a stream takes no complete output", hint=ONLY_APPEND)
     check_schema(options, schema)
-    return MicroBatchWriter(options.url, partial(stage, options), True, options.writer)
+    return MicroBatchWriter(options, partial(stage, options), True)
 
 
 def check_schema(options: EventWriteOptions, schema: StructType) -> None:
@@ -111,15 +121,15 @@ def check_schema(options: EventWriteOptions, schema: StructType) -> None:
             raise InvalidInput(f"the column {name} is {kind}", hint=f"It can be {', '.join(wanted)}. {_HINT}")
 
 
-def stage(options: EventWriteOptions, writer: str, epoch: int, batches: Iterator[pa.RecordBatch]) -> Staged:
+def stage(options: EventWriteOptions, of: staging.Batch, batches: Iterator[pa.RecordBatch]) -> Staged:
     """Copy events to the staging table under the name of this attempt."""
-    part = f"{epoch}.{secrets.token_hex(10)}"
+    part = of.part()
     first = next(batches, None)
     if first is None:
-        return Staged(writer, part, 0)
+        return Staged(of, part, 0)
     with Blocking(options.url) as database:
         known = {stream.name: stream for stream in database.keep_trying(lambda: streams.list_streams(database.database))}
-    chunks = Chunks(known, options.stream, writer, part)
+    chunks = Chunks(known, options.stream, of.writer, part)
 
     def staged() -> Iterator[pa.RecordBatch]:
         batch: pa.RecordBatch | None = first
@@ -128,7 +138,7 @@ def stage(options: EventWriteOptions, writer: str, epoch: int, batches: Iterator
             batch = next(batches, None)
 
     copy(options.url, staging.EVENTS, Chunks.shape(), staged())
-    return Staged(writer, part, chunks.rows)
+    return Staged(of, part, chunks.rows)
 
 
 class Chunks:

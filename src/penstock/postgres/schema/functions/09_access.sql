@@ -29,7 +29,8 @@ declare
         'enqueue', 'enqueue_many', 'enqueue_json', 'put_jobs', 'cancel', 'run_now', 'replay', 'start_standing', 'stop_standing',
         'notify_standing', 'reconcile_standing', 'publish', 'publish_many', 'publish_json',
         'append', 'append_many', 'append_routed', 'append_json', 'append_each', 'append_each_json', 'begin_load', 'end_load',
-        'last_sequence', 'commit_staged', 'commit_staged_events', 'discard_staged', 'sweep_staged'
+        'last_sequence', 'commit_staged', 'commit_staged_events', 'discard_staged', 'sweep_staged',
+        'forget_writer'
     ];
     working constant text[] := array[
         'claim', 'extend', 'settle', 'settle_attempts', 'leave_to_callback', 'report_progress', 'register_worker', 'heartbeat',

@@ -1,5 +1,83 @@
 -- The staged write: rows that tasks have copied to staged_jobs become jobs, once.
 
+create or replace function penstock.parts_of(p_epoch bigint, p_target text)
+returns text
+language sql
+immutable
+as $$
+    -- So that a writer's writes of one number to several targets do not clear away each other's rows.
+    select p_epoch || '.' || left(md5(p_target), 8) || '.'
+$$;
+comment on function penstock.parts_of(bigint, text) is 'How the names of all parts begin that are staged for an epoch and a target.';
+
+create or replace function penstock.note_epoch(
+    p_writer text, p_target text, p_epoch bigint, p_rows bigint, p_query text, p_offsets jsonb
+)
+returns boolean
+language plpgsql
+as $$
+declare
+    -- The functions run with the rights of the schema's owner; this is who called them.
+    caller constant text := session_user;
+    before penstock.sink_epochs;
+begin
+    if p_writer is null or length(p_writer) not between 1 and 200 then
+        raise exception 'invalid writer: %', coalesce(quote_literal(left(p_writer, 100)), 'null')
+            using errcode = 'PS400', hint = 'The name of a writer has 1 to 200 characters.';
+    end if;
+    if p_target is null or length(p_target) not between 1 and 200 then
+        raise exception 'invalid target: %', coalesce(quote_literal(left(p_target, 100)), 'null')
+            using errcode = 'PS400', hint = 'It is what is written, such as job invoice or stream orders, in 1 to 200 characters.';
+    end if;
+    if p_epoch is null then
+        raise exception 'writer % has no epoch', quote_literal(p_writer)
+            using errcode = 'PS400', hint = 'Number the writes of a writer: a number that was written before, or a lower one, is not written again.';
+    end if;
+    insert into penstock.sink_epochs as noted (role, writer, target, epoch, jobs, query, offsets, committed_at)
+    select caller, p_writer, p_target, p_epoch, p_rows, p_query, p_offsets, penstock.clock()
+    where not exists (
+        -- Noted before targets were: for all of them.
+        select from penstock.sink_epochs as early
+        where early.writer = p_writer and early.target = '' and early.role = '' and early.epoch >= p_epoch
+    )
+    on conflict (writer, target, role) do update
+    set epoch = excluded.epoch, jobs = excluded.jobs, offsets = excluded.offsets, committed_at = excluded.committed_at
+    where noted.epoch < excluded.epoch and noted.query is not distinct from excluded.query;
+    if found then
+        return true;
+    end if;
+    select * into before from penstock.sink_epochs as early where early.writer = p_writer and early.target = p_target and early.role = caller;
+    if found and before.query is distinct from p_query then
+        raise exception '% is written to % by %, up to batch %, and this is %',
+            p_writer, p_target, coalesce('the query ' || before.query, 'batch writes'), before.epoch, coalesce('the query ' || p_query, 'a batch write')
+            using errcode = 'PS409',
+                  hint = format(
+                      'A query is known by its checkpoint. Go on with the checkpoint of the other one; or leave writer out, or give another name, and everything that this one reads is written; or have it take over the name: begin it where the other one ended (%s), and then: select penstock.forget_writer(%L, %L).',
+                      coalesce('startingOffsets ' || left(before.offsets::text, 300), 'its sources'), p_writer, p_target
+                  );
+    end if;
+    return false;
+end
+$$;
+comment on function penstock.note_epoch(text, text, bigint, bigint, text, jsonb) is
+    'Part of commit_staged and commit_staged_events: notes a batch of a writer to a target. False when it, or a later one, was noted before. PS409 when the name belongs to another query.';
+
+create or replace function penstock.forget_writer(p_writer text, p_target text default null)
+returns bigint
+language sql
+security definer
+set search_path = penstock, pg_temp
+as $$
+    with forgotten as (
+        delete from penstock.sink_epochs
+        where writer = p_writer and role in (session_user, '') and (target = p_target or p_target is null)
+        returning 1
+    )
+    select count(*) from forgotten
+$$;
+comment on function penstock.forget_writer(text, text) is
+    'Forgets what the caller has written under a name, to one target or to all, so that another query may have the name. Returns how many notes.';
+
 create or replace function penstock.insert_staged(p_writer text, p_parts text[], p_moment timestamptz)
 returns void
 language plpgsql
@@ -75,7 +153,15 @@ $$;
 comment on function penstock.refuse_staged(text, text[], timestamptz) is
     'Part of commit_staged: refuses with the words of enqueue_many what enqueue_many would refuse.';
 
-create or replace function penstock.commit_staged(p_writer text, p_epoch bigint, p_parts text[], p_rows bigint)
+create or replace function penstock.commit_staged(
+    p_writer text,
+    p_epoch bigint,
+    p_parts text[],
+    p_rows bigint,
+    p_target text,
+    p_query text default null,
+    p_offsets jsonb default null
+)
 returns table (queued bigint, known bigint)
 language plpgsql
 security definer
@@ -91,7 +177,7 @@ declare
     doubtful boolean;
     unusual bigint;
 begin
-    noted := penstock.note_epoch(p_writer, p_epoch, p_rows);
+    noted := penstock.note_epoch(p_writer, p_target, p_epoch, p_rows, p_query, p_offsets);
     queued := 0;
     known := 0;
     if noted and p_rows > 0 then
@@ -154,23 +240,23 @@ begin
         end loop;
     end if;
     -- Of this epoch, and what attempts that did not count or crashed writers have left.
-    delete from penstock.staged_jobs where writer = p_writer and (part = any (p_parts) or starts_with(part, p_epoch || '.'));
+    delete from penstock.staged_jobs where writer = p_writer and (part = any (p_parts) or starts_with(part, penstock.parts_of(p_epoch, p_target)));
     return next;
 end
 $$;
-comment on function penstock.commit_staged(text, bigint, text[], bigint) is
-    'Enqueues what these parts have staged, p_rows jobs in all, unless the writer has committed this epoch or a later one. One transaction. Returns how many were queued, and how many there were already (by id or unique key).';
+comment on function penstock.commit_staged(text, bigint, text[], bigint, text, text, jsonb) is
+    'Enqueues what these parts have staged, p_rows jobs in all, unless the writer has committed this epoch or a later one to this target (see note_epoch). One transaction. Returns how many were queued, and how many there were already (by id or unique key).';
 
-create or replace function penstock.discard_staged(p_writer text, p_epoch bigint)
+create or replace function penstock.discard_staged(p_writer text, p_epoch bigint, p_target text)
 returns void
 language sql
 security definer
 set search_path = penstock, pg_temp
 as $$
-    delete from penstock.staged_jobs where writer = p_writer and starts_with(part, p_epoch || '.');
-    delete from penstock.staged_events where writer = p_writer and starts_with(part, p_epoch || '.');
+    delete from penstock.staged_jobs where writer = p_writer and starts_with(part, penstock.parts_of(p_epoch, p_target));
+    delete from penstock.staged_events where writer = p_writer and starts_with(part, penstock.parts_of(p_epoch, p_target));
 $$;
-comment on function penstock.discard_staged(text, bigint) is 'Drops what was staged for an epoch that will not be committed.';
+comment on function penstock.discard_staged(text, bigint, text) is 'Drops what was staged for an epoch of a writer and a target that was given up.';
 
 create or replace function penstock.sweep_staged()
 returns bigint

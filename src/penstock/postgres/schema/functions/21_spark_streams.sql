@@ -149,26 +149,6 @@ $$;
 comment on function penstock.scan_events(text, integer, bigint, bigint, text[], jsonb, boolean) is
     'The text of a query over the events of a partition from p_from to before p_until, in order, with columns and filters. PS410 when the first of them are gone, unless p_lenient.';
 
-create or replace function penstock.note_epoch(p_writer text, p_epoch bigint, p_rows bigint)
-returns boolean
-language plpgsql
-as $$
-begin
-    if p_writer is null or length(p_writer) not between 1 and 200 then
-        raise exception 'invalid writer: %', coalesce(quote_literal(left(p_writer, 100)), 'null')
-            using errcode = 'PS400', hint = 'The name of a writer has 1 to 200 characters.';
-    end if;
-    insert into penstock.sink_epochs as noted_epochs (writer, epoch, jobs, committed_at)
-    values (p_writer, p_epoch, p_rows, penstock.clock())
-    on conflict (writer) do update
-    set epoch = excluded.epoch, jobs = excluded.jobs, committed_at = excluded.committed_at
-    where noted_epochs.epoch < excluded.epoch;
-    return found;
-end
-$$;
-comment on function penstock.note_epoch(text, bigint, bigint) is
-    'Part of commit_staged and commit_staged_events: notes a batch of a writer. False when it, or a later one, was noted before.';
-
 create or replace function penstock.route_anew(p_writer text, p_epoch bigint, p_parts text[], p_stream penstock.streams)
 returns text
 language plpgsql
@@ -176,7 +156,8 @@ as $$
 declare
     -- In a variable of its own it is unpacked once, not for each event.
     routes constant smallint[] := p_stream.routes;
-    routed constant text := p_epoch || '.routed ' || p_stream.id;
+    -- Beside the parts that it is made of.
+    routed constant text := regexp_replace(p_parts[1], '[^.]*$', 'routed ') || p_stream.id;
 begin
     with stale as (
         delete from penstock.staged_events as staged
@@ -312,7 +293,15 @@ end
 $$;
 comment on function penstock.append_staged(text, bigint, text[], text) is 'Part of commit_staged_events: appends what these parts have staged for one stream.';
 
-create or replace function penstock.commit_staged_events(p_writer text, p_epoch bigint, p_parts text[], p_rows bigint)
+create or replace function penstock.commit_staged_events(
+    p_writer text,
+    p_epoch bigint,
+    p_parts text[],
+    p_rows bigint,
+    p_target text,
+    p_query text default null,
+    p_offsets jsonb default null
+)
 returns boolean
 language plpgsql
 security definer
@@ -320,7 +309,7 @@ set search_path = penstock, pg_temp
 set enable_seqscan = off
 as $$
 declare
-    noted constant boolean := penstock.note_epoch(p_writer, p_epoch, p_rows);
+    noted constant boolean := penstock.note_epoch(p_writer, p_target, p_epoch, p_rows, p_query, p_offsets);
     present bigint;
     wanted text;
 begin
@@ -338,9 +327,9 @@ begin
         end loop;
     end if;
     -- Of this epoch, and what attempts that did not count or crashed writers have left.
-    delete from penstock.staged_events where writer = p_writer and (part = any (p_parts) or starts_with(part, p_epoch || '.'));
+    delete from penstock.staged_events where writer = p_writer and (part = any (p_parts) or starts_with(part, penstock.parts_of(p_epoch, p_target)));
     return noted;
 end
 $$;
-comment on function penstock.commit_staged_events(text, bigint, text[], bigint) is
-    'Appends what these parts have staged, p_rows events in all, unless the writer has committed this epoch or a later one. One transaction. False when it had been committed before.';
+comment on function penstock.commit_staged_events(text, bigint, text[], bigint, text, text, jsonb) is
+    'Appends what these parts have staged, p_rows events in all, unless the writer has committed this epoch or a later one to this target (see note_epoch). One transaction. False when it had been committed before.';
