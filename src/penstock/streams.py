@@ -230,6 +230,7 @@ class Stream(Generic[T]):
             last = first + count
             payloads = columns.payloads[first:last]
             yield (
+                self.name,
                 partition,
                 count,
                 columns.keys and columns.keys[first:last],

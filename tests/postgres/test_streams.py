@@ -292,12 +292,14 @@ async def test_a_load_with_an_event_that_is_too_large_appends_nothing(app: Penst
 
 async def test_a_load_whose_chunks_do_not_fit_is_refused(app: Penstock, sql: Sql) -> None:
     await app.stream("events", int, partitions=2).declare()
-    columns = ["partition", "events", "data", "bytes"]
+    columns = ["stream", "partition", "events", "data", "bytes"]
     for chunk in ((0, 2, ["1"], None), (2, 1, ["1"], None), (-1, 1, ["1"], None), (0, 1, None, [b"1"])):
         with pytest.raises(asyncpg.PostgresError) as refused:
             async with sql.transaction():
                 await sql.execute("select penstock.begin_load('events')")
-                await sql.copy_records_to_table("penstock_load", records=[chunk], columns=columns)
+                await sql.copy_records_to_table(
+                    "loaded_chunks", schema_name="penstock", records=[("events", *chunk)], columns=columns
+                )
         assert refused.value.sqlstate == "PS400"
 
 
@@ -369,7 +371,10 @@ async def test_roles_can_append_load_and_consume_as_they_were_granted(app: Penst
             async with sql.transaction():
                 await sql.execute("select penstock.begin_load('events')")
                 await sql.copy_records_to_table(
-                    "penstock_load", records=[(0, 2, ["1", "2"])], columns=["partition", "events", "data"]
+                    "loaded_chunks",
+                    schema_name="penstock",
+                    records=[("events", 0, 2, ["1", "2"])],
+                    columns=["stream", "partition", "events", "data"],
                 )
                 assert await sql.fetchval("select events from penstock.end_load('events', 2)") == 2
         await sql.execute("reset session authorization")

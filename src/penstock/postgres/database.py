@@ -148,8 +148,10 @@ class Transaction:
         return await self._connection.fetchrow(query, *args)
 
     async def copy(self, table: str, columns: Sequence[str], records: AsyncIterable[tuple[Any, ...]]) -> None:
-        """Copy rows into a table, as they come."""
-        await self._connection.copy_records_to_table(table, columns=columns, records=records, timeout=None)
+        """Copy rows into a table of the schema, as they come."""
+        await self._connection.copy_records_to_table(
+            table, schema_name="penstock", columns=columns, records=records, timeout=None
+        )
 
 
 class Database:

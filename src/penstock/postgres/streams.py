@@ -205,14 +205,14 @@ async def last_sequence(database: Database, name: str, producer: str) -> int:
 
 
 async def begin_load(transaction: Transaction, name: str) -> int:
-    """Make room for a load in this transaction. Returns the number of partitions to route for."""
+    """Begin a load in this transaction. Returns the number of partitions to route for."""
     return int((await transaction.fetchrow("select penstock.begin_load($1) as partitions", name))["partitions"])
 
 
 async def copy_load(transaction: Transaction, chunks: AsyncIterable[tuple[Any, ...]]) -> None:
-    """Copy chunks: (partition, events, keys, times, headers, data, bytes)."""
-    columns = ["partition", "events", "keys", "times", "headers", "data", "bytes"]
-    await transaction.copy("penstock_load", columns, chunks)
+    """Copy chunks: (stream, partition, events, keys, times, headers, data, bytes)."""
+    columns = ["stream", "partition", "events", "keys", "times", "headers", "data", "bytes"]
+    await transaction.copy("loaded_chunks", columns, chunks)
 
 
 async def end_load(transaction: Transaction, name: str, width: int) -> int:

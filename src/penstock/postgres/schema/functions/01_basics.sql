@@ -81,7 +81,7 @@ language plpgsql
 immutable
 as $$
 begin
-    if p_name is null or p_name !~ '^[^\s/[:cntrl:]]{1,200}$' or starts_with(p_name, 'job_') then
+    if p_name is null or p_name !~ '^[^[:space:]/[:cntrl:]]{1,200}$' or starts_with(p_name, 'job_') then
         raise exception 'invalid job type name: %', coalesce(quote_literal(left(p_name, 100)), 'null')
             using errcode = 'PS400',
                   hint = 'A name has 1 to 200 characters, none of them white space, "/" or a control character, and does not begin with "job_".';

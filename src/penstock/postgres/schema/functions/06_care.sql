@@ -219,9 +219,10 @@ returns table (partition text, jobs bigint)
 language plpgsql
 security definer
 set search_path = penstock, pg_temp
+-- A drop waits for readers and holds off writers while it waits, so it gives up soon; the next prune tries again.
+set lock_timeout = '2s'
 as $$
 declare
-    patience constant text := current_setting('lock_timeout');
     old record;
     newest xid8;
     total bigint;
@@ -231,8 +232,6 @@ begin
         raise exception 'cannot keep %', coalesce(p_keep::text, 'null')
             using errcode = 'PS400', hint = 'Give the time for which finished jobs are kept, for example 30 days.';
     end if;
-    -- A drop waits for readers and holds off writers while it waits, so it gives up soon; the next prune tries again.
-    perform set_config('lock_timeout', '2s', true);
     for old in
         select child.oid, child.relname, to_date(right(child.relname, 8), 'YYYYMMDD') as day
         from pg_inherits
@@ -270,7 +269,6 @@ begin
         jobs := total;
         return next;
     end loop;
-    perform set_config('lock_timeout', patience, true);
 end
 $$;
 comment on function penstock.prune(interval) is

@@ -34,7 +34,7 @@ declare
     ];
     working constant text[] := array[
         'claim', 'extend', 'settle', 'settle_attempts', 'leave_to_callback', 'report_progress', 'register_worker', 'heartbeat',
-        'unregister_worker', 'release_unknown', 'wait_for_jobs', 'promote', 'expire', 'recover', 'ensure_archive',
+        'unregister_worker', 'release_unknown', 'wait_for_jobs', 'promote', 'expire', 'recover',
         'declare_group', 'declare_pool', 'lock_group', 'set_targets', 'join_group', 'leave_group', 'evict', 'member_heartbeat',
         'take', 'release', 'owns', 'set_metadata', 'wait_for_slots', 'claim_keys', 'forget_keys', 'cancelled_of',
         'standing_of', 'begin_standing', 'save_standing', 'end_standing', 'take_messages',
@@ -72,10 +72,15 @@ begin
     execute format('grant select on all tables in schema penstock to %I', p_role);
     -- Hashes of secrets are for nobody to read.
     execute format('revoke all on penstock.users from %I', p_role);
+    -- What is on its way is nobody's business but its transaction's.
+    execute format('revoke all on penstock.loaded_chunks from %I', p_role);
     execute format('alter default privileges in schema penstock grant select on tables to %I', p_role);
     if p_access <> 'reader' then
         -- What Spark's tasks copy into; it counts only through commit_staged.
         execute format('grant insert on penstock.staged_jobs, penstock.staged_events to %I', p_role);
+        execute format(
+            'grant insert (stream, partition, events, keys, times, headers, data, bytes) on penstock.loaded_chunks to %I', p_role
+        );
     end if;
     for function in
         select pg_proc.oid::regprocedure

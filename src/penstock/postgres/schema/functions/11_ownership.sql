@@ -21,7 +21,7 @@ declare
     declared penstock.groups;
     moment constant timestamptz := penstock.clock();
 begin
-    if p_name is null or p_name !~ '^[^\s[:cntrl:]]{1,200}$' then
+    if p_name is null or p_name !~ '^[^[:space:][:cntrl:]]{1,200}$' then
         raise exception 'invalid group name: %', coalesce(quote_literal(left(p_name, 100)), 'null')
             using errcode = 'PS400', hint = 'A group name has 1 to 200 characters, none of them white space or a control character.';
     end if;

@@ -696,6 +696,18 @@ $$;
 comment on function penstock.claim_keys(text, text, integer[], bigint[], integer, integer, integer, text, jsonb, integer) is
     'Claims up to p_limit jobs of a pool from slots that the member has under these epochs: of each key that is not busy up to p_depth (times its weight) from the front, keys in turn. p_marks ({"key": 1}) names keys of which the caller has jobs in hand, and after which it will start what it gets: of these too it gets the lowest numbers that are visible and not in progress. Job rows have their slot in at_slot. The last row has no id: it says where the walk ended (at_slot, at_key; null: it saw every key), to go on from there, and when a job that is waited for is due; turn_left: how many jobs the turn of at_key has left, to be given back as p_turn_left; weights: of the keys that have one.';
 
+create or replace function penstock.lock_slots(p_name text)
+returns void
+language plpgsql
+set lock_timeout = '3s'
+as $$
+begin
+    perform pg_advisory_xact_lock(hashtext('penstock.slots'), hashtext(p_name));
+end
+$$;
+comment on function penstock.lock_slots(text) is
+    'Part of resize_pool: keeps enqueues out of the slots of a pool until the transaction ends. 55P03 when somebody holds it up for 3 seconds.';
+
 create or replace function penstock.resize_pool(p_name text, p_slots integer)
 returns penstock.groups
 language plpgsql
@@ -713,9 +725,7 @@ begin
             using errcode = 'PS400', hint = 'A pool has 1 to 65,536 slots.';
     end if;
     -- Enqueues that are under way finish first, and new ones wait; whoever holds them up longer than this is left alone.
-    perform set_config('lock_timeout', '3s', true);
-    perform pg_advisory_xact_lock(hashtext('penstock.slots'), hashtext(p_name));
-    perform set_config('lock_timeout', '0', true);
+    perform penstock.lock_slots(p_name);
     resized := penstock.lock_group(p_name);
     if resized.assignor = 'custom' or p_slots < resized.slots then
         raise exception 'pool % cannot have % slots', p_name, p_slots

@@ -787,21 +787,21 @@ end
 $$;
 comment on function penstock.append_each_json(text, jsonb) is 'append_json, with a row for each event in the order given: where it is.';
 
--- Loads: millions of events at once, all or none. They come by COPY into a table of this transaction, without any lock on the
--- stream, and are then appended by one statement.
+-- Loads: millions of events at once, all or none. They come by COPY into penstock.loaded_chunks, where only their own transaction
+-- sees them, without any lock on the stream, and are then appended by one statement.
 
-create or replace function penstock.check_load()
+create or replace function penstock.check_chunk()
 returns trigger
 language plpgsql
 security definer
 set search_path = penstock, pg_temp
 as $$
+declare
+    stream constant penstock.streams := penstock.require_stream(new.stream);
 begin
     -- Here and not in end_load: nothing more is copied after the first bad chunk, and what is stored may be compressed.
-    if penstock.check_events(
-        penstock.require_stream(tg_argv[0]), new.data, new.bytes, new.keys, new.headers, new.times
-    ) <> new.events
-        or new.partition not between 0 and tg_argv[1]::integer - 1
+    if penstock.check_events(stream, new.data, new.bytes, new.keys, new.headers, new.times) <> new.events
+        or new.partition not between 0 and stream.partitions - 1
     then
         raise exception 'partitions or numbers of events do not fit the events'
             using errcode = 'PS400', hint = 'Each row has as many payloads, in the format of the stream, as it says in events.';
@@ -809,7 +809,11 @@ begin
     return new;
 end
 $$;
-comment on function penstock.check_load() is 'Part of begin_load: checks each chunk that is copied as check_events does for an append.';
+comment on function penstock.check_chunk() is 'Trigger of loaded_chunks: checks each chunk that is copied as check_events does for an append.';
+
+create or replace trigger loaded_chunks_check
+before insert on penstock.loaded_chunks
+for each row execute function penstock.check_chunk();
 
 create or replace function penstock.begin_load(p_stream text)
 returns integer
@@ -820,27 +824,12 @@ as $$
 declare
     stream constant penstock.streams := penstock.require_stream(p_stream);
 begin
-    create temporary table penstock_load (
-        place bigint generated always as identity,
-        partition integer not null,
-        events integer not null check (events between 1 and 1000),
-        keys text[],
-        times timestamptz[],
-        headers json[],
-        data json[],
-        bytes bytea[]
-    )
-    on commit drop;
-    execute format(
-        'create trigger check_load before insert on pg_temp.penstock_load for each row execute function penstock.check_load(%L, %L)',
-        p_stream, stream.partitions
-    );
-    execute format('grant insert on pg_temp.penstock_load to %I', session_user);
+    delete from penstock.loaded_chunks as chunk where chunk.xid = pg_current_xact_id() and chunk.stream = p_stream;
     return stream.partitions;
 end
 $$;
 comment on function penstock.begin_load(text) is
-    'Begins to load events: makes the temporary table penstock_load (partition, events, keys, times, headers, data, bytes), a row for each chunk, to copy into in this transaction, before end_load. PS413 for an event larger than max_event_bytes. Returns the number of partitions for which to route keys.';
+    'Begins to load events. Then copy into penstock.loaded_chunks (stream, partition, events, keys, times, headers, data, bytes), a row for each chunk, in this transaction, before end_load. PS413 for an event larger than max_event_bytes. Returns the number of partitions for which to route keys.';
 
 create or replace function penstock.end_load(p_stream text, p_width integer)
 returns table (partition integer, first_offset bigint, events bigint)
@@ -877,7 +866,7 @@ begin
                     coalesce(tail.next, penstock.start_of($1, chunk.partition, $2))
                         + sum(chunk.events) over (partition by chunk.partition order by chunk.place) - chunk.events,
                     chunk.events, $3, chunk.keys, chunk.times, chunk.headers, chunk.data, chunk.bytes
-                from pg_temp.penstock_load as chunk
+                from penstock.loaded_chunks as chunk
                 left join (
                     select place.partition, last.next
                     from penstock.stream_partitions as place
@@ -890,18 +879,19 @@ begin
                     ) as last
                     where place.stream = $1
                 ) as tail using (partition)
+                where chunk.xid = $4 and chunk.stream = $5
                 returning partition, first_offset, events
             )
             select partition, min(first_offset), sum(events)::bigint from inserted group by partition order by partition
         $insert$,
         'events_' || active
     )
-    using stream.id, active, penstock.clock();
-    drop table pg_temp.penstock_load;
+    using stream.id, active, penstock.clock(), pg_current_xact_id(), p_stream;
+    delete from penstock.loaded_chunks as chunk where chunk.xid = pg_current_xact_id() and chunk.stream = p_stream;
     if exists (select from penstock.idle_readers where idle_readers.stream = stream.id) then
         perform penstock.wake_readers(stream.id);
     end if;
 end
 $$;
 comment on function penstock.end_load(text, integer) is
-    'Appends what was copied into penstock_load since begin_load. Returns the first offset and the number of events by partition.';
+    'Appends what this transaction copied into penstock.loaded_chunks for the stream since begin_load. Returns the first offset and the number of events by partition.';

@@ -50,6 +50,24 @@ end
 $$;
 comment on function penstock.drop_consumer_group(text, text) is 'Forgets a consumer group. PS409 while it has members.';
 
+create or replace function penstock.lock_to_drop(p_name text)
+returns penstock.streams
+language plpgsql
+set lock_timeout = '3s'
+as $$
+declare
+    stream penstock.streams;
+begin
+    -- In the order in which tend_stream and grow_stream lock.
+    perform pg_advisory_xact_lock(hashtext('penstock.tend_stream'), (penstock.require_stream(p_name)).id);
+    stream := penstock.lock_stream(p_name);
+    perform from penstock.stream_partitions where stream_partitions.stream = stream.id order by partition for update;
+    return stream;
+end
+$$;
+comment on function penstock.lock_to_drop(text) is
+    'Part of drop_stream: who tends or appends finishes first, and new appends wait. 55P03 when somebody holds it up for 3 seconds.';
+
 create or replace function penstock.drop_stream(p_name text, p_force boolean default false)
 returns void
 language plpgsql
@@ -57,17 +75,9 @@ security definer
 set search_path = penstock, pg_temp
 as $$
 declare
-    patience constant text := current_setting('lock_timeout');
-    stream penstock.streams;
+    stream constant penstock.streams := penstock.lock_to_drop(p_name);
     consuming penstock.stream_groups;
 begin
-    -- Who tends or appends finishes first, and new appends wait; whoever holds this up for longer is left alone. In the order in
-    -- which tend_stream and grow_stream lock.
-    perform set_config('lock_timeout', '3s', true);
-    perform pg_advisory_xact_lock(hashtext('penstock.tend_stream'), (penstock.require_stream(p_name)).id);
-    stream := penstock.lock_stream(p_name);
-    perform from penstock.stream_partitions where stream_partitions.stream = stream.id order by partition for update;
-    perform set_config('lock_timeout', patience, true);
     for consuming in select * from penstock.stream_groups where stream_groups.stream = stream.id order by name loop
         perform penstock.lock_group(consuming.group_name);
         if p_force is not true and exists (

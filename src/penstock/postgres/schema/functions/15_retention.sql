@@ -117,14 +117,13 @@ returns integer
 language plpgsql
 security definer
 set search_path = penstock, pg_temp
+-- A drop waits for whoever still reads the table. Nobody new comes, so it can as well be tried again later.
+set lock_timeout = '50ms'
 as $$
 declare
-    patience constant text := current_setting('lock_timeout');
     retired text;
     dropped integer := 0;
 begin
-    -- A drop waits for whoever still reads the table. Nobody new comes, so it can as well be tried again later.
-    perform set_config('lock_timeout', '50ms', true);
     for retired in
         select table_name from penstock.retired_segments order by retired_at limit 100 for update skip locked
     loop
@@ -137,7 +136,6 @@ begin
                 null;
         end;
     end loop;
-    perform set_config('lock_timeout', patience, true);
     return dropped;
 end
 $$;
@@ -153,19 +151,20 @@ declare
     stream constant penstock.streams := penstock.require_stream(p_stream);
     moment constant timestamptz := penstock.clock();
     segment record;
+    -- A table of the schema, since the caller could have made one of its own of any name.
+    latest constant text := 'latest_' || nextval('penstock.segment_number');
     rewritten text;
     compacted integer := 0;
 begin
     if not penstock.try_to_tend(stream.id) then
         return 0;
     end if;
-    create temporary table if not exists penstock_latest (key text primary key, partition integer, event_offset bigint) on commit drop;
-    truncate pg_temp.penstock_latest;
+    execute format('create unlogged table penstock.%I (key text primary key, partition integer, event_offset bigint)', latest);
     -- Keys only ever move to partitions with a higher number, so of two events of a key the later has the higher pair.
     for segment in select id, table_name from penstock.segments where segments.stream = stream.id order by id loop
         execute format(
             $insert$
-                insert into pg_temp.penstock_latest (key, partition, event_offset)
+                insert into penstock.%I as latest (key, partition, event_offset)
                 select distinct on (keys.key)
                     keys.key, chunk.partition, coalesce(chunk.offsets[keys.place], chunk.first_offset + keys.place - 1)
                 from penstock.%I as chunk
@@ -173,12 +172,12 @@ begin
                 where keys.key is not null
                 order by keys.key, chunk.partition desc, 3 desc
                 on conflict (key) do update set partition = excluded.partition, event_offset = excluded.event_offset
-                where (excluded.partition, excluded.event_offset) > (penstock_latest.partition, penstock_latest.event_offset)
+                where (excluded.partition, excluded.event_offset) > (latest.partition, latest.event_offset)
             $insert$,
-            segment.table_name
+            latest, segment.table_name
         );
     end loop;
-    analyze pg_temp.penstock_latest;
+    execute format('analyze penstock.%I', latest);
     for segment in
         select id, table_name
         from penstock.segments
@@ -220,7 +219,7 @@ begin
                         from penstock.%2$I as chunk
                         cross join generate_series(1, chunk.events) as place
                     ) as every
-                    left join pg_temp.penstock_latest as latest
+                    left join penstock.%3$I as latest
                         on latest.key = every.key
                         and latest.partition = every.partition
                         and latest.event_offset = every.event_offset
@@ -235,13 +234,14 @@ begin
                 ) as kept
                 group by kept.partition, kept.bundle, kept.bulk
             $insert$,
-            rewritten, segment.table_name
+            rewritten, segment.table_name, latest
         )
         using stream.format, moment - stream.tombstone_age;
         update penstock.segments set table_name = rewritten, compacted_at = moment where id = segment.id;
         insert into penstock.retired_segments values (segment.table_name, moment);
         compacted := compacted + 1;
     end loop;
+    execute format('drop table penstock.%I', latest);
     return compacted;
 end
 $$;
@@ -263,13 +263,28 @@ $$;
 comment on function penstock.sweep_streams() is
     'Forgets readers and producers that were not seen for long. Returns the streams, each to be given to tend_stream, and to compact_stream when that says so; drop_retired comes last.';
 
+create or replace function penstock.try_to_roll(p_stream text)
+returns boolean
+language plpgsql
+set lock_timeout = '2s'
+as $$
+begin
+    perform penstock.roll_segment(p_stream);
+    return true;
+exception
+    when lock_not_available then
+        -- Somebody appends in a long transaction; the next one tries again.
+        return false;
+end
+$$;
+comment on function penstock.try_to_roll(text) is 'Part of tend_stream: roll_segment, unless somebody holds it up for 2 seconds.';
+
 create or replace function penstock.tend_stream(p_stream text, out rolled boolean, out retired integer, out compact boolean)
 language plpgsql
 security definer
 set search_path = penstock, pg_temp
 as $$
 declare
-    patience constant text := current_setting('lock_timeout');
     stream constant penstock.streams := penstock.require_stream(p_stream);
     active record;
     moment constant timestamptz := penstock.clock();
@@ -297,16 +312,8 @@ begin
     if not rolled then
         return;
     end if;
-    begin
-        perform set_config('lock_timeout', '2s', true);
-        perform penstock.roll_segment(p_stream);
-        compact := stream.compact;
-    exception
-        when lock_not_available then
-            -- Somebody appends in a long transaction; the next one tries again.
-            rolled := false;
-    end;
-    perform set_config('lock_timeout', patience, true);
+    rolled := penstock.try_to_roll(p_stream);
+    compact := compact or (rolled and stream.compact);
 end
 $$;
 comment on function penstock.tend_stream(text) is
@@ -320,6 +327,23 @@ as $$
 $$;
 comment on function penstock.try_to_tend(integer) is 'Until the transaction ends nobody else tends or compacts this stream; false: somebody does.';
 
+create or replace function penstock.lock_partitions(p_stream integer)
+returns bigint
+language sql
+set lock_timeout = '3s'
+as $$
+    select max(locked.segment)
+    from (
+        select segment
+        from penstock.stream_partitions
+        where stream_partitions.stream = p_stream
+        order by partition
+        for no key update
+    ) as locked
+$$;
+comment on function penstock.lock_partitions(integer) is
+    'Part of grow_stream: appends that are under way finish first, and new ones wait. 55P03 when somebody holds it up for 3 seconds. Returns the active segment.';
+
 create or replace function penstock.grow_stream(p_stream text, p_partitions integer)
 returns penstock.streams
 language plpgsql
@@ -327,7 +351,6 @@ security definer
 set search_path = penstock, pg_temp
 as $$
 declare
-    patience constant text := current_setting('lock_timeout');
     stream penstock.streams;
     consuming penstock.stream_groups;
     active bigint;
@@ -342,17 +365,7 @@ begin
     if p_partitions = stream.partitions then
         return stream;
     end if;
-    -- Appends that are under way finish first, and new ones wait; whoever holds them up longer than this is left alone.
-    perform set_config('lock_timeout', '3s', true);
-    select max(locked.segment) into active
-    from (
-        select segment
-        from penstock.stream_partitions
-        where stream_partitions.stream = stream.id
-        order by partition
-        for no key update
-    ) as locked;
-    perform set_config('lock_timeout', patience, true);
+    active := penstock.lock_partitions(stream.id);
     insert into penstock.stream_growths (stream, width, ends, grown_at)
     select stream.id, p_partitions, array_agg(bounds.next_offset order by bounds.partition), penstock.clock()
     from penstock.stream_bounds(p_stream) as bounds;

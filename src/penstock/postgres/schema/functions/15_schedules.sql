@@ -10,7 +10,7 @@ as $$
 declare
     due timestamptz;
 begin
-    if p_name is null or p_name !~ '^[^\s[:cntrl:]]{1,200}$' then
+    if p_name is null or p_name !~ '^[^[:space:][:cntrl:]]{1,200}$' then
         raise exception 'invalid name of a schedule: %', coalesce(quote_literal(left(p_name, 100)), 'null')
             using errcode = 'PS400', hint = 'A name has 1 to 200 characters, none of them white space or a control character.';
     end if;

@@ -12,7 +12,7 @@ language plpgsql
 immutable
 as $$
 begin
-    if p_name is null or p_name !~ '^[^\s/[:cntrl:]]{1,150}$' then
+    if p_name is null or p_name !~ '^[^[:space:]/[:cntrl:]]{1,150}$' then
         raise exception 'invalid topic: %', coalesce(quote_literal(left(p_name, 100)), 'null')
             using errcode = 'PS400',
                   hint = 'A topic has 1 to 150 characters, none of them white space, "/" or a control character.';
@@ -148,7 +148,7 @@ begin
     end if;
     select coalesce(quote_literal(left(given, 100)), 'null') into wrong
     from unnest(p_client_ids) as given
-    where given is null or given !~ '^[^\s/[:cntrl:]]+$' or length(p_topic) + 1 + length(given) > 200
+    where given is null or given !~ '^[^[:space:]/[:cntrl:]]+$' or length(p_topic) + 1 + length(given) > 200
     limit 1;
     if wrong is not null then
         raise exception 'invalid client id: %', wrong

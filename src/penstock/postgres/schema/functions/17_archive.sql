@@ -216,7 +216,7 @@ begin
         where attrelid = source and attname = wanted and attnum > 0 and not attisdropped;
         if not found then
             raise exception 'no such column: %', left(wanted, 100)
-                using errcode = 'PS400', hint = format('See \d penstock.%s.', p_relation);
+                using errcode = 'PS400', hint = format('Its columns: select * from penstock.%s limit 0;', p_relation);
         end if;
         if wanted = any (p_seldom) then
             seldom := seldom || format('%I::text', wanted);

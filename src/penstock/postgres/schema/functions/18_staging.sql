@@ -267,12 +267,15 @@ as $$
 declare
     swept bigint;
     swept_chunks bigint;
+    swept_loads bigint;
 begin
     delete from penstock.staged_jobs where staged_at < clock_timestamp() - interval '1 day';
     get diagnostics swept = row_count;
     delete from penstock.staged_events where staged_at < clock_timestamp() - interval '1 day';
     get diagnostics swept_chunks = row_count;
-    return swept + swept_chunks;
+    delete from penstock.loaded_chunks where loaded_at < clock_timestamp() - interval '1 day';
+    get diagnostics swept_loads = row_count;
+    return swept + swept_chunks + swept_loads;
 end
 $$;
-comment on function penstock.sweep_staged() is 'Drops what was staged more than a day ago by writers that never came back. Returns how many rows.';
+comment on function penstock.sweep_staged() is 'Drops what was staged or loaded more than a day ago by writers that never came back. Returns how many rows.';
