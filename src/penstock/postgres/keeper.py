@@ -1,13 +1,19 @@
 """The keeper of an embedded server: runs PostgreSQL while somebody uses it. See `penstock.postgres.embedded`.
 
-Run by its path with (data folder, socket folder, folder of PostgreSQL's programs). It imports nothing of Penstock, to be small.
-Exit codes: 0 the last user left, 3 another keeper is there, 1 the server could not be started.
+Run by its path with (data folder, folder of PostgreSQL's programs), in an isolated interpreter. It imports nothing of Penstock
+but `folders.py`, by its path, to be small. Exit codes: 0 the last user left, 3 another keeper is there, 1 it could not start.
+
+Who may connect is written at each start: the operating system's user who owns the data folder, as any role, and nobody else.
+PostgreSQL refuses to run as root, so for root it runs as another user, who gets two folders: the data and the socket's. What root
+does to them, it does to the descriptors of folders that it made or checked.
 """
 
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
+import secrets
 import shutil
 import signal
 import subprocess
@@ -15,14 +21,42 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import fasteners
 import psutil
 
+if TYPE_CHECKING:
+    from penstock import folders
+else:
+    _spec = importlib.util.spec_from_file_location("penstock_folders", Path(__file__).parents[1] / "folders.py")
+    folders = importlib.util.module_from_spec(_spec)
+    _spec.loader.exec_module(folders)
+
 USER = "penstock"
+SOCKET_RECORD = "socket-folder"
+LONGEST_SOCKET_FOLDER = 80
+ACCOUNTS = ("postgres", "pgserver", "nobody")
+"""Whom PostgreSQL runs as for root: the first that there is, unless the data belong to somebody already."""
+SHARED_ACCOUNTS = ("nobody",)
+"""Of those, who also runs what has nothing to do with PostgreSQL."""
+PRIVATE_GROUPS = range(50_000, 60_000)
+"""Numbers of groups: above what systems give to people, and within what a container without privileges has."""
+RULES_HEAD = "# Written by Penstock at each start of the server. What you add here is lost."
+# PostgreSQL looks for tables in the schema with the name of the user first. That is Penstock's: an application's own tables
+# would land there, or find Penstock's in their place. Whoever set another path keeps it.
+PUBLIC_FIRST = f"""
+do $$ begin
+    if not exists (
+        select from pg_db_role_setting, unnest(setconfig) as setting
+        where setrole in (0, to_regrole('{USER}')) and setting like 'search\\_path=%'
+    ) then
+        alter role {USER} set search_path = public;
+    end if;
+end $$"""
 SETTINGS = {
     "listen_addresses": "",
+    "unix_socket_permissions": "0700",
     "max_connections": "200",
     "shared_buffers": "128MB",
     "max_wal_size": "2GB",
@@ -38,16 +72,14 @@ SETTINGS = {
 class Keeper:
     """One server, from its first user to its last."""
 
-    def __init__(self, folder: Path, socket_dir: Path, bin_dir: Path) -> None:
-        self.folder = folder
-        self.data = folder.resolve() / "postgres"
-        self.socket_dir = socket_dir
+    def __init__(self, folder: Path, bin_dir: Path) -> None:
+        self.folder = folder.resolve()
+        self.data = self.folder / "postgres"
         self.bin_dir = bin_dir
+        self.socket_dir = self.folder / "socket"
         self.ready = folder / "ready"
-        self.account = _account() if hasattr(os, "geteuid") and os.geteuid() == 0 else None
-        self.identity: dict[str, Any] = (
-            {"user": self.account[0], "group": self.account[1], "extra_groups": []} if self.account else {}
-        )
+        self.account: tuple[int, int] | None = None
+        self.identity: dict[str, Any] = {}
         self.stopping = threading.Event()
         self.server: psutil.Process | None = None
 
@@ -57,7 +89,10 @@ class Keeper:
         if not lock.acquire(blocking=False):
             return 3
         self.ready.unlink(missing_ok=True)
-        self._prepare()
+        try:
+            self._prepare()
+        except folders.UnsafeFolder as error:
+            raise SystemExit(f"not started: {error}") from None
         self.server = self._running() or self._start()
         threading.Thread(target=self._await_last_user, daemon=True).start()
         failures = 0
@@ -66,6 +101,7 @@ class Keeper:
             code = self._wait()
             if self.stopping.is_set():
                 self.ready.unlink(missing_ok=True)
+                self._leave_socket_folder()
                 return 0
             # A crash. What it left behind (shared memory held by its children) can be in the way for a moment.
             failures = 0 if time.monotonic() - started > 60 else failures + 1
@@ -102,13 +138,14 @@ class Keeper:
 
     def _open_the_way(self) -> None:
         """Let the server's user reach its files. Before each start: somebody may have closed the folders above since the last."""
-        for path in (self.data, self.socket_dir, self.bin_dir / "postgres"):
-            _let_through(path)
+        for path in (self.data, self.socket_dir, (self.bin_dir / "postgres").resolve()):
+            folders.let_through(path, self.account[1] if self.account else None)
 
     def _start(self) -> psutil.Process:
         if self.account is not None:
             self._open_the_way()
         self._clear_away()
+        self._say_who_may_connect()
         log_file = self.folder / "postgres.log"
         if log_file.exists() and log_file.stat().st_size > 10_000_000:
             log_file.unlink()
@@ -134,8 +171,10 @@ class Keeper:
             process = psutil.Process(int((self.data / "postmaster.pid").read_text().splitlines()[0]))
         except (OSError, ValueError, IndexError, psutil.Error):
             return None
-        if not self._works_here(process):
+        if not self._works_here(process) or not self._uses_socket_dir():
             return None
+        self._say_who_may_connect()
+        process.send_signal(signal.SIGHUP)  # read it
         if self._answers():
             self._create_database()
             self.ready.touch()
@@ -153,8 +192,14 @@ class Keeper:
                 with contextlib.suppress(psutil.Error):
                     end(orphan)
             _, orphans = psutil.wait_procs(orphans, timeout=2)
-        for lock_file in (self.data / "postmaster.pid", *self.socket_dir.glob(".s.PGSQL.*")):
-            lock_file.unlink(missing_ok=True)
+        for place in (self.data, self.socket_dir):
+            folder = folders.open_checked(place, self._owners(), self._forbidden())
+            try:
+                for name in os.listdir(folder):  # noqa: PTH208 - a descriptor
+                    if name == "postmaster.pid" or name.startswith(".s.PGSQL."):
+                        os.unlink(name, dir_fd=folder)
+            finally:
+                os.close(folder)
 
     def _works_here(self, process: psutil.Process) -> bool:
         """Whether this is a process of PostgreSQL on our data: all of them work in its folder."""
@@ -163,10 +208,24 @@ class Keeper:
         except psutil.Error:
             return False
 
+    def _uses_socket_dir(self) -> bool:
+        """Whether the server that runs has its socket in our folder; one of an older version may have it elsewhere."""
+        try:
+            return Path((self.data / "postmaster.pid").read_text().splitlines()[4]) == self.socket_dir
+        except (OSError, IndexError):
+            return False
+
+    def _owners(self) -> set[int]:
+        return {os.geteuid(), self.account[0]} if self.account else {os.geteuid()} if folders.POSIX else set()
+
+    def _forbidden(self) -> int:
+        """Which rights the server's folders may not give. A group that only the server has is no other."""
+        return 0o007 if self.account is not None and self._is_private(self.account[1]) else 0o077
+
     def _prepare(self) -> None:
-        self.socket_dir.mkdir(mode=0o700, exist_ok=True)
+        self._choose_account()
+        self._prepare_socket_folder()
         if self.account is not None:
-            shutil.chown(self.socket_dir, *self.account)
             self._open_the_way()
         version = self.data / "PG_VERSION"
         if version.exists():
@@ -188,12 +247,11 @@ class Keeper:
         shutil.rmtree(fresh, ignore_errors=True)
         shutil.rmtree(self.data, ignore_errors=True)
         fresh.mkdir(mode=0o700)
-        if self.account is not None:
-            shutil.chown(fresh, *self.account)
+        self._give(fresh)
         subprocess.run(  # noqa: S603
             [
-                str(self.bin_dir / "initdb"), "--pgdata", str(fresh), "--username", USER, "--auth", "trust",
-                "--encoding", "UTF8", "--locale", "C", "--no-instructions",
+                str(self.bin_dir / "initdb"), "--pgdata", str(fresh), "--username", USER, "--auth", "peer",
+                "--auth-host", "reject", "--encoding", "UTF8", "--locale", "C", "--no-instructions",
             ],
             check=True,
             stdout=subprocess.DEVNULL,
@@ -202,12 +260,122 @@ class Keeper:
         )  # fmt: skip
         fresh.rename(self.data)
 
+    def _choose_account(self) -> None:
+        """Whom the server runs as, and who may enter its folder."""
+        if not folders.POSIX or os.geteuid() != 0:
+            return
+        folder = folders.open_checked(self.folder, {0}, 0o022)
+        try:
+            uid, gid = self._account()
+            found = os.fstat(folder)
+            if folders.name_of(uid) in SHARED_ACCOUNTS:
+                # Other programs run as this user too. A group that no one else has is what tells the server from them.
+                gid = found.st_gid if self._is_private(found.st_gid) else _unused_group()
+                os.fchown(folder, 0, gid)
+                os.fchmod(folder, 0o710)
+        finally:
+            os.close(folder)
+        self.account = (uid, gid)
+        self.identity = {"user": uid, "group": gid, "extra_groups": []}
+
+    def _account(self) -> tuple[int, int]:
+        import pwd
+
+        try:
+            uid = self.data.lstat().st_uid
+            return uid, pwd.getpwuid(uid).pw_gid
+        except (FileNotFoundError, KeyError):
+            pass
+        for name in ACCOUNTS:
+            try:
+                entry = pwd.getpwnam(name)
+            except KeyError:
+                continue
+            return entry.pw_uid, entry.pw_gid
+        raise SystemExit("PostgreSQL does not run as root and there is no user postgres or nobody: start as an ordinary user")
+
+    def _is_private(self, gid: int) -> bool:
+        return gid in PRIVATE_GROUPS and not _known_group(gid)
+
+    def _give(self, path: Path) -> None:
+        """Give a folder that was made just now to the server's user."""
+        if self.account is None:
+            return
+        folder = folders.open_checked(path, {0})
+        try:
+            os.fchown(folder, *self.account)
+        finally:
+            os.close(folder)
+
+    def _prepare_socket_folder(self) -> None:
+        """Have a folder for the socket that is ours: in the data folder, or one of a random name that the data folder tells."""
+        if len(os.fsencode(self.socket_dir)) <= LONGEST_SOCKET_FOLDER:
+            with contextlib.suppress(FileExistsError):
+                self.socket_dir.mkdir(mode=0o700)
+                self._own_socket_folder()
+            folders.check(self.socket_dir, self._owners(), self._forbidden())
+            return
+        record = self.folder / SOCKET_RECORD
+        try:
+            self.socket_dir = Path(record.read_text("utf-8").rstrip("\n"))
+            folders.check(self.socket_dir, self._owners(), self._forbidden())
+        except (OSError, folders.UnsafeFolder) as error:
+            if not isinstance(error, FileNotFoundError):
+                print(f"another folder for the socket: {error}", file=sys.stderr)
+            self.socket_dir = folders.random_folder("penstock-", LONGEST_SOCKET_FOLDER)
+            self._own_socket_folder()
+            folder = folders.open_checked(self.folder, {os.geteuid()}, 0o022)
+            try:
+                folders.replace_file(folder, SOCKET_RECORD, f"{self.socket_dir}\n")
+            finally:
+                os.close(folder)
+
+    def _own_socket_folder(self) -> None:
+        if self.account is None or not self._is_private(self.account[1]):
+            self._give(self.socket_dir)
+            return
+        # The server gets in by its group; the folder stays root's, or another program of the server's user could swap the socket.
+        folder = folders.open_checked(self.socket_dir, {0})
+        try:
+            os.fchown(folder, 0, self.account[1])
+            os.fchmod(folder, 0o770)
+        finally:
+            os.close(folder)
+
+    def _leave_socket_folder(self) -> None:
+        """Remove the folder in the temporary one. (What is left after a crash is used again.)"""
+        if self.socket_dir.parent == self.folder:
+            return
+        with contextlib.suppress(OSError, folders.UnsafeFolder):
+            folders.check(self.socket_dir, self._owners(), self._forbidden())
+            self.socket_dir.rmdir()
+            (self.folder / SOCKET_RECORD).unlink()
+
+    def _say_who_may_connect(self) -> None:
+        """Write PostgreSQL's rules: the operating system says who connects, and only our user may, as any role."""
+        if not folders.POSIX:
+            return
+        version = int((self.data / "PG_VERSION").read_text())
+        # Before 16 a map has no word for every role: the others log in with their passwords.
+        every = "all" if version >= 16 else USER
+        rules = [RULES_HEAD, f"local all {every} peer map=penstock", f"local replication {every} peer map=penstock"]
+        if version < 16:
+            rules.append("local all all scram-sha-256")
+        user = folders.name_of(os.geteuid()).replace('"', '""')
+        folder = folders.open_checked(self.data, self._owners(), 0o077)
+        try:
+            for name, lines in {"pg_hba.conf": rules, "pg_ident.conf": [RULES_HEAD, f'penstock "{user}" {every}']}.items():
+                folders.replace_file(folder, name, "\n".join(lines) + "\n", 0o600, self.account)
+        finally:
+            os.close(folder)
+
     def _answers(self) -> bool:
         return self._program("pg_isready", "-q", "-t", "2", "-d", "postgres") == 0
 
     def _create_database(self) -> None:
         if self._program("psql", "-Xqc", "select", "-d", USER) != 0:
             self._program("createdb", "--maintenance-db", "postgres", USER)
+        self._program("psql", "-Xqc", PUBLIC_FIRST, "-d", USER)
 
     def _program(self, name: str, *arguments: str) -> int:
         return subprocess.run(  # noqa: S603
@@ -219,26 +387,21 @@ class Keeper:
         ).returncode
 
 
-def _account() -> tuple[int, int]:
-    """Whom to run PostgreSQL as, since it refuses to run as root."""
-    import pwd
+def _known_group(gid: int) -> bool:
+    import grp
 
-    for name in ("postgres", "pgserver", "nobody"):
-        try:
-            entry = pwd.getpwnam(name)
-        except KeyError:
-            continue
-        return entry.pw_uid, entry.pw_gid
-    raise SystemExit("PostgreSQL does not run as root and there is no user postgres or nobody: start as an ordinary user")
+    try:
+        grp.getgrgid(gid)
+    except KeyError:
+        return False
+    return True
 
 
-def _let_through(path: Path) -> None:
-    """Let the server's user pass through the folders above `path`: the right to enter, not to list."""
-    for parent in path.parents:
-        mode = parent.stat().st_mode
-        if not mode & 0o001:
-            parent.chmod(mode | 0o001)
+def _unused_group() -> int:
+    while _known_group(gid := secrets.choice(PRIVATE_GROUPS)):
+        pass
+    return gid
 
 
 if __name__ == "__main__":
-    sys.exit(Keeper(Path(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3])).run())
+    sys.exit(Keeper(Path(sys.argv[2]), Path(sys.argv[3])).run())

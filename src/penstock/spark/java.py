@@ -8,17 +8,19 @@ home and whose `java` drops that argument. And Java 25 before 25.0.3 corrupts da
 
 from __future__ import annotations
 
+import atexit
 import hashlib
 import os
 import re
 import shlex
 import shutil
 import subprocess
-import tempfile
 from dataclasses import dataclass
+from functools import lru_cache
 from importlib import util
 from pathlib import Path
 
+from penstock import folders
 from penstock.errors import PenstockError
 
 SUPPORTED = (17, 21, 25)
@@ -74,17 +76,39 @@ def find_java() -> Java:
 
 
 def without_vector(home: Path) -> Path:
-    """A Java home that runs the Java of `home` without asking for the vector module. Made once, in the user's cache."""
+    """A Java home that runs the Java of `home` without asking for the vector module. Made once, in the user's cache.
+
+    What is in it is run: where the cache is somebody else's, or others may write there, it is made anew for this process, in a
+    temporary folder with a name that nobody can guess.
+    """
     if os.name == "nt":
         raise JavaNotFound(f"the Java in {home} lacks the module {_VECTOR}", hint=_REMEDY)
     digest = hashlib.sha256(os.fsencode(home)).hexdigest()[:16]
+    return _shim(home, _cache() / f"java-{digest}")
+
+
+def _cache() -> Path:
+    """A folder that only this user can change."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()) / "penstock"
     try:
-        cache.mkdir(parents=True, exist_ok=True)
-    except OSError:
-        cache = Path(tempfile.gettempdir()) / f"penstock-{os.getuid()}"
-        cache.mkdir(mode=0o700, exist_ok=True)
-    shim = cache / f"java-{digest}"
+        cache = cache.resolve()
+        folders.make_own(cache)
+        if folders.guarded(cache):
+            return cache
+    except (OSError, RuntimeError, folders.UnsafeFolder):
+        pass
+    return _temporary(os.getpid())
+
+
+@lru_cache(maxsize=1)
+def _temporary(process: int) -> Path:
+    """A folder of this process, and gone with it. (A process that was forked makes its own.)"""
+    folder = folders.random_folder("penstock-", 200)
+    atexit.register(lambda: shutil.rmtree(folder, ignore_errors=True) if os.getpid() == process else None)
+    return folder
+
+
+def _shim(home: Path, shim: Path) -> Path:
     script = shim / "bin" / "java"
     text = (
         "#!/bin/sh\n"

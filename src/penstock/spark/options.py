@@ -149,7 +149,7 @@ def database_url(options: Mapping[str, str]) -> str:
         return settings.database_url.get_secret_value()
     folder = Path(options.get("datadir") or settings.data_dir)
     server = EmbeddedServer(folder)
-    if not any(server.socket_dir.glob(".s.PGSQL.*")):
+    if not server.running:
         raise DatabaseUnavailable(
             f"no option url, no PENSTOCK_DATABASE_URL, and no embedded server runs in {folder}",
             hint='Set option("url", "postgresql://..."), or start the embedded server: penstock up.',

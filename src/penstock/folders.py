@@ -1,0 +1,192 @@
+"""Folders that nobody else can have prepared: checked without following links, changed only through what was opened and checked.
+
+Whoever may write into a folder above ours can put a link, or a folder of his own, where we expect ours; a check by path, and
+then a change by path, is a race that he can win. So a folder is opened without following a link, looked at through that
+descriptor, and changed through it. This module imports nothing of Penstock: the supervisor of the embedded server loads it by
+its path.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import tempfile
+from collections.abc import Collection
+from contextlib import suppress
+from pathlib import Path
+
+POSIX = os.name == "posix"
+_OPEN = getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_NOFOLLOW", 0) | os.O_RDONLY | getattr(os, "O_CLOEXEC", 0)
+_WRITABLE_BY_OTHERS = 0o022
+
+
+class UnsafeFolder(Exception):
+    """A folder belongs to somebody else, is a link, or is open to others."""
+
+
+def open_checked(path: Path, owners: Collection[int], forbidden: int = 0o077) -> int:
+    """A descriptor of a folder that is no link, belongs to one of `owners`, and has none of the `forbidden` rights.
+
+    Raises:
+        UnsafeFolder: It is not so; says what is wrong.
+        FileNotFoundError: There is nothing.
+    """
+    try:
+        folder = os.open(path, _OPEN)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise UnsafeFolder(_why(path, owners, forbidden) or f"the folder {path} cannot be opened: {error.strerror}") from None
+    if wrong := _wrong(path, os.fstat(folder), owners, forbidden):
+        os.close(folder)
+        raise UnsafeFolder(wrong)
+    return folder
+
+
+def check(path: Path, owners: Collection[int], forbidden: int = 0o077) -> None:
+    """Raise `UnsafeFolder` or `FileNotFoundError` as `open_checked` does, by lstat alone."""
+    if wrong := _wrong(path, path.lstat(), owners, forbidden):
+        raise UnsafeFolder(wrong)
+
+
+def refuse_foreign_links(path: Path, owners: Collection[int]) -> None:
+    """Raise `UnsafeFolder` when a link on the way to `path` belongs to somebody who is not one of `owners`."""
+    place = Path(path.anchor)
+    for part in path.parts[1:] if path.anchor else path.parts:
+        place /= part
+        try:
+            found = place.lstat()
+        except OSError:
+            return  # nothing, or nothing that can be seen: what comes next says so
+        if stat.S_ISLNK(found.st_mode) and found.st_uid not in owners:
+            raise UnsafeFolder(f"{place} is a link of the user {name_of(found.st_uid)}, who can turn it anywhere")
+
+
+def make_own(path: Path, mode: int = 0o700) -> None:
+    """Make a folder of this user's own, those above it too, or take the one that is there when it is.
+
+    One that is there keeps its mode, less the right of others to write.
+
+    Raises:
+        UnsafeFolder: It belongs to somebody else, or a link leads there that does.
+        OSError: It cannot be made.
+    """
+    if not POSIX:
+        path.mkdir(parents=True, exist_ok=True)
+        return
+    me = os.geteuid()
+    refuse_foreign_links(path, (me, 0))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with suppress(FileExistsError):
+        path.mkdir(mode=mode)
+    folder = open_checked(path, (me,), 0)
+    try:
+        found = stat.S_IMODE(os.fstat(folder).st_mode)
+        if found & _WRITABLE_BY_OTHERS:
+            os.fchmod(folder, found & ~_WRITABLE_BY_OTHERS)
+    finally:
+        os.close(folder)
+
+
+def guarded(path: Path) -> bool:
+    """Whether nobody else can put another folder in the place of `path` or of one above it."""
+    if not POSIX:
+        return True
+    trusted = (os.geteuid(), 0)
+    for place in (path, *path.parents):
+        found = place.lstat()
+        others = found.st_mode & _WRITABLE_BY_OTHERS and not found.st_mode & stat.S_ISVTX
+        if found.st_uid not in trusted or others or stat.S_ISLNK(found.st_mode):
+            return False
+    return True
+
+
+def random_folder(prefix: str, longest: int) -> Path:
+    """A new folder of mode 0700 with a name that nobody can guess, whose path has `longest` bytes at most."""
+    last: OSError | None = None
+    for parent in dict.fromkeys((tempfile.gettempdir(), "/tmp", "/var/tmp")):  # noqa: S108 - the folder's name is random
+        if len(os.fsencode(parent)) + 1 + len(prefix) + 8 > longest:
+            continue
+        try:
+            return Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
+        except OSError as error:
+            last = error
+    raise UnsafeFolder(f"there is no temporary folder for a path of {longest} bytes{f': {last.strerror}' if last else ''}")
+
+
+def let_through(path: Path, group: int | None = None) -> None:
+    """Let other users pass through the folders above `path`: the right to enter, not to list. Only folders of this user change.
+
+    A folder that lets `group` pass is open enough.
+
+    Raises:
+        UnsafeFolder: One that belongs to somebody else is closed, or a link is in the way.
+    """
+    me = os.geteuid()
+    place = Path(path.anchor)
+    folder = os.open(place, _OPEN)
+    try:
+        for part in path.parent.parts[1:]:
+            place /= part
+            try:
+                inner = os.open(part, _OPEN, dir_fd=folder)
+            except OSError as error:
+                raise UnsafeFolder(f"cannot pass through {place}: {error.strerror}") from None
+            os.close(folder)
+            folder = inner
+            found = os.fstat(folder)
+            if found.st_mode & 0o001 or (found.st_mode & 0o010 and found.st_gid == group):
+                continue
+            if found.st_uid != me:
+                raise UnsafeFolder(
+                    f"the folder {place} of the user {name_of(found.st_uid)} is closed to others: let its owner run chmod o+x, "
+                    "run as that user, or choose another place"
+                )
+            os.fchmod(folder, stat.S_IMODE(found.st_mode) | 0o001)
+    finally:
+        os.close(folder)
+
+
+def replace_file(folder: int, name: str, text: str, mode: int = 0o600, owner: tuple[int, int] | None = None) -> None:
+    """Write a file in an opened folder: beside it and renamed, so that no link that somebody put there is followed."""
+    fresh = f"{name}.{os.getpid()}.new"
+    with suppress(FileNotFoundError):
+        os.unlink(fresh, dir_fd=folder)
+    file = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0), mode, dir_fd=folder)
+    with os.fdopen(file, "w", encoding="utf-8") as out:
+        if owner is not None:
+            os.fchown(file, *owner)
+        os.fchmod(file, mode)
+        out.write(text)
+    os.replace(fresh, name, src_dir_fd=folder, dst_dir_fd=folder)
+
+
+def name_of(uid: int) -> str:
+    """A user for people: the name, or the number when it has none."""
+    import pwd
+
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
+
+
+def _why(path: Path, owners: Collection[int], forbidden: int) -> str:
+    try:
+        return _wrong(path, path.lstat(), owners, forbidden)
+    except OSError:
+        return ""
+
+
+def _wrong(path: Path, found: os.stat_result, owners: Collection[int], forbidden: int) -> str:
+    """What is wrong with a folder; empty when nothing is."""
+    if stat.S_ISLNK(found.st_mode):
+        return f"{path} is a link, not a folder"
+    if not stat.S_ISDIR(found.st_mode):
+        return f"{path} is not a folder"
+    if found.st_uid not in owners:
+        expected = " or ".join(name_of(owner) for owner in owners)
+        return f"the folder {path} belongs to the user {name_of(found.st_uid)}, not to {expected}"
+    if open_to := stat.S_IMODE(found.st_mode) & forbidden:
+        return f"the folder {path} is open to others (mode {stat.S_IMODE(found.st_mode):o}, {open_to:o} too much)"
+    return ""
