@@ -553,7 +553,7 @@ async def test_compaction_keeps_the_latest_of_each_key_and_all_offsets(app: Pens
     await state.append_many([NewEvent(999, "k3")])
     await sql.execute("select penstock.change_stream('state', '{\"tombstone_age\": \"0\"}')")
     assert await sql.fetchval("select penstock.compact_stream('state')") == 1
-    assert await sql.fetchval("select penstock.compact_stream('state')") == 1
+    assert await sql.fetchval("select penstock.compact_stream('state')") == 0, "what has nothing to drop is not written again"
     await tend(sql)
     found: dict[str | None, list[Any]] = defaultdict(list)
     for partition in range(2):

@@ -290,8 +290,12 @@ async def tend(database: Database, name: str) -> tuple[bool, int, int]:
     """A new segment, retention and compaction for one stream. Returns what was done: (rolled, retired, compacted)."""
     row = await database.fetchrow("select * from penstock.tend_stream($1)", name)
     compacted = 0
-    if row["compact"]:
-        [compacted] = (await database.fetch("select penstock.compact_stream($1)", name, timeout=_COMPACTION_S))[0]
+    # Each call is a transaction that rewrites a bounded number of bytes.
+    while row["compact"]:
+        [rewritten] = (await database.fetch("select penstock.compact_stream($1)", name, timeout=_COMPACTION_S))[0]
+        if not rewritten:
+            break
+        compacted += rewritten
     return row["rolled"], row["retired"], compacted
 
 

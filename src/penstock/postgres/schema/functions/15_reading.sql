@@ -137,8 +137,8 @@ begin
                     select
                         near.*,
                         sum(near.events) over walked - near.events as events_before,
-                        sum(coalesce(pg_column_size(near.data), pg_column_size(near.bytes))) over walked
-                            - coalesce(pg_column_size(near.data), pg_column_size(near.bytes)) as bytes_before
+                        sum(coalesce(pg_column_size(near.data), pg_column_size(near.bytes), 0)) over walked
+                            - coalesce(pg_column_size(near.data), pg_column_size(near.bytes), 0) as bytes_before
                     from (
                         select stored.*
                         from penstock.%1$I as stored
