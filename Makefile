@@ -8,7 +8,7 @@ PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check 
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help run test soak check debian unit integration spark chaos postgres15 bench lock format clean install
+.PHONY: help run test soak check debian unit integration spark chaos postgres15 bench sqlroles lock format clean install
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -55,6 +55,9 @@ bench: $(VENV)/.dev ## measure against the bare SQL and the peers
 format: $(VENV)/.dev ## format the code
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+sqlroles: $(VENV)/.dev ## write docs/sql-roles.md anew, from the rights that a database has
+	$(BIN)/python tests/postgres/sql_roles.py
 
 lock: $(VENV)/.dev ## renew the locked dependencies
 	$(BIN)/uv pip compile --quiet --universal --generate-hashes --no-header --no-annotate --no-emit-index-url --python-version 3.11 \

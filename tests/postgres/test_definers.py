@@ -19,6 +19,10 @@ Sql = Any
 BUILDS_STATEMENTS = {
     "append_chunks": "the number of a segment, from stream_partitions",
     "append_staged": "the number of a segment, from stream_partitions",
+    "copy_compacted": "names that compact_stream gives it, from segments and a sequence",
+    "count_events": "a name that compact_stream gives it, from segments",
+    "count_superseded": "names that compact_stream gives it, from segments and a sequence",
+    "note_superseded": "names that compact_stream gives it, from segments and a sequence",
     "compact_stream": "names of segments, from segments and a sequence",
     "drop_retired": "names of segments, from retired_segments",
     "end_load": "the number of a segment, from stream_partitions",
@@ -101,7 +105,7 @@ async def test_no_function_uses_what_a_caller_can_make_or_set(app: Penstock, sql
 
 
 async def test_only_the_owner_shapes_what_the_functions_use(app: Penstock, sql: Sql) -> None:
-    for access in ("reader", "producer", "worker", "admin"):
+    for access in ("reader", "producer", "worker", "server", "admin"):
         await sql.execute(f"do $$ begin create role test_{access}; exception when duplicate_object then null; end $$")
         await sql.execute("select penstock.grant_access($1::name, $2)", f"test_{access}", access)
     assert not await sql.fetch(

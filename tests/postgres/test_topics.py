@@ -473,8 +473,8 @@ async def test_what_was_handed_out_is_missed_and_what_waits_is_not(sql: asyncpg.
         await sql.execute("select penstock.publish('t', $1::jsonb)", data)
     await sql.execute("select penstock.publish('t', '{\"n\": 1}', p_unique_key => 'u')")
     await sql.execute("select penstock.publish('t', '{\"n\": 1}', p_unique_key => 'u')")
-    for row in await sql.fetch("select id, attempts from penstock.claim('w', array['t_a'], 2)"):
-        await sql.execute("select penstock.settle(array[$1::uuid], array[$2::smallint])", row["id"], row["attempts"])
+    for row in await sql.fetch("select id, attempts, lease from penstock.claim('w', array['t_a'], 2)"):
+        await sql.execute("select penstock.settle(array[$1::uuid], array[$2::smallint], array[$3::bigint])", *row)
     missed = "select seq from penstock.missed_messages('t', 'a', $1)"
     assert [row["seq"] for row in await sql.fetch(missed, 0)] == [1, 3]
     assert [row["seq"] for row in await sql.fetch(missed, 1)] == [3]

@@ -1,4 +1,4 @@
-"""Commands about job types: types, pause, resume, stats, prune, grant."""
+"""Commands about job types: types, pause, resume, stats, prune, grant, revoke."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ def add_to(app: typer.Typer) -> None:
     app.command()(stats)
     app.command()(prune)
     app.command()(grant)
+    app.command()(revoke)
 
 
 def list_types(context: typer.Context, as_json: AsJson = False) -> None:
@@ -114,16 +115,26 @@ def prune(
 
 def grant(
     role: Annotated[str, typer.Argument(help="A database role that exists.")],
-    access: Annotated[str, typer.Argument(help="reader, producer, worker or admin.")],
+    access: Annotated[str, typer.Argument(help="reader, producer, worker, server or admin.")],
     as_json: AsJson = False,
 ) -> None:
-    """Let a database role read, enqueue, work, or do everything."""
+    """Let a database role read, enqueue, work, serve HTTP, or do everything; it replaces the access that the role had."""
 
     async def run(app: Any) -> None:
         await (await app.database()).fetch("select penstock.grant_access($1::name, $2)", role, access)
 
     with_app(run)
     _say({"role": role, "access": access}, f"granted: {role} is {access}", as_json)
+
+
+def revoke(role: Annotated[str, typer.Argument(help="A database role that has access.")], as_json: AsJson = False) -> None:
+    """Take all access from a database role."""
+
+    async def run(app: Any) -> None:
+        await (await app.database()).fetch("select penstock.revoke_access($1::name)", role)
+
+    with_app(run)
+    _say({"role": role, "access": None}, f"revoked: {role} has no access", as_json)
 
 
 def _say(done: Any, words: str, as_json: bool) -> None:

@@ -258,6 +258,10 @@ declare
     held record;
     new_lease bigint;
 begin
+    if coalesce(cardinality(p_ids), 0) > 0 and (p_leases is null or array_position(p_leases, null) is not null) then
+        raise exception 'a job is to be extended without its lease'
+            using errcode = 'PS400', hint = 'Give the lease that claim or extend returned for each job.';
+    end if;
     if p_for <= interval '0' or p_for > interval '30 days' then
         raise exception 'cannot extend a lease by %', p_for
             using errcode = 'PS400', hint = 'Extend by more than nothing and at most 30 days; null means the visibility timeout of the type.';

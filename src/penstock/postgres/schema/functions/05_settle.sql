@@ -128,6 +128,11 @@ begin
         raise exception 'the arrays differ in length or have more than 100,000 elements'
             using errcode = 'PS400', hint = 'Give one id and one attempt number for each job; the other arrays may be null.';
     end if;
+    if size > 0 and (p_leases is null or array_position(p_leases, null) is not null) then
+        raise exception 'a job is to be settled without its lease'
+            using errcode = 'PS400',
+                  hint = 'Give the lease that claim or extend returned for each job. Who got a job without its lease calls penstock.settle_attempts.';
+    end if;
     if p_outcomes is not null then
         select coalesce(given, 'null') into unknown
         from unnest(p_outcomes) as given

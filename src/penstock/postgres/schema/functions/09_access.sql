@@ -1,17 +1,18 @@
 -- Access: what a role may do.
 --
---   producer   enqueue, cancel, replay, and look
+--   reader     look only; notes that it waits, in a bounded number of places
+--   producer   what a reader may, and enqueue, append, publish, cancel, replay
 --   worker     what a producer may, and claim, settle, extend, heartbeat, care
---   reader     look only
+--   server     what a worker may, and what the HTTP server needs: settle by a callback, without a lease, and look users up
 --   admin      everything, job types included
 --
 -- The functions run with the rights of the owner of the schema, so none of these roles needs a right on a table
--- beyond select. Nothing is granted to public.
+-- beyond select. Nothing is granted to public. docs/sql-roles.md lists every function with who may call it.
 
-create or replace function penstock.grant_access(p_role name, p_access text)
-returns void
+create or replace function penstock.functions_of(p_access text)
+returns text[]
 language plpgsql
-set search_path = penstock, pg_temp
+immutable
 as $$
 declare
     reading constant text[] := array[
@@ -33,7 +34,7 @@ declare
         'forget_writer'
     ];
     working constant text[] := array[
-        'claim', 'extend', 'settle', 'settle_attempts', 'leave_to_callback', 'report_progress', 'register_worker', 'heartbeat',
+        'claim', 'extend', 'settle', 'leave_to_callback', 'report_progress', 'register_worker', 'heartbeat',
         'unregister_worker', 'release_unknown', 'wait_for_jobs', 'promote', 'expire', 'recover',
         'declare_group', 'declare_pool', 'lock_group', 'set_targets', 'join_group', 'leave_group', 'evict', 'member_heartbeat',
         'take', 'release', 'owns', 'set_metadata', 'wait_for_slots', 'claim_keys', 'forget_keys', 'cancelled_of',
@@ -51,33 +52,90 @@ declare
         'create_stream', 'change_stream', 'grow_stream', 'drop_stream', 'roll_segment', 'retire_segments', 'drop_consumer_group',
         'open_lake', 'drop_lake', 'lake_sketches', 'commit_lake_batch', 'swap_lake_files', 'failure_report'
     ];
-    allowed text[];
+    serving constant text[] := array['declare_job_type', 'settle_attempts', 'find_user'];
+begin
+    return case p_access
+        when 'reader' then reading
+        when 'producer' then reading || producing
+        when 'worker' then reading || producing || working || array['declare_job_type']
+        when 'server' then reading || producing || working || serving
+        when 'admin' then reading || producing || working || serving || managing
+    end;
+end
+$$;
+comment on function penstock.functions_of(text) is 'Part of grant_access: the names of the functions that a reader, producer, worker, server or admin may call. Null for another word.';
+
+create or replace function penstock.revoke_all(p_role name)
+returns void
+language plpgsql
+set search_path = penstock, pg_temp
+as $$
+declare
+    granter name;
+begin
+    execute format('revoke all on all functions in schema penstock from %I', p_role);
+    execute format('revoke all on all tables in schema penstock from %I', p_role);
+    execute format('revoke all on all sequences in schema penstock from %I', p_role);
+    execute format('revoke all on schema penstock from %I', p_role);
+    for granter in
+        select distinct pg_get_userbyid(defaults.defaclrole)
+        from pg_default_acl as defaults
+        cross join aclexplode(defaults.defaclacl) as given
+        join pg_roles on pg_roles.oid = given.grantee
+        where defaults.defaclnamespace = 'penstock'::regnamespace and pg_roles.rolname = p_role
+    loop
+        execute format('alter default privileges for role %I in schema penstock revoke all on tables from %I', granter, p_role);
+    end loop;
+end
+$$;
+comment on function penstock.revoke_all(name) is 'Part of grant_access and revoke_access: takes every right in the schema from a role.';
+
+create or replace function penstock.grant_access(p_role name, p_access text)
+returns void
+language plpgsql
+set search_path = penstock, pg_temp
+as $$
+declare
+    allowed constant text[] := penstock.functions_of(p_access);
     function regprocedure;
+    owner name;
 begin
     if not exists (select from pg_roles where rolname = p_role) then
         raise exception 'no such role: %', p_role
             using errcode = 'PS404', hint = format('Create it first: create role %I login password ''...'';', p_role);
     end if;
-    allowed := case p_access
-        when 'reader' then reading
-        when 'producer' then reading || producing
-        when 'worker' then reading || producing || working || array['declare_job_type']
-        when 'admin' then reading || producing || working || managing
-    end;
     if allowed is null then
-        raise exception 'unknown access: %', left(p_access, 100)
-            using errcode = 'PS400', hint = 'Access is reader, producer, worker or admin.';
+        raise exception 'unknown access: %', coalesce(left(p_access, 100), 'null')
+            using errcode = 'PS400', hint = 'Access is reader, producer, worker, server or admin.';
     end if;
+    select pg_get_userbyid(nspowner) into owner from pg_namespace where nspname = 'penstock';
+    if p_role = owner then
+        raise exception 'role % owns the schema', p_role
+            using errcode = 'PS409', hint = 'The owner may do everything; give access to other roles.';
+    end if;
+    -- Two at a time would write the same rows of the catalogue.
+    perform pg_advisory_xact_lock(hashtext('penstock.grant_access'));
+    -- From nothing, so that less access than before takes something away.
+    perform penstock.revoke_all(p_role);
     execute format('grant usage on schema penstock to %I', p_role);
     execute format('grant select on all tables in schema penstock to %I', p_role);
     -- Hashes of secrets are for nobody to read.
     execute format('revoke all on penstock.users from %I', p_role);
     -- What is on its way is nobody's business but its transaction's.
     execute format('revoke all on penstock.loaded_chunks from %I', p_role);
-    execute format('alter default privileges in schema penstock grant select on tables to %I', p_role);
+    -- Days of the archive and segments of streams belong to the owner, whoever makes them.
+    execute format('alter default privileges for role %I in schema penstock grant select on tables to %I', owner, p_role);
     if p_access <> 'reader' then
-        -- What Spark's tasks copy into; it counts only through commit_staged.
-        execute format('grant insert on penstock.staged_jobs, penstock.staged_events to %I', p_role);
+        -- What Spark's tasks and loads copy into; it counts only through commit_staged and end_load. Whose it is and of which
+        -- transaction is not theirs to say.
+        execute format(
+            'grant insert (writer, part, place, name, data, id, made, key, priority, run_after, expires_at, unique_key) on penstock.staged_jobs to %I',
+            p_role
+        );
+        execute format(
+            'grant insert (writer, part, place, stream, width, partition, events, keys, times, headers, data, bytes) on penstock.staged_events to %I',
+            p_role
+        );
         execute format(
             'grant insert (stream, partition, events, keys, times, headers, data, bytes) on penstock.loaded_chunks to %I', p_role
         );
@@ -89,11 +147,31 @@ begin
     loop
         execute format('grant execute on function %s to %I', function, p_role);
     end loop;
-    insert into penstock.access_grants values (p_role, p_access) on conflict do nothing;
+    insert into penstock.access_grants as given (role_name, access)
+    values (p_role, p_access)
+    on conflict (role_name) do update set access = excluded.access;
 end
 $$;
 comment on function penstock.grant_access(name, text) is
-    'Gives a role the access of a reader, producer, worker or admin. Run as the owner of the schema. Repeated by every migration.';
+    'Gives a role the access of a reader, producer, worker, server or admin, instead of the one that it had: what the new one does not hold is taken away. Run as the owner of the schema. Repeated by every migration.';
+
+create or replace function penstock.revoke_access(p_role name)
+returns void
+language plpgsql
+set search_path = penstock, pg_temp
+as $$
+begin
+    if not exists (select from pg_roles where rolname = p_role) then
+        raise exception 'no such role: %', p_role
+            using errcode = 'PS404', hint = 'See select * from penstock.access_grants;';
+    end if;
+    perform pg_advisory_xact_lock(hashtext('penstock.grant_access'));
+    perform penstock.revoke_all(p_role);
+    delete from penstock.access_grants where role_name = p_role;
+end
+$$;
+comment on function penstock.revoke_access(name) is
+    'Takes every right in the schema from a role, at once also for sessions that are open. What the role has as a member of other roles stays. Run as the owner of the schema.';
 
 create or replace function penstock.refresh_access()
 returns void
@@ -104,9 +182,16 @@ declare
     given record;
 begin
     revoke execute on all functions in schema penstock from public;
-    for given in
-        select * from penstock.access_grants where role_name in (select rolname from pg_roles)
-    loop
+    -- A role that was dropped took its rights along, and a new one of the same name has to be given them anew.
+    delete from penstock.access_grants
+    where not exists (
+        select
+        from pg_namespace
+        cross join aclexplode(nspacl) as usable
+        join pg_roles on pg_roles.oid = usable.grantee
+        where nspname = 'penstock' and pg_roles.rolname = access_grants.role_name
+    );
+    for given in select * from penstock.access_grants loop
         perform penstock.grant_access(given.role_name, given.access);
     end loop;
 end

@@ -135,9 +135,11 @@ begin
             perform pg_notify('penstock_' || left(holder.worker, 50), 'settled ' || holder.jobs);
         end loop;
 
+        -- Locked above, so these are the leases until the end.
         with given as (
             select
                 array_agg(p_ids[place] order by place) as ids,
+                array_agg((select job.lease from penstock.queued_jobs as job where job.id = p_ids[place]) order by place) as leases,
                 array_agg(p_attempts[place] order by place) as attempts,
                 array_agg(p_outcomes[place] order by place) as outcomes,
                 array_agg(
@@ -150,7 +152,7 @@ begin
             from unnest(good) as place
         )
         select jsonb_object_agg(result.id, result.outcome) into settled
-        from given, penstock.settle(given.ids, given.attempts, null, given.outcomes, given.details) as result;
+        from given, penstock.settle(given.ids, given.attempts, given.leases, given.outcomes, given.details) as result;
 
         -- A place became free under a limit, perhaps of a worker in another process.
         for limited in

@@ -255,18 +255,48 @@ language plpgsql
 security definer
 set search_path = penstock, pg_temp
 as $$
+declare
+    stream constant penstock.streams := penstock.require_stream(p_stream);
 begin
     if p_channel is null or p_channel !~ '^penstock_[A-Za-z0-9_.-]{1,50}$' then
         raise exception 'invalid channel: %', coalesce(quote_literal(left(p_channel, 100)), 'null')
             using errcode = 'PS400', hint = 'A channel is penstock_ and 1 to 50 letters, digits, ".", "-" or "_".';
     end if;
+    if not exists (select from penstock.idle_readers where idle_readers.stream = stream.id and channel = p_channel)
+        and penstock.reader_places(stream.id) <= 0
+    then
+        return;
+    end if;
     insert into penstock.idle_readers (stream, channel, since)
-    select id, p_channel, clock_timestamp() from penstock.require_stream(p_stream)
-    on conflict (stream, channel) do update set since = excluded.since;
+    values (stream.id, p_channel, clock_timestamp())
+    on conflict on constraint idle_readers_pkey do update set since = excluded.since;
 end
 $$;
 comment on function penstock.wait_for_events(text, text) is
-    'Says that a reader is idle and listens on a channel; good for 30 seconds. Read once more after it: something may have come in between.';
+    'Says that a reader is idle and listens on a channel; good for 30 seconds. Read once more after it: something may have come in between. A role has 100 places at a stream; who finds none is not notified, and polls.';
+
+create or replace function penstock.reader_places(p_stream integer)
+returns bigint
+language plpgsql
+as $$
+declare
+    taken bigint;
+begin
+    select count(*) into taken from penstock.idle_readers where stream = p_stream and role = session_user;
+    if taken >= 100 then
+        delete from penstock.idle_readers
+        where (stream, channel) in (
+            select stream, channel
+            from penstock.idle_readers
+            where stream = p_stream and role = session_user and since < clock_timestamp() - interval '30 seconds'
+            for update skip locked
+        );
+        select count(*) into taken from penstock.idle_readers where stream = p_stream and role = session_user;
+    end if;
+    return 100 - taken;
+end
+$$;
+comment on function penstock.reader_places(integer) is 'Part of wait_for_events: how many more readers of the caller''s role can wait at a stream.';
 
 create or replace function penstock.stop_waiting(p_channel text)
 returns void
@@ -274,9 +304,9 @@ language sql
 security definer
 set search_path = penstock, pg_temp
 as $$
-    delete from penstock.idle_readers where channel = p_channel
+    delete from penstock.idle_readers where channel = p_channel and role = session_user
 $$;
-comment on function penstock.stop_waiting(text) is 'Takes back wait_for_events.';
+comment on function penstock.stop_waiting(text) is 'Takes back what the caller''s role said with wait_for_events.';
 
 create or replace function penstock.append_chunks(
     p_stream penstock.streams,

@@ -11,7 +11,7 @@ security definer
 set search_path = penstock, pg_temp
 as $$
 begin
-    if exists (select from penstock.idle_history_readers) then
+    if exists (select from penstock.idle_history_readers where since > clock_timestamp() - interval '10 minutes') then
         perform pg_notify('penstock_archive', '');
     end if;
     return null;
@@ -30,9 +30,16 @@ security definer
 set search_path = penstock, pg_temp
 as $$
 begin
+    if p_reader is null or length(p_reader) not between 1 and 200 then
+        raise exception 'invalid reader: %', coalesce(quote_literal(left(p_reader, 100)), 'null')
+            using errcode = 'PS400', hint = 'Name the reader with 1 to 200 characters.';
+    end if;
     delete from penstock.idle_history_readers
-    where (reader = p_reader and not p_waiting) or since < clock_timestamp() - interval '10 minutes';
-    if p_waiting then
+    where (reader = p_reader and role = session_user and not p_waiting) or since < clock_timestamp() - interval '10 minutes';
+    if p_waiting and (
+        exists (select from penstock.idle_history_readers where reader = p_reader)
+        or (select count(*) from penstock.idle_history_readers where role = session_user) < 100
+    ) then
         insert into penstock.idle_history_readers (reader, since)
         values (p_reader, clock_timestamp())
         on conflict (reader) do update set since = excluded.since;
@@ -40,7 +47,7 @@ begin
 end
 $$;
 comment on function penstock.wait_for_history(text, boolean) is
-    'Says that a reader of the archive is idle and listens on the channel penstock_archive, or that it no longer is. Look once more after saying so.';
+    'Says that a reader of the archive is idle and listens on the channel penstock_archive, or that it no longer is; good for 10 minutes. Look once more after saying so. A role has 100 places; who finds none is not notified, and polls.';
 
 create or replace function penstock.archive_counts(
     p_late xid8[], p_low xid8, p_high xid8, p_without xid8[], p_part xid8, p_after uuid, p_limit bigint

@@ -94,7 +94,7 @@ begin
     for kind in
         select staged.name, coalesce(staged.priority, 0::smallint) as priority, count(*) as jobs
         from penstock.staged_jobs as staged
-        where staged.writer = p_writer and staged.part = any (p_parts)
+        where staged.writer = p_writer and staged.role = session_user and staged.part = any (p_parts)
         group by 1, 2
         order by 1, 2
     loop
@@ -114,6 +114,7 @@ begin
                 job_type.attempts, job_type.attempts, kind.priority, staged.key, staged.data::jsonb
             from penstock.staged_jobs as staged
             where staged.writer = p_writer
+                and staged.role = session_user
                 and staged.part = one_part
                 and staged.name = kind.name
                 and coalesce(staged.priority, 0::smallint) = kind.priority
@@ -137,6 +138,7 @@ begin
         select staged.*
         from penstock.staged_jobs as staged
         where staged.writer = p_writer
+            and staged.role = session_user
             and staged.part = any (p_parts)
             and (
                 octet_length(staged.data) > 1048576
@@ -190,7 +192,7 @@ begin
             )
         into present, careful, doubtful
         from penstock.staged_jobs
-        where writer = p_writer and part = any (p_parts);
+        where writer = p_writer and role = session_user and part = any (p_parts);
         if present <> p_rows then
             raise exception '% of % staged jobs of % are there', present, p_rows, p_writer
                 using errcode = 'PS409', hint = 'The server crashed since they were staged: write the batch again.';
@@ -213,7 +215,7 @@ begin
                     row_number() over line as row_place,
                     sum(octet_length(staged.data)) over line as bytes
                 from penstock.staged_jobs as staged
-                where staged.writer = p_writer and staged.part = any (p_parts)
+                where staged.writer = p_writer and staged.role = session_user and staged.part = any (p_parts)
                 window line as (partition by staged.name order by staged.part, staged.place)
             )
             select
@@ -240,7 +242,7 @@ begin
         end loop;
     end if;
     -- Of this epoch, and what attempts that did not count or crashed writers have left.
-    delete from penstock.staged_jobs where writer = p_writer and (part = any (p_parts) or starts_with(part, penstock.parts_of(p_epoch, p_target)));
+    delete from penstock.staged_jobs where writer = p_writer and role = session_user and (part = any (p_parts) or starts_with(part, penstock.parts_of(p_epoch, p_target)));
     return next;
 end
 $$;
@@ -253,8 +255,8 @@ language sql
 security definer
 set search_path = penstock, pg_temp
 as $$
-    delete from penstock.staged_jobs where writer = p_writer and starts_with(part, penstock.parts_of(p_epoch, p_target));
-    delete from penstock.staged_events where writer = p_writer and starts_with(part, penstock.parts_of(p_epoch, p_target));
+    delete from penstock.staged_jobs where writer = p_writer and role = session_user and starts_with(part, penstock.parts_of(p_epoch, p_target));
+    delete from penstock.staged_events where writer = p_writer and role = session_user and starts_with(part, penstock.parts_of(p_epoch, p_target));
 $$;
 comment on function penstock.discard_staged(text, bigint, text) is 'Drops what was staged for an epoch of a writer and a target that was given up.';
 

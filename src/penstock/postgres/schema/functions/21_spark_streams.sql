@@ -162,6 +162,7 @@ begin
     with stale as (
         delete from penstock.staged_events as staged
         where staged.writer = p_writer
+            and staged.role = session_user
             and staged.part = any (p_parts)
             and staged.stream = p_stream.name
             and staged.width <> p_stream.partitions
@@ -224,13 +225,14 @@ begin
     stream := penstock.require_stream(p_name);
     if exists (
         select from penstock.staged_events
-        where writer = p_writer and part = any (p_parts) and staged_events.stream = p_name and width <> found_width
+        where writer = p_writer and role = session_user and part = any (p_parts) and staged_events.stream = p_name and width <> found_width
     ) then
         p_parts := p_parts || penstock.route_anew(p_writer, p_epoch, p_parts, stream);
     end if;
     select staged.partition, staged.data is null as is_bytes into wrong
     from penstock.staged_events as staged
     where staged.writer = p_writer
+            and staged.role = session_user
         and staged.part = any (p_parts)
         and staged.stream = p_name
         and (
@@ -253,6 +255,7 @@ begin
             select max(octet_length(payload)) from unnest(staged.bytes) as payload
         ) as largest
         where staged.writer = p_writer
+            and staged.role = session_user
             and staged.part = any (p_parts)
             and staged.stream = p_name
             and largest.size > stream.max_event_bytes
@@ -269,7 +272,7 @@ begin
                     + sum(chunk.events) over (partition by chunk.partition order by given.turn, chunk.place) - chunk.events,
                 chunk.events, $3, chunk.keys, chunk.times, chunk.headers::json[], chunk.data::json[], chunk.bytes
             from unnest($4) with ordinality as given (part, turn)
-            join penstock.staged_events as chunk on chunk.writer = $5 and chunk.part = given.part and chunk.stream = $6
+            join penstock.staged_events as chunk on chunk.writer = $5 and chunk.role = session_user and chunk.part = given.part and chunk.stream = $6
             left join (
                 select place.partition, last.next
                 from penstock.stream_partitions as place
@@ -314,20 +317,20 @@ declare
     wanted text;
 begin
     if noted and p_rows > 0 then
-        select coalesce(sum(events), 0) into present from penstock.staged_events where writer = p_writer and part = any (p_parts);
+        select coalesce(sum(events), 0) into present from penstock.staged_events where writer = p_writer and role = session_user and part = any (p_parts);
         if present <> p_rows then
             raise exception '% of % staged events of % are there', present, p_rows, p_writer
                 using errcode = 'PS409', hint = 'The server crashed since they were staged: write the batch again.';
         end if;
         -- In the order of names, and of partitions in each, so that two writers do not lock each other.
         for wanted in
-            select distinct stream from penstock.staged_events where writer = p_writer and part = any (p_parts) order by stream
+            select distinct stream from penstock.staged_events where writer = p_writer and role = session_user and part = any (p_parts) order by stream
         loop
             perform penstock.append_staged(p_writer, p_epoch, p_parts, wanted);
         end loop;
     end if;
     -- Of this epoch, and what attempts that did not count or crashed writers have left.
-    delete from penstock.staged_events where writer = p_writer and (part = any (p_parts) or starts_with(part, penstock.parts_of(p_epoch, p_target)));
+    delete from penstock.staged_events where writer = p_writer and role = session_user and (part = any (p_parts) or starts_with(part, penstock.parts_of(p_epoch, p_target)));
     return noted;
 end
 $$;
