@@ -22,6 +22,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.environments import ON_DISK
+from benchmarks.spark_batches import EVENTS, IDLE_PER_S, RATIO, MicroBatches
 from penstock.lake import Lake
 from penstock.spark import bulk, session
 from penstock.spark.history import Pipeline
@@ -119,24 +121,30 @@ class Bench:
         def noop(frame: Any) -> None:
             frame.write.format("noop").mode("overwrite").save()
 
-        default = expert = None
+        def load(reader: Any) -> None:
+            noop(reader.load())
+
+        # Equal work in each block of rows: the same columns, by each reader.
+        few = "(select name, status::text, finished_at from penstock.archived_jobs) as jobs"
+        bases: dict[str, float | None] = {"all columns": None, "3 columns": None}
         if JDBC_JAR.exists():
-            plain = spark.read.format("jdbc").options(**self.jdbc, dbtable=query)
-            default = timed(lambda: noop(plain.load()), self.runs)
-            self.note("read: JDBC, defaults", default, self.jobs)
-            tuned = spark.read.format("jdbc").options(
-                **self.jdbc, dbtable=query, fetchsize="10000", numPartitions="4", partitionColumn="finished_at",
-                lowerBound=bounds[0], upperBound=bounds[1],
-            )  # fmt: skip
-            expert = timed(lambda: noop(tuned.load()), self.runs)
-            self.note("read: JDBC, 4 partitions, fetch size 10,000", expert, self.jobs, default)
+            for columns, asked in (("all columns", query), ("3 columns", few)):
+                plain = spark.read.format("jdbc").options(**self.jdbc, dbtable=asked)
+                bases[columns] = default = timed(partial(load, plain), self.runs)
+                self.note(f"read, {columns}: JDBC, defaults", default, self.jobs)
+                tuned = spark.read.format("jdbc").options(
+                    **self.jdbc, dbtable=asked, fetchsize="10000", numPartitions="4", partitionColumn="finished_at",
+                    lowerBound=bounds[0], upperBound=bounds[1],
+                )  # fmt: skip
+                expert = timed(partial(load, tuned), self.runs)
+                self.note(f"read, {columns}: JDBC, 4 partitions, fetch size 10,000", expert, self.jobs, default)
         ours = spark.read.format("penstock").option("url", url).option("minPartitions", "4")
         # The columns that JDBC reads. Dropping one after the load would read it too, and copy every row once more.
         same = ",".join(name for name in ARCHIVED_JOBS if name != "xid")
         seconds = timed(lambda: noop(ours.option("columns", same).load()), self.runs)
-        self.note("read: penstock, all columns", seconds, self.jobs, default)
-        few = timed(lambda: noop(ours.option("columns", "name,status,finished_at").load()), self.runs)
-        self.note("read: penstock, 3 columns", few, self.jobs, default)
+        self.note("read, all columns: penstock", seconds, self.jobs, bases["all columns"])
+        seconds = timed(lambda: noop(ours.option("columns", "name,status,finished_at").load()), self.runs)
+        self.note("read, 3 columns: penstock", seconds, self.jobs, bases["3 columns"])
 
     def write(self) -> None:
         spark, url = self.spark, self.url
@@ -144,15 +152,25 @@ class Bench:
         frame = bulk.as_jobs(frame, bulk.Columns()).localCheckpoint()
         base = None
         if JDBC_JAR.exists():
-            ask(url, "create table if not exists public.plain (data text)")
+            # What a job has, and the key that keeps its id from coming twice.
+            ask(
+                url,
+                "create table if not exists public.plain (id uuid primary key default gen_random_uuid(), name text not null,"
+                " seq bigserial, run_after timestamptz not null default now(), created_at timestamptz not null default now(),"
+                " attempts smallint not null default 5, priority smallint not null default 0, data jsonb not null)",
+            )
+            ask(url, "create index if not exists plain_name on public.plain (name, seq)")
+            rows = frame.selectExpr("'t' as name", "data")
 
-            def jdbc() -> None:
+            def jdbc(**more: str) -> None:
                 ask(url, "truncate public.plain")
-                options = {**self.jdbc, "url": self.jdbc["url"] + "?reWriteBatchedInserts=true"}
-                frame.write.format("jdbc").options(**options, dbtable="public.plain", batchsize="10000").mode("append").save()
+                to = {**self.jdbc, "url": self.jdbc["url"] + "?reWriteBatchedInserts=true&stringtype=unspecified"}
+                rows.write.format("jdbc").options(**to, dbtable="public.plain", **more).mode("append").save()
 
             base = timed(jdbc, self.runs)
-            self.note("write: JDBC into a table of one column, no index", base, self.jobs)
+            self.note("write: JDBC, defaults, into a table with the columns and keys of jobs", base, self.jobs)
+            tuned = timed(lambda: jdbc(batchsize="10000"), self.runs)
+            self.note("write: JDBC, batches of 10,000, the same", tuned, self.jobs, base)
 
         def ours() -> None:
             ask(url, "truncate penstock.queued_jobs")
@@ -161,6 +179,22 @@ class Bench:
         seconds = timed(ours, self.runs)
         self.note("write: penstock, jobs in the queue, exactly once", seconds, self.jobs, base)
         ask(url, "truncate penstock.queued_jobs")
+
+    def batches(self) -> None:
+        """Micro-batches by partitions, and an idle query: the budgets."""
+        measured = MicroBatches(self.spark, self.url)
+        by_width = measured.by_partitions(runs=self.runs)
+        one = by_width[1][0]
+        for width, (seconds, opened) in by_width.items():
+            within = "" if seconds <= RATIO * one and opened == 0 else ", OVER THE BUDGET"
+            self.row(
+                f"a batch of {EVENTS:,} events over {width} partitions",
+                f"{seconds:.2f} s, {opened} connections opened",
+                f"{seconds / one:.2f} of one partition{within}",
+            )
+        idle = measured.idle()
+        over = "" if idle <= IDLE_PER_S else ", OVER THE BUDGET"
+        self.row("an idle query over 200 streams", f"{idle:.1f} transactions/s", f"at most {IDLE_PER_S:.0f}{over}")
 
     def history(self) -> None:
         with tempfile.TemporaryDirectory() as folder:
@@ -339,13 +373,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.spark", description=__doc__)
     parser.add_argument("--jobs", type=int, default=1_000_000)
     parser.add_argument("--runs", type=int, default=3)
-    parser.add_argument("--only", choices=["read", "write", "history", "latency", "drain"], action="append")
+    parser.add_argument("--only", choices=["read", "write", "batches", "history", "latency", "drain"], action="append")
     arguments = parser.parse_args()
     with TemporaryDatabases(parent=ON_DISK) as databases, databases.database() as socket_url:
         fill(socket_url, arguments.jobs)
         with over_tcp(socket_url) as url, tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as lake:
             bench = Bench(url, arguments.jobs, arguments.runs, lake)
-            for measure in (bench.read, bench.write, bench.history, bench.latency, bench.drain):
+            for measure in (bench.read, bench.write, bench.batches, bench.history, bench.latency, bench.drain):
                 if not arguments.only or measure.__name__ in arguments.only:
                     measure()
             bench.spark.stop()

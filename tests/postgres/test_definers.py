@@ -315,7 +315,7 @@ CALLS = [
     "select penstock.sweep_streams()",
     "select penstock.drop_retired()",
     'select penstock.scan(\'archived_jobs\', \'{id, data}\', \'[{"column": "name", "op": "=", "value": "mail"}]\')',
-    "select penstock.scan_events('events', 0, 0, 10, '{value}')",
+    "select penstock.scan_events('events', null, '{0}', '{0}', '{10}', '{value}')",
     "select penstock.wait_for_events('events', 'penstock_c')",
     "select penstock.wait_for_history('r', true)",
     "select penstock.fleet_counts()",

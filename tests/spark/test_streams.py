@@ -190,3 +190,72 @@ def test_a_batch_write_of_a_named_writer_counts_once(spark: SparkSession, url: s
 def test_what_is_no_event_is_refused(spark: SparkSession, url: str, query: str, options: dict[str, str], message: str) -> None:
     with pytest.raises(Exception, match=message):
         spark.sql(query).write.format("penstock").option("url", url).options(**options).mode("append").save()
+
+
+def test_times_without_a_zone_are_in_that_of_the_session(spark: SparkSession, url: str, ask: Ask) -> None:
+    from penstock.spark import register
+
+    ask('select penstock.append(\'a\', \'{"at": "2026-07-01T12:00:00", "price": 1.005}\')')
+
+    def reader(**options: str) -> Any:
+        return spark.read.format("penstock").options(url=url, subscribe="a", **options)
+
+    before = str(spark.conf.get("spark.sql.session.timeZone"))
+    try:
+        for zone in ("Europe/Berlin", "America/New_York"):
+            spark.conf.set("spark.sql.session.timeZone", zone)
+            register(spark)
+            same = reader().schema("at timestamp, price decimal(10,2), value string").load()
+            row = same.selectExpr("at", "price", "from_json(value, 'at timestamp, price decimal(10,2)') as theirs").collect()[0]
+            assert (row.at, row.price) == (row.theirs.at, row.theirs.price)
+            told = reader(timeZone="UTC").schema("at timestamp").load()
+            assert told.selectExpr("unix_seconds(at) as at").collect()[0].at == 1782907200
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", before)
+        register(spark)
+    for options, message in (({"timeZone": "Nope/Zone"}, "no time zone"), ({"mode": "DROPMALFORMED"}, "from_json")):
+        with pytest.raises(Exception, match=message):
+            reader(**options).load()
+
+
+def test_what_works_in_spark_sql_and_what_says_that_it_does_not(spark: SparkSession, url: str, ask: Ask) -> None:
+    append(ask, 1, 40)
+    spark.sql(f"create temporary view orders using penstock options (url '{url}', subscribe 'a', columns 'key,offset')")
+    try:
+        assert spark.sql("select count(*) as n from orders").collect()[0].n == 40
+        # A table keeps no options, so they are given where it is used.
+        spark.sql("create table events (value string, key string) using penstock")
+        spark.sql(f"insert into events with (url = '{url}', stream = 'b') values ('{{\"n\": 7}}', 'k')")
+        assert in_stream(ask, "b") == [7]
+        found = spark.sql(f"select key, value from events with (url = '{url}', subscribe = 'b')").collect()
+        assert [(row.key, row.value) for row in found] == [("k", '{"n": 7}')]
+        with pytest.raises(Exception, match="keeps no options") as refused:
+            spark.sql(f"create table more using penstock options (url '{url}', subscribe 'a')")
+        assert "create temporary view" in str(refused.value)
+        for statement in ("select * from events", f"select * from events with (url = '{url}')"):
+            with pytest.raises(Exception, match="options that say what to read|has no column value"):
+                spark.sql(statement).collect()
+        with pytest.raises(Exception, match="which job type|which stream|no option url|options"):
+            spark.sql("insert into events values ('{}', 'k')")
+    finally:
+        spark.catalog.dropTempView("orders")
+        spark.sql("drop table if exists events")
+
+
+@pytest.mark.parametrize(
+    ("options", "message", "advice"),
+    [
+        ({"subscribe": "a", "startingOffset": "earliest"}, "no option startingoffset", "Is it startingOffsets?"),
+        ({"subscribe": "a", "maxOffsetPerTrigger": "1"}, "no option maxoffsetpertrigger", "Is it maxOffsetsPerTrigger?"),
+        ({"subscrib": "a"}, "no option subscrib", "Is it subscribe?"),
+        ({"subscribe": "a", "startingOffsets": "latest"}, "cannot begin at the latest", "always be empty"),
+        ({"subscribe": "a", "startingOffsets": '{"a": {"0": -1}}'}, "cannot begin at the latest", "always be empty"),
+        ({"table": "archived_jobs", "startingOffsets": "latest"}, "cannot begin at the latest", "always be empty"),
+    ],
+)
+def test_options_that_are_wrong_are_refused(
+    spark: SparkSession, url: str, options: dict[str, str], message: str, advice: str
+) -> None:
+    with pytest.raises(Exception, match=message) as refused:
+        spark.read.format("penstock").options(url=url, **options).load().count()
+    assert advice in str(refused.value)

@@ -234,28 +234,47 @@ async def bounds(database: Database, name: str) -> dict[int, Bounds]:
     return {row["partition"]: Bounds(row["first_offset"], row["next_offset"]) for row in rows}
 
 
-async def bounds_of(database: Database, names: Sequence[str]) -> dict[tuple[str, int], tuple[Bounds, bool]]:
-    """What is there of each partition of some streams, in one snapshot, and whether its payloads are compressed.
+@dataclass(frozen=True, slots=True)
+class PartitionBounds:
+    """What is there of a partition, and of which stream.
 
-    Raises `NotFound`.
+    Attributes:
+        stream, partition: Which.
+        first: The first offset that is there.
+        next: The offset that the next event will get.
+        compressed: Whether payloads are.
+        identity: Another one when the stream was dropped and made anew.
+        growths: Of the stream, at partition 0: (partitions from then on, where the old ones ended).
     """
-    return {
-        (row["stream"], row["partition"]): (Bounds(row["first_offset"], row["next_offset"]), row["compression"] is not None)
+
+    stream: str
+    partition: int
+    first: int
+    next: int
+    compressed: bool
+    identity: str
+    growths: list[tuple[int, list[int]]]
+
+
+async def bounds_of(database: Database, names: Sequence[str]) -> list[PartitionBounds]:
+    """What is there of each partition of some streams, in one snapshot. Raises `NotFound`."""
+    return [
+        PartitionBounds(
+            row["stream"],
+            row["partition"],
+            row["first_offset"],
+            row["next_offset"],
+            row["compression"] is not None,
+            row["identity"],
+            [(one["width"], one["ends"]) for one in orjson.loads(row["growths"] or "[]")],
+        )
         for row in await database.fetch("select * from penstock.bounds_of_streams($1)", names)
-    }
+    ]
 
 
 async def growths(database: Database) -> list[tuple[str, int, list[int]]]:
     """Each time that a stream got more partitions: (stream, partitions from then on, where the old ones ended)."""
     return [(row["stream"], row["width"], row["ends"]) for row in await database.fetch("select * from penstock.growths()")]
-
-
-async def scan_events(
-    database: Database, name: str, partition: int, begin: int, end: int, columns: Sequence[str], filters: str, lenient: bool
-) -> str:
-    """The text of a query over events of a partition. Raises `OffsetGone` when the first are gone, unless `lenient`."""
-    query = "select penstock.scan_events($1, $2, $3, $4, $5, $6::jsonb, $7)"
-    return str(await database.fetchval(query, name, partition, begin, end, columns, filters, lenient))
 
 
 async def offsets_at(database: Database, name: str, time: datetime) -> dict[int, int]:
@@ -274,6 +293,11 @@ async def segments(database: Database, name: str) -> list[Segment]:
 async def wait_for_events(database: Database, name: str, channel: str) -> None:
     """Say that a reader is idle and listens on a channel."""
     await database.fetch("select penstock.wait_for_events($1, $2)", name, channel)
+
+
+async def wait_for_events_of(database: Database, names: Sequence[str], channel: str) -> None:
+    """Say that a reader of several streams is idle and listens on a channel."""
+    await database.fetch("select penstock.wait_for_events_of($1, $2)", names, channel)
 
 
 async def stop_waiting(database: Database, channel: str) -> None:

@@ -15,6 +15,7 @@ from penstock.postgres.database import Database
 from penstock.postgres.listener import Listener
 from penstock.settings import Settings
 from penstock.spark.archive import EARLIEST, Archive
+from penstock.spark.connections import Connections
 from penstock.spark.offsets import Position
 from penstock.spark.scans import APPLICATION
 from penstock.spark.stream_log import StreamLog
@@ -42,6 +43,7 @@ class Blocking:
         self._channel = f"penstock_spark_{secrets.token_hex(6)}"
         self._heard: asyncio.Event | None = None
         self._listening: asyncio.Task[None] | None = None
+        self._announced_until = 0.0
         self._runner.run(self.database.open())
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
@@ -105,19 +107,24 @@ class Blocking:
 
         deadline = time.monotonic() + wait.total_seconds()
         while True:
+            # Before the look, so that what comes after it is heard of.
+            heard = self._listen(self._channel) if until is None else None
             end = await there()
             left = deadline - time.monotonic()
-            if until is not None or left <= 0 or any(offset > start.get(place, 0) for place, offset in end.items()):
+            if heard is None or left <= 0 or log.is_anew or any(offset > start.get(place, 0) for place, offset in end.items()):
                 return end
-            heard = self._listen(self._channel)
-            for name in await log.names():
-                await streams.wait_for_events(self.database, name, self._channel)
-            try:
-                # Once more, since something may have come in between.
-                if await there() == end:
-                    await happens(heard, min(left, _ANNOUNCED_S))
-            finally:
-                await streams.stop_waiting(self.database, self._channel)
+            if (now := time.monotonic()) > self._announced_until:
+                # One statement in a while says of all streams that this reader waits; then once more, for what came in between.
+                await streams.wait_for_events_of(self.database, [name for name, _ in log.seen], self._channel)
+                self._announced_until = now + _ANNOUNCED_S
+            elif not await happens(heard, min(left, self._announced_until - now)) and time.monotonic() >= deadline:
+                return end
+
+    async def events_found(self) -> None:
+        """Take back that this reader waits: appends would notify it for nothing while it has a batch to read."""
+        if self._announced_until > 0:
+            self._announced_until = 0.0
+            await streams.stop_waiting(self.database, self._channel)
 
     async def _notified(self, start: Position, within: float) -> None:
         heard = self._listen(history.CHANNEL)
@@ -148,3 +155,11 @@ class Blocking:
             await asyncio.gather(self._listening, return_exceptions=True)
             self._listening = None
         await self.database.close()
+
+
+def _close(blocking: Blocking) -> None:
+    blocking.close()
+
+
+KEPT = Connections(Blocking, lambda _: True, _close)
+"""Databases that Spark's Python processes keep from one task to the next; they mend their connections themselves."""

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 from pyspark.sql import functions as F
 from pyspark.sql.window import Window
 
+from penstock.spark.signatures import VARYING
+
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
@@ -19,18 +21,6 @@ HOT_KEYS = 5
 
 _ERRORS = "array<struct<type:string,message:string,attempt:int,worker:string,started_at:string,failed_at:string>>"
 _LONGEST_MESSAGE = 500
-# Applied in this order. What differs from one failure to the next becomes a sign, so that the same mistake looks the same.
-_VARYING = (
-    (r"[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}", "<id>"),
-    (r"\b[\w.+-]+@[\w-]+\.[\w.-]+\b", "<mail>"),
-    (r"\b\w+://[^\s'\"]+", "<url>"),
-    (r"\d{4}-\d{2}-\d{2}([T ]\d{2}:\d{2}(:\d{2}(\.\d+)?)?(Z|[+-]\d{2}:?\d{2})?)?", "<time>"),
-    (r"(?<![\w<])(/[\w.-]+){2,}", "<path>"),
-    (r"'[^']*'|\"[^\"]*\"", "<text>"),
-    (r"\b0x[0-9a-fA-F]+\b|\b(?=[0-9a-fA-F]*\d)(?=[0-9a-fA-F]*[a-fA-F])[0-9a-fA-F]{8,}\b", "<hex>"),
-    # A number, also with a unit, but not the digits of a word such as B6.
-    (r"(?<![\w.])\d+(\.\d+)?(?=(ms|s|min|h|d|kb|mb|gb|b)?(?![\w]))", "<n>"),
-)
 
 
 def jobs(archive: DataFrame) -> DataFrame:
@@ -126,9 +116,9 @@ def failures(attempts: DataFrame) -> DataFrame:
 
 
 def normalised(message: Column) -> Column:
-    """A message without what varies: numbers, ids, times, paths, quoted text. Only the first line."""
-    found = F.split(message, "\n").getItem(0)
-    for pattern, sign in _VARYING:
+    """A message without what varies: numbers, ids, times, addresses, hosts, paths, quoted text, JSON. Only the first line."""
+    found = F.split(F.regexp_replace(message, r"^\s+", ""), "\n").getItem(0)
+    for pattern, sign in VARYING:
         found = F.regexp_replace(found, pattern, sign)
     return found
 

@@ -19,6 +19,12 @@ from penstock.spark.offsets import Position
 N = TypeVar("N", int, float)
 _MILLISECONDS = {"ms": 1, "s": 1_000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
 _SPAN = re.compile(rf"(\d{{1,9}})\s*({'|'.join(_MILLISECONDS)})?")
+_OF_TABLES = (
+    "url", "dataDir", "table", "columns", "pushdown", "rowsPerPartition", "minPartitions", "startingOffsets", "startingTimestamp",
+    "endingOffsets", "maxRowsPerTrigger", "maxOffsetsPerTrigger", "waitS", "failOnDataLoss", "timeZone",
+    # So that a misspelt one of these is found among them; see StreamReadOptions.
+    "subscribe", "subscribePattern", "assign",
+)  # fmt: skip
 _OF_STREAMS = ("startingOffsetsByTimestamp", "endingOffsetsByTimestamp", "endingTimestamp", "minOffsetsPerTrigger")
 
 
@@ -59,6 +65,7 @@ class ReadOptions:
         options = {name.lower(): value for name, value in given.items()}
         if foreign := next((name for name in _OF_STREAMS if name.lower() in options), None):
             raise InvalidInput(f"the option {foreign} is for streams, not for tables", hint="Leave it out; see docs/spark.md.")
+        refuse_unknown(options, _OF_TABLES, "reading jobs")
         most = options.get("maxrowspertrigger", options.get("maxoffsetspertrigger"))
         return cls(
             url=database_url(options),

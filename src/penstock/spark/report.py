@@ -131,14 +131,7 @@ def print_report(console: Console, found: Report) -> None:
         ["type", "wait p50", "p95", "p99", "run p50", "p95", "p99"],
         [[t.name, *map(span, t.delay), *map(span, t.run)] for t in found.types[:_MOST_ROWS]],
     )
-    causes = [
-        [f.name, f.message, f.failures, f.failures_before, "new" if f.new else "", f.kind, str(f.sample_id)]
-        for f in found.failures[:_MOST_ROWS]
-    ]
-    # An id is to be copied: where there is no room for it whole, it is left out.
-    shown = 7 if console.width >= _WIDE else 5
-    columns = ["type", "message", "failures", "before", "", "error", "for example"]
-    _print(console, "Failed attempts by cause", columns[:shown], [cause[:shown] for cause in causes])
+    print_causes(console, found.failures)
     _print(console, "Busiest keys", ["key", "jobs, about"], [list(row) for row in found.keys])
     _print(
         console,
@@ -146,6 +139,18 @@ def print_report(console: Console, found: Report) -> None:
         ["worker", "jobs", "handlers ran, s", "minutes"],
         [[worker, jobs, round(busy, 1), minutes] for worker, jobs, busy, minutes in found.workers[:_MOST_ROWS]],
     )
+
+
+def print_causes(console: Console, failures: Sequence[Failure]) -> None:
+    """Print what went wrong most often."""
+    causes = [
+        [f.name, f.message, f.failures, f.failures_before, "new" if f.new else "", f.kind, str(f.sample_id)]
+        for f in failures[:_MOST_ROWS]
+    ]
+    # An id is to be copied: where there is no room for it whole, it is left out.
+    shown = 7 if console.width >= _WIDE else 5
+    columns = ["type", "message", "failures", "before", "", "error", "for example"]
+    _print(console, "Failed attempts by cause", columns[:shown], [cause[:shown] for cause in causes])
 
 
 def sparkline(per_minute: Counter[datetime], width: int = 60) -> str:
@@ -234,10 +239,15 @@ def _print(console: Console, title: str, columns: list[str], rows: list[list[Any
     table = Table(title=title, title_justify="left", box=None, header_style="bold", pad_edge=False)
     for place, column in enumerate(columns):
         number = any(isinstance(row[place], (int, float)) for row in rows)
-        # Messages may be cut; ids are there to be copied.
-        cut = column == "message"
+        # A message takes the lines that it needs, and the room that the others leave. Ids are there to be copied.
+        name = column in ("type", "key", "worker")
         table.add_column(
-            column, justify="right" if number else "left", overflow="ellipsis" if cut else "fold", no_wrap=cut or number
+            column,
+            justify="right" if number else "left",
+            overflow="ellipsis" if name else "fold",
+            no_wrap=number or name or not column,
+            max_width=max(12, console.width // 4) if name and "message" in columns else None,
+            min_width=20 if column == "message" else None,
         )
     for row in rows:
         table.add_row(*(f"{value:,}" if isinstance(value, (int, float)) else str(value) for value in row))

@@ -11,11 +11,12 @@ import os
 import random
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import DatabaseUnavailable, OffsetGone, PenstockError
+from penstock.spark.connections import Connections
 from penstock.spark.stream_offsets import Run
 from penstock.spark.stream_rows import rows, stored_columns
 
@@ -59,6 +60,23 @@ def connect(url: str) -> Any:
             time.sleep(random.uniform(0.1, 0.5))
 
 
+def _usable(connection: Any) -> bool:
+    """Whether a connection answers: the server may have been restarted, or a firewall forgotten it."""
+    from adbc_driver_manager import Error
+
+    try:
+        with connection.cursor() as cursor:
+            cursor.execute("select 1")
+            cursor.fetchone()
+    except Error:
+        return False
+    return True
+
+
+KEPT: Connections[Any] = Connections(connect, _usable, lambda connection: connection.close())
+"""Connections that Spark's Python processes keep from one task to the next."""
+
+
 def read(url: str, query: str, schema: pa.Schema, in_memory: int = IN_MEMORY) -> Iterator[pa.RecordBatch]:
     """The result of a query, in batches of exactly this schema.
 
@@ -68,52 +86,62 @@ def read(url: str, query: str, schema: pa.Schema, in_memory: int = IN_MEMORY) ->
         schema: What the batches have to look like; values are cast.
         in_memory: Bytes of the result that are kept in memory; what exceeds them goes to a file.
     """
-    with connect(url) as connection, connection.cursor() as cursor:
+    with KEPT.lent(url) as connection, connection.cursor() as cursor:
         taken = _taken(cursor, query, in_memory)
     for batch in taken:
         yield shaped(batch, schema)
 
 
 def read_events(
-    options: StreamReadOptions, run: Run, schema: pa.Schema, filters: str, in_memory: int = IN_MEMORY
+    options: StreamReadOptions, runs: Sequence[Run], schema: pa.Schema, filters: str, in_memory: int = IN_MEMORY
 ) -> Iterator[pa.RecordBatch]:
-    """Events of one partition, in batches of exactly this schema.
+    """Events of some partitions of one stream, in batches of exactly this schema: one statement for all of them.
 
     Args:
         options: What to do with events that are gone, or that do not fit the schema.
-        run: Which events.
+        runs: Which events.
         schema: What the batches have to look like, see `stream_rows`.
         filters: What the database leaves out, as `penstock.scan_events` takes it.
         in_memory: As for `read`.
 
     Raises:
-        OffsetGone: Retention dropped events of the run meanwhile.
+        OffsetGone: Retention dropped events meanwhile, or the stream was made anew.
         InvalidInput: A payload does not fit, with `fail_fast`.
     """
     from adbc_driver_manager import Error
 
     columns = stored_columns(schema.names)
-    with connect(options.url) as connection, connection.cursor() as cursor:
+    stream = runs[0].stream
+    with KEPT.lent(options.url) as connection, connection.cursor() as cursor:
         try:
             # The text is made now and not when the read was planned, since segments come and go.
             cursor.execute(
-                "select penstock.scan_events($1::text, $2::bigint::integer, $3::bigint, $4::bigint,"
-                " string_to_array(nullif($5::text, ''), ','), $6::text::jsonb, $7::boolean)",
+                "select penstock.scan_events($1::text, nullif($2::text, ''), string_to_array($3::text, ',')::integer[],"
+                " string_to_array($4::text, ',')::bigint[], string_to_array($5::text, ',')::bigint[],"
+                " string_to_array(nullif($6::text, ''), ','), $7::text::jsonb, $8::boolean)",
                 (
-                    run.stream, run.partition, run.begin, run.end, ",".join(columns), filters, not options.fail_on_data_loss,
+                    stream,
+                    runs[0].identity or "",
+                    ",".join(str(run.partition) for run in runs),
+                    ",".join(str(run.begin) for run in runs),
+                    ",".join(str(run.end) for run in runs),
+                    ",".join(columns),
+                    filters,
+                    not options.fail_on_data_loss,
                 ),
-            )  # fmt: skip
+            )
             query = cursor.fetchone()[0]
         except Error as error:
             if error.sqlstate == "PS410":
                 raise OffsetGone(
-                    f"events {run.begin} to {run.end - 1} of partition {run.partition} of {run.stream} are gone",
-                    hint="Retention dropped them. Set failOnDataLoss to false to go on without them.",
+                    f"events of {', '.join(f'partition {run.partition} from {run.begin} to {run.end - 1}' for run in runs[:3])}"
+                    f"{' and others' if len(runs) > 3 else ''} of {stream} are gone",
+                    hint="Retention, or a stream made anew: set failOnDataLoss to false to go on without them.",
                 ) from None
             raise PenstockError(f"the database refused a scan: {error}") from None
         taken = _taken(cursor, query, in_memory)
     for batch in taken:
-        yield rows(batch, run, schema, options.fail_fast)
+        yield rows(batch, stream, runs[0].compressed, schema, options)
 
 
 def _taken(cursor: Any, query: str, in_memory: int) -> Iterator[pa.RecordBatch]:

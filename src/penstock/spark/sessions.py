@@ -64,15 +64,16 @@ def session(
 
 
 def register(spark: SparkSession) -> None:
-    """Make `format("penstock")` known to a session, with filter pushdown.
+    """Make `format("penstock")` known to a session, with filter pushdown and the session's time zone.
 
     Spark finds the format by itself where the package is installed for the Python of the driver; registering also
-    covers a server (Spark Connect) that does not have it on its path.
+    covers a server (Spark Connect) that does not have it on its path. A format in Python does not learn the session's time zone,
+    so that of now becomes the default of the option `timeZone`: register again when it changes.
     """
-    from penstock.spark.source import PenstockSource
+    from penstock.spark.source import in_zone
 
     spark.conf.set(PUSHDOWN, "true")
-    spark.dataSource.register(PenstockSource)
+    spark.dataSource.register(in_zone(str(spark.conf.get("spark.sql.session.timeZone"))))
 
 
 def settings_for(master: str, java: Java | None = None) -> dict[str, str]:

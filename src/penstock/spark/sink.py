@@ -24,9 +24,9 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 
 from penstock.errors import DatabaseUnavailable, InvalidInput, PenstockError
 from penstock.postgres import staging
-from penstock.spark.blocking import Blocking
+from penstock.spark.blocking import KEPT as DATABASES
 from penstock.spark.options import WriteOptions
-from penstock.spark.scans import connect
+from penstock.spark.scans import KEPT as CONNECTIONS
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -234,7 +234,7 @@ def copy(url: str, table: str, shape: pa.Schema, batches: Iterator[pa.RecordBatc
             raise
 
     try:
-        with connect(url) as connection, connection.cursor() as cursor:
+        with CONNECTIONS.lent(url) as connection, connection.cursor() as cursor:
             reader = pa.RecordBatchReader.from_batches(shape, watched())
             cursor.adbc_ingest(table, reader, mode="append", db_schema_name=staging.SCHEMA)
     except Error as error:
@@ -302,14 +302,14 @@ def commit(url: str, messages: Sequence[WriterCommitMessage | None], events: boo
     rows = sum(message.rows for message in staged)
     parts = [message.part for message in staged if message.rows]
     call: Any = staging.commit_events if events else staging.commit
-    with Blocking(url) as database:
+    with DATABASES.lent(url) as database:
         database.keep_trying(lambda: call(database.database, staged[0].batch, parts, rows, offsets))
 
 
 def abort(url: str, batch: staging.Batch) -> None:
     """Drop what was staged; when the database is away, its sweep does it later."""
     try:
-        with Blocking(url) as database:
+        with DATABASES.lent(url) as database:
             database.run(staging.discard(database.database, batch))
     except DatabaseUnavailable:
         pass

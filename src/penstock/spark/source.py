@@ -19,7 +19,7 @@ from penstock.errors import InvalidInput
 from penstock.postgres import history
 from penstock.postgres.database import Database
 from penstock.spark import stream_rows
-from penstock.spark.blocking import Blocking
+from penstock.spark.blocking import KEPT, Blocking
 from penstock.spark.filters import pushed
 from penstock.spark.following import FollowingReader
 from penstock.spark.offsets import Position
@@ -36,10 +36,18 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 _MOST_LAG = 1_000_000
+_IN_SQL = (
+    "In Spark SQL use create temporary view v using penstock options (...), or give the options where the table is used: "
+    "select * from t with (subscribe = 'orders'), insert into t with (stream = 'orders') values (...)."
+)
+_NOTHING = "It would always be empty. Begin at earliest, at offsets or at a time, or read as a stream."
 
 
 class PenstockSource(DataSource):
     """The data source. Reads streams, `archived_jobs` and `queued_jobs`; writes jobs to the queue and events to streams."""
+
+    zone: str | None = None
+    """Default of the option `timeZone`."""
 
     @classmethod
     def name(cls) -> str:
@@ -48,8 +56,11 @@ class PenstockSource(DataSource):
 
     def schema(self) -> str:
         """The columns, all or those of the option `columns`."""
+        if any(name.lower().startswith("option.") for name in self.options):
+            # Spark hands them over while it makes the table, and never again.
+            raise InvalidInput("a table of Spark SQL keeps no options for a format in Python", hint=_IN_SQL)
         if StreamReadOptions.wanted(self.options):
-            streams = StreamReadOptions.parse(self.options)
+            streams = self._of_streams()
             return ddl(stream_rows.columns_of(streams.columns, streams.include_headers))
         options = ReadOptions.parse(self.options)
         return ddl(columns_of(options.table, options.columns))
@@ -57,20 +68,42 @@ class PenstockSource(DataSource):
     def reader(self, schema: StructType) -> DataSourceReader:
         """A batch reader."""
         if StreamReadOptions.wanted(self.options):
-            streams = StreamReadOptions.parse(self.options)
+            streams = self._of_streams()
+            if streams.ends_at_start:
+                raise InvalidInput("a batch read cannot begin at the latest offsets", hint=_NOTHING)
             return (PushingEventReader if streams.pushdown else EventReader)(streams, schema)
-        options = ReadOptions.parse(self.options)
+        options = self._of_jobs(schema)
+        if options.starting == "latest":
+            raise InvalidInput("a batch read cannot begin at the latest position", hint=_NOTHING)
         # Spark fails a query whose reader overrides pushFilters while its own switch is off, so that is a class of its own.
         return (PushingReader if options.pushdown else Reader)(options, schema.fieldNames())
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
         """A reader of streams, or of the archive in commit order."""
         if StreamReadOptions.wanted(self.options):
-            return EventStreamReader(StreamReadOptions.parse(self.options), schema)
-        options = ReadOptions.parse(self.options)
+            streams = self._of_streams()
+            if streams.ending is not None:
+                raise InvalidInput("a streaming query has no end to be set", hint="Use Trigger.AvailableNow, or a batch read.")
+            return EventStreamReader(streams, schema)
+        options = self._of_jobs(schema)
         if options.table != "archived_jobs":
             raise InvalidInput(f"{options.table} cannot be read as a stream", hint="Set the option table to archived_jobs.")
+        if options.ending is not None:
+            raise InvalidInput("a streaming query has no end to be set", hint="Use Trigger.AvailableNow, or a batch read.")
         return ArchiveStreamReader(options, schema.fieldNames())
+
+    def _of_streams(self) -> StreamReadOptions:
+        given = dict(self.options)
+        if self.zone is not None and not any(name.lower() == "timezone" for name in given):
+            given["timeZone"] = self.zone
+        return StreamReadOptions.parse(given)
+
+    def _of_jobs(self, schema: StructType) -> ReadOptions:
+        options = ReadOptions.parse(self.options)
+        if not self.options and schema.fieldNames() != list(columns_of(options.table)):
+            # A table of Spark SQL that was made for something else, or a schema for streams without one.
+            raise InvalidInput("there are no options that say what to read", hint=f"Set subscribe, or table. {_IN_SQL}")
+        return options
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """A batch writer to the queue or to streams."""
@@ -108,7 +141,7 @@ class Reader(DataSourceReader):
 
     def partitions(self) -> list[InputPartition]:
         """One scan for each range of blocks."""
-        with Blocking(self._options.url) as database:
+        with KEPT.lent(self._options.url) as database:
             if self._options.table == "queued_jobs":
                 return database.run(self._queue(database))
             return database.run(self._archive(database))
@@ -259,3 +292,9 @@ def _picked(options: ReadOptions, names: Sequence[str]) -> dict[str, str]:
     if unknown := [name for name in names if name not in known]:
         raise InvalidInput(f"{options.table} has no column {unknown[0]}", hint=f"It has: {', '.join(known)}.")
     return {name: known[name] for name in names}
+
+
+def in_zone(zone: str) -> type[PenstockSource]:
+    """The data source with a time zone as the default of the option `timeZone`."""
+    # Not importable by a name, so it travels to Spark's processes whole.
+    return type("PenstockSourceInZone", (PenstockSource,), {"zone": zone, "__doc__": PenstockSource.__doc__})

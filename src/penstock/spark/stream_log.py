@@ -6,9 +6,11 @@ partitions all or nothing is read.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import structlog
 
-from penstock.errors import InvalidInput
+from penstock.errors import InvalidInput, OffsetGone
 from penstock.postgres import streams
 from penstock.postgres.database import Database
 from penstock.spark.stream_offsets import (
@@ -22,6 +24,7 @@ from penstock.spark.stream_offsets import (
     Since,
     begins,
     count,
+    is_anew,
     limited,
     resolve,
     ripe,
@@ -33,11 +36,33 @@ log = structlog.get_logger("penstock.spark")
 
 
 class StreamLog:
-    """What a reader subscribed to, in one database."""
+    """What a reader subscribed to, in one database.
 
-    def __init__(self, database: Database, options: StreamReadOptions) -> None:
+    Args:
+        database: The database.
+        options: Of the reader.
+        known: Which streams the names stood for in what was read before, as far as it is known.
+
+    Attributes:
+        seen: What was there at the last look.
+    """
+
+    def __init__(self, database: Database, options: StreamReadOptions, known: Mapping[str, str] | None = None) -> None:
         self._database = database
         self._options = options
+        self._known = dict(known or {})
+        self._growths: list[Growth] = []
+        self.seen: dict[Place, Extent] = {}
+
+    @property
+    def identities(self) -> dict[str, str]:
+        """Which streams the names stood for at the last look."""
+        return {stream: extent.identity for (stream, _), extent in self.seen.items() if extent.identity is not None}
+
+    @property
+    def is_anew(self) -> bool:
+        """Whether a name stands for another stream than in what was read before."""
+        return any(is_anew(stream, extent, self._known) for (stream, _), extent in self.seen.items())
 
     async def names(self) -> list[str]:
         """The streams, of a pattern those that match it now."""
@@ -49,18 +74,18 @@ class StreamLog:
 
     async def extents(self) -> dict[Place, Extent]:
         """What is there of each partition. Raises `NotFound` for a stream or an assigned partition that is not there."""
-        names = await self.names()
-        found = {
-            place: Extent(bounds.first, bounds.next, compressed)
-            for place, (bounds, compressed) in (await streams.bounds_of(self._database, names)).items()
-        }
+        rows = await streams.bounds_of(self._database, await self.names())
+        self._growths = [Growth(row.stream, width, tuple(ends)) for row in rows for width, ends in row.growths]
+        found = {(row.stream, row.partition): Extent(row.first, row.next, row.compressed, row.identity) for row in rows}
+        self.seen = found
         assigned = self._options.assigned
         if assigned is None:
             return found
         if missing := sorted(assigned - found.keys()):
             stream, partition = missing[0]
             raise InvalidInput(f"stream {stream} has no partition {partition}", hint="Change the option assign.")
-        return {place: extent for place, extent in found.items() if place in assigned}
+        self.seen = {place: extent for place, extent in found.items() if place in assigned}
+        return self.seen
 
     async def at(self, where: Where, name: str, otherwise: int, extents: dict[Place, Extent] | None = None) -> Offsets:
         """The offsets that an option names. Raises `InvalidInput`."""
@@ -71,10 +96,26 @@ class StreamLog:
             return resolve({}, extents, name, EARLIEST if where == "earliest" else LATEST)
         return resolve(where, extents, name, otherwise)
 
-    async def plan(self, start: Offsets, end: Offsets) -> list[Run]:
-        """What lies between two offsets, less what is lost. Raises `OffsetGone`."""
+    async def plan(self, start: Offsets, end: Offsets, ended: Mapping[str, str] | None = None) -> list[Run]:
+        """What lies between two offsets, less what is lost.
+
+        Args:
+            start: Of the streams that are known from before.
+            end: See `ended`.
+            ended: Which streams the end is of.
+
+        Raises:
+            OffsetGone: Some of it is lost, and that is an error.
+        """
         extents = await self.extents()
-        return self._runs(start, end, extents)
+        # What the end is of may be gone, and something else there under its name.
+        other = sorted({stream for (stream, _), extent in extents.items() if is_anew(stream, extent, ended or {})})
+        if other and self._options.fail_on_data_loss:
+            raise OffsetGone(
+                f"stream {other[0]} was dropped and made anew before its events were read",
+                hint="Set failOnDataLoss to false to go on without them.",
+            )
+        return self._runs(start, end, {place: extent for place, extent in extents.items() if place[0] not in other})
 
     async def whole(self) -> list[Run]:
         """What a batch read reads, all of it from one snapshot."""
@@ -92,12 +133,11 @@ class StreamLog:
     async def next(self, start: Offsets, limit: int | None, until: Offsets | None) -> Offsets:
         """The end of the next batch: at most `limit` events behind `start`, and nothing behind `until`."""
         extents = await self.extents()
-        begin, _ = begins(start, extents, fail=self._options.fail_on_data_loss)
+        begin, _ = begins(start, extents, fail=self._options.fail_on_data_loss, identities=self._known)
         ends = {place: extent.next for place, extent in extents.items()}
         if until is not None:
             ends = {place: max(begin[place], min(end, until.get(place, 0))) for place, end in ends.items()}
-        growths = [Growth(stream, width, tuple(old)) for stream, width, old in await streams.growths(self._database)]
-        return limited(begin, ripe(begin, ends, growths), limit)
+        return limited(begin, ripe(begin, ends, self._growths), limit)
 
     async def lag(self, start: Offsets) -> int:
         """How many events are behind `start`."""
@@ -129,7 +169,8 @@ class StreamLog:
 
     def _runs(self, start: Offsets, end: Offsets, extents: dict[Place, Extent]) -> list[Run]:
         known = {place: offset for place, offset in start.items() if place in end}
-        begin, lost = begins(known, {p: e for p, e in extents.items() if p in end}, fail=self._options.fail_on_data_loss)
+        wanted = {place: extent for place, extent in extents.items() if place in end}
+        begin, lost = begins(known, wanted, fail=self._options.fail_on_data_loss, identities=self._known)
         for words in lost:
             log.warning("data_lost", lost=words)
         return runs(begin, {place: offset for place, offset in end.items() if place in extents}, extents)

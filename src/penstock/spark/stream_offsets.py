@@ -19,6 +19,7 @@ Place: TypeAlias = tuple[str, int]
 Offsets: TypeAlias = dict[Place, int]
 
 EARLIEST, LATEST = -2, -1
+STREAMS = "@streams"  # which stream each name stood for
 SINCE = "@since"  # where the first batch of a query began; no stream has such a name
 LAG = "@lag"
 
@@ -44,11 +45,12 @@ class Since:
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """What is there of a partition: from `first` to before `next`; and whether its payloads are compressed."""
+    """What is there of a partition: from `first` to before `next`; whether its payloads are compressed; and of which stream."""
 
     first: int
     next: int
     compressed: bool = False
+    identity: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +71,7 @@ class Run:
     begin: int
     end: int
     compressed: bool = False
+    identity: str | None = None
 
 
 def parse(text: str, name: str) -> Offsets:
@@ -103,11 +106,18 @@ def from_json(document: Mapping[str, Any]) -> Offsets:
     }
 
 
-def as_json(offsets: Offsets) -> dict[str, Any]:
+def identities_of(document: Mapping[str, Any]) -> dict[str, str]:
+    """Which streams the offsets of a checkpoint are of; none that older versions wrote."""
+    return dict(document.get(STREAMS, {}))
+
+
+def as_json(offsets: Offsets, identities: Mapping[str, str] | None = None) -> dict[str, Any]:
     """For Spark to keep in the checkpoint; equal offsets are the same text."""
     document: dict[str, Any] = {}
     for (stream, partition), offset in sorted(offsets.items()):
         document.setdefault(stream, {})[str(partition)] = offset
+    if identities:
+        document[STREAMS] = {stream: identities[stream] for stream in sorted(identities) if stream in document}
     return document
 
 
@@ -135,13 +145,16 @@ def resolve(given: Offsets, extents: Mapping[Place, Extent], name: str, otherwis
     return found
 
 
-def begins(start: Offsets, extents: Mapping[Place, Extent], *, fail: bool) -> tuple[Offsets, list[str]]:
+def begins(
+    start: Offsets, extents: Mapping[Place, Extent], *, fail: bool, identities: Mapping[str, str] | None = None
+) -> tuple[Offsets, list[str]]:
     """Where to go on: at `start`, and with a partition that is new at its beginning, as with Kafka.
 
     Args:
         start: What has been read.
         extents: What is there.
         fail: Whether lost events are an error; otherwise the reader goes on with the first that is there.
+        identities: Which streams were read, by name, as far as it is known.
 
     Returns:
         Where each partition goes on, and what was lost, in words.
@@ -150,23 +163,34 @@ def begins(start: Offsets, extents: Mapping[Place, Extent], *, fail: bool) -> tu
         OffsetGone: Events were lost, and `fail` is set.
     """
     found: Offsets = {}
-    lost: list[str] = []
+    anew = {place[0] for place, extent in extents.items() if is_anew(place[0], extent, identities or {})}
+    lost = [f"stream {stream} was dropped and made anew since it was read" for stream in sorted(anew)]
     for place, extent in extents.items():
         offset = start.get(place, 0)
         name = f"partition {place[1]} of {place[0]}"
+        if place[0] in anew:
+            found[place] = extent.first
+            continue
         if offset < extent.first:
             lost.append(f"offsets {offset} to {extent.first - 1} of {name} were dropped by retention")
         elif offset > extent.next:
             lost.append(f"{name} ends at {extent.next}, before the offset {offset} that was read: it was made anew")
         # A stream that was made anew is read from its beginning.
         found[place] = extent.first if not extent.first <= offset <= extent.next else offset
-    lost += [f"partition {partition} of {stream} is gone" for stream, partition in sorted(start.keys() - extents.keys())]
+    missing = sorted(start.keys() - extents.keys())
+    lost += [f"partition {partition} of {stream} is gone" for stream, partition in missing if stream not in anew]
     if lost and fail:
         raise OffsetGone(
             f"events were lost before they were read: {'; '.join(lost[:5])}",
             hint="Set failOnDataLoss to false to go on without them.",
         )
     return found, lost
+
+
+def is_anew(stream: str, extent: Extent, identities: Mapping[str, str]) -> bool:
+    """Whether a name stands for another stream than it did."""
+    before = identities.get(stream)
+    return before is not None and extent.identity is not None and before != extent.identity
 
 
 def ripe(start: Offsets, ends: Offsets, growths: Iterable[Growth]) -> Offsets:
@@ -221,7 +245,7 @@ def runs(start: Offsets, end: Offsets, extents: Mapping[Place, Extent]) -> list[
         extent = extents.get(place)
         begin = start.get(place, 0)
         if extent is not None and offset > begin:
-            found.append(Run(*place, begin, offset, extent.compressed))
+            found.append(Run(*place, begin, offset, extent.compressed, extent.identity))
     return found
 
 

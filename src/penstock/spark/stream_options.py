@@ -6,18 +6,24 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime, timedelta, tzinfo
 from typing import TypeAlias
 
 from penstock.errors import InvalidInput
-from penstock.spark import stream_offsets
-from penstock.spark.options import database_url, flag, moment, number, span
+from penstock.spark import stream_offsets, times
+from penstock.spark.options import database_url, flag, moment, number, refuse_unknown, span
 from penstock.spark.stream_offsets import Offsets, Place, Since
 
 Where: TypeAlias = str | Since | Offsets
 """`earliest`, `latest`, times, or offsets."""
 SELECTORS = ("subscribe", "subscribepattern", "assign")
 _MODES = ("PERMISSIVE", "FAILFAST")
+_KNOWN = (
+    "url", "dataDir", "subscribe", "subscribePattern", "assign", "columns", "includeHeaders", "pushdown", "mode", "timeZone",
+    "startingOffsets", "startingTimestamp", "startingOffsetsByTimestamp", "startingOffsetsByTimestampStrategy",
+    "endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp", "failOnDataLoss", "maxOffsetsPerTrigger",
+    "maxRowsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay", "minPartitions", "rowsPerPartition", "waitS",
+)  # fmt: skip
 _STRATEGIES = ("error", "latest")
 
 
@@ -42,6 +48,7 @@ class StreamReadOptions:
         rows_per_partition: Events of one task, about.
         wait: How long an idle query waits for a notification before it is asked again.
         fail_fast: Whether a payload that does not fit the given schema is an error; otherwise its fields are null.
+        zone: Of times in payloads that name none.
     """
 
     url: str
@@ -61,6 +68,12 @@ class StreamReadOptions:
     rows_per_partition: int
     wait: timedelta
     fail_fast: bool
+    zone: tzinfo
+
+    @property
+    def ends_at_start(self) -> bool:
+        """Whether the read begins at the end of all or some partitions."""
+        return self.starting == "latest" or (isinstance(self.starting, dict) and stream_offsets.LATEST in self.starting.values())
 
     @classmethod
     def wanted(cls, given: Mapping[str, str]) -> bool:
@@ -75,12 +88,13 @@ class StreamReadOptions:
             raise InvalidInput(
                 f"the option {foreign} is for Kafka's brokers", hint="There are none: the option url says where the database is."
             )
+        refuse_unknown(options, (*_KNOWN, "table"), "reading streams")
         if "table" in options:
             raise InvalidInput("table and a subscription exclude each other", hint="Read a table or streams.")
         names, pattern, assigned = _selection(options)
         mode = options.get("mode", "PERMISSIVE").upper()
         if mode not in _MODES:
-            raise InvalidInput(f"the option mode is {mode!r}", hint=f"It is {' or '.join(_MODES)}.")
+            raise InvalidInput(f"the option mode is {mode!r}", hint=f"It is {' or '.join(_MODES)}, as for Spark's from_json.")
         if (given_most := options.get("maxrowspertrigger")) is not None:
             options.setdefault("maxoffsetspertrigger", given_most)
         most = number(options, "maxOffsetsPerTrigger", 0, 1, 10**9) or None
@@ -107,6 +121,7 @@ class StreamReadOptions:
             rows_per_partition=number(options, "rowsPerPartition", 250_000, 1, 10_000_000),
             wait=timedelta(seconds=number(options, "waitS", 2.0, 0.0, 60.0)),
             fail_fast=mode == "FAILFAST",
+            zone=times.zone(options.get("timezone", "UTC")),
         )
 
 

@@ -1,22 +1,25 @@
 """Events as the columns that Spark expects: Kafka's, and the fields of JSON payloads when a schema is given.
 
-Everything is done by column. JSON is parsed by Arrow's own parser; only a block in which something does not fit the schema is
-looked at row by row.
+Everything is done by column. JSON is parsed by Arrow's own parser, as far as that agrees with Spark's; a block in which
+something does not fit the schema, or that has types with which it does not agree, is looked at row by row (`from_json`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from datetime import date, datetime
+from collections.abc import Sequence
+from datetime import tzinfo
 from typing import TYPE_CHECKING, Any
 
 import orjson
 
 from penstock.errors import InvalidInput
-from penstock.spark.stream_offsets import Run
+from penstock.spark.from_json import CORRUPT, FromJson
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from pyspark.sql.types import StructField, StructType
+
+    from penstock.spark.stream_options import StreamReadOptions
 
 COLUMNS = {
     "key": "string",
@@ -30,6 +33,16 @@ COLUMNS = {
 }
 # What a given schema may say instead.
 _ALSO = {"key": ("binary",), "value": ("string",), "partition": ("bigint",)}
+# What can be taken from a payload, beside structs and arrays.
+_TAKEN = {
+    "string", "binary", "boolean", "byte", "short", "integer", "long", "float", "double", "decimal", "date", "timestamp",
+    "timestamp_ntz",
+}  # fmt: skip
+# Texts that Arrow reads as Spark does; the others are looked at one by one.
+_USUAL_TIME = r"^[12]\d{3}-\d{2}-\d{2}[T ]\d{2}:\d{2}:\d{2}(\.\d{1,6})?(Z|[+-](0\d|1[0-7]):[0-5]\d)$"
+_OBJECT = r"^[ \t\r\n]*\{"
+_MINUS_ZERO = r"-0[ \t\r\n,\]}]"
+_USUAL_DATE = r"^[12]\d{3}-\d{2}-\d{2}$"
 
 
 def columns_of(wanted: str | None, include_headers: bool) -> dict[str, str]:
@@ -46,16 +59,42 @@ def columns_of(wanted: str | None, include_headers: bool) -> dict[str, str]:
     return {name: known[name] for name in names}
 
 
-def check_kinds(kinds: Mapping[str, str]) -> None:
+def check_schema(schema: StructType) -> None:
     """Raise `InvalidInput` when a column of a given schema is not what it can be."""
-    for name, kind in kinds.items():
-        if name in COLUMNS and kind != COLUMNS[name] and kind not in _ALSO.get(name, ()):
-            raise InvalidInput(f"the column {name} is {COLUMNS[name]}, not {kind}", hint="Change the schema.")
-        if name not in COLUMNS and "map<" in kind:
-            raise InvalidInput(
-                f"the column {name} is {kind}, and a map cannot be taken from a payload",
-                hint="Make it a struct, or use from_json on the column value.",
-            )
+    names = schema.fieldNames()
+    if repeated := next((name for name in names if names.count(name) > 1), None):
+        raise InvalidInput(f"the column {repeated} comes more than once", hint="Change the schema.")
+    for field in schema.fields:
+        name, kind = field.name, field.dataType.simpleString()
+        if name in COLUMNS:
+            if kind != COLUMNS[name] and kind not in _ALSO.get(name, ()):
+                raise InvalidInput(f"the column {name} is {COLUMNS[name]}, not {kind}", hint="Change the schema.")
+            continue
+        if name == CORRUPT and kind != "string":
+            raise InvalidInput(f"the column {name} is string, not {kind}", hint="It has the text of payloads that do not fit.")
+        _check_field(field, name)
+
+
+def _check_field(field: StructField, column: str) -> None:
+    if not field.nullable:
+        raise InvalidInput(
+            f"in the column {column} {field.name} is not null, but a payload may lack it",
+            hint="Leave NOT NULL out of the schema.",
+        )
+    kind = field.dataType
+    while kind.typeName() == "array":
+        if not kind.containsNull:  # type: ignore[attr-defined]
+            raise InvalidInput(f"in the column {column} elements are not null, but may be", hint="Set containsNull.")
+        kind = kind.elementType  # type: ignore[attr-defined]
+    if kind.typeName() == "struct":
+        for one in kind.fields:  # type: ignore[attr-defined]
+            _check_field(one, column)
+    elif kind.typeName() not in _TAKEN:
+        article = "a map" if kind.typeName() == "map" else kind.simpleString()
+        raise InvalidInput(
+            f"the column {column} is {field.dataType.simpleString()}, and {article} cannot be taken from a payload",
+            hint="Make it a struct, or use from_json on the column value.",
+        )
 
 
 def stored_columns(names: Sequence[str]) -> list[str]:
@@ -64,34 +103,36 @@ def stored_columns(names: Sequence[str]) -> list[str]:
     for name in names:
         if name == "headers":
             found += ["header_keys", "header_values"]
-        elif name not in ("topic", "partition"):
+        elif name != "topic":
             found.append(name if name in COLUMNS else "value")
     return list(dict.fromkeys(found))
 
 
-def rows(batch: pa.RecordBatch, run: Run, schema: pa.Schema, fail_fast: bool) -> pa.RecordBatch:
+def rows(batch: pa.RecordBatch, stream: str, compressed: bool, schema: pa.Schema, options: StreamReadOptions) -> pa.RecordBatch:
     """A batch from the database with the columns of a schema.
 
     Args:
         batch: The columns of `stored_columns`.
-        run: Where it is from.
+        stream: Where it is from.
+        compressed: Whether its payloads are.
         schema: What is wanted.
-        fail_fast: Whether a payload that does not fit is an error (`InvalidInput`) rather than null.
+        options: What to do with payloads that do not fit, and the zone of times that name none.
+
+    Raises:
+        InvalidInput: A payload does not fit, with `fail_fast`.
     """
     import pyarrow as pa
 
     size = batch.num_rows
     given = dict(zip(batch.schema.names, batch.columns, strict=True))
-    if "value" in given and run.compressed:
+    if "value" in given and compressed:
         given["value"] = _decompressed(given["value"])
     typed = pa.schema([field for field in schema if field.name not in COLUMNS])
-    fields = fields_of(given["value"], typed, fail_fast) if typed.names else {}
+    fields = fields_of(given["value"], typed, options.fail_fast, options.zone) if typed.names else {}
     columns: list[Any] = []
     for field in schema:
         if field.name == "topic":
-            columns.append(pa.repeat(pa.scalar(run.stream, field.type), size))
-        elif field.name == "partition":
-            columns.append(pa.repeat(pa.scalar(run.partition, field.type), size))
+            columns.append(pa.repeat(pa.scalar(stream, field.type), size))
         elif field.name == "headers":
             columns.append(_headers(given["header_keys"], given["header_values"], field.type))
         else:
@@ -100,8 +141,29 @@ def rows(batch: pa.RecordBatch, run: Run, schema: pa.Schema, fail_fast: bool) ->
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
-def fields_of(values: pa.Array, schema: pa.Schema, fail_fast: bool) -> dict[str, pa.Array]:
-    """The fields of JSON objects, by column. A payload that is null has none."""
+def fields_of(values: pa.Array, schema: pa.Schema, fail_fast: bool, zone: tzinfo) -> dict[str, pa.Array]:
+    """The fields of JSON objects, by column, as Spark's `from_json` gives them. A payload that is null has none.
+
+    Args:
+        values: Payloads, text or bytes.
+        schema: The fields.
+        fail_fast: Whether a payload that does not fit is an error.
+        zone: Of times that name none.
+
+    Raises:
+        InvalidInput: A payload does not fit, with `fail_fast`.
+    """
+    values = _plain(values)
+    found = quick_fields(values, schema)
+    return FromJson(schema, fail_fast, zone).columns(values.to_pylist()) if found is None else found
+
+
+def quick_fields(values: pa.Array, schema: pa.Schema) -> dict[str, pa.Array] | None:
+    """The same by Arrow's parser, as a whole; None when it has to be done row by row.
+
+    Arrow's parser refuses what does not fit a type, but has ways of its own with times and decimals, so it gets only types with
+    which it agrees with Spark. Dates and times it reads as text, of which the usual form is cast.
+    """
     import io
 
     import pyarrow as pa
@@ -110,82 +172,67 @@ def fields_of(values: pa.Array, schema: pa.Schema, fail_fast: bool) -> dict[str,
 
     if not len(values):
         return {field.name: pa.nulls(0, field.type) for field in schema}
-    values = _plain(values)
-    # Arrow does not parse days and bytes from text, but casts text to them.
-    parsed = pa.schema(
-        [field if not (pa.types.is_date(field.type) or pa.types.is_binary(field.type)) else _text(field) for field in schema]
-    )
+    if not all(_is_quick(field.type) or _is_time(field.type) for field in schema if field.name != CORRUPT):
+        return None
+    if not (pa.types.is_string(values.type) or pa.types.is_large_string(values.type)):
+        # What the database did not check may be no document, or two: the rows would be mixed up.
+        try:
+            for value in values.to_pylist():
+                if value is not None:
+                    orjson.loads(value)
+        except orjson.JSONDecodeError:
+            return None
+    wanted = [field.with_type(pa.string()) if _is_time(field.type) else field for field in schema if field.name != CORRUPT]
     try:
         texts = pc.fill_null(values.cast(pa.string()), "{}")
+        # Whatever else is on a line it may take for nothing at all, and a null for an object, which is the end of the process.
+        if not pc.all(pc.match_substring_regex(texts, _OBJECT)).as_py():
+            return None
+        # A whole number is not -0, of which Arrow makes a negative one.
+        if pc.any(pc.match_substring_regex(texts, _MINUS_ZERO)).as_py():
+            return None
         joined = pc.binary_join(pa.ListArray.from_arrays([0, len(texts)], texts), "\n")[0].as_buffer()
         table = pj.read_json(
             io.BytesIO(joined),
             read_options=pj.ReadOptions(use_threads=False, block_size=joined.size + 1),
-            parse_options=pj.ParseOptions(explicit_schema=parsed, unexpected_field_behavior="ignore", newlines_in_values=True),
+            parse_options=pj.ParseOptions(
+                explicit_schema=pa.schema(wanted), unexpected_field_behavior="ignore", newlines_in_values=True
+            ),
         )
-        if table.num_rows == len(values):
-            return {field.name: table[field.name].combine_chunks().cast(field.type) for field in schema}
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
-        pass
-    return _one_by_one(values, schema, fail_fast)
-
-
-def _one_by_one(values: pa.Array, schema: pa.Schema, fail_fast: bool) -> dict[str, pa.Array]:
-    import pyarrow as pa
-
-    found: dict[str, list[Any]] = {field.name: [] for field in schema}
-    for value in values.to_pylist():
-        document: Any = None
-        if value is not None:
-            try:
-                document = orjson.loads(value)
-            except orjson.JSONDecodeError as error:
-                if fail_fast:
-                    raise InvalidInput(f"a payload is not JSON: {error}", hint="Read it without a schema, or set mode.") from None
-            if fail_fast and not isinstance(document, dict):
-                raise InvalidInput("a payload is no JSON object", hint="Read it without a schema, or set mode to PERMISSIVE.")
-        if not isinstance(document, dict):
-            document = {}
+        if table.num_rows != len(values):
+            return None
+        found: dict[str, pa.Array] = {}
         for field in schema:
-            try:
-                converted = _converted(document.get(field.name), field.type)
-                pa.scalar(converted, field.type)
-            except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
-                if fail_fast:
-                    raise InvalidInput(
-                        f"the field {field.name} of a payload is not {field.type}: {error}",
-                        hint="Change the schema, or set mode.",
-                    ) from None
-                converted = None
-            found[field.name].append(converted)
-    return {field.name: pa.array(found[field.name], field.type) for field in schema}
-
-
-def _converted(value: Any, kind: Any) -> Any:
-    """A value of JSON as Arrow takes it for a type."""
-    import pyarrow as pa
-
-    if value is None:
+            if field.name == CORRUPT:
+                found[field.name] = pa.nulls(len(values), field.type)
+                continue
+            column = table[field.name].combine_chunks()
+            if _is_time(field.type):
+                usual = _USUAL_DATE if pa.types.is_date(field.type) else _USUAL_TIME
+                if not pc.all(pc.match_substring_regex(column, usual), min_count=0).as_py():
+                    return None
+            found[field.name] = column.cast(field.type)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
         return None
-    if pa.types.is_string(kind) or pa.types.is_binary(kind):
-        text = value if isinstance(value, str) else orjson.dumps(value).decode()
-        return text if pa.types.is_string(kind) else text.encode()
-    special: dict[Callable[[Any], bool], Callable[[Any], Any]] = {
-        pa.types.is_timestamp: datetime.fromisoformat,
-        pa.types.is_date: date.fromisoformat,
-    }
-    for is_kind, convert in special.items():
-        if is_kind(kind):
-            return convert(value)
-    if isinstance(value, bool) != pa.types.is_boolean(kind):
-        raise TypeError(f"{value!r}")
-    return value
+    return found
 
 
-def _text(field: Any) -> Any:
+def _is_quick(kind: pa.DataType) -> bool:
+    """Whether Arrow's parser agrees with Spark on a type."""
     import pyarrow as pa
 
-    return field.with_type(pa.string())
+    if pa.types.is_struct(kind):
+        return all(_is_quick(field.type) for field in kind)
+    if pa.types.is_list(kind):
+        return _is_quick(kind.value_type)
+    return bool(pa.types.is_string(kind) or pa.types.is_boolean(kind) or pa.types.is_integer(kind) or pa.types.is_float64(kind))
+
+
+def _is_time(kind: pa.DataType) -> bool:
+    """Whether a type is a date, or a time with a zone."""
+    import pyarrow as pa
+
+    return bool(pa.types.is_date(kind) or (pa.types.is_timestamp(kind) and kind.tz))
 
 
 def _plain(column: pa.Array) -> pa.Array:

@@ -19,7 +19,7 @@ from penstock.errors import InvalidInput, NotFound
 from penstock.event import CHUNK, StreamRecord
 from penstock.postgres import staging, streams
 from penstock.routing import Router
-from penstock.spark.blocking import Blocking
+from penstock.spark.blocking import KEPT
 from penstock.spark.options import OF_WRITERS, database_url, epoch, refuse_unknown
 from penstock.spark.sink import ONLY_APPEND, BatchWriter, MicroBatchWriter, Staged, as_json, copy, in_json
 
@@ -127,7 +127,7 @@ def stage(options: EventWriteOptions, of: staging.Batch, batches: Iterator[pa.Re
     first = next(batches, None)
     if first is None:
         return Staged(of, part, 0)
-    with Blocking(options.url) as database:
+    with KEPT.lent(options.url) as database:
         known = {stream.name: stream for stream in database.keep_trying(lambda: streams.list_streams(database.database))}
     chunks = Chunks(known, options.stream, of.writer, part)
 

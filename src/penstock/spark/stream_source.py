@@ -8,24 +8,25 @@ there for a notification instead of being asked fifty times a second.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 import orjson
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, ReadMinRows
 
-from penstock.spark.blocking import Blocking
+from penstock.spark.blocking import KEPT
 from penstock.spark.filters import pushed
 from penstock.spark.following import FollowingReader
 from penstock.spark.options import parallelism
 from penstock.spark.scans import read_events
 from penstock.spark.stream_log import StreamLog
-from penstock.spark.stream_offsets import LAG, SINCE, Offsets, Run, as_json, from_json, tasks
+from penstock.spark.stream_offsets import LAG, SINCE, Offsets, Run, as_json, from_json, identities_of, tasks
 from penstock.spark.stream_options import StreamReadOptions
-from penstock.spark.stream_rows import check_kinds
+from penstock.spark.stream_rows import check_schema
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -56,8 +57,8 @@ class _Events:
             from pyspark.sql.pandas.types import to_arrow_schema
 
             shape = to_arrow_schema(self._schema, timezone="UTC")
-            for run in partition.runs:
-                yield from read_events(self._options, run, shape, orjson.dumps(self._filters).decode())
+            for _, runs in groupby(partition.runs, lambda run: run.stream):
+                yield from read_events(self._options, list(runs), shape, orjson.dumps(self._filters).decode())
 
     def _tasks(self, found: Sequence[Run]) -> list[InputPartition]:
         # A task costs some milliseconds: small batches get one, unless more are wanted.
@@ -70,14 +71,14 @@ class EventReader(_Events, DataSourceReader):
     """Reads streams once: from one snapshot over all partitions, without holding it."""
 
     def __init__(self, options: StreamReadOptions, schema: StructType) -> None:
-        check_kinds({field.name: field.dataType.simpleString() for field in schema.fields})
+        check_schema(schema)
         self._options = options
         self._schema = schema
         self._filters: list[dict[str, Any]] = []
 
     def partitions(self) -> list[InputPartition]:
         """Even parts of what is there."""
-        with Blocking(self._options.url) as database:
+        with KEPT.lent(self._options.url) as database:
             found = database.run(StreamLog(database.database, self._options).whole())
         return self._tasks([run for run in map(self._narrowed, found) if run is not None])
 
@@ -120,12 +121,13 @@ class EventStreamReader(_Events, FollowingReader):
 
     def __init__(self, options: StreamReadOptions, schema: StructType) -> None:
         super().__init__(options.url)
-        check_kinds({field.name: field.dataType.simpleString() for field in schema.fields})
+        check_schema(schema)
         self._options = options
         self._schema = schema
         self._filters: list[dict[str, Any]] = []
         self._initial: dict[str, Any] | None = None
         self._last: Offsets = {}
+        self._ends: Offsets | None = None
         self._target: Offsets | None = None
         self._triggered_at: float | None = None
 
@@ -133,8 +135,9 @@ class EventStreamReader(_Events, FollowingReader):
         """Where a new query begins: at the latest events unless it says otherwise, as with Kafka."""
         if self._initial is None:
             where = self._options.starting or "latest"
-            found = self._here.keep_trying(lambda: self._log.at(where, "startingOffsets", -1))
-            self._initial = as_json(found)
+            log = self._log({})
+            found = self._here.keep_trying(lambda: log.at(where, "startingOffsets", -1))
+            self._initial = as_json(found, log.identities)
         return self._initial
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
@@ -149,29 +152,36 @@ class EventStreamReader(_Events, FollowingReader):
         begin = from_json(start)
         most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         least, wait = self._patience(limit)
-        end = self._here.keep_trying(lambda: self._here.next_events(self._log, begin, most, self._target, wait, least))
+        log = self._log(identities_of(start))
+        end = self._here.keep_trying(lambda: self._here.next_events(log, begin, most, self._target, wait, least))
+        self._ends = {place: extent.next for place, extent in log.seen.items()}
         self._last = end
-        if all(offset == begin.get(place, 0) for place, offset in end.items()):
+        if not log.is_anew and all(offset == begin.get(place, 0) for place, offset in end.items()):
             self._last = begin
             return start
+        self._here.keep_trying(self._here.events_found)
         self._triggered_at = time.monotonic()
-        found = as_json(end)
+        found = as_json(end, log.identities)
         return {**found, SINCE: start} if start == self._initial else found
 
     def reportLatestOffset(self) -> dict[str, Any]:  # noqa: N802
         """Where the streams end, and how many events are behind the last batch, for the progress of the query."""
-        extents = self._here.keep_trying(self._log.extents)
-        ends = {place: extent.next for place, extent in extents.items()}
+        # As the last look saw it: Spark asks right after it has asked for the next batch, also of an idle query.
+        if self._ends is None:
+            log = self._log({})
+            self._ends = {place: extent.next for place, extent in self._here.keep_trying(log.extents).items()}
+        ends = self._ends
         return {**as_json(ends), LAG: sum(end - self._last.get(place, 0) for place, end in ends.items())}
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         """From here on nothing that is appended later counts."""
-        self._target = self._here.keep_trying(lambda: self._log.at("latest", "", -1))
+        self._target = self._here.keep_trying(lambda: self._log({}).at("latest", "", -1))
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         """Even parts of the batch."""
-        begin = from_json(end.get(SINCE, start))
-        return self._tasks(self._here.keep_trying(lambda: self._log.plan(begin, from_json(end))))
+        begin = end.get(SINCE, start)
+        log = self._log(identities_of(begin))
+        return self._tasks(self._here.keep_trying(lambda: log.plan(from_json(begin), from_json(end), identities_of(end))))
 
     def _patience(self, limit: ReadLimit) -> tuple[int, timedelta]:
         """How many events have to wait for the next batch to be worth it, and how long to wait for them now."""
@@ -182,6 +192,5 @@ class EventStreamReader(_Events, FollowingReader):
         left = self._triggered_at + self._options.delay.total_seconds() - time.monotonic()
         return (1, wait) if left <= 0 else (least, min(wait, timedelta(seconds=left)))
 
-    @property
-    def _log(self) -> StreamLog:
-        return StreamLog(self._here.database, self._options)
+    def _log(self, known: Mapping[str, str]) -> StreamLog:
+        return StreamLog(self._here.database, self._options, known)

@@ -14,27 +14,69 @@ as $$
 $$;
 comment on function penstock.growths() is 'Each time that a stream got more partitions: how many from then on, and where the old ones ended.';
 
+create or replace function penstock.identity_of(p_stream penstock.streams)
+returns text
+language sql
+stable
+as $$
+    -- A restored or another database may give the same number again, but not at the same time.
+    select p_stream.id || '-' || floor(extract(epoch from p_stream.created_at) * 1000000)
+$$;
+comment on function penstock.identity_of(penstock.streams) is
+    'What tells a stream from one of the same name that was made after it was dropped.';
+
 create or replace function penstock.bounds_of_streams(p_streams text[])
-returns table (stream text, format text, compression text, partition integer, first_offset bigint, next_offset bigint)
+returns table (
+    stream text, format text, compression text, partition integer, first_offset bigint, next_offset bigint, identity text, growths jsonb
+)
 language sql
 stable
 security definer
 set search_path = penstock, pg_temp
 as $$
-    select wanted.name, stream.format, stream.compression, bounds.partition, bounds.first_offset, bounds.next_offset
+    select
+        wanted.name, stream.format, stream.compression, bounds.partition, bounds.first_offset, bounds.next_offset,
+        penstock.identity_of(stream),
+        case when bounds.partition = 0 then (
+            select jsonb_agg(jsonb_build_object('width', growth.width, 'ends', growth.ends) order by growth.width)
+            from penstock.stream_growths as growth
+            where growth.stream = stream.id
+        ) end
     from unnest(p_streams) as wanted (name)
     cross join lateral penstock.stream_bounds(wanted.name) as bounds
     left join penstock.streams as stream on stream.name = wanted.name
     order by wanted.name, bounds.partition
 $$;
 comment on function penstock.bounds_of_streams(text[]) is
-    'The bounds of all partitions of some streams, as one snapshot sees them: of a transaction that appended to several, all or nothing is before the ends. PS404 for a stream that is not there.';
+    'The bounds of all partitions of some streams, as one snapshot sees them: of a transaction that appended to several, all or nothing is before the ends. With them which stream the name stands for, and, at partition 0, each time that it got more partitions. PS404 for a stream that is not there.';
+
+create or replace function penstock.wait_for_events_of(p_streams text[], p_channel text)
+returns void
+language plpgsql
+security definer
+set search_path = penstock, pg_temp
+as $$
+begin
+    if p_channel is null or p_channel !~ '^penstock_[A-Za-z0-9_.-]{1,50}$' then
+        raise exception 'invalid channel: %', coalesce(quote_literal(left(p_channel, 100)), 'null')
+            using errcode = 'PS400', hint = 'A channel is penstock_ and 1 to 50 letters, digits, ".", "-" or "_".';
+    end if;
+    insert into penstock.idle_readers (stream, channel, since)
+    select stream.id, p_channel, clock_timestamp()
+    from penstock.streams as stream
+    where stream.name = any (p_streams)
+    order by stream.id
+    on conflict (stream, channel) do update set since = excluded.since;
+end
+$$;
+comment on function penstock.wait_for_events_of(text[], text) is 'As wait_for_events, for several streams; those that are not there are left out.';
 
 create or replace function penstock.scan_events(
     p_stream text,
-    p_partition integer,
-    p_from bigint,
-    p_until bigint,
+    p_identity text,
+    p_partitions integer[],
+    p_from bigint[],
+    p_until bigint[],
     p_columns text[],
     p_filters jsonb default '[]',
     p_lenient boolean default false
@@ -47,6 +89,7 @@ set search_path = penstock, pg_temp
 as $$
 declare
     stream constant penstock.streams := penstock.require_stream(p_stream);
+    meant constant boolean := coalesce(p_identity = penstock.identity_of(stream), true);
     kinds constant jsonb := '{"key": "text", "value": "text", "topic": "text", "partition": "integer", "offset": "bigint",
         "timestamp": "timestamp with time zone", "happened_at": "timestamp with time zone", "header_keys": "text[]", "header_values": "text[]"}';
     columns text[] := '{}';
@@ -54,14 +97,26 @@ declare
     parts text[];
     wanted text;
     filter jsonb;
-    earliest bigint;
+    gone record;
 begin
-    select min(first_offset) into earliest
-    from penstock.segment_starts
-    where segment_starts.stream = stream.id and segment_starts.partition = p_partition;
-    if earliest is null or (p_from < earliest and not p_lenient) then
-        raise exception 'offset % of partition % of stream % is gone', p_from, p_partition, p_stream
-            using errcode = 'PS410', hint = format('The first that is there is %s.', coalesce(earliest::text, 'none'));
+    if cardinality(p_partitions) <> cardinality(p_from) or cardinality(p_partitions) <> cardinality(p_until) then
+        raise exception 'give two offsets for each partition' using errcode = 'PS400';
+    end if;
+    if not meant and not p_lenient then
+        raise exception 'stream % is not the one that was meant', p_stream
+            using errcode = 'PS410', hint = 'It was dropped and made anew.';
+    end if;
+    select given.*, start.earliest
+    into gone
+    from unnest(p_partitions, p_from) as given (partition, low)
+    left join (
+        select partition, min(first_offset) as earliest from penstock.segment_starts where segment_starts.stream = stream.id group by partition
+    ) as start using (partition)
+    where start.earliest is null or (given.low < start.earliest and not p_lenient)
+    limit 1;
+    if found then
+        raise exception 'offset % of partition % of stream % is gone', gone.low, gone.partition, p_stream
+            using errcode = 'PS410', hint = format('The first that is there is %s.', coalesce(gone.earliest::text, 'none'));
     end if;
     foreach wanted in array coalesce(p_columns, '{}') loop
         if not kinds ? wanted then
@@ -78,42 +133,58 @@ begin
         end if;
         conditions := conditions || wanted;
     end loop;
-    -- The chunk that holds the first offset begins at or before it.
+    -- Of each segment the ranges that it may have. The chunk that holds the first offset begins at or before it.
     select array_agg(
         format(
             $segment$
-            (
-                select stored.*
-                from penstock.%1$I as stored
-                where stored.partition = %2$s
-                    and stored.first_offset < %4$s
-                    and stored.first_offset >= coalesce(
+            select stored.*, asked.low, asked.high
+            from unnest(%2$L::integer[], %3$L::bigint[], %4$L::bigint[]) as asked (partition, low, high)
+            cross join lateral (
+                select chunk.*
+                from penstock.%1$I as chunk
+                where chunk.partition = asked.partition
+                    and chunk.first_offset < asked.high
+                    and chunk.first_offset >= coalesce(
                         (
                             select before.first_offset
                             from penstock.%1$I as before
-                            where before.partition = %2$s and before.first_offset <= %3$s
+                            where before.partition = asked.partition and before.first_offset <= asked.low
                             order by before.first_offset desc
                             limit 1
                         ),
                         0
                     )
-            )
+                order by chunk.first_offset
+            ) as stored
             $segment$,
-            segment.table_name, p_partition, p_from, p_until
+            within.table_name, within.partitions, within.lows, within.highs
         )
-        order by start.segment
+        order by within.segment
     )
     into parts
     from (
         select
-            starts.segment,
-            starts.first_offset,
-            lead(starts.first_offset) over (order by starts.segment) as next_start
-        from penstock.segment_starts as starts
-        where starts.stream = stream.id and starts.partition = p_partition
-    ) as start
-    join penstock.segments as segment on segment.id = start.segment
-    where start.first_offset < p_until and coalesce(start.next_start > p_from, true);
+            start.segment,
+            segment.table_name,
+            array_agg(given.partition order by given.partition) as partitions,
+            array_agg(given.low order by given.partition) as lows,
+            array_agg(given.high order by given.partition) as highs
+        from unnest(p_partitions, p_from, p_until) as given (partition, low, high)
+        join (
+            select
+                starts.partition,
+                starts.segment,
+                starts.first_offset,
+                lead(starts.first_offset) over (partition by starts.partition order by starts.segment) as next_start
+            from penstock.segment_starts as starts
+            where starts.stream = stream.id and starts.partition = any (p_partitions)
+        ) as start on start.partition = given.partition
+        join penstock.segments as segment on segment.id = start.segment
+        where start.first_offset < given.high
+            and coalesce(start.next_start > given.low, true)
+            and meant
+        group by start.segment, segment.table_name
+    ) as within;
     return format(
         $scan$
         select %1$s
@@ -127,27 +198,28 @@ begin
                 chunk.appended_at as "timestamp",
                 event.happened_at,
                 case when event.headers is not null then array(select header.key from json_each_text(event.headers) as header) end as header_keys,
-                case when event.headers is not null then array(select header.value from json_each_text(event.headers) as header) end as header_values
-            from (select * from (%4$s) as stored order by first_offset) as chunk
+                case when event.headers is not null then array(select header.value from json_each_text(event.headers) as header) end as header_values,
+                chunk.low,
+                chunk.high
+            from (select * from (%4$s) as stored order by partition, first_offset) as chunk
             cross join lateral rows from (
                 generate_series(1, chunk.events), unnest(chunk.keys), unnest(chunk.times), unnest(chunk.headers), unnest(chunk.%5$I),
                 unnest(chunk.offsets)
             ) as event (place, key, happened_at, headers, value, own_offset)
         ) as event
-        where "offset" >= %6$s and "offset" < %7$s%8$s
+        where "offset" >= low and "offset" < high%6$s
         $scan$,
         case when cardinality(columns) = 0 then '1 as one' else array_to_string(columns, ', ') end,
         case stream.format when 'json' then 'event.value::text' else 'event.value' end,
         p_stream,
-        coalesce(array_to_string(parts, ' union all '), 'select * from penstock.event_segment where false'),
+        coalesce(array_to_string(parts, ' union all '), 'select *, 0::bigint as low, 0::bigint as high from penstock.event_segment where false'),
         case stream.format when 'json' then 'data' else 'bytes' end,
-        p_from, p_until,
         case when cardinality(conditions) > 0 then ' and ' || array_to_string(conditions, ' and ') else '' end
     );
 end
 $$;
-comment on function penstock.scan_events(text, integer, bigint, bigint, text[], jsonb, boolean) is
-    'The text of a query over the events of a partition from p_from to before p_until, in order, with columns and filters. PS410 when the first of them are gone, unless p_lenient.';
+comment on function penstock.scan_events(text, text, integer[], bigint[], bigint[], text[], jsonb, boolean) is
+    'The text of a query over the events of some partitions, each from p_from to before p_until, in order within a partition, with columns and filters. PS410 when the first of them are gone, or when the stream is not the one of p_identity (null: whichever it is), unless p_lenient.';
 
 create or replace function penstock.route_anew(p_writer text, p_epoch bigint, p_parts text[], p_stream penstock.streams)
 returns text

@@ -1,0 +1,122 @@
+"""Connections that a Python process of Spark keeps from one task to the next.
+
+Spark uses its Python processes for task after task, so a micro-batch need not connect. A connection is lent to one user at a
+time, is looked at before it is lent again, and is closed when nobody wants it for a while, or when there are enough. A process
+that is forked off leaves those of its parent alone: whatever it sent on them, even a goodbye, would be the parent's.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+C = TypeVar("C")
+MOST = 4
+IDLE_S = 90.0  # Spark ends a Python process that had no task for a minute
+
+
+@dataclass(slots=True)
+class _Idle(Generic[C]):
+    url: str
+    connection: C
+    since: float
+
+
+class Connections(Generic[C]):
+    """Connections of one kind, by database.
+
+    Args:
+        connect: Opens one.
+        usable: Whether one that was kept can be used still.
+        close: Closes one.
+        most: Kept at most, for all databases together.
+        idle_s: How long one is kept that nobody uses.
+    """
+
+    def __init__(
+        self,
+        connect: Callable[[str], C],
+        usable: Callable[[C], bool],
+        close: Callable[[C], None],
+        most: int = MOST,
+        idle_s: float = IDLE_S,
+    ) -> None:
+        self._connect = connect
+        self._usable = usable
+        self._close = close
+        self._most = most
+        self._idle_s = idle_s
+        self._forget()
+        os.register_at_fork(after_in_child=self._forget)
+
+    def _forget(self) -> None:
+        # Kept in reach, since a connection that is collected says goodbye.
+        self._inherited: list[object] = [getattr(self, "_idle", None), getattr(self, "_inherited", None)]
+        self._idle: list[_Idle[C]] = []
+        self._lock = threading.Lock()
+        self._sweeping = False
+
+    def __len__(self) -> int:
+        return len(self._idle)
+
+    @contextmanager
+    def lent(self, url: str) -> Iterator[C]:
+        """A connection to a database; kept for others afterwards, unless an error ends its use."""
+        process = os.getpid()
+        connection = self._kept(url)
+        if connection is None:
+            connection = self._connect(url)
+        try:
+            yield connection
+        except BaseException:
+            if process == os.getpid():
+                self._end(connection)
+            raise
+        if process == os.getpid():
+            self._keep(url, connection)
+
+    def _kept(self, url: str) -> C | None:
+        while True:
+            with self._lock:
+                place = next((at for at in reversed(range(len(self._idle))) if self._idle[at].url == url), None)
+                found = None if place is None else self._idle.pop(place)
+            if found is None:
+                return None
+            if self._usable(found.connection):
+                return found.connection
+            self._end(found.connection)
+
+    def _keep(self, url: str, connection: C) -> None:
+        with self._lock:
+            self._idle.append(_Idle(url, connection, time.monotonic()))
+            surplus = [self._idle.pop(0)] if len(self._idle) > self._most else []
+            if not self._sweeping:
+                self._sweeping = True
+                threading.Thread(target=self._sweep, name="penstock-connections", daemon=True).start()
+        for one in surplus:
+            self._end(one.connection)
+
+    def _sweep(self) -> None:
+        """Close what nobody uses, until there is nothing left."""
+        while True:
+            with self._lock:
+                old = time.monotonic() - self._idle_s
+                ended = [one for one in self._idle if one.since <= old]
+                self._idle = [one for one in self._idle if one.since > old]
+                self._sweeping = bool(self._idle)
+                wait = min((one.since for one in self._idle), default=0.0) - old
+                going_on = self._sweeping
+            for one in ended:
+                self._end(one.connection)
+            if not going_on:
+                return
+            time.sleep(max(0.01, wait))
+
+    def _end(self, connection: C) -> None:
+        with suppress(Exception):
+            self._close(connection)
