@@ -60,18 +60,26 @@ class Backlog:
         self._bench.note(f"memory of the worker with {self._waiting:,} jobs waiting, at most", f"{seen['rss_mb']:.0f} MB")
 
     async def held(self, url: str) -> None:
-        """The drain while a transaction is held open, and vacuum can remove nothing."""
-        async with Penstock(url) as app:
-            noop = app.job_type("noop")
-            without = [await self._drained(noop, url) for _ in range(_ROUNDS)]
-            holder = await asyncpg.connect(url)
-            transaction = holder.transaction(isolation="repeatable_read")
-            await transaction.start()
-            await holder.fetch("select pg_current_xact_id()")
-            passed = await self._pass(noop, url)
-            held = [await self._drained(noop, url) for _ in range(_ROUNDS)]
-            await transaction.rollback()
-            await holder.close()
+        """The drain while a transaction is held open, and vacuum can remove nothing; in turn with one in another database.
+
+        A snapshot holds back vacuum in its own database alone.
+        """
+        with self._bench.databases.database() as free_url:
+            async with Penstock(url) as app, Penstock(free_url) as free_app:
+                noop, free = app.job_type("noop"), free_app.job_type("noop")
+                await self._drained(noop, url)
+                await self._drained(free, free_url)
+                holder = await asyncpg.connect(url)
+                transaction = holder.transaction(isolation="repeatable_read")
+                await transaction.start()
+                await holder.fetch("select pg_current_xact_id()")
+                passed = await self._pass(noop, url)
+                held, without = [], []
+                for _ in range(_ROUNDS):
+                    without.append(await self._drained(free, free_url))
+                    held.append(await self._drained(noop, url))
+                await transaction.rollback()
+                await holder.close()
         rate = statistics.median(held)
         self._bench.note(
             f"drain with a transaction held open for {self._hold_s:,.0f} s, in which {passed:,} jobs passed",

@@ -5,11 +5,12 @@
     .venv/bin/python -m benchmarks.streams --batches 100,1000 --sizes 100 --systems penstock,redis --only throughput
 
 Each system appends in one process and consumes in another, on a fresh server. Servers sync as they do by default: PostgreSQL
-before each commit is acknowledged; Redis with Debian's configuration never (snapshots now and then); JetStream every two minutes.
-So Penstock alone has on disk what it acknowledged. `append` has one batch under way; `append-many` has 16, which Penstock commits
-together (the clients of the others are busy with one already). Processor time is that of the client and of the server, user and
-system, and says more than the rates where a machine is shared. JetStream, the slowest by far, gets fewer events. Results:
-`benchmarks/results/streams.json`, and `streams.md` with the tables for docs/streams.md.
+before each commit is acknowledged; Redis with Debian's configuration never (snapshots now and then); JetStream every two
+minutes. So Penstock alone has on disk what it acknowledged. `append` has one batch under way, `append-many` 16, for each
+system, and they are compared like with like. The systems take turns, round after round, and medians count. Processor time is
+that of the client and of the server, user and system, and says more than the rates where a machine is shared. JetStream, the
+slowest by far, gets fewer events. Results: `benchmarks/results/streams.json`, and `streams.md` with the tables for
+docs/streams.md.
 """
 
 from __future__ import annotations
@@ -21,11 +22,12 @@ import logging
 import platform
 import shutil
 import socket
+import statistics
 import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -95,32 +97,38 @@ class Run:
         for missing in set(systems) - set(self._systems):
             console.print(f"{missing}-server is not installed; left out")
 
-    def throughput(self, batch: int, size: int) -> None:
-        """Append and consume, each system in turn."""
-        for system in self._systems:
-            events = max(batch * 10, int(EVENTS[batch] * self._share * SHARES[system]) // batch * batch)
-            with self._store(system) as url:
-                row: dict[str, Any] = {"system": system, "batch": batch, "size": size, "events": events}
+    def throughput(self, batch: int, size: int, rounds: int) -> None:
+        """Append and consume, each system in turn, as many rounds; what is kept is the medians."""
+        rows: dict[str, list[dict[str, Any]]] = {system: [] for system in self._systems}
+        for number in range(rounds):
+            for system in self._systems if number % 2 == 0 else reversed(self._systems):
+                rows[system].append(self._measured(system, batch, size))
+                console.print(rows[system][-1])
+        self.results += [_medians(rows[system]) for system in self._systems]
 
-                def measure(command: str, count: int, row: dict[str, Any] = row, system: str = system, url: str = url) -> None:
-                    cpu = _server_cpu_s(system, url)
-                    done = environments.run(f"streams_{system}", f"{command}:{row['batch']}:{row['size']}", count, url)
-                    name = command.replace("-", "_")
-                    row[name] = count / done["seconds"]
-                    row[f"{name}_cpu_us"] = done["client_cpu_us"] + (_server_cpu_s(system, url) - cpu) / count * 1e6
+    def _measured(self, system: str, batch: int, size: int) -> dict[str, Any]:
+        events = max(batch * 10, int(EVENTS[batch] * self._share * SHARES[system]) // batch * batch)
+        row: dict[str, Any] = {"system": system, "batch": batch, "size": size, "events": events}
+        with self._store(system) as url:
 
-                try:
-                    # What it takes to make the stream is no event's.
-                    before = asyncio.run(_created(url)) if system == "penstock" else 0
-                    measure("append", events)
-                    if system == "penstock":
-                        row["wal_bytes_per_event"] = (asyncio.run(_wal(url)) - before) / events
-                        measure("append-many", events)
-                    measure("consume", 2 * events if system == "penstock" else events)
-                except PeerFailed as failure:
-                    row["failure"] = str(failure)[-500:]
-                self.results.append(row)
-                console.print(row)
+            def measure(command: str, count: int) -> None:
+                cpu = _server_cpu_s(system, url)
+                done = environments.run(f"streams_{system}", f"{command}:{batch}:{size}", count, url)
+                name = command.replace("-", "_")
+                row[name] = count / done["seconds"]
+                row[f"{name}_cpu_us"] = done["client_cpu_us"] + (_server_cpu_s(system, url) - cpu) / count * 1e6
+
+            try:
+                # What it takes to make the stream is no event's.
+                before = asyncio.run(_created(url)) if system == "penstock" else 0
+                measure("append", events)
+                if system == "penstock":
+                    row["wal_bytes_per_event"] = (asyncio.run(_wal(url)) - before) / events
+                measure("append-many", events)
+                measure("consume", 2 * events)
+            except PeerFailed as failure:
+                row["failure"] = str(failure)[-500:]
+        return row
 
     def latency(self) -> None:
         """From before the append to the handler of an idle consumer."""
@@ -153,16 +161,25 @@ class Run:
                 yield url
 
 
+def _medians(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """One row of several rounds; a round that failed is what is shown."""
+    if failed := [row for row in rows if "failure" in row]:
+        return failed[0]
+    return {
+        name: value if isinstance(value, str) else statistics.median(row[name] for row in rows) for name, value in rows[0].items()
+    }
+
+
 def _server_cpu_s(system: str, url: str) -> float:
     """Seconds of processor time that a system's server has used so far, user and system."""
     if system == "penstock":
         server = psutil.Process(asyncio.run(_postmaster(url)))
-        # Of backends that have ended it is among the server's own.
-        processes = [server, *server.children()]
-    else:
-        name = f"{system}-server"
-        processes = [child for child in psutil.Process().children() if child.name() == name]
-    return sum(sum(process.cpu_times()[:4]) for process in processes)
+        while True:
+            with suppress(psutil.NoSuchProcess):  # a backend that ends in between: count again
+                # Of backends that have ended it is among the server's own.
+                return sum(sum(process.cpu_times()[:4]) for process in [server, *server.children()])
+    name = f"{system}-server"
+    return sum(sum(child.cpu_times()[:4]) for child in psutil.Process().children() if child.name() == name)
 
 
 async def _postmaster(url: str) -> int:
@@ -194,29 +211,32 @@ async def _wal(url: str) -> int:
 
 COLUMNS = (
     "batch", "bytes", "system", "append/s", "16 under way/s", "consume/s", "append CPU µs", "consume CPU µs", "WAL B/event",
-    "append ×", "consume ×", "CPU ×",
+    "append ×", "16 under way ×", "consume ×", "CPU ×",
 )  # fmt: skip
 
 
 def table(results: list[dict[str, Any]]) -> list[tuple[str, ...]]:
-    """The throughput; beside the others how many times theirs Penstock's is, and how many times its processor time theirs."""
+    """The throughput; beside the others how many times theirs Penstock's is at the same concurrency, and how many times its
+    processor time theirs.
+    """
     rows: list[tuple[str, ...]] = []
     ours = {(row["batch"], row["size"]): row for row in results if row.get("system") == "penstock" and "consume" in row}
     for row in results:
         if "consume" not in row:
             continue
         best = ours.get((row["batch"], row["size"]))
-        compared = ("", "", "")
+        compared = ("", "", "", "")
         if best is not None and row is not best:
             compared = (
-                f"{max(best['append'], best['append_many']) / row['append']:.1f}",
+                f"{best['append'] / row['append']:.1f}",
+                f"{best['append_many'] / row['append_many']:.1f}",
                 f"{best['consume'] / row['consume']:.1f}",
                 f"{(row['append_cpu_us'] + row['consume_cpu_us']) / (_append_cpu(best) + best['consume_cpu_us']):.1f}",
             )
         rows.append(
             (
                 str(row["batch"]), str(row["size"]), SYSTEMS[row["system"]], f"{row['append']:,.0f}",
-                f"{row['append_many']:,.0f}" if "append_many" in row else "", f"{row['consume']:,.0f}", f"{_append_cpu(row):.1f}",
+                f"{row['append_many']:,.0f}", f"{row['consume']:,.0f}", f"{_append_cpu(row):.1f}",
                 f"{row['consume_cpu_us']:.1f}", f"{row['wal_bytes_per_event']:,.0f}" if "wal_bytes_per_event" in row else "",
                 *compared,
             )
@@ -270,6 +290,7 @@ def main() -> None:
     parser.add_argument("--batches", type=lambda text: [int(part) for part in text.split(",")], default=list(EVENTS))
     parser.add_argument("--sizes", type=lambda text: [int(part) for part in text.split(",")], default=[100, 1024])
     parser.add_argument("--systems", type=lambda text: text.split(","), default=list(SYSTEMS), help=", ".join(SYSTEMS))
+    parser.add_argument("--rounds", type=int, default=3, help="how often throughput is measured; medians count (3)")
     parser.add_argument("--only", choices=PARTS, action="append", help="only this part; may be repeated")
     arguments = parser.parse_args()
     if unknown := set(arguments.systems) - set(SYSTEMS):
@@ -283,7 +304,7 @@ def main() -> None:
         if "throughput" in parts:
             for size in arguments.sizes:
                 for batch in arguments.batches:
-                    run.throughput(batch, size)
+                    run.throughput(batch, size, arguments.rounds)
         if "latency" in parts:
             run.latency()
         if "rebalance" in parts and "penstock" in arguments.systems:

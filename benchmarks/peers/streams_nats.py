@@ -15,10 +15,15 @@ from benchmarks.peers.streams_protocol import KEYS, Task, print_waits, timed, tr
 
 
 async def append(stream: Any, task: Task) -> int:
-    """Publish batch after batch."""
+    """Publish, each writer one batch after another."""
     payload = task.payload
-    for _ in range(task.batches):
-        await asyncio.gather(*(stream.publish(f"bench.{n % KEYS}", payload, timeout=30) for n in range(task.batch)))
+    left = iter(range(task.batches))
+
+    async def write() -> None:
+        for _ in left:
+            await asyncio.gather(*(stream.publish(f"bench.{n % KEYS}", payload, timeout=30) for n in range(task.batch)))
+
+    await asyncio.gather(*(write() for _ in range(task.under_way)))
     return task.batches * task.batch
 
 

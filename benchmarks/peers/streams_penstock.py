@@ -12,10 +12,9 @@ from benchmarks.peers.streams_protocol import KEYS, Task, print_waits, timed, tr
 from penstock import NewEvent, Penstock, Stream
 
 PARTITIONS = 4
-UNDER_WAY = 16
 
 
-async def append(stream: Stream[bytes], task: Task, under_way: int) -> int:
+async def append(stream: Stream[bytes], task: Task) -> int:
     """Append, each writer one batch after another."""
     items = [NewEvent(task.payload, str(n % KEYS)) for n in range(task.batch)]
     left = iter(range(task.batches))
@@ -24,7 +23,7 @@ async def append(stream: Stream[bytes], task: Task, under_way: int) -> int:
         for _ in left:
             await stream.append_many(items)
 
-    await asyncio.gather(*(write() for _ in range(under_way)))
+    await asyncio.gather(*(write() for _ in range(task.under_way)))
     return task.batches * task.batch
 
 
@@ -69,7 +68,7 @@ async def main() -> None:
         elif task.command == "consume":
             await timed(lambda: consume(stream, task))
         else:
-            await timed(lambda: append(stream, task, UNDER_WAY if task.command == "append-many" else 1))
+            await timed(lambda: append(stream, task))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """What the scripts of all logs have in common: their commands, and how they are timed. Nothing but the standard library.
 
     python -m benchmarks.peers.NAME append:BATCH:SIZE N URL     append N events of SIZE bytes in batches
+    python -m benchmarks.peers.NAME append-many:BATCH:SIZE N URL     the same with 16 batches under way
     python -m benchmarks.peers.NAME consume:BATCH:SIZE N URL    consume them as a group, acknowledging each batch
     python -m benchmarks.peers.NAME latency:1:SIZE N URL        append N events at odd intervals, consumed by an idle group
 
@@ -19,6 +20,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 
 KEYS = 1_000
+UNDER_WAY = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +43,11 @@ class Task:
     def payload(self) -> bytes:
         """A payload of the size that is asked for."""
         return random.Random(1).randbytes(self.size)
+
+    @property
+    def under_way(self) -> int:
+        """How many batches at once."""
+        return UNDER_WAY if self.command == "append-many" else 1
 
     @property
     def batches(self) -> int:

@@ -7,18 +7,36 @@ import threading
 from typing import Any
 
 import redis
+import redis.asyncio
 
 from benchmarks.peers.streams_protocol import KEYS, Task, print_waits, timed, trickle, waited
 
 
 def append(server: Any, task: Task) -> int:
-    """One pipeline for each batch."""
+    """One pipeline for each batch, one batch after another."""
     payload = task.payload
     for _ in range(task.batches):
         pipeline = server.pipeline(transaction=False)
         for n in range(task.batch):
             pipeline.xadd("bench", {"key": str(n % KEYS), "data": payload})
         pipeline.execute()
+    return task.batches * task.batch
+
+
+async def append_many(task: Task) -> int:
+    """The same by as many writers as batches are to be under way, each with a connection of its own."""
+    payload = task.payload
+    left = iter(range(task.batches))
+    async with redis.asyncio.Redis.from_url(task.url, max_connections=task.under_way) as server:
+
+        async def write() -> None:
+            for _ in left:
+                pipeline = server.pipeline(transaction=False)
+                for n in range(task.batch):
+                    pipeline.xadd("bench", {"key": str(n % KEYS), "data": payload})
+                await pipeline.execute()
+
+        await asyncio.gather(*(write() for _ in range(task.under_way)))
     return task.batches * task.batch
 
 
@@ -43,6 +61,8 @@ async def main() -> None:
     server = redis.Redis.from_url(task.url)
 
     async def work() -> int:
+        if task.under_way > 1:
+            return await append_many(task)
         return consume(server, task) if task.command == "consume" else append(server, task)
 
     if task.command == "latency":
