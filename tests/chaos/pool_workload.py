@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator
 from datetime import timedelta
 from typing import Any
@@ -22,13 +23,17 @@ pool = app.pool("keyed", slots=16, options=Options(attempts=8, backoff=QUICK))
 async def run(job: Job[dict[str, Any]]) -> None:
     """Run for as long as the payload says, then fail or not. The name of the event is the key and the place in it."""
     name = f"{job.key}/{job.data['n']}"
-    record("started", job.id, name, job.attempts)
+    record("started", job.id, name, job.attempts, value=job.data)
     try:
-        await asyncio.sleep(job.data["sleep_s"])
+        # In steps: what is left is left too for one that was stopped meanwhile.
+        for _ in range(int(job.data["sleep_s"] / 0.1)):
+            await asyncio.sleep(0.1)
+        await asyncio.sleep(job.data["sleep_s"] % 0.1)
         if job.attempt <= job.data["failures"]:
             raise ValueError("as planned")
-    except BaseException:
-        record("ended", job.id, name, job.attempts, "failed")
+    except BaseException as error:
+        outcome = "interrupted" if isinstance(error, asyncio.CancelledError) else "failed"
+        record("ended", job.id, name, job.attempts, outcome)
         raise
     record("ended", job.id, name, job.attempts, "succeeded")
 
@@ -46,3 +51,9 @@ async def stand(job: Standing[Any]) -> AsyncIterator[None]:
         yield
     finally:
         record("stopped", id, job.key, job.state["runs"])
+
+
+if os.environ.get("CHAOS_SABOTAGE"):
+    import broken_worker
+
+    broken_worker.sabotage(os.environ["CHAOS_SABOTAGE"])

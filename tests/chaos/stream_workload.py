@@ -15,14 +15,14 @@ SABOTAGE = os.environ.get("CHAOS_SABOTAGE", "")
 later: set[asyncio.Task[None]] = set()
 
 
-def record(batch: Batch[str]) -> None:
+def record(batch: Batch[str], begun: float) -> None:
     """Append what was handled, in one write."""
     now = time.monotonic()
     lines = "".join(
         json.dumps(
             {
                 "group": batch.group, "partition": event.partition, "offset": event.offset, "key": event.key, "value": event.data,
-                "at": now + place * 1e-9, "worker": str(os.getpid()),
+                "begun": begun, "at": now + place * 1e-9, "worker": str(os.getpid()),
             }
         ) + "\n"
         for place, event in enumerate(batch)
@@ -35,14 +35,15 @@ def record(batch: Batch[str]) -> None:
 
 
 async def work(batch: Batch[str]) -> None:
+    begun = time.monotonic()
     await asyncio.sleep(0.002 * len(batch))
-    record(batch)
+    record(batch, begun)
 
 
 @app.consumer(stream, group="plain", size=20)
 async def plain(batch: Batch[str]) -> None:
     """Handle, then let it be committed. Sabotaged: the other way around."""
-    if SABOTAGE == "early":
+    if SABOTAGE == "commit_before_handling":
         task = asyncio.create_task(work(batch))
         later.add(task)
         task.add_done_callback(later.discard)
@@ -61,9 +62,16 @@ async def write(batch: Batch[str]) -> None:
     try:
         async with connection.transaction():
             await connection.executemany(
-                "insert into chaos_written values ($1, $2)", [(event.partition, event.offset) for event in batch]
+                "insert into public.chaos_written values ($1, $2, $3)",
+                [(event.partition, event.offset, event.data) for event in batch],
             )
             await asyncio.sleep(0.1)
             await batch.commit(connection)
     finally:
         await connection.close()
+
+
+if SABOTAGE and SABOTAGE != "commit_before_handling":
+    import broken_worker
+
+    broken_worker.sabotage(SABOTAGE)

@@ -9,9 +9,11 @@ import time
 from pathlib import Path
 
 import pytest
-from history import check, healing, read
-from test_chaos import RULES, rows
+from queue_chaos import RULES
 
+from checker.history import Gone, read
+from checker.jobs import History, check_jobs, healing
+from checker.tables import finals
 from conftest import eventually
 from penstock import Penstock
 
@@ -40,16 +42,16 @@ async def test_the_work_of_a_killed_worker_runs_again_within_fifteen_seconds(url
             victim = workers[0]
             victim.kill()
             victim.wait()
-            killed = {str(victim.pid): time.monotonic()}
+            killed = Gone(str(victim.pid), time.monotonic())
 
             async def over() -> bool:
                 return all(count.ready + count.deferred + count.in_progress == 0 for count in await app.counts())
 
             await eventually(over, "the end of the jobs", timeout=60)
-            events, final = read(history), await rows(app)
-            healed = healing(events, final, killed)
+            checked = History(read(history), await finals(app), RULES, [killed], healed_within=15.0)
+            healed = healing(checked)
             assert healed, "the killed worker had nothing in hand"
-            assert check(events, final, RULES, killed, healed_within=15.0) == []
+            assert check_jobs(checked) == []
             print(f"{len(healed)} jobs, {min(healed.values()):.1f} to {max(healed.values()):.1f} s after the kill")
         finally:
             for worker in workers:

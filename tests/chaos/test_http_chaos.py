@@ -17,16 +17,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from history import Event, Rules, check
 from http_server import free_port
-from test_chaos import rows
 
+from checker.history import Event
+from checker.jobs import History, Rules, check_jobs
+from checker.tables import finals
 from conftest import eventually
 from penstock import DatabaseUnavailable, NewJob, Penstock, PenstockError
 from penstock.client import AsyncClient
 from penstock.postgres.embedded import EmbeddedServer
 
-RULES = {"plain": Rules(), "once": Rules(at_most_once=True), "limited": Rules(concurrency=3)}
+RULES = {"plain": Rules(attempts=30), "once": Rules(at_most_once=True), "limited": Rules(concurrency=3, attempts=30)}
 SECONDS = 25.0
 TOKEN = "chaos"
 SERVICE = Path(__file__).parents[1] / "http" / "downstream_service.py"
@@ -144,10 +145,10 @@ async def test_promises_hold_while_servers_and_dequeuers_are_killed(tmp_path: Pa
             return False
 
         await eventually(drained, "the drain", timeout=200)
-        final = await rows(app)
+        final = await finals(app)
         seen = site.events()
         plain = [Event(**event) for event in seen if event["kind"] in ("started", "ended")]
-        violations = check(acknowledged + plain, final, RULES, {})
+        violations = check_jobs(History(acknowledged + plain, final, RULES))
         accepted = {event["id"]: event["at"] for event in seen if event["kind"] == "answer" and event["outcome"] == "200"}
         ended = {row.id for row in final if row.status == "succeeded"}
         for event in plain:

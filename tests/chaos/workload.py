@@ -16,10 +16,10 @@ QUICK = Backoff(base=timedelta(milliseconds=50), cap=timedelta(milliseconds=200)
 WORKER = str(os.getpid())
 
 
-def record(kind: str, id: Any, name: str, attempts: int = 0, outcome: str = "") -> None:
+def record(kind: str, id: Any, name: str, attempts: int = 0, outcome: str = "", value: Any = None) -> None:
     """Append one event; a line of this size is written whole or, by a killed process, torn at the end."""
     event = {"kind": kind, "id": str(id), "name": name, "at": time.monotonic(), "attempts": attempts}
-    event |= {"worker": WORKER, "outcome": outcome}
+    event |= {"worker": WORKER, "outcome": outcome, "value": "" if value is None else json.dumps(value, sort_keys=True)}
     line = json.dumps(event) + "\n"
     file = os.open(os.environ["CHAOS_HISTORY"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     try:
@@ -29,14 +29,21 @@ def record(kind: str, id: Any, name: str, attempts: int = 0, outcome: str = "") 
 
 
 async def run(job: Job[dict[str, Any]]) -> None:
-    """Run for as long as the payload says, then fail or not."""
-    record("started", job.id, job.name, job.attempts)
+    """Run for as long as the payload says, extending the lease if it says so, then fail or not."""
+    record("started", job.id, job.name, job.attempts, value=job.data)
     try:
-        await asyncio.sleep(job.data["sleep_s"])
+        # In steps: what is left is left too for one that was stopped meanwhile.
+        for step in range(int(job.data["sleep_s"] / 0.1)):
+            await asyncio.sleep(0.1)
+            if job.data.get("extends") and step % 3 == 2:
+                # Somebody else has the job when this is refused: then it stops, as it is told.
+                await job.extend()
+        await asyncio.sleep(job.data["sleep_s"] % 0.1)
         if job.attempt <= job.data["failures"]:
             raise ValueError("as planned")
-    except BaseException:
-        record("ended", job.id, job.name, job.attempts, "failed")
+    except BaseException as error:
+        outcome = "interrupted" if isinstance(error, asyncio.CancelledError) else "failed"
+        record("ended", job.id, job.name, job.attempts, outcome)
         raise
     record("ended", job.id, job.name, job.attempts, "succeeded")
 
@@ -51,3 +58,7 @@ def declare() -> None:
 
 
 declare()
+if os.environ.get("CHAOS_SABOTAGE"):
+    import broken_worker
+
+    broken_worker.sabotage(os.environ["CHAOS_SABOTAGE"])

@@ -1,0 +1,285 @@
+"""Pools of real processes that are killed, stopped and cut off from the database while jobs come; then the checkers decide."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+from proxy import Proxy
+from queue_chaos import new_id, seeded
+
+from checker.history import Event, Gone, read
+from checker.jobs import Final, History, Rules, check_jobs
+from checker.keys import Ended, Placed, check_keys, check_standing
+from checker.tables import finals, text
+from conftest import eventually
+from penstock import NewJob, Penstock, PenstockError, Settings
+
+KEYS = 24
+PRODUCERS = 3
+ENVIRONMENT = {
+    "PENSTOCK_HEARTBEAT_INTERVAL": "0.7",
+    "PENSTOCK_DEAD_AFTER": "3",
+    "PENSTOCK_CARE_INTERVAL": "0.3",
+    "PENSTOCK_COMMAND_TIMEOUT": "3",
+    "PENSTOCK_CONNECT_TIMEOUT": "2",
+    "PENSTOCK_HANDOVER_GRACE": "1",
+}
+SAFE_SILENCE_S = 1.0
+
+
+class Fleet:
+    """Worker processes; one of them behind a proxy."""
+
+    def __init__(self, url: str, proxied: str, history: Path, sabotage: str = "") -> None:
+        self.gone: list[Gone] = []
+        self.cut: list[Gone] = []
+        self.what_happened: dict[str, int] = {}
+        self._urls = [proxied, url, url, url]
+        self._environment = {**os.environ, **ENVIRONMENT, "CHAOS_HISTORY": str(history), "CHAOS_SABOTAGE": sabotage}
+        self._log = history.with_suffix(".log").open("ab")
+        self.workers = [self._start(place) for place in range(len(self._urls))]
+
+    def _start(self, place: int) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            [sys.executable, "-m", "penstock", "worker", "pool_workload:app", "--concurrency", "8"],
+            env={**self._environment, "PENSTOCK_DATABASE_URL": self._urls[place]},
+            cwd=Path(__file__).parent,
+            stdout=self._log,
+            stderr=self._log,
+        )
+
+    def note(self, what: str) -> None:
+        self.what_happened[what] = self.what_happened.get(what, 0) + 1
+
+    def kill(self, place: int) -> None:
+        self.note("killed")
+        victim = self.workers[place]
+        victim.kill()
+        victim.wait()
+        self.gone.append(Gone(str(victim.pid), time.monotonic()))
+        self.workers[place] = self._start(place)
+
+    def replace(self, place: int) -> None:
+        """An orderly end, while another takes over."""
+        self.note("replaced")
+        leaver, self.workers[place] = self.workers[place], self._start(place)
+        leaver.send_signal(signal.SIGTERM)
+        # One that had hardly begun has not learnt to stop in an orderly way.
+        assert leaver.wait(40) in (0, -signal.SIGTERM)
+
+    async def freeze(self, place: int, seconds: float) -> None:
+        self.note("frozen")
+        worker = self.workers[place]
+        worker.send_signal(signal.SIGSTOP)
+        # It may go on for a moment; from here on it does not.
+        await asyncio.to_thread(os.waitid, os.P_PID, worker.pid, os.WSTOPPED)
+        at = time.monotonic()
+        try:
+            # The absence that is the test: nothing else can show that it is long enough.
+            await asyncio.sleep(seconds)
+        finally:
+            # Also when the troubles end in the middle of it.
+            self.gone.append(Gone(str(worker.pid), at, time.monotonic()))
+            worker.send_signal(signal.SIGCONT)
+
+    def stop(self) -> list[int]:
+        for worker in self.workers:
+            worker.send_signal(signal.SIGTERM)
+        codes = [worker.wait(60) for worker in self.workers]
+        self._log.close()
+        return codes
+
+
+@dataclass
+class Producers:
+    """Several that enqueue for the same keys in transactions that overlap, and know when each began and was committed."""
+
+    app: Penstock
+    url: str
+    seed: int
+    counts: dict[str, int] = field(default_factory=dict)
+    placed: dict[str, Placed] = field(default_factory=dict)
+    events: list[Event] = field(default_factory=list)
+    transactions: int = 0
+
+    async def produce(self, number: int, until: float) -> None:
+        """Enqueue until then; each transaction is repeated, with the same ids, until its commit is acknowledged."""
+        chance = random.Random(self.seed + number)
+        while time.monotonic() < until:
+            calls = [self.jobs(chance) for _ in range(chance.choice([1, 1, 2, 3]))]
+            pauses = [chance.choice([0, 0, 0.01, 0.05]) for _ in calls]
+            self.transactions += 1
+            transaction, begun = self.transactions, time.monotonic()
+            while True:
+                try:
+                    await self.enqueue(calls, pauses)
+                    break
+                except (PenstockError, OSError, asyncpg.PostgresError, asyncpg.InterfaceError):
+                    await asyncio.sleep(0.05)
+            committed = time.monotonic()
+            for place, job in enumerate(job for call in calls for job in call):
+                name = f"{job.key}/{job.data['n']}"
+                self.placed[name] = Placed(transaction, place, begun, committed)
+                self.events.append(Event("enqueued", str(job.id), "keyed", committed, value=text(job.data)))
+            await asyncio.sleep(chance.uniform(0, 0.3))
+
+    def jobs(self, chance: random.Random) -> list[NewJob]:
+        """Some for keys of which a few get most."""
+        batch = []
+        for _ in range(chance.randrange(1, 12)):
+            key = f"k{min(int(chance.expovariate(0.15)), KEYS - 1)}"
+            n = self.counts.get(key, 0)
+            self.counts[key] = n + 1
+            sleep_s = 2.5 if chance.random() < 0.02 else chance.choice([0, 0.001, 0.01, 0.05])
+            data = {"n": n, "sleep_s": sleep_s, "failures": chance.choice([0] * 12 + [1, 2])}
+            batch.append(NewJob(data, id=new_id(chance), key=key))
+        return batch
+
+    async def enqueue(self, calls: list[list[NewJob]], pauses: list[float]) -> None:
+        """One transaction with a pause before each call."""
+        connection: asyncpg.Connection[Any] = await asyncpg.connect(self.url)
+        try:
+            async with connection.transaction():
+                for call, pause in zip(calls, pauses, strict=True):
+                    await asyncio.sleep(pause)
+                    await self.app.enqueue_many("keyed", call, connection=connection)
+        finally:
+            await connection.close()
+
+
+@dataclass(frozen=True)
+class Result:
+    """What came of a run."""
+
+    violations: list[str]
+    final: list[Final]
+    codes: list[int]
+    gone: list[Gone]
+    what_happened: dict[str, int]
+    left: int
+    keys: int
+
+
+async def run_pools(
+    url: str,
+    folder: Path,
+    seconds: float,
+    *,
+    prepare: Callable[[Penstock], Awaitable[None]] | None = None,
+    sabotage: str = "",
+    drained_within: float = 120.0,
+) -> Result:
+    """Run the workload with its troubles and check what came of it. Arguments as for `run_queue`."""
+    chance = seeded()
+    history = folder / "history.jsonl"
+    history.touch()
+    async with Proxy(url) as proxy, Penstock(url, settings=Settings()) as app:
+        if prepare is not None:
+            await prepare(app)
+        fleet = Fleet(url, proxy.url, history, sabotage)
+        troubles: list[asyncio.Task[Any]] = []
+        producers = Producers(app, url, chance.getrandbits(32))
+        try:
+            await eventually(lambda: present(app, fleet), "the workers", timeout=60)
+
+            async def cut() -> None:
+                fleet.note("cut off")
+                proxy.cut()
+                at = time.monotonic()
+                await asyncio.sleep(chance.uniform(2, 7))
+                proxy.mend()
+                fleet.cut.append(Gone(str(fleet.workers[0].pid), at, time.monotonic()))
+
+            async def trouble() -> None:
+                while True:
+                    await asyncio.sleep(chance.uniform(0.5, 3))
+                    kind = chance.choice(["kill", "freeze", "cut", "replace"])
+                    if kind == "kill":
+                        fleet.kill(chance.randrange(1, 4))
+                    elif kind == "freeze":
+                        await fleet.freeze(chance.randrange(1, 4), chance.choice([0.5, 2.0, 6.0]))
+                    elif kind == "replace":
+                        await asyncio.to_thread(fleet.replace, chance.randrange(1, 4))
+                    else:
+                        await cut()
+
+            wanted = {f"s{n}" for n in range(12)}
+            await app.pool("standing", slots=16).reconcile(dict.fromkeys(wanted, 1))
+            troubles.append(asyncio.create_task(trouble()))
+            until = time.monotonic() + seconds
+            await asyncio.gather(*(producers.produce(number, until) for number in range(PRODUCERS)))
+            if troubles[0].done():
+                troubles[0].result()
+            troubles[0].cancel()
+            await asyncio.gather(*troubles, return_exceptions=True)
+            proxy.mend()
+            for worker in fleet.workers:
+                worker.send_signal(signal.SIGCONT)
+
+            async def drained() -> bool:
+                with suppress(PenstockError):
+                    return all(c.ready + c.deferred + c.in_progress == 0 for c in await app.counts())
+                return False
+
+            with suppress(TimeoutError):
+                async with asyncio.timeout(drained_within):
+                    while not await drained():
+                        await asyncio.sleep(0.05)
+            if not sabotage and prepare is None:
+                await eventually(lambda: present(app, fleet), "the return of all workers", timeout=60)
+                await eventually(lambda: all_stand(app, wanted), "the standing jobs", timeout=60)
+            until = time.monotonic()
+            codes = await asyncio.to_thread(fleet.stop)
+            events = sorted(producers.events + read(history), key=lambda event: event.at)
+            final = await finals(app)
+            database = await app.database()
+            left = await database.fetchval(
+                "select (select count(*) from penstock.leases) + (select count(*) from penstock.members)"
+            )
+            found = await database.fetch("select id, key || '/' || (data ->> 'n') as name from penstock.archived_jobs")
+            names = {str(row["id"]): row["name"] for row in found}
+            ended = {names[row.id]: Ended(row.status, row.attempts, row.at) for row in final if row.finished}
+            keyed = [event for event in events if event.kind in ("started", "ended")]
+            jobs = [replace(event, name="keyed") if event.kind != "enqueued" else event for event in (*producers.events, *keyed)]
+            rules = {"keyed": Rules(attempts=8)}
+            violations = check_jobs(
+                History(jobs, final, rules, fleet.gone, cut=fleet.cut, safe_silence_s=SAFE_SILENCE_S),
+            )
+            violations += check_keys(
+                keyed, producers.placed, ended, fleet.gone, cut=fleet.cut, within_s=15, safe_silence_s=SAFE_SILENCE_S
+            )
+            violations += check_standing(events, fleet.gone, wanted, until, within_s=15)
+            return Result(violations, final, codes, fleet.gone, fleet.what_happened, left, len(producers.counts))
+        finally:
+            for task in troubles:
+                task.cancel()
+            await asyncio.gather(*troubles, return_exceptions=True)
+            for worker in fleet.workers:
+                worker.kill()
+                worker.wait()
+
+
+async def all_stand(app: Penstock, wanted: set[str]) -> bool:
+    database = await app.database()
+    running = await database.fetch("select key from penstock.standing_jobs where running_by is not null")
+    return {row["key"] for row in running} == wanted
+
+
+async def present(app: Penstock, fleet: Fleet) -> bool:
+    """Whether the workers of the fleet, and nobody else, are members. An id is host.pid.random."""
+    database = await app.database()
+    members = await database.fetch("select group_name, id from penstock.members")
+    here = {(row["group_name"], row["id"].rsplit(".", 2)[1]) for row in members}
+    return here == {(group, str(worker.pid)) for worker in fleet.workers for group in ("keyed", "standing")}

@@ -1,0 +1,344 @@
+"""Worker processes on a real server, killed and stopped at random while a random workload runs; then the checkers decide."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import secrets
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from checker.history import Event, Gone, read
+from checker.jobs import Final, History, Planned, Rules, check_jobs
+from checker.tables import finals, text
+from checker.uniques import Asked, check_uniques
+from conftest import eventually
+from penstock import Admission, NewJob, Penstock, PenstockError
+from penstock.postgres.embedded import EmbeddedServer
+from penstock.settings import Settings
+
+RULES = {
+    "plain": Rules(attempts=6),
+    "once": Rules(at_most_once=True),
+    "limited": Rules(concurrency=3, attempts=6),
+    "brief": Rules(attempts=3),
+    "unhurried": Rules(),
+}
+WORKERS = 4
+# Dead after 2 s of silence, looked for every 0.3 s, up to 0.2 s of backoff; the server is away for a few seconds once, and a job
+# waits for its turn, on a machine that starts Python processes all the time.
+HEALED_WITHIN = 15.0
+# Half of the time after which a worker is taken for dead, since a busy machine may be late with its heartbeat.
+SAFE_SILENCE_S = 1.0
+
+
+def seeded() -> random.Random:
+    """Chance with a seed that is printed, or given by the environment."""
+    seed = int(os.environ.get("PENSTOCK_TEST_SEED", secrets.randbits(32)))
+    print(f"PENSTOCK_TEST_SEED={seed}")
+    return random.Random(seed)
+
+
+class Fleet:
+    """Worker processes, as an operator would run them."""
+
+    def __init__(self, url: str, history: Path, sabotage: str = "") -> None:
+        self.gone: list[Gone] = []
+        self._environment = {
+            **os.environ,
+            "PENSTOCK_DATABASE_URL": url,
+            "CHAOS_HISTORY": str(history),
+            "CHAOS_SABOTAGE": sabotage,
+            "PENSTOCK_HEARTBEAT_INTERVAL": "0.5",
+            "PENSTOCK_DEAD_AFTER": "2",
+            "PENSTOCK_CARE_INTERVAL": "0.3",
+        }
+        self._log = history.with_suffix(".log").open("ab")
+        self._stopped: set[int] = set()
+        self.workers = [self._start() for _ in range(WORKERS)]
+
+    @property
+    def killed(self) -> int:
+        """How many workers were killed."""
+        return sum(gone.back == float("inf") for gone in self.gone)
+
+    @property
+    def stopped(self) -> int:
+        """How often a worker was stopped for longer than it may be silent."""
+        return sum(2.5 < gone.back - gone.at < float("inf") for gone in self.gone)
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", "penstock", "worker", "workload:app", "--concurrency", "10"]
+        return subprocess.Popen(command, env=self._environment, cwd=Path(__file__).parent, stdout=self._log, stderr=self._log)
+
+    def kill_one(self, chance: random.Random) -> None:
+        """Kill one that is not stopped at this moment, and start another in its place."""
+        place = chance.choice([place for place in range(WORKERS) if place not in self._stopped])
+        victim = self.workers[place]
+        victim.kill()
+        victim.wait()
+        self.gone.append(Gone(str(victim.pid), time.monotonic()))
+        self.workers[place] = self._start()
+
+    async def freeze_one(self, chance: random.Random, seconds: float) -> None:
+        """Stop one and let it go on later."""
+        place = chance.choice([place for place in range(WORKERS) if place not in self._stopped])
+        worker = self.workers[place]
+        self._stopped.add(place)
+        worker.send_signal(signal.SIGSTOP)
+        # It may go on for a moment; from here on it does not.
+        await asyncio.to_thread(os.waitid, os.P_PID, worker.pid, os.WSTOPPED)
+        at = time.monotonic()
+        try:
+            # The absence that is the test: nothing else can show that it is long enough.
+            await asyncio.sleep(seconds)
+        finally:
+            # Also when the troubles end in the middle of it.
+            self.gone.append(Gone(str(worker.pid), at, time.monotonic()))
+            worker.send_signal(signal.SIGCONT)
+            self._stopped.discard(place)
+
+    def stop(self) -> list[int]:
+        """End all in an orderly way; returns how they ended."""
+        for worker in self.workers:
+            worker.send_signal(signal.SIGTERM)
+        codes = [worker.wait(60) for worker in self.workers]
+        self._log.close()
+        return codes
+
+    def close(self) -> None:
+        """Leave none behind."""
+        for worker in self.workers:
+            worker.kill()
+            worker.wait()
+
+
+@dataclass
+class Workload:
+    """What is asked of the queue, and what was answered."""
+
+    app: Penstock
+    chance: random.Random
+    events: list[Event] = field(default_factory=list)
+    planned: dict[str, Planned] = field(default_factory=dict)
+    asked: list[Asked] = field(default_factory=list)
+    known: list[uuid.UUID] = field(default_factory=list)
+    names: dict[uuid.UUID, str] = field(default_factory=dict)
+
+    def payload(self) -> dict[str, Any]:
+        """How long a job is to sleep, and how often it is to fail."""
+        return {
+            "sleep_s": 2.5 if self.chance.random() < 0.02 else self.chance.choice([0, 0, 0, 0.01, 0.05, 0.3]),
+            "failures": self.chance.choice([0, 0, 0, 1, 2, 7]) if self.chance.random() < 0.5 else 0,
+            "extends": self.chance.random() < 0.3,
+        }
+
+    async def step(self) -> None:
+        """One of everything that users do."""
+        await self.enqueue()
+        if self.chance.random() < 0.3:
+            await self.enqueue_unique()
+        if self.chance.random() < 0.2:
+            await self.cancel(self.chance.choice(self.known))
+        if self.chance.random() < 0.1:
+            await self.replay(self.chance.choice(self.known))
+
+    async def enqueue(self) -> None:
+        """Enqueue a batch until it is acknowledged; sometimes again, sometimes ids that were there before."""
+        chance = self.chance
+        name = chance.choices(list(RULES), weights=[5, 3, 2, 3, 0])[0]
+        batch = [
+            NewJob(
+                self.payload(),
+                id=chance.choice(self.known) if self.known and chance.random() < 0.1 else new_id(chance),
+                priority=chance.choice([0, 0, -5, 5]),
+                run_after=chance.choice([None, None, timedelta(seconds=0.5)]),
+                expires_at=timedelta(seconds=chance.choice([0.2, 5])) if name == "brief" else None,
+            )
+            for _ in range(chance.randrange(1, 40))
+        ]
+        for job in batch:
+            if job.id not in self.names:
+                # Counted from before the first try, of which the answer may have been lost.
+                assert isinstance(job.id, uuid.UUID)
+                self.names[job.id] = name
+                if isinstance(job.expires_at, timedelta):
+                    self.planned[str(job.id)] = Planned(time.monotonic() + job.expires_at.total_seconds())
+        new = {job.id: text(job.data) for job in reversed(batch) if job.id not in self.known}
+        for _ in range(chance.choice([1, 1, 2])):
+            for receipt in await self.until_answered(lambda: self.app.enqueue_many(name, batch)):
+                if receipt.id in new:
+                    self.known.append(receipt.id)
+                    value = new.pop(receipt.id)
+                    self.events.append(Event("enqueued", str(receipt.id), name, time.monotonic(), value=value))
+
+    async def enqueue_unique(self) -> None:
+        """Enqueue one with a unique key, once: an answer that is lost says nothing."""
+        key, begun = f"u{self.chance.randrange(4)}", time.monotonic()
+        delay = self.chance.choice([None, timedelta(seconds=self.chance.uniform(0, 4))])
+        with suppress(PenstockError):
+            payload = {"sleep_s": 0, "failures": 0}
+            receipt = await self.app.enqueue("plain", payload, id=new_id(self.chance), unique=key, run_after=delay)
+            new = receipt.admission is Admission.QUEUED
+            self.asked.append(Asked(key, str(receipt.id), new, begun, time.monotonic()))
+            if new:
+                self.known.append(receipt.id)
+                self.names[receipt.id] = "plain"
+
+    async def cancel(self, id: uuid.UUID) -> None:
+        """Cancel; from the call on it may be cancelled, and from the answer on it is."""
+        self.events.append(Event("cancelling", str(id), self.names[id], time.monotonic()))
+        with suppress(PenstockError):
+            if await self.app.cancel(id) == "cancelled":
+                self.events.append(Event("cancelled", str(id), self.names[id], time.monotonic()))
+
+    async def replay(self, id: uuid.UUID) -> None:
+        """Make a new job of one that ran."""
+        copy = new_id(self.chance)
+        self.names[copy] = self.names[id]
+        self.planned[str(copy)] = self.planned.get(str(id), Planned())
+        with suppress(PenstockError):
+            await self.app.replay(id, new_id=copy)
+            self.known.append(copy)
+            self.events.append(Event("enqueued", str(copy), self.names[copy], time.monotonic()))
+
+    async def until_answered(self, call: Callable[[], Awaitable[Any]]) -> Any:
+        """Repeat a call until it is acknowledged."""
+        while True:
+            try:
+                return await call()
+            except PenstockError:
+                await asyncio.sleep(0.05)
+
+
+def new_id(chance: random.Random) -> uuid.UUID:
+    """By chance, and so the same for the same seed."""
+    return uuid.UUID(int=chance.getrandbits(128), version=4)
+
+
+@dataclass(frozen=True)
+class Result:
+    """What came of a run."""
+
+    violations: list[str]
+    history: History
+    codes: list[int]
+    killed: int
+    stopped: int
+    leases: int
+
+    @property
+    def final(self) -> list[Final]:
+        """The rows at the end."""
+        return list(self.history.final)
+
+
+async def run_queue(
+    folder: Path,
+    seconds: float,
+    *,
+    prepare: Callable[[Penstock], Awaitable[None]] | None = None,
+    sabotage: str = "",
+    drained_within: float = 120.0,
+) -> Result:
+    """Run the workload with its troubles and check what came of it.
+
+    Args:
+        folder: For the server's files and the history.
+        seconds: How long to enqueue.
+        prepare: Called with the migrated database before the workers start.
+        sabotage: What the workers are to do wrong.
+        drained_within: When the queue is not empty by then, what is left counts as stuck.
+    """
+    chance = seeded()
+    history = folder / "history.jsonl"
+    history.touch()
+    server = EmbeddedServer(folder / "server")
+    url = await asyncio.to_thread(server.start)
+    app = Penstock(url, settings=Settings(command_timeout=timedelta(seconds=5)))
+    await app.migrate()
+    if prepare is not None:
+        await prepare(app)
+    fleet = Fleet(url, history, sabotage)
+    workload = Workload(app, chance)
+    freezing: list[asyncio.Task[None]] = []
+    try:
+        await eventually(lambda: _declared(app), "the declaration of the types", timeout=60)
+        until = time.monotonic() + seconds
+        next_blow = time.monotonic() + 2
+        server_kill_at = time.monotonic() + seconds / 2
+        returning: asyncio.Task[tuple[float, float]] | None = None
+        while time.monotonic() < until:
+            await workload.step()
+            if time.monotonic() > next_blow:
+                if chance.random() < 0.4 and all(task.done() for task in freezing):
+                    freezing.append(asyncio.create_task(fleet.freeze_one(chance, chance.choice([0.5, 3.0, 5.0]))))
+                else:
+                    fleet.kill_one(chance)
+                next_blow = time.monotonic() + chance.uniform(1, 3)
+            if time.monotonic() > server_kill_at:
+                os.kill(int((folder / "server/postgres/postmaster.pid").read_text().split()[0]), signal.SIGKILL)
+                server_kill_at = float("inf")
+                returning = asyncio.create_task(_return_of(app, time.monotonic()))
+            await asyncio.sleep(chance.uniform(0, 0.1))
+        assert returning is not None
+        await asyncio.gather(*freezing)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(drained_within):
+                while not await _drained(app):
+                    await asyncio.sleep(0.05)
+        # One that was started last may not know yet what a signal is to do.
+        await eventually(lambda: _all_started(app, fleet), "the start of all workers", timeout=60)
+        codes = fleet.stop()
+        events = sorted(workload.events + read(history), key=lambda event: event.at)
+        checked = History(
+            events, await finals(app), RULES, fleet.gone,
+            away=[await returning], planned=workload.planned, healed_within=HEALED_WITHIN, safe_silence_s=SAFE_SILENCE_S,
+        )  # fmt: skip
+        over = {row.id: row.at for row in checked.final if row.finished}
+        violations = check_jobs(checked) + check_uniques(workload.asked, events, over)
+        leases = await (await app.database()).fetchval("select count(*) from penstock.leases")
+        return Result(violations, checked, codes, fleet.killed, fleet.stopped, leases)
+    finally:
+        for task in freezing:
+            task.cancel()
+        await asyncio.gather(*freezing, return_exceptions=True)
+        fleet.close()
+        await app.close()
+        await asyncio.to_thread(server.stop)
+
+
+async def _return_of(app: Penstock, away: float) -> tuple[float, float]:
+    """From when to when the database was away, with the time that workers have to say that they live."""
+    while True:
+        with suppress(PenstockError):
+            await app.counts()
+            return away, time.monotonic() + 3.0
+        await asyncio.sleep(0.05)
+
+
+async def _declared(app: Penstock) -> bool:
+    return set(RULES) <= {record.name for record in await app.job_types()}
+
+
+async def _drained(app: Penstock) -> bool:
+    with suppress(PenstockError):
+        return all(c.ready + c.deferred + c.in_progress == 0 for c in await app.counts())
+    return False
+
+
+async def _all_started(app: Penstock, fleet: Fleet) -> bool:
+    with suppress(PenstockError):
+        found = await (await app.database()).fetch("select pid from penstock.workers")
+        return {worker.pid for worker in fleet.workers} <= {row["pid"] for row in found}
+    return False

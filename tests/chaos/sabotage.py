@@ -1,0 +1,163 @@
+"""What can be taken out of a running system, and the promise that is broken then.
+
+An edit replaces a part of a function in the database, found by a regular expression; a sabotage of the worker is one of
+`broken_worker`. The workload stays the ordinary one: whether it meets an occasion is for the troubles to bring about.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from penstock import Penstock
+
+
+@dataclass(frozen=True)
+class Edit:
+    """Replace what matches in a function; it has to match."""
+
+    function: str
+    old: str
+    new: str = ""
+
+
+@dataclass(frozen=True)
+class Sabotage:
+    """One guarantee that is missing.
+
+    Attributes:
+        expected: A regular expression for the violation: the promise that is broken, and how.
+        edits: What is missing in the database.
+        statements: What else is done there.
+        worker: What is missing in the workers.
+    """
+
+    expected: str
+    edits: tuple[Edit, ...] = ()
+    statements: tuple[str, ...] = ()
+    worker: str = ""
+
+    @property
+    def prepare(self) -> Callable[[Penstock], Awaitable[None]]:
+        """Take it out of a database."""
+
+        async def take_out(app: Penstock) -> None:
+            connection = await (await app.database()).connect()
+            try:
+                for edit in self.edits:
+                    source = await connection.fetchval(
+                        "select pg_get_functiondef(oid) from pg_proc"
+                        " where proname = $1 and pronamespace = 'penstock'::regnamespace",
+                        edit.function,
+                    )
+                    broken, times = re.subn(edit.old, edit.new, source)
+                    assert times > 0, f"penstock.{edit.function} has nothing like {edit.old}"
+                    await connection.execute(broken)
+                for statement in self.statements:
+                    await connection.execute(statement)
+            finally:
+                await connection.close()
+
+        return take_out
+
+
+_ATTEMPTS = r"and job\.attempts = given\.(given_)?attempts"
+_LEASE = r"and \(given\.(given_)?lease is null or job\.lease = given\.(given_)?lease\)"
+
+QUEUE = {
+    "settle without its fence": Sabotage(
+        "P4", (Edit("settle", f"{_ATTEMPTS}|{_LEASE}"), Edit("end_attempts", f"{_ATTEMPTS}|{_LEASE}"))
+    ),
+    "extend without its fence": Sabotage(
+        "P4", (Edit("extend", r"and job\.attempts = given\.attempts\s+and \((?s:.*?)\n                \)"),)
+    ),
+    "recovery of workers that live": Sabotage(
+        "P4", (Edit("recover", r"greatest\(seen_at, pg_postmaster_start_time\(\)\) \+ dead_after < moment", "true"),)
+    ),
+    "no limit": Sabotage("P5", (Edit("admit", r"job_type\.concurrency - coalesce\(sum\(open_jobs\), 0\)", "p_limit"),)),
+    "at most once is retried": Sabotage(
+        "P3",
+        (Edit("end_attempts", r"type\.delivery_strategy = 'at_most_once' or locked\.attempts <= 1", "locked.attempts <= 1"),),
+    ),
+    "claim of what runs": Sabotage("P4", (Edit("claim", r"and ready\.status = 'queued'"),)),
+    "success that is not archived": Sabotage(
+        "P1",
+        (Edit("settle", r"(left join penstock\.leases as lease on lease\.id = settled\.lease)", r"\1 where random() < 0.99"),),
+    ),
+    "expiry before its time": Sabotage(
+        "P2.*expired before its time", (Edit("expire", r"due\.expires_at <= moment", "due.expires_at is not null"),)
+    ),
+    "unique keys that do not coalesce": Sabotage(
+        "P10.*while",
+        (Edit("enqueue_many", r"if p_unique_keys is not null then", "if false then"),),
+        ("drop index penstock.queued_jobs_unique",),
+    ),
+}
+
+POOLS = {
+    "claim without an epoch, by members without a fence": Sabotage(
+        "P6|P4",
+        (Edit("still_owned", r"and slots\.epoch = given\.epoch"), Edit("still_owned", r"and slots\.owner = p_member")),
+        worker="unfenced_member",
+    ),
+    "members without a fence": Sabotage("P6|P4", worker="unfenced_member"),
+    "revocation that nobody heeds": Sabotage("P6", worker="revocation_ignored"),
+    "what was lost runs on": Sabotage("P6|P4", worker="deaf"),
+    "taking a slot that has an owner": Sabotage("P6|P4", (Edit("take", r"and slots\.owner is null"),)),
+    "eviction of members that live": Sabotage(
+        "P6|P4",
+        (
+            Edit("is_silent", r"\+ member\.dead_after < p_moment", "< p_moment"),
+            Edit("evict", r"greatest\(seen_at, restart\) \+ dead_after < moment", "true"),
+        ),
+    ),
+    "busy keys": Sabotage(
+        "P6",
+        (
+            Edit("claim_keys", r"bool_and\(job\.startable\) over \(order by job\.seq\)", "job.startable"),
+            Edit("claim_keys", r"\((job|head)\.status = 'queued' and (job|head)\.run_after <= moment\) or", "true or"),
+        ),
+    ),
+    "keys from behind": Sabotage("P6", (Edit("claim_keys", r"order by each\.seq\s+limit", "order by each.seq desc limit"),)),
+    "settle without its fence": Sabotage(
+        "P4|P6", (Edit("settle", f"{_ATTEMPTS}|{_LEASE}"), Edit("end_attempts", f"{_ATTEMPTS}|{_LEASE}"))
+    ),
+}
+
+STREAMS = {
+    "commit before handling": Sabotage("P7.*was committed before it was handled", worker="commit_before_handling"),
+    "commit without an epoch": Sabotage(
+        "P4|P7",
+        (
+            Edit("commit_offsets", r"and reached\.epoch = given\.epoch"),
+            Edit("commit_offsets", r"and slot\.owner = p_member"),
+            Edit("commit_offsets", r"and slot\.epoch = given\.epoch"),
+            Edit("lock_offset", r"and epoch = p_epoch"),
+        ),
+    ),
+    "exactly once without its check": Sabotage(
+        "P4.*written.*by the group exact",
+        (
+            Edit("commit_exactly", r"raise exception 'partition", "raise notice 'partition"),
+            Edit("commit_exactly", r"raise exception 'the events", "raise notice 'the events"),
+            Edit("commit_exactly", r"using errcode = 'PS409', hint = '[^']*'", "using hint = 'nothing'"),
+        ),
+    ),
+    "offsets with holes": Sabotage(
+        "P7.*not dense",
+        (
+            Edit(
+                "append_chunks",
+                r"tail\.first_offset \+ tail\.events",
+                "tail.first_offset + tail.events + (random() < 0.005)::integer",
+            ),
+        ),
+    ),
+    "producers whose batches are not known again": Sabotage(
+        "P10", (Edit("append_routed", r"if told\.is_repeated then", "if false then"),)
+    ),
+    "taking a partition that has an owner": Sabotage("P4|P7", (Edit("take", r"and slots\.owner is null"),)),
+    "revocation that nobody heeds": Sabotage("P4|P7", worker="revocation_ignored"),
+    "members without a fence": Sabotage("P4|P7", worker="unfenced_member"),
+}

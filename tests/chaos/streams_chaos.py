@@ -1,0 +1,265 @@
+"""Streams while consumers are killed, frozen and cut off, the server crashes, producers retry, streams grow."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from proxy import Proxy
+from queue_chaos import seeded
+
+from checker.history import Gone
+from checker.streams import Committed, Consumed, Sent, check_exactly_once, check_group, check_log, read_handled
+from checker.tables import clock_difference
+from penstock import NewEvent, Penstock, PenstockError, Stream
+from penstock.postgres.embedded import EmbeddedServer
+from penstock.settings import Settings
+
+CONSUMERS = 3
+PRODUCERS = 3
+NOTE_COMMITS = """
+create table public.chaos_commits (partition integer, next_offset bigint, at timestamptz);
+create function public.chaos_note() returns trigger language plpgsql security definer as $do$
+begin
+    insert into public.chaos_commits values (new.partition, new.next_offset, clock_timestamp());
+    return null;
+end
+$do$;
+create trigger chaos_note after update on penstock.group_offsets for each row
+when (new.group_id = 'plain' and new.next_offset <> old.next_offset) execute function public.chaos_note();
+create table public.chaos_written (partition integer, event_offset bigint, value text);
+"""
+
+
+class Consumers:
+    """Worker processes, as an operator would run them; the first one behind a proxy."""
+
+    def __init__(self, url: str, proxy: Proxy, history: Path, sabotage: str) -> None:
+        self.gone: list[Gone] = []
+        self.cut: list[Gone] = []
+        self._proxy = proxy
+        self._urls = [proxy.url] + [url] * (CONSUMERS - 1)
+        self._environment = {
+            **os.environ,
+            "CHAOS_HISTORY": str(history),
+            "CHAOS_SABOTAGE": sabotage,
+            "PENSTOCK_HEARTBEAT_INTERVAL": "0.4",
+            "PENSTOCK_DEAD_AFTER": "2",
+            "PENSTOCK_POLL_INTERVAL": "0.3",
+            "PENSTOCK_COMMAND_TIMEOUT": "3",
+        }
+        self._log = history.with_suffix(".log").open("ab")
+        self.processes = [self._start(place) for place in range(CONSUMERS)]
+
+    def _start(self, place: int) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", "penstock", "worker", "stream_workload:app"]
+        environment = {**self._environment, "PENSTOCK_DATABASE_URL": self._urls[place]}
+        return subprocess.Popen(command, env=environment, cwd=Path(__file__).parent, stdout=self._log, stderr=self._log)
+
+    def kill_one(self, chance: random.Random) -> None:
+        place = chance.randrange(CONSUMERS)
+        self.processes[place].kill()
+        self.processes[place].wait()
+        self.gone.append(Gone(str(self.processes[place].pid), time.monotonic()))
+        self.processes[place] = self._start(place)
+
+    async def freeze_one(self, chance: random.Random, seconds: float) -> None:
+        process = self.processes[chance.randrange(CONSUMERS)]
+        process.send_signal(signal.SIGSTOP)
+        at = time.monotonic()
+        await asyncio.sleep(seconds)
+        # One that was killed meanwhile is gone already, for good.
+        self.gone.append(Gone(str(process.pid), at, time.monotonic()))
+        process.send_signal(signal.SIGCONT)
+
+    async def cut_off(self, seconds: float) -> None:
+        """Cut what goes through the proxy, a consumer and a producer: nothing passes, and nobody is told."""
+        self._proxy.cut()
+        worker, at = str(self.processes[0].pid), time.monotonic()
+        await asyncio.sleep(seconds)
+        self._proxy.mend()
+        # Its connections are new ones then.
+        self.cut.append(Gone(worker, at, time.monotonic() + 1.0))
+
+    def revive(self) -> None:
+        """Start those anew that ended by themselves, as a supervisor would: one that finds no database at its start gives up."""
+        for place, process in enumerate(self.processes):
+            if process.poll() is not None:
+                self.gone.append(Gone(str(process.pid), time.monotonic() - 1.0))
+                self.processes[place] = self._start(place)
+
+    def stop(self) -> None:
+        for process in self.processes:
+            process.send_signal(signal.SIGCONT)
+            process.terminate()
+        for process in self.processes:
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(30)
+            process.kill()
+            process.wait()
+
+
+async def produce(stream: Stream[str], name: int, until: float, sent: list[Sent], appended: dict[str, list[str]]) -> None:
+    """Append batches under numbers of their own, again and again until each is acknowledged."""
+    chance = random.Random(name)
+    producer = stream.producer(f"producer-{name}")
+    number = 0
+    while time.monotonic() < until:
+        batch = []
+        for _ in range(chance.randrange(1, 20)):
+            key = f"{name}-{chance.randrange(8)}"
+            batch.append(NewEvent(f"{key}:{number}", key))
+            number += 1
+        positions = await producer.append_many(batch)
+        for event, position in zip(batch, positions, strict=True):
+            assert event.key is not None
+            sent.append(Sent(position.partition, position.offset, event.data, event.key))
+            appended[event.key].append(event.data)
+        await asyncio.sleep(chance.uniform(0, 0.05))
+
+
+@dataclass(frozen=True)
+class Result:
+    """What came of a run."""
+
+    violations: list[str]
+    killed: int
+    frozen: int
+    cut: int
+    sent: int
+    handled: int
+
+
+async def run_streams(
+    folder: Path,
+    seconds: float,
+    *,
+    prepare: Callable[[Penstock], Awaitable[None]] | None = None,
+    sabotage: str = "",
+    caught_up_within: float = 90.0,
+) -> Result:
+    """Run the workload with its troubles and check what came of it.
+
+    Args:
+        folder: For the server's files and the history.
+        seconds: How long to append.
+        prepare: Called with the migrated database before the consumers start.
+        sabotage: What the consumers are to do wrong.
+        caught_up_within: When the groups are not done by then, what is left counts as never handled.
+    """
+    chance = seeded()
+    history = folder / "history.jsonl"
+    history.touch()
+    server = EmbeddedServer(folder / "server")
+    url = await asyncio.to_thread(server.start)
+    app = Penstock(url, settings=Settings(command_timeout=timedelta(seconds=5)))
+    await app.migrate()
+    stream = app.stream("chaos", str, partitions=6)
+    await stream.declare()
+    database = await app.database()
+    connection = await database.connect()
+    await connection.execute(NOTE_COMMITS)
+    await connection.close()
+    if prepare is not None:
+        await prepare(app)
+    proxy = await Proxy(url).__aenter__()
+    behind = Penstock(proxy.url, settings=Settings(command_timeout=timedelta(seconds=3)))
+    await behind.open()
+    consumers = Consumers(url, proxy, history, sabotage)
+    sent: list[Sent] = []
+    appended: dict[str, list[str]] = defaultdict(list)
+    troubles: list[asyncio.Task[None]] = []
+    try:
+        until = time.monotonic() + seconds
+        streams = [behind.stream("chaos", str, partitions=6), *[stream] * (PRODUCERS - 1)]
+        producing = [asyncio.create_task(produce(each, name, until, sent, appended)) for name, each in enumerate(streams)]
+        cutting = asyncio.create_task(consumers.cut_off(chance.uniform(1, 4)))
+        troubles.append(cutting)
+        crash_at, grow_at = until - seconds * 0.5, until - seconds * 0.3
+        returning: asyncio.Task[tuple[float, float]] | None = None
+        next_blow = time.monotonic() + 3
+        # Until it has grown too: on a busy machine recovery and appends can hold that up for longer.
+        while time.monotonic() < until or (grow_at < float("inf") and time.monotonic() < until + 60):
+            consumers.revive()
+            if time.monotonic() > next_blow:
+                blow = chance.choice(["kill", "freeze", "cut"])
+                if blow == "kill":
+                    consumers.kill_one(chance)
+                elif blow == "cut" and cutting.done():
+                    cutting = asyncio.create_task(consumers.cut_off(chance.uniform(1, 4)))
+                    troubles.append(cutting)
+                else:
+                    troubles.append(asyncio.create_task(consumers.freeze_one(chance, 3.5)))
+                next_blow = time.monotonic() + chance.uniform(0.8, 2)
+            if time.monotonic() > crash_at:
+                os.kill(int((folder / "server/postgres/postmaster.pid").read_text().split()[0]), signal.SIGKILL)
+                returning = asyncio.create_task(_return_of(stream, time.monotonic()))
+                crash_at = float("inf")
+            if time.monotonic() > grow_at:
+                with suppress(PenstockError):
+                    await stream.grow(10)
+                    grow_at = float("inf")
+            await asyncio.sleep(0.05)
+        await asyncio.gather(*troubles)
+        await asyncio.gather(*producing)
+        assert grow_at == float("inf")
+        assert returning is not None
+
+        async def caught_up() -> bool:
+            consumers.revive()
+            with suppress(PenstockError):
+                lags = await stream.lag()
+                return len(lags) == 20 and not any(lag.lag for lag in lags)
+            return False
+
+        with suppress(TimeoutError):
+            async with asyncio.timeout(caught_up_within):
+                while not await caught_up():
+                    await asyncio.sleep(0.05)
+        consumers.stop()
+        log: dict[int, list[tuple[int, str, str]]] = {}
+        for partition, bounds in (await stream.bounds()).items():
+            events: list[Any] = await stream.read(partition, 0, max(1, bounds.next))
+            log[partition] = [(event.offset, str(event.key), event.data) for event in events]
+        handled = [event for event in read_handled(history) if event.group == "plain"]
+        written = [tuple(row) for row in await database.fetch("select * from public.chaos_written")]
+        difference = await clock_difference(database)
+        noted = await database.fetch(
+            "select partition, next_offset, extract(epoch from at)::float8 as at from public.chaos_commits order by at"
+        )
+        committed = [Committed(row["partition"], row["next_offset"], row["at"] + difference) for row in noted]
+        consumed = Consumed(handled, committed, consumers.gone, consumers.cut, [await returning])
+        violations = check_log(log, sent) + check_group(log, consumed, appended)
+        violations += [f"{each} (by the group exact)" for each in check_exactly_once(log, written)]  # type: ignore[arg-type]
+        killed = sum(gone.back == float("inf") for gone in consumers.gone)
+        return Result(violations, killed, len(consumers.gone) - killed, len(consumers.cut), len(sent), len(handled))
+    finally:
+        for task in troubles:
+            task.cancel()
+        await asyncio.gather(*troubles, return_exceptions=True)
+        consumers.stop()
+        await behind.close()
+        await proxy.__aexit__()
+        await app.close()
+        await asyncio.to_thread(server.stop)
+
+
+async def _return_of(stream: Stream[str], away: float) -> tuple[float, float]:
+    """From when to when the database was away, with the time that members have to say that they live."""
+    while True:
+        with suppress(PenstockError):
+            await stream.lag()
+            return away, time.monotonic() + 4.0
+        await asyncio.sleep(0.05)

@@ -1,0 +1,81 @@
+"""Each guarantee is taken out of the running system once: under the ordinary workload the checkers have to see it, by name.
+
+Chance decides whether a run gives the sabotage an occasion, so each gets several.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+
+import pytest
+from pools_chaos import run_pools
+from queue_chaos import run_queue
+from sabotage import POOLS, QUEUE, STREAMS, Sabotage
+from streams_chaos import run_streams
+
+from penstock.testing import TemporaryDatabases
+
+RUNS = 4
+SECONDS = float(os.environ.get("CHAOS_SECONDS", "14"))
+QUICK = {"recovery of workers that live", "commit before handling"}
+
+
+def table(sabotages: dict[str, Sabotage]) -> list[object]:
+    """The parameters; most take longer than a test run has time for."""
+    marks = [pytest.mark.chaos, pytest.mark.timeout(900)]
+    return [
+        pytest.param(sabotage, id=name, marks=marks if name in QUICK else [*marks, pytest.mark.soak])
+        for name, sabotage in sabotages.items()
+    ]
+
+
+async def seen(sabotage: Sabotage, run: Callable[[int], Awaitable[Sequence[str]]]) -> None:
+    """Run until the checkers name the promise that is broken."""
+    others: list[str] = []
+    for number in range(RUNS):
+        violations = await run(number)
+        if found := [each for each in violations if re.match(sabotage.expected, each)]:
+            print(f"run {number + 1}: {len(found)} violations, such as {found[0]}")
+            return
+        others += violations
+    pytest.fail(f"no run of {RUNS} broke {sabotage.expected}; found: {others[:5]}")
+
+
+def folder(parent: Path, number: int) -> Path:
+    made = parent / str(number)
+    made.mkdir()
+    return made
+
+
+@pytest.mark.parametrize("sabotage", table(QUEUE))
+async def test_a_queue_without_a_guarantee_is_found_out(tmp_path: Path, sabotage: Sabotage) -> None:
+    async def run(number: int) -> Sequence[str]:
+        into = folder(tmp_path, number)
+        result = await run_queue(into, SECONDS, prepare=sabotage.prepare, sabotage=sabotage.worker, drained_within=20)
+        return result.violations
+
+    await seen(sabotage, run)
+
+
+@pytest.mark.parametrize("sabotage", table(POOLS))
+async def test_a_pool_without_a_guarantee_is_found_out(databases: TemporaryDatabases, tmp_path: Path, sabotage: Sabotage) -> None:
+    async def run(number: int) -> Sequence[str]:
+        with databases.database() as url:
+            into = folder(tmp_path, number)
+            result = await run_pools(url, into, SECONDS, prepare=sabotage.prepare, sabotage=sabotage.worker, drained_within=20)
+            return result.violations
+
+    await seen(sabotage, run)
+
+
+@pytest.mark.parametrize("sabotage", table(STREAMS))
+async def test_a_stream_without_a_guarantee_is_found_out(tmp_path: Path, sabotage: Sabotage) -> None:
+    async def run(number: int) -> Sequence[str]:
+        into = folder(tmp_path, number)
+        result = await run_streams(into, SECONDS, prepare=sabotage.prepare, sabotage=sabotage.worker, caught_up_within=20)
+        return result.violations
+
+    await seen(sabotage, run)

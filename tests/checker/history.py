@@ -1,0 +1,153 @@
+"""What chaos tests record, and the runs that a history consists of.
+
+Handlers and tests record events, each with a time of one monotonic clock (all processes are on one machine).
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+THAW_S = 1.0
+"""For so long a worker that was stopped and is back may go on with what it lost, until it has noticed."""
+
+SLACK_S = 0.1
+"""By so much a time of the database may differ from one of a process."""
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """What happened to a job. The outcome of one that ended is succeeded, failed, or interrupted: its worker ended it.
+
+    `kind` is enqueued (acknowledged), cancelling (asked for), cancelled (acknowledged), started or ended; `attempts` is the
+    number of the attempt, `value` the payload as text.
+    """
+
+    kind: str
+    id: str
+    name: str
+    at: float
+    attempts: int = 0
+    worker: str = ""
+    outcome: str = ""
+    value: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Gone:
+    """A worker process that did nothing from `at` on: killed, or stopped until `back`."""
+
+    worker: str
+    at: float
+    back: float = float("inf")
+
+
+@dataclass(slots=True)
+class Run:
+    """One attempt as it was seen; it lasts until the end of the history when nobody saw its end."""
+
+    id: str
+    name: str
+    attempts: int
+    worker: str
+    begin: float
+    end: float = float("inf")
+    outcome: str = ""
+    value: str = ""
+    lost_at: float | None = None
+    """When its worker was gone in the midst of it."""
+
+    @property
+    def until(self) -> float:
+        """When it ended, for those who take over: with its worker, when that was gone."""
+        return self.end if self.lost_at is None else self.lost_at
+
+
+@dataclass(slots=True)
+class Absences:
+    """When which workers were gone, and when the database was away, which is as if all of them were.
+
+    A span of `away` ends when workers have had the time to find the database again.
+    """
+
+    gone: Sequence[Gone]
+    thaw_s: float = THAW_S
+    away: Sequence[tuple[float, float]] = ()
+    _by_worker: dict[str, list[Gone]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for each in self.gone:
+            self._by_worker.setdefault(each.worker, []).append(each)
+
+    def during(self, worker: str, begin: float, end: float) -> float | None:
+        """When the worker was gone between the two times, if it was, and had little time to do anything when it was back."""
+        for each in self._by_worker.get(worker, ()):
+            if begin <= each.at < end <= each.back + self.thaw_s:
+                return each.at
+        for away, back in self.away:
+            if begin < back and away < end <= back + self.thaw_s:
+                return max(begin, away)
+        return None
+
+    def between(self, worker: str, begin: float, end: float) -> bool:
+        """Whether the worker was gone for some of this time."""
+        return any(at < end and back + self.thaw_s > begin for at, back in self._spans(worker))
+
+    def thawing(self, worker: str, at: float) -> bool:
+        """Whether the worker was back only just then."""
+        return any(back <= at <= back + self.thaw_s for _, back in self._spans(worker))
+
+    def _spans(self, worker: str) -> list[tuple[float, float]]:
+        return [(each.at, each.back) for each in self._by_worker.get(worker, ())] + list(self.away)
+
+
+def read(path: Path) -> list[Event]:
+    """The events of a file with one JSON object a line; a torn last line of a killed process is left out."""
+    events = []
+    for line in path.read_text("utf-8").splitlines():
+        try:
+            fields: dict[str, Any] = json.loads(line)
+        except json.JSONDecodeError:
+            continue
+        events.append(Event(**fields))
+    return sorted(events, key=lambda event: event.at)
+
+
+def runs_of(events: Iterable[Event]) -> list[Run]:
+    """All runs in the order of their begin."""
+    runs: list[Run] = []
+    open_runs: dict[tuple[str, int, str], Run] = {}
+    for event in sorted(events, key=lambda event: event.at):
+        place = (event.id, event.attempts, event.worker)
+        if event.kind == "started":
+            run = Run(event.id, event.name, event.attempts, event.worker, event.at, value=event.value)
+            open_runs[place] = run
+            runs.append(run)
+        elif event.kind == "ended" and (ended := open_runs.pop(place, None)) is not None:
+            ended.end, ended.outcome = event.at, event.outcome
+    return runs
+
+
+def by_id(runs: Iterable[Run]) -> dict[str, list[Run]]:
+    """The runs of each job, in the order of their begin."""
+    found: dict[str, list[Run]] = defaultdict(list)
+    for run in runs:
+        found[run.id].append(run)
+    return found
+
+
+def lose(runs: Iterable[Run], absences: Absences, counted: dict[str, int]) -> None:
+    """Note which runs ended with their worker.
+
+    Args:
+        runs: The runs.
+        absences: When workers were gone.
+        counted: The number of the attempt with which a job succeeded, by id: that run was not lost.
+    """
+    for run in runs:
+        if run.outcome != "succeeded" or counted.get(run.id) != run.attempts:
+            run.lost_at = absences.during(run.worker, run.begin, run.end)

@@ -1,0 +1,246 @@
+"""The checker of jobs: what became of each follows from what was asked for and from what its workers did (P1 to P5, P9, P10)."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from checker.history import SLACK_S, THAW_S, Absences, Event, Gone, Run, by_id, lose, runs_of
+
+
+@dataclass(frozen=True, slots=True)
+class Final:
+    """A job as a table has it at the end; `at` is when it finished, on the clock of the events.
+
+    `attempts` is the number of the attempt that was the last; `worker` the process that settled it ("": not known).
+    """
+
+    id: str
+    name: str
+    status: str
+    attempts: int
+    finished: bool
+    at: float = 0.0
+    worker: str = ""
+    reason: str = ""
+    value: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What holds for a job type."""
+
+    at_most_once: bool = False
+    concurrency: int | None = None
+    attempts: int = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """What the workload asked of a job: when it expires, if it does, and whether a failure of it is final."""
+
+    expires_at: float = float("inf")
+    may_fail_for_good: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """A recorded history and what is known of its circumstances.
+
+    Args:
+        events: What was recorded.
+        final: All rows of queued_jobs and archived_jobs after the queue was drained.
+        rules: What holds for each type.
+        gone: When worker processes were killed or stopped.
+        cut: When worker processes could not reach the database, for whatever reason: their results may have been lost.
+        away: When the database was away, until workers have had the time to find it again.
+        planned: What was asked of a job, by id; one that is not here was asked for nothing in particular.
+        healed_within: Seconds in which what a worker that is gone ran has to run again, or to be over. Types with a concurrency
+            are left out: their jobs also wait for each other.
+        safe_silence_s: A worker that was stopped for less keeps what it has.
+        thaw_s: For how long a worker that is back may go on with what it lost.
+    """
+
+    events: Sequence[Event]
+    final: Sequence[Final]
+    rules: Mapping[str, Rules]
+    gone: Sequence[Gone] = ()
+    cut: Sequence[Gone] = ()
+    away: Sequence[tuple[float, float]] = ()
+    planned: Mapping[str, Planned] | None = None
+    healed_within: float = float("inf")
+    safe_silence_s: float = 0.0
+    thaw_s: float = THAW_S
+
+
+def check_jobs(history: History) -> list[str]:
+    """The violations of the promises, in words; none is what everybody hopes for."""
+    deadly = [gone for gone in history.gone if gone.back - gone.at >= history.safe_silence_s]
+    absences = Absences(deadly, history.thaw_s, history.away)
+    excused = Absences([*deadly, *history.cut], history.thaw_s, history.away)
+    runs = runs_of(history.events)
+    counted = {row.id: row.attempts for row in history.final if row.status == "succeeded"}
+    lose(runs, absences, counted)
+    of_job = by_id(runs)
+    rows = {row.id: row for row in history.final}
+    events: dict[str, list[Event]] = defaultdict(list)
+    for event in history.events:
+        events[event.id].append(event)
+
+    violations = list(_presence(history, of_job))
+    for row in history.final:
+        own = of_job.get(row.id, [])
+        rules = history.rules[row.name]
+        if rules.at_most_once and len(own) > 1:
+            violations.append(f"P3: {row.name} {row.id} was started {len(own)} times")
+        violations += _overlaps(row, own, excused)
+        if row.finished:
+            violations += _after_the_end(row, own, absences, rules)
+            planned = (history.planned or {}).get(row.id, Planned())
+            violations += _ending(row, own, rules, planned, events[row.id], excused)
+    violations += _over_limit(runs, history.rules)
+    for id, seconds in healing(history).items():
+        row_of = rows.get(id)
+        if seconds > history.healed_within and (row_of is None or history.rules[row_of.name].concurrency is None):
+            violations.append(f"P9: {id} of a worker that was gone was without one for {seconds:.1f} s")
+    return violations
+
+
+def _presence(history: History, of_job: Mapping[str, Sequence[Run]]) -> Iterable[str]:
+    rows = Counter(row.id for row in history.final)
+    values = {row.id: row.value for row in history.final}
+    for event in history.events:
+        if event.kind != "enqueued":
+            continue
+        if event.id not in rows:
+            yield f"P1: {event.name} {event.id} was acknowledged and is in no table"
+        elif event.value and values[event.id] and values[event.id] != event.value:
+            yield f"P1: {event.name} {event.id} has another payload than was enqueued"
+    for id, runs in of_job.items():
+        if id not in rows:
+            yield f"P1: {id} was started and is in no table"
+        elif any(run.value and values[id] and run.value != values[id] for run in runs):
+            yield f"P1: {id} ran with another payload than it has"
+    for id, count in rows.items():
+        if count > 1:
+            yield f"P10: {id} is there {count} times"
+    for row in history.final:
+        if not row.finished:
+            yield f"P2: {row.name} {row.id} is {row.status} after the drain"
+
+
+def _overlaps(row: Final, runs: Sequence[Run], excused: Absences) -> Iterable[str]:
+    """One job runs on one worker at a time, each attempt once, and not again after it succeeded."""
+    # One that was interrupted was handed back, which uses up no attempt.
+    numbers = [run.attempts for run in runs if run.outcome != "interrupted"]
+    if len(numbers) != len(set(numbers)):
+        yield f"P4: {row.name} {row.id} was started twice with the same attempt number: {numbers}"
+    longest = runs[0] if runs else None
+    for before, after in itertools.pairwise(runs):
+        assert longest is not None
+        if before.until > longest.until:
+            longest = before
+        if after.begin < longest.until and not excused.thawing(after.worker, after.begin):
+            yield (
+                f"P4: {row.name} {row.id} began on {after.worker} at {after.begin:.3f} while it ran on {longest.worker}"
+                f" until {longest.until:.3f}"
+            )
+        elif before.outcome == "succeeded" and not excused.between(before.worker, before.begin, after.begin):
+            yield f"P4: {row.name} {row.id} ran again on {after.worker} after it succeeded on {before.worker}, never gone"
+
+
+def _after_the_end(row: Final, runs: Sequence[Run], absences: Absences, rules: Rules) -> Iterable[str]:
+    for run in runs:
+        if run.begin > row.at + SLACK_S and (rules.at_most_once or not absences.thawing(run.worker, run.begin)):
+            yield f"P2: {row.name} {row.id} began on {run.worker} {run.begin - row.at:.3f} s after it was {row.status}"
+
+
+def _ending(
+    row: Final, runs: Sequence[Run], rules: Rules, planned: Planned, events: Sequence[Event], excused: Absences
+) -> Iterable[str]:
+    """Whether the status follows from what was asked for and what happened."""
+    what = f"{row.name} {row.id}"
+    asked = [event.at for event in events if event.kind == "cancelling"]
+    if row.status == "succeeded":
+        yield from _success(row, runs)
+    elif row.status == "failed":
+        yield from _failure(row, runs, rules, planned, excused)
+    elif row.status == "expired":
+        if row.at < planned.expires_at - SLACK_S:
+            yield f"P2: {what} was archived as expired before its time, or without one"
+    elif row.status == "cancelled" and not any(at <= row.at + SLACK_S for at in asked):
+        yield f"P2: {what} was archived as cancelled, and nobody had asked for it"
+    if row.status != "cancelled" and any(event.kind == "cancelled" for event in events):
+        yield f"P2: {what} was said to be cancelled and is archived as {row.status}"
+    if row.status != "failed" and row.status != "cancelled":
+        failures = sum(run.outcome == "failed" and run.lost_at is None for run in runs)
+        if failures >= rules.attempts or (rules.at_most_once and failures):
+            yield f"P2: {what} failed {failures} times, has {rules.attempts} attempts, and is archived as {row.status}"
+
+
+def _success(row: Final, runs: Sequence[Run]) -> Iterable[str]:
+    what = f"{row.name} {row.id}"
+    good = [run for run in runs if run.attempts == row.attempts and run.outcome == "succeeded"]
+    if not good:
+        seen = sorted({run.attempts for run in runs if run.outcome == "succeeded"})
+        yield f"P4: {what} succeeded with attempt number {row.attempts}, but runs say {seen}"
+        return
+    settled = good[-1]
+    if row.worker and row.worker != settled.worker:
+        yield f"P4: {what} was settled by {row.worker}, but attempt {row.attempts} ran on {settled.worker}"
+    if row.at < settled.end - SLACK_S:
+        yield f"P4: {what} was settled {settled.end - row.at:.3f} s before the end of attempt {row.attempts}, which it names"
+    for other in runs:
+        if settled.begin < other.begin < row.at - SLACK_S:
+            yield f"P4: the result of {settled.worker} for {what} took effect although {other.worker} had started it meanwhile"
+
+
+def _failure(row: Final, runs: Sequence[Run], rules: Rules, planned: Planned, excused: Absences) -> Iterable[str]:
+    what = f"{row.name} {row.id}"
+    if not runs:
+        yield f"P2: {what} was archived as failed though it was never started"
+        return
+    # A result is lost with the worker that could not write it.
+    if all(run.outcome == "succeeded" and not excused.between(run.worker, run.begin, row.at) for run in runs):
+        yield f"P2: {what} was archived as failed though no run of it failed"
+    last = runs[-1]
+    if last.lost_at is None and row.at < last.end - SLACK_S:
+        yield f"P4: {what} was archived as failed while it ran on {last.worker}"
+    excused = rules.at_most_once or planned.may_fail_for_good
+    quarantined = row.reason == "quarantined" and any(run.lost_at is not None for run in runs)
+    if len(runs) < rules.attempts and not excused and not quarantined:
+        yield f"P2: {what} was archived as failed after {len(runs)} of {rules.attempts} attempts"
+
+
+def healing(history: History) -> dict[str, float]:
+    """For each job that ran on a worker when that was killed: seconds until it ran again or was over."""
+    killed = {gone.worker: gone.at for gone in history.gone if gone.back == float("inf")}
+    over = {row.id: row.at for row in history.final if row.finished}
+    waited: dict[str, float] = {}
+    for id, runs in by_id(runs_of(history.events)).items():
+        for place, run in enumerate(runs):
+            death = killed.get(run.worker)
+            if death is None or run.end < float("inf"):
+                continue
+            again = [later.begin for later in runs[place + 1 :]] + ([over[id]] if id in over else [])
+            waited[id] = max(waited.get(id, 0.0), min(again, default=float("inf")) - death)
+    return waited
+
+
+def _over_limit(runs: Iterable[Run], rules: Mapping[str, Rules]) -> Iterable[str]:
+    """Where more jobs of a type ran at once than its concurrency admits. The run of a worker that was gone ended with it; every
+    other one whose end nobody saw lasts until the end."""
+    changes: dict[str, list[tuple[float, int]]] = defaultdict(list)
+    for run in runs:
+        if run.name in rules and rules[run.name].concurrency is not None:
+            changes[run.name] += [(run.begin, 1), (run.until, -1)]
+    for name, moments in changes.items():
+        limit = rules[name].concurrency
+        running = highest = 0
+        for _, change in sorted(moments):
+            running += change
+            highest = max(highest, running)
+        if limit is not None and highest > limit:
+            yield f"P5: {highest} jobs of {name} ran at once, its concurrency is {limit}"

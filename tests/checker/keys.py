@@ -1,0 +1,164 @@
+"""The checker of keys: order, one at a time, one owner at a time, recovery in time; and of standing jobs (P4, P6, P9)."""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from checker.history import SLACK_S, THAW_S, Absences, Event, Gone, Run, by_id, lose, runs_of
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """Where a job of a key was enqueued: its place in its transaction, when that began, and when its commit was known."""
+
+    transaction: int
+    place: int
+    begun: float
+    committed: float
+
+    def before(self, other: Placed) -> bool:
+        """Whether this one has to start first. Of transactions that overlap either may come first."""
+        if self.transaction == other.transaction:
+            return self.place < other.place
+        return self.committed < other.begun
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How a job of a key was archived."""
+
+    status: str
+    attempts: int
+    at: float
+
+
+def check_keys(
+    events: Sequence[Event],
+    placed: Mapping[str, Placed],
+    ended: Mapping[str, Ended],
+    gone: Sequence[Gone],
+    *,
+    within_s: float,
+    cut: Sequence[Gone] = (),
+    safe_silence_s: float = 0.0,
+    thaw_s: float = THAW_S,
+) -> list[str]:
+    """The violations, in words.
+
+    Args:
+        events: The recorded history; the name of an event is "key/n", for which id stands in the other arguments too.
+        placed: Where each job was enqueued, by name.
+        ended: How each job was archived, by name.
+        gone: When worker processes were killed or stopped.
+        within_s: By when the work of a worker that is gone runs again.
+        cut: When worker processes could not reach the database: what they did may not have been settled.
+        safe_silence_s: A worker that was stopped for less keeps its keys.
+        thaw_s: For how long a worker that is back may go on with a key that it lost.
+    """
+    runs = runs_of(events)
+    deadly = [each for each in gone if each.back - each.at >= safe_silence_s]
+    absences, excused = Absences(deadly, thaw_s), Absences([*deadly, *cut], thaw_s)
+    names = {run.id: run.name for run in runs}
+    counted = {id: ended[name].attempts for id, name in names.items() if name in ended and ended[name].status == "succeeded"}
+    lose(runs, absences, counted)
+    by_key: dict[str, list[Run]] = defaultdict(list)
+    for run in runs:
+        by_key[run.name.rpartition("/")[0]].append(run)
+    violations = []
+    for key, own in by_key.items():
+        violations += _one_at_a_time(key, own, absences, excused, within_s)
+        violations += _order(own, placed, ended)
+    return violations
+
+
+def _one_at_a_time(key: str, runs: Sequence[Run], absences: Absences, excused: Absences, within_s: float) -> list[str]:
+    violations = []
+    latest = runs[0]
+    for after in runs[1:]:
+        if after.begin < latest.until and not absences.thawing(after.worker, after.begin):
+            violations.append(
+                f"P6: {after.name} began on {after.worker} at {after.begin:.3f} while {latest.name} ran on {latest.worker}"
+                f" until {latest.until:.3f}"
+            )
+        elif latest.lost_at is not None and after.begin - latest.lost_at > within_s:
+            violations.append(f"P9: {key} stood still for {after.begin - latest.lost_at:.1f} s after {latest.worker} was gone")
+        # Of two that overlap the one that lasts longer is what the next must not meet.
+        latest = max(latest, after, key=lambda run: run.until)
+    for id, own in by_id(runs).items():
+        for before, again in itertools.pairwise(own):
+            if before.outcome == "succeeded" and not excused.between(before.worker, before.begin, again.begin):
+                violations.append(
+                    f"P4: {before.name} ({id}) ran again after it succeeded on {before.worker}, which was never gone"
+                )
+    return violations
+
+
+def _order(runs: Sequence[Run], placed: Mapping[str, Placed], ended: Mapping[str, Ended]) -> list[str]:
+    """What was enqueued earlier is done before what was enqueued later begins."""
+    begun: dict[str, float] = {}
+    done: dict[str, float] = {}
+    for run in runs:
+        begun.setdefault(run.name, run.begin)
+        if run.outcome == "succeeded":
+            done.setdefault(run.name, run.end)
+        elif ended.get(run.name, Ended("", 0, 0.0)).status in ("failed", "cancelled"):
+            done[run.name] = run.until
+    for name, how in ended.items():
+        if name in placed and name not in done and how.status in ("expired", "cancelled"):
+            done[name] = float("-inf")
+    violations = []
+    mine = sorted((name for name in begun if name in placed), key=lambda name: begun[name])
+    waiting = [name for name in mine if done.get(name, float("inf")) > begun[mine[0]]]
+    for later in mine:
+        for earlier in waiting:
+            if placed[earlier].before(placed[later]) and done.get(earlier, float("inf")) > begun[later] + 1e-9:
+                violations.append(f"P6: {later} first began at {begun[later]:.3f}, before {earlier}, enqueued earlier, was done")
+                break
+        waiting = [name for name in waiting if done.get(name, float("inf")) > begun[later]]
+    return violations
+
+
+def check_standing(
+    events: Sequence[Event], gone: Sequence[Gone], wanted: set[str], until: float, *, within_s: float, thaw_s: float = THAW_S
+) -> list[str]:
+    """Where two runs of a standing job overlapped, where one was missing for too long, and where an old run's state came back.
+
+    Args:
+        events: The recorded history: began and stopped, with an id for each run; attempts: which run by the state it was given.
+        gone: When worker processes were killed or stopped.
+        wanted: The keys that were wanted from begin to end.
+        until: When they were wanted no longer.
+        within_s: For how long a key may have no run.
+        thaw_s: For how long a worker that is back may go on with a key that it lost.
+    """
+    runs: dict[str, dict[str, Run]] = defaultdict(dict)
+    for event in events:
+        if event.kind == "began":
+            runs[event.name][event.id] = Run(event.id, event.name, event.attempts, event.worker, event.at, until)
+        elif event.kind == "stopped" and event.id in runs[event.name]:
+            runs[event.name][event.id].end = event.at
+    absences = Absences(gone, thaw_s)
+    violations = [f"P2: the standing job {key} never ran" for key in sorted(wanted - set(runs))]
+    for key, own in runs.items():
+        each = sorted(own.values(), key=lambda run: run.begin)
+        for run in each:
+            # One that goes on after it was stopped is still the right one; one that ends right away was fenced meanwhile.
+            run.lost_at = absences.during(run.worker, run.begin, run.end)
+        for before, after in itertools.pairwise(each):
+            if after.begin < before.until:
+                violations.append(
+                    f"P6: {key} began on {after.worker} at {after.begin:.3f}, ran on {before.worker} until {before.until:.3f}"
+                )
+            elif after.attempts < before.attempts:
+                # Every run hands on what it got plus one, or, when it could not, what it got.
+                violations.append(
+                    f"P4: {key} got the state of run {after.attempts} on {after.worker} after run {before.attempts}"
+                )
+            elif after.begin - before.until > within_s:
+                violations.append(f"P9: {key} did not run for {after.begin - before.until:.1f} s")
+        if each[-1].until < until - within_s - SLACK_S and key in wanted:
+            violations.append(f"P9: {key} did not run for the last {until - each[-1].until:.1f} s")
+    return violations

@@ -1,0 +1,240 @@
+"""The checker of streams: the log, what groups did with it, and who owned a partition when (P1, P4, P7).
+
+Producers record what was acknowledged, handlers what they did, the database (through a trigger) what was committed; the log is
+read at the end.
+"""
+
+from __future__ import annotations
+
+import json
+from bisect import bisect_right
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from checker.history import SLACK_S, THAW_S, Absences, Gone
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """An acknowledged append: where it is said to be."""
+
+    partition: int
+    offset: int
+    value: str
+    key: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Handled:
+    """A handler was done with an event of a batch that it began at `begun`."""
+
+    group: str
+    partition: int
+    offset: int
+    key: str
+    value: str
+    begun: float
+    at: float
+    worker: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """The group was done with all events of a partition before `next`."""
+
+    partition: int
+    next: int
+    at: float
+
+
+Log = Mapping[int, Sequence[tuple[int, str, str]]]  # by partition: (offset, key, value)
+
+
+def read_handled(path: Path) -> list[Handled]:
+    """The events of a file with one JSON object a line; a torn last line of a killed process is left out."""
+    handled = []
+    for line in path.read_text("utf-8").splitlines():
+        try:
+            handled.append(Handled(**json.loads(line)))
+        except (json.JSONDecodeError, TypeError):
+            continue
+    return sorted(handled, key=lambda event: event.at)
+
+
+def check_log(log: Log, sent: Iterable[Sent]) -> list[str]:
+    """P1 and P7: what was acknowledged is there, once, where it was said to be, and nothing else; offsets are dense."""
+    violations = []
+    values: Counter[str] = Counter()
+    for partition, events in log.items():
+        for place, (offset, _, value) in enumerate(events):
+            values[value] += 1
+            if offset != place:
+                violations.append(f"P7: partition {partition} has offset {offset} where {place} belongs: not dense")
+    for value, times in values.items():
+        if times > 1:
+            violations.append(f"P10: {value} was appended {times} times, though its producer numbers its batches")
+    acknowledged = set()
+    for event in sent:
+        acknowledged.add(event.value)
+        events = log.get(event.partition, ())
+        if event.offset >= len(events) or events[event.offset][2] != event.value:
+            violations.append(f"P1: {event.value} was acknowledged at {event.partition}:{event.offset} and is not there")
+        elif event.key and events[event.offset][1] != event.key:
+            violations.append(f"P1: {event.value} was appended with the key {event.key} and has {events[event.offset][1]}")
+    violations += [f"P10: {value} is there, and nobody appended it" for value in values.keys() - acknowledged]
+    return violations
+
+
+@dataclass(frozen=True, slots=True)
+class Consumed:
+    """What one group did.
+
+    Args:
+        handled: What its handlers did.
+        committed: Its commits.
+        gone: When worker processes were killed or stopped.
+        cut: When worker processes could not reach the database: what they did may not have been committed.
+        away: When the database was away, until workers have had the time to find it again.
+        thaw_s: For how long a worker that is back may go on with a partition that it lost.
+    """
+
+    handled: Sequence[Handled]
+    committed: Sequence[Committed] = ()
+    gone: Sequence[Gone] = ()
+    cut: Sequence[Gone] = ()
+    away: Sequence[tuple[float, float]] = ()
+    thaw_s: float = THAW_S
+
+
+def check_group(log: Log, consumed: Consumed, appended: Mapping[str, Sequence[str]]) -> list[str]:
+    """P7 and P4: every event was handled, in its partition's order, with what the log has; the values of a key in order; a
+    partition had one owner at a time; nothing was committed before it was handled, nor handled again after it was committed.
+    """
+    violations = []
+    partitions: dict[int, list[Handled]] = defaultdict(list)
+    for event in sorted(consumed.handled, key=lambda event: event.at):
+        partitions[event.partition].append(event)
+    absences = Absences(consumed.gone, consumed.thaw_s, consumed.away)
+    for partition, handled in partitions.items():
+        violations += _values(log, partition, handled)
+        violations += _order(partition, handled)
+        violations += _owners(partition, handled, absences)
+        violations += _redelivered(partition, handled, consumed)
+        own = sorted((each for each in consumed.committed if each.partition == partition), key=lambda each: each.at)
+        violations += _commits(partition, handled, own, absences)
+    first: dict[str, list[str]] = defaultdict(list)
+    seen: set[tuple[int, int]] = set()
+    for event in sorted(consumed.handled, key=lambda event: event.at):
+        if (event.partition, event.offset) not in seen:
+            seen.add((event.partition, event.offset))
+            first[event.key].append(event.value)
+    for partition, events in log.items():
+        missing = [offset for offset, _, _ in events if (partition, offset) not in seen]
+        if missing:
+            violations.append(f"P7: {len(missing)} events of partition {partition} were never handled, the first is {missing[0]}")
+    for key, values in appended.items():
+        if first[key] != list(values) and sorted(first[key]) == sorted(values):
+            violations.append(f"P7: the events of key {key} were handled in another order than they were appended")
+    return violations
+
+
+def _values(log: Log, partition: int, handled: Sequence[Handled]) -> Iterable[str]:
+    events = log.get(partition, ())
+    for event in handled:
+        if event.offset >= len(events) or events[event.offset][1:] != (event.key, event.value):
+            there = events[event.offset][1:] if event.offset < len(events) else "nothing"
+            yield f"P7: {partition}:{event.offset} was handled with {event.key}, {event.value}; the log has {there}"
+
+
+def _order(partition: int, handled: Sequence[Handled]) -> Iterable[str]:
+    expected = 0
+    for event in handled:
+        if event.offset > expected:
+            yield f"P7: {partition}:{event.offset} was handled before {partition}:{expected}"
+        expected = max(expected, event.offset + 1)
+
+
+def _owners(partition: int, handled: Sequence[Handled], absences: Absences) -> Iterable[str]:
+    """A batch lasts from its begin to its last event; two of different workers do not meet, unless one of them was gone."""
+    batches: dict[tuple[str, float], float] = {}
+    for event in handled:
+        place = (event.worker, event.begun)
+        batches[place] = max(batches.get(place, 0.0), event.at)
+    spans = []
+    for (worker, begun), end in batches.items():
+        lost_at = absences.during(worker, begun, end)
+        if not absences.thawing(worker, begun):
+            spans.append((begun, end if lost_at is None else lost_at, worker))
+    spans.sort()
+    latest: tuple[float, float, str] | None = None
+    for span in spans:
+        if latest is not None and span[0] < latest[1] and span[2] != latest[2]:
+            yield (
+                f"P4: partition {partition} was handled by {span[2]} from {span[0]:.3f} on, by {latest[2]} until {latest[1]:.3f}"
+            )
+        if latest is None or span[1] > latest[1]:
+            latest = span
+
+
+def _redelivered(partition: int, handled: Sequence[Handled], consumed: Consumed) -> Iterable[str]:
+    """An event comes again only when whoever handled it could not commit it."""
+    excused = Absences([*consumed.gone, *consumed.cut], consumed.thaw_s, consumed.away)
+    last: dict[int, Handled] = {}
+    for event in handled:
+        before = last.get(event.offset)
+        last[event.offset] = event
+        if before is None or excused.between(before.worker, before.begun, event.begun):
+            continue
+        if excused.thawing(event.worker, event.begun):
+            continue
+        yield (
+            f"P7: {partition}:{event.offset} came to {event.worker} again at {event.begun:.3f}, {event.begun - before.at:.3f} s"
+            f" after {before.worker} had handled it, though nothing had happened to that"
+        )
+
+
+def _commits(partition: int, handled: Sequence[Handled], committed: Sequence[Committed], absences: Absences) -> Iterable[str]:
+    if not committed:
+        return
+    done: dict[int, float] = {}
+    for event in handled:
+        done.setdefault(event.offset, event.at)
+    reached = 0
+    for commit in committed:
+        if commit.next < reached:
+            yield f"P4: partition {partition} was set back from {reached} to {commit.next} by a commit"
+        for offset in range(reached, commit.next):
+            if done.get(offset, float("inf")) > commit.at + SLACK_S:
+                yield f"P7: {partition}:{offset} was committed before it was handled"
+                break
+        reached = max(reached, commit.next)
+    times, places = [commit.at for commit in committed], []
+    for commit in committed:
+        places.append(max(commit.next, places[-1] if places else 0))
+    for event in handled:
+        earlier = bisect_right(times, event.begun - SLACK_S)
+        if earlier and places[earlier - 1] > event.offset and not absences.thawing(event.worker, event.begun):
+            yield (
+                f"P7: {partition}:{event.offset} came to {event.worker} at {event.begun:.3f},"
+                f" when {places[earlier - 1]} was committed"
+            )
+
+
+def check_exactly_once(log: Log, written: Iterable[tuple[int, int, str]]) -> list[str]:
+    """P4: what a group wrote in the transactions of its commits is there exactly once, with the values of the log."""
+    rows = list(written)
+    counts = Counter((partition, offset) for partition, offset, _ in rows)
+    violations = [
+        f"P4: {partition}:{offset} was written {times} times" for (partition, offset), times in counts.items() if times > 1
+    ]
+    for partition, events in log.items():
+        missing = [offset for offset, _, _ in events if (partition, offset) not in counts]
+        if missing:
+            violations.append(f"P7: {len(missing)} events of partition {partition} were never written, the first is {missing[0]}")
+    for partition, offset, value in rows:
+        events = log.get(partition, ())
+        if offset >= len(events) or events[offset][2] != value:
+            violations.append(f"P7: {partition}:{offset} was written as {value}, which the log does not have there")
+    return violations

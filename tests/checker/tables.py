@@ -1,0 +1,50 @@
+"""What the tables say at the end, on the clock of the recorded events."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+from checker.jobs import Final
+from penstock import Penstock
+from penstock.postgres.database import Database
+
+
+def text(value: Any) -> str:
+    """A payload as text, the same for every order of its names."""
+    return json.dumps(value, sort_keys=True)
+
+
+async def clock_difference(database: Database) -> float:
+    """What to add to the database's seconds since 1970 to get a time of `time.monotonic`; from the quickest of ten looks."""
+    quickest, difference = float("inf"), 0.0
+    for _ in range(10):
+        before = time.monotonic()
+        there = await database.fetchval("select extract(epoch from clock_timestamp())::float8")
+        after = time.monotonic()
+        if after - before < quickest:
+            quickest, difference = after - before, (before + after) / 2 - there
+    return difference
+
+
+async def finals(app: Penstock) -> list[Final]:
+    """All rows of queued_jobs and archived_jobs."""
+    database = await app.database()
+    difference = await clock_difference(database)
+    found = await database.fetch(
+        "select id, name, status::text, attempts, false as finished, 0.0::float8 as at, null as worker, null as reason, data"
+        " from penstock.queued_jobs union all"
+        " select id, name, status::text, attempts, true, extract(epoch from finished_at)::float8, worker, reason, data"
+        " from penstock.archived_jobs"
+    )
+    rows = []
+    for row in found:
+        data = row["data"] if not isinstance(row["data"], str) else json.loads(row["data"])
+        # A worker's id is host.pid.random.
+        worker = row["worker"].rsplit(".", 2)[1] if row["worker"] and row["worker"].count(".") >= 2 else ""
+        at = row["at"] + difference
+        status, reason = row["status"], row["reason"] or ""
+        final = Final(str(row["id"]), row["name"], status, row["attempts"], row["finished"], at, worker, reason, text(data))
+        rows.append(final)
+    return rows

@@ -1,0 +1,152 @@
+"""The checker of streams passes a log and a group in order, and rejects by name each way of breaking a promise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from random import Random
+
+import pytest
+from checked_histories import CHANCE, StreamHistory, assert_rejected, stream_in_order
+from hypothesis import given, settings
+
+from checker.streams import Committed, Handled, Sent, check_exactly_once, check_group, check_log
+
+
+def stream_of(history: StreamHistory) -> list[str]:
+    return [
+        *check_log(history.log, history.sent),
+        *check_group(history.log, history.consumed, history.appended),
+        *check_exactly_once(history.log, history.written),
+    ]
+
+
+@given(CHANCE)
+@settings(max_examples=40)
+def test_a_stream_that_is_kept_in_order_passes(chance: Random) -> None:
+    assert stream_of(stream_in_order(chance, 2, 12)) == []
+
+
+def handling(history: StreamHistory, handled: list[Handled]) -> StreamHistory:
+    return replace(history, consumed=replace(history.consumed, handled=sorted(handled, key=lambda event: event.at)))
+
+
+def event_is_never_handled(history: StreamHistory, chance: Random) -> StreamHistory:
+    place = chance.choice([(event.partition, event.offset) for event in history.consumed.handled])
+    return handling(history, [event for event in history.consumed.handled if (event.partition, event.offset) != place])
+
+
+def event_is_handled_too_early(history: StreamHistory, chance: Random) -> StreamHistory:
+    handled = list(history.consumed.handled)
+    last = max((event for event in handled if event.partition == 0), key=lambda event: event.offset)
+    return handling(history, [*handled, replace(last, begun=0.0, at=0.001)])
+
+
+def event_has_another_value(history: StreamHistory, chance: Random) -> StreamHistory:
+    handled = list(history.consumed.handled)
+    place = chance.randrange(len(handled))
+    return handling(history, [*handled[:place], replace(handled[place], value="another"), *handled[place + 1 :]])
+
+
+def partition_has_several_owners(history: StreamHistory, chance: Random) -> StreamHistory:
+    handled = list(history.consumed.handled)
+    others = [
+        replace(event, worker=f"other{n}", at=event.at + 1e-4) for n in range(2) for event in handled if event.partition == 0
+    ]
+    return handling(history, handled + others)
+
+
+def event_comes_forty_times(history: StreamHistory, chance: Random) -> StreamHistory:
+    event = history.consumed.handled[0]
+    again = [replace(event, begun=event.at + n * 1e-5, at=event.at + (n + 0.5) * 1e-5, worker="w") for n in range(1, 40)]
+    return handling(history, [*history.consumed.handled, *again])
+
+
+def event_is_committed_before_it_is_handled(history: StreamHistory, chance: Random) -> StreamHistory:
+    committed = list(history.consumed.committed)
+    first = next(place for place, each in enumerate(committed) if each.next > 1 or each.partition == 0)
+    committed[first] = replace(committed[first], at=-5.0)
+    return replace(history, consumed=replace(history.consumed, committed=committed))
+
+
+def event_comes_again_after_its_commit(history: StreamHistory, chance: Random) -> StreamHistory:
+    event = history.consumed.handled[0]
+    again = replace(event, begun=1e6, at=1e6 + 1, worker="w")
+    return handling(history, [*history.consumed.handled, again])
+
+
+def commit_goes_back(history: StreamHistory, chance: Random) -> StreamHistory:
+    committed = [*history.consumed.committed, Committed(0, 0, 1e6)]
+    return replace(history, consumed=replace(history.consumed, committed=committed))
+
+
+def offsets_have_a_hole(history: StreamHistory, chance: Random) -> StreamHistory:
+    return replace(
+        history, log={**history.log, 0: [(offset + (offset > 5), key, value) for offset, key, value in history.log[0]]}
+    )
+
+
+def batch_is_appended_twice(history: StreamHistory, chance: Random) -> StreamHistory:
+    rows = history.log[0]
+    return replace(history, log={**history.log, 0: [*rows, (len(rows), *rows[0][1:])]})
+
+
+def acknowledged_event_is_lost(history: StreamHistory, chance: Random) -> StreamHistory:
+    return replace(history, sent=[*history.sent, Sent(0, len(history.log[0]), "lost")])
+
+
+def acknowledged_event_is_elsewhere(history: StreamHistory, chance: Random) -> StreamHistory:
+    return replace(history, sent=[replace(history.sent[0], offset=3), *history.sent[1:]])
+
+
+def event_comes_from_nobody(history: StreamHistory, chance: Random) -> StreamHistory:
+    return replace(history, sent=history.sent[1:])
+
+
+def key_is_handled_in_another_order(history: StreamHistory, chance: Random) -> StreamHistory:
+    key = max(history.appended, key=lambda key: len(history.appended[key]))
+    return replace(history, appended={**history.appended, key: history.appended[key][::-1]})
+
+
+def event_is_written_twice(history: StreamHistory, chance: Random) -> StreamHistory:
+    return replace(history, written=[*history.written, chance.choice(history.written)])
+
+
+def event_is_never_written(history: StreamHistory, chance: Random) -> StreamHistory:
+    return replace(history, written=history.written[1:])
+
+
+def event_is_written_with_another_value(history: StreamHistory, chance: Random) -> StreamHistory:
+    partition, offset, _ = history.written[0]
+    return replace(history, written=[(partition, offset, "another"), *history.written[1:]])
+
+
+STREAM_MUTATIONS: dict[Callable[[StreamHistory, Random], StreamHistory], str] = {
+    event_is_never_handled: "P7",
+    event_is_handled_too_early: "P7",
+    event_has_another_value: "P7",
+    partition_has_several_owners: "P4",
+    event_comes_forty_times: "P7",
+    event_is_committed_before_it_is_handled: "P7",
+    event_comes_again_after_its_commit: "P7",
+    commit_goes_back: "P4",
+    offsets_have_a_hole: "P7",
+    batch_is_appended_twice: "P10",
+    acknowledged_event_is_lost: "P1",
+    acknowledged_event_is_elsewhere: "P1",
+    event_comes_from_nobody: "P10",
+    key_is_handled_in_another_order: "P7",
+    event_is_written_twice: "P4",
+    event_is_never_written: "P7",
+    event_is_written_with_another_value: "P7",
+}
+
+
+@pytest.mark.parametrize("mutation", STREAM_MUTATIONS, ids=lambda mutation: mutation.__name__)
+def test_a_stream_that_breaks_a_promise_is_rejected(mutation: Callable[[StreamHistory, Random], StreamHistory]) -> None:
+    @given(CHANCE)
+    @settings(max_examples=15)
+    def rejected(chance: Random) -> None:
+        assert_rejected(stream_of(mutation(stream_in_order(chance, 2, 12), chance)), STREAM_MUTATIONS[mutation])
+
+    rejected()
