@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
@@ -27,7 +27,7 @@ from penstock import lake
 from penstock.batches import send_batches
 from penstock.callers import enqueue_through
 from penstock.declaring import JobDeclarations, JobType, StreamDeclarations
-from penstock.errors import InvalidInput, JobFailed, NotFound, PenstockError
+from penstock.errors import Conflict, InvalidInput, JobFailed, NotFound, PenstockError
 from penstock.job import (
     Admission,
     Enqueued,
@@ -42,7 +42,7 @@ from penstock.job import (
 )
 from penstock.message import TopicCounts
 from penstock.postgres import jobs, migrate, pool_views, topics
-from penstock.postgres.database import Database, lacks_rights
+from penstock.postgres.database import Database, lacks_rights, unless_refused
 from penstock.postgres.embedded import EmbeddedServer
 from penstock.scaling import ScaleAdvice, advise
 from penstock.settings import Settings
@@ -95,7 +95,7 @@ class Penstock(JobDeclarations, StreamDeclarations):
     # -- opening and closing
 
     async def open(self, *, patience: timedelta = timedelta(0)) -> None:
-        """Connect: start the embedded server if there is no URL, and check (embedded: migrate) the schema.
+        """Connect: start the embedded server if there is no URL, check (embedded: migrate) the schema, and `declare`.
 
         Every call opens by itself when needed.
 
@@ -106,6 +106,7 @@ class Penstock(JobDeclarations, StreamDeclarations):
             DatabaseUnavailable: Nothing answers.
             SchemaMismatch: The schema is not there, or of another version.
             EmbeddedServerError: The embedded server does not start.
+            InvalidInput, Conflict: The database refuses a declaration.
         """
         place = _place()
         for ended in [place for place in self._opening if place[1].is_closed()]:
@@ -123,10 +124,61 @@ class Penstock(JobDeclarations, StreamDeclarations):
                     await migrate.migrate(database)
                 else:
                     await migrate.check(database)
+                self._databases[place] = database
+                await self._declare_all()
             except BaseException:
+                self._databases.pop(place, None)
                 await database.close()
                 raise
-            self._databases[place] = database
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there are open connections here: in this process, on this loop."""
+        return _place() in self._databases
+
+    async def declare(self) -> list[str]:
+        """Write what this application declares into the database, with the options of the code.
+
+        Job types, pools, topics, streams, and subscriptions without a time to live. Opening the application does it, a worker
+        does it when it starts, and `penstock declare MODULE:APP` at deploy. What an administrator changed stays until the code
+        says something new.
+
+        Returns:
+            What was declared, such as "job invoice-shipments".
+
+        Raises:
+            InvalidInput, Conflict: The database refuses a declaration.
+            PenstockError: The role may not declare.
+        """
+        declared = []
+        for what, declare in self._declarations():
+            await declare()
+            declared.append(what)
+        return declared
+
+    def _declarations(self) -> list[tuple[str, Callable[[], Awaitable[object]]]]:
+        found: list[tuple[str, Callable[[], Awaitable[object]]]] = []
+        for topic in self.topics.values():
+            found.append((f"topic {topic.name}", topic.declare))
+        for type in self.types.values():
+            # A subscription with a time to live belongs to the workers that renew it.
+            if type.subscription is None or type.subscription.ttl is None:
+                found.append((f"{'job' if type.pool is None else 'pool'} {type.name}", type.declare))
+        for stream in self.streams.values():
+            found.append((f"stream {stream.name}", stream.declare))
+        return found
+
+    async def _declare_all(self) -> None:
+        """As far as the role may, and the database can now: calls that need a declaration try again."""
+        for what, declare in self._declarations():
+            try:
+                await declare()
+            except (InvalidInput, Conflict):
+                raise
+            except PenstockError as error:
+                # A role that only enqueues relies on the workers, or an administrator, to have declared what it uses.
+                quiet = lacks_rights(error)
+                (log.debug if quiet else log.warning)("declaration_failed", declaration=what, error=error.message)
 
     async def start_server(self) -> str:
         """The URL of the database, after starting the embedded server when there is none configured."""
@@ -234,30 +286,23 @@ class Penstock(JobDeclarations, StreamDeclarations):
         Returns:
             A receipt for each, in order.
         """
-        declared = await self._ready(type, connection)
+        declared = self.types.get(type, type) if isinstance(type, str) else type
+        if isinstance(declared, str):
+            declared = JobType(self, declared, Any, Options(), None, "async")
+        elif connection is None or self.is_open:
+            await self._ready(declared)
         if connection is not None:
             return await send_batches(declared.name, declared.codec, list(new), lambda batch: enqueue_through(connection, batch))
         database = await self.database()
         return await send_batches(declared.name, declared.codec, list(new), lambda batch: jobs.enqueue_many(database, batch))
 
-    async def _ready(self, type: JobType[Any] | str, connection: Any) -> JobType[Any]:
-        declared = self.types.get(type) if isinstance(type, str) else type
-        if declared is None:
-            return JobType(self, str(type), Any, Options(), None, "async")
-        if not declared.declared and connection is None:
-            try:
-                if declared.pool is not None:
-                    await declared.pool.declare()
-                else:
-                    await self.subscribe(declared)
-                    await jobs.declare_job_type(await self.database(), declared.name, declared.options.as_json())
-            except PenstockError as error:
-                if not lacks_rights(error):
-                    raise
-                # A role that only enqueues relies on the workers, or an administrator, to have created the type.
-                log.debug("declaration_refused", name=declared.name, error=error.message)
-            declared.declared = True
-        return declared
+    async def _ready(self, declared: JobType[Any]) -> None:
+        """See to it that a type which was declared after the application was opened is in the database.
+
+        A role that only enqueues relies on the workers, or an administrator, to have declared it.
+        """
+        if not await unless_refused(declared.declare()):
+            (await self.database()).declared["job", declared.name] = False
 
     async def subscribe(self, *declared: JobType[Any]) -> None:
         """Subscribe those of the job types that are a subscriber's queue to their topics. A worker does it at start."""

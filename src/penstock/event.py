@@ -142,12 +142,18 @@ class StreamOptions:
     segment_bytes: int = 64 * 1024 * 1024
     segment_events: int | None = None
     max_event_bytes: int = 1024 * 1024
+    tombstone_age: timedelta = timedelta(days=1)
 
-    def as_json(self) -> dict[str, Any]:
-        """As the SQL functions take them."""
-        options = {option.name: getattr(self, option.name) for option in fields(self)}
+    def declaration(self) -> dict[str, Any]:
+        """How payloads are stored, and the options that differ from the defaults, as the SQL functions take them."""
+        declared = {
+            option.name: getattr(self, option.name)
+            for option in fields(self)
+            if option.name in ("format", "compression") or getattr(self, option.name) != option.default
+        }
         return {
-            name: f"{value.total_seconds()} seconds" if isinstance(value, timedelta) else value for name, value in options.items()
+            name: f"{value.total_seconds()} seconds" if isinstance(value, timedelta) else value
+            for name, value in declared.items()
         }
 
 

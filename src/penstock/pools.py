@@ -119,9 +119,7 @@ class Pool(Generic[T]):
         return await pools.reconcile_standing(await self._declared(), self.name, texts)
 
     async def _declared(self) -> Database:
-        if not self._type.declared:
-            await self.declare()
-            self._type.declared = True
+        await self._type.declare()
         return await self._app.database()
 
     # -- enqueueing

@@ -63,7 +63,7 @@ class Producer(Generic[T]):
             return await streams.append_routed(database, self.stream.name, routed, self.id, await self._number())
 
         async def once() -> Appended:
-            await self.stream.declare()
+            await self.stream.ready()
             return await self.stream.appender().append_through(columns, send)
 
         before, self._open = self._open, columns

@@ -24,7 +24,7 @@ from penstock.callers import append_through
 from penstock.consuming.options import ConsumerOptions
 from penstock.consuming.pull import Consumption
 from penstock.encoding import Encoding, KeyOf
-from penstock.errors import InvalidInput, NotFound
+from penstock.errors import InvalidInput, NotFound, PenstockError
 from penstock.event import (
     Appended,
     Bounds,
@@ -40,6 +40,7 @@ from penstock.event import (
     held_back,
 )
 from penstock.postgres import streams
+from penstock.postgres.database import lacks_rights
 from penstock.postgres.streams import Routed
 from penstock.producer import Producer
 from penstock.routing import Router
@@ -65,24 +66,41 @@ class Stream(Generic[T]):
         self.encoding: Encoding[T] = Encoding(name, payload, key, options.format == "bytes", options.compression is not None)
         # One for each loop: handlers in threads may append through `Penstock.sync`, and loops end.
         self._appenders: dict[asyncio.AbstractEventLoop, Appender] = {}
-        self._record: StreamRecord | None = None
+        # Of a stream that was looked up: it is as it is, and nothing is declared.
+        self._found: StreamRecord | None = None
 
     # -- declaring
 
     async def declare(self) -> StreamRecord:
         """Create the stream in the database, or change its options when this declaration is a new one.
 
-        Every call that writes does it by itself, once. The partitions of a stream that exists are left alone: see `grow`.
+        Every call that writes does it by itself, once for each database. The partitions of a stream that exists are left alone:
+        see `grow`. A declaration without options leaves all options of a stream that exists as they are.
 
         Raises:
             Conflict: There is one that stores its payloads in another way.
             InvalidInput: The name or an option is not valid.
         """
-        if self._record is None:
-            self._record = await streams.declare_stream(
-                await self.app.database(), self.name, self.partitions, self.options.as_json()
-            )
-        return self._record
+        if self._found is not None:
+            return self._found
+        database = await self.app.database()
+        record: StreamRecord | None = database.declared.get(("stream", self.name))
+        if record is None:
+            record = await streams.declare_stream(database, self.name, self.partitions, self.options.declaration())
+            database.declared["stream", self.name] = record
+        return record
+
+    async def ready(self) -> StreamRecord:
+        """The stream in the database, declared if the role may. Raises `NotFound` when it is not there and the role may not."""
+        try:
+            return await self.declare()
+        except PenstockError as error:
+            if not lacks_rights(error):
+                raise
+        record = await streams.find_stream(await self.app.database(), self.name)
+        if record is None:
+            raise NotFound(f"no such stream: {self.name}", hint="Declare it: penstock declare MODULE:APP, with a role that may.")
+        return await self._now(record)
 
     @classmethod
     async def found(cls, app: Penstock, name: str, payload: Any = Any) -> Stream[Any]:
@@ -92,7 +110,7 @@ class Stream(Generic[T]):
             raise NotFound(f"no such stream: {name}", hint=f"Create it first: penstock streams create {name}")
         raw = record.options.format == "bytes" and payload is Any
         stream: Stream[Any] = Stream(app, name, bytes if raw else payload, record.partitions, None, record.options)
-        stream._record = record
+        stream._found = record
         return stream
 
     async def grow(self, partitions: int) -> StreamRecord:
@@ -104,15 +122,13 @@ class Stream(Generic[T]):
             InvalidInput: It has as many or more already.
             DatabaseUnavailable: An append in a long transaction held it up; try again.
         """
-        await self.declare()
-        self._record = await streams.grow_stream(await self.app.database(), self.name, partitions)
-        return self._record
+        await self.ready()
+        return await self._now(await streams.grow_stream(await self.app.database(), self.name, partitions))
 
     async def change(self, **options: Any) -> StreamRecord:
         """Change options of the stream in the database, by their names in SQL."""
-        await self.declare()
-        self._record = await streams.change_stream(await self.app.database(), self.name, options)
-        return self._record
+        await self.ready()
+        return await self._now(await streams.change_stream(await self.app.database(), self.name, options))
 
     async def drop(self, *, force: bool = False) -> None:
         """Drop the stream with its events, groups and producers.
@@ -128,9 +144,18 @@ class Stream(Generic[T]):
             Conflict: A group has live members.
             DatabaseUnavailable: An append in a long transaction held it up; try again.
         """
-        await streams.drop_stream(await self.app.database(), self.name, force=force)
-        self._record = None
+        database = await self.app.database()
+        await streams.drop_stream(database, self.name, force=force)
+        database.declared.pop(("stream", self.name), None)
+        self._found = None
         self._appenders.clear()
+
+    async def _now(self, record: StreamRecord) -> StreamRecord:
+        """Remember what the stream has become."""
+        if self._found is not None:
+            self._found = record
+        (await self.app.database()).declared["stream", self.name] = record
+        return record
 
     # -- appending
 
@@ -175,7 +200,7 @@ class Stream(Generic[T]):
             Where the events are, in the order in which they were given.
         """
         columns = self.encoding.columns(items)
-        await self.declare()
+        await self.ready()
         if connection is None:
             return await self.appender().append(columns)
         return await append_through(connection, self.name, columns)
@@ -202,7 +227,7 @@ class Stream(Generic[T]):
             InvalidInput: An event does not fit, or is larger than `max_event_bytes`; nothing was appended.
             Outgrown: The stream grew meanwhile; nothing was appended, do it again.
         """
-        await self.declare()
+        await self.ready()
         database = await self.app.database()
         async with database.transaction() as transaction:
             width = await streams.begin_load(transaction, self.name)
@@ -258,8 +283,7 @@ class Stream(Generic[T]):
         record = await streams.find_stream(await self.app.database(), self.name)
         if record is None:
             raise NotFound(f"no such stream: {self.name}")
-        self._record = record
-        return record.partitions
+        return (await self._now(record)).partitions
 
     # -- reading
 
@@ -335,7 +359,7 @@ class Stream(Generic[T]):
         return Consumption(self, group, ConsumerOptions(size, within, start=start, gone=Gone(gone)), id)
 
     async def lag(self, group: str | None = None) -> list[Lag]:
-        """How far a group (None: each) is in each partition."""
+        """How far a group (None: each) is in each partition. Raises `NotFound` for a group or stream that is not there."""
         return await streams.lag(await self.app.database(), self.name, group)
 
     async def held_back(self, group: str | None = None) -> list[HeldBack]:

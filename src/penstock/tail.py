@@ -60,7 +60,7 @@ class Tail(Generic[T]):
 
     async def _follow(self) -> AsyncIterator[Event[T]]:
         stream = self._stream
-        await stream.declare()
+        await stream.ready()
         database = await stream.app.database()
         at, known = await self._begin()
         # One read brings so much of each partition.

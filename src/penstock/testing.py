@@ -174,6 +174,8 @@ async def run_due_jobs(app: Penstock, *names: str, limit: int = 10_000) -> list[
     settler = Settler(database, retried=lambda: None)
     runner = Runner(database, worked, app.settings, settler.settle, settler.progress, lambda: None)
     settling = asyncio.create_task(settler.run())
+    # Ends handlers at their time limits, as in a worker.
+    watching = asyncio.create_task(runner.run())
     ran: dict[Any, None] = {}
     try:
         while limit > 0:
@@ -197,7 +199,8 @@ async def run_due_jobs(app: Penstock, *names: str, limit: int = 10_000) -> list[
                 settling.result()
     finally:
         settling.cancel()
-        await asyncio.gather(settling, return_exceptions=True)
+        watching.cancel()
+        await asyncio.gather(settling, watching, return_exceptions=True)
         runner.close()
         for pool in keyed_pools:
             await balance.leave(database, pool.name, _MEMBER, _SESSION, None)

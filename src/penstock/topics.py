@@ -29,7 +29,7 @@ from penstock.job import make_id, parse_id
 from penstock.message import Message, NewMessage, Published, Subscribed, Subscriber
 from penstock.payload import Codec, dump_json
 from penstock.postgres import topics
-from penstock.postgres.database import Database
+from penstock.postgres.database import Database, unless_refused
 
 if TYPE_CHECKING:
     from penstock.app import Penstock
@@ -71,14 +71,19 @@ class Topic(Generic[T]):
         self.name = name
         self.codec: Codec[T] = Codec(payload, name)
         self._options = {} if keep is None else {"keep": keep}
-        self._declared = False
         self._known: tuple[int, list[Subscriber]] | None = None
 
     async def declare(self) -> None:
         """Create the topic in the database. The other calls do it by themselves."""
-        if not self._declared:
-            await topics.declare_topic(await self.app.database(), self.name, self._options)
-            self._declared = True
+        database = await self.app.database()
+        if ("topic", self.name) not in database.declared:
+            await topics.declare_topic(database, self.name, self._options)
+            database.declared["topic", self.name] = True
+
+    async def _ready(self) -> None:
+        """Declare the topic if the role may. One that may not relies on others to have done it."""
+        if not await unless_refused(self.declare()):
+            (await self.app.database()).declared["topic", self.name] = False
 
     # -- publishing
 
@@ -121,8 +126,10 @@ class Topic(Generic[T]):
                     "nobody can receive a message before the caller's transaction commits",
                     hint="Publish with background=False without connection, or look at the outcomes later.",
                 )
+            if self.app.is_open:
+                await self._ready()
             return (await publish_through(connection, self.name, [document]))[0]
-        await self.declare()
+        await self._ready()
         database = await self.app.database()
         receipt = await topics.publish(database, self.name, document)
         return receipt if background else await self.outcomes(receipt, timeout=timeout)
@@ -149,8 +156,8 @@ class Topic(Generic[T]):
         """
         documents = self.documents(messages, ids)
         receipts: list[Published] = []
-        if connection is None:
-            await self.declare()
+        if connection is None or self.app.is_open:
+            await self._ready()
         for start in range(0, len(documents), BATCH):
             batch = documents[start : start + BATCH]
             if connection is None:
@@ -251,7 +258,7 @@ class Topic(Generic[T]):
         Raises:
             Conflict: The name of the queue is taken, or messages after `since` are gone.
         """
-        await self.declare()
+        await self._ready()
         (receipt,) = await topics.subscribe_many(
             await self.app.database(), self.name, [client_id], ttl=ttl, filter=_filter(filter), since=since
         )
@@ -264,7 +271,7 @@ class Topic(Generic[T]):
             client_id: The subscriber.
             drop: Archive the copies that wait as expired; otherwise they can still be worked.
         """
-        await self.declare()
+        await self._ready()
         return await topics.unsubscribe(await self.app.database(), self.name, client_id, drop)
 
     async def renew(self, client_id: str) -> bool:
@@ -292,7 +299,7 @@ class Topic(Generic[T]):
         Raises:
             Conflict: Messages after `since` are gone.
         """
-        await self.declare()
+        await self._ready()
         return await topics.read(await self.app.database(), self.name, since, limit, self.codec)
 
     async def sequence_of(self, job_id: UUID | str) -> int | None:

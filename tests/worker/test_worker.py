@@ -320,6 +320,26 @@ async def _enqueue_again(app: Penstock, type_: Any) -> Any:
         return None
 
 
+@pytest.mark.parametrize("plain", [False, True])
+async def test_run_due_jobs_ends_a_handler_at_its_time_limit_as_a_worker_does(app: Penstock, plain: bool) -> None:
+    never = threading.Event()
+
+    async def endless(job: Job[Any]) -> None:
+        await asyncio.Event().wait()
+
+    def endless_in_a_thread(job: Job[Any]) -> None:
+        never.wait(60)
+
+    handler = endless_in_a_thread if plain else endless
+    slow = app.job("slow", attempts=1, time_limit=timedelta(milliseconds=200))(handler)
+    await slow.enqueue({})
+    try:
+        (record,) = await run_due_jobs(app)
+    finally:
+        never.set()
+    assert (record.status, record.errors[-1]["type"]) == (Status.FAILED, "TimeLimit")
+
+
 async def test_run_due_jobs_runs_also_what_jobs_enqueue(app: Penstock) -> None:
     ran: list[int] = []
 

@@ -39,6 +39,7 @@ def add_to(app: typer.Typer) -> None:
     app.command()(up)
     app.command()(worker)
     app.command()(migrate)
+    app.command()(declare)
 
 
 def load(target: str) -> Penstock:
@@ -132,6 +133,22 @@ def migrate(as_json: AsJson = False) -> None:
         out.print(f"migrated: {', '.join(done.tables) or 'no tables'}{', functions' if done.functions else ''}")
     else:
         out.print("nothing to do, the schema is up to date")
+
+
+def declare(target: Target, as_json: AsJson = False) -> None:
+    """Write what an app declares into the database: job types, pools, topics, streams. For deploys; workers do it too."""
+    app = load(target)
+
+    async def run() -> list[str]:
+        # Without the opening's own declarations, which put up with refusals.
+        async with app:
+            return await app.declare()
+
+    declared = asyncio.run(run())
+    if as_json:
+        print_json(declared)
+    else:
+        out.print("\n".join(declared) or "the app declares nothing", markup=False, highlight=False)
 
 
 def run_worker(target: str, names: list[str], concurrency: int | None, told: Told | None = None) -> None:

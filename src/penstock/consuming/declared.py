@@ -39,7 +39,7 @@ class DeclaredConsumer:
 
     async def consumer(self, database: Database, settings: Settings) -> Consumer[Any]:
         """A member of the group."""
-        await self.stream.declare()
+        await self.stream.ready()
         deliver: Deliver[Any] = Deliver(self.handler, self.form, self.middleware)
         return Consumer(database, self.stream.name, self.stream.encoding, self.group, self.options, settings, deliver)
 

@@ -47,7 +47,7 @@ class Consumption(Generic[T]):
         if self._consumer is not None:
             return
         database = await self._stream.app.database()
-        await self._stream.declare()
+        await self._stream.ready()
         consumer: Consumer[T] = Consumer(
             database,
             self._stream.name,

@@ -13,6 +13,7 @@ from penstock.job import Backoff, Delivery, Enqueued, Executor, NewJob, Options,
 from penstock.ownership.assign import KeyAssign
 from penstock.payload import Codec
 from penstock.pools import Pool
+from penstock.postgres import jobs
 from penstock.topics import Subscription, Topic
 
 if TYPE_CHECKING:
@@ -35,7 +36,6 @@ class JobType(Generic[T]):
         self.group: Group = group
         self.codec: Codec[T] = Codec(payload, name)
         self.subscription: Subscription | None = None
-        self.declared = False
         self.pool: Pool[T] | None = None
 
     @property
@@ -48,6 +48,26 @@ class JobType(Generic[T]):
         if self.handler is None:
             raise InvalidInput(f"job type {self.name} has no handler here")
         return self.handler(job)
+
+    async def declare(self) -> None:
+        """Write the job type with its options into the database, with its pool or its subscription where it has one.
+
+        Once for each database; an enqueue without `connection=` does it by itself.
+
+        Raises:
+            InvalidInput: An option is not valid.
+            Conflict: The name is taken by something else.
+        """
+        database = await self.app.database()
+        if ("job", self.name) in database.declared:
+            return
+        if self.pool is not None:
+            await self.pool.declare()
+        else:
+            if self.subscription is not None:
+                await self.subscription.begin(database, self.options.as_json())
+            await jobs.declare_job_type(database, self.name, self.options.as_json())
+        database.declared["job", self.name] = True
 
     async def enqueue(
         self,

@@ -111,6 +111,17 @@ def lacks_rights(error: PenstockError) -> bool:
     return getattr(error.__cause__, "sqlstate", None) == "42501"
 
 
+async def unless_refused(call: Awaitable[object]) -> bool:
+    """Make a call for which the role may lack the right. Returns whether it was made."""
+    try:
+        await call
+    except PenstockError as error:
+        if not lacks_rights(error):
+            raise
+        return False
+    return True
+
+
 def _lost(error: BaseException) -> bool:
     """Whether the connection is gone, unlike a call that took too long."""
     state = getattr(error, "sqlstate", None) or ""
@@ -161,12 +172,16 @@ class Database:
         url: A libpq URL or DSN.
         settings: Pool size, timeouts and whether to keep prepared statements.
         application: What `pg_stat_activity` shows as the name of the connections.
+
+    Attributes:
+        declared: What was declared in the database through these connections, by kind and name, so that it is declared once.
     """
 
     def __init__(self, url: str, settings: Settings, application: str = "penstock") -> None:
         self.url = url
         self._application = application
         self._settings = settings
+        self.declared: dict[tuple[str, str], Any] = {}
         self._pool: asyncpg.Pool[Any] | None = None
         self._opening = asyncio.Lock()
 

@@ -156,7 +156,10 @@ begin
         perform penstock.check_name(p_name);
         raise exception 'no such job type: %', p_name
             using errcode = 'PS404',
-                  hint = format('Create it first: select penstock.create_job_type(%L);', p_name);
+                  hint = format(
+                      'An application declares it when it opens or a worker of it starts, and by: penstock declare MODULE:APP. In SQL: select penstock.create_job_type(%L);',
+                      p_name
+                  );
     end if;
     return job_type;
 end

@@ -209,6 +209,10 @@ set search_path = penstock, pg_temp
 as $$
 declare
     declared penstock.streams;
+    defaults constant jsonb := '{
+        "segment_age": null, "segment_bytes": 67108864, "segment_events": null, "keep_age": null, "keep_bytes": null,
+        "keep_events": null, "keep_unread": false, "compact": false, "tombstone_age": "1 day", "max_event_bytes": 1048576
+    }';
 begin
     select * into declared from penstock.streams where name = p_name;
     if not found then
@@ -221,15 +225,35 @@ begin
                 declared := penstock.require_stream(p_name);
         end;
     end if;
+    if p_options - '{format,compression}'::text[] = '{}' then
+        -- Who uses the stream of another application says nothing about its options, and stores payloads as it does.
+        if coalesce(p_options ->> 'format', declared.format) <> declared.format
+            or p_options ? 'compression' and p_options ->> 'compression' is distinct from declared.compression
+        then
+            return penstock.change_stream(p_name, p_options);
+        end if;
+        return declared;
+    end if;
     if declared.declaration is distinct from p_options then
-        declared := penstock.change_stream(p_name, p_options);
+        -- What the declaration before this one said and this one does not is as if nobody had said it.
+        declared := penstock.change_stream(
+            p_name,
+            p_options || coalesce(
+                (
+                    select jsonb_object_agg(option.key, option.value)
+                    from jsonb_each(defaults) as option
+                    where declared.declaration ? option.key and not p_options ? option.key
+                ),
+                '{}'
+            )
+        );
         update penstock.streams set declaration = p_options where name = p_name;
     end if;
     return declared;
 end
 $$;
 comment on function penstock.declare_stream(text, integer, jsonb) is
-    'Creates a stream when there is none, and otherwise changes its options when the declaration is a new one. The number of partitions of a stream that exists is left alone: see grow_stream.';
+    'Creates a stream when there is none, and otherwise changes its options when the declaration is a new one. A declaration without options leaves those of a stream that exists as they are; an option that the declaration before had and this one has not gets its default. The number of partitions of a stream that exists is left alone: see grow_stream.';
 
 create or replace function penstock.wake_readers(p_stream integer)
 returns void

@@ -476,16 +476,38 @@ end
 $$;
 comment on function penstock.resume_partitions(text, text, integer[]) is 'Ends a pause or quarantine of partitions (null: of all). Returns how many were paused.';
 
+create or replace function penstock.check_consumer_group(p_stream text, p_group text)
+returns void
+language plpgsql
+stable
+as $$
+begin
+    if p_group is not null and not exists (
+        select
+        from penstock.stream_groups
+        where stream = (penstock.require_stream(p_stream)).id and name = p_group
+    ) then
+        raise exception 'stream % has no consumer group %', p_stream, left(p_group, 100)
+            using errcode = 'PS404', hint = 'A group is made when its first consumer starts. penstock streams groups lists those that are there.';
+    end if;
+end
+$$;
+comment on function penstock.check_consumer_group(text, text) is 'Raises PS404 when a stream has no such consumer group; null is any.';
+
 create or replace function penstock.group_lag(p_stream text, p_group text default null)
 returns table (
     group_id text, partition integer, next_offset bigint, end_offset bigint, lag bigint, owner text, committed_at timestamptz,
     paused_at timestamptz, paused_because text, quarantined boolean, halted_because text, waits_for integer[]
 )
-language sql
+language plpgsql
 stable
 security definer
 set search_path = penstock, pg_temp
 as $$
+#variable_conflict use_column
+begin
+    perform penstock.check_consumer_group(p_stream, p_group);
+    return query
     with unfinished as materialized (
         -- As in begin_partitions: the partitions that came with a growth wait for the older ones to be finished.
         select
@@ -510,7 +532,8 @@ as $$
     left join unfinished
         on unfinished.name = reached.group_id and reached.partition >= unfinished.first and reached.partition < unfinished.width
     where reached.stream = (penstock.require_stream(p_stream)).id and (p_group is null or reached.group_id = p_group)
-    order by reached.group_id, reached.partition
+    order by reached.group_id, reached.partition;
+end
 $$;
 comment on function penstock.group_lag(text, text) is
-    'Of each partition how far a group (null: each group) is, how many events are before it, who consumes it, whether it is paused, why its consumer halted, and for which older partitions it waits since the stream grew: they have to be finished first, so a paused one among them has to be resumed, or the group moved past what is there.';
+    'PS404 when there is no such group. Of each partition how far a group (null: each group) is, how many events are before it, who consumes it, whether it is paused, why its consumer halted, and for which older partitions it waits since the stream grew: they have to be finished first, so a paused one among them has to be resumed, or the group moved past what is there.';
