@@ -26,6 +26,7 @@ from penstock.worker.marks import Marks
 log = structlog.get_logger("penstock.http")
 _MOST_NAMES = 1_000
 _REPEAT_S = 10.0
+_SHORTEST_WAIT_S = 0.002
 
 
 class Claims:
@@ -49,6 +50,11 @@ class Claims:
         word, _, rest = payload.partition(" ")
         if word == "sweep" and rest in self._marks:
             self._marks[rest].sweep()
+        if word == "place":
+            # One of them has the ticket.
+            for event in self._lines.get(rest, ()):
+                event.set()
+            return
         for name in list(self._lines):
             self.wake(name)
 
@@ -93,6 +99,7 @@ class Claims:
         """
         deadline = time.monotonic() + within
         found: list[ClaimedJob] = []
+        looked_again = False
         event = asyncio.Event()
         line = self._lines.setdefault(name, deque())
         line.append(event)
@@ -111,8 +118,15 @@ class Claims:
                 left = deadline - time.monotonic()
                 if found or left <= 0:
                     return found
+                wanted = await jobs.wait_for_places(self._database, worker, [name], {}, self.id)
+                if wanted is not None and wanted.is_new and not looked_again:
+                    looked_again = True
+                    continue
+                looked_again = False
                 # The more wait, the less often each looks by itself.
                 pause = max(1.0, len(line) / 8) * random.uniform(0.7, 1.0)
+                if wanted is not None and wanted.due_in_s is not None:
+                    pause = min(pause, max(wanted.due_in_s, _SHORTEST_WAIT_S))
                 await happens(event, min(left, pause))
         finally:
             line.remove(event)

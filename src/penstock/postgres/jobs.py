@@ -49,6 +49,21 @@ class Batch:
 
 
 @dataclass(frozen=True, slots=True)
+class PlacesWanted:
+    """Limited types for whose places a worker waits.
+
+    Attributes:
+        names: The types.
+        is_new: It did not wait for one of them before: claim once more, since a place may have come free in between.
+        due_in_s: When a rate limit admits its next job; None: there is no rate limit.
+    """
+
+    names: frozenset[str]
+    is_new: bool
+    due_in_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class Claim:
     """What a claim returned. `horizon` and `ceiling` are transaction numbers, see `penstock.worker.marks`."""
 
@@ -162,6 +177,19 @@ async def claim(database: Database, worker: str, names: Sequence[str], limit: in
         return Claim([], 0, 0)
     jobs = [ClaimedJob._make(row[:12]) for row in rows]
     return Claim(jobs, rows[0]["horizon"], rows[0]["ceiling"])
+
+
+async def wait_for_places(
+    database: Database, worker: str, names: Sequence[str], marks: dict[str, dict[str, int]], channel: str | None = None
+) -> PlacesWanted | None:
+    """Wait in line for places of those of these types that are at their limit while jobs are ready. None: none is."""
+    rows = await database.fetch(
+        "select * from penstock.wait_for_places($1, $2, $3::jsonb, $4)", worker, names, _dump(marks), channel
+    )
+    if not rows:
+        return None
+    due = [row["due_in_s"] for row in rows if row["due_in_s"] is not None]
+    return PlacesWanted(frozenset(row["name"] for row in rows), any(row["is_new"] for row in rows), min(due, default=None))
 
 
 async def settle(database: Database, settlements: Sequence[Settlement]) -> dict[UUID, str]:

@@ -26,6 +26,8 @@ from penstock.worker.types import WorkedType
 log = structlog.get_logger("penstock.worker")
 _QUIET_S = 0.02
 _LONGEST_WAIT_S = 30.0
+_SHORTEST_WAIT_S = 0.002
+_PLACES_EVERY_S = 0.02
 
 
 class Claimer:
@@ -54,7 +56,10 @@ class Claimer:
         self._runner = runner
         self._unsettled = unsettled
         self._names: dict[Group, list[str]] = {}
+        self._types: Mapping[str, WorkedType] = {}
         self._marks = Marks()
+        self._places_at = 0.0
+        self._waits_for_places = False
         self._awake = asyncio.Event()
         self._room = asyncio.Event()
         self._claiming = asyncio.Lock()
@@ -66,6 +71,7 @@ class Claimer:
         for worked in types.values():
             names.setdefault(worked.group, []).append(worked.name)
         self._names = names
+        self._types = types
         self._awake.set()
         self._room.set()
 
@@ -76,6 +82,11 @@ class Claimer:
     def room_made(self) -> None:
         """A handler is done."""
         self._room.set()
+
+    def places_freed(self) -> None:
+        """Results are in the database: a limited type may have a place again."""
+        if self._waits_for_places:
+            self._awake.set()
 
     def sweep(self) -> None:
         """A job came back to its old place in the line."""
@@ -94,7 +105,7 @@ class Claimer:
     async def run(self) -> None:
         """Claim until cancelled."""
         last_found = time.monotonic()
-        idle = False
+        idle = looked_again = False
         while True:
             self.progressed_at = time.monotonic()
             self._awake.clear()
@@ -102,12 +113,24 @@ class Claimer:
             try:
                 async with self._claiming:
                     asked, found = await self._claim()
+                    wanted = await self._wait_for_places(found) if found < asked else None
+                self._waits_for_places = wanted is not None
                 if asked == 0:
                     # Every place is taken. The time-out shows that this loop is alive.
                     await happens(self._room, 1.0)
                 elif found:
-                    last_found, idle = time.monotonic(), False
-                elif not idle and time.monotonic() - last_found < _QUIET_S:
+                    last_found, idle, looked_again = time.monotonic(), False, False
+                elif wanted is not None and wanted.is_new and not looked_again:
+                    looked_again = True
+                elif wanted is not None and (idle or len(wanted.names) == len(self._types)):
+                    # The next place comes at a known time, or is announced.
+                    looked_again = False
+                    pause = self._pause()
+                    if wanted.due_in_s is not None and wanted.due_in_s < pause:
+                        await happens(self._awake, max(wanted.due_in_s, _SHORTEST_WAIT_S))
+                    elif not await happens(self._awake, pause):
+                        idle = False
+                elif not idle and wanted is None and time.monotonic() - last_found < _QUIET_S:
                     await happens(self._awake, 0.002 + (time.monotonic() - last_found) / 8)
                 elif not idle:
                     await jobs.wait_for_jobs(self._database, self.worker, [n for names in self._names.values() for n in names])
@@ -125,6 +148,14 @@ class Claimer:
                 # The refusal may be of the answer: jobs that it claimed are not to stay behind.
                 await self._recover_claim()
                 await asyncio.sleep(self._pause())
+
+    async def _wait_for_places(self, found: int) -> jobs.PlacesWanted | None:
+        limited = [worked.name for worked in self._types.values() if worked.limited]
+        # While other types keep it busy it says so only now and then.
+        if not limited or (found and time.monotonic() < self._places_at):
+            return None
+        self._places_at = time.monotonic() + _PLACES_EVERY_S
+        return await jobs.wait_for_places(self._database, self.worker, limited, self._marks.for_claim(time.monotonic()))
 
     async def _claim(self) -> tuple[int, int]:
         asked = found = 0

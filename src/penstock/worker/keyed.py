@@ -34,6 +34,7 @@ _LONGEST_WAIT_S = 30.0
 _STOP_S = 2.0
 _CLAIM_S = 5.0
 _AGAIN_S = 0.1
+_SHORTEST_WAIT_S = 0.002
 
 
 class Runs(Protocol):
@@ -157,7 +158,7 @@ class KeyedClaimer:
     async def run(self) -> None:
         """Claim until cancelled."""
         last_found = time.monotonic()
-        idle = False
+        idle = looked_again = False
         while True:
             self.progressed_at = time.monotonic()
             self._awake.clear()
@@ -172,8 +173,18 @@ class KeyedClaimer:
                     await happens(self._room, 1.0)
                     continue
                 claim = await self._claim(member)
+                wanted = None
+                if not claim.walked:
+                    wanted = await jobs.wait_for_places(self._database, member.id, [self.name], {})
                 if claim.jobs:
-                    last_found, idle = time.monotonic(), False
+                    last_found, idle, looked_again = time.monotonic(), False, False
+                elif wanted is not None and wanted.is_new and not looked_again:
+                    looked_again = True
+                elif wanted is not None:
+                    # The next place comes at a known time, or is announced.
+                    looked_again = False
+                    due_s = self._pause() if wanted.due_in_s is None else min(wanted.due_in_s, self._pause())
+                    await happens(self._awake, max(due_s, _SHORTEST_WAIT_S))
                 elif claim.at is not None:
                     # The walk was cut short: go on, without keeping the database from others.
                     await happens(self._awake, 0.005)
@@ -249,6 +260,9 @@ class KeyedClaimer:
 
     async def _claim_once(self, member: Member) -> pools.KeyedClaim:
         now, room = time.monotonic(), self._room_for()
+        if room <= 0:
+            # The places were taken while it waited for its turn to claim.
+            return pools.KeyedClaim([], self._after, None, self._turn_left)
         claim = await pools.claim(
             self._database, member.id, self.name, member.owned, room, self._depth, self._after, self._in_hand(), self._turn_left
         )

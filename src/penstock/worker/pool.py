@@ -158,7 +158,7 @@ class PoolPart:
         """Something was said on the member's channel about this pool, or listening began (anew)."""
         if word in ("slots", "connected"):
             self.member.wake()
-        if word in ("keys", "connected") and self.claimer is not None:
+        if word in ("keys", "place", "connected") and self.claimer is not None:
             self.claimer.wake()
         if word in ("standing", "connected") and self.standing is not None:
             self.standing.wake()

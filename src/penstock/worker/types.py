@@ -44,11 +44,13 @@ class WorkedType:
     group: Group
     limit: timedelta | None = None
     keep_result: bool = False
+    limited: bool = False
 
     def refresh(self, record: JobTypeRecord) -> None:
         """Take over what the database says."""
         self.limit = record.options.time_limit
         self.keep_result = record.options.keep_result
+        self.limited = record.options.concurrency is not None or record.options.rate_limit is not None
 
     def time_limit(self, lease_s: float) -> float:
         """Seconds that a handler may run, counted from before the claim: it ends before the lease does."""

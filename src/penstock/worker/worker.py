@@ -123,6 +123,7 @@ class Worker:
             settler.settle(result)
 
         def written(results: Sequence[Settlement], outcomes: Mapping[UUID, str]) -> None:
+            claimer.places_freed()
             for part in parts:
                 if part.claimer is not None:
                     part.claimer.lines.written(results, outcomes)
@@ -330,7 +331,7 @@ class Worker:
     async def _listen(self, claimer: Claimer, runner: Runner, care: Care, parts: Sequence[PoolPart]) -> None:
         def heard(payload: str) -> None:
             word, _, rest = payload.partition(" ")
-            if word in ("slots", "keys", "standing", "connected"):
+            if word in ("slots", "keys", "standing", "place", "connected"):
                 for part in parts:
                     if word == "connected" or part.name == rest:
                         part.heard(word)
@@ -341,6 +342,8 @@ class Worker:
                 return
             if word == "cancel":
                 runner.cancel(UUID(rest))
+            elif word == "place":
+                claimer.wake()
             elif word == "sweep":
                 claimer.sweep()
             elif not self._noticed(word, rest):

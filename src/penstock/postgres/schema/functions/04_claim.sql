@@ -110,6 +110,7 @@ declare
     job_type penstock.jobs;
     lane smallint;
     left_to_claim integer := p_limit;
+    places integer;
     type_room integer;
     room integer;
     claimed integer;
@@ -162,8 +163,10 @@ begin
     loop
         exit when left_to_claim <= 0;
         type_room := left_to_claim;
+        places := null;
         if job_type.concurrency is not null or job_type.rate_limit is not null then
-            type_room := penstock.admit(job_type, left_to_claim, moment);
+            places := penstock.admit(job_type, 1000000, moment);
+            type_room := least(left_to_claim, penstock.fair_places(job_type.name, p_worker, places));
         end if;
         room := type_room;
 
@@ -216,6 +219,9 @@ begin
         end loop;
 
         claimed := type_room - room;
+        if places > 0 then
+            perform penstock.pass_on_places(job_type.name, p_worker, places, type_room, claimed, left_to_claim);
+        end if;
         if claimed > 0 then
             left_to_claim := left_to_claim - claimed;
             claimed_in_all := claimed_in_all + claimed;

@@ -18,6 +18,9 @@ as $$
 declare
     closed bigint[];
 begin
+    if exists (select from penstock.place_waiters) then
+        perform penstock.announce_places(p_leases, p_jobs);
+    end if;
     with counted as (
         update penstock.leases
         set open_jobs = leases.open_jobs - settled.jobs

@@ -179,6 +179,7 @@ begin
     perform penstock.ensure_archive(moment);
     perform penstock.ensure_archive(moment + interval '1 day');
     delete from penstock.idle_workers where since < clock_timestamp() - interval '10 minutes';
+    delete from penstock.place_waiters where since < clock_timestamp() - interval '10 minutes';
     with gone as (
         update penstock.workers
         set state = 'dead'

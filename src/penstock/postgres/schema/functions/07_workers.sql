@@ -78,6 +78,7 @@ as $$
 begin
     update penstock.workers set state = 'dead' where id = p_id;
     delete from penstock.idle_workers where worker = p_id;
+    delete from penstock.place_waiters where worker = p_id;
     perform penstock.ensure_archive(penstock.clock());
     perform penstock.recover_leases(
         array(select id from penstock.leases where worker = p_id),

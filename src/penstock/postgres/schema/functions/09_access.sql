@@ -35,7 +35,7 @@ declare
     ];
     working constant text[] := array[
         'claim', 'extend', 'settle', 'leave_to_callback', 'report_progress', 'register_worker', 'heartbeat',
-        'unregister_worker', 'release_unknown', 'wait_for_jobs', 'promote', 'expire', 'recover',
+        'unregister_worker', 'release_unknown', 'wait_for_jobs', 'wait_for_places', 'promote', 'expire', 'recover',
         'declare_group', 'declare_pool', 'lock_group', 'set_targets', 'join_group', 'leave_group', 'evict', 'member_heartbeat',
         'take', 'release', 'owns', 'set_metadata', 'wait_for_slots', 'claim_keys', 'forget_keys', 'cancelled_of',
         'standing_of', 'begin_standing', 'save_standing', 'end_standing', 'take_messages',

@@ -296,6 +296,7 @@ begin
     delete from penstock.members where group_name = p_group and id = any (p_members);
     get diagnostics removed = row_count;
     delete from penstock.idle_members where group_name = p_group and idle_members.member = any (p_members);
+    delete from penstock.place_waiters where name = p_group and worker = any (p_members);
     update penstock.groups
     set generation = generation + 1,
         members = members - removed

@@ -403,6 +403,8 @@ declare
     midway boolean;
     resuming boolean;
     simple boolean;
+    limited boolean;
+    places integer;
     room integer;
     claimed integer;
     new_lease bigint;
@@ -451,9 +453,18 @@ begin
     end if;
     perform penstock.lock_limits(array[p_name]);
     moment := penstock.clock();
-    room := penstock.admit(job_type, p_limit, moment);
-    if room <= 0 then
-        return;
+    limited := job_type.concurrency is not null or job_type.rate_limit is not null;
+    if limited then
+        places := penstock.admit(job_type, 1000000, moment);
+        room := least(p_limit, penstock.fair_places(p_name, p_member, places));
+        if room <= 0 then
+            if places > 0 then
+                perform penstock.pass_on_places(p_name, p_member, places, 0, 0, p_limit);
+            end if;
+            return;
+        end if;
+    else
+        room := p_limit;
     end if;
     midway := coalesce(owned[1] = p_after_slot and p_after_key <> '', false);
     if midway then
@@ -669,6 +680,9 @@ begin
     left join ring as cut_at on cut_at.step = cut.turn;
     get diagnostics claimed = row_count;
     claimed := claimed - 1;
+    if limited then
+        perform penstock.pass_on_places(p_name, p_member, places, room, claimed, p_limit);
+    end if;
 
     if claimed > 0 then
         if job_type.rate_limit is not null then

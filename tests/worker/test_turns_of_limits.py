@@ -1,0 +1,193 @@
+"""The places of a limit go round among those who wait for one (P12), never more at once than the limit (P5), none left idle."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from datetime import datetime, timedelta
+from typing import Any, TypeAlias
+
+import asyncpg
+import pytest
+from test_pools import Working
+
+from conftest import eventually
+from penstock import Job, Options, Penstock, RateLimit
+from penstock.ownership.assign import Candidate
+
+Sql: TypeAlias = "asyncpg.Connection[Any]"
+
+
+class Process:
+    """One of several workers in this process, each an application of its own that counts what it runs."""
+
+    def __init__(self, app: Penstock, name: str, ran: Counter[str], running: Counter[str]) -> None:
+        self.app, self.name, self.ran, self.running = app, name, ran, running
+        self.most = 0
+
+    async def run(self, job: Job[Any], seconds: float) -> None:
+        self.ran[str(job.key or self.name)] += 1
+        self.running[job.name] += 1
+        self.most = max(self.most, self.running[job.name])
+        await asyncio.sleep(seconds)
+        self.running[job.name] -= 1
+
+
+async def processes(stack: AsyncExitStack, url: str, count: int) -> list[Process]:
+    ran: Counter[str] = Counter()
+    running: Counter[str] = Counter()
+    return [Process(await stack.enter_async_context(Penstock(url)), f"w{n}", ran, running) for n in range(count)]
+
+
+async def test_a_quiet_key_on_one_worker_gets_its_turn_beside_saturated_keys_on_another(url: str) -> None:
+    def assign(key: str, workers: Sequence[Candidate]) -> int:
+        return 0 if key.startswith("noisy") else len(workers) - 1
+
+    async with AsyncExitStack() as stack:
+        each = await processes(stack, url, 2)
+        for process in each:
+            pool = process.app.pool("work", assign=assign, options=Options(concurrency=10))
+
+            @pool.handler
+            async def handle(job: Job[int], process: Process = process) -> None:
+                await process.run(job, 0.05)
+
+        first, second = each
+        await pool.enqueue_many([(f"noisy{n}", n) for n in range(10)] * 200)
+        await stack.enter_async_context(Working(first.app))
+        await eventually(lambda: sum(first.ran.values()) > 20, "that the limit is reached")
+        await pool.enqueue_many([("quiet", n) for n in range(20)])
+        await stack.enter_async_context(Working(second.app))
+        await eventually(lambda: first.ran["quiet"] == 20, "the quiet key's jobs")
+        assert sum(first.ran.values()) < 1000, "the quiet key had to wait for the noisy ones"
+        await first.app.pause("work")
+    assert max(process.most for process in each) == 10
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.02])
+async def test_workers_of_a_queue_with_a_limit_take_turns(url: str, seconds: float) -> None:
+    async with AsyncExitStack() as stack:
+        each = await processes(stack, url, 3)
+        for process in each:
+
+            @process.app.job("work", concurrency=2)
+            async def handle(job: Job[int], process: Process = process) -> None:
+                await process.run(job, seconds)
+
+        await each[0].app.enqueue_many("work", range(400))
+        for process in each:
+            await stack.enter_async_context(Working(process.app))
+        ran = each[0].ran
+        await eventually(lambda: sum(ran.values()) == 400, "all jobs")
+    assert min(ran[process.name] for process in each) >= 40, ran
+    assert max(process.most for process in each) <= 2
+
+
+async def test_a_worker_that_does_not_come_for_its_place_loses_it(url: str, sql: Sql) -> None:
+    done = 0
+    async with Penstock(url) as app:
+
+        @app.job("work", concurrency=1)
+        async def handle(job: Job[int]) -> None:
+            nonlocal done
+            done += 1
+            await asyncio.sleep(0.001)
+
+        await handle.enqueue_many(range(200))
+        await sql.execute("update penstock.jobs set concurrency = 1")
+        claimed = await sql.fetch("select * from penstock.claim('other', '{work}', 1)")
+        assert [row["name"] for row in await sql.fetch("select * from penstock.wait_for_places('stopped', '{work}')")] == ["work"]
+        async with Working(app):
+            await sql.execute(
+                "select penstock.settle($1, $2, $3)", *[[row[name] for row in claimed] for name in ("id", "attempts", "lease")]
+            )
+            await eventually(lambda: done == 199, "the others")
+    assert await sql.fetchval("select count(*) from penstock.place_waiters where worker = 'stopped'") == 0
+
+
+async def test_whoever_waits_longest_is_offered_the_place(app: Penstock, sql: Sql, url: str) -> None:
+    await sql.execute("select penstock.create_job_type('work', '{\"concurrency\": 1}')")
+    await sql.execute("select penstock.enqueue('work', to_jsonb(n)) from generate_series(1, 9) as n")
+
+    async def claim(worker: str) -> list[int]:
+        return [int(row["data"]) for row in await sql.fetch("select * from penstock.claim($1, '{work}', 5)", worker)]
+
+    async def wait(worker: str) -> bool:
+        rows = await sql.fetch("select * from penstock.wait_for_places($1, '{work}')", worker)
+        return bool(rows and rows[0]["is_new"])
+
+    async def settle() -> None:
+        await sql.execute(
+            "select penstock.settle(array_agg(id), array_agg(attempts)) from penstock.queued_jobs where status = 'in-progress'"
+        )
+
+    heard: list[str] = []
+    listener = await asyncpg.connect(url)
+    await listener.add_listener("penstock_second", lambda *said: heard.append(str(said[3])))
+    await listener.add_listener("penstock_third", lambda *said: heard.append("third"))
+    assert await claim("first") == [1]
+    assert (await wait("second"), await wait("third"), await wait("second")) == (True, True, False)
+    await settle()
+    await eventually(lambda: heard == ["place work"], "the notification of the settle")
+    assert await claim("first") == []
+    assert await claim("third") == []
+    assert await claim("second") == [2]
+    await settle()
+    assert await claim("second") == []
+    assert await claim("third") == [3]
+    await settle()
+    assert await claim("first") == []
+    assert await claim("second") == [4]
+    await listener.close()
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+async def test_a_rate_limit_is_used_up_and_never_passed(url: str, sql: Sql, workers: int) -> None:
+    async with AsyncExitStack() as stack:
+        each = await processes(stack, url, workers)
+        for process in each:
+
+            @process.app.job("work", rate_limit=RateLimit(20, timedelta(seconds=1)))
+            async def handle(job: Job[int], process: Process = process) -> None:
+                await process.run(job, 0.0)
+
+        await each[0].app.enqueue_many("work", range(61))
+        for process in each:
+            await stack.enter_async_context(Working(process.app))
+        await eventually(lambda: sum(each[0].ran.values()) == 61, "all jobs")
+    await check_rate(sql, 20)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+async def test_the_rate_limit_of_a_key_is_used_up_and_never_passed(url: str, sql: Sql, workers: int) -> None:
+    async with AsyncExitStack() as stack:
+        each = await processes(stack, url, workers)
+        for process in each:
+            pool = process.app.pool("work", slots=4, key_rate=RateLimit(20, timedelta(seconds=1)))
+
+            @pool.handler
+            async def handle(job: Job[int], process: Process = process) -> None:
+                await process.run(job, 0.0)
+
+        await pool.enqueue_many([("a", n) for n in range(61)])
+        for process in each:
+            await stack.enter_async_context(Working(process.app))
+        await eventually(lambda: sum(each[0].ran.values()) == 61, "all jobs")
+    await check_rate(sql, 20)
+
+
+async def check_rate(sql: Sql, limit: int) -> None:
+    """Never more in a second, and, for a machine that is busy with other things too, not much less."""
+    await eventually(lambda: archived(sql), "all results")
+    at: list[datetime] = [row[0] for row in await sql.fetch("select started_at from penstock.archived_jobs order by started_at")]
+    second = timedelta(seconds=1)
+    assert [n for n, start in enumerate(at) if n >= limit and start - at[n - limit] < second] == []
+    share = (len(at) - 1) / limit / ((at[-1] - at[0]) / second)
+    print(f"share {share:.3f}")
+    assert share > 0.85, "places were left idle"
+
+
+async def archived(sql: Sql) -> bool:
+    return bool(await sql.fetchval("select count(*) = 61 from penstock.archived_jobs"))
