@@ -24,8 +24,9 @@ from penstock.job import Enqueued, Executor, NewJob, PoolOptions
 from penstock.ownership import balance
 from penstock.ownership.assign import KeyAssign, slot_of
 from penstock.payload import Codec, dump_json
-from penstock.postgres import ownership, pools
+from penstock.postgres import ownership, pool_views, pools
 from penstock.postgres.database import Database
+from penstock.postgres.pool_views import QuarantinedKey
 from penstock.puller import PoolWorker
 from penstock.worker.pool import declare
 from penstock.worker.types import WorkedPool, WorkedType
@@ -224,6 +225,14 @@ class Pool(Generic[T]):
     async def undrain(self, worker: str) -> None:
         """Let a drained worker take part again. Raises `NotFound`."""
         await balance.drain(await self._app.database(), self.name, worker, self._assign, drain=False)
+
+    async def quarantined_keys(self, *, after: str | None = None, limit: int = 100) -> list[QuarantinedKey]:
+        """Keys for which the pool's `assign` fails, and why; their jobs wait. From the key `after` on, `limit` at most."""
+        return await pool_views.quarantined_keys(await self._app.database(), self.name, after=after, limit=limit)
+
+    async def release_key(self, key: str) -> None:
+        """Have `assign` asked again about a quarantined key, now. Raises `NotFound` when it is not quarantined."""
+        await ownership.release_keys(await self._app.database(), self.name, key)
 
     async def set_weight(self, key: str, weight: int) -> None:
         """How many jobs a key gets in each of its turns, 1 to 1,000. Raises `InvalidInput`."""

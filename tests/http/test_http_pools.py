@@ -20,7 +20,8 @@ import pytest
 from http_calls import new_id
 from http_server import Served
 
-from penstock import Penstock
+from conftest import eventually
+from penstock import Job, Penstock
 from penstock.http.scaling import Scaling
 
 WORKER = """
@@ -272,3 +273,28 @@ async def test_a_reading_is_kept_however_many_ask(app: Penstock) -> None:
     for advice in await asyncio.gather(*[scaling.advice(5.0) for _ in range(20)]):
         assert advice == first
     assert [one.name for one in await Scaling(await app.database()).advice(5.0)] == ["other", "work"]
+
+
+async def test_quarantined_keys_are_listed_counted_and_released(client: httpx.Client, served: Served) -> None:
+    answers: list[Any] = ["nobody"]
+    name = f"pool-{secrets.token_hex(4)}"
+    async with Penstock(served.database_url) as app:
+        pool = app.pool(name, assign=lambda key, workers: answers[0] if key == "a/b" else 0)
+
+        @pool.handler
+        async def handle(job: Job[int]) -> None: ...
+
+        worker = await app.worker()
+        running = asyncio.create_task(worker.run())
+        await pool.enqueue("a/b", 1)
+        (bad,) = await eventually(lambda: client.get(f"/v1/pools/{name}/quarantined").json(), "the quarantine")
+        assert (bad["key"], bad["jobs"]) == ("a/b", 1)
+        assert "assign returned 'nobody'" in bad["error"]
+        assert f'penstock_quarantined_keys{{type="{name}"}} 1.0' in client.get("/metrics").text
+        assert client.get(f"/v1/pools/{name}/quarantined", params={"after": "b"}).json() == []
+        assert client.post(f"/v1/pools/{name}/quarantined/good").status_code == 404
+        answers[0] = 0
+        assert client.post(f"/v1/pools/{name}/quarantined/a/b").status_code == 202
+        await eventually(lambda: client.get(f"/v1/pools/{name}/quarantined").json() == [], "the release")
+        worker.stop()
+        await running

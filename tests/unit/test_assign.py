@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock import InvalidInput
-from penstock.ownership.assign import Candidate, by_key, jump, jump_hash, key_hash, slot_of, sticky
+from penstock.ownership.assign import Candidate, jump, jump_hash, key_hash, slot_of, sticky
 from penstock.ownership.member import looks_every
 
 Target = dict[int, str]
@@ -167,22 +167,6 @@ def test_keys_spread_evenly() -> None:
 def test_jump_needs_a_bucket() -> None:
     with pytest.raises(InvalidInput, match="0 buckets"):
         jump_hash(1, 0)
-
-
-def test_a_rule_for_keys_chooses_by_place_and_may_choose_nobody() -> None:
-    group = [Candidate("old", {"clients": ["ada"]}), Candidate("young", {"clients": ["bob"]})]
-
-    def connected(key: str, workers: object) -> int | None:
-        return next((n for n, worker in enumerate(group) if key in worker.metadata["clients"]), None)
-
-    assignor = by_key(connected, {0: "bob", 1: "ada", 2: "eve"})
-    assert assignor(group, [0, 1, 2, 3], {}) == {0: "young", 1: "old"}
-
-
-@pytest.mark.parametrize("place", [-1, 2, "0", 1.0])
-def test_a_rule_that_returns_no_place_is_told_so(place: object) -> None:
-    with pytest.raises(InvalidInput, match="assign returned"):
-        by_key(lambda key, workers: place, {0: "ada"})(members(2), [0], {})  # type: ignore[arg-type,return-value]
 
 
 @pytest.mark.parametrize("members", [1, 2, 50, 1_000])

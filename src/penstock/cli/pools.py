@@ -11,19 +11,19 @@ from penstock.app import Penstock
 from penstock.cli.output import AsJson, out, print_json, print_table, with_app
 from penstock.ownership import balance
 from penstock.pool_workers import PoolMember, workers_of
-from penstock.postgres import pool_views, pools
+from penstock.postgres import ownership, pool_views, pools
 
 Name = Annotated[str, typer.Argument(help="Pool.")]
 Key = Annotated[str, typer.Argument(help="Key.")]
 WorkerId = Annotated[str, typer.Argument(help="Id of a worker, as `penstock pools show` lists them.")]
-_HELP = "Pools: list, create, show, drain, undrain, resize, key, weight, standing, start, stop, notify."
+_HELP = "Pools: list, create, show, drain, undrain, resize, key, keys, weight, standing, start, stop, notify."
 
 
 def pool_commands() -> typer.Typer:
     """The commands."""
     commands = typer.Typer(help=_HELP, invoke_without_command=True)
     commands.callback(help=_HELP)(list_pools)
-    for command in (create, show, drain, undrain, resize, key, weight):
+    for command in (create, show, drain, undrain, resize, key, keys, weight):
         commands.command()(command)
     return commands
 
@@ -115,17 +115,47 @@ def resize(
     _say(with_app(work), f"{name} has {slots} slots", as_json)
 
 
-def key(name: Name, key: Key, as_json: AsJson = False) -> None:
-    """Where a key is: its slot, who has it, what waits."""
+def key(
+    name: Name,
+    key: Key,
+    release: Annotated[bool, typer.Option("--release", help="Quarantined: have the pool's rule asked again, now.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Where a key is: its slot, who has it, what waits; why it is quarantined."""
 
-    async def read(app: Penstock) -> pool_views.KeyState:
-        return await pool_views.key_state(await app.database(), name, key)
+    async def read(app: Penstock) -> dict[str, Any]:
+        database = await app.database()
+        if release:
+            await ownership.release_keys(database, name, key)
+        state = asdict(await pool_views.key_state(database, name, key))
+        return state | {
+            "quarantined": next((bad.error for bad in await pool_views.quarantined_keys(database, name, key=key)), None)
+        }
 
-    state = asdict(with_app(read))
+    state = with_app(read)
     if as_json:
         print_json({"key": key, **state})
     else:
         print_table(list(state), [list(state.values())], empty="")
+
+
+def keys(
+    name: Name,
+    quarantined: Annotated[bool, typer.Option("--quarantined", help="Those for which the pool's rule fails.")] = True,
+    after: Annotated[str | None, typer.Option(help="Only keys behind this one.")] = None,
+    limit: Annotated[int, typer.Option(min=1, max=1_000, help="How many at most.")] = 100,
+    as_json: AsJson = False,
+) -> None:
+    """Keys that are quarantined, since the pool's rule fails for them: their jobs wait."""
+
+    async def read(app: Penstock) -> list[pool_views.QuarantinedKey]:
+        return await pool_views.quarantined_keys(await app.database(), name, after=after, limit=limit)
+
+    found = [asdict(bad) for bad in with_app(read)]
+    if as_json:
+        print_json(found)
+    else:
+        print_table(list(found[0]) if found else [], [list(bad.values()) for bad in found], empty="no key is quarantined")
 
 
 def weight(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest, multiprocess
 from prometheus_client.core import GaugeMetricFamily
@@ -43,6 +43,22 @@ class _Depths(Collector):
                 family.add_metric([count.name], float(getattr(count, field) or 0))
             families.append(family)
         return families
+
+
+class _Quarantined(Collector):
+    """Keys of pools for which the pool's rule fails."""
+
+    def __init__(self, keys: Mapping[str, int]) -> None:
+        self._keys = keys
+
+    def collect(self) -> list[GaugeMetricFamily]:
+        """See `prometheus_client`."""
+        family = GaugeMetricFamily(
+            "penstock_quarantined_keys", "Keys for which the rule of their pool fails: their jobs wait.", labels=["type"]
+        )
+        for name, keys in self._keys.items():
+            family.add_metric([name], float(keys))
+        return [family]
 
 
 class Metrics:
@@ -145,14 +161,17 @@ class Metrics:
         """Count a refused login."""
         self._refused.inc()
 
-    def exposition(self, counts: list[JobCounts], advice: Sequence[ScaleAdvice] = ()) -> bytes:
+    def exposition(
+        self, counts: list[JobCounts], advice: Sequence[ScaleAdvice] = (), quarantined_keys: Mapping[str, int] | None = None
+    ) -> bytes:
         """Everything in Prometheus' text format."""
         registry = CollectorRegistry()
         if os.environ.get("PROMETHEUS_MULTIPROC_DIR"):
             multiprocess.MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
         else:
             registry = self._registry
-        return generate_latest(registry) + generate_latest(_only(_Depths(counts))) + generate_latest(_only(ScalingGauges(advice)))
+        asked = [_Depths(counts), ScalingGauges(advice), _Quarantined(quarantined_keys or {})]
+        return generate_latest(registry) + b"".join(generate_latest(_only(each)) for each in asked)
 
     def _label(self, name: str) -> str:
         if name in self._types or len(self._types) < _MOST_TYPES:

@@ -76,6 +76,18 @@ class Pool(BaseModel):
     created_at: datetime
 
 
+class QuarantinedKey(BaseModel):
+    """A key for which the rule of its pool fails."""
+
+    model_config = _example({"key": "acme", "slot": 17, "error": "KeyError: 'acme'", "failed_at": _AT, "jobs": 12})
+
+    key: str
+    slot: int
+    error: str = Field(description="What the rule raised, or answered.")
+    failed_at: datetime
+    jobs: int = Field(description="How many jobs wait; at most 10,000 are counted.")
+
+
 class NewPoolJob(BaseModel):
     """A job for a pool. Unknown fields are ignored."""
 

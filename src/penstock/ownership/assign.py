@@ -7,7 +7,8 @@ protocol (see the head of tables/0003_ownership.sql); a good one moves little an
 * `sticky`, the default: balanced to within one slot, moving as few slots as that allows.
 * `jump`: a slot goes to a member by the slot's hash and the member's rank by age, as Ponos does. Needs no memory, but a member
   that leaves shifts the ranks of all younger ones. Here for comparison.
-* `by_key`: a slot for each key, and a function of the application that chooses the member of a key.
+
+A pool can have a rule of its own instead, a slot for each key, and a function that chooses the member of a key: see `rules`.
 """
 
 from __future__ import annotations
@@ -74,33 +75,6 @@ def jump(members: Sequence[Candidate], slots: Sequence[int], current: Mapping[in
     if not members:
         return {}
     return {slot: members[jump_hash(slot, len(members))].id for slot in slots}
-
-
-def by_key(assign: KeyAssign, keys: Mapping[int, str]) -> Assignor:
-    """The assignor of a pool that has its own rule for keys.
-
-    Args:
-        assign: The rule.
-        keys: The key of each slot.
-    """
-
-    def assignor(members: Sequence[Candidate], slots: Sequence[int], current: Mapping[int, str]) -> dict[int, str]:
-        target: dict[int, str] = {}
-        for slot in slots:
-            if slot not in keys or not members:
-                continue
-            place = assign(keys[slot], members)
-            if place is None:
-                continue
-            if not isinstance(place, int) or not 0 <= place < len(members):
-                raise InvalidInput(
-                    f"assign returned {place!r} for key {keys[slot]!r} and {len(members)} workers",
-                    hint="Return the place of a worker in the list, from 0, or None when none will do.",
-                )
-            target[slot] = members[place].id
-        return target
-
-    return assignor
 
 
 NAMED: dict[str, Assignor] = {"sticky": sticky, "jump": jump}

@@ -5,14 +5,15 @@ The assignor is a pure function (see `assign`); here are the rows that it is fed
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 from uuid import UUID
 
 import structlog
 
-from penstock.ownership.assign import NAMED, Candidate, KeyAssign, by_key
+from penstock.ownership.assign import NAMED, Candidate, KeyAssign
+from penstock.ownership.rules import Placed, place_keys
 from penstock.postgres import ownership
 from penstock.postgres.database import Database, Transaction
 
@@ -90,16 +91,26 @@ async def _assign(transaction: Transaction, group: ownership.Group, assign: KeyA
         candidates = [Candidate(member.id, member.metadata) for member in present]
     ids = {member.id for member in present}
     current = {slot.slot: who for slot in slots if (who := _has(slot, ids)) is not None}
-    if assign is not None and group.assignor == "custom":
-        assignor = by_key(assign, {slot.slot: slot.key for slot in slots if slot.key is not None})
-    else:
-        assignor = NAMED[group.assignor]
     seen = [slot.slot for slot in slots]
-    target = assignor(candidates, seen, current)
+    if assign is not None and group.assignor == "custom":
+        placed = await place_keys(assign, {slot.slot: slot.key for slot in slots if slot.key is not None}, candidates)
+        await _quarantine(transaction, group.name, slots, placed)
+        target = placed.target
+    else:
+        target = NAMED[group.assignor](candidates, seen, current)
     # Nobody, too, is said slot by slot: a slot for a new key may come meanwhile, and has to be seen by the next one.
     moved = await ownership.set_targets(transaction, group.name, {slot: target.get(slot) for slot in seen})
     log.debug("rebalanced", group=group.name, generation=group.generation, members=len(present), moving=moved)
     return moved
+
+
+async def _quarantine(transaction: Transaction, group: str, slots: Sequence[ownership.Slot], placed: Placed) -> None:
+    known = {slot.slot: slot.error for slot in slots if slot.error is not None}
+    if not known and not placed.errors:
+        return
+    await ownership.quarantine_keys(transaction, group, placed.errors)
+    if new := [slot for slot in placed.errors if slot not in known]:
+        log.error("keys_quarantined", group=group, keys=len(placed.errors), new=len(new), error=placed.errors[new[0]])
 
 
 def _has(slot: ownership.Slot, members: set[str]) -> str | None:

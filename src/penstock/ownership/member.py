@@ -30,6 +30,7 @@ from penstock.waiting import happens
 
 log = structlog.get_logger("penstock.ownership")
 T = TypeVar("T")
+_ASK_AGAIN = timedelta(seconds=15)
 
 
 _CLOCK: int = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
@@ -277,10 +278,14 @@ class Member:
                 self._apply(lost)
 
     async def _care(self) -> None:
-        """Evict members that fell silent."""
+        """Evict members that fell silent; have the rule asked again about keys for which it failed."""
+        asked_at = monotonic()
         while True:
             await asyncio.sleep(looks_every(self._members) * random.uniform(0.7, 1.3))
             try:
+                if self._assign is not None and monotonic() - asked_at > _ASK_AGAIN.total_seconds():
+                    asked_at = monotonic()
+                    await ownership.release_keys(self._database, self.group, None, _ASK_AGAIN)
                 if await balance.evict(self._database, self.group, self._assign):
                     self._wake.set()
             except PenstockError as error:

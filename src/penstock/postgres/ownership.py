@@ -43,13 +43,14 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """A slot: who has it, who is to have it, and under which epoch it was taken last."""
+    """A slot: who has it, who is to have it, and under which epoch it was taken last; why its key is quarantined."""
 
     slot: int
     owner: str | None
     target: str | None
     epoch: int
     key: str | None
+    error: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +96,18 @@ async def members(executor: Database | Transaction, name: str) -> list[Member]:
 
 async def slots(executor: Database | Transaction, name: str) -> list[Slot]:
     """The slots of a group, in order."""
-    rows = await executor.fetch("select slot, owner, target, epoch, key from penstock.group_slots($1)", name)
+    rows = await executor.fetch("select slot, owner, target, epoch, key, error from penstock.group_slots($1)", name)
     return [Slot(*tuple(row)) for row in rows]
+
+
+async def quarantine_keys(transaction: Transaction, name: str, errors: Mapping[int, str]) -> None:
+    """Note for which slots the rule of the application failed; the others are free of errors."""
+    await transaction.fetch("select penstock.quarantine_keys($1, $2, $3)", name, list(errors), list(errors.values()))
+
+
+async def release_keys(database: Database, name: str, key: str | None = None, after: timedelta = timedelta(0)) -> int:
+    """Have the rule asked again about a quarantined key, or about all. Returns how many. Raises `NotFound`."""
+    return int(await database.fetchval("select penstock.release_keys($1, $2, $3)", name, key, after))
 
 
 async def has_unplaced(transaction: Transaction, name: str) -> bool:

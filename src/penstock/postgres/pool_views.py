@@ -101,6 +101,30 @@ async def weights(database: Database, name: str) -> dict[str, int]:
     return {row["key"]: row["weight"] for row in rows}
 
 
+@dataclass(frozen=True, slots=True)
+class QuarantinedKey:
+    """A key for which the rule of its pool fails. `jobs`: how many wait, at most 10,000 are counted."""
+
+    key: str
+    slot: int
+    error: str
+    failed_at: datetime
+    jobs: int
+
+
+async def quarantined_keys(
+    database: Database, name: str, *, after: str | None = None, limit: int = 100, key: str | None = None
+) -> list[QuarantinedKey]:
+    """Quarantined keys, from `after` on, or the one of a key. Raises `NotFound` when there is no such pool."""
+    rows = await database.fetch("select * from penstock.quarantined_keys($1, $2, $3, $4)", name, after, limit, key)
+    return [QuarantinedKey(*tuple(row)) for row in rows]
+
+
+async def quarantined_counts(database: Database) -> dict[str, int]:
+    """Every pool, and how many of its keys are quarantined."""
+    return {row["name"]: row["keys"] for row in await database.fetch("select * from penstock.quarantined_counts()")}
+
+
 async def key_state(database: Database, name: str, key: str) -> KeyState:
     """Where a key is, and what waits for it. Raises `NotFound` when there is no such pool."""
     return KeyState(*tuple(await database.fetchrow("select * from penstock.key_state($1, $2)", name, key)))

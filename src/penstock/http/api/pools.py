@@ -22,13 +22,14 @@ from penstock.http.pool_models import (
     PoolJob,
     PoolOptions,
     PoolWorker,
+    QuarantinedKey,
     Weight,
     Weights,
 )
 from penstock.job import Admission, JobCounts, make_id
 from penstock.ownership import balance
 from penstock.pool_workers import PoolMember, workers_of
-from penstock.postgres import http, pool_views, pools
+from penstock.postgres import http, ownership, pool_views, pools
 from penstock.postgres.pool_views import PoolDetails
 
 api = router("pools")
@@ -52,6 +53,8 @@ Key = Annotated[str, Path(description="Key.", examples=["acme"], max_length=255)
 WorkerId = Annotated[
     str, Path(pattern=r"^[A-Za-z0-9_.-]{1,50}$", description="Id of the worker in the pool.", examples=["web-3.4711.a1b2c3"])
 ]
+AfterKey = Annotated[str | None, Query(description="Only keys behind this one.", max_length=255)]
+KeyLimit = Annotated[int, Query(description="How many at most.", ge=1, le=1_000)]
 WaitS = Annotated[float, Query(description="Seconds that a job should wait at most.", gt=0, le=86_400, allow_inf_nan=False)]
 
 
@@ -158,6 +161,29 @@ async def drain_worker(request: Request, pool: PoolName, id: WorkerId) -> Respon
 async def undrain_worker(request: Request, pool: PoolName, id: WorkerId) -> Response:
     """Let a drained worker take part again. Idempotent."""
     return await _drain(request, pool, id, False)
+
+
+@api.get("/v1/pools/{pool:name}/quarantined", response_model=list[QuarantinedKey])
+@needs(Role.READ)
+async def list_quarantined(request: Request, pool: PoolName, after: AfterKey = None, limit: KeyLimit = 100) -> Response:
+    """Keys for which the rule of the pool fails, by key, from `after` on: their jobs wait until the rule answers again."""
+    await open_pool(request, pool)
+    after = None if after is None else storable_key(after)
+    found = await pool_views.quarantined_keys(service_of(request).database, pool, after=after, limit=limit)
+    return answer([shapes.plain(bad) for bad in found])
+
+
+@api.post("/v1/pools/{pool:name}/quarantined/{key:key}", status_code=202, response_model=KeyState)
+@needs(Role.ADMIN)
+async def release_key(request: Request, pool: PoolName, key: Key) -> Response:
+    """Have the rule of the pool asked again about a quarantined key. 404 when it is not quarantined."""
+    await open_pool(request, pool)
+    database, key = service_of(request).database, storable_key(key)
+    try:
+        await ownership.release_keys(database, pool, key)
+    except NotFound:
+        raise not_found(request.url.path) from None
+    return answer({"key": key, **shapes.plain(await pool_views.key_state(database, pool, key))}, 202)
 
 
 @api.get("/v1/pools/{pool:name}/keys/{key:key}", response_model=KeyState)

@@ -16,6 +16,7 @@ from penstock.http.api.common import answer, needs, principal_of, router, servic
 from penstock.http.auth import Role
 from penstock.http.errors import not_found
 from penstock.http.scaling import GAUGE_WAIT_S
+from penstock.postgres import pool_views
 
 api = router("system")
 _SWAGGER = FilePath(swagger_ui_bundle.swagger_ui_path)
@@ -59,7 +60,8 @@ async def metrics(request: Request) -> Response:
     service = service_of(request)
     principal_of(request).require_all(request.url.path)
     advice = await service.scaling.advice(GAUGE_WAIT_S)
-    return Response(service.metrics.exposition(await service.counts(), advice), media_type=CONTENT_TYPE_LATEST)
+    quarantined = await pool_views.quarantined_counts(service.database)
+    return Response(service.metrics.exposition(await service.counts(), advice, quarantined), media_type=CONTENT_TYPE_LATEST)
 
 
 @api.get("/", response_class=HTMLResponse)
