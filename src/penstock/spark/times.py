@@ -17,6 +17,8 @@ _EPOCH = date(1970, 1, 1).toordinal()
 _CYCLE_DAYS = 146_097  # of 400 years, after which the calendar repeats itself
 _MICROS = 1_000_000
 _LONG = 1 << 63
+_START = datetime(1970, 1, 1)
+_USUAL = re.compile(r"([12][0-9]{3}-[0-9]{2}-[0-9]{2}[T ](?:[01][0-9]|2[0-3]):[0-9]{2}:[0-9]{2})(?:\.([0-9]{1,6}))?(Z?)")
 _BLANK = bytes([*range(0x21), 0x7F])
 _DASH, _PLUS, _COLON, _DOT, _SPACE, _T = b"-+:. T"
 # Java's ZoneId.SHORT_IDS.
@@ -115,6 +117,13 @@ def legacy_days(text: str) -> int:
 
 def micros(text: str, local: tzinfo) -> int:
     """A time, microseconds since 1970; `local` is the zone of one that names none. Raises `ValueError`."""
+    if (usual := _USUAL.fullmatch(text)) is not None:
+        # The same, several times as fast.
+        whole, fraction, utc = usual.groups()
+        since = datetime.fromisoformat(whole) - _START
+        where = UTC if utc else local
+        ahead = 0 if where is UTC else _offset_at(where, since.days, since.seconds)
+        return (since.days * 86_400 + since.seconds - ahead) * _MICROS + int((fraction or "0").ljust(6, "0"))
     parts, named, only_time = _parsed(text)
     where = local if named is None else named
     if only_time:
