@@ -99,11 +99,10 @@ class PenstockSource(DataSource):
         return StreamReadOptions.parse(given)
 
     def _of_jobs(self, schema: StructType) -> ReadOptions:
-        options = ReadOptions.parse(self.options)
-        if not self.options and schema.fieldNames() != list(columns_of(options.table)):
+        if not self.options and schema.fieldNames() != list(columns_of("archived_jobs")):
             # A table of Spark SQL that was made for something else, or a schema for streams without one.
             raise InvalidInput("there are no options that say what to read", hint=f"Set subscribe, or table. {_IN_SQL}")
-        return options
+        return ReadOptions.parse(self.options)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """A batch writer to the queue or to streams."""
