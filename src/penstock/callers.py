@@ -7,9 +7,14 @@ takes the fast way.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 from uuid import UUID
+
+import asyncpg
+from asyncpg.pool import PoolConnectionProxy
 
 from penstock.errors import Conflict, InvalidInput, NotFound, Outgrown, PenstockError
 from penstock.event import Appended, Columns
@@ -32,7 +37,7 @@ async def enqueue_through(connection: Any, batch: jobs.Batch) -> dict[int, tuple
         InvalidInput: Also when the connection is of no known kind.
     """
     try:
-        if hasattr(connection, "fetch") and _module(connection).startswith("asyncpg"):
+        if _is_asyncpg(connection):
             return jobs.exceptions_by_place(await connection.fetch(*jobs.enqueue_call(batch)))
         return _by_place(await _rows(_execute(connection, _CALL, batch.name, jobs.as_json(batch))))
     except Exception as error:
@@ -45,7 +50,7 @@ async def append_through(connection: Any, name: str, columns: Columns) -> Append
     The database routes their keys: were it done here, a stream that has grown would make the caller's transaction fail.
     """
     try:
-        if hasattr(connection, "fetch") and _module(connection).startswith("asyncpg"):
+        if _is_asyncpg(connection):
             return _appended(await connection.fetch(*streams.append_each_call(name, columns)))
         return _appended(await _rows(_execute(connection, _APPEND, name, streams.as_json(columns))))
     except Exception as error:
@@ -55,7 +60,7 @@ async def append_through(connection: Any, name: str, columns: Columns) -> Append
 async def commit_through(connection: Any, name: str, document: str) -> None:
     """Commit an offset (`streams.commit_as_json`) through such a connection. Raises `Conflict` when it is refused."""
     try:
-        if hasattr(connection, "fetch") and _module(connection).startswith("asyncpg"):
+        if _is_asyncpg(connection):
             await connection.fetch(_COMMIT.format("$1", "$2::text"), name, document)
         else:
             await _rows(_execute(connection, _COMMIT, name, document))
@@ -82,7 +87,7 @@ async def publish_through(connection: Any, topic: str, documents: Sequence[str])
     """Publish messages (`topics.publish_document`) through a connection or session, as in `enqueue_through`."""
     document = topics.array_of(documents)
     try:
-        if hasattr(connection, "fetch") and _module(connection).startswith("asyncpg"):
+        if _is_asyncpg(connection):
             rows = await connection.fetch(topics.PUBLISH.format("$1", "$2"), topic, document)
         else:
             rows = await _rows(_execute(connection, topics.PUBLISH, topic, document))
@@ -120,15 +125,22 @@ def _rows_blocking(connection: Any, call: str, name: str, document: str) -> Any:
         raise (_translated(error) or error) from error
 
 
+def _is_asyncpg(connection: Any) -> bool:
+    """Whether it is a connection of asyncpg, a pool's proxy of one, or of a subclass."""
+    if isinstance(connection, asyncpg.Pool):
+        raise _no_transaction(connection)
+    return isinstance(connection, (asyncpg.Connection, PoolConnectionProxy))
+
+
 def _execute(connection: Any, call: str, name: str, document: str) -> Any:
-    module = _module(connection)
-    if module.startswith("sqlalchemy"):
+    if (execute := _sqlalchemy_execute(connection)) is not None:
         from sqlalchemy import text
 
-        return connection.execute(text(call.format(":name", ":document")), {"name": name, "document": document})
+        return execute(text(call.format(":name", ":document")), {"name": name, "document": document})
     statement = call.format("%s", "%s")
-    if module.split(".")[0] == "psycopg":
+    if _of(connection, "psycopg", "Connection", "AsyncConnection", "Cursor", "AsyncCursor"):
         return connection.execute(statement, (name, document))
+    # Django, and whatever else follows the DB-API.
     if hasattr(connection, "cursor"):
         with connection.cursor() as cursor:
             cursor.execute(statement, (name, document))
@@ -136,6 +148,41 @@ def _execute(connection: Any, call: str, name: str, document: str) -> Any:
     raise InvalidInput(
         f"cannot write through a {type(connection).__qualname__}",
         hint="Give a connection or session of asyncpg, psycopg, SQLAlchemy or Django.",
+    )
+
+
+def _sqlalchemy_execute(connection: Any) -> Callable[..., Any] | None:
+    """What executes on a connection or session of SQLAlchemy, or of a subclass such as SQLModel's; None when it is none."""
+    if _of(connection, "sqlalchemy", "Engine") or _of(connection, "sqlalchemy.ext.asyncio", "AsyncEngine"):
+        raise _no_transaction(connection)
+    if _of(connection, "sqlalchemy.orm", "sessionmaker", "scoped_session"):
+        if not _of(connection, "sqlalchemy.orm", "scoped_session"):
+            raise _no_transaction(connection)
+        connection = connection()
+    elif _of(connection, "sqlalchemy.ext.asyncio", "async_scoped_session"):
+        connection = connection()
+    if _of(connection, "sqlalchemy.orm", "Session"):
+        # Not the method of the object: that of SQLModel warns its callers away.
+        return partial(sys.modules["sqlalchemy.orm"].Session.execute, connection)
+    if _of(connection, "sqlalchemy.ext.asyncio", "AsyncSession"):
+        return partial(sys.modules["sqlalchemy.ext.asyncio"].AsyncSession.execute, connection)
+    if _of(connection, "sqlalchemy", "Connection") or _of(connection, "sqlalchemy.ext.asyncio", "AsyncConnection"):
+        execute: Callable[..., Any] = connection.execute
+        return execute
+    return None
+
+
+def _of(connection: Any, module: str, *names: str) -> bool:
+    """Whether something is of a class, by its module and name. A module that nobody imported has no objects."""
+    found = sys.modules.get(module)
+    kinds = tuple(kind for name in names if isinstance(kind := getattr(found, name, None), type))
+    return bool(kinds) and isinstance(connection, kinds)
+
+
+def _no_transaction(connection: Any) -> InvalidInput:
+    return InvalidInput(
+        f"a {type(connection).__qualname__} has no transaction to write in",
+        hint="Give a connection or a session, the one that your transaction is on.",
     )
 
 
@@ -157,7 +204,3 @@ def _translated(error: BaseException) -> PenstockError | None:
             hint = getattr(diagnostics, "message_hint", None) or getattr(candidate, "hint", None)
             return _BY_SQLSTATE[state](message, hint=hint)
     return None
-
-
-def _module(connection: Any) -> str:
-    return type(connection).__module__

@@ -7,9 +7,14 @@ callbacks. What notifications miss is found by one look-up every two seconds for
 
 What the answer of the service means:
 
-* 2xx: it has the job. A connection that breaks after the request was sent, or no answer in time: it may have it, so wait.
+* 2xx: it has the job. A connection that breaks after the request was sent, or no answer in time: it may have it, so wait. An
+  attempt is not sent again when that happens.
 * An error with the id `service_unavailable`: try again after 0.5, 1 and 2 seconds; then the attempt has failed.
 * Any other error, or a service that cannot be reached: the attempt has failed.
+
+Job types share the connections, and the places of jobs in flight: half of them is divided among the types, the other half goes to
+whoever needs it. A type is claimed while a connection is free for it, and its job's time begins when it has one; a job that gets
+none is handed back as it was.
 
 No callback within the time limit of the type (5 minutes unless it says otherwise): the attempt has failed.
 """
@@ -17,8 +22,10 @@ No callback within the time limit of the type (5 minutes unless it says otherwis
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Coroutine, Sequence
 from datetime import timedelta
+from difflib import get_close_matches
 from typing import Any
 from uuid import UUID
 
@@ -32,14 +39,16 @@ from penstock.postgres import http, jobs
 from penstock.postgres.database import Database
 from penstock.posting import DownstreamSettings, Service, Unavailable
 from penstock.settings import Settings
+from penstock.shares import Shares
 from penstock.worker import Worker
 from penstock.worker.claimer import Claimer
 from penstock.worker.runner import Runner, Running
-from penstock.worker.types import SettledElsewhere, WorkedType
+from penstock.worker.types import NotStarted, SettledElsewhere, WorkedType
 
 log = structlog.get_logger("penstock.downstream")
 _LOOK_FOR_TYPES_S = 0.5
 _LOOK_FOR_CALLBACKS_S = 2.0
+_WARN_EVERY_S = 60.0
 _PAUSES_S = (0.5, 1.0, 2.0)
 _CALLBACK_WITHIN = timedelta(minutes=5)
 
@@ -99,6 +108,11 @@ class DownstreamWorker(Worker):
         self._only = set(names)
         self._service = Service(downstream)
         self._callbacks = Callbacks()
+        self._connections = Shares(downstream.connections)
+        self._in_flight = Shares(downstream.concurrency)
+        self._held_back = False
+        self._known: list[str] = []
+        self._warn_at = 0.0
         # What the service has, or may have.
         self._sent: set[tuple[UUID, int, int]] = set()
         self._wake_claimer: Any = lambda: None
@@ -114,10 +128,34 @@ class DownstreamWorker(Worker):
 
     async def _prepare(self) -> None:
         self._take(await jobs.job_types(self._database))
+        self._warn_of_missing()
+
+    def _warn_of_missing(self) -> None:
+        """Types that were asked for may come later: until then say that they are waited for, and what looks alike."""
+        missing = sorted(self._only - self._worked.keys())
+        if not missing or time.monotonic() < self._warn_at:
+            return
+        self._warn_at = time.monotonic() + _WARN_EVERY_S
+        alike = {name: close for name in missing if (close := get_close_matches(name, self._known))}
+        log.warning(
+            "no_such_job_type",
+            types=missing,
+            did_you_mean=alike or None,
+            hint="These do not exist, so nothing of them is sent until they do. Types that exist: penstock stats.",
+        )
 
     def _companions(self, claimer: Claimer, runner: Runner) -> dict[str, Coroutine[Any, Any, None]]:
-        self._wake_claimer = claimer.wake
+        def wake() -> None:
+            claimer.wake()
+            claimer.room_made()
+
+        self._wake_claimer = wake
         return {"types": self._look_for_types(claimer), "callbacks": self._look_for_callbacks()}
+
+    def _admit(self, names: list[str], limit: int) -> tuple[list[str], int]:
+        admitted = [name for name in names if self._connections.free(name) and self._in_flight.free(name)]
+        self._held_back = len(admitted) < len(names)
+        return admitted, min(limit, max(1, self._connections.vacant))
 
     def _noticed(self, word: str, rest: str) -> bool:
         if word != "settled":
@@ -144,6 +182,7 @@ class DownstreamWorker(Worker):
     def _take(self, records: list[JobTypeRecord]) -> bool:
         """Take over what the database says of the types. Returns whether there are new ones."""
         new = False
+        self._known = [record.name for record in records]
         for record in records:
             if self._only and record.name not in self._only:
                 continue
@@ -155,6 +194,9 @@ class DownstreamWorker(Worker):
             worked = self._worked[record.name]
             worked.refresh(record)
             worked.limit = worked.limit or _CALLBACK_WITHIN
+        if new:
+            self._connections.divide(self._worked)
+            self._in_flight.divide(self._worked)
         return new
 
     async def _look_for_types(self, claimer: Claimer) -> None:
@@ -164,6 +206,7 @@ class DownstreamWorker(Worker):
                 if self._take(await jobs.job_types(self._database)):
                     log.info("job_types_changed", types=sorted(self._worked))
                     claimer.work_on(self._worked)
+                self._warn_of_missing()
             except PenstockError as error:
                 log.warning("job_types_unknown", error=error.message)
 
@@ -185,7 +228,40 @@ class DownstreamWorker(Worker):
     async def _send(self, job: Job[str]) -> None:
         """The handler of every type."""
         assert isinstance(job.control, Running)  # noqa: S101
-        held = (job.id, job.attempts, job.control.lease)
+        self._in_flight.take(job.name)
+        try:
+            await self._wait_for_connection(job.name, job.control)
+            await self._send_connected(job, job.control)
+        finally:
+            self._in_flight.give(job.name)
+            self._stir()
+
+    async def _wait_for_connection(self, name: str, running: Running) -> None:
+        """Take a connection before the attempt begins, whose time counts from then on. Raises `NotStarted` when none was free."""
+        running.deadline = running.latest
+        try:
+            async with asyncio.timeout(max(0.0, running.latest - running.limit / 2 - time.monotonic())):
+                await self._connections.wait(name)
+        except TimeoutError:
+            raise NotStarted from None
+        except asyncio.CancelledError:
+            if running.reason == "cancelled":
+                raise
+            raise NotStarted from None
+        running.deadline = min(running.latest, time.monotonic() + running.limit)
+
+    def _connection_left(self, name: str) -> None:
+        self._connections.give(name)
+        self._stir()
+
+    def _stir(self) -> None:
+        """A place is free: let the claimer look at the types that it passed over."""
+        if self._held_back:
+            self._held_back = False
+            self._wake_claimer()
+
+    async def _send_connected(self, job: Job[str], running: Running) -> None:
+        held = (job.id, job.attempts, running.lease)
         settled = self._callbacks.expect(*held)
         try:
             again = self._records[job.name].options.delivery is Delivery.AT_LEAST_ONCE
@@ -212,4 +288,7 @@ class DownstreamWorker(Worker):
                 if pause is None or settled.done():
                     raise
                 self._sent.discard(held)
+            finally:
+                self._connection_left(job.name)
             await asyncio.sleep(pause)
+            await self._connections.wait(job.name)

@@ -19,6 +19,7 @@ from penstock.handler import Job
 
 log = structlog.get_logger("penstock.downstream")
 _MOST_ANSWER = 64 << 10
+_KEPT_S = 1.0
 
 
 def _rickover(field: str, name: str) -> AliasChoices:
@@ -98,14 +99,17 @@ class Service:
     async def open(self) -> None:
         """Make the pools of connections."""
         self._session = self._open(keep=True)
-        # A kept connection may be closed by the service at the moment of the request. What may be sent only once does not
-        # take that chance.
+        # A kept connection may be closed by the service at the moment of the request, which then may have been read or not. So it
+        # is kept for less time than services wait for a request, and what may be sent only once does not take that chance.
         self._once = self._open(keep=False)
 
     def _open(self, *, keep: bool) -> aiohttp.ClientSession:
         credentials = f"jobs:{self._settings.password.get_secret_value()}".encode()
         return aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=self._settings.connections, force_close=not keep),
+            # How many there are at once is the worker's business: it divides them among the job types.
+            connector=aiohttp.TCPConnector(limit=0, force_close=True)
+            if not keep
+            else aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEPT_S),
             # The connect limits the time to reach the service, the read the time until its answer.
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=self._settings.timeout_s, sock_read=self._settings.timeout_s),
             headers={
@@ -127,20 +131,14 @@ class Service:
 
         Args:
             job: The job, its data as JSON text.
-            again: Whether the service may be given the job twice when a connection breaks.
+            again: Whether a connection may be used again. An attempt is sent once, whatever breaks.
 
         Raises:
             Refused, Unreachable, Unavailable: It does not have it.
         """
         body = f'{{"data":{job.data},"id":"job_{job.id}","attempts":{job.attempts}}}'.encode()
-        if again:
-            try:
-                return await self._post(self._session, job, body)
-            except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError):
-                # The service may have closed a connection that was kept, just before the request.
-                pass
         try:
-            return await self._post(self._once, job, body)
+            return await self._post(self._session if again else self._once, job, body)
         except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError) as error:
             log.info("downstream_answer_lost", job_id=str(job.id), error=str(error))
             return False

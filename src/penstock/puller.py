@@ -21,6 +21,7 @@ from penstock.payload import Codec, dump_json, plain_text
 from penstock.postgres import jobs
 from penstock.postgres.database import Database
 from penstock.postgres.listener import Listener
+from penstock.worker.care import SharedCare
 from penstock.worker.pool import PoolPart, new_member_id
 from penstock.worker.settler import Settler
 from penstock.worker.types import WorkedPool
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 # A job that nobody asked for in this share of its lease is handed back: it would not have the time to run.
 _LONGEST_WAIT = 0.5
+_LOOK_FOR_LATE_S = 0.2
+_OF_THE_POOL = ("slots", "keys", "standing", "connected")
 
 
 class PulledJob(Job[T], Generic[T]):
@@ -238,11 +241,14 @@ class PoolWorker(Generic[T]):
         self._part: PoolPart | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._taking_part: asyncio.Task[None] | None = None
+        self._shared_care: SharedCare | None = None
 
     async def __aenter__(self) -> Self:
         """Join the pool. Raises `Conflict` when a live worker has this id."""
         database = await self._app.database()
-        settler = Settler(database, lambda: None, lambda results, outcomes: puller.written(results, outcomes))
+        # Puts due jobs into their lines and takes back lost ones, also when no other worker runs.
+        care = self._shared_care = SharedCare.of(database, self._app.settings)
+        settler = Settler(database, care.look, lambda results, outcomes: puller.written(results, outcomes))
         puller = self._puller = _Puller(database, settler, self._prefetch)
         part = self._part = puller.part = PoolPart(
             database, self._pool, self._app.settings, puller, settler.settle, lambda: settler.leases, self.id
@@ -256,13 +262,16 @@ class PoolWorker(Generic[T]):
                 puller.cancel(UUID(rest), "cancelled")
             else:
                 part.heard(word)
+                if word not in _OF_THE_POOL:
+                    care.look()
 
         self._tasks = [
             asyncio.create_task(settler.run(), name="penstock-settler"),
             asyncio.create_task(settler.run_progress(), name="penstock-progress"),
-            asyncio.create_task(self._care(database, puller), name="penstock-care"),
+            asyncio.create_task(self._give_back_late(puller), name="penstock-late"),
             asyncio.create_task(Listener(database, [f"penstock_{self.id}"], heard).run(), name="penstock-listener"),
         ]
+        care.join(self._wake, lambda: part.member.members)
         self._taking_part = asyncio.create_task(part.run(), name=f"penstock-pool-{self._pool.name}")
         return self
 
@@ -276,7 +285,13 @@ class PoolWorker(Generic[T]):
         for task in [*self._tasks, self._taking_part]:
             task.cancel()
         await asyncio.gather(*self._tasks, self._taking_part, return_exceptions=True)
+        if self._shared_care is not None:
+            await self._shared_care.leave(self._wake)
         self._puller.end()
+
+    def _wake(self) -> None:
+        if self._part is not None:
+            self._part.heard("keys")
 
     @property
     def slots(self) -> list[int]:
@@ -333,12 +348,8 @@ class PoolWorker(Generic[T]):
         job._hand = hand
         return job
 
-    async def _care(self, database: Database, puller: _Puller) -> None:
-        """Put due jobs into their lines, also when no other worker runs; hand back what was not asked for."""
+    async def _give_back_late(self, puller: _Puller) -> None:
+        """Hand back what was not asked for."""
         while True:
             puller.give_back_late()
-            started = time.monotonic()
-            with suppress(PenstockError):
-                await jobs.promote(database)
-                await jobs.recover(database)
-            await asyncio.sleep(max(0.2, 10 * (time.monotonic() - started)))
+            await asyncio.sleep(_LOOK_FOR_LATE_S)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
@@ -90,6 +91,40 @@ async def test_what_may_be_sent_once_takes_a_fresh_connection() -> None:
             assert await service.post(job(), again=again)
     assert peers[0] == peers[1]
     assert len(set(peers)) == 3
+
+
+@pytest.mark.parametrize("again", [True, False])
+async def test_an_attempt_is_on_the_wire_once_when_the_connection_breaks(again: bool) -> None:
+    """The service reads requests to their ends: it answers the first, and closes the connection in the place of other answers."""
+    requests: list[tuple[int, bytes]] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connection = len(requests)
+        try:
+            while True:
+                head = await reader.readuntil(b"\r\n\r\n")
+                length = int(head.lower().split(b"content-length:")[1].split()[0])
+                requests.append((connection, await reader.readexactly(length)))
+                if len(requests) > 1:
+                    break
+                writer.write(b"HTTP/1.1 202 Accepted\r\ncontent-length: 0\r\n\r\n")
+        except asyncio.IncompleteReadError:
+            pass
+        writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        service = Service(DownstreamSettings(url=f"http://127.0.0.1:{port}"))
+        await service.open()
+        try:
+            assert await service.post(job(), again=again)
+            lost = job()
+            assert not await service.post(lost, again=again)  # it may have it
+            assert [str(lost.id).encode() in body for _, body in requests] == [False, True]
+            # The second one went over a connection that was kept, where that is allowed.
+            assert (requests[0][0] == requests[1][0]) is again
+        finally:
+            await service.close()
 
 
 @pytest.mark.parametrize(

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
+from functools import partial
 from typing import Any
 
 import asyncpg
 import django
+import flask
+import flask_sqlalchemy
 import psycopg
 import pytest
 import sqlalchemy
+import sqlmodel
+import sqlmodel.ext.asyncio.session
 from django.conf import settings
 from django.db import connection, transaction
-from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
-from sqlalchemy.orm import Session
+from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session, async_sessionmaker, create_async_engine
+from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 from penstock import InvalidInput, NotFound, Penstock
 from penstock.job import Admission, Enqueued
@@ -56,8 +62,75 @@ async def by_sqlalchemy_session(url: str, use: Any, commit: bool, stack: AsyncEx
     await engine.dispose()
 
 
+class OwnAsyncSession(AsyncSession):
+    """As applications define them."""
+
+
+class OwnSession(Session):
+    """As applications define them."""
+
+
+class OwnPsycopg(psycopg.AsyncConnection[Any]):
+    """As applications define them."""
+
+
+class OwnAsyncpg(asyncpg.Connection):  # type: ignore[type-arg]
+    """As applications define them."""
+
+
+async def by_asyncpg_pool(url: str, use: Any, commit: bool, stack: AsyncExitStack) -> None:
+    async with asyncpg.create_pool(url, min_size=0, connection_class=OwnAsyncpg) as pool, pool.acquire() as connection:
+        with pytest.raises(InvalidInput, match="a Pool has no transaction"):
+            await use(pool)
+        transaction = connection.transaction()
+        await transaction.start()
+        await use(connection)
+        await (transaction.commit() if commit else transaction.rollback())
+
+
+async def by_asyncpg_subclass(url: str, use: Any, commit: bool, stack: AsyncExitStack) -> None:
+    connection = await asyncpg.connect(url, connection_class=OwnAsyncpg)
+    transaction = connection.transaction()
+    await transaction.start()
+    await use(connection)
+    await (transaction.commit() if commit else transaction.rollback())
+    await connection.close()
+
+
+async def by_psycopg_subclass(url: str, use: Any, commit: bool, stack: AsyncExitStack) -> None:
+    connection = await OwnPsycopg.connect(url)
+    await use(connection)
+    await (connection.commit() if commit else connection.rollback())
+    await connection.close()
+
+
+async def by_session_of(kind: Any, url: str, use: Any, commit: bool, stack: AsyncExitStack) -> None:
+    engine = create_async_engine(sqlalchemy_url(url, "asyncpg"))
+    with pytest.raises(InvalidInput, match="an? AsyncEngine has no transaction"):
+        await use(engine)
+    async with kind(engine) as session:
+        await use(session)
+        await (session.commit() if commit else session.rollback())
+    await engine.dispose()
+
+
+async def by_async_scoped_session(url: str, use: Any, commit: bool, stack: AsyncExitStack) -> None:
+    engine = create_async_engine(sqlalchemy_url(url, "asyncpg"))
+    session = async_scoped_session(async_sessionmaker(engine), scopefunc=asyncio.current_task)
+    await use(session)
+    await (session.commit() if commit else session.rollback())
+    await session.remove()
+    await engine.dispose()
+
+
+SUBCLASSES = [
+    by_asyncpg_pool, by_asyncpg_subclass, by_psycopg_subclass, by_async_scoped_session,
+    partial(by_session_of, OwnAsyncSession), partial(by_session_of, sqlmodel.ext.asyncio.session.AsyncSession),
+]  # fmt: skip
+
+
 @pytest.mark.parametrize("commit", [True, False])
-@pytest.mark.parametrize("way", [by_asyncpg, by_psycopg, by_sqlalchemy_connection, by_sqlalchemy_session])
+@pytest.mark.parametrize("way", [by_asyncpg, by_psycopg, by_sqlalchemy_connection, by_sqlalchemy_session, *SUBCLASSES])
 async def test_async_connections(app: Penstock, url: str, way: Callable[..., Awaitable[None]], commit: bool) -> None:
     ship = app.job_type("ship")
     await ship.enqueue_many([])
@@ -101,6 +174,44 @@ def test_blocking_connections_and_the_sync_facade(url: str) -> None:
         assert app.sync.cancel(first.id) == "cancelled"
         assert app.sync.replay(first.id).id != first.id
     finally:
+        app.sync.close()
+
+
+@pytest.mark.filterwarnings("error::DeprecationWarning")
+def test_sessions_of_others_that_block(url: str) -> None:
+    app = Penstock(url)
+    ship = app.job_type("ship")
+    engine = sqlalchemy.create_engine(sqlalchemy_url(url, "psycopg"))
+    flask_app = flask.Flask("shop")
+    flask_app.config["SQLALCHEMY_DATABASE_URI"] = sqlalchemy_url(url, "psycopg")
+    flasks = flask_sqlalchemy.SQLAlchemy(flask_app)
+    try:
+        app.sync.enqueue_many(ship, [])
+        for refused in (engine, sessionmaker(engine)):
+            with pytest.raises(InvalidInput, match="has no transaction"):
+                app.sync.enqueue(ship, {}, connection=refused)
+        with flask_app.app_context():
+            own = sqlalchemy.create_engine(sqlalchemy_url(url, "psycopg"))
+            sessions = [
+                OwnSession(engine),
+                sqlmodel.Session(engine),
+                scoped_session(sessionmaker(engine)),
+                flasks.session,
+                own.connect(),
+            ]
+            for number, session in enumerate(sessions):
+                lost = app.sync.enqueue(ship, {"n": number}, connection=session)
+                session.rollback()
+                kept = app.sync.enqueue(ship, {"n": number}, connection=session)
+                session.commit()
+                session.close()
+                assert app.sync.find(kept.id).data == {"n": number}
+                with pytest.raises(NotFound):
+                    app.sync.find(lost.id)
+            flasks.engine.dispose()
+            own.dispose()
+    finally:
+        engine.dispose()
         app.sync.close()
 
 

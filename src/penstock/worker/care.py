@@ -11,6 +11,8 @@ import random
 import time
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
+from typing import ClassVar
+from weakref import WeakKeyDictionary
 
 import structlog
 
@@ -138,3 +140,49 @@ class Care:
 
     def _share(self) -> float:
         return max(1.0, self.workers / _WORKERS_AT_FULL_PACE)
+
+
+class SharedCare:
+    """The care that all pull workers on one database in this process take together, however many they are."""
+
+    _of: ClassVar[WeakKeyDictionary[Database, SharedCare]] = WeakKeyDictionary()
+
+    def __init__(self, database: Database, settings: Settings) -> None:
+        self._care = Care(database, settings, self._wake)
+        self._members: dict[Callable[[], None], Callable[[], int]] = {}
+        self._tasks: list[asyncio.Task[None]] = []
+
+    @classmethod
+    def of(cls, database: Database, settings: Settings) -> SharedCare:
+        """The one of a database, which has the settings of its first."""
+        if (found := cls._of.get(database)) is None:
+            found = cls._of[database] = cls(database, settings)
+        return found
+
+    def join(self, wake: Callable[[], None], workers: Callable[[], int]) -> None:
+        """Take part: `wake` is called when jobs became ready; `workers` says how many there are that take care."""
+        self._members[wake] = workers
+        if not self._tasks:
+            self._tasks = [
+                asyncio.create_task(self._care.run_promotion(), name="penstock-promotion"),
+                asyncio.create_task(self._care.run_recovery(), name="penstock-recovery"),
+            ]
+
+    async def leave(self, wake: Callable[[], None]) -> None:
+        """Take part no longer. The last one ends it."""
+        self._members.pop(wake, None)
+        if not self._members:
+            tasks, self._tasks = self._tasks, []
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    def look(self) -> None:
+        """A job may be due sooner than was known."""
+        self._care.workers = max((workers() for workers in self._members.values()), default=1)
+        self._care.look()
+
+    def _wake(self) -> None:
+        self._care.workers = max((workers() for workers in self._members.values()), default=1)
+        for wake in list(self._members):
+            wake()

@@ -25,6 +25,7 @@ from penstock.worker.types import WorkedType
 
 log = structlog.get_logger("penstock.worker")
 _QUIET_S = 0.02
+Admit = Callable[[list[str], int], tuple[list[str], int]]
 _LONGEST_WAIT_S = 30.0
 _SHORTEST_WAIT_S = 0.002
 _PLACES_EVERY_S = 0.02
@@ -39,6 +40,7 @@ class Claimer:
         settings: Batch size and poll interval.
         runner: Takes the jobs.
         unsettled: Leases of jobs that are done and not settled yet.
+        admit: Which of the job types may be claimed now, and at most how many jobs.
     """
 
     def __init__(
@@ -48,7 +50,9 @@ class Claimer:
         settings: Settings,
         runner: Runner,
         unsettled: Callable[[], set[int]],
+        admit: Admit = lambda names, limit: (names, limit),
     ) -> None:
+        self._admit = admit
         self.worker = ""
         self.progressed_at = time.monotonic()
         self._database = database
@@ -163,12 +167,15 @@ class Claimer:
             limit = min(self._runner.room(group), self._settings.claim_limit)
             if limit <= 0:
                 continue
-            asked += limit
             # Each type in turn comes first, so that a busy one does not keep the others waiting.
             names.append(names.pop(0))
+            admitted, limit = self._admit(names, limit)
+            if not admitted:
+                continue
             now = time.monotonic()
             marks = self._marks.for_claim(now)
-            claim = await jobs.claim(self._database, self.worker, names, limit, marks)
+            asked += limit
+            claim = await jobs.claim(self._database, self.worker, admitted, limit, marks)
             if claim.jobs:
                 self._marks.claimed(claim.jobs, claim.horizon, claim.ceiling, now)
                 self._runner.submit(claim.jobs, now)

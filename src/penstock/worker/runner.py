@@ -31,7 +31,7 @@ from penstock.postgres import jobs
 from penstock.postgres.database import Database
 from penstock.settings import Settings
 from penstock.worker.process import call_in_process
-from penstock.worker.types import SettledElsewhere, WorkedType
+from penstock.worker.types import NotStarted, SettledElsewhere, WorkedType
 
 log = structlog.get_logger("penstock.worker")
 _LONGEST_TRACEBACK = 8_000
@@ -42,7 +42,19 @@ HANDLER_THREADS = "penstock-handler"
 class Running:
     """A claimed job in this process: waiting for a place, or being run."""
 
-    __slots__ = ("_runner", "claimed", "deadline", "entered", "lease", "limit", "may_start", "reason", "started", "task")
+    __slots__ = (
+        "_runner",
+        "claimed",
+        "deadline",
+        "entered",
+        "latest",
+        "lease",
+        "limit",
+        "may_start",
+        "reason",
+        "started",
+        "task",
+    )
 
     def __init__(
         self, runner: Runner, claimed: ClaimedJob, limit: float, deadline: float, may_start: Callable[[], bool] | None
@@ -51,6 +63,7 @@ class Running:
         self.claimed = claimed
         self.lease = claimed.lease
         self.limit = limit  # seconds that its handler may run
+        self.latest = deadline  # when its lease is about to end
         self.deadline = deadline  # of its start, then of its handler
         self.started = False  # it has a place
         self.entered = False  # its task has taken its first step
@@ -333,6 +346,8 @@ class Runner:
             return Settlement(claimed.id, claimed.attempts, running.lease, Outcome.SUCCEEDED, detail)
         except SettledElsewhere:
             return None
+        except NotStarted:
+            return _released(running)
         except asyncio.CancelledError:
             raise
         except BaseException as error:

@@ -29,6 +29,10 @@ class WorkedPool:
     metadata: Mapping[str, Any] = field(default_factory=dict)
 
 
+class NotStarted(Exception):
+    """Raised by a handler that did nothing yet: its job is handed back as if it had not been claimed."""
+
+
 class SettledElsewhere(Exception):
     """Raised by a handler whose job somebody else has settled, as a callback does: there is nothing left to settle."""
 

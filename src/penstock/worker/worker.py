@@ -144,7 +144,7 @@ class Worker:
             part = PoolPart(self._database, pool, self._settings, runs, settler.settle, lambda: settler.leases)
             parts.append(part)
             await part.declare()
-        claimer = Claimer(self._database, self._types, self._settings, runner, lambda: settler.leases)
+        claimer = Claimer(self._database, self._types, self._settings, runner, lambda: settler.leases, admit=self._admit)
         care = Care(self._database, self._settings, claimer.wake)
         await self._register(claimer)
         log.info("worker_started", worker=self.id, types=sorted(self._types), pools=[pool.name for pool in self._pools])
@@ -204,6 +204,10 @@ class Worker:
     def _companions(self, claimer: Claimer, runner: Runner) -> dict[str, Coroutine[Any, Any, None]]:
         """Further tasks, by name, that live as long as the worker works."""
         return {}
+
+    def _admit(self, names: list[str], limit: int) -> tuple[list[str], int]:
+        """Before a claim: which of the types may be claimed now, and at most how many jobs."""
+        return names, limit
 
     def _noticed(self, word: str, rest: str) -> bool:
         """A notification came. Returns whether it is dealt with; otherwise the worker looks for jobs."""
