@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import sys
 
-PACKAGES = {"gearmand": "gearman-job-server", "gearman": "gearman-tools"}
+PACKAGES = {"gearmand": "gearman-job-server", "gearman": "gearman-tools", "pgbouncer": "pgbouncer"}
 """Programs, and the packages that they come with."""
 
 

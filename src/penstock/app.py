@@ -90,6 +90,7 @@ class Penstock(JobDeclarations, StreamDeclarations):
         self._databases: dict[_Place, Database] = {}
         self._opening: dict[_Place, asyncio.Lock] = {}
         self._servers: dict[int, EmbeddedServer] = {}
+        self._held: dict[int, EmbeddedServer] = {}
         self._sync: SyncPenstock | None = None
 
     # -- opening and closing
@@ -186,6 +187,24 @@ class Penstock(JobDeclarations, StreamDeclarations):
             return self.settings.database_url.get_secret_value()
         server = self._servers.setdefault(os.getpid(), EmbeddedServer(self.settings.data_dir))
         return await asyncio.to_thread(server.start)
+
+    def database_url(self, driver: str | None = None) -> str:
+        """The URL of the database for connections of your own, as `create_engine(app.database_url("psycopg"))`.
+
+        Without a database configured this starts the embedded server when it does not run, and uses it until this process ends;
+        connections alone would not keep it. Blocks meanwhile.
+
+        Args:
+            driver: Of SQLAlchemy: `psycopg`, `asyncpg`, ...; None: a URL for libpq, asyncpg and psycopg themselves.
+
+        Raises:
+            EmbeddedServerError: The embedded server does not start.
+        """
+        if self.settings.database_url is not None:
+            url = self.settings.database_url.get_secret_value()
+        else:
+            url = self._held.setdefault(os.getpid(), EmbeddedServer(self.settings.data_dir)).start()
+        return url if driver is None else f"postgresql+{driver}://{url.partition('://')[2]}"
 
     async def close(self) -> None:
         """Close the connections of this loop, and with the last leave the embedded server, which stops when nobody uses it."""

@@ -47,8 +47,8 @@ class Settings(BaseSettings):
     start_timeout: Span = Field(
         default=timedelta(seconds=60), description="How long a worker or server that starts waits for the database."
     )
-    statement_cache: bool = Field(
-        default=True, description="Prepared statements; switch off behind a PgBouncer that cannot keep them."
+    statement_cache: bool | None = Field(
+        default=None, description="Prepared statements; none: unless a pooler such as PgBouncer is found between."
     )
     listen_url: SecretStr | None = Field(
         default=None, description="Direct connection for LISTEN when database_url leads through PgBouncer."

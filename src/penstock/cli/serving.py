@@ -5,12 +5,16 @@ from __future__ import annotations
 import asyncio
 import importlib
 import os
+import shutil
+import signal
+import subprocess
 import sys
 import threading
 import time
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any
+from urllib.parse import parse_qs, urlsplit
 
 import structlog
 import typer
@@ -21,6 +25,7 @@ from penstock.cli.http import serving_beside
 from penstock.cli.output import AsJson, holding, out, print_json
 from penstock.cli.supervisor import Told, supervise
 from penstock.errors import InvalidInput
+from penstock.postgres.embedded import wheel_bin_dir
 from penstock.worker import Worker
 from penstock.worker.garbage import collect_seldom
 from penstock.worker.runner import HANDLER_THREADS
@@ -40,6 +45,7 @@ def add_to(app: typer.Typer) -> None:
     app.command()(worker)
     app.command()(migrate)
     app.command()(declare)
+    app.command("exec", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(execute)
 
 
 def load(target: str) -> Penstock:
@@ -149,6 +155,37 @@ def declare(target: Target, as_json: AsJson = False) -> None:
         print_json(declared)
     else:
         out.print("\n".join(declared) or "the app declares nothing", markup=False, highlight=False)
+
+
+def execute(command: Annotated[list[str], typer.Argument(metavar="COMMAND...", help="The program and its arguments.")]) -> None:
+    """Run a command that finds the database in DATABASE_URL (and libpq's variables); the embedded server runs until it ends."""
+    app = Penstock()
+    with holding(app):
+        asyncio.run(app.migrate(patience=app.settings.start_timeout))
+        url = app.database_url()
+        environment = {**os.environ, "DATABASE_URL": url, "PENSTOCK_DATABASE_URL": url}
+        if app.settings.database_url is None:
+            parts = urlsplit(url)
+            environment |= {
+                "PGHOST": parse_qs(parts.query)["host"][0],
+                "PGUSER": parts.username or "",
+                "PGDATABASE": parts.path[1:],
+            }
+            # Those of another version may refuse the server.
+            environment["PATH"] = os.pathsep.join([str(wheel_bin_dir()), os.environ.get("PATH", os.defpath)])
+        # Ctrl-C is the command's to deal with.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        try:
+            found = shutil.which(command[0], path=environment.get("PATH"))
+            done = subprocess.Popen([found or command[0], *command[1:]], env=environment, preexec_fn=_default_interrupt)  # noqa: S603
+        except OSError as error:
+            raise InvalidInput(f"cannot run {command[0]}: {error.strerror}") from None
+        code = done.wait()
+    raise typer.Exit(code if code >= 0 else 128 - code)
+
+
+def _default_interrupt() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def run_worker(target: str, names: list[str], concurrency: int | None, told: Told | None = None) -> None:

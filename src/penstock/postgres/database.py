@@ -52,6 +52,8 @@ _PASSING = {
     "55P03": "Repeat the call.",
     "57014": "It was cancelled, by an administrator or by a statement_timeout. Repeat the call.",
 }
+# Prepared statements that are there already, or not there.
+_OF_A_POOLER = {"42P05", "26000"}
 # Of those, what can also lie in the call itself, so that it is not repeated for ever.
 _PERHAPS_LASTING = {"23505", "57014", "53200"}
 _MOST_REPEATS = 5
@@ -91,6 +93,11 @@ def _of_server(error: asyncpg.PostgresError, sqlstate: str) -> PenstockError:
         return PenstockError(
             f"the database refuses: {message}",
             hint="Let the schema's owner run: select penstock.grant_access('<role>', 'worker');",
+        )
+    if sqlstate in _OF_A_POOLER and "prepared statement" in message:
+        return DatabaseUnavailable(
+            f"the database did not carry out the call: {message}",
+            hint="A pooler in between does not keep prepared statements: set PENSTOCK_STATEMENT_CACHE=false (docs/pgbouncer.md).",
         )
     if sqlstate.startswith("28") or sqlstate == "3D000":
         return PenstockError(
@@ -144,6 +151,13 @@ async def _connect(*args: Any, **options: Any) -> Any:
         raise InvalidInput(f"the database URL is not valid: {error}", hint=_URL_HINT) from None
 
 
+async def _through_pooler(connection: Any) -> bool:
+    """Whether the process that runs our statements is another than the one that let us in, as with PgBouncer."""
+    # By its command tag: that alone comes back of a statement that is not prepared.
+    tag = await connection.execute(f"select where pg_backend_pid() = {connection.get_server_pid()}")
+    return str(tag) != "SELECT 1"
+
+
 class Transaction:
     """One open transaction; made by `Database.transaction`."""
 
@@ -183,6 +197,8 @@ class Database:
         self._settings = settings
         self.declared: dict[tuple[str, str], Any] = {}
         self._pool: asyncpg.Pool[Any] | None = None
+        # By URL, whether a pooler is in between that hands out a server's connection for a transaction only.
+        self._pooled: dict[str, bool] = {}
         self._opening = asyncio.Lock()
 
     async def open(self) -> None:
@@ -196,7 +212,7 @@ class Database:
                 max_size=self._settings.pool_size,
                 command_timeout=self._settings.command_timeout.total_seconds(),
                 timeout=self._settings.connect_timeout.total_seconds(),
-                connect=_connect,
+                connect=self._connect,
                 connection_class=_Connection,
                 **self._connection_options(),
             )
@@ -240,7 +256,11 @@ class Database:
 
         async def once() -> list[Any]:
             async with self._acquire() as connection:
-                return list(await connection.fetch(query, *args, timeout=timeout))
+                if not self._pooled.get(self.url):
+                    return list(await connection.fetch(query, *args, timeout=timeout))
+                # A statement is parsed in one round trip and run in another, and the pooler may change the connection in between.
+                async with connection.transaction():
+                    return list(await connection.fetch(query, *args, timeout=timeout))
 
         return await (self.retrying(once) if retry else self._translated(once))
 
@@ -271,7 +291,7 @@ class Database:
 
         async def once() -> asyncpg.Connection[Any]:
             url = self._settings.listen_url.get_secret_value() if self._settings.listen_url else self.url
-            connection: asyncpg.Connection[Any] = await _connect(
+            connection: asyncpg.Connection[Any] = await self._connect(
                 url, timeout=self._settings.connect_timeout.total_seconds(), **self._connection_options()
             )
             return connection
@@ -318,6 +338,30 @@ class Database:
 
     def _connection_options(self) -> dict[str, Any]:
         options: dict[str, Any] = {"server_settings": {"application_name": self._application}}
-        if not self._settings.statement_cache:
+        if self._settings.statement_cache is False:
             options["statement_cache_size"] = 0
         return options
+
+    async def _connect(self, *args: Any, **options: Any) -> Any:
+        """A connection to the URL in `args`; without prepared statements when a pooler is in between."""
+        url = args[0]
+        if (pooled := self._pooled.get(url)) is None:
+            connection = await _connect(*args, **options)
+            pooled = self._settings.statement_cache is not True and await _through_pooler(connection)
+            if url not in self._pooled:
+                self._pooled[url] = pooled
+                if pooled and self._settings.statement_cache is None:
+                    log.warning(
+                        "pooler_found",
+                        going_on="without prepared statements",
+                        setting="PENSTOCK_STATEMENT_CACHE: true if the pooler keeps them, false to go without asking",
+                        notifications="through PENSTOCK_LISTEN_URL"
+                        if self._settings.listen_url
+                        else "none: set PENSTOCK_LISTEN_URL",
+                    )
+            if not pooled:
+                return connection
+            await connection.close()
+        if pooled:
+            options["statement_cache_size"] = 0
+        return await _connect(*args, **options)

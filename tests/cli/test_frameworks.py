@@ -1,0 +1,132 @@
+"""The snippets of docs/frameworks.md and docs/embedded.md, run as they stand, on one embedded server."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from penstock import Penstock
+from penstock.testing import TemporaryDatabases, _in_memory
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def files(document: str) -> dict[str, str]:
+    """The files of a document: Python blocks whose first line is a comment with a path."""
+    blocks = re.findall(r"```python\n# (\S+)\n(.*?)```", (DOCS / document).read_text(), re.DOTALL)
+    return dict(blocks)
+
+
+def commands(document: str, *starting: str) -> list[str]:
+    blocks = re.findall(r"```sh\n(.*?)```", (DOCS / document).read_text(), re.DOTALL)
+    return [line for block in blocks for line in block.splitlines() if line.startswith(starting)]
+
+
+class Project:
+    """A folder with an application and its embedded server."""
+
+    def __init__(self, folder: Path, url: str) -> None:
+        self.folder = folder
+        self.url = url
+
+    def write(self, name: str, text: str) -> None:
+        (self.folder / name).parent.mkdir(exist_ok=True)
+        (self.folder / name).write_text(text)
+
+    def fetch(self, query: str) -> list[tuple[Any, ...]]:
+        with psycopg.connect(self.url, autocommit=True) as connection:
+            found = connection.execute(query)
+            return found.fetchall() if found.description else []
+
+    def run(self, command: str, **environment: str) -> str:
+        path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+        given = {name: value for name, value in os.environ.items() if not name.startswith(("PENSTOCK_", "PG", "DATABASE_"))}
+        given |= {"PATH": path, "PYTHONPATH": os.pathsep.join([str(self.folder), *filter(None, sys.path)]), **environment}
+        done = subprocess.run(command, shell=True, cwd=self.folder, env=given, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+        return done.stdout
+
+
+@pytest.fixture(scope="module")
+def project() -> Iterator[Project]:
+    with tempfile.TemporaryDirectory(prefix="penstock-docs-", dir=_in_memory(), ignore_cleanup_errors=True) as folder:
+        # Held here, so that the server does not start anew with each command.
+        app = Penstock(data_dir=Path(folder) / ".penstock")
+        project = Project(Path(folder), app.database_url())
+        try:
+            yield project
+        finally:
+            app._held[os.getpid()].stop()
+
+
+def tables(project: Project, schema: str) -> set[str]:
+    return {row[0] for row in project.fetch(f"select tablename from pg_tables where schemaname = '{schema}'")}
+
+
+def test_sqlalchemy_and_alembic(project: Project) -> None:
+    found = files("frameworks.md")
+    for name in ("shop.py", "place_order.py"):
+        project.write(name, found[name])
+    for command in commands("frameworks.md", "penstock declare", "python place_order"):
+        project.run(command)
+    assert "orders" in tables(project, "public")
+    before = tables(project, "penstock")
+    assert "queued_jobs" in before and "orders" not in before
+    assert project.fetch("select o.id = data::int from orders o, penstock.queued_jobs") == [(True,)]
+
+    project.fetch("drop table orders")
+    project.run("alembic init migrations")
+    project.write("migrations/env.py", found["migrations/env.py"])
+    for command in commands("frameworks.md", "alembic"):
+        project.run(command)
+    (revision,) = (project.folder / "migrations" / "versions").glob("*.py")
+    assert "create_table('orders'" in revision.read_text()
+    assert "penstock" not in revision.read_text().replace("penstock-docs", "")
+    assert {"orders", "alembic_version"} <= tables(project, "public")
+    assert tables(project, "penstock") == before
+
+
+def test_django(project: Project) -> None:
+    project.write("settings.py", files("frameworks.md")["settings.py"])
+    (command,) = commands("frameworks.md", "python -m django")
+    project.run(command, DJANGO_SETTINGS_MODULE="settings")
+    assert {"auth_user", "django_migrations"} <= tables(project, "public")
+    assert not {name for name in tables(project, "penstock") if name.startswith(("auth", "django"))}
+
+
+def test_commands_with_the_embedded_server(project: Project) -> None:
+    first, second, _ = commands("embedded.md", "penstock exec")
+    assert "run_after" in project.run(first)
+    project.run(second)
+    assert "CREATE SCHEMA penstock" in (project.folder / "shop.sql").read_text()
+    said = project.run(
+        'penstock exec python -c \'import os; print(os.environ["DATABASE_URL"], os.environ["PENSTOCK_DATABASE_URL"])\''
+    )
+    assert len(set(said.split())) == 1 and said.startswith("postgresql://penstock@/penstock?host=")
+    assert project.run("penstock exec sh -c 'exit 7' || echo $?").strip() == "7"
+    assert "cannot run" in project.run("penstock exec no-such-program 2>&1 || true")
+
+
+def test_the_url_of_an_application(tmp_path: Path) -> None:
+    app = Penstock("postgresql://u:p@host:5/db")
+    assert app.database_url() == "postgresql://u:p@host:5/db"
+    assert app.database_url("psycopg") == "postgresql+psycopg://u:p@host:5/db"
+
+
+def test_throw_away_databases_have_public_first(databases: TemporaryDatabases, url: str) -> None:
+    for given in (databases, TemporaryDatabases(databases.server_url)):
+        if given is databases:
+            with psycopg.connect(url) as connection:
+                assert connection.execute("select current_schemas(false)").fetchone() == (["public"],)
+            continue
+        with given, given.database() as other, psycopg.connect(other) as connection:
+            assert connection.execute("select current_schemas(false)").fetchone() == (["public"],)
