@@ -200,6 +200,10 @@ class Database:
         # By URL, whether a pooler is in between that hands out a server's connection for a transaction only.
         self._pooled: dict[str, bool] = {}
         self._opening = asyncio.Lock()
+        self.mismatch: SchemaMismatch | None = None
+        """The last error that says that the schema is not the one that the code expects."""
+        self.schema_changed = asyncio.Event()
+        """Set with `mismatch`, and by whoever hears of a migration, for whoever watches the schema."""
 
     async def open(self) -> None:
         """Open the pool. Raises `DatabaseUnavailable` when nothing answers."""
@@ -284,6 +288,7 @@ class Database:
             translated = translate(error) if not isinstance(error, PenstockError) else None
             if translated is None:
                 raise
+            self._note(translated)
             raise translated from error
 
     async def connect(self) -> asyncpg.Connection[Any]:
@@ -329,7 +334,13 @@ class Database:
             translated = translate(error)
             if translated is None:
                 raise
+            self._note(translated)
             raise translated from error
+
+    def _note(self, error: PenstockError) -> None:
+        if isinstance(error, SchemaMismatch):
+            self.mismatch = error
+            self.schema_changed.set()
 
     def _acquire(self) -> AbstractAsyncContextManager[Any]:
         if self._pool is None:

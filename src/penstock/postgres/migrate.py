@@ -4,11 +4,16 @@ Tables come in numbered files that are applied once, in order, and never edited.
 re-applied whenever one of them changed. Everything happens in one transaction under an advisory lock, so any number of
 processes may migrate at once, and one that dies halfway leaves nothing behind. An older Penstock never overwrites the
 functions of a newer one, so a rolling deployment may restart its processes in any order.
+
+Who fits whom. The functions speak a protocol, which has a number, and serve clients back to an oldest one; a migration notes
+both in `penstock.protocol`. A process works with every schema whose range holds its own `PROTOCOL`, a newer one too. Within one
+version nothing may differ: the checksums of what was applied are those of the files, or two builds call themselves by one name.
 """
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import resources
 from importlib.resources.abc import Traversable
@@ -18,12 +23,16 @@ import asyncpg
 import structlog
 
 from penstock._version import __version__
-from penstock.errors import DatabaseUnavailable, SchemaMismatch
+from penstock.errors import SchemaMismatch
 from penstock.postgres.database import Database, translate
 
 log = structlog.get_logger("penstock.migrate")
 
 OLDEST_SERVER = 15
+# Raise PROTOCOL when a function that clients call is added or changed, and OLDEST_CLIENT to it when one is dropped or means
+# something else, so that clients of before cannot go on.
+PROTOCOL = 1
+OLDEST_CLIENT = 1
 _LOCK = 0x70656E73
 
 
@@ -54,18 +63,21 @@ async def migrate(database: Database) -> Migrated:
 
 async def check(database: Database) -> None:
     """Raise `SchemaMismatch` unless the schema is there and fits this version."""
-    known = {file.name for file in _files("tables")}
-    try:
-        rows = await database.fetch("select name, version from penstock.migrations")
-    except DatabaseUnavailable:
-        raise
-    applied = {row["name"] for row in rows}
-    if missing := sorted(known - applied):
+    known = {file.name: file for file in _files("tables")}
+    rows = {row["name"]: row for row in await database.fetch("select name, checksum, version from penstock.migrations")}
+    if missing := sorted(known.keys() - rows.keys()):
         raise SchemaMismatch(f"the Penstock schema lacks {', '.join(missing)}", hint="Run: penstock migrate")
-    _refuse_newer(applied, known)
-    functions = next((row for row in rows if row["name"] == "functions"), None)
-    if functions is None or _number(functions["version"]) < _number(__version__):
+    stored = await database.fetchrow("select number, oldest, version from penstock.protocol")
+    _refuse_range(stored)
+    functions = rows.get("functions")
+    if functions is None or stored is None or _number(functions["version"]) < _number(__version__):
         raise SchemaMismatch("the functions of the Penstock schema are older than this version", hint="Run: penstock migrate")
+    _refuse_edited(rows)
+    if functions["version"] == __version__ and functions["checksum"] != _checksum(_files("functions")):
+        raise SchemaMismatch(
+            f"the functions of the Penstock schema are those of another build of version {__version__}",
+            hint="Run penstock migrate with the build that is to be used, and then start that build everywhere.",
+        )
 
 
 async def _migrate(connection: asyncpg.Connection[Any]) -> Migrated:
@@ -77,7 +89,13 @@ async def _migrate(connection: asyncpg.Connection[Any]) -> Migrated:
     applied = {row["name"]: row for row in await connection.fetch("select name, checksum, version from penstock.migrations")}
 
     tables = _files("tables")
-    _refuse_newer(set(applied), {file.name for file in tables})
+    if "0017c_protocol.sql" in applied:
+        stored = await connection.fetchrow("select number, oldest, version from penstock.protocol")
+        _refuse_range(stored)
+        if stored is not None and (stored["number"] > PROTOCOL or _number(stored["version"]) > _number(__version__)):
+            # A newer schema that serves this version; it is not for this version to change it.
+            return Migrated(tables=[], functions=False)
+    _refuse_edited(applied)
     done = []
     for file in tables:
         if file.name not in applied:
@@ -95,6 +113,9 @@ async def _migrate(connection: asyncpg.Connection[Any]) -> Migrated:
         await connection.execute("select penstock.refresh_access()")
         await connection.execute("select penstock.ensure_archive(penstock.clock())")
         await _record(connection, "functions", checksum)
+        await connection.execute("select penstock.record_protocol($1, $2, $3)", PROTOCOL, OLDEST_CLIENT, __version__)
+        # Workers of other versions look whether they can go on.
+        await connection.execute("select pg_notify('penstock', 'schema')")
     if done or stale:
         log.info("migrated", tables=done, functions=stale)
     return Migrated(tables=done, functions=stale)
@@ -104,11 +125,27 @@ async def _record(connection: asyncpg.Connection[Any], name: str, checksum: str)
     await connection.execute("select penstock.record_migration($1, $2, $3)", name, checksum, __version__)
 
 
-def _refuse_newer(applied: set[str], known: set[str]) -> None:
-    if unknown := sorted(applied - known - {"functions"}):
+def _refuse_range(stored: Any) -> None:
+    if stored is not None and stored["oldest"] > PROTOCOL:
         raise SchemaMismatch(
-            f"the Penstock schema is newer than this version ({__version__}): it has {', '.join(unknown)}",
+            f"the Penstock schema is of version {stored['version']} and serves protocols {stored['oldest']} to"
+            f" {stored['number']}; this version ({__version__}) speaks {PROTOCOL}",
             hint="Upgrade the package penstock in this environment.",
+        )
+
+
+def _refuse_edited(applied: Mapping[str, Any]) -> None:
+    edited = [
+        file.name
+        for file in _files("tables")
+        if file.name in applied
+        and applied[file.name]["version"] == __version__
+        and applied[file.name]["checksum"] != _checksum([file])
+    ]
+    if edited:
+        raise SchemaMismatch(
+            f"{', '.join(edited)} differs from what was applied to this database, by another build of version {__version__}",
+            hint="Use the build that made the schema, or a new database: files of tables are never applied again.",
         )
 
 

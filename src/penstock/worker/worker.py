@@ -21,13 +21,14 @@ import structlog
 
 from penstock.consuming.consumer import Consumer
 from penstock.consuming.delivery import Halted
-from penstock.errors import InvalidInput, NotFound, PenstockError
+from penstock.errors import InvalidInput, NotFound, PenstockError, SchemaMismatch
 from penstock.job import Settlement
-from penstock.postgres import jobs
+from penstock.postgres import jobs, migrate
 from penstock.postgres.database import Database
 from penstock.postgres.listener import Listener
 from penstock.schedule import Schedule
 from penstock.settings import Settings
+from penstock.waiting import happens
 from penstock.worker.care import Care
 from penstock.worker.claimer import Claimer
 from penstock.worker.pool import PoolPart, RunnerOfPool
@@ -40,6 +41,8 @@ log = structlog.get_logger("penstock.worker")
 _STALLED_S = 30.0
 _FOR_EVER_S = 1e7
 _CLAIM_S = 5.0
+_LOOK_AT_SCHEMA_S = 60.0
+_MOST_MISSING = 5
 
 
 class Worker:
@@ -109,6 +112,7 @@ class Worker:
 
         Raises:
             PenstockError: The database refuses the worker.
+            SchemaMismatch: A migration has changed the schema so that this version cannot work with it; the worker has stopped.
             Halted, NotFound: A consumer halted, or its stream was dropped. The other work goes on, until `stop` or when there is
                 none; this is raised at the end.
         """
@@ -169,6 +173,7 @@ class Worker:
         taking_part = [support(f"pool-{part.name}", part.run()) for part in parts]
         taking_part += [support(f"consumer-{consumer.name}", self._consume(consumer)) for consumer in self._consumers]
         support("streams", care.run_streams())
+        support("schema", self._watch_schema())
         scheduler = Scheduler(self._database, self._schedules, self._settings, self.id)
         self._scheduling = support("scheduler", scheduler.run())
         taking_part.append(self._scheduling)
@@ -288,6 +293,31 @@ class Worker:
                 self._stop.set()
             await self._stop.wait()
 
+    async def _watch_schema(self) -> None:
+        """Stop when a migration has made the schema one that this version cannot use."""
+        unanswered = 0
+        while True:
+            await happens(self._database.schema_changed, _LOOK_AT_SCHEMA_S)
+            self._database.schema_changed.clear()
+            error, self._database.mismatch = self._database.mismatch, None
+            try:
+                await migrate.check(self._database)
+            except SchemaMismatch as found:
+                error = found
+            except PenstockError:
+                # Away; whoever works says so.
+                continue
+            else:
+                # It fits by its numbers. A function that is missing all the same, again and again, does not come back.
+                unanswered = 0 if error is None or not _lacks_function(error) else unanswered + 1
+                if error is None or unanswered < _MOST_MISSING:
+                    await asyncio.sleep(1.0)
+                    continue
+            log.error("schema_cannot_be_used", worker=self.id, error=error.message, hint=error.hint)
+            self._ended.append(error)
+            self._stop.set()
+            await asyncio.Event().wait()
+
     async def _register(self, claimer: Claimer) -> None:
         host = re.sub(r"[^A-Za-z0-9_.-]", "-", socket.gethostname())
         self.id = claimer.worker = f"{host[:24]}.{os.getpid()}.{secrets.token_hex(3)}"
@@ -350,6 +380,8 @@ class Worker:
                 claimer.wake()
             elif word == "sweep":
                 claimer.sweep()
+            elif word == "schema":
+                self._database.schema_changed.set()
             elif not self._noticed(word, rest):
                 care.look()
                 claimer.wake()
@@ -366,6 +398,10 @@ class Worker:
             finally:
                 listening.cancel()
                 await asyncio.gather(listening, return_exceptions=True)
+
+
+def _lacks_function(error: SchemaMismatch) -> bool:
+    return getattr(error.__cause__, "sqlstate", None) in ("42883", "42703")
 
 
 def stop_on(worker: Callable[[], None], loop: asyncio.AbstractEventLoop) -> None:

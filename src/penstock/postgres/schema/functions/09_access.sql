@@ -197,3 +197,14 @@ begin
 end
 $$;
 comment on function penstock.refresh_access() is 'Takes every function from public and repeats all grants; a migration ends with it.';
+
+create or replace function penstock.record_protocol(p_number integer, p_oldest integer, p_version text)
+returns void
+language sql
+as $$
+    insert into penstock.protocol as stored (number, oldest, version)
+    values (p_number, p_oldest, p_version)
+    on conflict (is_row) do update
+    set number = excluded.number, oldest = excluded.oldest, version = excluded.version, changed_at = now()
+$$;
+comment on function penstock.record_protocol(integer, integer, text) is 'Part of a migration: notes which protocols the functions serve.';
