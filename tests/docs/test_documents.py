@@ -1,0 +1,126 @@
+"""The code of the documents runs as it stands there: a fresh database for each page, block after block.
+
+What cannot be run says why in the source of the page.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import asyncpg
+import pytest
+from snippets import Block, blocks, run_python
+
+from conftest import eventually
+from penstock import Penstock
+
+ROOT = Path(__file__).parents[2]
+PAGES = ["README.md", "docs/pools.md", "docs/sql.md", "docs/streams.md", "docs/topics.md"]
+BIN = Path(sys.executable).parent
+
+
+@dataclass
+class Page:
+    """A page while it runs."""
+
+    folder: Path
+    connection: Any
+    names: dict[str, Any]
+    running: list[subprocess.Popen[bytes]] = field(default_factory=list)
+
+    async def run(self, block: Block) -> None:
+        """Run one block."""
+        await run_python(block.setup, self.names, f"setup of {block}")
+        if block.file:
+            (self.folder / block.file).write_text(block.code)
+        elif block.how == "background":
+            self.running.append(subprocess.Popen(["bash", "-c", f"exec {self.command(block)}"], cwd=self.folder))
+            await eventually(lambda: self.connection.fetchval("select count(*) from penstock.workers"), "the worker", 60)
+        elif block.how == "script":
+            await self.program([sys.executable, "-c", block.code])
+        elif block.language == "sh":
+            await self.program(["bash", "-e", "-c", self.command(block)])
+        else:
+            await (self.sql(block) if block.language == "sql" else self.python(block))
+
+    def command(self, block: Block) -> str:
+        """With the programs of this environment."""
+        return block.code.replace(".venv/bin/", f"{BIN}/").strip()
+
+    async def program(self, arguments: list[str]) -> None:
+        """Run a program to its end."""
+        done = await asyncio.to_thread(
+            subprocess.run, arguments, cwd=self.folder, capture_output=True, text=True, timeout=100, check=False
+        )
+        assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"[-3000:]
+
+    async def python(self, block: Block) -> None:
+        """Run Python; what is for threads without a loop runs in one."""
+        lines = block.code.splitlines()
+        alone = [line for line in lines if line.startswith("app.sync.")]
+        await run_python("\n".join(line for line in lines if line not in alone), self.names, str(block))
+        for line in alone:
+            await asyncio.to_thread(eval, line, self.names)
+
+    async def sql(self, block: Block) -> None:
+        """Run SQL. `<name>` stands for what an earlier statement returned under that name."""
+        for statement in re.sub(r"--.*", "", block.code).split(";"):
+            if statement.strip():
+                filled = re.sub(r"<(\w+)>", lambda found: str(self.names[found[1]]), statement)
+                for row in await self.connection.fetch(filled):
+                    self.names.update(row.items())
+
+    def close(self) -> None:
+        """End what runs in the background."""
+        for process in self.running:
+            process.terminate()
+            process.wait(60)
+
+
+@contextmanager
+def module_of(page: str) -> Iterator[ModuleType]:
+    """A module for the names of a page; dataclasses look theirs up."""
+    module = ModuleType(f"document_{Path(page).stem}")
+    sys.modules[module.__name__] = module
+    yield module
+    del sys.modules[module.__name__]
+    sys.modules.pop("shop", None)
+
+
+@pytest.mark.parametrize("page", PAGES)
+async def test_the_code_of_a_page_runs(page: str, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PENSTOCK_DATABASE_URL", url)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH")))))
+    connection = await asyncpg.connect(url)
+    left, ran = [], 0
+    with module_of(page) as module:
+        module.__dict__["connection"] = connection
+        under_way = Page(tmp_path, connection, module.__dict__)
+        try:
+            for block in blocks(ROOT / page):
+                if block.not_run:
+                    left.append(f"{block}: {block.not_run}")
+                    continue
+                try:
+                    await under_way.run(block)
+                except Exception as error:
+                    pytest.fail(f"{block}: {type(error).__name__}: {error}\n{block.code}")
+                ran += 1
+        finally:
+            under_way.close()
+            for app in [value for value in module.__dict__.values() if isinstance(value, Penstock)]:
+                await app.close()
+            await connection.close()
+    print(f"{page}: {ran} blocks ran; {len(left)} not: {left}")
+    assert ran > 0
