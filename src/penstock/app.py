@@ -41,6 +41,7 @@ from penstock.job import (
     parse_id,
 )
 from penstock.message import TopicCounts
+from penstock.payload import dump_json
 from penstock.postgres import jobs, migrate, pool_views, topics
 from penstock.postgres.database import Database, lacks_rights, unless_refused
 from penstock.postgres.embedded import EmbeddedServer
@@ -343,11 +344,17 @@ class Penstock(JobDeclarations, StreamDeclarations):
         return found[job_id]
 
     async def find_many(
-        self, *, name: str | None = None, status: Status | str | None = None, key: str | None = None, limit: int = 50
+        self,
+        *,
+        name: str | None = None,
+        status: Status | str | None = None,
+        key: str | None = None,
+        reason: str | None = None,
+        limit: int = 50,
     ) -> list[JobRecord]:
-        """Jobs, latest first, by type, status and key; at most 1,000."""
+        """Jobs, latest first, by type, status, key and reason (`quarantined`); at most 1,000."""
         database = await self.database()
-        ids = await jobs.list_ids(database, name, None if status is None else str(status), key, limit)
+        ids = await jobs.list_ids(database, name, None if status is None else str(status), key, limit, reason)
         found = await jobs.find(database, ids)
         return [found[id] for id in ids if id in found]
 
@@ -373,10 +380,16 @@ class Penstock(JobDeclarations, StreamDeclarations):
         """Cancel a job: "cancelled" when it was queued, "cancelling" when its handler is being told, else its status."""
         return await jobs.cancel(await self.database(), parse_id(id))
 
-    async def replay(self, id: UUID | str, *, new_id: UUID | str | None = None) -> Enqueued:
-        """Enqueue a copy of a running or finished job. Raises `NotFound`, or `Conflict` while it is queued."""
+    async def replay(self, id: UUID | str, *, new_id: UUID | str | None = None, data: Any = None) -> Enqueued:
+        """Enqueue a copy of a running or finished job, with `data` as its payload, or (None) with its own.
+
+        Raises:
+            NotFound: There is no such job.
+            Conflict: It is queued, or its own payload is one that nobody can read.
+        """
         new = parse_id(new_id) if new_id is not None else make_id()
-        return Enqueued(await jobs.replay(await self.database(), parse_id(id), new), Admission.QUEUED)
+        text = None if data is None else dump_json(data, f"the copy of {id}")
+        return Enqueued(await jobs.replay(await self.database(), parse_id(id), new, text), Admission.QUEUED)
 
     async def job_types(self) -> list[JobTypeRecord]:
         """All job types in the database."""

@@ -39,6 +39,10 @@ class InvalidInput(PenstockError):
     """A parameter, name, payload or declaration is not valid (SQLSTATE PS400, PS413). Nothing was written."""
 
 
+class Unreadable(InvalidInput):
+    """What is stored cannot be read: it is no JSON, has numbers that Python has not, or does not fit its type."""
+
+
 class NotFound(PenstockError):
     """There is no such job type or job (SQLSTATE PS404)."""
 

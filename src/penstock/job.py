@@ -229,6 +229,7 @@ class JobRecord:
     """Everything that is known of a job, queued or archived.
 
     `attempts` counts the attempts that are left. `errors` has one object for each failed attempt, oldest first.
+    `reason` says why a job ended so where its status does not: `quarantined`, when nobody can read it or it ends its workers.
     """
 
     id: UUID
@@ -251,6 +252,7 @@ class JobRecord:
     progress: Any
     replay_of: UUID | None
     cancel_requested_at: datetime | None
+    reason: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,6 +280,7 @@ class JobCounts:
     failed_last_hour: int
     expired_last_hour: int
     cancelled_last_hour: int
+    quarantined_last_hour: int = 0
 
 
 def parse_id(value: UUID | str) -> UUID:

@@ -317,10 +317,9 @@ class PoolWorker(Generic[T]):
                 try:
                     job = self._given(hand)
                 except Exception as error:
-                    # A payload that cannot be read fails for good, as with a handler; its key is not to wait for it.
-                    message = error.message if isinstance(error, PenstockError) else str(error)
-                    detail = orjson.dumps({"type": type(error).__name__, "message": plain_text(message[:2_000])}).decode()
-                    puller.finish(hand, Settlement(hand.job.id, hand.job.attempts, hand.lease, Outcome.FAILED_FOR_GOOD, detail))
+                    # As with a handler; its key is not to wait for it.
+                    detail = jobs.quarantined(f"its payload cannot be read: {getattr(error, 'message', error)}")
+                    puller.finish(hand, Settlement(hand.job.id, hand.job.attempts, hand.lease, Outcome.QUARANTINED, detail))
                     continue
                 yield job
             puller.arrived.clear()

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
+from penstock.cli.enqueueing import parse_json
 from penstock.cli.output import AsJson, cell, out, print_json, print_table, with_app
 
 app = typer.Typer(help="Jobs: list, show, cancel, replay.", no_args_is_help=True)
@@ -19,11 +20,12 @@ def list_jobs(
     name: Annotated[str | None, typer.Option("--type", "-t", help="Only this job type.")] = None,
     status: Annotated[str | None, typer.Option("--status", "-s", help="Only this status.")] = None,
     key: Annotated[str | None, typer.Option(help="Only this key.")] = None,
+    reason: Annotated[str | None, typer.Option(help="Only those that ended for this reason: quarantined.")] = None,
     limit: Annotated[int, typer.Option(min=1, max=1000)] = 20,
     as_json: AsJson = False,
 ) -> None:
     """List jobs, latest first."""
-    found = with_app(lambda penstock: penstock.find_many(name=name, status=status, key=key, limit=limit))
+    found = with_app(lambda penstock: penstock.find_many(name=name, status=status, key=key, reason=reason, limit=limit))
     if as_json:
         print_json(found)
         return
@@ -31,7 +33,17 @@ def list_jobs(
     for job in found:
         error = job.errors[-1].get("message") if job.errors else None
         at = job.finished_at or job.started_at or job.run_after
-        rows.append((job.id, job.name, job.status, job.attempts, job.key, at, error and str(error)[:60]))
+        rows.append(
+            (
+                job.id,
+                job.name,
+                f"{job.status}: {job.reason}" if job.reason else job.status,
+                job.attempts,
+                job.key,
+                at,
+                error and str(error)[:60],
+            )
+        )
     print_table(["id", "type", "status", "attempts left", "key", "at", "last error"], rows, empty="no such jobs")
 
 
@@ -43,7 +55,8 @@ def show(id: Id, as_json: AsJson = False) -> None:
         print_json(job)
         return
     shown = [
-        ("id", job.id), ("type", job.name), ("status", job.status), ("key", job.key), ("unique key", job.unique),
+        ("id", job.id), ("type", job.name), ("status", job.status), ("reason", job.reason), ("key", job.key),
+        ("unique key", job.unique),
         ("priority", job.priority), ("attempts left", f"{job.attempts} of {job.max_attempts}"),
         ("enqueued", job.created_at), ("run after", job.run_after), ("expires", job.expires_at), ("started", job.started_at),
         ("finished", job.finished_at), ("worker", job.worker), ("replay of", job.replay_of),
@@ -70,9 +83,14 @@ def cancel(id: Id, as_json: AsJson = False) -> None:
 
 
 @app.command()
-def replay(id: Id, as_json: AsJson = False) -> None:
+def replay(
+    id: Id,
+    data: Annotated[str | None, typer.Option(help="Another payload for the copy, as JSON.")] = None,
+    as_json: AsJson = False,
+) -> None:
     """Enqueue a copy of a running or finished job."""
-    receipt = with_app(lambda penstock: penstock.replay(id))
+    payload = None if data is None else parse_json(data, "the payload")
+    receipt = with_app(lambda penstock: penstock.replay(id, data=payload))
     if as_json:
         print_json(receipt)
     else:

@@ -88,13 +88,14 @@ def stats(as_json: AsJson = False) -> None:
     if as_json:
         print_json(counts)
         return
-    columns = "name paused ready deferred in-progress oldest,s succeeded/h failed/h expired/h cancelled/h"
+    columns = "name paused ready deferred in-progress oldest,s succeeded/h failed/h expired/h cancelled/h quarantined/h"
     print_table(
         columns.split(),
         [
             (
                 c.name, c.paused, c.ready, c.deferred, c.in_progress, c.oldest_ready_s,
                 c.succeeded_last_hour, c.failed_last_hour, c.expired_last_hour, c.cancelled_last_hour,
+                c.quarantined_last_hour,
             )
             for c in counts
         ],

@@ -76,6 +76,7 @@ def record_of(job: dict[str, Any]) -> JobRecord:
         progress=job["progress"],
         replay_of=None if job["replay_of"] is None else parse_id(job["replay_of"]),
         cancel_requested_at=time_of(job["cancel_requested_at"]),
+        reason=job.get("reason"),
     )
 
 

@@ -178,12 +178,14 @@ def find(id: UUID | str, wait_s: float = 0.0) -> Call[JobRecord]:
     return Call("GET", f"/v1/jobs/job_{parse_id(id)}", lambda response: record_of(json_of(response)), params=params)
 
 
-def find_many(name: str | None, status: Status | str | None, key: str | None) -> list[Call[Page]]:
+def find_many(name: str | None, status: Status | str | None, key: str | None, reason: str | None = None) -> list[Call[Page]]:
     """The first pages of the lists that can have such jobs."""
     wanted = None if status is None else str(status)
-    given = {"name": name, "status": wanted, "key": key, "details": "true"}
+    given = {"name": name, "status": wanted, "key": key, "reason": reason, "details": "true"}
     params = {field: value for field, value in given.items() if value is not None}
     queued, archived = (Call("GET", f"/v1/{kind}-jobs", _page, params=params) for kind in ("queued", "archived"))
+    if reason is not None:
+        return [archived]
     if wanted is None:
         return [queued, archived]
     return [queued] if wanted in (Status.QUEUED, Status.IN_PROGRESS) else [archived]
@@ -219,13 +221,14 @@ def cancel(id: UUID | str) -> Call[str]:
     return Call("POST", f"/v1/jobs/job_{parse_id(id)}/cancel", lambda response: str(json_of(response)["status"]))
 
 
-def replay(id: UUID | str, new_id: UUID | str | None) -> Call[Enqueued]:
+def replay(id: UUID | str, new_id: UUID | str | None, data: Any = None) -> Call[Enqueued]:
     """Replay; the id of the copy is made here, so that it can be repeated."""
     copy = make_id() if new_id is None else parse_id(new_id)
     return Call(
         "POST",
         f"/v1/jobs/job_{parse_id(id)}/replay",
         lambda response: Enqueued(parse_id(json_of(response)["id"]), Admission.QUEUED),
+        None if data is None else {"data": orjson.Fragment(dump_json(data, "the copy"))},
         params={"new_id": f"job_{copy}"},
     )
 

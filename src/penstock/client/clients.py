@@ -107,11 +107,17 @@ class AsyncClient:
         return await self._send(calls.find(id))
 
     async def find_many(
-        self, *, name: str | None = None, status: Status | str | None = None, key: str | None = None, limit: int = 50
+        self,
+        *,
+        name: str | None = None,
+        status: Status | str | None = None,
+        key: str | None = None,
+        reason: str | None = None,
+        limit: int = 50,
     ) -> list[JobRecord]:
-        """Jobs, latest first, by type, status and key."""
+        """Jobs, latest first, by type, status, key and reason."""
         found: list[JobRecord] = []
-        for call in calls.find_many(name, status, key):
+        for call in calls.find_many(name, status, key, reason):
             page: Call[calls.Page] | None = call
             left = limit
             while page is not None and left > 0:
@@ -139,9 +145,9 @@ class AsyncClient:
         """Cancel a job. See `Penstock.cancel`."""
         return await self._send(calls.cancel(id))
 
-    async def replay(self, id: UUID | str, *, new_id: UUID | str | None = None) -> Enqueued:
+    async def replay(self, id: UUID | str, *, new_id: UUID | str | None = None, data: Any = None) -> Enqueued:
         """Enqueue a copy of a running or finished job. Raises `InvalidInput` while it is queued."""
-        return await self._send(calls.replay(id, new_id))
+        return await self._send(calls.replay(id, new_id, data))
 
     async def record_status(
         self, name: str, id: UUID | str, attempt: int, status: Status | str, *, retryable: bool = True,
@@ -303,11 +309,17 @@ class Client:
         return self._send(calls.find(id))
 
     def find_many(
-        self, *, name: str | None = None, status: Status | str | None = None, key: str | None = None, limit: int = 50
+        self,
+        *,
+        name: str | None = None,
+        status: Status | str | None = None,
+        key: str | None = None,
+        reason: str | None = None,
+        limit: int = 50,
     ) -> list[JobRecord]:
         """See `AsyncClient.find_many`."""
         found: list[JobRecord] = []
-        for call in calls.find_many(name, status, key):
+        for call in calls.find_many(name, status, key, reason):
             page: Call[calls.Page] | None = call
             left = limit
             while page is not None and left > 0:
@@ -335,9 +347,9 @@ class Client:
         """See `AsyncClient.cancel`."""
         return self._send(calls.cancel(id))
 
-    def replay(self, id: UUID | str, *, new_id: UUID | str | None = None) -> Enqueued:
+    def replay(self, id: UUID | str, *, new_id: UUID | str | None = None, data: Any = None) -> Enqueued:
         """See `AsyncClient.replay`."""
-        return self._send(calls.replay(id, new_id))
+        return self._send(calls.replay(id, new_id, data))
 
     def record_status(
         self, name: str, id: UUID | str, attempt: int, status: Status | str, *, retryable: bool = True,

@@ -103,6 +103,17 @@ def pool_job(body: bytes) -> tuple[BatchLine, str, str | None]:
     return parsed, data or "{}", parsed.id
 
 
+def replacement(body: bytes) -> str | None:
+    """The data in the body of a replay, as text; None when there is none. Raises `ApiError`."""
+    if not body.strip():
+        return None
+    try:
+        data = bytes(_new_job(body).data).decode()
+    except _BAD:
+        raise bad_json() from None
+    return check_data(data) if data else None
+
+
 def check_fields(job: NewJobBody) -> None:
     """Bring times to UTC. Raises `ApiError` for one without a zone, and for what no job can have.
 

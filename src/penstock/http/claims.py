@@ -16,7 +16,7 @@ from collections import OrderedDict, deque
 
 import structlog
 
-from penstock.errors import DatabaseUnavailable, PenstockError
+from penstock.errors import DatabaseUnavailable, InvalidInput, PenstockError
 from penstock.job import ClaimedJob, Outcome, Settlement
 from penstock.postgres import jobs
 from penstock.postgres.database import Database
@@ -79,7 +79,13 @@ class Claims:
                 self._marks.popitem(last=False)
         now = time.monotonic()
         given = marks.for_claim(now)
-        claim = await jobs.claim(self._database, worker, [name], limit, given)
+        try:
+            claim = await jobs.claim(self._database, worker, [name], limit, given)
+        except InvalidInput:
+            # One job that cannot be read makes a claim fail as a whole.
+            if not await jobs.quarantine_unreadable(self._database, "", [name], list):
+                raise
+            claim = await jobs.claim(self._database, worker, [name], limit, given)
         if claim.jobs:
             marks.claimed(claim.jobs, claim.horizon, claim.ceiling, now)
         if not given:

@@ -226,6 +226,8 @@ class Deliveries:
             except PenstockError as error:
                 said = frozenset()
                 log.error("claim_refused", error=error.message)
+                with suppress(PenstockError):
+                    await jobs.quarantine_unreadable(self._database, self.id, names, self._known_leases)
                 await self._recover_claim()
                 await asyncio.sleep(_POLL_S)
 

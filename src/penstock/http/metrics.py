@@ -23,6 +23,10 @@ _QUEUE = {
     "paused": ("penstock_paused", "1 while the job type is paused."),
     "succeeded_last_hour": ("penstock_succeeded_last_hour", "Jobs that succeeded within the last hour."),
     "failed_last_hour": ("penstock_failed_last_hour", "Jobs that failed for good within the last hour."),
+    "quarantined_last_hour": (
+        "penstock_quarantined_last_hour",
+        "Jobs that were quarantined within the last hour: nobody can read them, or they end their workers.",
+    ),
     "expired_last_hour": ("penstock_expired_last_hour", "Jobs that expired within the last hour."),
     "cancelled_last_hour": ("penstock_cancelled_last_hour", "Jobs that were cancelled within the last hour."),
 }

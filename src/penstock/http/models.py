@@ -326,6 +326,7 @@ class Stats(BaseModel):
     model_config = _example({
         "name": "invoice-shipments", "paused": False, "ready": 12, "deferred": 3, "in_progress": 5, "oldest_ready_s": 0.8,
         "succeeded_last_hour": 1042, "failed_last_hour": 2, "expired_last_hour": 0, "cancelled_last_hour": 0,
+        "quarantined_last_hour": 0,
         "enqueued_per_s": 0.3, "finished_per_s": 0.3, "failed_per_s": 0.0,
     })  # fmt: skip
 
@@ -339,6 +340,7 @@ class Stats(BaseModel):
     failed_last_hour: int
     expired_last_hour: int
     cancelled_last_hour: int
+    quarantined_last_hour: int = Field(description="Of the failed ones those that nobody can read, or that end their workers.")
     enqueued_per_s: float
     finished_per_s: float
     failed_per_s: float

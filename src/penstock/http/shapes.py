@@ -85,6 +85,7 @@ def job(record: StoredJob, *, details: bool = False) -> dict[str, Any]:
             "progress": raw(record.progress),
             "replay_of": None if record.replay_of is None else job_id(record.replay_of),
             "cancel_requested_at": record.cancel_requested_at,
+            "reason": record.reason,
         }
     return shape
 

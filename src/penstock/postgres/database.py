@@ -26,6 +26,7 @@ from penstock.errors import (
     Outgrown,
     PenstockError,
     SchemaMismatch,
+    Unreadable,
 )
 from penstock.settings import Settings
 
@@ -71,9 +72,9 @@ def translate(error: BaseException) -> PenstockError | None:
         return InvalidInput(f"a value does not fit its type: {error}")
     if isinstance(error, (OSError, asyncpg.InterfaceError, asyncpg.InternalClientError, TimeoutError)):
         return DatabaseUnavailable(f"the database is not available: {type(error).__name__}: {error}")
-    if isinstance(error, OverflowError):
-        # PostgreSQL's times and spans reach further than Python's.
-        return PenstockError(f"the database holds a value that Python cannot: {error}")
+    if isinstance(error, (OverflowError, UnicodeDecodeError)):
+        # PostgreSQL's times and spans reach further than Python's, and in some encodings a text may be anything.
+        return Unreadable(f"the database holds a value that Python cannot: {error}")
     return None
 
 

@@ -64,6 +64,7 @@ class StoredJob:
     progress: str | None
     replay_of: UUID | None
     cancel_requested_at: datetime | None
+    reason: str | None
     updated_at: datetime
 
 
@@ -133,10 +134,11 @@ async def page_of_jobs(
     until: datetime | None = None,
     limit: int = 100,
     before: tuple[datetime, UUID] | None = None,
+    reason: str | None = None,
 ) -> list[tuple[UUID, datetime]]:
     """Ids and times of one page of jobs, latest first."""
     rows = await database.fetch(
-        "select * from penstock.page_of_jobs($1, $2, $3, $4, $5, $6, $7, $8, $9)",
+        "select * from penstock.page_of_jobs($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)",
         archived,
         names,
         status,
@@ -145,6 +147,7 @@ async def page_of_jobs(
         until,
         limit,
         *(before or (None, None)),
+        reason,
     )
     return [(row["id"], row["at"]) for row in rows]
 

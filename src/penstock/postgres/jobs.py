@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -14,6 +13,7 @@ from uuid import UUID
 
 import orjson
 
+from penstock.errors import DatabaseUnavailable, InvalidInput
 from penstock.job import (
     Admission,
     Backoff,
@@ -28,6 +28,7 @@ from penstock.job import (
     Settlement,
     Status,
 )
+from penstock.payload import load_json, plain_text
 from penstock.postgres.database import Database
 
 
@@ -170,12 +171,15 @@ def exceptions_by_place(rows: Sequence[Any]) -> dict[int, tuple[UUID, Admission]
     return {row["ordinal"] - 1: (row["id"], Admission(row["outcome"])) for row in rows}
 
 
+_CLAIM = "select * from penstock.claim($1, $2, $3, $4::jsonb)"
+
+
 async def claim(database: Database, worker: str, names: Sequence[str], limit: int, marks: dict[str, dict[str, int]]) -> Claim:
     """Claim up to `limit` ready jobs of these types. Not retried: an answer that is lost leaves jobs claimed."""
-    rows = await database.fetch("select * from penstock.claim($1, $2, $3, $4::jsonb)", worker, names, limit, _dump(marks))
+    rows = await database.fetch(_CLAIM, worker, names, limit, _dump(marks))
     if not rows:
         return Claim([], 0, 0)
-    jobs = [ClaimedJob._make(row[:12]) for row in rows]
+    jobs = await only_readable(database, [ClaimedJob._make(row[:12]) for row in rows])
     return Claim(jobs, rows[0]["horizon"], rows[0]["ceiling"])
 
 
@@ -190,6 +194,44 @@ async def wait_for_places(
         return None
     due = [row["due_in_s"] for row in rows if row["due_in_s"] is not None]
     return PlacesWanted(frozenset(row["name"] for row in rows), any(row["is_new"] for row in rows), min(due, default=None))
+
+
+async def only_readable(database: Database, claimed: list[ClaimedJob]) -> list[ClaimedJob]:
+    """Those of some jobs whose payload was handed out; the others, which are too large for anybody, are quarantined."""
+    unreadable = [job for job in claimed if job.data is None]
+    if not unreadable:
+        return claimed
+    detail = quarantined("its payload is larger than 4 MiB as text")
+    await settle(database, [Settlement(job.id, job.attempts, job.lease, Outcome.QUARANTINED, detail) for job in unreadable])
+    return [job for job in claimed if job.data is not None]
+
+
+async def quarantine_unreadable(database: Database, worker: str, names: Sequence[str], known: Callable[[], Sequence[int]]) -> int:
+    """After a claim that failed, or whose answer could not be read, for one of its jobs: quarantine those that are unreadable.
+
+    What the worker holds without knowing is read one by one; those that can be read stay for `release_unknown`.
+
+    Returns how many were quarantined.
+    """
+    done = int(await database.fetchval("select penstock.quarantine_unreadable($1)", names))
+    for held in await database.fetch("select * from penstock.held_jobs($1, $2::bigint[])", worker, known()):
+        try:
+            row = await database.fetchrow("select * from penstock.read_held($1, $2)", worker, held["id"])
+            problem = "its payload is larger than 4 MiB as text" if row is not None and row["data"] is None else None
+        except DatabaseUnavailable:
+            raise
+        except Exception as error:
+            problem = f"{type(error).__name__}: {error}"
+        if problem is not None:
+            given = Settlement(held["id"], held["attempts"], held["lease"], Outcome.QUARANTINED, quarantined(problem))
+            await settle(database, [given])
+            done += 1
+    return done
+
+
+def quarantined(problem: str) -> str:
+    """The error of a quarantined job, as JSON text."""
+    return orjson.dumps({"type": "Quarantined", "message": plain_text(problem[:2_000])}).decode()
 
 
 async def settle(database: Database, settlements: Sequence[Settlement]) -> dict[UUID, str]:
@@ -310,33 +352,24 @@ async def cancel(database: Database, id: UUID) -> str:
     return str(await database.fetchval("select penstock.cancel($1)", id, retry=False))
 
 
-async def replay(database: Database, id: UUID, new_id: UUID) -> UUID:
-    """Enqueue a copy of a running or finished job. Raises `NotFound`, `Conflict`."""
-    replayed: UUID = await database.fetchval("select penstock.replay($1, $2)", id, new_id)
+async def replay(database: Database, id: UUID, new_id: UUID, data: str | None = None) -> UUID:
+    """Enqueue a copy of a running or finished job, with its own payload or another (JSON text). Raises `NotFound`, `Conflict`."""
+    replayed: UUID = await database.fetchval("select penstock.replay($1, $2, $3::jsonb)", id, new_id, data)
     return replayed
-
-
-# Times that a caller chose reach further in PostgreSQL than in Python: one such job must not hide the others.
-_FIND = """
-    select id, name, status, attempts, max_attempts, priority, key, unique_key, data, created_at,
-           case when run_after < '0002-01-01' then '0002-01-01'
-                when run_after > '9999-12-30' then '9999-12-30' else run_after end as run_after,
-           case when expires_at < '0002-01-01' then '0002-01-01'
-                when expires_at > '9999-12-30' then '9999-12-30' else expires_at end as expires_at,
-           started_at, finished_at, worker, errors, result, progress, replay_of, cancel_requested_at
-    from penstock.find_jobs($1)
-"""
 
 
 async def find(database: Database, ids: Sequence[UUID]) -> dict[UUID, JobRecord]:
     """Everything known of these jobs; unknown ids are left out."""
-    rows = await database.fetch(_FIND, ids)
+    rows = await database.fetch("select * from penstock.find_jobs($1)", ids)
     return {row["id"]: _record(row) for row in rows}
 
 
-async def list_ids(database: Database, name: str | None, status: str | None, key: str | None, limit: int) -> list[UUID]:
+async def list_ids(
+    database: Database, name: str | None, status: str | None, key: str | None, limit: int, reason: str | None = None
+) -> list[UUID]:
     """Ids of jobs, latest first."""
-    rows = await database.fetch("select * from penstock.list_jobs($1, $2, $3, $4)", name, status, key, limit)
+    query = "select * from penstock.list_jobs($1, $2, $3, $4, p_reason => $5)"
+    rows = await database.fetch(query, name, status, key, limit, reason)
     return [row[0] for row in rows]
 
 
@@ -353,10 +386,10 @@ def _load(text: str | None) -> Any:
     if text is None:
         return None
     try:
-        return orjson.loads(text)
-    except orjson.JSONDecodeError:
-        # PostgreSQL's JSON has numbers of any size. Python reads whole ones of up to 4,300 digits.
-        return json.loads(text, parse_int=lambda digits: int(digits) if len(digits) < 4_000 else float(digits))
+        return load_json(text)
+    except InvalidInput:
+        # People are to see the job nevertheless.
+        return text
 
 
 def _record(row: Any) -> JobRecord:
@@ -381,6 +414,7 @@ def _record(row: Any) -> JobRecord:
         progress=_load(row["progress"]),
         replay_of=row["replay_of"],
         cancel_requested_at=row["cancel_requested_at"],
+        reason=row["reason"],
     )
 
 

@@ -10,6 +10,7 @@ from uuid import UUID
 import orjson
 
 from penstock.job import ClaimedJob
+from penstock.postgres import jobs
 from penstock.postgres.database import Database
 
 
@@ -88,6 +89,9 @@ async def claim(
     at = None if last["at_slot"] is None else (last["at_slot"], last["at_key"])
     weights = {} if last["weights"] is None else orjson.loads(last["weights"])
     found = [(ClaimedJob._make(row[:12]), row["at_slot"]) for row in rows[:-1]]
+    if any(job.data is None for job, _ in found):
+        readable = {job.id for job in await jobs.only_readable(database, [job for job, _ in found])}
+        found = [(job, slot) for job, slot in found if job.id in readable]
     return KeyedClaim(found, at, last["due_in_s"], last["turn_left"], weights)
 
 

@@ -56,10 +56,16 @@ class SyncJobs(OnLoop):
         return self._call(self._app.find(id))
 
     def find_many(
-        self, *, name: str | None = None, status: Status | str | None = None, key: str | None = None, limit: int = 50
+        self,
+        *,
+        name: str | None = None,
+        status: Status | str | None = None,
+        key: str | None = None,
+        reason: str | None = None,
+        limit: int = 50,
     ) -> list[JobRecord]:
         """Jobs, latest first. See `Penstock.find_many`."""
-        return self._call(self._app.find_many(name=name, status=status, key=key, limit=limit))
+        return self._call(self._app.find_many(name=name, status=status, key=key, reason=reason, limit=limit))
 
     def wait(self, id: UUID | str, *, timeout: timedelta = timedelta(minutes=1)) -> JobRecord:
         """Wait until a job is finished. See `Penstock.wait`."""
@@ -69,9 +75,9 @@ class SyncJobs(OnLoop):
         """Cancel a job. See `Penstock.cancel`."""
         return self._call(self._app.cancel(id))
 
-    def replay(self, id: UUID | str) -> Enqueued:
+    def replay(self, id: UUID | str, *, data: Any = None) -> Enqueued:
         """Enqueue a copy of a job. See `Penstock.replay`."""
-        return self._call(self._app.replay(id))
+        return self._call(self._app.replay(id, data=data))
 
     def pause(self, name: str) -> None:
         """Pause a job type. See `Penstock.pause`."""

@@ -150,8 +150,9 @@ class Claimer:
                 idle = False
                 log.error("claim_refused", error=error.message)
                 # The refusal may be of the answer: jobs that it claimed are not to stay behind.
+                if not await self._quarantine():
+                    await asyncio.sleep(self._pause())
                 await self._recover_claim()
-                await asyncio.sleep(self._pause())
 
     async def _wait_for_places(self, found: int) -> jobs.PlacesWanted | None:
         limited = [worked.name for worked in self._types.values() if worked.limited]
@@ -188,6 +189,18 @@ class Claimer:
 
     def _pause(self) -> float:
         return min(self._settings.poll_interval.total_seconds(), _LONGEST_WAIT_S) * random.uniform(0.7, 1.0)
+
+    async def _quarantine(self) -> int:
+        """One job that cannot be read may be what a claim failed for: put such jobs aside. Returns how many there were."""
+        names = [name for names in self._names.values() for name in names]
+        try:
+            done = await jobs.quarantine_unreadable(self._database, self.worker, names, self.known_leases)
+        except PenstockError as error:
+            log.warning("quarantine_failed", error=error.message)
+            return 0
+        if done:
+            log.error("jobs_quarantined", jobs=done)
+        return done
 
     async def _recover_claim(self) -> None:
         """The answer to a claim was lost: hand back what it may have taken."""

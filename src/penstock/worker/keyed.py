@@ -223,6 +223,16 @@ class KeyedClaimer:
             return False
         return True
 
+    async def _quarantine(self, member: Member) -> None:
+        """One job that cannot be read may be what a claim failed for: put such jobs aside."""
+        try:
+            done = await jobs.quarantine_unreadable(self._database, member.id, [self.name], self._known_leases)
+        except PenstockError as error:
+            log.warning("quarantine_failed", pool=self.name, error=error.message)
+        else:
+            if done:
+                log.error("jobs_quarantined", pool=self.name, jobs=done)
+
     async def _recover_claim(self) -> None:
         """The answer to a claim was lost: hand back what it may have taken."""
         try:
@@ -255,6 +265,7 @@ class KeyedClaimer:
                 raise
             except PenstockError as error:
                 log.error("claim_refused", pool=self.name, error=error.message)
+                await self._quarantine(member)
                 await self._recover_claim()
                 raise
 

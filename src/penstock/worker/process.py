@@ -11,19 +11,27 @@ from penstock.job import ClaimedJob
 from penstock.payload import Codec
 
 
+class UnreadablePayload(Exception):
+    """The payload of the job cannot be read, so that its handler did not start."""
+
+
 def call_in_process(module: str, qualname: str, claimed: ClaimedJob) -> Any:
     """Run the handler `module.qualname` for a job. Its result and its error travel back by pickle."""
     found = reduce(getattr, qualname.split("."), importlib.import_module(module))
     # The decorator put a job type in the handler's place.
     handler: Any = getattr(found, "handler", found)
     codec: Codec[Any] = Codec(payload_type(handler), claimed.name)
+    try:
+        data = codec.load(claimed.data)
+    except Exception as error:
+        raise UnreadablePayload(str(error)) from None
     job: Job[Any] = Job(
         claimed.id,
         claimed.name,
         claimed.key,
         claimed.max_attempts - claimed.attempts + 1,
         claimed.attempts,
-        codec.load(claimed.data),
+        data,
         claimed.created_at,
     )
     try:

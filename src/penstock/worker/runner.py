@@ -30,7 +30,7 @@ from penstock.payload import dump_json, plain_text
 from penstock.postgres import jobs
 from penstock.postgres.database import Database
 from penstock.settings import Settings
-from penstock.worker.process import call_in_process
+from penstock.worker.process import UnreadablePayload, call_in_process
 from penstock.worker.types import NotStarted, SettledElsewhere, WorkedType
 
 log = structlog.get_logger("penstock.worker")
@@ -325,13 +325,17 @@ class Runner:
             if group == "process":
                 result = await self._in_process(running, worked)
             else:
+                try:
+                    data = worked.codec.load(claimed.data)
+                except Exception as error:
+                    return _quarantined(running, error)
                 job = Job(
                     claimed.id,
                     claimed.name,
                     claimed.key,
                     claimed.max_attempts - claimed.attempts + 1,
                     claimed.attempts,
-                    worked.codec.load(claimed.data),
+                    data,
                     claimed.created_at,
                     running,
                 )
@@ -348,6 +352,8 @@ class Runner:
             return None
         except NotStarted:
             return _released(running)
+        except UnreadablePayload as error:
+            return _quarantined(running, error)
         except asyncio.CancelledError:
             raise
         except BaseException as error:
@@ -424,6 +430,13 @@ def _stopped(running: Running) -> Settlement:
         return Settlement(claimed.id, claimed.attempts, running.lease, Outcome.FAILED, text, timedelta(0))
     # With a detail the job counts as started, which an at_most_once job may be only once.
     return Settlement(claimed.id, claimed.attempts, running.lease, Outcome.RELEASED, text)
+
+
+def _quarantined(running: Running, error: Exception) -> Settlement:
+    """Its payload cannot be read, by any attempt."""
+    claimed = running.claimed
+    detail = jobs.quarantined(f"its payload cannot be read: {_message_of(error)}")
+    return Settlement(claimed.id, claimed.attempts, running.lease, Outcome.QUARANTINED, detail)
 
 
 def _call(handler: Callable[[Job[Any]], Any], job: Job[Any]) -> tuple[Any, BaseException | None]:

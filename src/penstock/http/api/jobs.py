@@ -94,7 +94,7 @@ async def get_result(request: Request, name: Name, id: Id, wait: Wait = None) ->
 @api.post("/v1/jobs/{id:only_job}/replay", status_code=201, response_model=QueuedJob)
 @needs(Role.ENQUEUE)
 async def replay_by_id(request: Request, id: Id, new_id: NewId = None) -> Response:
-    """Enqueue a copy of a running or finished job under a new id."""
+    """Enqueue a copy of a running or finished job under a new id; with another payload when there is a body `{"data": ...}`."""
     return await _replay(request, None, id, new_id)
 
 
@@ -154,10 +154,13 @@ async def _waited(request: Request, name: str | None, id: str, wait: str | None)
 async def _replay(request: Request, name: str | None, id: str, given_new: str | None) -> Response:
     service = service_of(request)
     new_id = bodies.job_id(given_new) if given_new is not None else make_id()
+    data = bodies.replacement(await request.body())
     job = await _find(request, name, id)
     try:
-        copy = await jobs.replay(service.database, job.id, new_id)
+        copy = await jobs.replay(service.database, job.id, new_id, data)
     except Conflict:
+        if job.status.finished:
+            raise
         raise ApiError(
             400,
             "invalid_replay_attempt",

@@ -25,6 +25,7 @@ Type = Annotated[str | None, Query(alias="name", description="Only this job type
 QueuedStatus = Annotated[str | None, Query(description="queued or in-progress.", examples=["queued"])]
 ArchivedStatus = Annotated[str | None, Query(description="succeeded, failed, expired or cancelled.", examples=["failed"])]
 Key = Annotated[str | None, Query(description="Only jobs with this key.")]
+Reason = Annotated[str | None, Query(description="Only jobs that ended for this reason: quarantined.", examples=["quarantined"])]
 Since = Annotated[str | None, Query(description="Enqueued (archived: finished) not before.", examples=["2026-01-11T18:26:26Z"])]
 Until = Annotated[str | None, Query(description="Enqueued (archived: finished) before.", examples=["2026-01-12T00:00:00Z"])]
 Limit = Annotated[str | None, Query(description="Most jobs on a page: 1 to 100.", examples=["100"])]
@@ -48,10 +49,10 @@ async def list_queued_jobs(
 @needs(Role.READ)
 async def list_archived_jobs(
     request: Request, name: Type = None, status: ArchivedStatus = None, key: Key = None, since: Since = None,
-    until: Until = None, limit: Limit = None, cursor: Cursor = None, details: Details = False,
+    until: Until = None, limit: Limit = None, cursor: Cursor = None, details: Details = False, reason: Reason = None,
 ) -> Response:  # fmt: skip
     """Finished jobs, latest finished first. The header `Link` leads to the next page."""
-    return await _page(request, True, name, status, key, since, until, limit, cursor, details)
+    return await _page(request, True, name, status, key, since, until, limit, cursor, details, reason)
 
 
 @api.get("/v1/stats", response_model=list[Stats])
@@ -85,7 +86,7 @@ async def stats(request: Request) -> list[dict[str, object]]:
 
 async def _page(
     request: Request, archived: bool, name: str | None, status: str | None, key: str | None, since: str | None,
-    until: str | None, limit: str | None, cursor: str | None, details: bool,
+    until: str | None, limit: str | None, cursor: str | None, details: bool, reason: str | None = None,
 ) -> Response:  # fmt: skip
     path, principal, service = request.url.path, principal_of(request), service_of(request)
     if name is not None:
@@ -102,6 +103,7 @@ async def _page(
         until=parse_time(until, "until"),
         limit=size,
         before=parse_cursor(cursor),
+        reason=reason,
     )
     found = await http.stored_jobs(service.database, [id for id, _ in page])
     # A job that finished in between is in the other list now.

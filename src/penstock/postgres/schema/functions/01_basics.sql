@@ -102,6 +102,7 @@ begin
         raise exception 'options must be a JSON object, not %', coalesce(left(p_options::text, 100), 'null')
             using errcode = 'PS400', hint = 'For example ' || p_example || '.';
     end if;
+    perform penstock.check_json(p_options, 'options', 65536);
     select option into unknown from jsonb_object_keys(p_options) as option where option <> all (p_known) limit 1;
     if unknown is not null then
         raise exception 'unknown option: %', left(unknown, 100)

@@ -16,20 +16,22 @@ returns void
 language plpgsql
 as $$
 declare
-    largest constant integer := 1048576;
     word constant text := '^[^[:cntrl:]]{1,255}$';
     -- The first UUIDv7 of the time from which on ids are refused: ids compare like their times.
     future constant uuid := (lpad(to_hex((extract(epoch from p_moment + interval '1 day') * 1000)::bigint), 12, '0') || '70008000000000000000')::uuid;
-    place bigint;
+    place bigint := penstock.first_problem(p_data);
     problem text;
     advice text;
-    code text := 'PS400';
 begin
+    if place is not null then
+        perform penstock.refuse(
+            format('job %s of %s for %s: data', place, cardinality(p_data), p_name), penstock.problem_of(p_data[place])
+        );
+    end if;
     select min(job.place) into place
     from unnest(p_data, p_ids, p_keys, p_priorities, p_unique_keys)
         with ordinality as job (data, id, key, priority, unique_key, place)
     where job.data is null
-        or pg_column_size(job.data) > largest
         or (p_ids is not null and (job.id is null or (job.id > future and get_byte(uuid_send(job.id), 6) >> 4 = 7)))
         or (job.key is not null and job.key !~ word)
         or (job.unique_key is not null and job.unique_key !~ word)
@@ -41,10 +43,6 @@ begin
         when p_data[place] is null then
             problem := 'data is null';
             advice := 'Give each job a JSON payload; JSON null is written ''null''::jsonb.';
-        when pg_column_size(p_data[place]) > largest then
-            code := 'PS413';
-            problem := 'data is larger than 1 MiB';
-            advice := 'Store large things elsewhere and enqueue a reference.';
         when p_keys[place] is not null and p_keys[place] !~ word then
             problem := 'invalid key ' || quote_literal(left(p_keys[place], 100));
             advice := 'A key has 1 to 255 characters and no control characters.';
@@ -62,7 +60,7 @@ begin
             advice := 'Correct the clock of the machine that made it.';
     end case;
     raise exception 'job % of % for %: %', place, cardinality(p_data), p_name, problem
-        using errcode = code, hint = advice;
+        using errcode = 'PS400', hint = advice;
 end
 $$;
 comment on function penstock.check_jobs(text, jsonb[], uuid[], text[], smallint[], text[], timestamptz) is
@@ -179,12 +177,14 @@ begin
             using errcode = 'PS400', hint = 'Give one element for each job, or null instead of the array.';
     end if;
     perform penstock.check_jobs(p_name, p_data, p_ids, p_keys, p_priorities, p_unique_keys, moment);
-    if exists (select from unnest(p_run_after || p_expires_at) as given where not isfinite(given)) then
-        raise exception 'run_after and expires_at must be finite'
-            using errcode = 'PS400', hint = 'Leave them out for a job that is ready now, or that never expires.';
+    if p_run_after is not null or p_expires_at is not null then
+        perform penstock.check_times(p_run_after || p_expires_at);
     end if;
     if size = 0 then
         return;
+    end if;
+    if exists (select from unnest(p_data) as given where pg_column_size(given) > 16384) then
+        perform penstock.note_large(p_name);
     end if;
     if job_type.topic is not null then
         -- The queue of a subscriber can go, but not while this transaction puts something into it.

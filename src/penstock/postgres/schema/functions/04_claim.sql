@@ -72,6 +72,51 @@ $$;
 comment on function penstock.admit(penstock.jobs, integer, timestamptz) is
     'Part of claim: how many jobs the concurrency and the rate limit of a type admit now, p_limit at most. Call lock_limits before.';
 
+create or replace function penstock.weigh(p_name text, p_priority smallint, p_mark bigint, p_room integer, p_moment timestamptz)
+returns integer
+language plpgsql
+set enable_seqscan = off
+set enable_bitmapscan = off
+set enable_sort = off
+set enable_hashjoin = off
+set enable_mergejoin = off
+set plan_cache_mode = force_generic_plan
+as $$
+declare
+    most constant integer := 33554432;
+    waiting record;
+    bytes bigint := 0;
+    jobs integer := 0;
+begin
+    -- They stay locked, so that the claim that follows takes the very same.
+    for waiting in
+        select
+            octet_length(case
+                when ready.message is null then ready.data::text
+                else (select message.data::text from penstock.topic_messages as message where message.number = ready.message)
+            end) as size
+        from penstock.queued_jobs as ready
+        where ready.name = p_name
+            and ready.priority = p_priority
+            and ready.seq > coalesce(p_mark, 0)
+            and ready.slot is null
+            and ready.status = 'queued'
+            and (ready.expires_at is null or ready.expires_at > p_moment)
+        order by ready.seq
+        limit p_room
+        for update skip locked
+    loop
+        -- What nobody can read is not handed out either.
+        bytes := bytes + case when waiting.size > 4194304 then 0 else coalesce(waiting.size, 0) end;
+        exit when bytes > most and jobs > 0;
+        jobs := jobs + 1;
+    end loop;
+    return jobs;
+end
+$$;
+comment on function penstock.weigh(text, smallint, bigint, integer, timestamptz) is
+    'Part of claim, of types with large payloads: how many jobs from the front of a line have 32 MiB together, and at least one if there is any. Locks them.';
+
 create or replace function penstock.claim(
     p_worker text,
     p_names text[],
@@ -117,6 +162,10 @@ declare
     claimed_in_all integer := 0;
     new_lease bigint;
     width interval;
+    heavy boolean;
+    -- See shown_time, which would cost more here.
+    latest constant timestamptz := penstock.shown_time('infinity');
+    earliest constant timestamptz := penstock.shown_time('-infinity');
     -- Of many types (each subscriber has its own) most have nothing: a look costs a fraction of an attempt to claim.
     many constant boolean := cardinality(p_names) > 16;
 begin
@@ -169,11 +218,16 @@ begin
             type_room := least(left_to_claim, penstock.fair_places(job_type.name, p_worker, places));
         end if;
         room := type_room;
+        heavy := exists (select from penstock.large_payloads where large_payloads.name in (job_type.name, job_type.topic));
 
         for lane in
             select distinct lanes.priority from penstock.lanes where lanes.name = job_type.name order by lanes.priority
         loop
             exit when room <= 0;
+            if heavy then
+                room := least(room, penstock.weigh(job_type.name, lane, (p_marks -> job_type.name ->> lane::text)::bigint, room, moment));
+                continue when room = 0;
+            end if;
             new_lease := nextval('penstock.lease_id');
             return query
             with claimed as (
@@ -205,15 +259,22 @@ begin
             )
             select
                 claimed.id, claimed.name, claimed.attempts, claimed.max_attempts, claimed.priority, claimed.key,
-                case
-                    when claimed.message is null then claimed.data::text
-                    else (select message.data::text from penstock.topic_messages as message where message.number = claimed.message)
-                end,
-                claimed.created_at, claimed.run_after, claimed.seq, claimed.lease,
+                case when octet_length(claimed.text) <= 4194304 then claimed.text end,
+                greatest(least(claimed.created_at, latest), earliest), greatest(least(claimed.run_after, latest), earliest), claimed.seq, claimed.lease,
                 extract(epoch from job_type.visibility_timeout)::double precision,
                 pg_snapshot_xmin(pg_current_snapshot())::text::bigint,
                 pg_snapshot_xmax(pg_current_snapshot())::text::bigint
-            from claimed;
+            from (
+                select
+                    claimed.*,
+                    case
+                        when claimed.message is null then claimed.data::text
+                        else (select message.data::text from penstock.topic_messages as message where message.number = claimed.message)
+                    end as text
+                from claimed
+                -- So that each text is made once.
+                offset 0
+            ) as claimed;
             get diagnostics claimed = row_count;
             room := room - claimed;
         end loop;
@@ -240,7 +301,7 @@ begin
 end
 $$;
 comment on function penstock.claim(text, text[], integer, jsonb) is
-    'Claims up to p_limit ready jobs of the given types, types in the given order, within a type by priority and age. The jobs belong to the worker for the visibility timeout (lease_s seconds). p_marks ({"type": {"priority": seq}}) lets the search start behind what is known to be done: a seq seen in one claim with its ceiling is such a mark once a later claim reports a horizon >= that ceiling.';
+    'Claims up to p_limit ready jobs of the given types, types in the given order, within a type by priority and age. The jobs belong to the worker for the visibility timeout (lease_s seconds). data is null when the payload has more than 4 MiB of text, which no door admits: settle the job as quarantined. Of types with large payloads a claim takes no more than about 32 MiB. p_marks ({"type": {"priority": seq}}) lets the search start behind what is known to be done: a seq seen in one claim with its ceiling is such a mark once a later claim reports a horizon >= that ceiling.';
 
 create or replace function penstock.extend(
     p_ids uuid[],

@@ -146,6 +146,9 @@ begin
                 using errcode = 'PS400', hint = 'An outcome is succeeded, failed, failed-for-good, quarantined, cancelled or released.';
         end if;
     end if;
+    if p_details is not null then
+        perform penstock.check_each_json(p_details, 'a result or an error');
+    end if;
     perform penstock.ensure_archive(moment);
 
     with settled as (
@@ -319,9 +322,11 @@ begin
         name, worker, key, unique_key, data, errors, replay_of, message
     )
     select
-        ended.id, p_moment, ended.created_at, ended.run_after, lease.started_at, ended.expires_at,
-        ended.outcome::penstock.archived_job_status, ended.reason, ended.attempts - 1, ended.max_attempts - ended.attempts + 1,
-        ended.priority, ended.name, lease.worker, ended.key, ended.unique_key, ended.data, ended.all_errors, ended.replay_of, ended.message
+        ended.id, p_moment, penstock.shown_time(ended.created_at), penstock.shown_time(ended.run_after), lease.started_at,
+        penstock.shown_time(ended.expires_at), ended.outcome::penstock.archived_job_status, ended.reason, ended.attempts - 1, ended.max_attempts - ended.attempts + 1,
+        ended.priority, ended.name, lease.worker, ended.key, ended.unique_key,
+        penstock.readable(ended.id, ended.data, p_moment),
+        ended.all_errors, ended.replay_of, ended.message
     from ended
     left join penstock.leases as lease on lease.id = ended.lease;
 
@@ -369,6 +374,7 @@ set enable_hashjoin = off
 set enable_mergejoin = off
 as $$
 begin
+    perform penstock.check_each_json(p_progress, 'the progress of a job');
     update penstock.queued_jobs as job
     set progress = given.progress,
         updated_at = penstock.clock()

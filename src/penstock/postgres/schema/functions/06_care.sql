@@ -40,7 +40,7 @@ begin
             perform penstock.wake(line.name, line.jobs);
         end loop;
     end if;
-    select min(run_after) into next_due from penstock.queued_jobs where seq is null;
+    select penstock.shown_time(min(run_after)) into next_due from penstock.queued_jobs where seq is null;
     return next;
 end
 $$;
@@ -76,9 +76,9 @@ begin
         name, key, unique_key, data, errors, replay_of, message
     )
     select
-        expired.id, moment, expired.created_at, expired.run_after, expired.expires_at, 'expired', expired.attempts,
+        expired.id, moment, penstock.shown_time(expired.created_at), penstock.shown_time(expired.run_after), penstock.shown_time(expired.expires_at), 'expired', expired.attempts,
         expired.max_attempts - expired.attempts, expired.priority, expired.name, expired.key, expired.unique_key,
-        expired.data, expired.errors, expired.replay_of, expired.message
+        penstock.readable(expired.id, expired.data, moment), expired.errors, expired.replay_of, expired.message
     from expired;
     get diagnostics expired_jobs = row_count;
     return expired_jobs;
@@ -267,6 +267,8 @@ begin
             set jobs = pruned.jobs + excluded.jobs, last_xid = greatest(pruned.last_xid, excluded.last_xid), pruned_at = excluded.pruned_at;
         end if;
         execute format('drop table penstock.%I', old.relname);
+        delete from penstock.quarantined_payloads
+        where quarantined_at < (old.day + 1)::timestamp at time zone 'UTC' - interval '1 second' and quarantined_at < penstock.clock() - p_keep;
         jobs := total;
         return next;
     end loop;

@@ -35,12 +35,13 @@ begin
     end if;
     perform penstock.ensure_archive(moment);
     delete from penstock.queued_jobs where id = p_id;
+    job.data := penstock.readable(job.id, job.data, moment);
     insert into penstock.archived_jobs (
         id, finished_at, created_at, run_after, expires_at, status, attempts, attempts_used, priority,
         name, key, unique_key, data, errors, replay_of, message
     )
     values (
-        job.id, moment, job.created_at, job.run_after, job.expires_at, 'cancelled', job.attempts,
+        job.id, moment, penstock.shown_time(job.created_at), penstock.shown_time(job.run_after), penstock.shown_time(job.expires_at), 'cancelled', job.attempts,
         job.max_attempts - job.attempts, job.priority, job.name, job.key, job.unique_key, job.data, job.errors, job.replay_of, job.message
     );
     return 'cancelled';
@@ -76,7 +77,7 @@ $$;
 comment on function penstock.run_now(uuid[]) is
     'Makes deferred jobs, those that wait for their time or for a further attempt, due at once, and returns them. Other jobs are left as they are. At most 10,000.';
 
-create or replace function penstock.replay(p_id uuid, p_new_id uuid default null)
+create or replace function penstock.replay(p_id uuid, p_new_id uuid default null, p_data jsonb default null)
 returns uuid
 language plpgsql
 security definer
@@ -87,6 +88,7 @@ declare
     original record;
     enqueued record;
     new_id uuid := coalesce(p_new_id, penstock.new_id());
+    problem text;
 begin
     select name, coalesce(penstock.payload(message), data) as data, key, priority, expires_at, status::text into original
     from penstock.queued_jobs
@@ -106,16 +108,23 @@ begin
                 using errcode = 'PS404', hint = 'Its day may have been pruned from the archive.';
         end if;
     end if;
+    if p_data is null then
+        select penstock.problem_of(kept.data) into problem from penstock.quarantined_payloads as kept where kept.id = p_id;
+        if found then
+            raise exception 'the payload of job % %', p_id, coalesce(problem, 'cannot be read')
+                using errcode = 'PS409', hint = 'Replay it with another one: select penstock.replay(id, p_data => ''{"n": 1}''); the old one is in penstock.quarantined_payloads.';
+        end if;
+    end if;
     select * into enqueued from penstock.enqueue_many(
-        original.name, array[original.data], array[new_id],
+        original.name, array[coalesce(p_data, original.data)], array[new_id],
         case when original.key is not null then array[original.key] end,
         array[original.priority], null,
-        case when original.expires_at is not null then array[original.expires_at] end,
+        case when original.expires_at = penstock.shown_time(original.expires_at) then array[original.expires_at] end,
         null, p_id
     );
     -- Only what is not simply queued is reported: then the new id was used before, by an earlier try of this call.
     return coalesce(enqueued.id, new_id);
 end
 $$;
-comment on function penstock.replay(uuid, uuid) is
-    'Enqueues a copy of a running or finished job under a new id (p_new_id, so that a retried call replays once) and returns that. PS409 while the job is queued, PS404 when there is none.';
+comment on function penstock.replay(uuid, uuid, jsonb) is
+    'Enqueues a copy of a running or finished job under a new id (p_new_id, so that a retried call replays once) and returns that; p_data: with another payload. PS409 while the job is queued, or when its payload is one that nobody can read and p_data is null, PS404 when there is none.';

@@ -19,7 +19,7 @@ declare
         'clock', 'held_clock', 'id_time', 'new_id', 'job_counts', 'find_jobs', 'list_jobs', 'page_of_jobs', 'job_rates', 'attempts_of',
         'stored_jobs', 'key_hash', 'jump_hash', 'slot_of', 'group_members', 'group_slots', 'load_of_types',
         'pool_details', 'quarantined_keys', 'quarantined_counts', 'key_weights_of', 'key_state', 'standing_list', 'runnable_in_pools',
-        'payload', 'list_subscribers', 'read_topic', 'message_of', 'messages_of', 'missed_messages', 'late_messages', 'unfinished_copies', 'outcomes',
+        'payload', 'shown', 'shown_time', 'list_subscribers', 'read_topic', 'message_of', 'messages_of', 'missed_messages', 'late_messages', 'unfinished_copies', 'outcomes',
         'topic_counts',
         'bucket_of', 'routes_of', 'partition_of', 'stream_bounds', 'read_chunks', 'read_events', 'offsets_at', 'stream_segments',
         'group_lag', 'wait_for_events', 'wait_for_events_of', 'stop_waiting',
@@ -35,7 +35,7 @@ declare
     ];
     working constant text[] := array[
         'claim', 'extend', 'settle', 'leave_to_callback', 'report_progress', 'register_worker', 'heartbeat',
-        'unregister_worker', 'release_unknown', 'wait_for_jobs', 'wait_for_places', 'promote', 'expire', 'recover',
+        'unregister_worker', 'release_unknown', 'quarantine_unreadable', 'held_jobs', 'read_held', 'wait_for_jobs', 'wait_for_places', 'promote', 'expire', 'recover',
         'declare_group', 'declare_pool', 'lock_group', 'set_targets', 'join_group', 'leave_group', 'evict', 'member_heartbeat',
         'take', 'release', 'owns', 'set_metadata', 'wait_for_slots', 'claim_keys', 'quarantine_keys', 'release_keys', 'forget_keys', 'cancelled_of',
         'standing_of', 'begin_standing', 'save_standing', 'end_standing', 'take_messages',

@@ -11,7 +11,8 @@ returns table (
     succeeded_last_hour bigint,
     failed_last_hour bigint,
     expired_last_hour bigint,
-    cancelled_last_hour bigint
+    cancelled_last_hour bigint,
+    quarantined_last_hour bigint
 )
 language sql
 stable
@@ -28,7 +29,8 @@ as $$
         coalesce(finished.succeeded, 0),
         coalesce(finished.failed, 0),
         coalesce(finished.expired, 0),
-        coalesce(finished.cancelled, 0)
+        coalesce(finished.cancelled, 0),
+        coalesce(finished.quarantined, 0)
     from penstock.jobs
     left join (
         select
@@ -46,7 +48,8 @@ as $$
             count(*) filter (where status = 'succeeded') as succeeded,
             count(*) filter (where status = 'failed') as failed,
             count(*) filter (where status = 'expired') as expired,
-            count(*) filter (where status = 'cancelled') as cancelled
+            count(*) filter (where status = 'cancelled') as cancelled,
+            count(*) filter (where reason = 'quarantined') as quarantined
         from penstock.archived_jobs
         where finished_at > penstock.clock() - interval '1 hour'
         group by name
@@ -60,7 +63,7 @@ returns table (
     id uuid, name text, status text, attempts smallint, max_attempts smallint, priority smallint, key text,
     unique_key text, data text, created_at timestamptz, run_after timestamptz, expires_at timestamptz,
     started_at timestamptz, finished_at timestamptz, worker text, errors text, result text, progress text,
-    replay_of uuid, cancel_requested_at timestamptz
+    replay_of uuid, cancel_requested_at timestamptz, reason text
 )
 language sql
 stable
@@ -69,8 +72,9 @@ set search_path = penstock, pg_temp
 as $$
     select
         job.id, job.name, job.status::text, job.attempts, job.max_attempts, job.priority, job.key, job.unique_key,
-        coalesce(penstock.payload(job.message), job.data)::text, job.created_at, job.run_after, job.expires_at, lease.started_at, null::timestamptz, lease.worker,
-        job.errors::text, null, job.progress::text, job.replay_of, job.cancel_requested_at
+        coalesce(penstock.shown(coalesce(penstock.payload(job.message), job.data)), 'null'), penstock.shown_time(job.created_at),
+        penstock.shown_time(job.run_after), penstock.shown_time(job.expires_at), lease.started_at, null::timestamptz, lease.worker,
+        penstock.shown(job.errors), null, penstock.shown(job.progress), job.replay_of, job.cancel_requested_at, null
     from penstock.queued_jobs as job
     left join penstock.leases as lease on lease.id = job.lease
     where job.id = any (p_ids)
@@ -78,12 +82,13 @@ as $$
     select
         job.id, job.name, job.status::text, job.attempts,
         (job.attempts_used + job.attempts - case when job.status = 'succeeded' then 1 else 0 end)::smallint,
-        job.priority, job.key, job.unique_key, coalesce(penstock.payload(job.message), job.data)::text, job.created_at,
-        job.run_after, job.expires_at, job.started_at, job.finished_at, job.worker, job.errors::text, job.result::text, null, job.replay_of, null
+        job.priority, job.key, job.unique_key, coalesce(penstock.shown(coalesce(penstock.payload(job.message), job.data)), 'null'),
+        penstock.shown_time(job.created_at), penstock.shown_time(job.run_after), penstock.shown_time(job.expires_at), job.started_at,
+        job.finished_at, job.worker, penstock.shown(job.errors), penstock.shown(job.result), null, job.replay_of, null, job.reason
     from penstock.archived_jobs as job
     where job.id = any (p_ids)
 $$;
-comment on function penstock.find_jobs(uuid[]) is 'Everything known of these jobs, queued or archived, in one shape. JSON comes as text.';
+comment on function penstock.find_jobs(uuid[]) is 'Everything known of these jobs, queued or archived, in one shape. JSON comes as text, null in place of what nobody can read; times are within the years 1 to 9999.';
 
 create or replace function penstock.list_jobs(
     p_name text default null,
@@ -91,7 +96,8 @@ create or replace function penstock.list_jobs(
     p_key text default null,
     p_limit integer default 50,
     p_before timestamptz default null,
-    p_before_id uuid default null
+    p_before_id uuid default null,
+    p_reason text default null
 )
 returns setof uuid
 language plpgsql
@@ -117,6 +123,7 @@ begin
             where (p_name is null or job.name = p_name)
                 and (p_status is null or job.status::text = p_status)
                 and (p_key is null or job.key = p_key)
+                and p_reason is null
                 and (p_before is null or (job.created_at, job.id) < (p_before, p_before_id))
             order by job.created_at desc, job.id desc
             limit p_limit
@@ -128,6 +135,7 @@ begin
             where (p_name is null or job.name = p_name)
                 and (p_status is null or job.status::text = p_status)
                 and (p_key is null or job.key = p_key)
+                and (p_reason is null or job.reason = p_reason)
                 and (p_before is null or (job.finished_at, job.id) < (p_before, p_before_id))
             order by job.finished_at desc, job.id desc
             limit p_limit
@@ -137,5 +145,5 @@ begin
     limit p_limit;
 end
 $$;
-comment on function penstock.list_jobs(text, text, text, integer, timestamptz, uuid) is
-    'Ids of jobs, latest first: by the time they finished, or were enqueued when they are not finished. p_before and p_before_id: that time and the id of the last one seen.';
+comment on function penstock.list_jobs(text, text, text, integer, timestamptz, uuid, text) is
+    'Ids of jobs, latest first: by the time they finished, or were enqueued when they are not finished. p_before and p_before_id: that time and the id of the last one seen. p_reason: only those archived for it, such as quarantined.';

@@ -239,6 +239,7 @@ begin
         raise exception 'metadata must be a JSON object of at most 1 MiB'
             using errcode = 'PS400', hint = 'For example {"clients": ["ada", "bob"]}.';
     end if;
+    perform penstock.check_json(p_metadata, 'metadata');
     if p_session is null then
         raise exception 'session is null'
             using errcode = 'PS400', hint = 'Make a new UUID for each membership, and use it in all its calls.';
@@ -490,6 +491,7 @@ begin
         raise exception 'metadata must be a JSON object of at most 1 MiB'
             using errcode = 'PS400', hint = 'For example {"clients": ["ada", "bob"]}.';
     end if;
+    perform penstock.check_json(p_metadata, 'metadata');
     locked := penstock.lock_group(p_group);
     update penstock.members
     set metadata = p_metadata

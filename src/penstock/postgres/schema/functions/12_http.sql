@@ -43,8 +43,8 @@ begin
     -- A statement of its own: it sees what the one before wrote.
     return query
     select
-        given.place::integer, given.outcome, given.id, job.name, job.attempts, job.run_after, job.expires_at,
-        job.created_at, job.updated_at, job.status::text, case when given.outcome <> 'queued' then coalesce(penstock.payload(job.message), job.data)::text end
+        given.place::integer, given.outcome, given.id, job.name, job.attempts, penstock.shown_time(job.run_after),
+        penstock.shown_time(job.expires_at), penstock.shown_time(job.created_at), penstock.shown_time(job.updated_at), job.status::text, case when given.outcome <> 'queued' then coalesce(penstock.shown(coalesce(penstock.payload(job.message), job.data)), 'null') end
     from unnest(ids, outcomes) with ordinality as given (id, outcome, place)
     left join penstock.queued_jobs as job on job.id = given.id;
 end
@@ -202,7 +202,8 @@ create or replace function penstock.page_of_jobs(
     p_until timestamptz default null,
     p_limit integer default 100,
     p_before timestamptz default null,
-    p_before_id uuid default null
+    p_before_id uuid default null,
+    p_reason text default null
 )
 returns table (id uuid, at timestamptz)
 language plpgsql
@@ -230,6 +231,7 @@ begin
         where (p_names is null or job.name = any (p_names))
             and (p_status is null or job.status = p_status::penstock.archived_job_status)
             and (p_key is null or job.key = p_key)
+            and (p_reason is null or job.reason = p_reason)
             and (p_since is null or job.finished_at >= p_since)
             and (p_until is null or job.finished_at < p_until)
             and (p_before is null or job.finished_at <= p_before and (job.finished_at, job.id) < (p_before, p_before_id))
@@ -237,11 +239,12 @@ begin
         limit p_limit;
     else
         return query
-        select job.id, job.created_at
+        select job.id, penstock.shown_time(job.created_at)
         from penstock.queued_jobs as job
         where (p_names is null or job.name = any (p_names))
             and (p_status is null or job.status = p_status::penstock.job_status)
             and (p_key is null or job.key = p_key)
+            and p_reason is null
             and (p_since is null or job.created_at >= p_since)
             and (p_until is null or job.created_at < p_until)
             and (p_before is null or (job.created_at, job.id) < (p_before, p_before_id))
@@ -250,8 +253,8 @@ begin
     end if;
 end
 $$;
-comment on function penstock.page_of_jobs(boolean, text[], text, text, timestamptz, timestamptz, integer, timestamptz, uuid) is
-    'One page of jobs, latest first: archived ones by when they finished, others by when they were enqueued. The next page starts with the time and id of the last row as p_before and p_before_id.';
+comment on function penstock.page_of_jobs(boolean, text[], text, text, timestamptz, timestamptz, integer, timestamptz, uuid, text) is
+    'One page of jobs, latest first: archived ones by when they finished, others by when they were enqueued. The next page starts with the time and id of the last row as p_before and p_before_id. p_reason: only those archived for it.';
 
 create or replace function penstock.job_rates(p_over interval default '1 minute')
 returns table (name text, enqueued_per_s double precision, finished_per_s double precision, failed_per_s double precision)
@@ -302,14 +305,14 @@ returns table (
     id uuid, name text, status text, attempts smallint, max_attempts smallint, priority smallint, key text,
     unique_key text, data text, created_at timestamptz, run_after timestamptz, expires_at timestamptz,
     started_at timestamptz, finished_at timestamptz, worker text, errors text, result text, progress text,
-    replay_of uuid, cancel_requested_at timestamptz, updated_at timestamptz
+    replay_of uuid, cancel_requested_at timestamptz, reason text, updated_at timestamptz
 )
 language sql
 stable
 security definer
 set search_path = penstock, pg_temp
 as $$
-    select found.*, coalesce(job.updated_at, found.finished_at)
+    select found.*, penstock.shown_time(coalesce(job.updated_at, found.finished_at))
     from penstock.find_jobs(p_ids) as found
     left join penstock.queued_jobs as job on job.id = found.id
 $$;

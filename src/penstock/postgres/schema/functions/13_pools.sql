@@ -409,6 +409,8 @@ declare
     claimed integer;
     new_lease bigint;
     width interval;
+    latest constant timestamptz := penstock.shown_time('infinity');
+    earliest constant timestamptz := penstock.shown_time('-infinity');
 begin
     if p_limit is null or p_limit not between 1 and 10000 or p_depth is null or p_depth not between 1 and 10000 then
         raise exception 'invalid limit or depth: %, %', p_limit, p_depth
@@ -465,6 +467,10 @@ begin
         end if;
     else
         room := p_limit;
+    end if;
+    if exists (select from penstock.large_payloads where large_payloads.name = p_name) then
+        -- Payloads have 2 MiB at most, so these have 32 MiB together.
+        room := least(room, 16);
     end if;
     midway := coalesce(owned[1] = p_after_slot and p_after_key <> '', false);
     if midway then
@@ -646,11 +652,12 @@ begin
         on conflict (name, key, ends_at) do update set started = key_starts.started + excluded.started
     )
     select
-        claimed.id, claimed.name, claimed.attempts, claimed.max_attempts, claimed.priority, claimed.key, claimed.data::text,
-        claimed.created_at, claimed.run_after, claimed.seq, claimed.lease,
+        claimed.id, claimed.name, claimed.attempts, claimed.max_attempts, claimed.priority, claimed.key,
+        case when octet_length(claimed.text) <= 4194304 then claimed.text end,
+        greatest(least(claimed.created_at, latest), earliest), greatest(least(claimed.run_after, latest), earliest), claimed.seq, claimed.lease,
         extract(epoch from job_type.visibility_timeout)::double precision, claimed.slot, null::text, null::double precision,
         null::integer, null::text
-    from claimed
+    from (select claimed.*, claimed.data::text as text from claimed offset 0) as claimed
     union all
     select
         null, null, null, null, null, null, null, null, null, null, null, null,

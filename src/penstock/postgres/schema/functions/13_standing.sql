@@ -251,6 +251,7 @@ security definer
 set search_path = penstock, pg_temp
 as $$
 begin
+    perform penstock.check_json(p_state, 'the state of a standing job');
     update penstock.standing_jobs
     set state = p_state,
         updated_at = penstock.clock()
@@ -273,6 +274,8 @@ declare
     moment constant timestamptz := penstock.clock();
     place integer;
 begin
+    perform penstock.check_json(p_state, 'the state of a standing job');
+    perform penstock.check_json(p_error, 'the error of a standing job');
     update penstock.standing_jobs
     set running_by = null,
         running_epoch = null,

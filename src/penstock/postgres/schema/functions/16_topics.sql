@@ -146,6 +146,7 @@ begin
         raise exception 'the arrays differ in length'
             using errcode = 'PS400', hint = 'Give one filter for each client id, or null instead of the array.';
     end if;
+    perform penstock.check_each_json(p_filters, 'a filter', 65536);
     select coalesce(quote_literal(left(given, 100)), 'null') into wrong
     from unnest(p_client_ids) as given
     where given is null or given !~ '^[^[:space:]/[:cntrl:]]+$' or length(p_topic) + 1 + length(given) > 200

@@ -232,6 +232,10 @@ begin
         end if;
         columns := columns || case
             -- What a topic gave to many stands once, with the message.
+            when wanted = 'data' and p_relation = 'queued_jobs'
+                then 'coalesce(penstock.shown(case when message is null then data else penstock.payload(message) end), ''null'') as data'
+            when p_relation = 'queued_jobs' and column_type = 'timestamp with time zone'
+                then format('penstock.shown_time(%I) as %I', wanted, wanted)
             when wanted = 'data' then 'case when message is null then data else penstock.payload(message) end::text as data'
             when column_type = 'xid8' then format('%I::text::bigint as %I', wanted, wanted)
             when column_type in ('text', 'smallint', 'bigint', 'boolean', 'timestamp with time zone') then format('%I', wanted)

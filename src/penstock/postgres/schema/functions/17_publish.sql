@@ -49,10 +49,6 @@ begin
         raise exception 'the message for % is null', p_topic
             using errcode = 'PS400', hint = 'Give a JSON payload; JSON null is written ''null''::jsonb.';
     end if;
-    if pg_column_size(p_data) > 1048576 then
-        raise exception 'the message for % is larger than 1 MiB', p_topic
-            using errcode = 'PS413', hint = 'Store large things elsewhere and publish a reference.';
-    end if;
     if p_unique_key is not null and p_unique_key !~ '^[^[:cntrl:]]{1,255}$' then
         raise exception 'invalid unique key %', quote_literal(left(p_unique_key, 100))
             using errcode = 'PS400', hint = 'A unique key has 1 to 255 characters and no control characters.';
@@ -292,7 +288,12 @@ declare
     there record;
 begin
     perform penstock.check_message(coalesce(p_topic, 'null'), p_data, p_unique_key);
+    perform penstock.check_json(p_data, format('the message for %s', p_topic));
+    perform penstock.check_times(array[p_run_after, p_expires_at]);
     topic := penstock.lock_topic(p_topic);
+    if pg_column_size(p_data) > 16384 then
+        perform penstock.note_large(p_topic);
+    end if;
     if p_id is not null then
         select message.topic, message.id, message.seq, message.receivers, coalesce(cardinality(message.coalesced), 0) as coalesced
         into there

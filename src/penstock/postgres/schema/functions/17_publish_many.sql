@@ -87,6 +87,8 @@ begin
         raise exception 'an id is given twice'
             using errcode = 'PS400', hint = 'Every message needs an id of its own.';
     end if;
+    perform penstock.check_each_json(p_data, format('a message for %s', p_topic));
+    perform penstock.check_times(p_run_after || p_expires_at);
     for place in 1 .. size loop
         perform penstock.check_message(coalesce(p_topic, 'null'), p_data[place], p_unique_keys[place]);
     end loop;
@@ -119,6 +121,9 @@ declare
 begin
     perform penstock.check_messages(p_topic, p_data, p_ids, p_unique_keys, p_run_after, p_expires_at);
     topic := penstock.lock_topic(p_topic);
+    if exists (select from unnest(p_data) as given where pg_column_size(given) > 16384) then
+        perform penstock.note_large(p_topic);
+    end if;
     moment := date_trunc('milliseconds', penstock.clock());
     perform penstock.end_expired(p_topic, moment);
     if size::bigint * (select count(*) from penstock.subscriptions as there where there.topic = p_topic) > 1000000 then

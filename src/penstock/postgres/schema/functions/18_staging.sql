@@ -90,6 +90,7 @@ declare
     kind record;
     job_type penstock.jobs;
     one_part text;
+    doubtful boolean;
 begin
     for kind in
         select staged.name, coalesce(staged.priority, 0::smallint) as priority, count(*) as jobs
@@ -104,21 +105,31 @@ begin
         where not exists (select from penstock.lanes where lanes.name = kind.name and lanes.priority = kind.priority);
         foreach one_part in array p_parts loop
             -- In order of the index, so that nothing is sorted and the line has the order of the source.
-            insert into penstock.queued_jobs (
-                id, name, seq, run_after, expires_at, created_at, updated_at, attempts, max_attempts, priority, key, data
+            with inserted as (
+                insert into penstock.queued_jobs (
+                    id, name, seq, run_after, expires_at, created_at, updated_at, attempts, max_attempts, priority, key, data
+                )
+                select
+                    coalesce(staged.made, penstock.new_id()), kind.name,
+                    case when staged.run_after is null or staged.run_after <= p_moment then nextval('penstock.job_seq') end,
+                    coalesce(staged.run_after, p_moment), staged.expires_at, p_moment, p_moment,
+                    job_type.attempts, job_type.attempts, kind.priority, staged.key, staged.data::jsonb
+                from penstock.staged_jobs as staged
+                where staged.writer = p_writer
+                    and staged.role = session_user
+                    and staged.part = one_part
+                    and staged.name = kind.name
+                    and coalesce(staged.priority, 0::smallint) = kind.priority
+                order by staged.place
+                returning
+                    pg_column_size(data) > 16384
+                        or strpos(data::text, '0000000000000000000000000000000000000000000000000000000000000000') > 0 as doubtful
             )
-            select
-                coalesce(staged.made, penstock.new_id()), kind.name,
-                case when staged.run_after is null or staged.run_after <= p_moment then nextval('penstock.job_seq') end,
-                coalesce(staged.run_after, p_moment), staged.expires_at, p_moment, p_moment,
-                job_type.attempts, job_type.attempts, kind.priority, staged.key, staged.data::jsonb
-            from penstock.staged_jobs as staged
-            where staged.writer = p_writer
-                and staged.role = session_user
-                and staged.part = one_part
-                and staged.name = kind.name
-                and coalesce(staged.priority, 0::smallint) = kind.priority
-            order by staged.place;
+            select bool_or(inserted.doubtful) into doubtful from inserted;
+            if doubtful then
+                perform penstock.refuse_staged(p_writer, array[one_part], p_moment);
+                perform penstock.note_large(kind.name);
+            end if;
         end loop;
         perform penstock.wake(kind.name, least(kind.jobs, 1000)::integer);
     end loop;
@@ -142,6 +153,9 @@ begin
             and staged.part = any (p_parts)
             and (
                 octet_length(staged.data) > 1048576
+                or penstock.problem_of(staged.data::jsonb) is not null
+                or staged.run_after <> penstock.shown_time(staged.run_after)
+                or staged.expires_at <> penstock.shown_time(staged.expires_at)
                 or staged.key !~ '^[^[:cntrl:]]{1,255}$'
                 or staged.priority not between -100 and 100
             )
@@ -149,6 +163,7 @@ begin
         perform penstock.check_jobs(
             wrong.name, array[wrong.data::jsonb], null, array[wrong.key], array[wrong.priority], null, p_moment
         );
+        perform penstock.check_times(array[wrong.run_after, wrong.expires_at]);
     end loop;
 end
 $$;
@@ -188,7 +203,14 @@ begin
             count(*),
             coalesce(bool_or(id is not null or unique_key is not null or name in (select pools.name from penstock.pools)), false),
             coalesce(
-                bool_or(octet_length(data) > 1048576 or key !~ '^[^[:cntrl:]]{1,255}$' or priority not between -100 and 100), false
+                bool_or(
+                    octet_length(data) > 1048576
+                    or run_after <> penstock.shown_time(run_after)
+                    or expires_at <> penstock.shown_time(expires_at)
+                    or key !~ '^[^[:cntrl:]]{1,255}$'
+                    or priority not between -100 and 100
+                ),
+                false
             )
         into present, careful, doubtful
         from penstock.staged_jobs

@@ -34,9 +34,9 @@ begin
         name, key, unique_key, data, errors, replay_of, message
     )
     select
-        gone.id, p_moment, gone.created_at, gone.run_after, gone.expires_at, 'expired', gone.attempts,
+        gone.id, p_moment, penstock.shown_time(gone.created_at), penstock.shown_time(gone.run_after), penstock.shown_time(gone.expires_at), 'expired', gone.attempts,
         gone.max_attempts - gone.attempts, gone.priority, gone.name, gone.key, gone.unique_key,
-        gone.data, gone.errors, gone.replay_of, gone.message
+        penstock.readable(gone.id, gone.data, p_moment), gone.errors, gone.replay_of, gone.message
     from gone;
 end
 $$;
