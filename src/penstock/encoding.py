@@ -6,22 +6,21 @@ payload; compressed, each for itself, when the stream says so.
 
 from __future__ import annotations
 
-import threading
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from itertools import repeat
 from typing import Any, Generic, TypeVar
 
-import orjson
-import zstandard
-
-from penstock.errors import InvalidInput
+from penstock.compression import LEAST_BOUND, pack, unpack
+from penstock.errors import InvalidInput, Unreadable
 from penstock.event import Chunk, Columns, Event, NewEvent
-from penstock.payload import Codec, dump_json
+from penstock.payload import Codec, dump_json, load_json
 
 T = TypeVar("T")
 KeyOf = Callable[[Any], str | None]
+_UNPACKED_AT_ONCE = 128 << 20
+_ODD_TIME = "before the year 1 or after 9999"
 
 
 class Undecodable:
@@ -52,7 +51,7 @@ class Encoding(Generic[T]):
         self._name = name
         self._key_of: KeyOf | None = _field(key) if isinstance(key, str) else key
         self._compressed = compressed
-        self._zstd = _Zstd()
+        self.largest = LEAST_BOUND  # what a payload may become that is unpacked
 
     def columns(self, items: Iterable[NewEvent[T] | T]) -> Columns:
         """The columns of some events, given as payloads or `NewEvent`. Raises `InvalidInput` when one does not fit."""
@@ -116,58 +115,93 @@ class Encoding(Generic[T]):
             if not self.binary:
                 return text
             blob = text.encode()
-        return self._zstd.packer.compress(blob) if self._compressed else blob
+        return pack(blob) if self._compressed else blob
 
     def decode(self, stored: Any) -> T:
-        """A payload from what is stored. Raises `InvalidInput` when it does not fit the type."""
+        """A payload from what is stored. Raises `Unreadable` when it cannot be read, or does not fit the type."""
         if stored is None:
             return None  # type: ignore[return-value]
         if self.binary:
             if self._compressed:
                 try:
-                    stored = self._zstd.unpacker.decompress(stored)
-                except zstandard.ZstdError as error:
-                    raise InvalidInput(f"a payload of stream {self._name} is not compressed by zstd: {error}") from None
+                    stored = unpack(stored, self.largest)
+                except Unreadable as error:
+                    raise Unreadable(f"a payload of stream {self._name} cannot be unpacked: {error.message}") from None
             if self._raw:
                 return stored  # type: ignore[no-any-return]
-            stored = stored.decode()
+            try:
+                stored = stored.decode()
+            except UnicodeDecodeError as error:
+                raise Unreadable(f"a payload of stream {self._name} is no text: {error}") from None
         return self._codec.load(stored)
 
     def _decode_or_error(self, stored: Any) -> Any:
         try:
             return self.decode(stored)
-        except (InvalidInput, UnicodeDecodeError, orjson.JSONDecodeError) as error:
-            return Undecodable(str(error))
+        except Exception as error:
+            # A type's own validators raise what they like.
+            return Undecodable(error.message if isinstance(error, InvalidInput) else f"{type(error).__name__}: {error}")
 
-    def events(self, chunk: Chunk, from_offset: int, *, lenient: bool = False) -> list[Event[T]]:
+    def each(self, chunk: Chunk, from_offset: int) -> Iterator[Event[Any]]:
+        """`events`, leniently; those that are compressed are unpacked a few at a time, since a chunk may hold a thousand."""
+        if self._compressed:
+            return self._few_by_few(chunk, from_offset)
+        return iter(self.events(chunk, from_offset, lenient=True))
+
+    def _few_by_few(self, chunk: Chunk, at: int) -> Iterator[Event[Any]]:
+        most = max(1, min(16, _UNPACKED_AT_ONCE // max(self.largest, 1)))
+        while at < chunk.next_offset:
+            events = self.events(chunk, at, lenient=True, most=most)
+            yield from events
+            at = events[-1].offset + 1 if events else chunk.next_offset
+
+    def events(self, chunk: Chunk, from_offset: int, *, lenient: bool = False, most: int | None = None) -> list[Event[T]]:
         """The events of a chunk from an offset on.
 
         Args:
             chunk: The chunk.
             from_offset: Leave out what comes before.
             lenient: Give events whose payload does not fit the type an `Undecodable` as data, instead of raising the error.
+            most: Only the first so many.
         """
         # By column, since most of the time of a reader is spent here.
         offsets: Sequence[int] = chunk.offsets if chunk.offsets is not None else range(chunk.first_offset, chunk.next_offset)
         begin = bisect_left(offsets, from_offset)
+        end = chunk.events if most is None else min(begin + most, chunk.events)
         stored = chunk.bytes if self.binary else chunk.data
         nothing: Iterable[None] = repeat(None)
-        payloads = self._decoded([None] * (chunk.events - begin) if stored is None else stored[begin:], lenient)
+        payloads = self._decoded([None] * (end - begin) if stored is None else stored[begin:end], lenient)
         headers: Iterable[dict[str, Any]] = ({} for _ in nothing)
         if chunk.headers is not None:
-            headers, payloads = self._with_headers(chunk.headers[begin:], payloads, lenient)
+            headers, payloads = self._with_headers(chunk.headers[begin:end], payloads, lenient)
+        if chunk.odd_times is not None:
+            payloads = self._with_odd_times(
+                [place - begin for place in chunk.odd_times if begin <= place < end], payloads, lenient
+            )
         return list(
             map(
                 Event,
                 repeat(chunk.partition),
-                offsets[begin:],
-                nothing if chunk.keys is None else chunk.keys[begin:],
+                offsets[begin:end],
+                nothing if chunk.keys is None else chunk.keys[begin:end],
                 payloads,
                 headers,
-                nothing if chunk.times is None else chunk.times[begin:],
+                nothing if chunk.times is None else chunk.times[begin:end],
                 repeat(chunk.appended_at),
             )
         )
+
+    def _with_odd_times(self, places: Sequence[int], payloads: Sequence[Any], lenient: bool) -> Sequence[Any]:
+        """Payloads: those of events that happened when Python has no time are undecodable."""
+        if not places:
+            return payloads
+        if not lenient:
+            raise Unreadable(f"an event of stream {self._name} happened {_ODD_TIME}")
+        self.suspect = True
+        found = list(payloads)
+        for place in places:
+            found[place] = Undecodable(f"it happened {_ODD_TIME}")
+        return found
 
     def _with_headers(
         self, texts: Sequence[str | None], payloads: Sequence[Any], lenient: bool
@@ -177,13 +211,13 @@ class Encoding(Generic[T]):
         found = list(payloads)
         for place, text in enumerate(texts):
             try:
-                headers.append({} if text is None else orjson.loads(text))
-            except orjson.JSONDecodeError as error:
+                headers.append({} if text is None else load_json(text))
+            except Unreadable as error:
                 if not lenient:
-                    raise InvalidInput(f"headers of an event of stream {self._name} cannot be read: {error}") from None
+                    raise Unreadable(f"headers of an event of stream {self._name} cannot be read: {error.message}") from None
                 self.suspect = True
                 headers.append({})
-                found[place] = Undecodable(f"its headers cannot be read: {error}")
+                found[place] = Undecodable(f"its headers cannot be read: {error.message}")
         return headers, found
 
     def _decoded(self, stored: Sequence[Any], lenient: bool) -> Sequence[Any]:
@@ -191,19 +225,19 @@ class Encoding(Generic[T]):
             return stored
         try:
             return [None if payload is None else self.decode(payload) for payload in stored]
-        except (InvalidInput, UnicodeDecodeError, orjson.JSONDecodeError):
+        except Exception:
             if not lenient:
                 raise
             self.suspect = True
             return [self._decode_or_error(payload) for payload in stored]
 
 
-class _Zstd(threading.local):
-    """A compressor and a decompressor for each thread: they are not for several at once."""
-
-    def __init__(self) -> None:
-        self.packer = zstandard.ZstdCompressor()
-        self.unpacker = zstandard.ZstdDecompressor()
+def unreadable(stream: str, event: Event[Any]) -> Unreadable:
+    """The error for an event whose data is `Undecodable`."""
+    return Unreadable(
+        f"offset {event.offset} of partition {event.partition} of stream {stream} cannot be read: {event.data.reason}",
+        hint="Go on with the next offset to pass over it.",
+    )
 
 
 def _is_text(key: str) -> bool:

@@ -74,6 +74,7 @@ class Chunk:
     data: list[str | None] | None
     bytes: list[bytes | None] | None
     offsets: list[int] | None
+    odd_times: list[int] | None = None  # places of events with times that Python has not
 
     @property
     def next_offset(self) -> int:

@@ -134,7 +134,7 @@ def check_numbers(text: str, what: str) -> str:
         number = match[1]
         if number is not None and (len(number) > _LONGEST_NUMBER or _beyond(number)):
             raise InvalidInput(
-                f"the payload of {what} has a number that no double can hold: {number[:40]}",
+                f"{what} has a number that no double can hold: {number[:40]}",
                 hint="Numbers are at most 1.8e308, and 0 or at least 4.9e-324, apart from the sign. Write others as text.",
             )
     return text

@@ -17,13 +17,14 @@ import random
 import secrets
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Mapping, Sequence
 from datetime import datetime
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 from penstock.appender import Appender, route
 from penstock.callers import append_through
 from penstock.consuming.options import ConsumerOptions
 from penstock.consuming.pull import Consumption
-from penstock.encoding import Encoding, KeyOf
+from penstock.encoding import Encoding, KeyOf, Undecodable, unreadable
 from penstock.errors import InvalidInput, NotFound, PenstockError
 from penstock.event import (
     Appended,
@@ -88,6 +89,7 @@ class Stream(Generic[T]):
         if record is None:
             record = await streams.declare_stream(database, self.name, self.partitions, self.options.declaration())
             database.declared["stream", self.name] = record
+        self.encoding.largest = record.options.max_event_bytes
         return record
 
     async def ready(self) -> StreamRecord:
@@ -111,6 +113,7 @@ class Stream(Generic[T]):
         raw = record.options.format == "bytes" and payload is Any
         stream: Stream[Any] = Stream(app, name, bytes if raw else payload, record.partitions, None, record.options)
         stream._found = record
+        stream.encoding.largest = record.options.max_event_bytes
         return stream
 
     async def grow(self, partitions: int) -> StreamRecord:
@@ -152,6 +155,7 @@ class Stream(Generic[T]):
 
     async def _now(self, record: StreamRecord) -> StreamRecord:
         """Remember what the stream has become."""
+        self.encoding.largest = record.options.max_event_bytes
         if self._found is not None:
             self._found = record
         (await self.app.database()).declared["stream", self.name] = record
@@ -293,6 +297,7 @@ class Stream(Generic[T]):
         Raises:
             OffsetGone: Retention dropped what is there.
             NotFound: There is no such partition.
+            Unreadable: The first of them cannot be read; `offset + 1` is past it. Those before such a one come without it.
         """
         if offset < 0:
             raise InvalidInput(f"offset must not be negative, and is {offset}")
@@ -304,11 +309,17 @@ class Stream(Generic[T]):
         while len(found) < limit:
             chunks = await streams.read_chunks(database, self.name, {partition: at}, limit - len(found))
             for chunk in chunks:
-                found += self.encoding.events(chunk, at)
+                for event in islice(self.encoding.each(chunk, at), limit - len(found)):
+                    if isinstance(event.data, Undecodable):
+                        if found:
+                            # Of a later call, which begins with it.
+                            return found
+                        raise unreadable(self.name, event)
+                    found.append(event)
             if not chunks:
                 break
             at = max(chunk.next_offset for chunk in chunks)
-        return found[:limit]
+        return found
 
     def tail(self, start: Start = "latest", *, partitions: Iterable[int] | None = None, gone: Gone | str = Gone.ERROR) -> Tail[T]:
         """Follow the stream without a group: an async iterator over events, in order within each partition, for ever.

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Generic, Literal, TypeAlias, TypeVar
 
 import structlog
 
+from penstock.encoding import Undecodable, unreadable
 from penstock.errors import DatabaseUnavailable, InvalidInput, NotFound, OffsetGone, PenstockError
 from penstock.event import Event, Gone
 from penstock.postgres import streams
@@ -30,7 +31,10 @@ _MOST_BYTES = 32 << 20
 
 
 class Tail(Generic[T]):
-    """Follows a stream. Made by `Stream.tail`; iterate over it, and close it (`aclose`, or `async with`)."""
+    """Follows a stream. Made by `Stream.tail`; iterate over it, and close it (`aclose`, or `async with`).
+
+    An event that cannot be read raises `Unreadable`; whoever asks for the next one goes on past it.
+    """
 
     def __init__(self, stream: Stream[T], start: Start, partitions: list[int] | None, gone: Gone) -> None:
         self._stream = stream
@@ -45,7 +49,10 @@ class Tail(Generic[T]):
     async def __anext__(self) -> Event[T]:
         if self._events is None:
             self._events = self._follow()
-        return await self._events.__anext__()
+        event = await self._events.__anext__()
+        if isinstance(event.data, Undecodable):
+            raise unreadable(self._stream.name, event)
+        return event
 
     async def __aenter__(self) -> Tail[T]:
         return self
@@ -88,7 +95,7 @@ class Tail(Generic[T]):
                     await asyncio.sleep(random.uniform(0.2, 0.6))
                     continue
                 for chunk in chunks:
-                    for event in stream.encoding.events(chunk, at[chunk.partition]):
+                    for event in stream.encoding.each(chunk, at[chunk.partition]):
                         yield event
                     at[chunk.partition] = chunk.next_offset
                 if chunks:

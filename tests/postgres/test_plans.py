@@ -24,6 +24,8 @@ VARIABLES = {
     "p_marks": "'{}'::jsonb",
     "p_worker": "'w1'::text",
     "p_limit": "1000",
+    "latest": "'9999-12-31'::timestamptz",
+    "earliest": "'0001-01-01'::timestamptz",
 }
 
 
@@ -94,6 +96,13 @@ async def test_hot_statements_use_their_indexes(sql: Sql, statistics: str) -> No
     assert "queued_jobs_ready" in {node.get("Index Name") for node in nodes(claim)}
     assert "queued_jobs" not in seq_scans(claim)
     assert sum(node.get("Actual Rows", 0) for node in nodes(claim) if node["Node Type"] == "Limit") == 100
+
+    weigh = await explain(
+        sql, "weigh", "select\n            octet_length", "\n    loop",
+        {"p_name": "'ship'::text", "p_priority": "0::smallint", "p_mark": "0::bigint", "p_moment": "now()", "p_room": "100"},
+    )  # fmt: skip
+    assert "queued_jobs_ready" in {node.get("Index Name") for node in nodes(weigh)}
+    assert seq_scans(weigh) == []
 
     ids = "array[" + ",".join(f"'{row['id']}'" for row in rows) + "]::uuid[]"
     await sql.execute("select penstock.ensure_archive(now())")

@@ -29,6 +29,8 @@ VARIABLES = {
     "room": "100",
     "longest_walk": "3000",
     "new_lease": "(-1)::bigint",
+    "latest": "'9999-12-31'::timestamptz",
+    "earliest": "'0001-01-01'::timestamptz",
     "job_type.visibility_timeout": "interval '5 min'",
     "job_type.concurrency": "null::integer",
     "job_type.rate_limit": "null::integer",

@@ -143,7 +143,7 @@ class Part(Generic[T]):
                     break
                 chunk = self._chunks[0]
                 try:
-                    self._current = iter(self._encoding.events(chunk, self._decoded, lenient=True))
+                    self._current = self._encoding.each(chunk, self._decoded)
                 except Exception:
                     # Nothing is passed over: it fails again, and is seen to.
                     self._returned.extendleft(reversed(events))

@@ -104,13 +104,14 @@ def pool_job(body: bytes) -> tuple[BatchLine, str, str | None]:
 
 
 def replacement(body: bytes) -> str | None:
-    """The data in the body of a replay, as text; None when there is none. Raises `ApiError`."""
-    if not body.strip():
-        return None
+    """The data in the body of a replay, as text; None when there is none. Raises `ApiError`.
+
+    A body that is none of Penstock's is ignored, as Rickover does.
+    """
     try:
         data = bytes(_new_job(body).data).decode()
     except _BAD:
-        raise bad_json() from None
+        return None
     return check_data(data) if data else None
 
 

@@ -8,25 +8,25 @@ from __future__ import annotations
 import base64
 import binascii
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
 import msgspec
 import orjson
-import zstandard
 from msgspec import Raw, Struct
 
-from penstock.errors import InvalidInput
+from penstock.compression import pack, unpack
+from penstock.errors import InvalidInput, Unreadable
 from penstock.event import Chunk, Columns, StreamRecord
 from penstock.http.bodies import NOTHING
 from penstock.http.errors import ApiError
 from penstock.payload import storable
 
 _OPTIONS = orjson.OPT_UTC_Z
-_unpacker = zstandard.ZstdDecompressor()
-_packer = zstandard.ZstdCompressor()
+# So much of a chunk that is compressed becomes one piece.
+_UNPACKED_AT_ONCE = 8 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +58,30 @@ def piece_of(record: StreamRecord, chunk: Chunk, since: int) -> Piece:
     """The events of a chunk from an offset on."""
     offsets = list(chunk.offsets) if chunk.offsets is not None else list(range(chunk.first_offset, chunk.next_offset))
     begin = bisect_left(offsets, since)
-    events = [orjson.dumps(event, option=_OPTIONS) for event in _events(record, chunk, offsets, begin)]
-    return Piece(chunk.partition, since, chunk.next_offset, offsets[begin:], events, sum(map(len, events)) + 100)
+    events: list[bytes] = []
+    size = 100
+    for event in _events(record, chunk, offsets, begin):
+        events.append(orjson.dumps(event, option=_OPTIONS))
+        size += len(events[-1])
+        if size > _UNPACKED_AT_ONCE and record.options.compression is not None and begin + len(events) < len(offsets):
+            end = begin + len(events)
+            return Piece(chunk.partition, since, offsets[end], offsets[begin:end], events, size)
+    return Piece(chunk.partition, since, chunk.next_offset, offsets[begin:], events, size)
+
+
+def pieces_of(record: StreamRecord, chunks: Iterable[Chunk], at: dict[int, int]) -> list[Piece]:
+    """The events of chunks of one or more partitions from their offsets in `at` on, which go on past them.
+
+    Where they become too large to be had at once, what is behind is for another time.
+    """
+    found: list[Piece] = []
+    for chunk in chunks:
+        piece = piece_of(record, chunk, at[chunk.partition])
+        found.append(piece)
+        at[chunk.partition] = piece.next
+        if record.options.compression is not None and sum(one.size for one in found) > _UNPACKED_AT_ONCE:
+            break
+    return found
 
 
 def _events(record: StreamRecord, chunk: Chunk, offsets: list[int], begin: int) -> Iterator[dict[str, Any]]:
@@ -72,7 +94,12 @@ def _events(record: StreamRecord, chunk: Chunk, offsets: list[int], begin: int) 
         if record.options.format == "bytes":
             stored = None if chunk.bytes is None else chunk.bytes[place]
             if stored is not None and record.options.compression is not None:
-                stored = _unpacked(record, stored)
+                try:
+                    stored = unpack(stored, record.options.max_event_bytes)
+                except Unreadable as error:
+                    # It is this event's own fault: the others can be read.
+                    stored = None
+                    event["error"] = f"its payload cannot be unpacked: {error.message}"
             event["bytes"] = None if stored is None else base64.b64encode(stored).decode()
         else:
             text = None if chunk.data is None else chunk.data[place]
@@ -81,14 +108,9 @@ def _events(record: StreamRecord, chunk: Chunk, offsets: list[int], begin: int) 
         event["headers"] = {} if headers is None else orjson.Fragment(headers)
         event["time"] = None if chunk.times is None else chunk.times[place]
         event["appended_at"] = chunk.appended_at
+        if chunk.odd_times is not None and place in chunk.odd_times:
+            event["error"] = "it happened before the year 1 or after 9999"
         yield event
-
-
-def _unpacked(record: StreamRecord, stored: bytes) -> bytes:
-    try:
-        return _unpacker.decompress(stored)
-    except zstandard.ZstdError as error:
-        raise InvalidInput(f"a payload of stream {record.name} is not compressed by zstd: {error}") from None
 
 
 class EventBody(Struct, forbid_unknown_fields=True):
@@ -157,7 +179,7 @@ class Appendix:
             blob = base64.b64decode(event.bytes, validate=True)
         except (binascii.Error, ValueError):
             raise InvalidInput("bytes is not base64", hint='For example {"bytes": "aGVsbG8="}.') from None
-        return blob if self._record.options.compression is None else _packer.compress(blob)
+        return blob if self._record.options.compression is None else pack(blob)
 
     def columns(self) -> Columns:
         """What was gathered; begins anew."""

@@ -18,7 +18,7 @@ import structlog
 
 from penstock.errors import DatabaseUnavailable, NotFound, OffsetGone, PenstockError
 from penstock.event import Chunk, StreamRecord
-from penstock.http.events import Piece, piece_of
+from penstock.http.events import Piece, pieces_of
 from penstock.postgres import streams
 from penstock.postgres.database import Database
 from penstock.waiting import happens
@@ -107,12 +107,10 @@ class Feed:
 
     async def _read(self) -> bool:
         chunks = await streams.read_chunks(self._database, self.record.name, self.ends, _LIMIT, _AT_ONCE_BYTES)
-        for chunk in chunks:
-            piece = piece_of(self.record, chunk, self.ends[chunk.partition])
-            self._ready.setdefault(chunk.partition, deque()).append(piece)
+        for piece in pieces_of(self.record, chunks, self.ends):
+            self._ready.setdefault(piece.partition, deque()).append(piece)
             self._order.append(piece)
             self._bytes += piece.size
-            self.ends[chunk.partition] = chunk.next_offset
         while self._bytes > _READY_BYTES and self._order:
             oldest = self._order.popleft()
             self._ready[oldest.partition].popleft()
@@ -173,9 +171,7 @@ class Follower:
             else:
                 found += [piece.since(self.at[partition]) for piece in ready]
         if missing:
-            for chunk in await self._read(missing):
-                found.append(piece_of(self._feed.record, chunk, self.at[chunk.partition]))
-                self.at[chunk.partition] = chunk.next_offset
+            found += pieces_of(self._feed.record, await self._read(missing), self.at)
         for piece in found:
             self.at[piece.partition] = max(self.at[piece.partition], piece.next)
         return found

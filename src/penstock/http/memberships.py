@@ -205,9 +205,10 @@ class Memberships:
     async def _pieces(self, seat: Seat, at: dict[int, int], reading: Reading) -> dict[int, list[Piece]]:
         """Up to so many events, shared by the partitions; what some do not need the others get."""
         found: dict[int, list[Piece]] = {}
+        size = 0
         left, rest = reading.limit, list(at)
         random.shuffle(rest)
-        while left > 0 and rest:
+        while left > 0 and rest and size < _MOST_BYTES:
             share = max(1, left // len(rest))
             some = rest[:left]
             chunks = await self._chunks(seat, {partition: at[partition] for partition in some}, share, reading.gone, at)
@@ -215,10 +216,17 @@ class Memberships:
             for partition in some:
                 taken = 0
                 for chunk in chunks.get(partition, ()):
-                    piece = piece_of(seat.stream, chunk, at[partition]).first_of(share - taken)
+                    if size >= _MOST_BYTES:
+                        # Compressed ones may become large: what is behind is for the next call.
+                        break
+                    whole = piece_of(seat.stream, chunk, at[partition])
+                    piece = whole.first_of(share - taken)
                     taken += len(piece.events)
+                    size += sum(map(len, piece.events))
                     found.setdefault(partition, []).append(piece)
                     at[partition] = piece.next
+                    if whole.next < chunk.next_offset:
+                        break
                     if taken >= share:
                         full.append(partition)
                         break

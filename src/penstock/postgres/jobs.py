@@ -382,13 +382,13 @@ def _dump(value: object) -> str:
     return orjson.dumps(value).decode()
 
 
-def _load(text: str | None) -> Any:
+def load_or_text(text: str | None) -> Any:
+    """The value of a JSON text for people to see: the text itself when it cannot be read."""
     if text is None:
         return None
     try:
         return load_json(text)
     except InvalidInput:
-        # People are to see the job nevertheless.
         return text
 
 
@@ -402,16 +402,16 @@ def _record(row: Any) -> JobRecord:
         priority=row["priority"],
         key=row["key"],
         unique=row["unique_key"],
-        data=_load(row["data"]),
+        data=load_or_text(row["data"]),
         created_at=row["created_at"],
         run_after=row["run_after"],
         expires_at=row["expires_at"],
         started_at=row["started_at"],
         finished_at=row["finished_at"],
         worker=row["worker"],
-        errors=_load(row["errors"]) or [],
-        result=_load(row["result"]),
-        progress=_load(row["progress"]),
+        errors=load_or_text(row["errors"]) or [],
+        result=load_or_text(row["result"]),
+        progress=load_or_text(row["progress"]),
         replay_of=row["replay_of"],
         cancel_requested_at=row["cancel_requested_at"],
         reason=row["reason"],

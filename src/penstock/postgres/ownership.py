@@ -13,6 +13,8 @@ from uuid import UUID
 
 import orjson
 
+from penstock.errors import Unreadable
+from penstock.payload import load_json
 from penstock.postgres.database import Database, Transaction
 
 
@@ -89,7 +91,7 @@ async def lock_group(transaction: Transaction, name: str) -> Group:
 async def members(executor: Database | Transaction, name: str) -> list[Member]:
     """The members of a group, oldest first."""
     return [
-        Member(row["id"], row["state"], orjson.loads(row["metadata"]), row["age"], row["joined_at"], row["seen_at"], row["slots"])
+        Member(row["id"], row["state"], _metadata(row["metadata"]), row["age"], row["joined_at"], row["seen_at"], row["slots"])
         for row in await executor.fetch("select * from penstock.group_members($1)", name)
     ]
 
@@ -196,3 +198,12 @@ async def release(database: Database, name: str, member: str, held: Mapping[int,
 
 def _group(row: Any) -> Group:
     return Group(row["name"], row["slots"], row["assignor"], row["generation"], row["balanced"], row["members"])
+
+
+def _metadata(text: str) -> dict[str, Any]:
+    """What a member says of itself; nothing when that cannot be read, since the others go on with it."""
+    try:
+        found: dict[str, Any] = load_json(text)
+    except Unreadable:
+        return {}
+    return found

@@ -10,6 +10,7 @@ from typing import Any
 
 import orjson
 
+from penstock.errors import Unreadable
 from penstock.event import Bounds, Chunk, Columns, Lag, Segment, StreamOptions, StreamRecord
 from penstock.postgres.database import Database, Transaction
 
@@ -25,6 +26,17 @@ _COMPACTION_S = 3600.0
 _SEPARATOR, _NULL = "\x1e", "\x1d"
 _APPEND_EACH = "select * from penstock.append_each($1, $2::json[], $3, $4::json[], $5::timestamptz[], $6::bytea[])"
 _READ = "select * from penstock.read_chunks($1, $2, $3, $4, $5)"
+_READ_ODD = """
+    select partition, first_offset, events, penstock.shown_time(appended_at), keys,
+           case when times is not null then
+               array(select case when given = penstock.shown_time(given) then given end
+                     from unnest(times) with ordinality as one (given, place) order by place)
+           end,
+           headers, data, bytes, offsets,
+           array(select place::integer - 1 from unnest(times) with ordinality as one (given, place)
+                 where given <> penstock.shown_time(given) order by place)
+    from (select * from penstock.read_chunks($1, $2, $3, $4, $5)) as chunk
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +236,12 @@ async def read_chunks(
     database: Database, name: str, wanted: Mapping[int, int], limit: int, most_bytes: int = 8_388_608
 ) -> list[Chunk]:
     """Read from several partitions, {partition: offset}; see `penstock.read_chunks`. Raises `OffsetGone`, `NotFound`."""
-    rows = await database.fetch(_READ, name, list(wanted.keys()), list(wanted.values()), limit, most_bytes)
+    given = (name, list(wanted.keys()), list(wanted.values()), limit, most_bytes)
+    try:
+        rows = await database.fetch(_READ, *given)
+    except Unreadable:
+        # One event happened when Python has no time: again, with those times left out, and marked.
+        rows = await database.fetch(_READ_ODD, *given)
     return [Chunk(*row) for row in rows]
 
 

@@ -9,10 +9,12 @@ from uuid import UUID
 
 import orjson
 
+from penstock.errors import Unreadable
 from penstock.job import Status
 from penstock.message import Message, Published, ReceiverOutcome, Subscribed, Subscriber, TopicCounts
 from penstock.payload import Codec
 from penstock.postgres.database import Database
+from penstock.postgres.jobs import load_or_text
 
 CHANNEL = "penstock_topics"
 """Where the name of a topic is notified whenever its list of subscribers changed."""
@@ -132,17 +134,26 @@ async def outcomes(database: Database, id: UUID) -> list[ReceiverOutcome]:
             row["client_id"],
             row["job"],
             Status(row["status"]),
-            None if row["result"] is None else orjson.loads(row["result"]),
-            [] if row["errors"] is None else orjson.loads(row["errors"]),
+            load_or_text(row["result"]),
+            load_or_text(row["errors"]) or [],
         )
         for row in rows
     ]
 
 
 async def read(database: Database, topic: str, since: int | None, limit: int, codec: Codec[Any]) -> list[Message[Any]]:
-    """Messages after a sequence number. Raises `NotFound`, and `Conflict` when some of them are gone."""
-    rows = await database.fetch("select * from penstock.read_topic($1, $2, $3)", topic, since, limit)
-    return [Message(row["seq"], row["id"], row["published_at"], codec.load(row["data"])) for row in rows]
+    """Messages after a sequence number. Raises `NotFound`, `Conflict` when some of them are gone, `Unreadable`."""
+    found: list[Message[Any]] = []
+    for row in await database.fetch("select * from penstock.read_topic($1, $2, $3)", topic, since, limit):
+        try:
+            found.append(Message(row["seq"], row["id"], row["published_at"], codec.load(row["data"])))
+        except Unreadable as error:
+            if found:
+                # Of a later call, which begins with it.
+                break
+            problem = f"message {row['seq']} of topic {topic} cannot be read: {error.message}"
+            raise Unreadable(problem, hint="Read on since its number to pass over it.") from None
+    return found
 
 
 async def read_raw(database: Database, topic: str, since: int | None, limit: int) -> list[Message[str]]:
@@ -213,7 +224,7 @@ def _subscriber(row: Any) -> Subscriber:
         row["client_id"],
         row["queue"],
         row["key"],
-        None if row["filter"] is None else orjson.loads(row["filter"]),
+        load_or_text(row["filter"]),
         row["ttl"],
         row["expires_at"],
         row["after_seq"],

@@ -16,6 +16,7 @@ from penstock.http import shapes
 from penstock.http.auth import Principal, Role
 from penstock.http.errors import ApiError, bad_json, invalid_parameter, too_large
 from penstock.http.service import Service
+from penstock.payload import check_numbers
 
 # Parts of bodies that endpoints read by themselves, for the OpenAPI document.
 SCHEMAS: dict[str, Any] = {}
@@ -176,6 +177,8 @@ async def read(request: Request, model: type[M]) -> M:
 
 def fit(body: bytes, model: type[M], path: str) -> M:
     """A body as a model. Raises `ApiError` 400."""
+    # What the model does not look into would take 1e-400 for 0, and 1e400 for no number.
+    check_numbers(body.decode("utf-8", "replace"), "the request")
     try:
         return model.model_validate_json(body or b"{}")
     except ValidationError as error:

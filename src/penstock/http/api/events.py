@@ -17,7 +17,7 @@ from penstock.http.api.common import Wait, answer, body_of, limited_body, needs,
 from penstock.http.api.streams import StreamName, find_stream
 from penstock.http.auth import Role
 from penstock.http.errors import ApiError, bad_json, from_penstock, invalid_parameter
-from penstock.http.events import Appendix, Piece, piece_of
+from penstock.http.events import Appendix, Piece, pieces_of
 from penstock.http.live import EventStream
 from penstock.http.publishing import lines_of
 from penstock.http.service import Service
@@ -170,9 +170,8 @@ async def get_events(
 
 
 async def _read(service: Service, record: StreamRecord, partition: int, offset: int, limit: int) -> Piece:
-    found: list[Piece] = []
-    for chunk in await streams.read_chunks(service.database, record.name, {partition: offset}, limit):
-        found.append(piece_of(record, chunk, offset if not found else found[-1].next))
+    chunks = await streams.read_chunks(service.database, record.name, {partition: offset}, limit)
+    found = pieces_of(record, chunks, {partition: offset})
     events = [event for piece in found for event in piece.events]
     offsets = [at for piece in found for at in piece.offsets]
     return Piece(partition, offset, found[-1].next if found else offset, offsets, events, 0).first_of(limit)

@@ -19,14 +19,38 @@ declare
     word constant text := '^[^[:cntrl:]]{1,255}$';
     -- The first UUIDv7 of the time from which on ids are refused: ids compare like their times.
     future constant uuid := (lpad(to_hex((extract(epoch from p_moment + interval '1 day') * 1000)::bigint), 12, '0') || '70008000000000000000')::uuid;
-    place bigint := penstock.first_problem(p_data);
+    place bigint;
     problem text;
     advice text;
 begin
+    begin
+        -- One look at what is ordinary.
+        perform
+        from unnest(p_data, p_ids, p_keys, p_priorities, p_unique_keys) as job (data, id, key, priority, unique_key)
+        where job.data is null
+            or pg_column_size(job.data) > 16384
+            or strpos(job.data::text, '0000000000000000000000000000000000000000000000000000000000000000') > 0
+            or (p_ids is not null and (job.id is null or (job.id > future and get_byte(uuid_send(job.id), 6) >> 4 = 7)))
+            or (job.key is not null and job.key !~ word)
+            or (job.unique_key is not null and job.unique_key !~ word)
+            or job.priority not between -100 and 100
+        limit 1;
+        if not found then
+            return;
+        end if;
+    exception
+        when program_limit_exceeded then
+            -- Something is too large to have a text.
+            null;
+    end;
+    place := penstock.first_problem(p_data);
     if place is not null then
         perform penstock.refuse(
             format('job %s of %s for %s: data', place, cardinality(p_data), p_name), penstock.problem_of(p_data[place])
         );
+    end if;
+    if exists (select from unnest(p_data) as given where pg_column_size(given) > 16384) then
+        perform penstock.note_large(p_name);
     end if;
     select min(job.place) into place
     from unnest(p_data, p_ids, p_keys, p_priorities, p_unique_keys)
@@ -182,9 +206,6 @@ begin
     end if;
     if size = 0 then
         return;
-    end if;
-    if exists (select from unnest(p_data) as given where pg_column_size(given) > 16384) then
-        perform penstock.note_large(p_name);
     end if;
     if job_type.topic is not null then
         -- The queue of a subscriber can go, but not while this transaction puts something into it.

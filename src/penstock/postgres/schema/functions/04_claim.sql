@@ -249,7 +249,12 @@ begin
                     limit room
                     for update skip locked
                 ))
-                returning job.*
+                returning
+                    job.id, job.name, job.attempts, job.max_attempts, job.priority, job.key, job.created_at, job.run_after, job.seq,
+                    case
+                        when job.message is null then job.data::text
+                        else (select message.data::text from penstock.topic_messages as message where message.number = job.message)
+                    end as text
             ),
             opened as (
                 insert into penstock.leases (id, first_seq, last_seq, started_at, expires_at, open_jobs, priority, name, worker)
@@ -260,21 +265,12 @@ begin
             select
                 claimed.id, claimed.name, claimed.attempts, claimed.max_attempts, claimed.priority, claimed.key,
                 case when octet_length(claimed.text) <= 4194304 then claimed.text end,
-                greatest(least(claimed.created_at, latest), earliest), greatest(least(claimed.run_after, latest), earliest), claimed.seq, claimed.lease,
+                greatest(least(claimed.created_at, latest), earliest), greatest(least(claimed.run_after, latest), earliest),
+                claimed.seq, new_lease,
                 extract(epoch from job_type.visibility_timeout)::double precision,
                 pg_snapshot_xmin(pg_current_snapshot())::text::bigint,
                 pg_snapshot_xmax(pg_current_snapshot())::text::bigint
-            from (
-                select
-                    claimed.*,
-                    case
-                        when claimed.message is null then claimed.data::text
-                        else (select message.data::text from penstock.topic_messages as message where message.number = claimed.message)
-                    end as text
-                from claimed
-                -- So that each text is made once.
-                offset 0
-            ) as claimed;
+            from claimed;
             get diagnostics claimed = row_count;
             room := room - claimed;
         end loop;

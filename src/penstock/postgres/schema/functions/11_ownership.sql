@@ -86,7 +86,7 @@ security definer
 set search_path = penstock, pg_temp
 as $$
     select
-        members.id, members.state, members.metadata::text, members.age, members.joined_at, members.seen_at,
+        members.id, members.state, coalesce(penstock.shown(members.metadata), '{}'), members.age, members.joined_at, members.seen_at,
         coalesce(owned.slots, 0)::integer
     from penstock.members
     left join (

@@ -634,7 +634,9 @@ begin
             updated_at = moment,
             coalesces = false
         where job.ctid = any (array(select unbroken.ctid from unbroken))
-        returning job.*
+        returning
+            job.id, job.name, job.attempts, job.max_attempts, job.priority, job.key, job.created_at, job.run_after, job.seq,
+            job.lease, job.slot, job.data::text as text
     ),
     opened as (
         insert into penstock.leases (id, first_seq, last_seq, started_at, expires_at, open_jobs, priority, name, worker, jobs)
@@ -657,7 +659,7 @@ begin
         greatest(least(claimed.created_at, latest), earliest), greatest(least(claimed.run_after, latest), earliest), claimed.seq, claimed.lease,
         extract(epoch from job_type.visibility_timeout)::double precision, claimed.slot, null::text, null::double precision,
         null::integer, null::text
-    from (select claimed.*, claimed.data::text as text from claimed offset 0) as claimed
+    from claimed
     union all
     select
         null, null, null, null, null, null, null, null, null, null, null, null,

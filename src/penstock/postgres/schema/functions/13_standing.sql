@@ -206,7 +206,7 @@ security definer
 set search_path = penstock, pg_temp
 as $$
     select
-        standing.key, standing.slot, slots.epoch, standing.data::text, standing.state::text, standing.version,
+        standing.key, standing.slot, slots.epoch, penstock.shown(standing.data), penstock.shown(standing.state), standing.version,
         greatest(extract(epoch from standing.retry_at - penstock.clock()), 0)::double precision
     from unnest(penstock.still_owned(p_name, p_member, p_slots, p_epochs)) as mine (slot)
     join penstock.slots on slots.group_name = p_name and slots.slot = mine.slot
@@ -214,7 +214,7 @@ as $$
     where standing.wanted
 $$;
 comment on function penstock.standing_of(text, text, integer[], bigint[]) is
-    'The standing jobs that a member should run for slots that it has under these epochs. What it runs beyond these it has to stop.';
+    'The standing jobs that a member should run for slots that it has under these epochs; data is null when nobody can read it. What it runs beyond these it has to stop.';
 
 create or replace function penstock.begin_standing(p_name text, p_key text, p_member text, p_slot integer, p_epoch bigint, p_version bigint)
 returns table (data text, state text)
@@ -238,7 +238,7 @@ begin
         and standing_jobs.wanted
         and standing_jobs.running_by is null
         and penstock.owns(p_name, p_member, p_slot, p_epoch)
-    returning standing_jobs.data::text, standing_jobs.state::text;
+    returning penstock.shown(standing_jobs.data), penstock.shown(standing_jobs.state);
 end
 $$;
 comment on function penstock.begin_standing(text, text, text, integer, bigint, bigint) is
@@ -321,7 +321,7 @@ as $$
         )
         returning message.id, message.key, message.data
     )
-    select taken.key, taken.data::text from taken order by taken.id
+    select taken.key, penstock.shown(taken.data) from taken where penstock.shown(taken.data) is not null order by taken.id
 $$;
 comment on function penstock.take_messages(text, text, text[], integer) is
     'Takes messages to those of these standing jobs that a member runs, oldest first. Delivered at most once.';

@@ -430,6 +430,32 @@ as $$
 $$;
 comment on function penstock.start_of(integer, integer, bigint) is 'Where a segment begins in a partition.';
 
+create or replace function penstock.unpacked_size(p_frame bytea)
+returns bigint
+language sql
+immutable
+parallel safe
+as $$
+    -- RFC 8878, 3.1.1: a magic number, a byte of flags, of which the first two are the width of the size; before the size a byte of
+    -- the window unless the sixth flag is set, and an id of a dictionary, which nobody has here. A frame need not have its size.
+    select case
+        when p_frame is null then 0
+        when length(p_frame) < 9 or substr(p_frame, 1, 4) <> decode('28b52ffd', 'hex') or get_byte(p_frame, 4) & 3 <> 0 then -1
+        when get_byte(p_frame, 4) >> 5 = 0 then 0
+        when get_byte(p_frame, 4) >> 5 = 1 then get_byte(p_frame, 5)
+        when get_byte(p_frame, 4) >> 6 = 2 and length(p_frame) < 12 then -1
+        when get_byte(p_frame, 4) >> 5 = 2 then get_byte(p_frame, 6) + 256 * get_byte(p_frame, 7) + 256
+        when get_byte(p_frame, 4) >> 5 = 3 then get_byte(p_frame, 5) + 256 * get_byte(p_frame, 6) + 256
+        when get_byte(p_frame, 4) >> 5 = 4 then
+            get_byte(p_frame, 6) + 256 * get_byte(p_frame, 7) + 65536 * get_byte(p_frame, 8) + 16777216 * get_byte(p_frame, 9)::bigint
+        when get_byte(p_frame, 4) >> 5 = 5 then
+            get_byte(p_frame, 5) + 256 * get_byte(p_frame, 6) + 65536 * get_byte(p_frame, 7) + 16777216 * get_byte(p_frame, 8)::bigint
+        else 9223372036854775807
+    end
+$$;
+comment on function penstock.unpacked_size(bytea) is
+    'What a frame of zstd says that it becomes, in bytes; 0 when it does not say, -1 when it is none. Sizes of 4 GiB and more are not told apart.';
+
 create or replace function penstock.check_events(
     p_stream penstock.streams, p_data json[], p_bytes bytea[], p_keys text[], p_headers json[], p_times timestamptz[]
 )
@@ -469,6 +495,16 @@ begin
             raise exception 'an event of stream % is larger than % bytes', p_stream.name, p_stream.max_event_bytes
                 using errcode = 'PS413', hint = 'Keep large things elsewhere and append where they are, or change max_event_bytes.';
         end if;
+    end if;
+    if p_times is not null and (penstock.shown_time('infinity') < any (p_times) or penstock.shown_time('-infinity') > any (p_times)) then
+        perform penstock.check_times(p_times);
+    end if;
+    -- Dead letters are what they were.
+    if p_stream.compression = 'zstd' and not p_stream.name like '%.dead' and exists (
+        select from unnest(p_bytes) as event where penstock.unpacked_size(event) not between 0 and p_stream.max_event_bytes
+    ) then
+        raise exception 'an event of stream % is no frame of zstd, or becomes larger than % bytes', p_stream.name, p_stream.max_event_bytes
+            using errcode = 'PS413', hint = 'Compress each payload by itself. Keep large things elsewhere and append where they are, or change max_event_bytes.';
     end if;
     return events;
 end
@@ -790,6 +826,8 @@ begin
             raise exception 'invalid event: %', sqlerrm
                 using errcode = 'PS400', hint = 'bytes are base64, time is a time such as "2026-01-31T12:00:00Z".';
     end;
+    perform penstock.check_each_json(array(select event -> 'data' from jsonb_array_elements(p_events) as event), 'an event', 134217728);
+    perform penstock.check_each_json(array(select event -> 'headers' from jsonb_array_elements(p_events) as event), 'a header', 134217728);
     keys := case when num_nonnulls(variadic keys) > 0 then keys end;
     headers := case when num_nonnulls(variadic headers) > 0 then headers end;
     times := case when num_nonnulls(variadic times) > 0 then times end;

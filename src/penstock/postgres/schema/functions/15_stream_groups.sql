@@ -286,7 +286,7 @@ begin
         array_agg(event.data order by event.event_offset) as data,
         array_agg(event.bytes order by event.event_offset) as bytes,
         array_agg(event.key order by event.event_offset) as keys,
-        array_agg(event.happened_at order by event.event_offset) as times,
+        array_agg(penstock.shown_time(event.happened_at) order by event.event_offset) as times,
         array_agg(
             (
                 coalesce(event.headers::jsonb, '{}') || jsonb_build_object(

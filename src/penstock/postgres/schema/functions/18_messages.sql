@@ -25,7 +25,7 @@ begin
         perform penstock.check_since(topic, p_since);
     end if;
     return query
-    select message.seq, message.id, message.published_at, message.data::text
+    select message.seq, message.id, message.published_at, coalesce(penstock.shown(message.data), 'null')
     from penstock.topic_messages as message
     where message.topic = p_topic and message.seq > coalesce(p_since, 0)
     order by message.seq

@@ -192,7 +192,7 @@ begin
         standing.key, standing.slot, slots.owner, standing.running_by, standing.wanted, standing.started_at, standing.failures,
         standing.retry_at,
         (select count(*) from penstock.standing_messages as message where message.name = p_name and message.key = standing.key),
-        standing.created_at, standing.updated_at, standing.data::text, standing.state::text, standing.error::text
+        standing.created_at, standing.updated_at, coalesce(penstock.shown(standing.data), 'null'), penstock.shown(standing.state), penstock.shown(standing.error)
     from penstock.standing_jobs as standing
     left join penstock.slots on slots.group_name = p_name and slots.slot = standing.slot
     where standing.name = p_name
