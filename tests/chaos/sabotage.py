@@ -78,7 +78,13 @@ QUEUE = {
     "no limit": Sabotage("P5", (Edit("admit", r"job_type\.concurrency - coalesce\(sum\(open_jobs\), 0\)", "p_limit"),)),
     "at most once is retried": Sabotage(
         "P3",
-        (Edit("end_attempts", r"type\.delivery_strategy = 'at_most_once' or locked\.attempts <= 1", "locked.attempts <= 1"),),
+        (
+            Edit(
+                "end_attempts",
+                r"type\.delivery_strategy = 'at_most_once' or locked\.attempts <= 1",
+                "type.delivery_strategy <> 'at_most_once' and locked.attempts <= 1",
+            ),
+        ),
     ),
     "claim of what runs": Sabotage("P4", (Edit("claim", r"and ready\.status = 'queued'"),)),
     "success that is not archived": Sabotage(
@@ -116,6 +122,7 @@ POOLS = {
         "P6",
         (
             Edit("claim_keys", r"bool_and\(job\.startable\) over \(order by job\.seq\)", "job.startable"),
+            Edit("claim_keys", r"where ordered\.nth = ordered\.place", "where true"),
             Edit("claim_keys", r"\((job|head)\.status = 'queued' and (job|head)\.run_after <= moment\) or", "true or"),
         ),
     ),
