@@ -101,6 +101,7 @@ class DownstreamWorker(Worker):
     """
 
     _types_may_come = True
+    _holds_as = "dispatcher"
 
     def __init__(self, database: Database, settings: Settings, downstream: DownstreamSettings, names: Sequence[str] = ()) -> None:
         self._worked: dict[str, WorkedType] = {}

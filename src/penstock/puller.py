@@ -16,12 +16,13 @@ import orjson
 
 from penstock.errors import Conflict, InvalidInput, PenstockError
 from penstock.handler import Job
-from penstock.job import ClaimedJob, Outcome, Settlement
+from penstock.job import ClaimedJob, Delivery, Outcome, Settlement
 from penstock.payload import Codec, dump_json, plain_text
 from penstock.postgres import jobs
 from penstock.postgres.database import Database
 from penstock.postgres.listener import Listener
 from penstock.worker.care import SharedCare
+from penstock.worker.isolation import Isolation
 from penstock.worker.pool import PoolPart, new_member_id
 from penstock.worker.settler import Settler
 from penstock.worker.types import WorkedPool
@@ -253,6 +254,8 @@ class PoolWorker(Generic[T]):
         part = self._part = puller.part = PoolPart(
             database, self._pool, self._app.settings, puller, settler.settle, lambda: settler.leases, self.id
         )
+        fetchers = [part.claimer] if part.claimer is not None else []
+        isolation = Isolation(database, fetchers, self._app.settings, settler.drained)
         await part.declare()
         await part.member.join()
 
@@ -269,6 +272,7 @@ class PoolWorker(Generic[T]):
             asyncio.create_task(settler.run(), name="penstock-settler"),
             asyncio.create_task(settler.run_progress(), name="penstock-progress"),
             asyncio.create_task(self._give_back_late(puller), name="penstock-late"),
+            asyncio.create_task(isolation.run(), name="penstock-isolation"),
             asyncio.create_task(Listener(database, [f"penstock_{self.id}"], heard).run(), name="penstock-listener"),
         ]
         care.join(self._wake, lambda: part.member.members)
@@ -314,6 +318,8 @@ class PoolWorker(Generic[T]):
             raise InvalidInput(f"worker {self.id} is not in its pool", hint="Use it in: async with pool.worker(...) as worker:")
         while True:
             while (hand := puller.next()) is not None:
+                if not await self._begun(puller, hand):
+                    continue
                 try:
                     job = self._given(hand)
                 except Exception as error:
@@ -331,6 +337,18 @@ class PoolWorker(Generic[T]):
             if taking_part.done():
                 taking_part.result()
                 return
+
+    async def _begun(self, puller: _Puller, hand: _InHand) -> bool:
+        """Mark a job that may be started only once as begun. Whether it may be given out; otherwise it is handed back."""
+        if self._pool.declared.delivery is not Delivery.AT_MOST_ONCE:
+            return True
+        begun = False
+        try:
+            begun = bool(await jobs.begin(puller.database, [hand.job.id], [hand.lease])) and hand.may_start()
+        finally:
+            if not begun:
+                puller.finish(hand, Settlement(hand.job.id, hand.job.attempts, hand.lease, Outcome.RELEASED))
+        return begun
 
     def _given(self, hand: _InHand) -> PulledJob[T]:
         claimed = hand.job

@@ -60,6 +60,10 @@ class Settings(BaseSettings):
     claim_limit: int = Field(default=1_000, ge=1, le=10_000, description="Most jobs claimed at once.")
     heartbeat_interval: Span = Field(default=timedelta(seconds=5), description="How often a worker says it lives.")
     dead_after: Span = Field(default=timedelta(seconds=10), description="Silence after which others take its jobs.")
+    wedged_after: Span = Field(
+        default=timedelta(minutes=5),
+        description="How long a process whose event loop makes no progress keeps what has no visibility timeout: partitions.",
+    )
     poll_interval: Span = Field(default=timedelta(seconds=1), description="How often an idle worker looks unasked.")
     care_interval: Span = Field(default=timedelta(seconds=1), description="How often lost jobs are looked for.")
     handover_grace: Span = Field(

@@ -23,7 +23,7 @@ pool = app.pool("keyed", slots=16, options=Options(attempts=8, backoff=QUICK))
 async def run(job: Job[dict[str, Any]]) -> None:
     """Run for as long as the payload says, then fail or not. The name of the event is the key and the place in it."""
     name = f"{job.key}/{job.data['n']}"
-    record("started", job.id, name, job.attempts, value=job.data)
+    record("started", job.id, name, job.attempt, value=job.data)
     try:
         # In steps: what is left is left too for one that was stopped meanwhile.
         for _ in range(int(job.data["sleep_s"] / 0.1)):
@@ -33,9 +33,9 @@ async def run(job: Job[dict[str, Any]]) -> None:
             raise ValueError("as planned")
     except BaseException as error:
         outcome = "interrupted" if isinstance(error, asyncio.CancelledError) else "failed"
-        record("ended", job.id, name, job.attempts, outcome)
+        record("ended", job.id, name, job.attempt, outcome)
         raise
-    record("ended", job.id, name, job.attempts, "succeeded")
+    record("ended", job.id, name, job.attempt, "succeeded")
 
 
 standing = app.pool("standing", slots=16)

@@ -30,7 +30,7 @@ def record(kind: str, id: Any, name: str, attempts: int = 0, outcome: str = "", 
 
 async def run(job: Job[dict[str, Any]]) -> None:
     """Run for as long as the payload says, extending the lease if it says so, then fail or not."""
-    record("started", job.id, job.name, job.attempts, value=job.data)
+    record("started", job.id, job.name, job.attempt, value=job.data)
     try:
         # In steps: what is left is left too for one that was stopped meanwhile.
         for step in range(int(job.data["sleep_s"] / 0.1)):
@@ -43,9 +43,9 @@ async def run(job: Job[dict[str, Any]]) -> None:
             raise ValueError("as planned")
     except BaseException as error:
         outcome = "interrupted" if isinstance(error, asyncio.CancelledError) else "failed"
-        record("ended", job.id, job.name, job.attempts, outcome)
+        record("ended", job.id, job.name, job.attempt, outcome)
         raise
-    record("ended", job.id, job.name, job.attempts, "succeeded")
+    record("ended", job.id, job.name, job.attempt, "succeeded")
 
 
 def declare() -> None:

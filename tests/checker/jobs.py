@@ -215,7 +215,7 @@ def _failure(row: Final, runs: Sequence[Run], rules: Rules, planned: Planned, ex
 
 
 def healing(history: History) -> dict[str, float]:
-    """For each job that ran on a worker when that was killed: seconds until it ran again or was over."""
+    """For each job whose first attempt ran on a worker when that was killed: seconds until it ran again or was over."""
     killed = {gone.worker: gone.at for gone in history.gone if gone.back == float("inf")}
     over = {row.id: row.at for row in history.final if row.finished}
     waited: dict[str, float] = {}
@@ -223,6 +223,9 @@ def healing(history: History) -> dict[str, float]:
         for place, run in enumerate(runs):
             death = killed.get(run.worker)
             if death is None or run.end < float("inf"):
+                continue
+            if run.attempts > 1:
+                # One that was lost before may have to wait until a worker has nothing else in hand: it runs alone.
                 continue
             again = [later.begin for later in runs[place + 1 :]] + ([over[id]] if id in over else [])
             waited[id] = max(waited.get(id, 0.0), min(again, default=float("inf")) - death)

@@ -33,9 +33,10 @@ async def finals(app: Penstock) -> list[Final]:
     database = await app.database()
     difference = await clock_difference(database)
     found = await database.fetch(
-        "select id, name, status::text, attempts, false as finished, 0.0::float8 as at, null as worker, null as reason, data"
+        "select id, name, status::text, max_attempts - attempts + 1 as attempts, false as finished,"
+        " 0.0::float8 as at, null as worker, null as reason, data"
         " from penstock.queued_jobs union all"
-        " select id, name, status::text, attempts, true, extract(epoch from finished_at)::float8, worker, reason, data"
+        " select id, name, status::text, attempts_used, true, extract(epoch from finished_at)::float8, worker, reason, data"
         " from penstock.archived_jobs"
     )
     rows = []

@@ -15,6 +15,7 @@ from test_pools import Working
 
 from conftest import eventually
 from penstock import Conflict, InvalidInput, NotFound, Penstock, Settings, Standing
+from penstock.ownership import heartbeat
 from penstock.pools import Pool
 
 Sql: TypeAlias = "asyncpg.Connection[Any]"
@@ -219,6 +220,9 @@ async def test_a_member_that_is_cut_off_stops_its_runs_before_others_start_them(
 
                 database = await first.database()
                 monkeypatch.setattr(database, "_acquire", unreachable)
+                # The heartbeat beside the loop has a connection of its own.
+                beside = heartbeat.of(database, first.settings)
+                monkeypatch.setattr(beside, "_beat", lambda _: unreachable())
                 await eventually(lambda: sum(runs.starts.values()) > before, "the start of its jobs elsewhere")
                 await eventually(lambda: len(runs.now) == 8)
                 monkeypatch.undo()

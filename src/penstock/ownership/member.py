@@ -20,7 +20,7 @@ from typing import Any, Protocol, TypeVar
 import structlog
 
 from penstock.errors import Conflict, DatabaseUnavailable, NotFound, PenstockError
-from penstock.ownership import balance
+from penstock.ownership import balance, heartbeat
 from penstock.ownership.assign import KeyAssign
 from penstock.ownership.state import Change, MemberState
 from penstock.postgres import ownership
@@ -81,6 +81,7 @@ class Member:
         settings: Heartbeat interval, and the silence after which others evict it.
         assign: The rule of a group with the assignor custom.
         metadata: What the member says of itself.
+        keep_s: Seconds for which it is kept alive while the event loop makes no progress; None: `settings.wedged_after`.
     """
 
     def __init__(
@@ -92,7 +93,10 @@ class Member:
         settings: Settings,
         assign: KeyAssign | None = None,
         metadata: Mapping[str, Any] | None = None,
+        keep_s: float | None = None,
     ) -> None:
+        self.keep_s = settings.wedged_after.total_seconds() if keep_s is None else keep_s
+        self._settings = settings
         self.group = group
         self.id = id
         self._database = database
@@ -167,6 +171,8 @@ class Member:
         """
         if not self._joined.is_set():
             await self.join()
+        beside = heartbeat.of(self._database, self._settings)
+        beside.keep(self)
         helpers = [
             asyncio.create_task(self._watch_fence(), name="penstock-fence"),
             asyncio.create_task(self._care(), name="penstock-ownership-care"),
@@ -174,10 +180,24 @@ class Member:
         try:
             await self._reconcile()
         finally:
+            beside.leave(self)
             for task in [*helpers, *self._drains.values(), *self._abandoned]:
                 task.cancel()
             await asyncio.gather(*helpers, *self._drains.values(), return_exceptions=True)
             self._apply(self._state.heard(_UNKNOWN, 0.0, 0.0))
+
+    # -- what the heartbeat's thread calls, see `heartbeat.Kept`
+
+    def pulse(self) -> tuple[str, str, uuid.UUID] | None:
+        """See `Kept`."""
+        return None if self._rejoining else (self.group, self.id, self._session)
+
+    def kept(self, sent_at: float, dead_after_s: float) -> None:
+        """See `Kept`."""
+        self._state.kept(sent_at, dead_after_s)
+
+    def unknown(self) -> None:
+        """See `Kept`: the next heartbeat of the loop says so."""
 
     async def _reconcile(self) -> None:
         said_so = False

@@ -103,7 +103,7 @@ class MemberState:
             self._releasing.clear()
             self._lost.clear()
             return lost
-        self.fence_at = sent_at + beat.dead_after_s * (1 - self._margin)
+        self.kept(sent_at, beat.dead_after_s)
         if now >= self.fence_at:
             return self._lose_all()
         changes = []
@@ -126,6 +126,10 @@ class MemberState:
             changes += self._revoke(slot)
         self.available = frozenset() if self._stopping else beat.available
         return changes
+
+    def kept(self, sent_at: float, dead_after_s: float) -> None:
+        """A heartbeat that was sent at `sent_at` was answered, this one or another of the same membership."""
+        self.fence_at = max(self.fence_at, sent_at + dead_after_s * (1 - self._margin))
 
     def took(self, taken: Mapping[int, int], now: float) -> list[Change]:
         """Take the answer to a take."""

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -232,6 +232,41 @@ async def quarantine_unreadable(database: Database, worker: str, names: Sequence
 def quarantined(problem: str) -> str:
     """The error of a quarantined job, as JSON text."""
     return orjson.dumps({"type": "Quarantined", "message": plain_text(problem[:2_000])}).decode()
+
+
+async def claim_alone(
+    database: Database, holder: str, names: Sequence[str], slots: Mapping[int, int] | None = None
+) -> tuple[ClaimedJob, int] | None:
+    """Claim one job that waits to run alone, with its slot (-1: none). `slots` with their epochs: of the pool that is named."""
+    row = await database.fetchrow(
+        "select * from penstock.claim_alone($1, $2, $3, $4)",
+        holder,
+        names,
+        None if slots is None else list(slots.keys()),
+        None if slots is None else list(slots.values()),
+    )
+    return None if row is None else (ClaimedJob._make(row[:12]), -1 if row["at_slot"] is None else row["at_slot"])
+
+
+async def promise_to_begin(database: Database, holder: str, kind: str, *, retry: bool = False) -> None:
+    """Promise to call `begin` before an at_most_once job starts ("worker"), or before any does ("dispatcher")."""
+    await database.fetch("select penstock.promise_to_begin($1, $2)", holder, kind, retry=retry)
+
+
+async def begin(database: Database, ids: Sequence[UUID], leases: Sequence[int]) -> set[UUID]:
+    """Mark claimed jobs as begun. Returns those that may be started."""
+    rows = await database.fetch("select * from penstock.begin_jobs($1, $2::bigint[])", ids, leases, retry=True)
+    return {row[0] for row in rows}
+
+
+async def are_apart(database: Database, names: Sequence[str]) -> bool:
+    """Whether jobs of these types wait to run alone."""
+    return bool(await database.fetchval("select penstock.jobs_apart($1)", names))
+
+
+async def isolate(database: Database, worker: str, begin: bool) -> bool:
+    """Ask to run jobs alone, or end that. False when enough other workers do so."""
+    return bool(await database.fetchval("select penstock.isolate($1, $2)", worker, begin))
 
 
 async def settle(database: Database, settlements: Sequence[Settlement]) -> dict[UUID, str]:

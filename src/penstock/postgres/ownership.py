@@ -171,6 +171,28 @@ async def drain_member(transaction: Transaction, name: str, member: str, drain: 
     return _group(await transaction.fetchrow("select * from penstock.drain_member($1, $2, $3)", name, member, drain))
 
 
+async def keep_alive(
+    database: Database,
+    worker: str | None,
+    members: Sequence[tuple[str, str, UUID]],
+    blocked_s: float | None,
+    blocked_by: str | None,
+) -> tuple[bool, list[float | None]]:
+    """Keep a worker and memberships (group, member, session) alive. Returns whether the worker is known, and the silence that
+    each membership may keep; None: it was evicted, or is locked at this moment.
+    """
+    row = await database.fetchrow(
+        "select * from penstock.keep_alive($1, $2, $3, $4::uuid[], $5, $6)",
+        worker,
+        [group for group, _, _ in members],
+        [member for _, member, _ in members],
+        [session for _, _, session in members],
+        blocked_s,
+        blocked_by,
+    )
+    return bool(row["worker_known"]), list(row["dead_after_s"] or [])
+
+
 async def heartbeat(database: Database, name: str, member: str, session: UUID) -> Beat:
     """Say that a member lives, and hear what it has, what to give up and what to take."""
     row = await database.fetchrow("select * from penstock.member_heartbeat($1, $2, $3)", name, member, session)

@@ -15,6 +15,7 @@ import structlog
 
 from penstock.errors import DatabaseUnavailable, PenstockError
 from penstock.handler import Group
+from penstock.job import ClaimedJob
 from penstock.postgres import jobs
 from penstock.postgres.database import Database
 from penstock.settings import Settings
@@ -41,6 +42,7 @@ class Claimer:
         runner: Takes the jobs.
         unsettled: Leases of jobs that are done and not settled yet.
         admit: Which of the job types may be claimed now, and at most how many jobs.
+        may_claim: Whether nobody can have taken this worker for dead.
     """
 
     def __init__(
@@ -51,9 +53,11 @@ class Claimer:
         runner: Runner,
         unsettled: Callable[[], set[int]],
         admit: Admit = lambda names, limit: (names, limit),
+        may_claim: Callable[[], bool] = lambda: True,
     ) -> None:
         self._admit = admit
         self.worker = ""
+        self._may_claim = may_claim
         self.progressed_at = time.monotonic()
         self._database = database
         self._settings = settings
@@ -98,6 +102,28 @@ class Claimer:
         self._awake.set()
 
     @property
+    def empty(self) -> bool:
+        """Whether nothing is in hand."""
+        return self._runner.in_flight == 0
+
+    def types_apart(self) -> list[str]:
+        """See `Fetches`."""
+        return [name for names in self._names.values() for name in names]
+
+    async def claim_alone(self) -> ClaimedJob | None:
+        """Claim one job that waits to run alone, and start it."""
+        now = time.monotonic()
+        try:
+            found = await jobs.claim_alone(self._database, self.worker, self.types_apart())
+        except PenstockError:
+            await self._recover_claim()
+            raise
+        if found is None:
+            return None
+        self._runner.submit([found[0]], now)
+        return found[0]
+
+    @property
     def paused(self) -> asyncio.Lock:
         """While this is held no claim is under way: `worker` can change."""
         return self._claiming
@@ -115,6 +141,10 @@ class Claimer:
             self._awake.clear()
             self._room.clear()
             try:
+                if not self._may_claim():
+                    # The next heartbeat that is answered tells what is still its own.
+                    await happens(self._awake, 0.1)
+                    continue
                 async with self._claiming:
                     asked, found = await self._claim()
                     wanted = await self._wait_for_places(found) if found < asked else None

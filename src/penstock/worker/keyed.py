@@ -121,6 +121,37 @@ class KeyedClaimer:
         """A handler is done."""
         self._room.set()
 
+    # -- isolation, see `Fetches`
+
+    @property
+    def paused(self) -> asyncio.Lock:
+        """While this is held no claim is under way."""
+        return self._claiming
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing is in hand or unsettled."""
+        return len(self.lines) == 0
+
+    def types_apart(self) -> list[str]:
+        """See `Fetches`: those of this pool, as long as it has slots."""
+        return [self.name] if self._member is not None and self._member.owned else []
+
+    async def claim_alone(self) -> ClaimedJob | None:
+        """Claim one job that waits to run alone from the slots of this process, and start it."""
+        if self._member is None or not (owned := self._member.owned):
+            return None
+        now = time.monotonic()
+        try:
+            found = await jobs.claim_alone(self._database, self._member.id, [self.name], owned)
+        except PenstockError:
+            await self._recover_claim()
+            raise
+        if found is None:
+            return None
+        self.lines.submit([found], now)
+        return found[0]
+
     # -- the slots
 
     def gained(self, slot: int, epoch: int) -> None:

@@ -108,7 +108,8 @@ class PoolPart:
                 blocking=pool.options.on_retry == "block",
                 run_ahead=pool.options.run_ahead,
             )
-        self.member = Member(database, pool.name, id or new_member_id(), self, settings, pool.assign, pool.metadata)
+        keep_s = pool.declared.visibility_timeout.total_seconds()
+        self.member = Member(database, pool.name, id or new_member_id(), self, settings, pool.assign, pool.metadata, keep_s)
         if self.claimer is not None:
             self.claimer.belongs_to(self.member)
         self.standing: StandingRunner | None = None
@@ -118,8 +119,9 @@ class PoolPart:
             )
 
     async def declare(self) -> None:
-        """Declare the pool; waits while the database is away."""
+        """Declare the pool, and promise to mark what is begun; waits while the database is away."""
         await declare(self._database, self._pool, retry=True)
+        await jobs.promise_to_begin(self._database, self.member.id, "worker", retry=True)
 
     async def run(self) -> None:
         """Take part until `stop`. Raises `Conflict` when a live member has this id."""

@@ -112,6 +112,8 @@ class Runner:
         settle: Takes each result.
         report_progress: Takes each word of progress.
         room_made: Called when places became free.
+        begin_all: Whether each job is marked as begun before it starts, not only one that may be started once.
+        may_start: Whether this process still owns what it claimed for its queues.
     """
 
     def __init__(
@@ -122,8 +124,16 @@ class Runner:
         settle: Callable[[Settlement], None],
         report_progress: Callable[[UUID, int, str], None],
         room_made: Callable[[], None],
+        *,
+        begin_all: bool = False,
+        may_start: Callable[[], bool] = lambda: True,
     ) -> None:
         self.database = database
+        self._begin_all = begin_all
+        self._may_start = may_start
+        # Those that have a place, and whose mark is being written.
+        self._beginning: list[tuple[Running, Group]] = []
+        self._marking: asyncio.Task[None] | None = None
         self.loop = asyncio.get_running_loop()
         self.report_progress = report_progress
         self._types = types
@@ -150,6 +160,16 @@ class Runner:
     def in_flight(self) -> int:
         """Claimed jobs that are not finished."""
         return len(self._jobs)
+
+    def in_loop(self) -> str | None:
+        """What the event loop works on at this moment, asked from another thread: job type and id, or the name of a task."""
+        task = asyncio.current_task(self.loop)
+        if task is None:
+            return None
+        for running in list(self._jobs.values()):
+            if running.task is task:
+                return f"{running.claimed.name} {running.claimed.id}"
+        return task.get_name()
 
     def jobs_of(self, names: Collection[str]) -> list[UUID]:
         """The jobs of these types in hand."""
@@ -208,7 +228,7 @@ class Runner:
         running.reason = reason
         group = self._types[running.claimed.name].group
         if not running.started:
-            self._finish(running, _not_entered(running))
+            self._finish(running, _stopped(running))
         elif group == "async" or group == "process":
             if running.task is not None:
                 running.task.cancel()
@@ -274,6 +294,8 @@ class Runner:
 
     def close(self) -> None:
         """End threads and processes without waiting for them."""
+        if self._marking is not None:
+            self._marking.cancel()
         self._threads.shutdown(wait=False, cancel_futures=True)
         if self._pool is not None:
             self._pool.stop()
@@ -293,8 +315,33 @@ class Runner:
             running.started = True
             running.deadline = min(running.deadline, now + running.limit)
             self._busy[group] += 1
-            running.task = self.loop.create_task(self._run(running, group))
-            running.task.add_done_callback(partial(self._ended, running, group))
+            if self._begin_all or self._types[running.claimed.name].once:
+                self._beginning.append((running, group))
+                if self._marking is None or self._marking.done():
+                    self._marking = self.loop.create_task(self._begin(), name="penstock-begin")
+            else:
+                self._launch(running, group)
+
+    def _launch(self, running: Running, group: Group) -> None:
+        running.task = self.loop.create_task(self._run(running, group))
+        running.task.add_done_callback(partial(self._ended, running, group))
+
+    async def _begin(self) -> None:
+        """Write the marks of jobs that are about to start, as many at once as came while the last ones were under way."""
+        while self._beginning:
+            batch, self._beginning = self._beginning, []
+            begun: set[UUID] = set()
+            try:
+                ids, leases = [running.claimed.id for running, _ in batch], [running.lease for running, _ in batch]
+                begun = await jobs.begin(self.database, ids, leases)
+            except PenstockError as error:
+                log.error("jobs_not_begun", jobs=len(batch), error=error.message)
+            for running, group in batch:
+                # What was lost or told to stop meanwhile does not start: its settlement says so, or is stale.
+                if running.claimed.id in begun and running.reason is None and self._jobs.get(running.claimed.id) is running:
+                    self._launch(running, group)
+                else:
+                    self._free(running, group, _stopped(running))
 
     async def _run(self, running: Running, group: Group) -> Settlement | None:
         running.entered = True
@@ -311,16 +358,22 @@ class Runner:
         """Free the place and settle the job. A task that is cancelled before its first step runs no line of its own code, so
         neither can be left to it.
         """
+        self._free(running, group, _stopped(running) if task.cancelled() else task.result())
+
+    def _free(self, running: Running, group: Group, settlement: Settlement | None) -> None:
         self._busy[group] -= 1
         self._done[group] += 1
-        self._finish(running, _not_entered(running) if task.cancelled() else task.result())
+        self._finish(running, settlement)
         self._fill(group)
 
     async def _attempt(self, running: Running, group: Group) -> Settlement | None:
         claimed = running.claimed
         worked = self._types[claimed.name]
-        if running.may_start is not None and not running.may_start():
-            return _released(running)
+        may_start = self._may_start if running.may_start is None else running.may_start
+        # A process can be stopped at any point: what it claimed may be another's by now.
+        if time.monotonic() >= running.deadline or not may_start():
+            running.entered = False
+            return _stopped(running)
         try:
             if group == "process":
                 result = await self._in_process(running, worked)
@@ -404,11 +457,6 @@ class Runner:
             self._done[group] = 0
 
 
-def _not_entered(running: Running) -> Settlement:
-    """The handler was told to stop before it began."""
-    return _stopped(running) if running.reason == "cancelled" else _released(running)
-
-
 def _released(running: Running) -> Settlement:
     """Handed back as if it had not been claimed."""
     return Settlement(running.claimed.id, running.claimed.attempts, running.lease, Outcome.RELEASED)
@@ -418,6 +466,8 @@ def _stopped(running: Running) -> Settlement:
     claimed = running.claimed
     if running.reason == "cancelled":
         return Settlement(claimed.id, claimed.attempts, running.lease, Outcome.CANCELLED)
+    if not running.entered:
+        return _released(running)
     if running.reason == "time limit":
         detail = {"type": "TimeLimit", "message": "the handler ran longer than its time limit"}
         text = orjson.dumps(detail).decode()

@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import Any
 
 from penstock.handler import Group, Handler
-from penstock.job import JobTypeRecord, Options, PoolOptions
+from penstock.job import Delivery, JobTypeRecord, Options, PoolOptions
 from penstock.ownership.assign import KeyAssign
 from penstock.payload import Codec
 
@@ -49,12 +49,14 @@ class WorkedType:
     limit: timedelta | None = None
     keep_result: bool = False
     limited: bool = False
+    once: bool = False
 
     def refresh(self, record: JobTypeRecord) -> None:
         """Take over what the database says."""
         self.limit = record.options.time_limit
         self.keep_result = record.options.keep_result
         self.limited = record.options.concurrency is not None or record.options.rate_limit is not None
+        self.once = record.options.delivery is Delivery.AT_MOST_ONCE
 
     def time_limit(self, lease_s: float) -> float:
         """Seconds that a handler may run, counted from before the claim: it ends before the lease does."""

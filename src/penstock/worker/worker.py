@@ -14,7 +14,7 @@ import socket
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, Literal
 from uuid import UUID
 
 import structlog
@@ -23,6 +23,8 @@ from penstock.consuming.consumer import Consumer
 from penstock.consuming.delivery import Halted
 from penstock.errors import InvalidInput, NotFound, PenstockError, SchemaMismatch
 from penstock.job import Settlement
+from penstock.ownership import heartbeat
+from penstock.ownership.member import monotonic
 from penstock.postgres import jobs, migrate
 from penstock.postgres.database import Database
 from penstock.postgres.listener import Listener
@@ -31,6 +33,7 @@ from penstock.settings import Settings
 from penstock.waiting import happens
 from penstock.worker.care import Care
 from penstock.worker.claimer import Claimer
+from penstock.worker.isolation import Fetches, Isolation
 from penstock.worker.pool import PoolPart, RunnerOfPool
 from penstock.worker.runner import Runner
 from penstock.worker.scheduler import Scheduler
@@ -43,6 +46,7 @@ _FOR_EVER_S = 1e7
 _CLAIM_S = 5.0
 _LOOK_AT_SCHEMA_S = 60.0
 _MOST_MISSING = 5
+_FENCE_SHARE = 0.8
 
 
 class Worker:
@@ -59,6 +63,8 @@ class Worker:
     """
 
     _types_may_come = False
+    # A worker runs what it claims; a dispatcher sends it elsewhere. See `tables/0021_crashes.sql`.
+    _holds_as: Literal["worker", "dispatcher"] = "worker"
 
     def __init__(
         self,
@@ -87,6 +93,10 @@ class Worker:
         self._running = asyncio.Event()
         self._scheduling: asyncio.Task[None] | None = None
         self._ended: list[PenstockError] = []
+        # Until when, by this process's clock, nobody else can take it for dead.
+        self._fence_at = float("-inf")
+        self._beat_now = asyncio.Event()
+        self._leaving = False
 
     def stop(self) -> None:
         """Stop in an orderly way; a second call: at once, without waiting for handlers."""
@@ -116,6 +126,7 @@ class Worker:
             Halted, NotFound: A consumer halted, or its stream was dropped. The other work goes on, until `stop` or when there is
                 none; this is raised at the end.
         """
+        self._loop = asyncio.get_running_loop()
         await self._prepare()
         parts: list[PoolPart] = []
 
@@ -142,13 +153,30 @@ class Worker:
         keyed = {pool.name: pool.type for pool in self._pools if pool.type is not None}
         # Further types may come to self._types.
         types = {**self._types, **keyed} if keyed else self._types
-        runner = Runner(self._database, types, self._settings, settle, settler.progress, room_made)
+        runner = Runner(
+            self._database,
+            types,
+            self._settings,
+            settle,
+            settler.progress,
+            room_made,
+            begin_all=self._holds_as == "dispatcher",
+            may_start=self._may_start,
+        )
         for pool in self._pools:
             runs = None if pool.type is None else RunnerOfPool(runner, pool.type.group)
             part = PoolPart(self._database, pool, self._settings, runs, settler.settle, lambda: settler.leases)
             parts.append(part)
             await part.declare()
-        claimer = Claimer(self._database, self._types, self._settings, runner, lambda: settler.leases, admit=self._admit)
+        claimer = Claimer(
+            self._database,
+            self._types,
+            self._settings,
+            runner,
+            lambda: settler.leases,
+            admit=self._admit,
+            may_claim=self._may_start,
+        )
         care = Care(self._database, self._settings, claimer.wake)
         await self._register(claimer)
         log.info("worker_started", worker=self.id, types=sorted(self._types), pools=[pool.name for pool in self._pools])
@@ -168,10 +196,17 @@ class Worker:
         support("runner", runner.run())
         support("promotion", care.run_promotion())
         support("recovery", care.run_recovery())
+        beside = heartbeat.of(self._database, self._settings)
+        beside.working_on = runner.in_loop
+        beside.keep(self)
         support("heartbeat", self._beat(claimer, runner, care))
         support("listener", self._listen(claimer, runner, care, parts))
         taking_part = [support(f"pool-{part.name}", part.run()) for part in parts]
         taking_part += [support(f"consumer-{consumer.name}", self._consume(consumer)) for consumer in self._consumers]
+        fetchers: list[Fetches] = [claimer, *[part.claimer for part in parts if part.claimer is not None]]
+        isolation = Isolation(self._database, fetchers, self._settings, settler.drained, lambda: self.id)
+        if self._holds_as == "worker":
+            support("isolation", isolation.run())
         support("streams", care.run_streams())
         support("schema", self._watch_schema())
         scheduler = Scheduler(self._database, self._schedules, self._settings, self.id)
@@ -190,10 +225,12 @@ class Worker:
                 if task in supporting:
                     task.result()  # a part never ends by itself but with an error
             scheduler.stop()
+            isolation.stop()
             await self._shut_down(claiming, claimer, runner, settler, parts, taking_part)
             if self._ended:
                 raise self._ended[0]
         finally:
+            beside.leave(self)
             for task in supporting:
                 task.cancel()
             await asyncio.gather(*supporting, return_exceptions=True)
@@ -260,6 +297,8 @@ class Worker:
             async with asyncio.timeout(limit):
                 await settler.drained()
                 await asyncio.wait(taking_part)
+                await jobs.release_unknown(self._database, self.id, claimer.known_leases)
+                self._leaving = True
                 await jobs.unregister_worker(self._database, self.id)
         log.info("worker_stopped", worker=self.id)
 
@@ -321,6 +360,8 @@ class Worker:
     async def _register(self, claimer: Claimer) -> None:
         host = re.sub(r"[^A-Za-z0-9_.-]", "-", socket.gethostname())
         self.id = claimer.worker = f"{host[:24]}.{os.getpid()}.{secrets.token_hex(3)}"
+        sent_at = monotonic()
+        await jobs.promise_to_begin(self._database, self.id, self._holds_as)
         await jobs.register_worker(
             self._database,
             self.id,
@@ -330,20 +371,51 @@ class Worker:
             self._settings.concurrency,
             self._settings.dead_after,
         )
+        self.kept(sent_at, self._settings.dead_after.total_seconds())
+
+    # -- what the heartbeat's thread calls, see `heartbeat.Kept`
+
+    @property
+    def keep_s(self) -> float:
+        """See `Kept`: the longest visibility timeout of what it works on; each lease ends by itself."""
+        longest = [worked.declared.visibility_timeout for worked in list(self._types.values())]
+        return max([self._settings.wedged_after, *longest]).total_seconds()
+
+    def pulse(self) -> tuple[str, str, UUID] | None:
+        """See `Kept`."""
+        return ("", self.id, UUID(int=0)) if self.id else None
+
+    def unknown(self) -> None:
+        """See `Kept`: the loop's own heartbeat sees to it."""
+        self._fence_at = float("-inf")
+        with suppress(RuntimeError):  # the loop is closed
+            self._loop.call_soon_threadsafe(self._beat_now.set)
+
+    def kept(self, sent_at: float, dead_after_s: float) -> None:
+        """See `Kept`."""
+        self._fence_at = max(self._fence_at, sent_at + dead_after_s * _FENCE_SHARE)
+
+    def _may_start(self) -> bool:
+        return monotonic() < self._fence_at
 
     async def _beat(self, claimer: Claimer, runner: Runner, care: Care) -> None:
         while True:
-            await asyncio.sleep(self._settings.heartbeat_interval.total_seconds())
+            await happens(self._beat_now, self._settings.heartbeat_interval.total_seconds())
+            self._beat_now.clear()
             stalled = time.monotonic() - claimer.progressed_at
             if stalled > _STALLED_S and not self._stop.is_set():
+                # It keeps what it has; that it claims nothing more is for people to see.
                 log.error("claim_loop_stalled", for_s=round(stalled))
-                continue
             try:
+                sent_at = monotonic()
                 state = "draining" if self._stop.is_set() else "running"
                 beat = await jobs.heartbeat(self._database, self.id, runner.in_flight, state)
+                if self._leaving:
+                    return
                 if not beat.known:
                     await self._begin_anew(claimer, runner)
                     continue
+                self.kept(sent_at, self._settings.dead_after.total_seconds())
                 care.workers = beat.workers
                 for id in beat.cancelled:
                     runner.cancel(id)

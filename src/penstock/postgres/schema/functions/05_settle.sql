@@ -257,13 +257,27 @@ begin
             case
                 when locked.outcome = 'cancelled' then 'cancelled'
                 when locked.cancel_requested_at is not null then 'cancelled'
+                when locked.outcome in ('lost', 'moved') then case
+                    -- What its holder had not begun was never started.
+                    when holder.kind is not null and not locked.begun
+                        and (type.delivery_strategy = 'at_most_once' or holder.kind = 'dispatcher') then 'released'
+                    when type.delivery_strategy = 'at_most_once' then 'failed'
+                    when holder.kind is distinct from 'worker' then case when locked.attempts <= 1 then 'failed' else 'retried' end
+                    when locked.outcome = 'lost' and locked.crashes >= 3 then 'failed'
+                    else locked.outcome
+                end
                 when locked.outcome = 'released' and locked.detail is null then 'released'
                 when locked.outcome = 'released' and type.delivery_strategy = 'at_least_once' then 'released'
                 when locked.outcome in ('failed-for-good', 'quarantined', 'released') then 'failed'
                 when type.delivery_strategy = 'at_most_once' or locked.attempts <= 1 then 'failed'
                 else 'retried'
             end as outcome,
-            case when locked.outcome = 'quarantined' and locked.cancel_requested_at is null then 'quarantined' end as reason,
+            case
+                when locked.cancel_requested_at is null and (
+                    locked.outcome = 'quarantined'
+                    or locked.outcome = 'lost' and locked.crashes >= 3 and holder.kind = 'worker' and type.delivery_strategy = 'at_least_once'
+                ) then 'quarantined'
+            end as reason,
             coalesce(
                 locked.retry_after,
                 least(
@@ -274,9 +288,19 @@ begin
                 ) * interval '1 second'
             ) as retry_after,
             case
+                when locked.outcome in ('lost', 'moved') and holder.kind is not null and not locked.begun
+                    and (type.delivery_strategy = 'at_most_once' or holder.kind = 'dispatcher') then locked.errors
                 when locked.outcome in ('failed', 'failed-for-good', 'quarantined') or locked.detail is not null then
                     coalesce(locked.errors, '[]') || jsonb_build_array(
-                        coalesce(locked.detail, '{}') || jsonb_build_object(
+                        case
+                            when locked.outcome = 'lost' and locked.crashes >= 3 and holder.kind = 'worker'
+                                and type.delivery_strategy = 'at_least_once'
+                                then jsonb_build_object(
+                                    'type', 'Quarantined',
+                                    'message', 'its worker was lost three times, the last time while it ran alone: ' || coalesce(locked.detail ->> 'message', '')
+                                )
+                            else coalesce(locked.detail, '{}')
+                        end || jsonb_build_object(
                             'attempt', locked.max_attempts - locked.attempts + 1,
                             'worker', lease.worker,
                             'started_at', lease.started_at,
@@ -290,6 +314,7 @@ begin
         join penstock.jobs as type on type.name = locked.name
         left join penstock.pools as pool on pool.name = locked.name
         left join penstock.leases as lease on lease.id = locked.lease
+        left join penstock.holders as holder on holder.id = lease.worker
     ),
     closing as (
         select decided.lease, count(distinct decided.id)::integer as jobs
@@ -337,12 +362,34 @@ begin
         set status = 'queued',
             lease = null,
             attempts = job.attempts - case when given.outcome = 'retried' then 1 else 0 end,
-            seq = case when given.outcome = 'released' or given.retry_after <= interval '0' or given.blocks then job.seq end,
-            run_after = case when given.outcome = 'released' then job.run_after else p_moment + greatest(given.retry_after, interval '0') end,
+            -- What was lost with its worker uses up none of the attempts, and its next one has a number of its own.
+            max_attempts = job.max_attempts + case when given.outcome in ('lost', 'moved') and job.max_attempts < 32767 then 1 else 0 end,
+            crashes = next.crashes,
+            begun = false,
+            seq = case
+                when next.crashes = 2 and not given.blocks then null
+                when given.outcome in ('released', 'moved') or given.retry_after <= interval '0' or given.blocks then job.seq
+            end,
+            run_after = case
+                when next.crashes = 2 then penstock.apart()
+                when given.outcome = 'released' then job.run_after
+                else p_moment + greatest(given.retry_after, interval '0')
+            end,
             errors = given.errors,
             updated_at = p_moment
         from unnest(ended_ids, outcomes, retries, error_lists, blocking) as given (id, outcome, retry_after, errors, blocks)
-        where job.id = given.id and given.outcome in ('released', 'retried')
+        cross join lateral (
+            select case
+                when given.outcome = 'lost' then least(each.crashes + 1, 2)
+                -- Handed back before it was run alone to its end: it waits for another time.
+                when given.outcome in ('released', 'moved') then least(each.crashes, 2)
+                when each.crashes >= 2 then 0
+                else each.crashes
+            end as crashes
+            from penstock.queued_jobs as each
+            where each.id = given.id
+        ) as next
+        where job.id = given.id and given.outcome in ('released', 'retried', 'lost', 'moved')
         returning job.name, job.seq
     )
     select array_agg(distinct returned.name) into back_in_line from returned where returned.seq is not null;

@@ -144,7 +144,7 @@ begin
                 select count(*)
                 from penstock.end_attempts(
                     ids, attempts, array_fill(lost.id, array[cardinality(ids)]),
-                    array_fill('failed'::text, array[cardinality(ids)]),
+                    array_fill('lost'::text, array[cardinality(ids)]),
                     array_fill(p_error, array[cardinality(ids)]),
                     array_fill(interval '0', array[cardinality(ids)]),
                     p_moment
@@ -157,7 +157,7 @@ begin
 end
 $$;
 comment on function penstock.recover_leases(bigint[], jsonb, timestamptz) is
-    'Part of recover: ends the attempts of leases as failed, to be retried at once from their place in the line.';
+    'Part of recover: ends the attempts of leases as lost, to be retried at once from their place in the line.';
 
 create or replace function penstock.recover(p_limit integer default 100)
 returns integer
@@ -203,6 +203,12 @@ begin
         -- A lease that somebody had locked is left for the next time.
         delete from penstock.workers
         where id = any (dead) and not exists (select from penstock.leases where leases.worker = workers.id);
+        -- What a holder promised outlives it until nothing that it held can be left, and the same for those that never came.
+        delete from penstock.holders
+        where since < moment - interval '1 hour'
+            and not exists (select from penstock.workers where workers.id = holders.id)
+            and not exists (select from penstock.members where members.id = holders.id)
+            and not exists (select from penstock.leases where leases.worker = holders.id);
     end if;
     recovered := recovered + penstock.recover_leases(
         array(select id from penstock.leases where expires_at < moment order by expires_at limit p_limit),

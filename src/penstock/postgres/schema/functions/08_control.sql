@@ -67,7 +67,7 @@ begin
     return query
         update penstock.queued_jobs as job
         set run_after = least(job.run_after, moment), updated_at = moment
-        where job.id = any (p_ids) and job.status = 'queued' and job.seq is null
+        where job.id = any (p_ids) and job.status = 'queued' and job.seq is null and job.crashes <> 2
         returning job.id;
     if found then
         perform penstock.promote(10000);

@@ -324,7 +324,8 @@ begin
     return (
         select count(*)
         from penstock.end_attempts(
-            ids, attempts, leases, array_fill('failed'::text, array[cardinality(ids)]),
+            ids, attempts, leases,
+            array_fill(case p_error ->> 'type' when 'SlotMoved' then 'moved' else 'lost' end, array[cardinality(ids)]),
             array_fill(p_error, array[cardinality(ids)]), array_fill(interval '0', array[cardinality(ids)]), penstock.clock()
         )
     );

@@ -1,0 +1,144 @@
+"""Isolation: runs jobs alone whose workers were lost twice while they held them.
+
+Nobody can tell which of the jobs in flight killed a worker. After the second crash the database sets those that were in flight
+apart (see `tables/0021_crashes.sql`), and no claim sees them. A worker that finds such jobs stops claiming, waits until it has
+nothing in hand and everything is settled, and runs them one after the other with nothing beside them. What survives goes its
+ordinary way; what ends the process is archived as failed with the reason `quarantined` by whoever recovers it.
+
+So that the ordinary work goes on, one worker in four does this at a time, for a few seconds, and then works as usual for at
+least as long. A worker that does not get empty in time tries again later with more patience. Standing jobs and consumers of
+streams run beside: they are not condemned by anything.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack
+from typing import Protocol
+
+import structlog
+
+from penstock.errors import NotFound, PenstockError
+from penstock.job import ClaimedJob
+from penstock.postgres import jobs
+from penstock.postgres.database import Database
+from penstock.settings import Settings
+from penstock.waiting import happens
+
+log = structlog.get_logger("penstock.isolation")
+_SESSION_S = 5.0
+_LEAST_PATIENCE_S = 5.0
+_MOST_PATIENCE_S = 3_600.0
+_LOOK_S = 0.01
+
+
+class Fetches(Protocol):
+    """What claims jobs of its own accord, and can be made to wait: the fetcher of queues, or that of a pool."""
+
+    progressed_at: float
+
+    @property
+    def paused(self) -> asyncio.Lock:
+        """While this is held it claims nothing."""
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing that it claimed is in hand or unsettled."""
+
+    async def claim_alone(self) -> ClaimedJob | None:
+        """Claim one job that waits to run alone, and start it."""
+
+    def types_apart(self) -> Sequence[str]:
+        """The job types whose jobs it may run alone."""
+
+
+class Isolation:
+    """Runs jobs alone, in one process.
+
+    Args:
+        database: Database to claim from.
+        fetchers: Everything that claims jobs in this process.
+        settings: Intervals.
+        settled: Waits until everything that is done is written.
+        worker: Id of the worker's row; empty: it has none.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        fetchers: Sequence[Fetches],
+        settings: Settings,
+        settled: Callable[[], Awaitable[None]],
+        worker: Callable[[], str] = lambda: "",
+    ) -> None:
+        self._database = database
+        self._fetchers = fetchers
+        self._interval = settings.care_interval.total_seconds()
+        self._settled = settled
+        self._worker = worker
+        self._patience_s = _LEAST_PATIENCE_S
+        self._stopping = asyncio.Event()
+
+    def stop(self) -> None:
+        """Begin nothing more; what runs goes on."""
+        self._stopping.set()
+
+    async def run(self) -> None:
+        """Look for jobs that are to run alone, until cancelled."""
+        while not self._stopping.is_set():
+            await happens(self._stopping, self._interval * random.uniform(0.7, 1.3))
+            try:
+                names = [name for fetcher in self._fetchers for name in fetcher.types_apart()]
+                if names and not self._stopping.is_set() and await jobs.are_apart(self._database, names):
+                    began = time.monotonic()
+                    await self._take_turn()
+                    await happens(self._stopping, time.monotonic() - began)
+            except PenstockError as error:
+                log.warning("isolation_failed", error=error.message)
+
+    async def _take_turn(self) -> None:
+        worker = self._worker()
+        if worker and not await jobs.isolate(self._database, worker, True):
+            return
+        try:
+            async with AsyncExitStack() as stack:
+                for fetcher in self._fetchers:
+                    await stack.enter_async_context(fetcher.paused)
+                if not await self._emptied(self._patience_s):
+                    log.info("isolation_put_off", waited_s=self._patience_s)
+                    self._patience_s = min(self._patience_s * 2, _MOST_PATIENCE_S)
+                    return
+                self._patience_s = _LEAST_PATIENCE_S
+                until = time.monotonic() + _SESSION_S
+                while time.monotonic() < until and not self._stopping.is_set() and await self._run_one():
+                    pass
+        finally:
+            if worker:
+                await jobs.isolate(self._database, worker, False)
+
+    async def _run_one(self) -> bool:
+        for fetcher in self._fetchers:
+            try:
+                job = await fetcher.claim_alone()
+            except NotFound:
+                continue
+            if job is not None:
+                log.info("job_runs_alone", job_id=str(job.id), job_type=job.name)
+                await self._emptied(None)
+                return True
+        return False
+
+    async def _emptied(self, patience_s: float | None) -> bool:
+        until = float("inf") if patience_s is None else time.monotonic() + patience_s
+        while not all(fetcher.empty for fetcher in self._fetchers):
+            if time.monotonic() >= until or self._stopping.is_set():
+                return False
+            now = time.monotonic()
+            for fetcher in self._fetchers:
+                fetcher.progressed_at = now
+            await asyncio.sleep(_LOOK_S)
+        await self._settled()
+        return True

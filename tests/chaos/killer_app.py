@@ -1,0 +1,57 @@
+"""The app of the tests about jobs that kill their worker. Handlers record their start and end, and do as the payload says."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import time
+from datetime import timedelta
+from typing import Any
+
+from penstock import Backoff, Job, Options, Penstock, Settings
+
+app = Penstock(settings=Settings(dead_after=2.0, heartbeat_interval=0.4, care_interval=0.2, concurrency=20, threads=4))
+QUICK = Backoff(base=timedelta(milliseconds=50), cap=timedelta(milliseconds=200))
+LEASE = timedelta(seconds=4)
+
+
+def record(kind: str, job: Job[Any]) -> None:
+    """Append one event; a line of this size is written whole."""
+    event = {"kind": kind, "id": str(job.id), "name": job.name, "key": job.key, "n": job.data.get("n")}
+    event |= {"attempt": job.attempt, "pid": os.getpid(), "at": time.monotonic()}
+    file = os.open(os.environ["KILLER_HISTORY"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    try:
+        os.write(file, json.dumps(event).encode() + b"\n")
+    finally:
+        os.close(file)
+
+
+async def work(job: Job[dict[str, Any]]) -> None:
+    """Sleep, end the process, or block the loop."""
+    record("started", job)
+    await asyncio.sleep(job.data.get("sleep_s", 0.0))
+    match job.data.get("does"):
+        case "exit":
+            os._exit(9)
+        case "block":
+            time.sleep(3600)
+    record("ended", job)
+
+
+app.job("plain", attempts=3, backoff=QUICK)(work)
+app.job("single", attempts=1, backoff=QUICK)(work)
+app.job("wedged", attempts=3, backoff=QUICK, visibility_timeout=LEASE)(work)
+app.job("once", delivery="at_most_once")(work)
+app.pool("keyed", slots=8, options=Options(attempts=3, backoff=QUICK)).handler(work)
+
+
+def exits(job: Job[dict[str, Any]]) -> None:
+    """End the child process in which it runs."""
+    record("started", job)
+    if job.data.get("does") == "exit":
+        os._exit(9)
+    record("ended", job)
+
+
+exits = app.job("child", attempts=2, executor="process", backoff=QUICK)(exits)  # type: ignore[assignment]

@@ -1,0 +1,229 @@
+"""Jobs that end or wedge their worker take no innocent job with them, and are quarantined themselves."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conftest import eventually
+from penstock import JobRecord, Options, Penstock, Status
+
+pytestmark = [pytest.mark.chaos, pytest.mark.timeout(300)]
+
+
+class Fleet:
+    """Worker processes that are started anew when they die, as a supervisor does."""
+
+    def __init__(self, url: str, history: Path) -> None:
+        self.history = history
+        history.touch()
+        self.deaths = 0
+        self._environment = {**os.environ, "PENSTOCK_DATABASE_URL": url, "KILLER_HISTORY": str(history)}
+        self._log = history.with_suffix(".log").open("ab")
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._watching: asyncio.Task[None] | None = None
+
+    def start(self, workers: int, *types: str) -> None:
+        command = [sys.executable, "-m", "penstock", "worker", "killer_app:app", *[word for t in types for word in ("-t", t)]]
+
+        def launch() -> subprocess.Popen[bytes]:
+            return subprocess.Popen(
+                command,
+                env=self._environment,
+                cwd=Path(__file__).parent,
+                stdout=subprocess.DEVNULL,
+                stderr=self._log,
+            )
+
+        self._processes = [launch() for _ in range(workers)]
+
+        async def watch() -> None:
+            while True:
+                await asyncio.sleep(0.1)
+                for place, process in enumerate(self._processes):
+                    if process.poll() is not None:
+                        self.deaths += 1
+                        self._processes[place] = launch()
+
+        self._watching = asyncio.create_task(watch())
+
+    @property
+    def pids(self) -> list[int]:
+        return [process.pid for process in self._processes]
+
+    def events(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self.history.read_text().splitlines() if line.endswith("}")]
+
+    def starts(self) -> Counter[str]:
+        return Counter(event["id"] for event in self.events() if event["kind"] == "started")
+
+    def stop(self) -> None:
+        if self._watching is not None:
+            self._watching.cancel()
+        for process in self._processes:
+            with suppress(ProcessLookupError):
+                process.send_signal(signal.SIGCONT)
+            process.kill()
+            process.wait()
+
+
+@pytest.fixture
+async def fleet(url: str, tmp_path: Path) -> AsyncIterator[Fleet]:
+    fleet = Fleet(url, tmp_path / "history.jsonl")
+    yield fleet
+    fleet.stop()
+
+
+async def _ended(app: Penstock, ids: list[Any], timeout: float = 90.0) -> dict[str, JobRecord]:
+    async def over() -> bool:
+        return all(count.ready + count.deferred + count.in_progress == 0 for count in await app.counts())
+
+    await eventually(over, "the end of all jobs", timeout=timeout)
+    return {str(id): record for id in ids if (record := await app.find(id)) is not None}
+
+
+async def _reasons(app: Penstock) -> dict[str, str | None]:
+    rows = await (await app.database()).fetch("select id, reason from penstock.archived_jobs")
+    return {str(row["id"]): row["reason"] for row in rows}
+
+
+@pytest.mark.parametrize(("name", "workers"), [("plain", 1), ("single", 3)])
+async def test_a_job_that_ends_its_worker_is_quarantined_and_no_other_is_condemned(
+    url: str, fleet: Fleet, name: str, workers: int
+) -> None:
+    async with Penstock(url) as app:
+        fleet.start(workers, name)
+        await eventually(lambda: app.job_types(), "the declaration")
+        killers = {0}
+        payloads = [
+            {"n": n, "does": "exit" if n in killers else None, "sleep_s": 0.02 if n in killers else 0.01 * (n % 3)}
+            for n in range(300)
+        ]
+        ids = [receipt.id for receipt in await app.enqueue_many(name, payloads)]
+        records = await _ended(app, ids)
+        reasons, starts = await _reasons(app), fleet.starts()
+        failed = {record.data["n"] for record in records.values() if record.status is Status.FAILED}
+        assert failed == killers
+        assert {record.status for record in records.values()} == {Status.SUCCEEDED, Status.FAILED}
+        for id, record in records.items():
+            if record.data["n"] in killers:
+                assert reasons[id] == "quarantined"
+                assert record.errors[-1]["type"] == "Quarantined"
+                assert [error["attempt"] for error in record.errors] == [1, 2, 3]
+                assert starts[id] <= 3
+            assert starts[id] >= 1
+        # It ended a worker three times at most; beside a second killer one crash counts for both.
+        assert fleet.deaths <= 3 * len(killers)
+
+
+async def test_a_suspect_runs_with_nothing_beside_it(url: str, fleet: Fleet) -> None:
+    async with Penstock(url) as app:
+        fleet.start(2, "plain")
+        await eventually(lambda: app.job_types(), "the declaration")
+        payloads = [{"n": n, "does": "exit" if n == 0 else None, "sleep_s": 0.1} for n in range(60)]
+        ids = [receipt.id for receipt in await app.enqueue_many("plain", payloads)]
+        records = await _ended(app, ids)
+        assert [record.data["n"] for record in records.values() if record.status is Status.FAILED] == [0]
+        # What runs for the third time runs alone: between its start and its end nothing else is open in its process.
+        open_in: dict[int, set[str]] = {}
+        alone: dict[int, str] = {}
+        for event in sorted(fleet.events(), key=lambda event: event["at"]):
+            running = open_in.setdefault(event["pid"], set())
+            if event["kind"] == "started":
+                assert event["pid"] not in alone, f"{event} started beside {alone[event['pid']]}"
+                if event["attempt"] >= 3:
+                    assert not running, f"{event} runs beside {running}"
+                    alone[event["pid"]] = event["id"]
+                running.add(event["id"])
+            else:
+                running.discard(event["id"])
+                if alone.get(event["pid"]) == event["id"]:
+                    del alone[event["pid"]]
+
+
+async def test_a_key_keeps_its_order_and_is_held_while_its_suspect_runs_alone(url: str, fleet: Fleet) -> None:
+    async with Penstock(url) as app:
+        fleet.start(2, "keyed")
+        await eventually(lambda: app.job_types(), "the declaration")
+        pool = app.pool("keyed", slots=8, options=Options(attempts=3))
+        jobs = [
+            (f"k{key}", {"n": n, "does": "exit" if (key, n) == (3, 4) else None, "sleep_s": 0.005})
+            for n in range(10)
+            for key in range(12)
+        ]
+        ids = [receipt.id for receipt in await pool.enqueue_many(jobs)]
+        records = await _ended(app, ids)
+        failed = [(record.key, record.data["n"]) for record in records.values() if record.status is Status.FAILED]
+        assert failed == [("k3", 4)]
+        last: dict[str, int] = {}
+        for event in sorted(fleet.events(), key=lambda event: event["at"]):
+            if event["kind"] == "ended":
+                assert event["n"] >= last.get(event["key"], -1), f"{event} after {last[event['key']]}"
+                last[event["key"]] = event["n"]
+        first_of_5 = min(event["at"] for event in fleet.events() if event["key"] == "k3" and event["n"] == 5)
+        last_of_4 = max(event["at"] for event in fleet.events() if event["key"] == "k3" and event["n"] == 4)
+        assert first_of_5 > last_of_4
+
+
+async def test_a_job_that_may_start_once_and_never_started_is_not_failed(url: str, fleet: Fleet) -> None:
+    async with Penstock(url) as app:
+        fleet.start(1, "once")
+        await eventually(lambda: app.job_types(), "the declaration")
+        payloads = [{"n": n, "does": "exit" if n == 200 else None, "sleep_s": 0.01} for n in range(600)]
+        ids = [receipt.id for receipt in await app.enqueue_many("once", payloads)]
+        records = await _ended(app, ids)
+        starts = fleet.starts()
+        assert max(starts.values()) == 1
+        never = [record.data["n"] for id, record in records.items() if record.status is Status.FAILED and id not in starts]
+        # Begun and not yet started is what a process can lose between the mark and the first line of the handler.
+        assert never == []
+        failed = [record for record in records.values() if record.status is Status.FAILED]
+        assert 1 <= len(failed) <= 20
+
+
+async def test_a_handler_that_wedges_its_worker_is_quarantined_and_no_other_is_condemned(url: str, fleet: Fleet) -> None:
+    async with Penstock(url) as app:
+        fleet.start(2, "wedged")
+        await eventually(lambda: app.job_types(), "the declaration")
+        payloads = [{"n": n, "does": "block" if n == 0 else None, "sleep_s": 0.02} for n in range(80)]
+        ids = [receipt.id for receipt in await app.enqueue_many("wedged", payloads)]
+
+        # A wedged worker stays wedged. Whoever watches the workers ends it some time after others have taken over its jobs.
+        async def restart() -> None:
+            while True:
+                await asyncio.sleep(0.5)
+                for row in await (await app.database()).fetch(
+                    "select pid from penstock.workers where blocked_since < penstock.clock() - interval '6 seconds'"
+                ):
+                    with suppress(ProcessLookupError):
+                        os.kill(row["pid"], signal.SIGKILL)
+
+        restarting = asyncio.create_task(restart())
+        try:
+            records = await _ended(app, ids, timeout=120)
+        finally:
+            restarting.cancel()
+        assert [record.data["n"] for record in records.values() if record.status is Status.FAILED] == [0]
+        assert list((await _reasons(app)).values()).count("quarantined") == 1
+
+
+async def test_a_child_process_that_dies_costs_its_own_job_an_attempt_and_nothing_else(url: str, fleet: Fleet) -> None:
+    async with Penstock(url) as app:
+        fleet.start(1, "child")
+        await eventually(lambda: app.job_types(), "the declaration")
+        ids = [r.id for r in await app.enqueue_many("child", [{"n": n, "does": "exit" if n == 3 else None} for n in range(12)])]
+        records = await _ended(app, ids)
+        assert [record.data["n"] for record in records.values() if record.status is Status.FAILED] == [3]
+        assert [error["attempt"] for record in records.values() for error in record.errors] == [1, 2]
+        assert fleet.deaths == 0
