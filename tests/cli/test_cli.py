@@ -229,6 +229,7 @@ def test_a_second_signal_stops_at_once_and_hands_the_job_back(url: str, tmp_path
         (["worker", "no_such_module:app"], "", 1, "there is no module"),
         (["worker", "json:app"], "", 1, "not a Penstock app"),
         (["grant", "nobody_there", "reader"], "", 1, "no such role"),
+        (["revoke", "nobody_there"], "", 1, "no such role"),
         (["fly"], "", 2, "No such command"),
     ],
 )
