@@ -10,7 +10,12 @@ import shutil
 import subprocess
 import sys
 
-PACKAGES = {"gearmand": "gearman-job-server", "gearman": "gearman-tools", "pgbouncer": "pgbouncer"}
+PACKAGES = {
+    "gearmand": "gearman-job-server",
+    "gearman": "gearman-tools",
+    "pgbouncer": "pgbouncer",
+    "chromium": "chromium",
+}
 """Programs, and the packages that they come with."""
 
 

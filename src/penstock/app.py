@@ -20,9 +20,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 from uuid import UUID
 
-import structlog
-from pydantic import ValidationError
-
 from penstock import lake
 from penstock.batches import send_batches
 from penstock.callers import enqueue_through
@@ -40,6 +37,7 @@ from penstock.job import (
     make_id,
     parse_id,
 )
+from penstock.logs import get_logger
 from penstock.message import TopicCounts
 from penstock.payload import dump_json
 from penstock.postgres import jobs, migrate, pool_views, topics
@@ -56,7 +54,7 @@ if TYPE_CHECKING:
     from penstock.sync import SyncPenstock
 
 T = TypeVar("T")
-log = structlog.get_logger("penstock")
+log = get_logger("penstock")
 
 
 _Place = tuple[int, asyncio.AbstractEventLoop]
@@ -86,7 +84,7 @@ class Penstock(JobDeclarations, StreamDeclarations):
             given["data_dir"] = Path(data_dir)
             if database_url is None:
                 given["database_url"] = None
-        self.settings = (settings or _settings({})).model_copy(update=_settings(given).model_dump(include=set(given)))
+        self.settings = (settings or Settings.read()).model_copy(update=Settings.read(**given).model_dump(include=set(given)))
         # Connections belong to the process and loop that opened them: a handler in a thread may call `sync`, a server may fork.
         self._databases: dict[_Place, Database] = {}
         self._opening: dict[_Place, asyncio.Lock] = {}
@@ -180,7 +178,7 @@ class Penstock(JobDeclarations, StreamDeclarations):
             except PenstockError as error:
                 # A role that only enqueues relies on the workers, or an administrator, to have declared what it uses.
                 quiet = lacks_rights(error)
-                (log.debug if quiet else log.warning)("declaration_failed", declaration=what, error=error.message)
+                (log.debug if quiet else log.warning)("declaration_failed", declaration=what, error=error)
 
     async def start_server(self) -> str:
         """The URL of the database, after starting the embedded server when there is none configured."""
@@ -469,16 +467,3 @@ class Penstock(JobDeclarations, StreamDeclarations):
         beside = {"renewal": lambda: keep_subscribed(database, subscribed)} if subscribed else {}
         parts = [await consumer.consumer(database, self.settings) for consumer in consumers]
         return Worker(database, worked, self.settings, pools, beside, parts, [] if names else list(self.schedules.values()))
-
-
-def _settings(given: dict[str, Any]) -> Settings:
-    try:
-        return Settings(**given)
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        place = ".".join(str(part) for part in first["loc"])
-        variable = place if place.startswith("PENSTOCK_") or place == "DATABASE_URL" else f"PENSTOCK_{place.upper()}"
-        raise InvalidInput(
-            f"invalid settings{f': {place}' if place else ''}: {first['msg']}",
-            hint=f"See the environment variable {variable}." if place else None,
-        ) from None

@@ -29,11 +29,10 @@ from difflib import get_close_matches
 from typing import Any
 from uuid import UUID
 
-import structlog
-
 from penstock.errors import PenstockError
 from penstock.handler import Job
 from penstock.job import Delivery, JobTypeRecord
+from penstock.logs import get_logger
 from penstock.payload import Codec
 from penstock.postgres import http, jobs
 from penstock.postgres.database import Database
@@ -45,7 +44,7 @@ from penstock.worker.claimer import Claimer
 from penstock.worker.runner import Runner, Running
 from penstock.worker.types import NotStarted, SettledElsewhere, WorkedType
 
-log = structlog.get_logger("penstock.downstream")
+log = get_logger("penstock.downstream")
 _LOOK_FOR_TYPES_S = 0.5
 _LOOK_FOR_CALLBACKS_S = 2.0
 _WARN_EVERY_S = 60.0
@@ -172,7 +171,7 @@ class DownstreamWorker(Worker):
         try:
             left = await http.leave_to_callback(self._database, list(self._sent))
         except PenstockError as error:
-            log.warning("jobs_not_left", error=error.message)
+            log.warning("jobs_not_left", error=error)
             return
         if left:
             log.info("jobs_left_to_callbacks", jobs=left)
@@ -209,7 +208,7 @@ class DownstreamWorker(Worker):
                     claimer.work_on(self._worked)
                 self._warn_of_missing()
             except PenstockError as error:
-                log.warning("job_types_unknown", error=error.message)
+                log.warning("job_types_unknown", error=error)
 
     async def _look_for_callbacks(self) -> None:
         while True:
@@ -220,7 +219,7 @@ class DownstreamWorker(Worker):
             try:
                 there = await http.attempts_of(self._database, [id for id, _, _ in expected])
             except PenstockError as error:
-                log.warning("callbacks_unknown", error=error.message)
+                log.warning("callbacks_unknown", error=error)
                 continue
             for id, attempts, lease in expected:
                 if there.get(id) != (attempts, lease):

@@ -8,7 +8,7 @@ and, in `hint`, what to do. The SQL functions raise the same kinds with an SQLST
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import Any
+from typing import Any, ClassVar
 
 
 class PenstockError(Exception):
@@ -17,7 +17,12 @@ class PenstockError(Exception):
     Args:
         message: What went wrong, with the value that was wrong.
         hint: What to do about it; shown after the message.
+
+    Attributes:
+        foreign: Whether the message is a handler's or another service's, so that it may hold payloads; logs leave it out.
     """
+
+    foreign: ClassVar[bool] = False
 
     def __init__(self, message: str, *, hint: str | None = None) -> None:
         super().__init__(message)
@@ -74,6 +79,8 @@ class EmbeddedServerError(PenstockError):
 class JobFailed(PenstockError):
     """A job that the caller waited for ended without success."""
 
+    foreign = True
+
 
 class Retry(PenstockError):
     """Raised by a handler: this attempt failed, try again (while attempts are left).
@@ -82,6 +89,8 @@ class Retry(PenstockError):
         message: The reason, kept with the attempt.
         after: Delay before the next attempt; None means the backoff of the job type.
     """
+
+    foreign = True
 
     def __init__(self, message: str = "the handler asked for a retry", *, after: timedelta | None = None) -> None:
         super().__init__(message)
@@ -101,3 +110,5 @@ class Fail(PenstockError):
     Args:
         message: The reason, kept with the attempt.
     """
+
+    foreign = True

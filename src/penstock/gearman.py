@@ -22,7 +22,6 @@ from typing import Any
 from uuid import UUID
 
 import orjson
-import structlog
 
 from penstock.app import Penstock
 from penstock.errors import DatabaseUnavailable, InvalidInput, NotFound, PenstockError
@@ -30,13 +29,14 @@ from penstock.gearman_deliveries import Deliveries
 from penstock.gearman_wire import Server, TakenJob, Wire, as_bytes, parsed
 from penstock.handler import Job
 from penstock.job import Backoff, JobRecord, Options, Status, make_id
+from penstock.logs import get_logger
 from penstock.message import Published
 from penstock.payload import dump_json, plain_text
 from penstock.postgres import jobs, topics
 from penstock.topics import Topic
 from penstock.worker import Worker
 
-log = structlog.get_logger("penstock.gearman")
+log = get_logger("penstock.gearman")
 _IDS = UUID("6f9cf0a2-4c1b-5b0e-9a53-1f64d0f5a7c3")
 _MOST_AT_ONCE = 1_000
 
@@ -174,11 +174,11 @@ class Bridge:
                 result = await self._functions[taken.function](taken)
             except DatabaseUnavailable as error:
                 # gearmand holds the job as long as we do.
-                log.warning("gearman_job_waits", function=taken.function, error=error.message, retry_in_s=pause)
+                log.warning("gearman_job_waits", function=taken.function, error=error, retry_in_s=pause)
                 await asyncio.sleep(pause)
                 pause = min(pause * 2, 5.0)
             except PenstockError as error:
-                log.info("gearman_job_refused", function=taken.function, error=error.message)
+                log.info("gearman_job_refused", function=taken.function, error=error)
                 return await taken.refuse(error.message)
             else:
                 return await taken.complete(result)
@@ -270,7 +270,7 @@ class Finished:
             try:
                 pause = 0.01 if await self._look() else min(pause * 1.3, 0.25)
             except PenstockError as error:
-                log.warning("look_failed", error=error.message)
+                log.warning("look_failed", error=error)
             if not self._waiting:
                 self._arrived.clear()
             await asyncio.sleep(pause)

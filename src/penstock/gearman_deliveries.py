@@ -15,15 +15,14 @@ from datetime import timedelta
 from typing import Any, Protocol
 from uuid import UUID
 
-import structlog
-
 from penstock.app import Penstock
 from penstock.errors import Fail, PenstockError, Retry
 from penstock.gearman_wire import GearmanFailure, GearmanUnavailable, as_bytes, parsed
 from penstock.handler import Job
+from penstock.logs import get_logger
 from penstock.postgres import jobs, topics
 
-log = structlog.get_logger("penstock.gearman")
+log = get_logger("penstock.gearman")
 _MOST_REMEMBERED = 100_000
 _LONGEST_DELAY_S = 600
 _LOOK_EVERY_S = 0.2
@@ -93,7 +92,7 @@ class Deliveries:
             try:
                 found = await jobs.run_now(await self._app.database(), ids)
             except PenstockError as error:
-                log.warning("parked_copies_wait", error=error.message)
+                log.warning("parked_copies_wait", error=error)
                 found = set()
             for id in ids:
                 # A copy that is not found has not gone back yet, or was taken by another bridge: some looks, then its own delay.

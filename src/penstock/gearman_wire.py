@@ -19,12 +19,12 @@ from typing import Any
 
 import gear
 import orjson
-import structlog
 
 from penstock.errors import InvalidInput, PenstockError
+from penstock.logs import get_logger
 from penstock.payload import dump_json
 
-log = structlog.get_logger("penstock.gearman")
+log = get_logger("penstock.gearman")
 DEFAULT_PORT = 4730
 _CONNECT_S = 10.0
 
@@ -85,7 +85,7 @@ class TakenJob:
         try:
             await asyncio.get_running_loop().run_in_executor(self._executor, send)
         except OSError as error:
-            log.warning("gearman_answer_lost", function=self.function, handle=self.handle, error=str(error))
+            log.warning("gearman_answer_lost", function=self.function, handle=self.handle, error=error)
 
 
 class Wire:

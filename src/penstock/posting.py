@@ -8,16 +8,17 @@ from urllib.parse import quote
 
 import aiohttp
 import orjson
-import structlog
 from pydantic import AliasChoices, Field, SecretStr
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic_settings import SettingsConfigDict
 from yarl import URL
 
 from penstock._version import __version__
 from penstock.errors import InvalidInput, PenstockError
 from penstock.handler import Job
+from penstock.logs import get_logger
+from penstock.settings import FromEnvironment
 
-log = structlog.get_logger("penstock.downstream")
+log = get_logger("penstock.downstream")
 _MOST_ANSWER = 64 << 10
 _KEPT_S = 1.0
 
@@ -26,12 +27,10 @@ def _rickover(field: str, name: str) -> AliasChoices:
     return AliasChoices(field, f"PENSTOCK_DOWNSTREAM_{field.upper()}", name)
 
 
-class DownstreamSettings(BaseSettings):
+class DownstreamSettings(FromEnvironment):
     """Where the jobs go. Rickover's environment variables keep their names."""
 
-    model_config = SettingsConfigDict(
-        env_prefix="PENSTOCK_DOWNSTREAM_", frozen=True, extra="ignore", populate_by_name=True, env_ignore_empty=True
-    )
+    model_config = SettingsConfigDict(env_prefix="PENSTOCK_DOWNSTREAM_")
 
     url: str = Field(default="", validation_alias=_rickover("url", "DOWNSTREAM_URL"), description="The service.")
     password: SecretStr = Field(
@@ -73,6 +72,8 @@ class DownstreamSettings(BaseSettings):
 
 class Refused(PenstockError):
     """The service did not take the job."""
+
+    foreign = True
 
 
 class Unreachable(PenstockError):
@@ -140,7 +141,7 @@ class Service:
         try:
             return await self._post(self._session if again else self._once, job, body)
         except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError) as error:
-            log.info("downstream_answer_lost", job_id=str(job.id), error=str(error))
+            log.info("downstream_answer_lost", job_id=str(job.id), error=error)
             return False
 
     async def _post(self, session: aiohttp.ClientSession | None, job: Job[str], body: bytes) -> bool:

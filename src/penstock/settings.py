@@ -5,12 +5,15 @@ One way in (arguments of `Penstock`), one fallback (the environment, `PENSTOCK_.
 
 from __future__ import annotations
 
+import os
 from datetime import timedelta
 from pathlib import Path
-from typing import Annotated, Self
+from typing import Annotated, Any, Self
 
-from pydantic import AliasChoices, BeforeValidator, Field, SecretStr, model_validator
+from pydantic import AliasChoices, BeforeValidator, Field, SecretStr, ValidationError, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from penstock.errors import InvalidInput
 
 
 def _seconds(value: object) -> object:
@@ -25,15 +28,59 @@ def _seconds(value: object) -> object:
     return value
 
 
+class FromEnvironment(BaseSettings):
+    """Settings whose fallback is the environment. Errors do not show what was given: it may be a password."""
+
+    model_config = SettingsConfigDict(
+        frozen=True, extra="ignore", populate_by_name=True, env_ignore_empty=True, hide_input_in_errors=True
+    )
+
+    @classmethod
+    def read(cls, **given: Any) -> Self:
+        """The settings from these arguments and the environment.
+
+        Raises:
+            InvalidInput: One of them is not valid; the message names its environment variable or its argument.
+        """
+        try:
+            return cls(**given)
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_context=False)[0]
+            place = str(first["loc"][0]) if first["loc"] else ""
+            reason = first["msg"].removeprefix("Value error, ")
+            name = next((name for name in cls.model_fields if place in (name, *cls.variables(name))), None)
+            if name is None:
+                raise InvalidInput(f"invalid settings: {reason}") from None
+            secret = "SecretStr" in str(cls.model_fields[name].annotation) or "url" in name
+            value = "" if secret else f" {str(first['input'])[:50]!r}"
+            variable = next((one for one in cls.variables(name) if one in _environment()), None)
+            if name in given or variable is None:
+                raise InvalidInput(f"invalid settings: {name}{value} is not valid: {reason}") from None
+            raise InvalidInput(
+                f"invalid settings: the environment variable {variable}{value} is not valid: {reason}",
+                hint=f"Correct {variable}, or unset it.",
+            ) from None
+
+    @classmethod
+    def variables(cls, name: str) -> list[str]:
+        """The environment variables of a setting, the one that counts first."""
+        alias = cls.model_fields[name].validation_alias
+        if isinstance(alias, AliasChoices):
+            return [str(choice) for choice in alias.choices if str(choice) != name]
+        return [f"{cls.model_config.get('env_prefix', '')}{name}".upper()]
+
+
+def _environment() -> set[str]:
+    return {name.upper() for name, value in os.environ.items() if value}
+
+
 Span = Annotated[timedelta, BeforeValidator(_seconds), Field(gt=timedelta(0))]
 
 
-class Settings(BaseSettings):
+class Settings(FromEnvironment):
     """Settings of a process. Spans of time are `timedelta`, or seconds, or ISO 8601 text such as `PT5M`."""
 
-    model_config = SettingsConfigDict(
-        env_prefix="PENSTOCK_", frozen=True, extra="ignore", populate_by_name=True, env_ignore_empty=True
-    )
+    model_config = SettingsConfigDict(env_prefix="PENSTOCK_")
 
     database_url: SecretStr | None = Field(
         default=None,

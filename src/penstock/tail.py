@@ -10,11 +10,10 @@ from contextlib import suppress
 from datetime import datetime
 from typing import TYPE_CHECKING, Generic, Literal, TypeAlias, TypeVar
 
-import structlog
-
 from penstock.encoding import Undecodable, unreadable
 from penstock.errors import DatabaseUnavailable, InvalidInput, NotFound, OffsetGone, PenstockError
 from penstock.event import Event, Gone
+from penstock.logs import get_logger
 from penstock.postgres import streams
 from penstock.postgres.listener import Listener
 from penstock.waiting import happens
@@ -22,7 +21,7 @@ from penstock.waiting import happens
 if TYPE_CHECKING:
     from penstock.streams import Stream
 
-log = structlog.get_logger("penstock.streams")
+log = get_logger("penstock.streams")
 T = TypeVar("T")
 Start: TypeAlias = Literal["earliest", "latest"] | datetime | Mapping[int, int]
 _LIMIT = 500
@@ -91,7 +90,7 @@ class Tail(Generic[T]):
                     await self._skip(at)
                     continue
                 except DatabaseUnavailable as error:
-                    log.warning("read_failed", stream=stream.name, error=error.message)
+                    log.warning("read_failed", stream=stream.name, error=error)
                     await asyncio.sleep(random.uniform(0.2, 0.6))
                     continue
                 for chunk in chunks:

@@ -19,13 +19,12 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from uuid import UUID
 
-import structlog
-
 from penstock.batches import aware
 from penstock.callers import publish_through
 from penstock.errors import InvalidInput, PenstockError
 from penstock.handler import Job
 from penstock.job import make_id, parse_id
+from penstock.logs import get_logger
 from penstock.message import Message, NewMessage, Published, Subscribed, Subscriber
 from penstock.payload import Codec, dump_json
 from penstock.postgres import topics
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
     from penstock.app import Penstock
     from penstock.declaring import JobType
 
-log = structlog.get_logger("penstock.topics")
+log = get_logger("penstock.topics")
 T = TypeVar("T")
 _RENEWALS_IN_A_TTL = 4
 BATCH = 1_000
@@ -328,7 +327,7 @@ async def keep_subscribed(database: Database, subscriptions: list[tuple[Subscrip
                 subscription, options = living[missing]
                 await subscription.begin(database, options)
         except PenstockError as error:
-            log.warning("renewal_failed", error=error.message)
+            log.warning("renewal_failed", error=error)
 
 
 def _filter(filter: Any) -> str | None:

@@ -21,7 +21,11 @@ SHOP = "from penstock import Penstock\napp = Penstock()\n\n@app.job('pack')\nasy
 
 async def start(url: str, folder: Path, arguments: list[str], patience_s: float) -> Process:
     (folder / "shop.py").write_text(SHOP)
-    settings = {"PENSTOCK_DATABASE_URL": url, "PENSTOCK_START_TIMEOUT": str(patience_s), "PENSTOCK_HTTP_TOKEN": "x"}
+    settings = {
+        "PENSTOCK_DATABASE_URL": url,
+        "PENSTOCK_START_TIMEOUT": str(patience_s),
+        "PENSTOCK_HTTP_TOKEN": "token-of-the-tests",
+    }
     return await asyncio.create_subprocess_exec(
         sys.executable, "-m", "penstock", *arguments, env={**os.environ, **settings}, cwd=folder, stdout=PIPE, stderr=STDOUT
     )

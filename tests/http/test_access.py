@@ -40,11 +40,13 @@ def penstock(url: str, *arguments: str, **environment: str) -> subprocess.Comple
 def with_users(databases: TemporaryDatabases) -> Iterator[Served]:
     with databases.database() as url:
         for role in ("read", "enqueue", "work", "admin"):
-            done = penstock(url, "users", "add", f"{role}er", "--password", f"{role}-secret", "--role", role)
+            done = penstock(url, "users", "add", f"{role}er", "--role", role, PENSTOCK_USER_PASSWORD=f"{role}-secret-word")
             assert done.returncode == 0, done.stderr
-        penstock(url, "users", "add", "narrow", "--password", "narrow-secret", "--role", "admin", "-t", "a", "-t", "b")
+        penstock(
+            url, "users", "add", "narrow", "--role", "admin", "-t", "a", "-t", "b", PENSTOCK_USER_PASSWORD="narrow-secret-word"
+        )
         with serving(url, token=None, DEBUG_HTTP_TRAFFIC="true", PENSTOCK_HTTP_LOG_REQUESTS="1") as served:
-            with served.client(auth=("adminer", "admin-secret")) as client:
+            with served.client(auth=("adminer", "admin-secret-word")) as client:
                 for name in ("a", "b", "c"):
                     body = {"name": name, "delivery_strategy": "at_least_once", "attempts": 3, "concurrency": 5}
                     assert client.post("/v1/jobs", json=body).status_code == 201
@@ -63,7 +65,7 @@ ADMIN = [("POST", "/v1/jobs"), ("PATCH", "/v1/jobs/a"), ("POST", "/v1/jobs/a/pau
 @pytest.mark.parametrize("role", ["read", "enqueue", "work", "admin"])
 def test_each_role_may_what_it_may(with_users: Served, role: str) -> None:
     rank = Role[role.upper()]
-    with with_users.client(auth=(f"{role}er", f"{role}-secret")) as client:
+    with with_users.client(auth=(f"{role}er", f"{role}-secret-word")) as client:
         for needed, calls in ((Role.READ, LOOK), (Role.ENQUEUE, ENQUEUE), (Role.WORK, WORK), (Role.ADMIN, ADMIN)):
             for method, path in calls:
                 response = client.request(method, path, content=b'{"data": 1}' if method == "PUT" else b"{}")
@@ -74,11 +76,14 @@ def test_each_role_may_what_it_may(with_users: Served, role: str) -> None:
 
 
 def test_a_restricted_user_sees_only_its_types(with_users: Served) -> None:
-    with with_users.client(auth=("narrow", "narrow-secret")) as client, with_users.client(auth=("reader", "read-secret")) as all:
+    with (
+        with_users.client(auth=("narrow", "narrow-secret-word")) as client,
+        with_users.client(auth=("reader", "read-secret-word")) as all,
+    ):
         assert [one["name"] for one in client.get("/v1/jobs").json()] == ["a", "b"]
         assert {one["name"] for one in client.get("/v1/queued-jobs").json()} == {"a", "b"}
         assert {one["name"] for one in client.get("/v1/stats").json()} == {"a", "b"}
-        with with_users.client(auth=("worker", "work-secret")) as worker:
+        with with_users.client(auth=("worker", "work-secret-word")) as worker:
             worker.post("/v1/workers/worker-of-c/heartbeat", json={"names": ["c"]})
         assert "worker-of-c" not in client.get("/v1/workers").text
         (hidden,) = all.get("/v1/queued-jobs?name=c").json()
@@ -119,8 +124,8 @@ def test_a_token_is_as_good_as_a_password(with_users: Served) -> None:
 
 async def test_a_removed_user_is_refused_soon(with_users: Served) -> None:
     url = with_users.database_url
-    penstock(url, "users", "add", "leaver", "--password", "x")
-    with with_users.client(auth=("leaver", "x")) as client:
+    penstock(url, "users", "add", "leaver", PENSTOCK_USER_PASSWORD="leaver-secret")
+    with with_users.client(auth=("leaver", "leaver-secret")) as client:
         assert client.get("/v1/jobs").status_code == 200
         assert penstock(url, "users", "remove", "leaver").returncode == 0
         await eventually(lambda: client.get("/v1/jobs").status_code == 403, "the refusal")
@@ -129,10 +134,10 @@ async def test_a_removed_user_is_refused_soon(with_users: Served) -> None:
 def test_users_on_the_command_line(with_users: Served) -> None:
     url = with_users.database_url
     assert penstock(url, "users", "add", "adminer").returncode == 1
-    assert penstock(url, "users", "add", "a b", "--password", "x").returncode == 1
+    assert penstock(url, "users", "add", "a b").returncode == 1
     assert penstock(url, "users", "add", "x", "--role", "king").returncode == 1
     assert penstock(url, "users", "remove", "nobody").returncode == 1
-    changed = penstock(url, "users", "add", "reader", "--role", "read", "--replace", PENSTOCK_USER_PASSWORD="read-secret")
+    changed = penstock(url, "users", "add", "reader", "--role", "read", "--replace", PENSTOCK_USER_PASSWORD="read-secret-word")
     assert changed.returncode == 0
     listed = json.loads(penstock(url, "users", "list", "--json").stdout)
     assert {user["name"]: user["types"] for user in listed}["narrow"] == ["a", "b"]
@@ -159,15 +164,15 @@ async def test_no_database_role_reads_the_hashes(with_users: Served) -> None:
 
 def test_secrets_are_in_no_log(with_users: Served) -> None:
     marker = "a-visible-payload"
-    with with_users.client(auth=("adminer", "admin-secret")) as client:
-        client.put("/v1/jobs/a/random_id", json={"data": marker}, headers={"Cookie": "session=cookie-secret"})
-        client.get("/v1/jobs", headers={"Authorization": "Bearer adminer.admin-secret"})
-        client.get("/v1/jobs", auth=("adminer", "wrong-secret"))
+    with with_users.client(auth=("adminer", "admin-secret-word")) as client:
+        client.put("/v1/jobs/a/random_id", json={"data": marker}, headers={"Cookie": "session=cookie-secret-word"})
+        client.get("/v1/jobs", headers={"Authorization": "Bearer adminer.admin-secret-word"})
+        client.get("/v1/jobs", auth=("adminer", "wrong-secret-word"))
     log = with_users.log.read_text() + with_users.said
     assert marker in log, "DEBUG_HTTP_TRAFFIC shows bodies"
     assert "login_refused" in log
-    encoded = [base64.b64encode(f"{user}:{secret}".encode()).decode() for user, secret in (("adminer", "admin-secret"),)]
-    for secret in ("admin-secret", "wrong-secret", "cookie-secret", *encoded):
+    encoded = [base64.b64encode(f"{user}:{secret}".encode()).decode() for user, secret in (("adminer", "admin-secret-word"),)]
+    for secret in ("admin-secret-word", "wrong-secret-word", "cookie-secret-word", *encoded):
         assert secret not in log
 
 
@@ -177,7 +182,7 @@ def test_guessing_is_slowed_down(with_users: Served) -> None:
         assert statuses == [403] * 10 + [429] * 2
         refused = client.get("/v1/jobs")
         assert (refused.json()["id"], int(refused.headers["retry-after"]) > 0) == ("too_many_failures", True)
-    with with_users.client(auth=("reader", "read-secret")) as client:
+    with with_users.client(auth=("reader", "read-secret-word")) as client:
         assert client.get("/v1/jobs").status_code == 200
 
 
@@ -265,7 +270,7 @@ async def test_guesses_at_the_same_time_do_not_slip_through_together(with_users:
 
 
 async def test_many_first_requests_with_good_credentials_are_all_let_in(with_users: Served) -> None:
-    async with httpx.AsyncClient(base_url=with_users.base_url, timeout=60, auth=("worker", "work-secret")) as client:
+    async with httpx.AsyncClient(base_url=with_users.base_url, timeout=60, auth=("worker", "work-secret-word")) as client:
         answers = await asyncio.gather(*(client.get("/v1/jobs") for _ in range(40)))
         assert {answer.status_code for answer in answers} == {200}
 
@@ -288,8 +293,8 @@ async def test_good_ones_among_many_at_once_pass() -> None:
 
 def test_an_id_of_another_type_shows_nothing_of_it(with_users: Served) -> None:
     with (
-        with_users.client(auth=("adminer", "admin-secret")) as admin,
-        with_users.client(auth=("narrow", "narrow-secret")) as narrow,
+        with_users.client(auth=("adminer", "admin-secret-word")) as admin,
+        with_users.client(auth=("narrow", "narrow-secret-word")) as narrow,
     ):
         hidden = f"job_{uuid4()}"
         assert admin.put(f"/v1/jobs/c/{hidden}", json={"data": "hidden-data"}).status_code == 202

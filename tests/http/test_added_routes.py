@@ -218,7 +218,7 @@ def test_the_viewer_loads_nothing_from_elsewhere(client: httpx.Client) -> None:
     assert page.status_code == 200
     assert "://" not in page.text
     assert "default-src 'none'" in page.headers["content-security-policy"]
-    for file in ("swagger-ui.css", "swagger-ui-bundle.js", "start.js", "favicon-32x32.png"):
+    for file in ("swagger-ui.css", "swagger-ui-bundle.js", "start.js", "favicon.png"):
         assert client.get(f"/docs/{file}").status_code == 200
     assert client.get("/docs/nope.js").status_code == 404
     document = client.get("/openapi.json").json()

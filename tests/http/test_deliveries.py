@@ -293,7 +293,7 @@ def test_a_bad_frame_is_answered_and_does_no_harm(served: Served, client: httpx.
     [
         (401, "unauthorized", "/v1/topics/{topic}/deliveries", {"additional_headers": {}}),
         (403, "forbidden", "/v1/topics/{topic}/deliveries", {"additional_headers": {"Authorization": "Bearer admin.wrong"}}),
-        (403, "forbidden", "/v1/topics/{topic}/deliveries", {"origin": "https://evil.example.com"}),
+        (403, "cross_site", "/v1/topics/{topic}/deliveries", {"origin": "https://evil.example.com"}),
         (403, "forbidden", "/v1/topics/{topic}/deliveries", {"subprotocols": ["penstock", subprotocol("admin.wrong")]}),
         (404, "not_found", "/v1/topics/none/deliveries", {}),
         (404, "not_found", "/v1/nothing", {}),
@@ -320,7 +320,7 @@ def test_a_browser_gives_its_token_as_a_subprotocol(served: Served, topic: str) 
     options = {
         "additional_headers": {},
         "subprotocols": ["penstock", subprotocol(f"admin.{TOKEN}")],
-        "origin": "https://dashboard.example.com",
+        "origin": served.base_url,
     }
     with socket(served, f"/v1/topics/{topic}/deliveries", **options) as connection:
         assert connection.subprotocol == "penstock"

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import httpx
 import pytest
@@ -153,11 +154,11 @@ def test_a_pool_is_changed_and_grows(client: httpx.Client, pool: str) -> None:
 
 def test_keys_get_weights(client: httpx.Client, pool: str) -> None:
     key = "a/b c"
-    assert client.put(f"/v1/pools/{pool}/weights/{key}", json={"weight": 3}).json() == {"weight": 3}
+    assert client.put(f"/v1/pools/{pool}/weights/{quote(key, safe='')}", json={"weight": 3}).json() == {"weight": 3}
     assert client.get(f"/v1/pools/{pool}/weights").json() == {"weights": {key: 3}}
-    assert client.get(f"/v1/pools/{pool}/keys/{key}").json()["weight"] == 3
-    assert client.put(f"/v1/pools/{pool}/weights/{key}", json={"weight": 0}).status_code == 400
-    client.put(f"/v1/pools/{pool}/weights/{key}", json={"weight": 1})
+    assert client.get(f"/v1/pools/{pool}/keys/{quote(key, safe='')}").json()["weight"] == 3
+    assert client.put(f"/v1/pools/{pool}/weights/{quote(key, safe='')}", json={"weight": 0}).status_code == 400
+    client.put(f"/v1/pools/{pool}/weights/{quote(key, safe='')}", json={"weight": 1})
     assert client.get(f"/v1/pools/{pool}/weights").json() == {"weights": {}}
 
 
@@ -224,10 +225,11 @@ def test_a_user_needs_the_role_and_the_pool(served: Served, client: httpx.Client
         name = f"u-{secrets.token_hex(4)}"
         arguments = [arg for one in types for arg in ("--type", one)]
         subprocess.run(
-            [sys.executable, "-m", "penstock", "users", "add", name, "--role", role, "--password", "secret", *arguments],
-            env={**os.environ, "PENSTOCK_DATABASE_URL": served.database_url}, check=True, capture_output=True, timeout=60,
+            [sys.executable, "-m", "penstock", "users", "add", name, "--role", role, *arguments],
+            env={**os.environ, "PENSTOCK_DATABASE_URL": served.database_url, "PENSTOCK_USER_PASSWORD": "secret-of-tests"},
+            check=True, capture_output=True, timeout=60,
         )  # fmt: skip
-        return served.client(auth=(name, "secret"))
+        return served.client(auth=(name, "secret-of-tests"))
 
     with user("read") as reader, user("enqueue", "others") as stranger, user("enqueue", pool) as shop:
         assert reader.get(f"/v1/pools/{pool}").status_code == 200

@@ -51,7 +51,7 @@ BAD_JSON = {"title": "Invalid request: bad JSON. Double check the types of the f
         (
             {**TYPE, "visibility_timeout_s": "soon"},
             {
-                "title": "Invalid visibility_timeout_s: Input should be a valid number, unable to parse string as a number",
+                "title": "Invalid visibility_timeout_s: Input should be a valid number",
                 "id": "invalid_parameter",
                 "instance": "/v1/jobs",
             },
@@ -409,7 +409,7 @@ def test_reading_a_bad_id_is_refused(client: httpx.Client, path: str) -> None:
     ("method", "path"),
     [
         ("DELETE", "/v1/jobs"),
-        ("HEAD", "/v1/jobs"),
+        ("HEAD", "/jobber/queue"),
         ("PUT", "/v1/jobs"),
         ("DELETE", "/v1/jobs/echo/job_0190b7a0-0000-7000-8000-000000000001"),
         ("GET", "/v1/jobs/job_0190b7a0-0000-7000-8000-000000000001/replay"),
@@ -427,7 +427,7 @@ def test_an_unknown_path_is_answered_without_credentials(client: httpx.Client) -
     assert client.get("/nothing/here", auth=None).status_code == 404  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("path", "methods"), [("/v1/jobs", "GET, POST, OPTIONS"), ("/jobber/queue", "POST, OPTIONS")])
+@pytest.mark.parametrize(("path", "methods"), [("/v1/jobs", "GET, HEAD, POST, OPTIONS"), ("/jobber/queue", "POST, OPTIONS")])
 def test_options_lists_the_methods(client: httpx.Client, path: str, methods: str) -> None:
     response = client.options(path, auth=None)  # type: ignore[arg-type]
     assert (response.status_code, response.headers["allow"]) == (200, methods)

@@ -417,14 +417,14 @@ def test_roles_and_names_hold(url: str) -> None:
     import subprocess
     import sys
 
-    env = {**os.environ, "PENSTOCK_DATABASE_URL": url}
+    env = {**os.environ, "PENSTOCK_DATABASE_URL": url, "PENSTOCK_USER_PASSWORD": "pw-of-the-tests"}
     for name, role, types in (
         ("reads", "read", []),
         ("adds", "enqueue", []),
         ("works", "work", []),
         ("other", "admin", ["-t", "else"]),
     ):
-        command = [sys.executable, "-m", "penstock", "users", "add", name, "--role", role, "--password", "pw", *types]
+        command = [sys.executable, "-m", "penstock", "users", "add", name, "--role", role, *types]
         subprocess.run(command, env=env, check=True, capture_output=True)
     with serving(url) as served, served.client() as admin:
         stream = create(admin)
@@ -455,7 +455,7 @@ def test_roles_and_names_hold(url: str) -> None:
             ("other", "GET", f"/v1/topics/{stream}", None, 403),
             ("other", "GET", f"/v1/topics/{stream}/deliveries", None, 403),
         ):
-            answer = admin.request(method, path, json=body, auth=(user, "pw"))
+            answer = admin.request(method, path, json=body, auth=(user, "pw-of-the-tests"))
             assert answer.status_code == status, (user, method, path, answer.text)
-        assert [one["name"] for one in admin.get("/v1/streams", auth=("other", "pw")).json()] == ["else"]
-        assert admin.get("/v1/topics", auth=("other", "pw")).json() == []
+        assert [one["name"] for one in admin.get("/v1/streams", auth=("other", "pw-of-the-tests")).json()] == ["else"]
+        assert admin.get("/v1/topics", auth=("other", "pw-of-the-tests")).json() == []

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from penstock import logs
 from penstock._version import __version__
 from penstock.cli import bulk, enqueueing, fleet, gearman, history, http, jobs, serving, standing, streams, topics, types, workers
 from penstock.cli.output import err
@@ -35,8 +36,12 @@ app.add_typer(streams.app, name="streams")
 app.add_typer(topics.app, name="topics")
 
 
+_CONFIGURE_THEMSELVES = {"worker", "up", "dequeue", "gearman", "server"}
+
+
 @app.callback()
 def choose(
+    context: typer.Context,
     server: Annotated[
         str | None,
         typer.Option(
@@ -46,7 +51,16 @@ def choose(
     ] = None,
 ) -> None:  # fmt: skip
     """Background work on PostgreSQL: enqueue, work, look and steer."""
+    if context.invoked_subcommand not in _CONFIGURE_THEMSELVES:
+        # What a command answers is on standard output.
+        logs.configure(output=2)
     if server is not None:
+        source = context.get_parameter_source("server")
+        if source is not None and source.name == "COMMANDLINE" and "@" in server:
+            raise typer.BadParameter(
+                "everybody on this machine sees its password in the list of processes: set PENSTOCK_SERVER_TOKEN",
+                param_hint="--server",
+            )
         os.environ["PENSTOCK_SERVER_URL"] = server
 
 
@@ -58,6 +72,7 @@ def version() -> None:
 
 def main() -> None:
     """Run the command line. Exit codes: 0 done, 1 refused or failed, 2 wrong usage, 3 database not available."""
+    logs.hook_in()
     try:
         app()
     except DatabaseUnavailable as error:
@@ -67,7 +82,14 @@ def main() -> None:
         sys.exit(3)
     except PenstockError as error:
         err.print("[red]error:[/red] ", end="")
-        err.print(error.message, markup=False, highlight=False)
+        # A handler's words may be a payload, and this may be the log of a worker.
+        hidden = error.foreign and not logs.payloads_shown()
+        err.print(f"{type(error).__name__} in a handler" if hidden else error.message, markup=False, highlight=False)
         if error.hint:
             err.print(error.hint, markup=False, highlight=False)
+        sys.exit(1)
+    except Exception as error:
+        # What the exception says may hold a payload or a password; PENSTOCK_LOG_PAYLOADS shows it.
+        err.print("unexpected error:", style="red")
+        err.print(logs.traceback_of(error), markup=False, highlight=False, soft_wrap=True)
         sys.exit(1)

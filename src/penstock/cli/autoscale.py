@@ -8,15 +8,15 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-import structlog
 import typer
 
 from penstock.app import Penstock
 from penstock.errors import PenstockError
+from penstock.logs import get_logger
 from penstock.scaling import Autoscale, ScaleAdvice
 from penstock.settings import Settings
 
-log = structlog.get_logger("penstock.worker")
+log = get_logger("penstock.worker")
 
 
 def parse_range(text: str) -> tuple[int, int]:
@@ -69,5 +69,5 @@ class Autoscaler:
                 except PenstockError as error:
                     # Nobody knows: all stays as it is.
                     self._advice = ()
-                    log.warning("autoscale_advice_failed", error=error.message)
+                    log.warning("autoscale_advice_failed", error=error)
                 await asyncio.sleep(self._interval_s)

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from penstock import logs
 from penstock.app import Penstock
 from penstock.cli.output import out
 from penstock.errors import InvalidInput
@@ -32,6 +33,8 @@ def gearman(
         from penstock.gearman_wire import Server
     except ImportError as error:
         raise InvalidInput(f"the package {error.name} is missing", hint="Run: pip install 'penstock[gearman]'") from None
+
+    logs.configure()
 
     async def run() -> None:
         app = Penstock()

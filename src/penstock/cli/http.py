@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import multiprocessing
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from penstock.cli.output import AsJson, err, out, print_json, print_table, with_app
-from penstock.errors import PenstockError
+from penstock import logs
+from penstock.cli.output import AsJson, err, opened, out, print_json, print_table, with_app
+from penstock.errors import InvalidInput, PenstockError
 
 _STOPS_WITHIN_S = 30.0
 users = typer.Typer(help="Users of the HTTP API: list, add, remove.", no_args_is_help=True)
@@ -39,7 +42,9 @@ def server(
 @contextmanager
 def serving_beside(**given: Any) -> Iterator[None]:
     """Serve the HTTP API in a process of its own, which ends here, and with this process."""
-    process = multiprocessing.get_context("spawn").Process(target=_serve_or_say, args=(given,), name="penstock-server")
+    process = multiprocessing.get_context("spawn").Process(
+        target=logs.guarded, args=(_serve_or_say, given), name="penstock-server"
+    )
     process.start()
     try:
         yield
@@ -64,7 +69,7 @@ def _serve(given: dict[str, Any]) -> None:
         from penstock.http import HttpSettings, serve
     except ModuleNotFoundError as error:
         raise _not_installed(error) from None
-    serve(HttpSettings(**{name: value for name, value in given.items() if value is not None}), typer.echo)
+    serve(HttpSettings.read(**{name: value for name, value in given.items() if value is not None}), typer.echo)
 
 
 def dequeue(
@@ -85,10 +90,13 @@ def dequeue(
     except ModuleNotFoundError as error:
         raise _not_installed(error) from None
     given = {"url": downstream_url, "concurrency": concurrency}
-    settings = DownstreamSettings(**{name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]
+    settings = DownstreamSettings.read(**{name: value for name, value in given.items() if value is not None})
     settings.require_url()
     if not settings.password.get_secret_value():
         err.print("DOWNSTREAM_WORKER_AUTH is not set: the service is called with an empty password", style="yellow")
+
+    logs.configure()
+    logs.show_payloads(settings.debug_traffic or logs.payloads_shown())
 
     async def run() -> None:
         app = Penstock()
@@ -114,9 +122,12 @@ def dequeue(
 @users.command("add")
 def add_user(
     name: Annotated[str, typer.Argument(help="Letters, digits, - and _.")],
-    password: Annotated[
-        str | None, typer.Option(envvar="PENSTOCK_USER_PASSWORD", help="Its password; none: one is made and printed.")
+    password: Annotated[str | None, typer.Option(hidden=True)] = None,
+    password_file: Annotated[
+        Path | None,
+        typer.Option(help="File with its password, - for standard input; or PENSTOCK_USER_PASSWORD; none: one is made."),
     ] = None,
+    ask: Annotated[bool, typer.Option("--ask", help="Ask for its password.")] = False,
     role: Annotated[str, typer.Option(help="read, enqueue, work or admin; each includes the ones before.")] = "enqueue",
     types: Annotated[list[str] | None, typer.Option("--type", "-t", help="Only this job type; may be repeated.")] = None,
     replace: Annotated[bool, typer.Option(help="Change the user when it exists.")] = False,
@@ -129,15 +140,35 @@ def add_user(
         from penstock.http.users import hash_secret, new_secret
     except ModuleNotFoundError as error:
         raise _not_installed(error) from None
-    secret = password if password is not None else new_secret()
+    if password is not None:
+        raise typer.BadParameter(
+            "everybody on this machine sees it in the list of processes: use --password-file, --ask or PENSTOCK_USER_PASSWORD",
+            param_hint="--password",
+        )
+    given = _password(name, password_file, ask)
+    secret = given if given is not None else new_secret()
+    hashed = hash_secret(secret)
 
     async def run(app: Penstock) -> None:
-        await table.add_user(await app.database(), name, role, hash_secret(secret), types or None, replace=replace)
+        await table.add_user(await app.database(), name, role, hashed, types or None, replace=replace)
 
     with_app(run)
     out.print(f"added: {name} ({role})", highlight=False)
-    if password is None:
+    if given is None:
         out.print(f"password: {secret}\ntoken:    {name}.{secret}", highlight=False, soft_wrap=True)
+
+
+def _password(name: str, file: Path | None, ask: bool) -> str | None:
+    """The password that is given; None: one is to be made."""
+    if ask:
+        return str(typer.prompt(f"password of {name}", hide_input=True, confirmation_prompt=True))
+    if file is None:
+        return os.environ.get("PENSTOCK_USER_PASSWORD") or None
+    with opened(file) as source:
+        try:
+            return source.read(4096).decode().removesuffix("\n").removesuffix("\r")
+        except UnicodeDecodeError:
+            raise InvalidInput(f"the password in {file} is not UTF-8 text") from None
 
 
 @users.command("list")

@@ -7,11 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-from penstock.app import Penstock
 from penstock.cli.output import AsJson, out, print_json, print_table, with_app
-from penstock.ownership import balance
-from penstock.pool_workers import PoolMember, workers_of
-from penstock.postgres import ownership, pool_views, pools
+from penstock.cli.pool_doors import PoolDoor, all_pools, with_pool
 
 Name = Annotated[str, typer.Argument(help="Pool.")]
 Key = Annotated[str, typer.Argument(help="Key.")]
@@ -33,24 +30,7 @@ def list_pools(context: typer.Context, as_json: AsJson = False) -> None:
     if context.invoked_subcommand is not None:
         return
 
-    async def read(app: Penstock) -> list[dict[str, Any]]:
-        jobs = {count.name: count for count in await app.counts()}
-        return [
-            {
-                "name": pool.name,
-                "workers": pool.workers,
-                "slots": pool.slots,
-                "moving": pool.moving_slots,
-                "ready": jobs[pool.name].ready,
-                "in_progress": jobs[pool.name].in_progress,
-                "oldest_ready_s": jobs[pool.name].oldest_ready_s,
-                "standing": pool.standing,
-                "standing_running": pool.standing_running,
-            }
-            for pool in await pool_views.details(await app.database())
-        ]
-
-    rows = with_app(read)
+    rows = with_app(all_pools)
     if as_json:
         print_json(rows)
     else:
@@ -63,24 +43,12 @@ def create(
     as_json: AsJson = False,
 ) -> None:
     """Create a pool, for programs that enqueue before its application has run."""
-
-    async def work(app: Penstock) -> pool_views.PoolDetails:
-        database = await app.database()
-        await pools.declare_pool(database, name, {"slots": slots}, {})
-        return await pool_views.require(database, name)
-
-    _say(with_app(work), f"created: {name}", as_json)
+    _say(with_pool(name, lambda pool: pool.create(slots)), f"created: {name}", as_json)
 
 
 def show(name: Name, as_json: AsJson = False) -> None:
     """The workers of a pool, oldest first, and the slots of each."""
-
-    async def read(app: Penstock) -> list[PoolMember]:
-        database = await app.database()
-        await pool_views.require(database, name)
-        return await workers_of(database, name)
-
-    workers = with_app(read)
+    workers = with_pool(name, lambda pool: pool.workers())
     if as_json:
         print_json([{"worker": worker.id, **asdict(worker)} for worker in workers])
         return
@@ -93,26 +61,19 @@ def show(name: Name, as_json: AsJson = False) -> None:
 
 def drain(name: Name, worker: WorkerId, as_json: AsJson = False) -> None:
     """Move a worker out: it stays in the pool, and gives its slots to the others."""
-    _say(_drained(name, worker, True), f"draining {worker}", as_json)
+    _say(with_pool(name, lambda pool: pool.drain(worker)), f"draining {worker}", as_json)
 
 
 def undrain(name: Name, worker: WorkerId, as_json: AsJson = False) -> None:
     """Let a drained worker take part again."""
-    _say(_drained(name, worker, False), f"{worker} takes part again", as_json)
+    _say(with_pool(name, lambda pool: pool.undrain(worker)), f"{worker} takes part again", as_json)
 
 
 def resize(
     name: Name, slots: Annotated[int, typer.Argument(help="New number of slots, more than now.")], as_json: AsJson = False
 ) -> None:
     """Give a live pool more slots."""
-
-    async def work(app: Penstock) -> pool_views.PoolDetails:
-        database = await app.database()
-        await pools.resize(database, name, slots)
-        await balance.rebalance(database, name, None)
-        return await pool_views.require(database, name)
-
-    _say(with_app(work), f"{name} has {slots} slots", as_json)
+    _say(with_pool(name, lambda pool: pool.resize(slots)), f"{name} has {slots} slots", as_json)
 
 
 def key(
@@ -123,16 +84,13 @@ def key(
 ) -> None:
     """Where a key is: its slot, who has it, what waits; why it is quarantined."""
 
-    async def read(app: Penstock) -> dict[str, Any]:
-        database = await app.database()
+    async def read(pool: PoolDoor) -> dict[str, Any]:
         if release:
-            await ownership.release_keys(database, name, key)
-        state = asdict(await pool_views.key_state(database, name, key))
-        return state | {
-            "quarantined": next((bad.error for bad in await pool_views.quarantined_keys(database, name, key=key)), None)
-        }
+            await pool.release(key)
+        state = {name: value for name, value in asdict(await pool.key(key)).items() if name != "key"}
+        return state | {"quarantined": await pool.quarantine_of(key)}
 
-    state = with_app(read)
+    state = with_pool(name, read)
     if as_json:
         print_json({"key": key, **state})
     else:
@@ -147,11 +105,7 @@ def keys(
     as_json: AsJson = False,
 ) -> None:
     """Keys that are quarantined, since the pool's rule fails for them: their jobs wait."""
-
-    async def read(app: Penstock) -> list[pool_views.QuarantinedKey]:
-        return await pool_views.quarantined_keys(await app.database(), name, after=after, limit=limit)
-
-    found = [asdict(bad) for bad in with_app(read)]
+    found = [asdict(bad) for bad in with_pool(name, lambda pool: pool.quarantined(after, limit))]
     if as_json:
         print_json(found)
     else:
@@ -166,21 +120,11 @@ def weight(
 ) -> None:
     """Say how many jobs a key gets in each of its turns."""
 
-    async def work(app: Penstock) -> dict[str, int]:
-        database = await app.database()
-        await pools.set_weight(database, name, key, weight)
-        return await pool_views.weights(database, name)
+    async def work(pool: PoolDoor) -> dict[str, int]:
+        await pool.set_weight(key, weight)
+        return await pool.weights()
 
-    _say({"weights": with_app(work)}, f"{key} gets {weight} jobs a turn", as_json)
-
-
-def _drained(name: str, worker: str, drain: bool) -> PoolMember:
-    async def work(app: Penstock) -> PoolMember:
-        database = await app.database()
-        await balance.drain(database, name, worker, None, drain=drain)
-        return next(one for one in await workers_of(database, name) if one.id == worker)
-
-    return with_app(work)
+    _say({"weights": with_pool(name, work)}, f"{key} gets {weight} jobs a turn", as_json)
 
 
 def _say(value: Any, text: str, as_json: bool) -> None:

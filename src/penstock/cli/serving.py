@@ -16,22 +16,23 @@ from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import parse_qs, urlsplit
 
-import structlog
 import typer
 
+from penstock import logs
 from penstock.app import Penstock
 from penstock.cli.autoscale import Autoscaler, parse_range
 from penstock.cli.http import serving_beside
 from penstock.cli.output import AsJson, holding, out, print_json
 from penstock.cli.supervisor import Told, supervise
 from penstock.errors import InvalidInput
+from penstock.logs import get_logger
 from penstock.postgres.embedded import wheel_bin_dir
 from penstock.worker import Worker
 from penstock.worker.garbage import collect_seldom
 from penstock.worker.runner import HANDLER_THREADS
 from penstock.worker.worker import stop_on
 
-log = structlog.get_logger("penstock.worker")
+log = get_logger("penstock.worker")
 _LAST_WAIT_S = 1.0
 Target = Annotated[str, typer.Argument(metavar="MODULE:APP", help="Where the app is, such as shop.jobs:app.")]
 Processes = Annotated[int, typer.Option(min=1, max=256, help="Worker processes.")]
@@ -191,9 +192,7 @@ def _default_interrupt() -> None:
 def run_worker(target: str, names: list[str], concurrency: int | None, told: Told | None = None) -> None:
     """Run one worker in this process until it is told to stop: by signals, or by its supervisor."""
     app = load(target)
-    if not structlog.is_configured():
-        # Worker processes share an output: a line is one write, or two lines of two processes become one.
-        structlog.configure(logger_factory=structlog.WriteLoggerFactory(), cache_logger_on_first_use=True)
+    logs.configure()
     if concurrency is not None:
         app.settings = app.settings.model_copy(update={"concurrency": concurrency})
     collect_seldom()
@@ -209,7 +208,7 @@ def run_worker(target: str, names: list[str], concurrency: int | None, told: Tol
             code = 0
         except Exception as error:
             if await _still_running():
-                log.error("worker_failed", error=str(error))
+                log.error("worker_failed", error=error)
             raise
         finally:
             if await _still_running():

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-import orjson
 import typer
 
-from penstock.app import Penstock
 from penstock.cli.enqueueing import parse_json
 from penstock.cli.output import AsJson, out, print_json, print_table, with_app
+from penstock.cli.pool_doors import fields_of, with_pool
 from penstock.cli.pools import Key, Name, pool_commands
 from penstock.errors import NotFound
-from penstock.payload import dump_json
-from penstock.postgres import pool_views, pools
 
 Data = Annotated[str, typer.Argument(help="Any JSON.")]
-_PAGE = 1_000
 
 
 def add_to(app: typer.Typer) -> None:
@@ -33,19 +29,9 @@ def add_to(app: typer.Typer) -> None:
 
 def standing(name: Name, as_json: AsJson = False) -> None:
     """The standing jobs of a pool: what runs where."""
-
-    async def read(app: Penstock) -> list[pool_views.StandingState]:
-        database = await app.database()
-        found: list[pool_views.StandingState] = []
-        while True:
-            page = await pool_views.standing_jobs(database, name, after=found[-1].key if found else None, limit=_PAGE)
-            found += page
-            if len(page) < _PAGE:
-                return found
-
-    found = with_app(read)
+    found = with_pool(name, lambda pool: pool.standing())
     if as_json:
-        print_json([_plain(job) for job in found])
+        print_json([fields_of(job) for job in found])
         return
     print_table(
         ["key", "slot", "owner", "runs on", "since", "failures", "next try", "messages"],
@@ -68,33 +54,22 @@ def start(
     as_json: AsJson = False,
 ) -> None:
     """Start the standing job of a key."""
-
-    async def work(app: Penstock) -> str:
-        return await pools.start_standing(
-            await app.database(), name, key, dump_json(parse_json(data, "the payload"), key), replace=replace
-        )
-
-    _say({"key": key, "outcome": with_app(work)}, "outcome", as_json)
+    payload = parse_json(data, "the payload")
+    outcome = with_pool(name, lambda pool: pool.start(key, payload, replace=replace))
+    _say({"key": key, "outcome": outcome}, "outcome", as_json)
 
 
 def stop(name: Name, key: Key, as_json: AsJson = False) -> None:
     """Stop the standing job of a key, wherever it runs."""
-
-    async def work(app: Penstock) -> None:
-        if not await pools.stop_standing(await app.database(), name, key):
-            raise NotFound(f"no standing job with key {key} in pool {name}", hint=f"List them: penstock pools standing {name}")
-
-    with_app(work)
+    if not with_pool(name, lambda pool: pool.stop(key)):
+        raise NotFound(f"no standing job with key {key} in pool {name}", hint=f"List them: penstock pools standing {name}")
     _say({"key": key, "outcome": "stopped"}, "outcome", as_json)
 
 
 def notify(name: Name, key: Key, message: Data, as_json: AsJson = False) -> None:
     """Send a message to the standing job of a key."""
-
-    async def work(app: Penstock) -> None:
-        await pools.notify_standing(await app.database(), name, key, dump_json(parse_json(message, "the message"), key))
-
-    with_app(work)
+    payload = parse_json(message, "the message")
+    with_pool(name, lambda pool: pool.notify(key, payload))
     _say({"key": key, "outcome": "notified"}, "outcome", as_json)
 
 
@@ -123,8 +98,3 @@ def _say(value: dict[str, Any], field: str, as_json: bool) -> None:
         print_json(value)
     else:
         out.print(f"{value[field]}: {value['key']}", highlight=False)
-
-
-def _plain(job: pool_views.StandingState) -> dict[str, Any]:
-    fields = {name: getattr(job, name) for name in pool_views.StandingState.__dataclass_fields__}
-    return fields | {name: None if fields[name] is None else orjson.loads(fields[name]) for name in ("data", "state", "error")}

@@ -18,6 +18,7 @@ from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
 from typing import Any
 
+from penstock import logs
 from penstock.worker import Worker
 
 _RETIRE = b"retire"
@@ -71,7 +72,7 @@ class _Child:
         self._told = 0
         self.retired = False
         self.started = time.monotonic()
-        self.process = spawn.Process(target=target, args=(*arguments, Told(theirs)), name="penstock-worker")
+        self.process = spawn.Process(target=logs.guarded, args=(target, *arguments, Told(theirs)), name="penstock-worker")
         with _without_interrupts():
             self.process.start()
         theirs.close()

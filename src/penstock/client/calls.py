@@ -158,7 +158,8 @@ def _batch(name: str, batch: list[NewJob]) -> Call[list[Enqueued]]:
         for line in response.content.splitlines():
             outcome = orjson.loads(line)
             if error := outcome.get("error"):
-                raise InvalidInput(f"job {outcome['line']} of {len(batch)}: {error['title']}", hint=error.get("detail"))
+                place = outcome.get("line") or outcome["lines"][0][0]
+                raise InvalidInput(f"job {place} of {len(batch)}: {error['title']}", hint=error.get("detail"))
             receipts.append(Enqueued(parse_id(outcome["id"]), Admission(outcome["outcome"])))
         return receipts
 

@@ -61,6 +61,17 @@ class KeyPlace:
 
 
 @dataclass(frozen=True, slots=True)
+class QuarantinedKey:
+    """A key for which the pool's rule fails, and how many jobs wait; at most 10,000 are counted."""
+
+    key: str
+    slot: int
+    error: str
+    failed_at: datetime
+    jobs: int
+
+
+@dataclass(frozen=True, slots=True)
 class StandingPlace:
     """A standing job, and where it runs."""
 
@@ -81,7 +92,7 @@ class StandingPlace:
 
 
 Page: TypeAlias = "tuple[list[StandingPlace], Call[Page] | None]"
-_TIMES = ("created_at", "updated_at", "started_at", "retry_at", "joined_at", "seen_at")
+_TIMES = ("created_at", "updated_at", "started_at", "retry_at", "joined_at", "seen_at", "failed_at")
 
 
 def pools() -> Call[list[PoolState]]:
@@ -134,6 +145,22 @@ def drain(pool: str, worker: str, way: str) -> Call[PoolMember]:
 def key_place(pool: str, key: str) -> Call[KeyPlace]:
     """Where a key is."""
     return Call("GET", _path(pool, "keys", _key(key)), lambda response: KeyPlace(**json_of(response)))
+
+
+def quarantined(pool: str, after: str | None, limit: int) -> Call[list[QuarantinedKey]]:
+    """Keys for which the pool's rule fails."""
+    params = {"limit": str(limit)} | ({} if after is None else {"after": after})
+    return Call(
+        "GET",
+        _path(pool, "quarantined"),
+        lambda response: [QuarantinedKey(**_timed(one)) for one in json_of(response)],
+        params=params,
+    )
+
+
+def release(pool: str, key: str) -> Call[KeyPlace]:
+    """Have the rule asked again about a key."""
+    return Call("POST", _path(pool, "quarantined", _key(key)), lambda response: KeyPlace(**json_of(response)))
 
 
 def weights(pool: str) -> Call[dict[str, int]]:

@@ -9,7 +9,7 @@ from uuid import UUID
 
 from penstock.client import pool_calls as calls
 from penstock.client.calls import Call
-from penstock.client.pool_calls import KeyPlace, PoolState, StandingPlace
+from penstock.client.pool_calls import KeyPlace, PoolState, QuarantinedKey, StandingPlace
 from penstock.job import Enqueued
 from penstock.pool_workers import PoolMember
 
@@ -67,6 +67,14 @@ class AsyncPoolClient:
     async def key(self, key: str) -> KeyPlace:
         """Where a key is, and what waits for it."""
         return await self._send(calls.key_place(self.name, key))
+
+    async def quarantined(self, after: str | None = None, limit: int = 100) -> list[QuarantinedKey]:
+        """Keys for which the pool's rule fails, from `after` on: their jobs wait."""
+        return await self._send(calls.quarantined(self.name, after, limit))
+
+    async def release(self, key: str) -> KeyPlace:
+        """Have the pool's rule asked again about a quarantined key. Raises `NotFound`."""
+        return await self._send(calls.release(self.name, key))
 
     async def weights(self) -> dict[str, int]:
         """The keys that have a weight."""
@@ -139,6 +147,14 @@ class PoolClient:
     def key(self, key: str) -> KeyPlace:
         """See `AsyncPoolClient.key`."""
         return self._send(calls.key_place(self.name, key))
+
+    def quarantined(self, after: str | None = None, limit: int = 100) -> list[QuarantinedKey]:
+        """See `AsyncPoolClient.quarantined`."""
+        return self._send(calls.quarantined(self.name, after, limit))
+
+    def release(self, key: str) -> KeyPlace:
+        """See `AsyncPoolClient.release`."""
+        return self._send(calls.release(self.name, key))
 
     def weights(self) -> dict[str, int]:
         """See `AsyncPoolClient.weights`."""

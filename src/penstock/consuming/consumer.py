@@ -16,8 +16,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, nullcontext, suppress
 from typing import Any, Generic, TypeVar
 
-import structlog
-
 from penstock.consuming.delivery import Deliver, Halted
 from penstock.consuming.options import ConsumerOptions
 from penstock.consuming.outcomes import Outcomes
@@ -25,6 +23,7 @@ from penstock.consuming.part import Part
 from penstock.encoding import Encoding
 from penstock.errors import Conflict, DatabaseUnavailable, NotFound, OffsetGone
 from penstock.event import Gone, held_back
+from penstock.logs import get_logger
 from penstock.ownership.ending import Ending
 from penstock.ownership.member import Member
 from penstock.postgres import streams
@@ -33,7 +32,7 @@ from penstock.postgres.streams import Begun
 from penstock.settings import Settings
 from penstock.waiting import happens
 
-log = structlog.get_logger("penstock.consumer")
+log = get_logger("penstock.consumer")
 T = TypeVar("T")
 _MOST_THREADS = 256
 _LOOK_AGAIN_S = 0.2
@@ -233,7 +232,7 @@ class Consumer(Generic[T]):
                 idle = 0 if heard or idle > 15 else idle + 1
             except DatabaseUnavailable as error:
                 idle = 0
-                log.warning("fetch_failed", stream=self.stream, group=self.group, error=error.message)
+                log.warning("fetch_failed", stream=self.stream, group=self.group, error=error)
                 await asyncio.sleep(random.uniform(0.2, 0.6))
 
     async def _begin(self) -> bool:
@@ -345,7 +344,7 @@ class Consumer(Generic[T]):
     def _halt(self, error: Halted) -> None:
         if self._halted is None:
             self._halted = error
-            log.error("consumer_halted", stream=self.stream, group=self.group, error=error.message)
+            log.error("consumer_halted", stream=self.stream, group=self.group, error=error)
             self.stop()
 
     def _ended(self, task: asyncio.Task[None]) -> None:

@@ -8,20 +8,19 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias, TypeVar
 
-import structlog
-
 from penstock.consuming.batch import Batch, Events, Fence
 from penstock.consuming.failure import OnFailure
 from penstock.encoding import Undecodable
 from penstock.errors import Conflict, Fail, PenstockError, Retry
 from penstock.job import Backoff
+from penstock.logs import get_logger
 from penstock.payload import plain_text
 
 if TYPE_CHECKING:
     from penstock.consuming.consumer import Consumer
     from penstock.consuming.part import Part
 
-log = structlog.get_logger("penstock.consumer")
+log = get_logger("penstock.consumer")
 T = TypeVar("T")
 Form: TypeAlias = Literal["event", "batch", "events"]
 Next: TypeAlias = Callable[[Batch[Any]], Awaitable[None]]
@@ -31,6 +30,8 @@ EventHandler: TypeAlias = Callable[[Any], Any]
 
 class Halted(PenstockError):
     """A handler failed, and its consumer was told to halt then; nothing at or behind the event is committed in its partition."""
+
+    foreign = True
 
 
 class Deliver(Generic[T]):
@@ -185,12 +186,12 @@ class Deliver(Generic[T]):
         reason = plain_text(f"{type(error).__name__}: {error}"[:2_000])
         if batch.tried and await consumer.outcomes.has_committed(part, batch.next_offset):
             # The error came after the commit, or instead of its answer: what these events do is done, exactly once.
-            log.warning("handler_failed_after_commit", **context, offset=batch.first_offset, error=reason)
+            log.warning("handler_failed_after_commit", **context, offset=batch.first_offset, error=error)
             part.in_hand, batch.committed = batch, True
             self._done(part)
             return
         retried = not isinstance(error, Fail) and (policy.attempts is None or part.attempts < policy.attempts)
-        log.error("event_failed", **context, offset=batch.first_offset, events=len(batch), error=reason, retried=retried)
+        log.error("event_failed", **context, offset=batch.first_offset, events=len(batch), error=error, retried=retried)
         if retried:
             after = error.after if isinstance(error, Retry) else None
             part.give_back(batch.events)

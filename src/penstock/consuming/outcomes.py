@@ -11,17 +11,16 @@ import random
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Generic, TypeVar
 
-import structlog
-
 from penstock.consuming.part import Part
 from penstock.errors import Conflict, DatabaseUnavailable, PenstockError
+from penstock.logs import get_logger
 from penstock.ownership.member import Member
 from penstock.postgres import streams
 from penstock.postgres.database import Database
 from penstock.postgres.streams import Commit
 from penstock.waiting import happens
 
-log = structlog.get_logger("penstock.consumer")
+log = get_logger("penstock.consumer")
 T = TypeVar("T")
 _COMMIT_EVERY_S = 0.05
 _FLUSH_S = 5.0
@@ -79,12 +78,12 @@ class Outcomes(Generic[T]):
             try:
                 outcomes = await streams.commit_offsets(self._database, self._stream, self._group, self._member.id, commits)
             except DatabaseUnavailable as error:
-                log.warning("commit_failed", stream=self._stream, group=self._group, error=error.message)
+                log.warning("commit_failed", stream=self._stream, group=self._group, error=error)
                 await asyncio.sleep(random.uniform(0.2, 0.6))
                 self._dirty.set()
                 continue
             except PenstockError as error:
-                log.error("commit_refused", stream=self._stream, group=self._group, error=error.message)
+                log.error("commit_refused", stream=self._stream, group=self._group, error=error)
                 await asyncio.sleep(1.0)
                 continue
             for commit in commits:
@@ -114,7 +113,7 @@ class Outcomes(Generic[T]):
                     )
                 ).get(part.partition)
             except DatabaseUnavailable as error:
-                log.warning("look_failed", stream=self._stream, group=self._group, error=error.message)
+                log.warning("look_failed", stream=self._stream, group=self._group, error=error)
                 await asyncio.sleep(random.uniform(0.2, 0.6))
             else:
                 return found is not None and found.revision == part.revision and found.next_offset >= next_offset
@@ -148,7 +147,7 @@ class Outcomes(Generic[T]):
                 await call(commit)
                 return
             except DatabaseUnavailable as error:
-                log.warning("settle_failed", stream=self._stream, group=self._group, error=error.message)
+                log.warning("settle_failed", stream=self._stream, group=self._group, error=error)
                 await asyncio.sleep(random.uniform(0.2, 0.6))
             except Conflict:
                 # Another's by now, or moved: the next look tells.

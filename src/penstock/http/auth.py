@@ -20,9 +20,11 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from penstock.http.errors import ApiError
+from penstock.http.proxies import household
 
 _REMEMBERED_S = 2.0
 _MOST_REMEMBERED = 10_000
+_MOST_LOOKUPS = 20
 _REALM = {"WWW-Authenticate": 'Basic realm="penstock"'}
 
 
@@ -82,7 +84,11 @@ class Refused(ApiError):
 
 
 class Authorizer(Protocol):
-    """Decides who somebody is."""
+    """Decides who somebody is.
+
+    It may also have `async def knows(self, user: str) -> bool`, whether there is such a user: then an address from which many
+    logins failed keeps out guesses at names that there are not, and no user.
+    """
 
     async def authorize(self, credentials: Credentials | None) -> Principal:
         """Who this is; None: the request has no credentials. Raises `Refused`, or another `ApiError`."""
@@ -126,11 +132,19 @@ class OneUser:
             raise Refused
         return await self._others.authorize(credentials)
 
+    async def knows(self, user: str) -> bool:
+        """See `Authorizer`."""
+        knows = getattr(self._others, "knows", None)
+        return user == self._name or (knows is not None and bool(await knows(user)))
+
 
 class Throttle:
     """Counts failures: at most `per_user` a minute for a user from one address, `per_client` from one address.
 
     Guesses at the same time do not slip through together: no more are under way than may still fail, the others wait.
+
+    An address may be that of a proxy with many clients behind it, of which one guesses. So the limit of an address holds for
+    names that no user has; of a user's own failures there are at most `per_user` from an address, whatever else comes from it.
     """
 
     def __init__(self, per_user: int = 10, per_client: int = 100, period_s: float = 60.0) -> None:
@@ -141,13 +155,20 @@ class Throttle:
         self._ended = asyncio.Event()
 
     @asynccontextmanager
-    async def attempt(self, client: str, user: str) -> AsyncIterator[None]:
-        """Around one try to log in: waits for its turn. Raises a 429 when there were too many failures of late."""
-        keys = _keys(client, user)
-        self.check(client, user)
-        while any(len(self._recent(key)) + self._under_way[key] >= limit for key, limit in zip(keys, self._limits, strict=True)):
+    async def attempt(self, client: str, user: str, *, known: bool = False) -> AsyncIterator[None]:
+        """Around one try to log in: waits for its turn. Raises a 429 when there were too many failures of late.
+
+        Args:
+            client: The address.
+            user: The name.
+            known: Whether there is such a user.
+        """
+        limits = self._limits_of(client, user, known)
+        keys = tuple(key for key, _ in limits)
+        self.check(client, user, known=known)
+        while any(len(self._recent(key)) + self._under_way[key] >= limit for key, limit in limits):
             await self._ended.wait()
-            self.check(client, user)
+            self.check(client, user, known=known)
         self._under_way.update(keys)
         try:
             yield
@@ -160,9 +181,14 @@ class Throttle:
             self._ended.set()
             self._ended = asyncio.Event()
 
-    def check(self, client: str, user: str) -> None:
+    def crowded(self, client: str) -> bool:
+        """Whether so much came and comes from an address that names which no user has are refused."""
+        key = _keys(client, "")[1]
+        return len(self._recent(key)) + self._under_way[key] >= self._limits[1]
+
+    def check(self, client: str, user: str, *, known: bool = False) -> None:
         """Raise a 429 when there were too many failures of late."""
-        for key, limit in zip(_keys(client, user), self._limits, strict=True):
+        for key, limit in self._limits_of(client, user, known):
             failures = self._recent(key)
             if len(failures) >= limit:
                 wait = int(failures[0] + self._period - time.monotonic()) + 1
@@ -183,6 +209,10 @@ class Throttle:
         while len(self._failures) > _MOST_REMEMBERED:
             self._failures.popitem(last=False)
 
+    def _limits_of(self, client: str, user: str, known: bool) -> list[tuple[tuple[str, str | None], int]]:
+        both = list(zip(_keys(client, user), self._limits, strict=True))
+        return both[:1] if known else both
+
     def _recent(self, key: tuple[str, str | None]) -> list[float]:
         since = time.monotonic() - self._period
         return [at for at in self._failures.get(key, ()) if at > since]
@@ -190,7 +220,7 @@ class Throttle:
 
 def _keys(client: str, user: str) -> tuple[tuple[str, str | None], tuple[str, str | None]]:
     # No user has a longer name, but whoever guesses may.
-    return (client, user[:65]), (client, None)
+    return (household(client), user[:65]), (household(client), None)
 
 
 class Door:
@@ -205,6 +235,9 @@ class Door:
         self._throttle = Throttle()
         self._key = secrets.token_bytes(32)
         self._known: OrderedDict[bytes, tuple[Principal, float]] = OrderedDict()
+        # Names that were let in once, so that they are users.
+        self._names: OrderedDict[str, None] = OrderedDict()
+        self._looking = 0
 
     def known(self, header: bytes | None) -> Principal | None:
         """Who sent this Authorization header, when that was found out a moment ago."""
@@ -222,8 +255,31 @@ class Door:
         # Whoever was let in before is not kept out by the failures of others behind the same proxy.
         if credentials is None or digest in self._known:
             return await self._authorize(credentials, digest, client, instance)
-        async with self._throttle.attempt(client, credentials.user):
-            return self.known(header) or await self._authorize(credentials, digest, client, instance)
+        known = await self._is_user(client, credentials.user)
+        try:
+            async with self._throttle.attempt(client, credentials.user, known=known):
+                return self.known(header) or await self._authorize(credentials, digest, client, instance)
+        except ApiError as error:
+            if known and error.status in (401, 403):
+                # The answer does not tell which names are users'.
+                self._throttle.check(client, credentials.user)
+            raise
+
+    async def _is_user(self, client: str, user: str) -> bool:
+        """Whether there is such a user, which matters, and is looked up, only once an address has failed often."""
+        if not self._throttle.crowded(client):
+            return False
+        if user in self._names:
+            return True
+        if self._looking >= _MOST_LOOKUPS:
+            return False
+        knows = getattr(self._authorizer, "knows", None)
+        self._looking += 1
+        try:
+            # An authorizer that cannot tell limits guesses by user alone.
+            return True if knows is None else bool(await knows(user))
+        finally:
+            self._looking -= 1
 
     async def _authorize(self, credentials: Credentials | None, digest: bytes, client: str, instance: str) -> Principal:
         try:
@@ -238,6 +294,9 @@ class Door:
                 error.status, error.headers = 401, _REALM
             raise
         if credentials is not None:
+            self._names[credentials.user] = None
+            while len(self._names) > _MOST_REMEMBERED:
+                self._names.popitem(last=False)
             self._known[digest] = (principal, time.monotonic() + _REMEMBERED_S)
             self._known.move_to_end(digest)
             while len(self._known) > _MOST_REMEMBERED:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any, TypeVar
 from uuid import UUID, uuid4
@@ -61,11 +62,47 @@ class JobberBody(Struct):
     payload: Raw = NOTHING
 
 
-_new_job = msgspec.json.Decoder(NewJobBody).decode
-_line = msgspec.json.Decoder(BatchLine).decode
-_status = msgspec.json.Decoder(StatusBody).decode
-_jobber = msgspec.json.Decoder(JobberBody).decode
 _any = msgspec.json.Decoder(dict[str, Any]).decode
+_parts = msgspec.json.Decoder(dict[str, Raw]).decode
+_lax: dict[type[Struct], Callable[[bytes], Any]] = {
+    kind: msgspec.json.Decoder(kind).decode for kind in (NewJobBody, BatchLine, StatusBody, JobberBody)
+}
+_exact: dict[type[Struct], Callable[[bytes], Any]] = {
+    kind: msgspec.json.Decoder(msgspec.defstruct(f"Exact{kind.__name__}", [], bases=(kind,), forbid_unknown_fields=True)).decode
+    for kind in _lax
+}
+
+
+def _decoder(kind: type[S]) -> Callable[[bytes], S]:
+    """A parser of a body whose fields are found as Go finds them: in any case.
+
+    Go's JSON, which Rickover and its clients are written in, does not tell `Status` from `status`, and ignores unknown fields. A
+    body that has only fields as they are documented, which is nearly every one, is parsed once.
+    """
+    exact, lax = _exact[kind], _lax[kind]
+
+    def decode(body: bytes) -> S:
+        try:
+            found: S = exact(body)
+        except _BAD:
+            found = lax(folded(body))
+        return found
+
+    return decode
+
+
+def folded(body: bytes) -> bytes:
+    """A JSON object with its keys in lower case; of several that differ in case only the last one counts, as in Go."""
+    parts: dict[str, Raw] = {}
+    for key, value in _parts(body).items():
+        parts[key.casefold()] = value
+    return msgspec.json.encode(parts)
+
+
+_new_job = _decoder(NewJobBody)
+_line = _decoder(BatchLine)
+_status = _decoder(StatusBody)
+_jobber = _decoder(JobberBody)
 
 
 def new_job(body: bytes, instance: str) -> tuple[NewJobBody, str]:
@@ -175,9 +212,9 @@ def jobber(body: bytes) -> tuple[str, str]:
 
 
 def json_object(body: bytes) -> dict[str, Any]:
-    """A body that is an object. Raises `ApiError`."""
+    """A body that is an object, with its keys in lower case. Raises `ApiError`."""
     try:
-        return _any(body)
+        return _any(folded(body))
     except _BAD:
         raise bad_json() from None
 

@@ -14,16 +14,15 @@ import secrets
 import time
 from collections import OrderedDict, deque
 
-import structlog
-
 from penstock.errors import DatabaseUnavailable, InvalidInput, PenstockError
 from penstock.job import ClaimedJob, Outcome, Settlement
+from penstock.logs import get_logger
 from penstock.postgres import jobs
 from penstock.postgres.database import Database
 from penstock.waiting import happens
 from penstock.worker.marks import Marks
 
-log = structlog.get_logger("penstock.http")
+log = get_logger("penstock.http")
 _MOST_NAMES = 1_000
 _REPEAT_S = 10.0
 _SHORTEST_WAIT_S = 0.002
@@ -149,7 +148,7 @@ class Claims:
             await jobs.settle(self._database, given)
         except PenstockError as error:
             # They come back when their lease ends.
-            log.warning("jobs_not_given_back", jobs=len(claimed), error=error.message)
+            log.warning("jobs_not_given_back", jobs=len(claimed), error=error)
 
     async def _say_idle(self) -> None:
         """Ask for notifications about all types that somebody waits for."""
@@ -161,6 +160,6 @@ class Claims:
             await jobs.wait_for_jobs(self._database, self.id, sorted(names))
             self._said = (names, time.monotonic())
         except DatabaseUnavailable as error:
-            log.warning("wait_failed", error=error.message)
+            log.warning("wait_failed", error=error)
         except PenstockError as error:
-            log.error("wait_refused", error=error.message)
+            log.error("wait_refused", error=error)

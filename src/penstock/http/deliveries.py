@@ -18,11 +18,10 @@ from contextlib import suppress
 from datetime import timedelta
 from uuid import UUID
 
-import structlog
-
 from penstock.errors import Conflict, DatabaseUnavailable, NotFound, PenstockError
 from penstock.http.inbox import Copy, Inbox
 from penstock.job import ClaimedJob, Outcome, Settlement
+from penstock.logs import get_logger
 from penstock.message import Subscribed
 from penstock.postgres import jobs, topics
 from penstock.postgres.database import Database
@@ -32,7 +31,7 @@ from penstock.waiting import happens
 from penstock.worker.marks import Marks
 from penstock.worker.settler import Settler
 
-log = structlog.get_logger("penstock.http")
+log = get_logger("penstock.http")
 LIVING = timedelta(seconds=30)
 """Time to live of a subscription that ends with its connection, for when nobody can end it."""
 _RENEWALS_IN_A_TTL = 4
@@ -221,11 +220,11 @@ class Deliveries:
                     said = frozenset()
             except DatabaseUnavailable as error:
                 said = frozenset()
-                log.warning("claim_failed", error=error.message)
+                log.warning("claim_failed", error=error)
                 await self._recover_claim()
             except PenstockError as error:
                 said = frozenset()
-                log.error("claim_refused", error=error.message)
+                log.error("claim_refused", error=error)
                 with suppress(PenstockError):
                     await jobs.quarantine_unreadable(self._database, self.id, names, self._known_leases)
                 await self._recover_claim()
@@ -288,7 +287,7 @@ class Deliveries:
                     await self._register()
                     self._came.set()
             except PenstockError as error:
-                log.warning("heartbeat_failed", error=error.message)
+                log.warning("heartbeat_failed", error=error)
 
     async def _renew(self) -> None:
         while True:
@@ -301,7 +300,7 @@ class Deliveries:
                 for missing in living.keys() - await topics.renew(self._database, list(living)):
                     await self._begin_anew(living[missing])
             except PenstockError as error:
-                log.warning("renewal_failed", error=error.message)
+                log.warning("renewal_failed", error=error)
 
     async def _begin_anew(self, inbox: Inbox) -> None:
         """The subscription ended under a living connection, such as after a long outage: go on where it was."""

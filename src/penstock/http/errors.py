@@ -19,6 +19,7 @@ from penstock.errors import (
     PenstockError,
     SchemaMismatch,
 )
+from penstock.http.advice import for_http
 from penstock.payload import plain_text
 
 JSON = b"application/json; charset=utf-8"
@@ -139,15 +140,15 @@ def from_penstock(error: PenstockError, instance: str | None = None) -> ApiError
     if isinstance(error, ApiError):
         return error
     if isinstance(error, NotFound):
-        return ApiError(404, "not_found", error.message, detail=error.hint, instance=instance, in_body=True)
+        return ApiError(404, "not_found", error.message, detail=for_http(error.hint), instance=instance, in_body=True)
     if isinstance(error, OffsetGone):
-        return ApiError(410, "offset_gone", error.message, detail=error.hint, instance=instance, in_body=True)
+        return ApiError(410, "offset_gone", error.message, detail=for_http(error.hint), instance=instance, in_body=True)
     if isinstance(error, Conflict):
-        return ApiError(409, "conflict", error.message, detail=error.hint, instance=instance, in_body=True)
+        return ApiError(409, "conflict", error.message, detail=for_http(error.hint), instance=instance, in_body=True)
     if getattr(error.__cause__, "sqlstate", None) == "PS413":
-        return ApiError(413, "entity_too_large", error.message, detail=error.hint, instance=instance, in_body=True)
+        return ApiError(413, "entity_too_large", error.message, detail=for_http(error.hint), instance=instance, in_body=True)
     if isinstance(error, InvalidInput):
-        return ApiError(400, "invalid_parameter", error.message, detail=error.hint, instance=instance, in_body=True)
+        return ApiError(400, "invalid_parameter", error.message, detail=for_http(error.hint), instance=instance, in_body=True)
     if isinstance(error, (DatabaseUnavailable, SchemaMismatch)):
         # What exactly is wrong with the database is for the log, not for the world.
         return ApiError(

@@ -14,16 +14,15 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 
-import structlog
-
 from penstock.errors import DatabaseUnavailable, NotFound, OffsetGone, PenstockError
 from penstock.event import Chunk, StreamRecord
 from penstock.http.events import Piece, pieces_of
+from penstock.logs import get_logger
 from penstock.postgres import streams
 from penstock.postgres.database import Database
 from penstock.waiting import happens
 
-log = structlog.get_logger("penstock.http")
+log = get_logger("penstock.http")
 _LIMIT = 500
 _READY_BYTES = 4 << 20
 _AT_ONCE_BYTES = 1 << 20
@@ -102,7 +101,7 @@ class Feed:
                 self.wake()
                 return
             except PenstockError as error:
-                log.warning("feed_failed", stream=self.record.name, error=error.message)
+                log.warning("feed_failed", stream=self.record.name, error=error)
                 await asyncio.sleep(random.uniform(0.2, 0.6))
 
     async def _read(self) -> bool:
@@ -181,7 +180,7 @@ class Follower:
             return await streams.read_chunks(self._database, self._feed.record.name, wanted, _LIMIT, _AT_ONCE_BYTES)
         except DatabaseUnavailable as error:
             # It comes back, and a browser would not when it were refused meanwhile.
-            log.warning("read_failed", stream=self._feed.record.name, error=error.message)
+            log.warning("read_failed", stream=self._feed.record.name, error=error)
             await asyncio.sleep(random.uniform(0.2, 0.6))
             return []
 

@@ -24,17 +24,22 @@ from penstock._version import __version__
 from penstock.errors import PenstockError
 from penstock.http.auth import Principal, Role
 from penstock.http.errors import JSON, ApiError, from_penstock, insecure, method_not_allowed, not_found, server_error, too_large
+from penstock.http.origin import PLAIN, SAFE_METHODS, with_security
+from penstock.http.paths import as_get, with_escapes
 from penstock.http.service import Service
 from penstock.http.sockets import admit
+from penstock.logs import get_logger
 
-log = structlog.get_logger("penstock.http")
+log = get_logger("penstock.http")
 _JOB = re.compile(r"/v1/jobs/([^\s/]+)/(job_[^\s/]+|random_id|[^\s/]{20,40})")
 _JOB_ROUTE = "/v1/jobs/{name}/{id}"
 _HSTS = (b"strict-transport-security", b"max-age=31536000; includeSubDomains; preload")
 _SERVER = (b"server", f"penstock/{__version__}".encode())
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9_.:-]{1,100}")
 _SLOWEST_BYTES_S = 1024
-_METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
+_METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
+# Whoever checks whether a server lives calls it by its address.
+_ANY_HOST = ("/healthz", "/readyz")
 
 
 class Gate:
@@ -59,7 +64,7 @@ class Gate:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request."""
         if scope["type"] not in ("http", "websocket"):
-            await self._inner(scope, receive, send)
+            await self._inner(scope, receive, _discreet(send))
             return
         service = self._service()
         if service is None:
@@ -75,7 +80,7 @@ class Gate:
         except PenstockError as error:
             answer = from_penstock(error, scope["path"])
             if answer.status >= 500:
-                log.error("request_failed", request_id=request.id.decode(), path=scope["path"], error=str(error))
+                log.error("request_failed", request_id=request.id.decode(), path=scope["path"], error=error)
             await request.refuse(answer)
         except Exception:
             log.exception("request_failed", request_id=request.id.decode(), path=scope["path"])
@@ -89,8 +94,12 @@ class Gate:
         if request.forwarded == b"http" and not service.settings.allow_unencrypted_proxy_traffic:
             request.secure = False
             raise insecure(path)
+        origins = service.origins
+        if not origins.any_host and path not in _ANY_HOST:
+            origins.check_host(request.host)
         if request.method in ("PUT", "POST") and (match := _JOB.fullmatch(path)) is not None:
             request.route = _JOB_ROUTE
+            origins.check_site(request.origin, request.site, request.host, path)
             if request.method == "PUT":
                 principal = await request.enter(Role.ENQUEUE)
                 body = await request.body()
@@ -102,6 +111,8 @@ class Gate:
                 await request.send_json(200, b"")
             return
         structlog.contextvars.bind_contextvars(request_id=request.id.decode())
+        scope = request.scope = as_get(with_escapes(scope))
+        path = scope["path"]
         route, allowed = self._find(scope)
         if route is None:
             request.route = "other method" if allowed else "none"
@@ -113,7 +124,11 @@ class Gate:
             await request.send_empty(200, [(b"allow", names.encode())])
             return
         request.route = str(route.path_format)
-        if (role := getattr(route, "role", Role.ADMIN)) is not None:
+        role = getattr(route, "role", Role.ADMIN)
+        if request.method not in SAFE_METHODS or (role or Role.READ) > Role.READ:
+            # To receive a topic is a GET, and takes messages.
+            origins.check_site(request.origin, request.site, request.host, path)
+        if role is not None:
             scope["principal"] = await request.enter(role)
         scope["service"] = service
         request.limit = service.settings.max_batch if getattr(route, "batch", False) else service.settings.max_body
@@ -130,6 +145,8 @@ class Gate:
                 return route, allowed
             if match is Match.PARTIAL and not scope["path"].endswith("\n"):
                 allowed |= getattr(route, "methods", None) or set()
+        if "GET" in allowed:
+            allowed.add("HEAD")
         return None, allowed
 
 
@@ -138,8 +155,8 @@ class _Request:
 
     __slots__ = (
         "_body_time", "_receive", "_send", "_started_at", "authorization", "body_read", "client", "debug",
-        "forwarded", "id", "length", "limit", "method",
-        "principal", "read", "route", "scope", "secure", "service", "started", "status",
+        "forwarded", "forwarded_for", "host", "id", "length", "limit", "method", "origin",
+        "principal", "read", "route", "scope", "secure", "service", "site", "started", "status",
     )  # fmt: skip
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, service: Service) -> None:
@@ -161,7 +178,8 @@ class _Request:
         self._body_time = 0.0
         self.principal: Principal | None = None
         self.authorization: bytes | None = None
-        self.forwarded = b""
+        self.forwarded = self.forwarded_for = b""
+        self.host = self.origin = self.site = b""
         self.length = b""
         self.id = b""
         for name, value in scope["headers"]:
@@ -171,10 +189,19 @@ class _Request:
                 self.length = value
             elif name == b"x-forwarded-proto":
                 self.forwarded = value
+            elif name == b"host":
+                self.host = value
+            elif name == b"origin":
+                self.origin = value
+            elif name == b"sec-fetch-site":
+                self.site = value
+            elif name == b"x-forwarded-for":
+                self.forwarded_for = self.forwarded_for + b"," + value if self.forwarded_for else value
             elif name == b"x-request-id" and _REQUEST_ID.fullmatch(value):
                 self.id = value
         self.id = self.id or secrets.token_hex(8).encode()
-        self.client: str = scope["client"][0] if scope.get("client") else ""
+        peer: str = scope["client"][0] if scope.get("client") else ""
+        self.client = service.proxies.client(peer, self.forwarded_for)
 
     async def enter(self, role: Role) -> Principal:
         """Who this is. Raises `ApiError` unless the role is enough."""
@@ -243,8 +270,8 @@ class _Request:
 
     async def send_json(self, status: int, body: bytes, *more: tuple[bytes, bytes]) -> None:
         """Answer with JSON."""
-        headers = [(b"content-type", JSON), (b"content-length", b"%d" % len(body)), *more]
-        await self.send_decorated({"type": "http.response.start", "status": status, "headers": headers})
+        headers = [(b"content-type", JSON), (b"content-length", b"%d" % len(body)), *more, *PLAIN]
+        await self._send_start({"type": "http.response.start", "status": status, "headers": headers})
         await self.send_decorated({"type": "http.response.body", "body": body})
 
     async def send_empty(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
@@ -267,14 +294,25 @@ class _Request:
     async def send_decorated(self, message: Message) -> None:
         """`send` with the headers that every answer has."""
         if message["type"] == "http.response.start":
-            self.started = True
-            self.status = message["status"]
-            headers = [*message["headers"], _SERVER, (b"x-request-id", self.id)]
-            if self.secure:
-                headers.append(_HSTS)
-            message = {**message, "headers": headers}
+            headers = [*message["headers"], *with_security(message["headers"])]
+            await self._send_start({**message, "headers": headers})
+            return
+        if self.method == "HEAD":
+            message = {**message, "body": b""}
         if self.debug:
-            _dump(self.id, "<", message.get("body", b"") or str(message.get("status", "")).encode())
+            _dump(self.id, "<", message.get("body", b""))
+        await self._send(message)
+
+    async def _send_start(self, message: Message) -> None:
+        self.started = True
+        self.status = message["status"]
+        headers = message["headers"]
+        headers.append(_SERVER)
+        headers.append((b"x-request-id", self.id))
+        if self.secure:
+            headers.append(_HSTS)
+        if self.debug:
+            _dump(self.id, "<", str(self.status).encode())
         await self._send(message)
 
     def done(self) -> None:
@@ -296,12 +334,31 @@ class _Request:
             )
 
 
-_SECRET = (b"authorization", b"cookie", b"set-cookie", b"proxy-authorization")
+# Any other header may carry a credential: of a proxy, a gateway, a cloud, or a subprotocol.
+_SHOWN = re.compile(
+    rb"accept(-.*)?|access-control-.*|cache-control|connection|content-.*|date|dnt|expect|from|host|if-.*|keep-alive|last-event-id"
+    rb"|link|location|origin|pragma|range|referer|sec-ch-.*|sec-fetch-.*|sec-websocket-(version|extensions)|server|te|traceparent"
+    rb"|transfer-encoding|upgrade|upgrade-insecure-requests|user-agent|vary|via|x-forwarded-(for|proto|host|port)|x-request-id"
+)
 
 
 def _shown(headers: list[tuple[bytes, bytes]]) -> dict[str, str]:
-    """Headers for a log: what authenticates is left out."""
-    return {name.decode("latin-1"): "***" if name.lower() in _SECRET else value.decode("latin-1") for name, value in headers}
+    """Headers for a log: the values of those that are known to carry no credential."""
+    return {
+        name.decode("latin-1"): value.decode("latin-1") if _SHOWN.fullmatch(name.lower()) else "***" for name, value in headers
+    }
+
+
+def _discreet(send: Send) -> Send:
+    """`send` for the start of the server, whose failure uvicorn would log with what its exceptions said."""
+
+    async def sending(message: Message) -> None:
+        if message["type"] in ("lifespan.startup.failed", "lifespan.shutdown.failed"):
+            log.error("server_failed_to_" + ("start" if "startup" in message["type"] else "stop"))
+            message = {"type": message["type"]}
+        await send(message)
+
+    return sending
 
 
 def _dump(id: bytes, direction: str, what: bytes) -> None:

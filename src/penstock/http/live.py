@@ -12,15 +12,16 @@ from contextlib import aclosing
 from typing import Any
 
 import orjson
-import structlog
 from fastapi import Response
 from starlette.types import Receive, Scope, Send
 
 from penstock.errors import PenstockError
 from penstock.http.errors import ApiError, from_penstock
+from penstock.http.paths import is_head
 from penstock.http.service import Service
+from penstock.logs import get_logger
 
-log = structlog.get_logger("penstock.http")
+log = get_logger("penstock.http")
 KEEP_ALIVE = b": keep-alive\n\n"
 _FRAME = 1 << 16
 _LONGEST_SEND_S = 60.0
@@ -50,7 +51,14 @@ class EventStream(Response):
         self._close = close
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send frames until one side ends it."""
+        """Send frames until one side ends it; for a HEAD only the headers."""
+        if is_head(scope):
+            await self._frames.aclose()
+            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+            if self._close is not None:
+                await self._close()
+            return
         sending = asyncio.create_task(self._send(send), name="penstock-live")
         leaving = asyncio.create_task(_left(receive), name="penstock-live-end")
         with self._service.live(self._kind):

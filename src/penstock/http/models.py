@@ -23,7 +23,8 @@ def _example(value: dict[str, Any]) -> ConfigDict:
 class Model(BaseModel):
     """Unknown fields are mistakes on Penstock's own routes."""
 
-    model_config = ConfigDict(extra="forbid")
+    # Strict: true is not the number 1, nor "1".
+    model_config = ConfigDict(extra="forbid", strict=True, hide_input_in_errors=True)
 
 
 class JobTypeOptions(Model):
@@ -182,9 +183,10 @@ class Result(BaseModel):
 
 
 class BatchOutcome(BaseModel):
-    """One line of the answer to a batch: an outcome or an error."""
+    """One line of the answer to a batch: an outcome or an error. After 1,000 errors `lines` tells the bad ones as ranges."""
 
-    line: int
+    line: int | None = None
+    lines: list[tuple[int, int]] | None = None
     id: str | None = None
     outcome: Literal["queued", "duplicate", "coalesced", "archived"] | None = None
     error: dict[str, Any] | None = None

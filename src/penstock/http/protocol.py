@@ -19,18 +19,20 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from penstock._version import __version__
 from penstock.http.errors import JSON, ApiError
+from penstock.http.origin import PLAIN
 from penstock.http.settings import HttpSettings
 
 _LARGEST_HEAD = 64 << 10
 # A chunk of one byte has five more around it.
 _FRAMING = 8
 _MOST_AHEAD = 1_000
+_SECURITY = b"".join(b"%s: %s\r\n" % header for header in PLAIN)
 
 
 @functools.cache
 def _settings() -> HttpSettings:
     """Those of this process, from the environment: uvicorn makes the protocol by itself."""
-    return HttpSettings()
+    return HttpSettings.read()
 
 
 class Protocol(HttpToolsProtocol):
@@ -192,8 +194,8 @@ class Protocol(HttpToolsProtocol):
     def _refuse(self, error: ApiError) -> None:
         self._stop_clock()
         body = error.body()
-        head = b"%scontent-type: %s\r\ncontent-length: %d\r\nserver: penstock/%s\r\nconnection: close\r\n\r\n"
-        self.transport.write(head % (STATUS_LINE[error.status], JSON, len(body), __version__.encode()) + body)
+        head = b"%scontent-type: %s\r\ncontent-length: %d\r\nserver: penstock/%s\r\n%sconnection: close\r\n\r\n"
+        self.transport.write(head % (STATUS_LINE[error.status], JSON, len(body), __version__.encode(), _SECURITY) + body)
         self.transport.close()
 
 

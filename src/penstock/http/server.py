@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
-import logging
 import multiprocessing
 import multiprocessing.connection
 import os
@@ -16,7 +15,6 @@ from contextlib import asynccontextmanager, suppress
 from types import FrameType
 from typing import Any
 
-import structlog
 import uvicorn
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -25,6 +23,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp
 from uvicorn.supervisors import Multiprocess
 
+from penstock import logs
 from penstock._version import __version__
 from penstock.app import Penstock
 from penstock.errors import InvalidInput, PenstockError
@@ -52,11 +51,12 @@ from penstock.http.metrics import Metrics
 from penstock.http.service import Service
 from penstock.http.settings import HttpSettings
 from penstock.http.users import Users, new_secret
+from penstock.logs import get_logger
 from penstock.postgres import users
 from penstock.postgres.listener import Listener
 from penstock.worker.care import Care
 
-log = structlog.get_logger("penstock.http")
+log = get_logger("penstock.http")
 # The first route that fits is taken: /v1/jobs/job_... is a job before it is a job type.
 _PARTS = (
     system, jobs, types, batch, working, lists, jobber, pools, standing, streams, events, groups, topics, deliveries,
@@ -77,7 +77,7 @@ def create_app(
             database.
         settings: None: from the environment.
     """
-    http_settings = settings or HttpSettings()
+    http_settings = settings or HttpSettings.read()
     penstock = app or Penstock()
     penstock.settings = penstock.settings.model_copy(update={"pool_size": http_settings.pool_size})
     running: list[Service] = []
@@ -174,8 +174,9 @@ def serve(settings: HttpSettings, announce: Any = print) -> None:
 
 def served_app() -> ASGIApp:
     """What a server process of `serve` runs."""
-    settings = HttpSettings()
-    configure_logs(settings.log_format)
+    settings = HttpSettings.read()
+    logs.configure(settings.log_format, output=2)
+    logs.show_payloads(settings.debug_traffic or logs.payloads_shown())
     parent = multiprocessing.parent_process()
     if parent is not None:
         threading.Thread(target=_end_with, args=(parent.sentinel,), name="penstock-parent", daemon=True).start()
@@ -203,22 +204,6 @@ def _on_signals(stop: Callable[[], None]) -> None:
 
         if callable(before):
             signal.signal(number, handle)
-
-
-def configure_logs(log_format: str) -> None:
-    """Logs as JSON lines or for a console, from INFO on."""
-    structlog.configure(
-        processors=[
-            structlog.contextvars.merge_contextvars,
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso", utc=True),
-            structlog.processors.dict_tracebacks if log_format == "json" else structlog.processors.StackInfoRenderer(),
-            structlog.processors.JSONRenderer() if log_format == "json" else structlog.dev.ConsoleRenderer(colors=False),
-        ],
-        wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
-        logger_factory=structlog.PrintLoggerFactory(file=os.fdopen(os.dup(2), "w", buffering=1)),
-        cache_logger_on_first_use=True,
-    )
 
 
 async def _with_token(settings: HttpSettings, announce: Any) -> HttpSettings:
@@ -272,7 +257,7 @@ def http_routes(lifespan: Any) -> FastAPI:
     async def _penstock(request: Request, error: PenstockError) -> Response:
         answer = from_penstock(error, request.url.path)
         if answer.status >= 500:
-            log.error("request_failed", path=request.url.path, error=str(error))
+            log.error("request_failed", path=request.url.path, error=error)
         return error_answer(answer)
 
     @inner.exception_handler(RequestValidationError)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Awaitable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
@@ -19,19 +18,21 @@ from penstock.http.claims import Claims
 from penstock.http.deliveries import Deliveries
 from penstock.http.errors import ApiError, no_such_type
 from penstock.http.feeds import Feeds
+from penstock.http.kept import Kept
 from penstock.http.memberships import Memberships
 from penstock.http.metrics import Metrics
+from penstock.http.origin import Origins
+from penstock.http.proxies import Proxies
 from penstock.http.scaling import Scaling
 from penstock.http.settings import HttpSettings
 from penstock.http.watch import Watch
-from penstock.job import Admission, JobCounts
+from penstock.job import Admission, JobCounts, Status
 from penstock.postgres import http, topics
 from penstock.postgres.database import Database
 from penstock.postgres.http import Callback, Put
 from penstock.postgres.jobs import Batch
 from penstock.postgres.listener import Listener
 
-_COUNTED_FOR_S = 5.0
 _PATIENCE_S = 10.0
 R = TypeVar("R")
 
@@ -67,6 +68,8 @@ class Service:
         self.door = door
         self.settings = settings
         self.metrics = metrics
+        self.origins = Origins(settings.allowed_hosts, settings.trusted_origins)
+        self.proxies = Proxies(settings.trusted_proxies)
         self.stopping = asyncio.Event()
         self.watch = Watch(database, self.stopping, http.attempts_of)
         self.messages = Watch(database, self.stopping, topics.unfinished)
@@ -79,8 +82,8 @@ class Service:
         self.deliveries = Deliveries(database, listener, app.settings)
         self._live = 0
         listener.add(f"penstock_{self.claims.id}")
-        self._counted: tuple[list[JobCounts], float] = ([], 0.0)
-        self._counting = asyncio.Lock()
+        self._counts = Kept(app.counts)
+        self._rates = Kept(lambda: http.job_rates(database))
         self._puts: GroupCommit[str, New, Put] = GroupCommit(self._put)
         self._callbacks: GroupCommit[None, Callback, str] = GroupCommit(
             self._settle, most=500, identity=lambda callback: callback.id
@@ -171,6 +174,8 @@ class Service:
         else:
             outcome = "failed-for-good" if parsed.retryable is False else "failed"
             detail = bodies.failure(bodies.text(parsed.error, "the error"))
+        if attempt == 0 and outcome == "succeeded":
+            attempt = await self._only_attempt(name, id)
         what = await self._callbacks.submit(None, Callback(name, id, attempt, outcome, detail))
         self.metrics.settled(name, what)
         if what == "unknown":
@@ -186,6 +191,17 @@ class Service:
                 in_body=True,
             )
 
+    async def _only_attempt(self, name: str, id: UUID) -> int:
+        """The number of a job's first attempt while there was no other, else 0.
+
+        Rickover looks at the number of a failure only, and its own example of a service sends 0 with every success. While a job
+        has had one attempt there is none that the callback could be confused with.
+        """
+        job = (await http.stored_jobs(self.database, [id])).get(id)
+        if job is None or job.name != name or job.status is not Status.IN_PROGRESS or job.attempts != job.max_attempts:
+            return 0
+        return job.attempts
+
     async def patiently(self, call: Awaitable[R]) -> R:
         """A call that is repeated while the database is away, as workers like it, for as long as a request may take."""
         try:
@@ -196,12 +212,11 @@ class Service:
 
     async def counts(self) -> list[JobCounts]:
         """The queue depths, at most some seconds old: counting reads the whole queue."""
-        async with self._counting:
-            counts, at = self._counted
-            if not at or time.monotonic() - at > _COUNTED_FOR_S:
-                counts = await self.app.counts()
-                self._counted = (counts, time.monotonic())
-            return counts
+        return await self._counts()
+
+    async def statistics(self) -> tuple[list[JobCounts], dict[str, http.Rates]]:
+        """Queue depths and rates, at most some seconds old."""
+        return await self._counts(), await self._rates()
 
     async def _put(self, name: str, jobs: list[New]) -> list[Put]:
         self.metrics.batch(len(jobs))

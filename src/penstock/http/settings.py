@@ -2,24 +2,63 @@
 
 from __future__ import annotations
 
+import ipaddress
+import re
 from datetime import timedelta
+from typing import Annotated, Any
 
-from pydantic import AliasChoices, Field, SecretStr
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic import AfterValidator, AliasChoices, BeforeValidator, Field, SecretStr
+from pydantic_settings import NoDecode, SettingsConfigDict
 
-from penstock.settings import Span
+from penstock.settings import FromEnvironment, Span
+
+SHORTEST_TOKEN = 16
+_HOST = re.compile(r"(\*\.)?[A-Za-z0-9_.-]+(:[0-9]{1,5})?|\[[0-9A-Fa-f:.]+\](:[0-9]{1,5})?")
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s]+/?")
+
+
+def _split(value: Any) -> Any:
+    """A list as the environment has it: with commas."""
+    return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
+
+
+def _check_networks(given: tuple[str, ...]) -> tuple[str, ...]:
+    for one in given:
+        ipaddress.ip_network(one, strict=False)
+    return given
+
+
+def _check_hosts(given: tuple[str, ...]) -> tuple[str, ...]:
+    for one in given:
+        if not _HOST.fullmatch(one):
+            raise ValueError(f"{one!r} is not a host: write names such as jobs.example.com or *.example.com, with commas")
+    return given
+
+
+def _check_origins(given: tuple[str, ...]) -> tuple[str, ...]:
+    for one in given:
+        if not _ORIGIN.fullmatch(one.lower()):
+            raise ValueError(f"{one!r} is not an origin: write https://ops.example.com, with commas")
+    return given
+
+
+def _check_token(token: SecretStr | None) -> SecretStr | None:
+    if token is not None and len(token.get_secret_value()) < SHORTEST_TOKEN:
+        raise ValueError(f"a token has at least {SHORTEST_TOKEN} characters: make one with openssl rand -hex 24")
+    return token
+
+
+Words = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split)]
 
 
 def _rickover(field: str, name: str) -> AliasChoices:
     return AliasChoices(field, f"PENSTOCK_HTTP_{field.upper()}", name)
 
 
-class HttpSettings(BaseSettings):
+class HttpSettings(FromEnvironment):
     """Settings of a server process."""
 
-    model_config = SettingsConfigDict(
-        env_prefix="PENSTOCK_HTTP_", frozen=True, extra="ignore", populate_by_name=True, env_ignore_empty=True
-    )
+    model_config = SettingsConfigDict(env_prefix="PENSTOCK_HTTP_")
 
     host: str = Field(default="127.0.0.1", description="Address to listen on; elsewhere than on loopback users are needed.")
     port: int = Field(default=9090, ge=0, le=65535, validation_alias=_rickover("port", "PORT"), description="0: any free one.")
@@ -28,7 +67,20 @@ class HttpSettings(BaseSettings):
         default=10, ge=1, le=200, validation_alias=_rickover("pool_size", "PG_SERVER_POOL_SIZE"),
         description="Most database connections of one process.",
     )  # fmt: skip
-    token: SecretStr | None = Field(default=None, description="Token of the user admin; none: generated when there are no users.")
+    token: Annotated[SecretStr | None, AfterValidator(_check_token)] = Field(
+        default=None, description="Token of the user admin, of 16 characters at least; none: generated when there are no users."
+    )
+    allowed_hosts: Annotated[Words, AfterValidator(_check_hosts)] = Field(
+        default=(),
+        description="Host names that the server answers to, with commas, such as jobs.example.com,*.internal; none: any.",
+    )
+    trusted_origins: Annotated[Words, AfterValidator(_check_origins)] = Field(
+        default=(), description="Origins of other sites whose pages may call the server, such as https://ops.example.com."
+    )
+    trusted_proxies: Annotated[Words, AfterValidator(_check_networks)] = Field(
+        default=(),
+        description="Addresses or networks of proxies whose X-Forwarded-For tells the client, such as 10.0.0.0/8.",
+    )
     allow_unencrypted_proxy_traffic: bool = Field(
         default=False,
         validation_alias=_rickover("allow_unencrypted_proxy_traffic", "ALLOW_UNENCRYPTED_PROXY_TRAFFIC"),
@@ -78,5 +130,7 @@ class HttpSettings(BaseSettings):
                 value = value.get_secret_value()
             elif isinstance(value, timedelta):
                 value = value.total_seconds()
+            elif isinstance(value, tuple):
+                value = ",".join(value)
             environment[f"PENSTOCK_HTTP_{name.upper()}"] = "" if value is None else str(value)
         return environment

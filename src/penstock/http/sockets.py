@@ -2,7 +2,7 @@
 
 A browser cannot give a WebSocket a header of its own. So a token may come as a subprotocol, `penstock.bearer.` and the token in
 base64url, beside the subprotocol `penstock`. A browser also sends the password that it keeps for a site along with connections
-that pages of other sites open; so credentials in the header count only when the origin is the server itself.
+that pages of other sites open; so those are refused, unless their origin is one of `trusted_origins`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import secrets
 import time
 from collections.abc import Sequence
 from typing import Any
-from urllib.parse import urlsplit
 
 import structlog
 from starlette.routing import Match
@@ -22,9 +21,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from penstock.errors import PenstockError
 from penstock.http.auth import Role
 from penstock.http.errors import JSON, ApiError, from_penstock, insecure, not_found, server_error
+from penstock.http.origin import with_security
+from penstock.http.paths import with_escapes
 from penstock.http.service import Service
+from penstock.logs import get_logger
 
-log = structlog.get_logger("penstock.http")
+log = get_logger("penstock.http")
 SUBPROTOCOL = "penstock"
 _BEARER = "penstock.bearer."
 
@@ -42,20 +44,26 @@ async def admit(scope: Scope, receive: Receive, send: Send, service: Service, ro
         nonlocal status, accepted
         if message["type"] == "websocket.http.response.start":
             status = message["status"]
+            message = {**message, "headers": [*message["headers"], *with_security(message["headers"])]}
         accepted = accepted or message["type"] == "websocket.accept"
         await send(message)
 
     try:
+        scope = with_escapes(scope)
         headers = dict(scope["headers"])
+        host = headers.get(b"host", b"")
+        service.origins.check_host(host)
         if headers.get(b"x-forwarded-proto") == b"http" and not service.settings.allow_unencrypted_proxy_traffic:
             raise insecure(path)
         route = next((route for route in routes if route.matches(scope)[0] is Match.FULL), None)
         if route is None:
             raise not_found(path)
         template = str(route.path_format)
-        client = scope["client"][0] if scope.get("client") else ""
+        service.origins.check_site(headers.get(b"origin", b""), headers.get(b"sec-fetch-site", b""), host, path)
+        peer = scope["client"][0] if scope.get("client") else ""
+        forwarded = b",".join(value for name, value in scope["headers"] if name == b"x-forwarded-for")
         try:
-            principal = await service.door.enter(_authorization(scope, headers), client, path)
+            principal = await service.door.enter(_authorization(scope, headers), service.proxies.client(peer, forwarded), path)
         except ApiError:
             service.metrics.refused()
             raise
@@ -90,7 +98,7 @@ async def refuse(error: ApiError, send: Send) -> None:
 
 
 def _authorization(scope: Scope, headers: dict[bytes, bytes]) -> bytes | None:
-    """The credentials: of the subprotocol, or of the header unless a page of another site uses them."""
+    """The credentials: of the subprotocol, or of the header."""
     for protocol in scope.get("subprotocols", ()):
         if protocol.startswith(_BEARER):
             encoded = protocol.removeprefix(_BEARER)
@@ -98,14 +106,4 @@ def _authorization(scope: Scope, headers: dict[bytes, bytes]) -> bytes | None:
                 return b"Bearer " + base64.urlsafe_b64decode(encoded + "=" * (-len(encoded) % 4))
             except (binascii.Error, ValueError):
                 return b"Bearer "
-    origin = headers.get(b"origin")
-    if origin is not None and urlsplit(origin.decode("latin-1")).netloc != headers.get(b"host", b"").decode("latin-1"):
-        raise ApiError(
-            403,
-            "forbidden",
-            "The page that opens this connection is of another site",
-            detail=f"Give a token as the subprotocol {_BEARER}<base64url of NAME.SECRET>",
-            instance=scope["path"],
-            in_body=True,
-        )
     return headers.get(b"authorization")

@@ -9,17 +9,24 @@ import secrets
 from argon2 import PasswordHasher
 from argon2.exceptions import InvalidHashError, VerificationError
 
+from penstock.errors import InvalidInput
 from penstock.http.auth import Credentials, Principal, Refused, Role, unauthorized
 from penstock.postgres import users
 from penstock.postgres.database import Database
 
 # OWASP's smallest recommendation: an API checks often, and what it checks are mostly random tokens.
 _HASHER = PasswordHasher(time_cost=2, memory_cost=19_456, parallelism=1)
+SHORTEST_PASSWORD = 12
 _MOST_REMEMBERED = 10_000
 
 
 def hash_secret(secret: str) -> str:
-    """What is stored of a secret."""
+    """What is stored of a secret. Raises `InvalidInput` for one that is too short."""
+    if len(secret) < SHORTEST_PASSWORD:
+        raise InvalidInput(
+            f"a password has at least {SHORTEST_PASSWORD} characters; this one has {len(secret)}",
+            hint="Give none: a random one is made and printed.",
+        )
     return _HASHER.hash(secret)
 
 
@@ -44,7 +51,7 @@ class Users:
         self._verified: set[bytes] = set()
         # One at a time, so that a flood of guesses takes neither all memory nor all processors.
         self._hashing = asyncio.Semaphore(1)
-        self._nobody = hash_secret(secrets.token_hex(8))
+        self._nobody = hash_secret(new_secret())
 
     async def authorize(self, credentials: Credentials | None) -> Principal:
         """See `penstock.http.auth.Authorizer`."""
@@ -57,6 +64,10 @@ class Users:
         if not await self._matches(stored, credentials.secret) or found is None:
             raise Refused
         return Principal(found.name, Role[found.role.upper()], None if found.types is None else frozenset(found.types))
+
+    async def knows(self, user: str) -> bool:
+        """See `penstock.http.auth.Authorizer`."""
+        return len(user) <= 64 and "\x00" not in user and await users.find_user(self._database, user) is not None
 
     async def _matches(self, stored: str, secret: str) -> bool:
         seen = f"{stored}\0{secret}".encode("utf-8", "replace")

@@ -9,13 +9,12 @@ import asyncio
 from collections.abc import Awaitable, Callable, Container
 from uuid import UUID
 
-import structlog
-
 from penstock.errors import PenstockError
+from penstock.logs import get_logger
 from penstock.postgres.database import Database
 from penstock.waiting import happens
 
-log = structlog.get_logger("penstock.http")
+log = get_logger("penstock.http")
 _SHORTEST_S, _LONGEST_S = 0.02, 0.5
 
 
@@ -71,7 +70,7 @@ class Watch:
             try:
                 there = await self._unfinished(self._database, ids)
             except PenstockError as error:
-                log.warning("watch_failed", error=error.message)
+                log.warning("watch_failed", error=error)
             else:
                 for id in ids:
                     if id not in there:

@@ -10,14 +10,13 @@ from datetime import timedelta
 from typing import Any
 from uuid import UUID
 
-import structlog
-
+from penstock.logs import get_logger
 from penstock.ownership.assign import NAMED, Candidate, KeyAssign
 from penstock.ownership.rules import Placed, place_keys
 from penstock.postgres import ownership
 from penstock.postgres.database import Database, Transaction
 
-log = structlog.get_logger("penstock.ownership")
+log = get_logger("penstock.ownership")
 
 
 async def join(

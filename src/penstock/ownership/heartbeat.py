@@ -26,14 +26,13 @@ from typing import Any, Protocol
 from uuid import UUID
 from weakref import WeakKeyDictionary
 
-import structlog
-
 from penstock.errors import PenstockError
+from penstock.logs import get_logger
 from penstock.postgres import ownership
 from penstock.postgres.database import Database
 from penstock.settings import Settings
 
-log = structlog.get_logger("penstock.heartbeat")
+log = get_logger("penstock.heartbeat")
 _TICK_S = 0.25
 _LOOK_S = 0.25
 _BLOCKED_S = 2.0
@@ -127,7 +126,7 @@ class Heartbeat:
                         await self._beat(database)
                         beat_at = time.monotonic() + self._interval * random.uniform(0.9, 1.0)
                     except (PenstockError, OSError) as error:
-                        log.warning("heartbeat_failed", error=str(error))
+                        log.warning("heartbeat_failed", error=error)
                         beat_at = time.monotonic() + _AGAIN_S
                 looked_at = now
         finally:

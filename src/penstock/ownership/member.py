@@ -17,9 +17,8 @@ from contextlib import suppress
 from datetime import timedelta
 from typing import Any, Protocol, TypeVar
 
-import structlog
-
 from penstock.errors import Conflict, DatabaseUnavailable, NotFound, PenstockError
+from penstock.logs import get_logger
 from penstock.ownership import balance, heartbeat
 from penstock.ownership.assign import KeyAssign
 from penstock.ownership.state import Change, MemberState
@@ -28,7 +27,7 @@ from penstock.postgres.database import Database
 from penstock.settings import Settings
 from penstock.waiting import happens
 
-log = structlog.get_logger("penstock.ownership")
+log = get_logger("penstock.ownership")
 T = TypeVar("T")
 _ASK_AGAIN = timedelta(seconds=15)
 
@@ -224,7 +223,7 @@ class Member:
                 # Another member has this id: going on would take turns with it.
                 raise
             except PenstockError as error:
-                log.warning("ownership_call_failed", group=self.group, member=self.id, error=error.message)
+                log.warning("ownership_call_failed", group=self.group, member=self.id, error=error)
                 if said_so and monotonic() >= self._state.fence_at:
                     return
                 await happens(self._wake, random.uniform(0.2, 0.6))
@@ -309,7 +308,7 @@ class Member:
                 if await balance.evict(self._database, self.group, self._assign):
                     self._wake.set()
             except PenstockError as error:
-                log.warning("evict_failed", group=self.group, error=error.message)
+                log.warning("evict_failed", group=self.group, error=error)
 
     async def _call(self, call: Coroutine[Any, Any, T]) -> T:
         """Make one call, and give it up when it takes too long: a connection that hangs must not hold up the next heartbeat."""

@@ -15,7 +15,6 @@ from datetime import timedelta
 from typing import Any, TypeVar
 
 import asyncpg
-import structlog
 
 from penstock.errors import (
     Conflict,
@@ -28,9 +27,10 @@ from penstock.errors import (
     SchemaMismatch,
     Unreadable,
 )
+from penstock.logs import get_logger
 from penstock.settings import Settings
 
-log = structlog.get_logger("penstock.database")
+log = get_logger("penstock.database")
 T = TypeVar("T")
 
 _BY_SQLSTATE: dict[str, type[PenstockError]] = {
@@ -234,7 +234,7 @@ class Database:
                 left = until - time.monotonic()
                 if left < pause:
                     raise
-                log.warning("database_awaited", error=error.message, left_s=round(left))
+                log.warning("database_awaited", error=error, left_s=round(left))
                 await asyncio.sleep(pause * random.uniform(0.5, 1.0))
                 pause = min(pause * 2, 2.0)
 
@@ -319,7 +319,7 @@ class Database:
                     repeats += 1
                     if repeats > _MOST_REPEATS:
                         raise
-                log.warning("database_unavailable", error=error.message, retry_in_s=round(pause, 2))
+                log.warning("database_unavailable", error=error, retry_in_s=round(pause, 2))
                 await asyncio.sleep(pause * random.uniform(0.5, 1.0))
                 pause = min(pause * 2, 5.0)
 

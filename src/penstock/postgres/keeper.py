@@ -64,6 +64,9 @@ SETTINGS = {
     "jit": "off",
     "autovacuum_naptime": "10s",
     "log_checkpoints": "off",
+    # Errors of statements quote payloads, and whoever made the statement has them already; what the server itself does is logged.
+    "log_min_messages": "log",
+    "log_min_error_statement": "panic",
     "timezone": "UTC",
     "log_timezone": "UTC",
 }

@@ -12,13 +12,13 @@ from collections.abc import Callable
 from typing import Any
 
 import asyncpg
-import structlog
 
 from penstock.errors import DatabaseUnavailable, PenstockError
+from penstock.logs import get_logger
 from penstock.postgres.database import Database
 from penstock.waiting import happens
 
-log = structlog.get_logger("penstock.listener")
+log = get_logger("penstock.listener")
 
 
 class Listener:
@@ -56,7 +56,7 @@ class Listener:
             try:
                 connection = await self._database.connect()
             except (DatabaseUnavailable, PenstockError) as error:
-                log.warning("listen_failed", error=error.message, retry_in_s=round(pause, 2))
+                log.warning("listen_failed", error=error, retry_in_s=round(pause, 2))
                 await asyncio.sleep(pause * random.uniform(0.5, 1.0))
                 pause = min(pause * 2, 5.0)
                 continue
@@ -65,7 +65,7 @@ class Listener:
                 pause = 0.1
             except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
                 # Also when it is refused at once, as by a standby: not in a tight loop.
-                log.warning("listen_lost", error=str(error), retry_in_s=round(pause, 2))
+                log.warning("listen_lost", error=error, retry_in_s=round(pause, 2))
                 await asyncio.sleep(pause * random.uniform(0.5, 1.0))
                 pause = min(pause * 2, 5.0)
             finally:

@@ -20,13 +20,13 @@ from importlib.resources.abc import Traversable
 from typing import Any
 
 import asyncpg
-import structlog
 
 from penstock._version import __version__
 from penstock.errors import SchemaMismatch
+from penstock.logs import get_logger
 from penstock.postgres.database import Database, translate
 
-log = structlog.get_logger("penstock.migrate")
+log = get_logger("penstock.migrate")
 
 OLDEST_SERVER = 15
 # Raise PROTOCOL when a function that clients call is added or changed, and OLDEST_CLIENT to it when one is dropped or means

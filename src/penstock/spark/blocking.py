@@ -35,7 +35,7 @@ class Blocking:
     """
 
     def __init__(self, url: str) -> None:
-        settings = Settings().model_copy(update={"pool_size": 1, "command_timeout": timedelta(minutes=5)})
+        settings = Settings.read().model_copy(update={"pool_size": 1, "command_timeout": timedelta(minutes=5)})
         self.database = Database(url, settings, APPLICATION)
         self.archive = Archive(self.database)
         self._runner = asyncio.Runner()

@@ -21,9 +21,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import structlog
-
+from penstock import logs
 from penstock.errors import DatabaseUnavailable, PenstockError
+from penstock.logs import get_logger
 from penstock.postgres import fleets
 from penstock.postgres.database import Database
 from penstock.settings import Settings
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from penstock.worker import Worker
 
-log = structlog.get_logger("penstock.fleet")
+log = get_logger("penstock.fleet")
 _LOOK_EVERY_S = 1.0
 
 
@@ -113,6 +113,7 @@ async def _serve(member: Member) -> str:
     from penstock.cli.serving import load
 
     app = load(member.target)
+    logs.configure()
     changes: dict[str, object] = {"database_url": Settings(database_url=member.url).database_url}
     if member.concurrency is not None:
         changes["concurrency"] = member.concurrency
@@ -138,5 +139,5 @@ async def _look(worker: Worker, member: Member, database: Database) -> None:
                 worker.stop()
                 return
         except PenstockError as error:
-            log.warning("fleet_look_failed", error=error.message)
+            log.warning("fleet_look_failed", error=error)
         await asyncio.sleep(_LOOK_EVERY_S)

@@ -16,10 +16,9 @@ from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-import structlog
-
 from penstock.delta import DeltaLog
 from penstock.lake import Lake
+from penstock.logs import get_logger
 from penstock.postgres import lakes
 from penstock.postgres.lakes import LakeFile, LakeRecord
 from penstock.spark import frames, schemas
@@ -30,7 +29,7 @@ from penstock.spark.sketches import merged, quantiles
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-log = structlog.get_logger("penstock.history")
+log = get_logger("penstock.history")
 MOST_HOT_KEYS = 8
 _SMALL_FILES = 8
 _SMALL_BYTES = 64 * 1024 * 1024

@@ -151,7 +151,7 @@ def database_url(options: Mapping[str, str]) -> str:
     """The option `url`, the environment's, or the embedded server of `dataDir` when it runs. Raises when there is none."""
     if given := options.get("url"):
         return given
-    settings = Settings()
+    settings = Settings.read()
     if settings.database_url is not None and "datadir" not in options:
         return settings.database_url.get_secret_value()
     folder = Path(options.get("datadir") or settings.data_dir)

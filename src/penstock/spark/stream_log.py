@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import structlog
-
 from penstock.errors import InvalidInput, OffsetGone
+from penstock.logs import get_logger
 from penstock.postgres import streams
 from penstock.postgres.database import Database
 from penstock.spark.stream_offsets import (
@@ -32,7 +31,7 @@ from penstock.spark.stream_offsets import (
 )
 from penstock.spark.stream_options import StreamReadOptions, Where
 
-log = structlog.get_logger("penstock.spark")
+log = get_logger("penstock.spark")
 
 
 class StreamLog:

@@ -14,15 +14,14 @@ from datetime import timedelta
 from typing import ClassVar
 from weakref import WeakKeyDictionary
 
-import structlog
-
 from penstock.errors import PenstockError
+from penstock.logs import get_logger
 from penstock.postgres import jobs, streams, topics
 from penstock.postgres.database import Database
 from penstock.settings import Settings
 from penstock.waiting import happens
 
-log = structlog.get_logger("penstock.care")
+log = get_logger("penstock.care")
 _WORKERS_AT_FULL_PACE = 4
 _PRUNE_EVERY_S = 600.0
 _TEND_EVERY_S = 5.0
@@ -60,7 +59,7 @@ class Care:
                 if promoted:
                     self._wake()
             except PenstockError as error:
-                log.warning("promotion_failed", error=error.message)
+                log.warning("promotion_failed", error=error)
             took = time.monotonic() - started
             longest = self._settings.care_interval.total_seconds()
             wait = longest if due_in is None else min(max(due_in, 0.0), longest)
@@ -136,7 +135,7 @@ class Care:
         try:
             await call
         except PenstockError as error:
-            log.warning("care_failed", error=error.message)
+            log.warning("care_failed", error=error)
 
     def _share(self) -> float:
         return max(1.0, self.workers / _WORKERS_AT_FULL_PACE)

@@ -11,11 +11,10 @@ import random
 import time
 from collections.abc import Callable, Mapping
 
-import structlog
-
 from penstock.errors import DatabaseUnavailable, PenstockError
 from penstock.handler import Group
 from penstock.job import ClaimedJob
+from penstock.logs import get_logger
 from penstock.postgres import jobs
 from penstock.postgres.database import Database
 from penstock.settings import Settings
@@ -24,7 +23,7 @@ from penstock.worker.marks import Marks
 from penstock.worker.runner import Runner
 from penstock.worker.types import WorkedType
 
-log = structlog.get_logger("penstock.worker")
+log = get_logger("penstock.worker")
 _QUIET_S = 0.02
 Admit = Callable[[list[str], int], tuple[list[str], int]]
 _LONGEST_WAIT_S = 30.0
@@ -174,11 +173,11 @@ class Claimer:
                     idle = False
             except DatabaseUnavailable as error:
                 idle = False
-                log.warning("claim_failed", error=error.message)
+                log.warning("claim_failed", error=error)
                 await self._recover_claim()
             except PenstockError as error:
                 idle = False
-                log.error("claim_refused", error=error.message)
+                log.error("claim_refused", error=error)
                 # The refusal may be of the answer: jobs that it claimed are not to stay behind.
                 if not await self._quarantine():
                     await asyncio.sleep(self._pause())
@@ -226,7 +225,7 @@ class Claimer:
         try:
             done = await jobs.quarantine_unreadable(self._database, self.worker, names, self.known_leases)
         except PenstockError as error:
-            log.warning("quarantine_failed", error=error.message)
+            log.warning("quarantine_failed", error=error)
             return 0
         if done:
             log.error("jobs_quarantined", jobs=done)
@@ -237,5 +236,5 @@ class Claimer:
         try:
             await jobs.release_unknown(self._database, self.worker, self.known_leases)
         except PenstockError as error:
-            log.warning("release_failed", error=error.message)
+            log.warning("release_failed", error=error)
             await asyncio.sleep(self._pause())

@@ -19,16 +19,15 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from typing import Protocol
 
-import structlog
-
 from penstock.errors import NotFound, PenstockError
 from penstock.job import ClaimedJob
+from penstock.logs import get_logger
 from penstock.postgres import jobs
 from penstock.postgres.database import Database
 from penstock.settings import Settings
 from penstock.waiting import happens
 
-log = structlog.get_logger("penstock.isolation")
+log = get_logger("penstock.isolation")
 _SESSION_S = 5.0
 _LEAST_PATIENCE_S = 5.0
 _MOST_PATIENCE_S = 3_600.0
@@ -97,7 +96,7 @@ class Isolation:
                     await self._take_turn()
                     await happens(self._stopping, time.monotonic() - began)
             except PenstockError as error:
-                log.warning("isolation_failed", error=error.message)
+                log.warning("isolation_failed", error=error)
 
     async def _take_turn(self) -> None:
         worker = self._worker()

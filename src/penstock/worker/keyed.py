@@ -15,10 +15,9 @@ from contextlib import suppress
 from typing import Any, Protocol
 from uuid import UUID
 
-import structlog
-
 from penstock.errors import DatabaseUnavailable, NotFound, PenstockError
 from penstock.job import ClaimedJob, Settlement
+from penstock.logs import get_logger
 from penstock.ownership.ending import Ending
 from penstock.ownership.member import Member
 from penstock.postgres import jobs, pools
@@ -27,7 +26,7 @@ from penstock.settings import Settings
 from penstock.waiting import happens
 from penstock.worker.lines import Lines
 
-log = structlog.get_logger("penstock.worker")
+log = get_logger("penstock.worker")
 _QUIET_S = 0.1
 _LOOKAHEAD_S = 0.1
 _LONGEST_WAIT_S = 30.0
@@ -249,7 +248,7 @@ class KeyedClaimer:
         except NotFound:
             raise
         except PenstockError as error:
-            log.warning("claimer_cannot_wait", pool=self.name, error=error.message)
+            log.warning("claimer_cannot_wait", pool=self.name, error=error)
             await happens(self._awake, _AGAIN_S)
             return False
         return True
@@ -259,7 +258,7 @@ class KeyedClaimer:
         try:
             done = await jobs.quarantine_unreadable(self._database, member.id, [self.name], self._known_leases)
         except PenstockError as error:
-            log.warning("quarantine_failed", pool=self.name, error=error.message)
+            log.warning("quarantine_failed", pool=self.name, error=error)
         else:
             if done:
                 log.error("jobs_quarantined", pool=self.name, jobs=done)
@@ -270,7 +269,7 @@ class KeyedClaimer:
             if self._member is not None:
                 await jobs.release_unknown(self._database, self._member.id, self._known_leases)
         except PenstockError as error:
-            log.warning("release_failed", pool=self.name, error=error.message)
+            log.warning("release_failed", pool=self.name, error=error)
             await asyncio.sleep(self._pause())
 
     async def watch_cancellations(self) -> None:
@@ -282,7 +281,7 @@ class KeyedClaimer:
                     for id in await pools.cancelled_of(self._database, self.name, self._member.id):
                         self._runs.cancel(id, "cancelled")
                 except PenstockError as error:
-                    log.warning("cancellations_unknown", pool=self.name, error=error.message)
+                    log.warning("cancellations_unknown", pool=self.name, error=error)
 
     async def _claim(self, member: Member) -> pools.KeyedClaim:
         async with self._claiming:
@@ -291,11 +290,11 @@ class KeyedClaimer:
             except NotFound:
                 raise
             except DatabaseUnavailable as error:
-                log.warning("claim_failed", pool=self.name, error=error.message)
+                log.warning("claim_failed", pool=self.name, error=error)
                 await self._recover_claim()
                 raise
             except PenstockError as error:
-                log.error("claim_refused", pool=self.name, error=error.message)
+                log.error("claim_refused", pool=self.name, error=error)
                 await self._quarantine(member)
                 await self._recover_claim()
                 raise

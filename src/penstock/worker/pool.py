@@ -12,11 +12,10 @@ from collections.abc import Callable, Iterable
 from typing import Any
 from uuid import UUID
 
-import structlog
-
 from penstock.errors import PenstockError
 from penstock.handler import Group
 from penstock.job import ClaimedJob, Settlement
+from penstock.logs import get_logger
 from penstock.ownership.member import Member, SlotUser
 from penstock.postgres import jobs, pools
 from penstock.postgres.database import Database
@@ -26,7 +25,7 @@ from penstock.worker.runner import Runner
 from penstock.worker.standing import StandingRunner, two_sides
 from penstock.worker.types import WorkedPool
 
-log = structlog.get_logger("penstock.worker")
+log = get_logger("penstock.worker")
 _FORGET_EVERY_S = 300.0
 
 
@@ -145,7 +144,7 @@ class PoolPart:
             try:
                 await pools.forget_keys(self._database, self.name)
             except PenstockError as error:
-                log.warning("forget_keys_failed", pool=self.name, error=error.message)
+                log.warning("forget_keys_failed", pool=self.name, error=error)
 
     def stop(self, grace_s: float) -> None:
         """Drain, hand over and leave; `run` ends then. Handlers get so many seconds to finish."""

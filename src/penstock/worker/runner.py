@@ -20,12 +20,12 @@ from typing import Any
 from uuid import UUID
 
 import orjson
-import structlog
 from pebble import ProcessPool
 
 from penstock.errors import Conflict, Fail, InvalidInput, PenstockError, Retry
 from penstock.handler import Group, Job
 from penstock.job import ClaimedJob, Outcome, Settlement
+from penstock.logs import get_logger, hook_in
 from penstock.payload import dump_json, plain_text
 from penstock.postgres import jobs
 from penstock.postgres.database import Database
@@ -33,7 +33,7 @@ from penstock.settings import Settings
 from penstock.worker.process import UnreadablePayload, call_in_process
 from penstock.worker.types import NotStarted, SettledElsewhere, WorkedType
 
-log = structlog.get_logger("penstock.worker")
+log = get_logger("penstock.worker")
 _LONGEST_TRACEBACK = 8_000
 _LOOKAHEAD_S = 0.1
 HANDLER_THREADS = "penstock-handler"
@@ -335,7 +335,7 @@ class Runner:
                 ids, leases = [running.claimed.id for running, _ in batch], [running.lease for running, _ in batch]
                 begun = await jobs.begin(self.database, ids, leases)
             except PenstockError as error:
-                log.error("jobs_not_begun", jobs=len(batch), error=error.message)
+                log.error("jobs_not_begun", jobs=len(batch), error=error)
             for running, group in batch:
                 # What was lost or told to stop meanwhile does not start: its settlement says so, or is stale.
                 if running.claimed.id in begun and running.reason is None and self._jobs.get(running.claimed.id) is running:
@@ -417,7 +417,9 @@ class Runner:
 
     async def _in_process(self, running: Running, worked: WorkedType) -> Any:
         if self._pool is None:
-            self._pool = ProcessPool(self._settings.processes_for_handlers, context=multiprocessing.get_context("spawn"))
+            self._pool = ProcessPool(
+                self._settings.processes_for_handlers, initializer=hook_in, context=multiprocessing.get_context("spawn")
+            )
         limit = max(running.deadline - time.monotonic(), 0.1)
         future: Any = self._pool.schedule(
             call_in_process,

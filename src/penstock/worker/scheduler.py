@@ -15,16 +15,15 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 
-import structlog
-
 from penstock.errors import NotFound, PenstockError
+from penstock.logs import get_logger
 from penstock.postgres import schedules
 from penstock.postgres.database import Database
 from penstock.schedule import Schedule, Tick
 from penstock.settings import Settings
 from penstock.waiting import happens
 
-log = structlog.get_logger("penstock.scheduler")
+log = get_logger("penstock.scheduler")
 _LOOK_EVERY_S = 15.0
 
 
@@ -88,7 +87,7 @@ class Scheduler:
             except NotFound:
                 await self._declare(schedule)
             except PenstockError as error:
-                log.warning("schedule_failed", schedule=schedule.name, error=error.message)
+                log.warning("schedule_failed", schedule=schedule.name, error=error)
                 await happens(self._stopping, random.uniform(0.5, 1.5))
 
     async def _declare(self, schedule: Schedule) -> None:

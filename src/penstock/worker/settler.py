@@ -8,14 +8,14 @@ from collections.abc import Callable, Mapping, Sequence
 from uuid import UUID
 
 import orjson
-import structlog
 
 from penstock.errors import PenstockError
 from penstock.job import Outcome, Settlement
+from penstock.logs import get_logger, payloads_shown
 from penstock.postgres import jobs
 from penstock.postgres.database import Database
 
-log = structlog.get_logger("penstock.worker")
+log = get_logger("penstock.worker")
 _MOST_AT_ONCE = 5_000
 
 
@@ -100,14 +100,14 @@ class Settler:
             return await self._refuse(batch[0], error)
 
     async def _refuse(self, result: Settlement, error: PenstockError) -> dict[UUID, str]:
-        log.error("job_result_refused", job_id=str(result.id), error=error.message)
+        log.error("job_result_refused", job_id=str(result.id), error=error)
         detail = orjson.dumps({"type": type(error).__name__, "message": f"the result was refused: {error.message}"}).decode()
         try:
             return await jobs.settle(self._database, [result._replace(outcome=Outcome.FAILED, detail=detail, retry_after=None)])
         except PenstockError as again:
             # It stays known as started: handing it back would start an at_most_once job anew.
             self._left.append(result.lease)
-            log.error("job_left_to_its_lease", job_id=str(result.id), lease=result.lease, error=again.message)
+            log.error("job_left_to_its_lease", job_id=str(result.id), lease=result.lease, error=again)
             return {result.id: "stale"}
 
     async def _write_progress(self, progress: list[tuple[UUID, int, str]]) -> None:
@@ -115,7 +115,7 @@ class Settler:
             await jobs.report_progress(self._database, progress)
         except PenstockError as error:
             if len(progress) == 1:
-                log.warning("job_progress_refused", job_id=str(progress[0][0]), error=error.message)
+                log.warning("job_progress_refused", job_id=str(progress[0][0]), error=error)
                 return
             middle = len(progress) // 2
             await self._write_progress(progress[:middle])
@@ -129,13 +129,14 @@ class Settler:
             if outcome == "stale":
                 log.warning("job_result_stale", job_id=str(result.id), job_type=result.name or None, lease=result.lease)
             elif result.outcome in (Outcome.FAILED, Outcome.FAILED_FOR_GOOD):
+                # What it said is the handler's, and may hold the payload: the job's row keeps it.
                 failure = orjson.loads(result.detail) if result.detail else {}
                 log.info(
                     "job_" + (outcome or "settled"),
                     job_id=str(result.id),
                     job_type=result.name or None,
                     error_type=failure.get("type"),
-                    error=failure.get("message"),
+                    error=failure.get("message") if payloads_shown() else None,
                 )
         if "retried" in outcomes.values() or "released" in outcomes.values():
             self._retried()

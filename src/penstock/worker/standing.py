@@ -16,9 +16,9 @@ from functools import partial
 from typing import Any, Generic, TypeVar
 
 import orjson
-import structlog
 
 from penstock.errors import Conflict, InvalidInput, PenstockError
+from penstock.logs import get_logger
 from penstock.ownership.member import Member
 from penstock.payload import Codec, dump_json, plain_text
 from penstock.postgres import pools
@@ -26,7 +26,7 @@ from penstock.postgres.database import Database
 from penstock.settings import Settings
 from penstock.waiting import happens
 
-log = structlog.get_logger("penstock.standing")
+log = get_logger("penstock.standing")
 T = TypeVar("T")
 _STOP_S = 2.0
 _REFUSED_S = 0.2
@@ -181,7 +181,7 @@ class StandingRunner:
                 try:
                     wait = min(wait, await self._reconcile())
                 except PenstockError as error:
-                    log.warning("standing_jobs_unknown", pool=self._name, error=error.message)
+                    log.warning("standing_jobs_unknown", pool=self._name, error=error)
                     wait = min(wait, 1.0)
                 await happens(self._awake, wait)
         finally:
@@ -241,7 +241,7 @@ class StandingRunner:
                 await self._end(run, state, error)
         except PenstockError as error:
             refused = True
-            log.warning("standing_job_unknown", pool=self._name, key=run.job.key, error=error.message)
+            log.warning("standing_job_unknown", pool=self._name, key=run.job.key, error=error)
         if refused:
             run.wait_s = _REFUSED_S
 
@@ -296,7 +296,7 @@ class StandingRunner:
             return None, error or self._failure(run, failure)
 
     def _failure(self, run: _Run, failure: Exception) -> dict[str, Any]:
-        log.warning("standing_job_failed", pool=self._name, key=run.job.key, error=str(failure))
+        log.warning("standing_job_failed", pool=self._name, key=run.job.key, error=failure)
         message = failure.message if isinstance(failure, PenstockError) else str(failure)
         return {"type": type(failure).__qualname__, "message": plain_text(message[:2_000])}
 

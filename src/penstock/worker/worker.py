@@ -17,12 +17,11 @@ from contextlib import suppress
 from typing import Any, Literal
 from uuid import UUID
 
-import structlog
-
 from penstock.consuming.consumer import Consumer
 from penstock.consuming.delivery import Halted
 from penstock.errors import InvalidInput, NotFound, PenstockError, SchemaMismatch
 from penstock.job import Settlement
+from penstock.logs import get_logger
 from penstock.ownership import heartbeat
 from penstock.ownership.member import monotonic
 from penstock.postgres import jobs, migrate
@@ -40,7 +39,7 @@ from penstock.worker.scheduler import Scheduler
 from penstock.worker.settler import Settler
 from penstock.worker.types import WorkedPool, WorkedType
 
-log = structlog.get_logger("penstock.worker")
+log = get_logger("penstock.worker")
 _STALLED_S = 30.0
 _FOR_EVER_S = 1e7
 _CLAIM_S = 5.0
@@ -325,7 +324,7 @@ class Worker:
         try:
             await consumer.run()
         except (Halted, NotFound) as error:
-            log.error("consumer_ended", consumer=consumer.name, worker=self.id, error=error.message)
+            log.error("consumer_ended", consumer=consumer.name, worker=self.id, error=error)
             self._ended.append(error)
             others = self._types or self._pools or self._schedules or self._types_may_come
             if not others and len(self._ended) == len(self._consumers):
@@ -352,7 +351,7 @@ class Worker:
                 if error is None or unanswered < _MOST_MISSING:
                     await asyncio.sleep(1.0)
                     continue
-            log.error("schema_cannot_be_used", worker=self.id, error=error.message, hint=error.hint)
+            log.error("schema_cannot_be_used", worker=self.id, error=error, hint=error.hint)
             self._ended.append(error)
             self._stop.set()
             await asyncio.Event().wait()
@@ -423,7 +422,7 @@ class Worker:
                     if record.name in self._types:
                         self._types[record.name].refresh(record)
             except PenstockError as error:
-                log.warning("heartbeat_failed", error=error.message)
+                log.warning("heartbeat_failed", error=error)
 
     async def _begin_anew(self, claimer: Claimer, runner: Runner) -> None:
         """Others have its jobs. Those that it claimed since then nobody would miss: it stops them and hands them back."""

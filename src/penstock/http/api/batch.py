@@ -28,6 +28,8 @@ from penstock.postgres import http, jobs
 
 api = router("batches")
 _LINES = 1_000
+_MOST_ERRORS = 1_000
+_FURTHER = f"The first {_MOST_ERRORS:,} errors are told line by line; lines are the first and the last of each row of bad lines."
 _BYTES = 4 << 20
 _LONGEST_LINE = 256 << 10
 _IN_MEMORY = 1 << 20
@@ -47,8 +49,8 @@ _ANSWER = {_NDJSON: {"schema": BatchOutcome.model_json_schema(), "example": _OUT
 async def enqueue_batch(request: Request, name: Name) -> Response:
     """Enqueue a job for each line; answers with a line for each: an outcome, or an error.
 
-    A line that cannot be enqueued does not stop the others. When the connection breaks, send the batch again: with ids of
-    your own the jobs that are there already come back as duplicates.
+    A line that cannot be enqueued does not stop the others; after 1,000 errors the bad lines are told as ranges. When the
+    connection breaks, send the batch again: with ids of your own the jobs that are there already come back as duplicates.
     """
     service = service_of(request)
     principal_of(request).require(name, request.url.path)
@@ -76,6 +78,9 @@ class _Batch:
         self._waiting: list[tuple[int, New]] = []
         self._bytes = 0
         self._outcomes: dict[int, bytes] = {}
+        self._errors = 0
+        # First and last of the lines in a row that were refused, once single errors are no longer told.
+        self._refused: list[list[int]] = []
 
     async def read(self, request: Request) -> None:
         """Enqueue everything. Raises `ApiError` when the body cannot be split into lines, or the database is away."""
@@ -89,6 +94,7 @@ class _Batch:
                 await self._take(line)
         await self._take(rest)
         await self._flush()
+        await self._summarise()
 
     async def _take(self, line: bytes) -> None:
         self._line += 1
@@ -103,6 +109,8 @@ class _Batch:
             self._fail(self._line, error)
         if len(self._waiting) + len(self._outcomes) >= _LINES or self._bytes >= _BYTES:
             await self._flush()
+        if len(self._refused) >= _LINES:
+            await self._summarise()
 
     async def _flush(self) -> None:
         if self._waiting:
@@ -137,7 +145,25 @@ class _Batch:
             outcome = {"line": line, "id": shapes.job_id(id), "outcome": str(admission)}
             self._outcomes[line] = orjson.dumps(outcome, option=orjson.OPT_APPEND_NEWLINE)
 
+    async def _summarise(self) -> None:
+        """Write which further lines were refused: an error is larger than a bad line, and there may be any number."""
+        if not self._refused:
+            return
+        # A batch that the database refused is halved, so that its bad lines are not found in order.
+        lines, self._refused = sorted(self._refused), []
+        many = sum(last - first + 1 for first, last in lines)
+        error = {"title": f"{many} further lines were refused", "id": "invalid_lines", "detail": _FURTHER}
+        summary = orjson.dumps({"lines": lines, "error": error}, option=orjson.OPT_APPEND_NEWLINE)
+        await run_in_threadpool(self._spool.write, summary)
+
     def _fail(self, line: int, error: PenstockError) -> None:
+        self._errors += 1
+        if self._errors > _MOST_ERRORS:
+            if self._refused and self._refused[-1][1] == line - 1:
+                self._refused[-1][1] = line
+            else:
+                self._refused.append([line, line])
+            return
         answer: ApiError = from_penstock(error)
         failed = {"line": line, "error": answer.as_dict()}
         self._outcomes[line] = orjson.dumps(failed, option=orjson.OPT_APPEND_NEWLINE)

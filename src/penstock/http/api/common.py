@@ -15,6 +15,7 @@ from starlette.convertors import Convertor, register_url_convertor
 from penstock.http import shapes
 from penstock.http.auth import Principal, Role
 from penstock.http.errors import ApiError, bad_json, invalid_parameter, too_large
+from penstock.http.paths import plain
 from penstock.http.service import Service
 from penstock.payload import check_numbers
 
@@ -28,7 +29,7 @@ class _JobId(Convertor[str]):
     regex = r"job_[^\s/]+|random_id|[^\s/]{20,40}"
 
     def convert(self, value: str) -> str:
-        return value
+        return plain(value)
 
     def to_string(self, value: str) -> str:
         return value

@@ -23,6 +23,7 @@ from penstock.http.deliveries import LIVING
 from penstock.http.errors import from_penstock, invalid_parameter
 from penstock.http.inbox import Copy, Inbox
 from penstock.http.live import EventStream
+from penstock.http.paths import is_head
 from penstock.http.service import Service
 from penstock.http.sockets import SUBPROTOCOL
 from penstock.job import Outcome
@@ -83,6 +84,9 @@ async def receive(
     seen, last = (since, None) if last_event_id is None else _seen(last_event_id)
     inbox = _inbox(principal, request.url.path, topic, client_id, stay, ttl_s, filter, alone=stay)
     service.check_room()
+    if is_head(request.scope):
+        # A look must not take messages.
+        return Response(media_type="text/event-stream", headers={"cache-control": "no-store"})
     receipt = await service.deliveries.open(inbox, seen, last)
     frames = _frames(service, inbox, receipt, seen)
     return EventStream(service, "topic", frames, lambda: service.deliveries.close(inbox))
@@ -235,7 +239,13 @@ class _Conversation:
 
     async def _listen(self) -> None:
         while True:
-            text = await self._socket.receive_text()
+            received = await self._socket.receive()
+            if received["type"] == "websocket.disconnect":
+                return
+            if (text := received.get("text")) is None:
+                # Frames are JSON text: another protocol, or a mistake.
+                await self._socket.close(1003, "a frame is JSON text, not binary")
+                return
             try:
                 self._heard(orjson.loads(text))
             except (orjson.JSONDecodeError, InvalidInput) as error:

@@ -58,7 +58,7 @@ async def list_archived_jobs(
 @api.get("/v1/stats", response_model=list[Stats])
 @needs(Role.READ)
 async def get_stats(request: Request) -> Response:
-    """How each job type is doing: depth, oldest waiting, rates."""
+    """How each job type is doing: depth, oldest waiting, rates; counted every few seconds, however many ask."""
     return answer(await stats(request))
 
 
@@ -75,11 +75,11 @@ async def get_stats_of_type(request: Request, name: Name) -> Response:
 
 async def stats(request: Request) -> list[dict[str, object]]:
     """Statistics of the types that the user may see."""
-    service, principal = service_of(request), principal_of(request)
-    rates = await http.job_rates(service.database)
+    principal = principal_of(request)
+    counts, rates = await service_of(request).statistics()
     return [
         shapes.plain(count) | (shapes.plain(rates[count.name]) if count.name in rates else {})
-        for count in await service.app.counts()
+        for count in counts
         if principal.may(count.name)
     ]
 

@@ -13,6 +13,7 @@ from penstock.http import bodies, shapes
 from penstock.http.api.common import answer, body_of, needs, principal_of, raw_answer, read, router, service_of
 from penstock.http.auth import Role
 from penstock.http.errors import ApiError, bad_json, missing, not_found
+from penstock.http.paths import plain
 from penstock.http.pool_models import (
     Advice,
     KeyState,
@@ -36,12 +37,12 @@ api = router("pools")
 
 
 class _Key(Convertor[str]):
-    """A key may have anything in it, a slash too."""
+    """A key may have anything in it; a slash is written `%2F`."""
 
-    regex = r"[\s\S]+"
+    regex = r"[^/]+"
 
     def convert(self, value: str) -> str:
-        return value
+        return plain(value)
 
     def to_string(self, value: str) -> str:
         return value

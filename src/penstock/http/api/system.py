@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import html
+from importlib.util import find_spec
 from pathlib import Path as FilePath
+from urllib.parse import urlsplit
 
-import swagger_ui_bundle
 from fastapi import Request, Response
 from fastapi.responses import FileResponse, HTMLResponse, PlainTextResponse
 from prometheus_client import CONTENT_TYPE_LATEST
@@ -15,21 +18,26 @@ from penstock.errors import PenstockError
 from penstock.http.api.common import answer, needs, principal_of, router, service_of
 from penstock.http.auth import Role
 from penstock.http.errors import not_found
+from penstock.http.origin import page_policy
 from penstock.http.scaling import GAUGE_WAIT_S
 from penstock.postgres import pool_views
 
 api = router("system")
-_SWAGGER = FilePath(swagger_ui_bundle.swagger_ui_path)
-_FILES = {"swagger-ui.css", "swagger-ui-bundle.js", "favicon-32x32.png"}
-_POLICY = "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; connect-src 'self'"
+_FILES = {"swagger-ui.css", "swagger-ui-bundle.js", "favicon.png"}
+# Swagger UI sets style attributes; it needs no script but its own.
+_POLICY = page_policy(script="'self'", style="'self' 'unsafe-inline'", img="'self' data:", connect="'self'")
 _DOCS = """<!doctype html>
 <html lang="en">
 <head><meta charset="utf-8"><title>Penstock API</title>
-<link rel="stylesheet" href="/docs/swagger-ui.css"><link rel="icon" href="/docs/favicon-32x32.png"></head>
+<link rel="stylesheet" href="/docs/swagger-ui.css"><link rel="icon" href="/docs/favicon.png"></head>
 <body><div id="swagger-ui"></div><script src="/docs/swagger-ui-bundle.js"></script><script src="/docs/start.js"></script></body>
 </html>
 """
 _START = 'SwaggerUIBundle({url: "/openapi.json", dom_id: "#swagger-ui", deepLinking: true, validatorUrl: null});\n'
+_STYLE = "iframe { border: 0; width: 100%; height: 85vh }"
+_STYLE_HASH = f"'sha256-{base64.b64encode(hashlib.sha256(_STYLE.encode()).digest()).decode()}'"
+# The files of a page change with the version of the server alone.
+_CACHED = {"cache-control": "no-cache"}
 
 
 @api.get("/healthz", response_class=PlainTextResponse)
@@ -70,12 +78,30 @@ async def home(request: Request) -> Response:
     """The home page: a title, the version, and a dashboard of one's own."""
     settings = service_of(request).settings
     title, frame = html.escape(settings.homepage_title), html.escape(settings.homepage_iframe_url, quote=True)
-    shown = f'<iframe src="{frame}" title="dashboard" style="border:0;width:100%;height:85vh"></iframe>' if frame else ""
+    shown = f'<iframe src="{frame}" title="dashboard"></iframe>' if frame else ""
     page = (
-        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{title}</title></head>\n'
+        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{title}</title><style>{_STYLE}</style></head>\n'
         f'<body><h1>{title}</h1><h3>penstock version {__version__}</h3><p><a href="/docs">API</a></p>{shown}</body></html>\n'
     )
-    return HTMLResponse(page)
+    policy = page_policy(style=_STYLE_HASH, frame=_source_of(settings.homepage_iframe_url))
+    return HTMLResponse(page, headers={"content-security-policy": policy})
+
+
+def _source_of(url: str) -> str:
+    """Where the frame of the home page may come from."""
+    parts = urlsplit(url)
+    if not url:
+        return "'none'"
+    allowed = parts.scheme in ("http", "https") and parts.netloc and not set(parts.netloc) & set(" ;,'\"\r\n")
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}" if allowed else "'self'"
+
+
+def _viewer() -> FilePath:
+    """The folder with the files of Swagger UI 5; the package has them, what it does with them is not used."""
+    found = find_spec("fastapi_offline")
+    if found is None or found.origin is None:
+        raise ModuleNotFoundError("fastapi-offline is not installed", name="fastapi_offline")
+    return FilePath(found.origin).parent / "static"
 
 
 @api.get("/docs", response_class=HTMLResponse, include_in_schema=False)
@@ -90,10 +116,10 @@ async def docs() -> Response:
 async def docs_file(request: Request, file: str) -> Response:
     """A part of the viewer."""
     if file == "start.js":
-        return Response(_START, media_type="text/javascript")
+        return Response(_START, media_type="text/javascript", headers=_CACHED)
     if file not in _FILES:
         raise not_found(request.url.path)
-    return FileResponse(_SWAGGER / file)
+    return FileResponse(_viewer() / file, headers=_CACHED)
 
 
 @api.get("/openapi.json", include_in_schema=False)

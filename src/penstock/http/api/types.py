@@ -113,7 +113,7 @@ def new_type(given: dict[str, Any], path: str) -> tuple[str, dict[str, Any]]:
     strategy = given.get("delivery_strategy") or ""
     # Without a limit: null, which Rickover does not have.
     unlimited = "concurrency" in given and given["concurrency"] is None
-    attempts, concurrency = given.get("attempts") or 0, given.get("concurrency") or 0
+    attempts, concurrency = (0 if given.get(field) is None else given[field] for field in ("attempts", "concurrency"))
     if not isinstance(name, str) or not isinstance(strategy, str):
         raise bad_json()
     for number in (attempts, concurrency):

@@ -123,10 +123,12 @@ async def heartbeat(request: Request, id: WorkerId) -> Response:
     await _own_worker(request, id)
     seen = await jobs.heartbeat(database, id, beat.in_flight, beat.state)
     if not seen.known:
+        # What it does not name is what its user may work on, so that it is its user's.
+        names = beat.names or sorted(principal_of(request).types or ())
         span = timedelta(seconds=beat.dead_after_s)
         # A second heartbeat at the same moment may be faster.
         with suppress(Conflict):
-            await jobs.register_worker(database, id, beat.names, beat.host, beat.pid, beat.concurrency, span)
+            await jobs.register_worker(database, id, names, beat.host, beat.pid, beat.concurrency, span)
     return answer({"known": seen.known, "cancelled": [shapes.job_id(job) for job in seen.cancelled], "leases": seen.leases})
 
 
@@ -142,7 +144,8 @@ async def unregister(request: Request, id: WorkerId) -> Response:
 
 
 def _open_to(principal: Principal, worker: http.WorkerRecord) -> bool:
-    return principal.types is None or principal.types.issuperset(worker["names"])
+    # A worker that named no types may work on any: it is nobody's who may not see all.
+    return principal.types is None or (bool(worker["names"]) and principal.types.issuperset(worker["names"]))
 
 
 async def _own_worker(request: Request, id: str) -> bool:
@@ -152,6 +155,8 @@ async def _own_worker(request: Request, id: str) -> bool:
         return False
     for name in worker["names"]:
         principal_of(request).require(name, request.url.path)
+    if not worker["names"]:
+        principal_of(request).require_all(request.url.path)
     return True
 
 

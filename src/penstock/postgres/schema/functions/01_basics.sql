@@ -81,10 +81,11 @@ language plpgsql
 immutable
 as $$
 begin
-    if p_name is null or p_name !~ '^[^[:space:]/[:cntrl:]]{1,200}$' or starts_with(p_name, 'job_') then
+    -- "." and ".." are no parts of a URL's path: clients take them away.
+    if p_name is null or p_name !~ '^(?![.]{1,2}$)[^[:space:]/[:cntrl:]]{1,200}$' or starts_with(p_name, 'job_') then
         raise exception 'invalid job type name: %', coalesce(quote_literal(left(p_name, 100)), 'null')
             using errcode = 'PS400',
-                  hint = 'A name has 1 to 200 characters, none of them white space, "/" or a control character, and does not begin with "job_".';
+                  hint = 'A name has 1 to 200 characters, none of them white space, "/" or a control character, does not begin with "job_", and is not "." or "..".';
     end if;
 end
 $$;

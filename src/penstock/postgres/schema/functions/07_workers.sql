@@ -17,7 +17,7 @@ as $$
 declare
     moment constant timestamptz := penstock.clock();
 begin
-    if p_id is null or p_id !~ '^[A-Za-z0-9_.-]{1,50}$' then
+    if p_id is null or p_id !~ '^(?![.]{1,2}$)[A-Za-z0-9_.-]{1,50}$' then
         raise exception 'invalid worker id: %', coalesce(quote_literal(left(p_id, 100)), 'null')
             using errcode = 'PS400', hint = 'A worker id has 1 to 50 letters, digits, ".", "-" or "_".';
     end if;

@@ -227,7 +227,7 @@ declare
     present penstock.members;
     moment constant timestamptz := penstock.clock();
 begin
-    if p_member is null or p_member !~ '^[A-Za-z0-9_.-]{1,50}$' then
+    if p_member is null or p_member !~ '^(?![.]{1,2}$)[A-Za-z0-9_.-]{1,50}$' then
         raise exception 'invalid member id: %', coalesce(quote_literal(left(p_member, 100)), 'null')
             using errcode = 'PS400', hint = 'An id has 1 to 50 letters, digits, ".", "-" or "_".';
     end if;

@@ -29,6 +29,10 @@ language plpgsql
 as $$
 begin
     perform penstock.require_pool(p_name);
+    if p_key in ('.', '..') then
+        raise exception 'invalid key of a standing job: %', p_key
+            using errcode = 'PS400', hint = '"." and ".." are no parts of a path, so that HTTP clients could not name it.';
+    end if;
     perform penstock.check_jobs(p_name, array[p_data], null, array[coalesce(p_key, '')], null, null, penstock.clock());
 end
 $$;

@@ -126,9 +126,9 @@ declare
     created penstock.streams;
     first_segment bigint;
 begin
-    if p_name is null or p_name !~ '^[A-Za-z0-9_.-]{1,100}$' then
+    if p_name is null or p_name !~ '^(?![.]{1,2}$)[A-Za-z0-9_.-]{1,100}$' then
         raise exception 'invalid stream name: %', coalesce(quote_literal(left(p_name, 100)), 'null')
-            using errcode = 'PS400', hint = 'A stream name has 1 to 100 letters, digits, ".", "-" or "_".';
+            using errcode = 'PS400', hint = 'A stream name has 1 to 100 letters, digits, ".", "-" or "_", and is not "." or "..".';
     end if;
     if p_partitions is null or p_partitions not between 1 and 1024 then
         raise exception 'invalid number of partitions: %', coalesce(p_partitions::text, 'null')

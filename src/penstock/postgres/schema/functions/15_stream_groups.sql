@@ -11,9 +11,9 @@ declare
     stream penstock.streams := penstock.require_stream(p_stream);
     members_share constant text := p_stream || '/' || p_group;
 begin
-    if p_group is null or p_group !~ '^[A-Za-z0-9_.-]{1,90}$' then
+    if p_group is null or p_group !~ '^(?![.]{1,2}$)[A-Za-z0-9_.-]{1,90}$' then
         raise exception 'invalid name of a consumer group: %', coalesce(quote_literal(left(p_group, 100)), 'null')
-            using errcode = 'PS400', hint = 'A consumer group has 1 to 90 letters, digits, ".", "-" or "_".';
+            using errcode = 'PS400', hint = 'A consumer group has 1 to 90 letters, digits, ".", "-" or "_", and is not "." or "..".';
     end if;
     if p_start is null or p_start not in ('earliest', 'latest') then
         raise exception 'unknown start: %', coalesce(left(p_start, 100), 'null')

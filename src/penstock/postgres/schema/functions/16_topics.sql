@@ -12,10 +12,10 @@ language plpgsql
 immutable
 as $$
 begin
-    if p_name is null or p_name !~ '^[^[:space:]/[:cntrl:]]{1,150}$' then
+    if p_name is null or p_name !~ '^(?![.]{1,2}$)[^[:space:]/[:cntrl:]]{1,150}$' then
         raise exception 'invalid topic: %', coalesce(quote_literal(left(p_name, 100)), 'null')
             using errcode = 'PS400',
-                  hint = 'A topic has 1 to 150 characters, none of them white space, "/" or a control character.';
+                  hint = 'A topic has 1 to 150 characters, none of them white space, "/" or a control character, and is not "." or "..".';
     end if;
 end
 $$;
@@ -149,12 +149,12 @@ begin
     perform penstock.check_each_json(p_filters, 'a filter', 65536);
     select coalesce(quote_literal(left(given, 100)), 'null') into wrong
     from unnest(p_client_ids) as given
-    where given is null or given !~ '^[^[:space:]/[:cntrl:]]+$' or length(p_topic) + 1 + length(given) > 200
+    where given is null or given !~ '^(?![.]{1,2}$)[^[:space:]/[:cntrl:]]+$' or length(p_topic) + 1 + length(given) > 200
     limit 1;
     if wrong is not null then
         raise exception 'invalid client id: %', wrong
             using errcode = 'PS400',
-                  hint = 'A client id has no white space, "/" or control character, and at most 200 characters together with the topic.';
+                  hint = 'A client id has no white space, "/" or control character, is not "." or "..", and has at most 200 characters together with the topic.';
     end if;
     if starts_with(p_topic || '_', 'job_') and p_queue is null then
         raise exception 'topic % cannot have subscribers with queues of their own', p_topic

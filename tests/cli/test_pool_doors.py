@@ -1,0 +1,79 @@
+"""Every command about pools, over the database and over a server: the same table, the same answers."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from http_server import TOKEN, Served, serving
+
+from penstock.cli.pools import _HELP
+from penstock.testing import TemporaryDatabases
+
+SEEN = {
+    "create": lambda found: (found["name"], found["slots"]),
+    "resize": lambda found: (found["name"], found["slots"]),
+    "list": lambda found: [(one["name"], one["slots"], one["standing"]) for one in found],
+    "show": lambda found: [len(one["slots"]) for one in found],
+    "standing": lambda found: [(one["key"], one["data"], one["messages"]) for one in found],
+    "key": lambda found: (found["key"], found["weight"], found["standing"]),
+}
+# What is called, its exit code, and what of its answer is the same over both doors.
+STEPS: list[tuple[list[str], int, Any]] = [
+    (["create", "shop", "--slots", "4"], 0, ("shop", 4)),
+    (["create", "shop", "--slots", "9"], 0, ("shop", 4)),
+    (["resize", "shop", "8"], 0, ("shop", 8)),
+    (["resize", "shop", "2"], 1, "slots"),
+    (["weight", "shop", "a/b", "3"], 0, {"weights": {"a/b": 3}}),
+    (["start", "shop", "a/b", '{"n": 1}'], 0, {"key": "a/b", "outcome": "started"}),
+    (["start", "shop", "a/b", '{"n": 1}'], 0, {"key": "a/b", "outcome": "unchanged"}),
+    (["start", "shop", "a/b", '{"n": 2}'], 1, "payload"),
+    (["start", "shop", "a/b", '{"n": 2}', "--replace"], 0, {"key": "a/b", "outcome": "replaced"}),
+    (["notify", "shop", "a/b", '"now"'], 0, {"key": "a/b", "outcome": "notified"}),
+    (["standing", "shop"], 0, [("a/b", {"n": 2}, 1)]),
+    (["key", "shop", "a/b"], 0, ("a/b", 3, True)),
+    (["keys", "shop"], 0, []),
+    (["show", "shop"], 0, [8]),
+    ([], 0, [("shop", 8, 1)]),
+    (["stop", "shop", "a/b"], 0, {"key": "a/b", "outcome": "stopped"}),
+    (["stop", "shop", "a/b"], 1, "no standing job"),
+    (["drain", "shop", "nobody"], 1, ""),
+    (["undrain", "shop", "nobody"], 1, ""),
+    (["show", "none"], 1, "none"),
+]
+
+
+@pytest.fixture(scope="module")
+def served(databases: TemporaryDatabases) -> Iterator[Served]:
+    with databases.database() as url, serving(url) as served:
+        yield served
+
+
+@pytest.mark.parametrize("door", ["database", "server"])
+def test_every_command_works_over_both_doors(url: str, served: Served, door: str) -> None:
+    env = {**os.environ, "PENSTOCK_DATABASE_URL": url, "NO_COLOR": "1"}
+    before = []
+    if door == "server":
+        env |= {"PENSTOCK_DATABASE_URL": "postgresql://127.0.0.1:1/none", "PENSTOCK_SERVER_TOKEN": f"admin.{TOKEN}"}
+        before = ["--server", served.base_url]
+    for arguments, code, expected in STEPS:
+        done = subprocess.run(
+            [sys.executable, "-m", "penstock", *before, "pools", *arguments, "--json"],
+            env=env, capture_output=True, text=True, timeout=60, check=False,
+        )  # fmt: skip
+        assert done.returncode == code, (arguments, done.stdout, done.stderr)
+        if code:
+            assert expected in done.stderr and "Traceback" not in done.stderr, (arguments, done.stderr)
+        else:
+            found = json.loads(done.stdout)
+            assert SEEN.get(arguments[0] if arguments else "list", lambda same: same)(found) == expected, arguments
+
+
+def test_every_command_is_in_the_table() -> None:
+    commands = set(_HELP.partition(": ")[2].rstrip(".").split(", ")) - {"list"}
+    assert {arguments[0] for arguments, _, _ in STEPS if arguments} == commands

@@ -1,0 +1,286 @@
+"""Errors in every room, with a secret in what they say and in what is at hand: no output of any process shows it."""
+
+from __future__ import annotations
+
+import base64
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import httpx
+import pytest
+from http_server import free_port
+from websockets.asyncio.client import connect
+from websockets.exceptions import WebSocketException
+
+from conftest import eventually
+from penstock import Penstock
+
+SECRET = "s3cret-in-the-payload"
+ROOMS = """
+import asyncio
+import threading
+from datetime import timedelta
+
+from pydantic import BaseModel
+
+from penstock import Event, Fail, Job, Penstock
+
+app = Penstock()
+OTHER = "s3cret-in-the" + "-payload"
+
+
+class Order(BaseModel):
+    total: int
+
+
+@app.job("on-loop", attempts=1)
+async def on_loop(job: Job[dict]) -> None:
+    held = job.data
+    raise ValueError(f"cannot take {held}")
+
+
+@app.job("in-thread", attempts=1)
+def in_thread(job: Job[dict]) -> None:
+    threading.Thread(target=explode, args=(job.data,)).start()
+    raise KeyError(job.data["card"])
+
+
+@app.job("in-process", attempts=1, executor="process")
+def in_process(job: Job[dict]) -> None:
+    raise RuntimeError(job.data["card"])
+
+
+@app.job("gives-up")
+async def gives_up(job: Job[dict]) -> None:
+    asyncio.create_task(forgotten(job.data))
+    raise Fail(f"no such card {job.data}")
+
+
+@app.job("typed", attempts=1)
+async def typed(job: Job[Order]) -> None:
+    raise AssertionError
+
+
+@app.job("bad-result", attempts=1, keep_result=True)
+async def bad_result(job: Job[dict]) -> object:
+    return {"card": job.data["card"] + chr(0)}
+
+
+@app.job("exits", attempts=1)
+async def exits(job: Job[dict]) -> None:
+    raise SystemExit(job.data["card"])
+
+
+pool = app.pool("keyed", slots=4)
+
+
+@pool.handler
+async def keyed(job: Job[dict]) -> None:
+    raise ValueError(job.data["card"])
+
+
+@pool.standing
+async def standing(job) -> None:
+    raise ValueError(job.data["card"])
+
+
+@app.consumer(app.stream("events", partitions=1), group="readers", on_failure="dead-letter")
+async def consume(event: Event[dict]) -> None:
+    raise ValueError(event.data["card"])
+
+
+@app.consumer(app.stream("halting", partitions=1), group="readers", on_failure="halt")
+async def halt(event: Event[dict]) -> None:
+    raise ValueError(event.data["card"])
+
+
+@app.topic("news").subscriber("listener", attempts=1)
+async def listen(job: Job[dict]) -> None:
+    raise ValueError(str(job.data))
+
+
+@app.timer(every=timedelta(seconds=1))
+async def tick() -> None:
+    card = OTHER
+    raise ValueError(card)
+
+
+async def forgotten(data: dict) -> None:
+    raise ValueError(f"forgotten {data}")
+
+
+def explode(data: dict) -> None:
+    raise ValueError(f"in a thread {data}")
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "rooms.py").write_text(ROOMS)
+    (tmp_path / "broken.py").write_text(f"card = {SECRET!r}\nraise ValueError(card)\n")
+    return tmp_path
+
+
+def run(url: str, folder: Path, *arguments: str, **environment: str) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "penstock", *arguments],
+        env={**os.environ, "PENSTOCK_DATABASE_URL": url, "PENSTOCK_PROCESSES_FOR_HANDLERS": "1", **environment},
+        cwd=folder,
+        stdout=(folder / "out").open("wb"),
+        stderr=(folder / "err").open("wb"),
+    )
+
+
+def output(folder: Path) -> str:
+    return (folder / "out").read_text() + (folder / "err").read_text()
+
+
+JOBS = ("on-loop", "in-thread", "in-process", "gives-up", "typed", "bad-result", "exits")
+
+
+@pytest.mark.parametrize("payloads", [False, True])
+async def test_workers_show_no_payload_of_what_fails(url: str, folder: Path, app: Penstock, payloads: bool) -> None:
+    worker = run(url, folder, "worker", "rooms:app", **({"PENSTOCK_LOG_PAYLOADS": "1"} if payloads else {}))
+    try:
+        await eventually(lambda: "worker_started" in output(folder), "the start of the worker", 60)
+        data = {"card": SECRET}
+        for name in JOBS:
+            await app.enqueue(name, data)
+        pool = app.pool("keyed", slots=4)
+        await pool.enqueue("acme", data)
+        await pool.start("acme", data)
+        await app.stream("events", partitions=1).append(data)
+        await app.stream("halting", partitions=1).append(data)
+        await app.topic("news").publish(data)
+
+        async def told() -> bool:
+            # Everything has failed, and its row says why.
+            found = await app.find_many(limit=100)
+            ended = {job.name for job in found if job.status.finished and job.errors}
+            standing = await database.fetchval("select failures > 0 from penstock.standing_jobs")
+            log = output(folder)
+            words = ("event_failed", "consumer_halted", "schedule_handler_failed", "standing_job_failed")
+            events = all(word in log for word in words)
+            return {*JOBS, "news_listener"} <= ended and bool(standing) and events
+
+        database = await app.database()
+        await eventually(told, "that all have failed", 90)
+        worker.send_signal(signal.SIGTERM)
+        # A consumer that halted is an error of its worker.
+        assert worker.wait(60) == 1
+    finally:
+        worker.kill()
+        worker.wait()
+    log = output(folder)
+    assert ("job_failed" in log, "ValueError" in log) == (True, True)
+    assert (SECRET in log) is payloads, [line for line in log.splitlines() if SECRET in line]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["worker", "broken:app"],
+        ["worker", "broken:app", "--processes", "2"],
+        ["server"],
+        ["jobs", "list", "--json"],
+        ["gearman", "--server", "nonsense"],
+        ["dequeue", "--downstream-url", f"http://jobs:{SECRET}@"],
+    ],
+    ids=lambda arguments: " ".join(arguments[:2]),
+)
+def test_commands_that_fail_show_no_password(folder: Path, arguments: list[str]) -> None:
+    # A URL that asyncpg cannot read, with a password in it.
+    done = run(
+        f"postgresql://someone:{SECRET}@127.0.0.1:1/none?sslmode={SECRET}", folder, *arguments, PENSTOCK_START_TIMEOUT="0.2",
+        PENSTOCK_CONNECT_TIMEOUT="1",
+    )  # fmt: skip
+    try:
+        assert done.wait(60) in (1, 2, 3)
+    finally:
+        done.kill()
+        done.wait()
+    assert output(folder).strip()
+    assert SECRET not in output(folder)
+
+
+SERVER = """
+import sys
+import uvicorn
+from penstock.http import create_app
+
+
+class Broken:
+    async def authorize(self, credentials):
+        password = credentials.secret
+        raise RuntimeError(f"cannot check {password}")
+
+
+uvicorn.run(create_app(authorizer=Broken()), port=int(sys.argv[1]), log_config=None)
+"""
+
+
+async def test_a_server_that_fails_shows_no_credential(url: str, folder: Path) -> None:
+    """In an application of one's own too, which configured nothing: structlog by itself shows local variables."""
+    port = free_port()
+    (folder / "served.py").write_text(SERVER)
+    process = subprocess.Popen(
+        [sys.executable, "served.py", str(port)],
+        env={**os.environ, "PENSTOCK_DATABASE_URL": url, "DEBUG_HTTP_TRAFFIC": "true"},
+        cwd=folder, stdout=(folder / "out").open("wb"), stderr=(folder / "err").open("wb"),
+    )  # fmt: skip
+    basic = base64.b64encode(f"admin:{SECRET}".encode()).decode()
+    bearer = base64.urlsafe_b64encode(f"admin.{SECRET}".encode()).decode().rstrip("=")
+    try:
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=30) as client:
+
+            async def answers() -> bool:
+                try:
+                    return (await client.get("/healthz")).status_code == 200
+                except httpx.TransportError:
+                    return False
+
+            await eventually(answers, "the server", 60)
+            credentials = [
+                {"Authorization": f"Basic {basic}"}, {"Authorization": f"Bearer admin.{SECRET}"},
+                {"Authorization": f"Basic {basic}", "Cookie": f"session={SECRET}", "X-Api-Key": SECRET,
+                 "Sec-WebSocket-Protocol": f"penstock, penstock.bearer.{bearer}", "X-Amz-Security-Token": SECRET},
+            ]  # fmt: skip
+            for headers in credentials:
+                for method, path in (
+                    ("GET", "/v1/jobs"),
+                    ("PUT", "/v1/jobs/a/random_id"),
+                    ("GET", "/v1/streams/a/events/follow"),
+                ):
+                    assert (await client.request(method, path, headers=headers)).status_code == 500
+            for options in ({"additional_headers": credentials[0]}, {"subprotocols": ["penstock", f"penstock.bearer.{bearer}"]}):
+                with pytest.raises(WebSocketException):
+                    async with connect(f"ws://127.0.0.1:{port}/v1/topics/a/deliveries", **options):  # type: ignore[arg-type]
+                        pass
+    finally:
+        process.kill()
+        process.wait()
+    log = output(folder)
+    assert log.count("RuntimeError") >= 11, log
+    for secret in (SECRET, basic, bearer):
+        assert secret not in log
+
+
+async def test_the_log_of_the_embedded_server_quotes_no_values(tmp_path: Path) -> None:
+    async with Penstock(data_dir=tmp_path / "data") as app:
+        connection: asyncpg.Connection[Any] = await asyncpg.connect(await app.start_server())
+        for statement in (
+            f"select '{SECRET}'::integer",
+            f"do $$ begin raise '%', '{SECRET}'; end $$",
+            f'select * from "{SECRET}"',
+        ):
+            with pytest.raises(asyncpg.PostgresError):
+                await connection.execute(statement)
+        await connection.close()
+    logs = list(tmp_path.rglob("postgres.log"))
+    assert logs
+    assert all(SECRET not in log.read_text() for log in logs)

@@ -1,0 +1,126 @@
+"""What a log says about an error: which one and where, never what was at hand."""
+
+from __future__ import annotations
+
+import io
+import logging
+import re
+from pathlib import Path
+
+import asyncpg
+import pytest
+import structlog
+
+import penstock
+from penstock import Fail, InvalidInput, Retry, logs
+from penstock.postgres.database import translate
+
+SECRET = "s3cret-of-the-payload"
+SOURCES = Path(penstock.__file__).parent
+
+
+def raised(error: BaseException, cause: BaseException | None = None) -> BaseException:
+    held = {"password": SECRET}
+    try:
+        raise error from cause
+    except BaseException as caught:
+        assert held
+        return caught
+
+
+def of_server(sqlstate: str, message: str) -> Exception:
+    kind = asyncpg.PostgresError.get_message_class_for_sqlstate(sqlstate)
+    error = kind(message)
+    error.sqlstate, error.message = sqlstate, message
+    translated = translate(error)
+    assert translated is not None
+    return raised(translated, error)  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        raised(ValueError(SECRET)),
+        raised(KeyError(SECRET), ValueError(SECRET)),
+        raised(Fail(SECRET)),
+        raised(Retry(SECRET)),
+        raised(RuntimeError("a wrong password"), Fail(SECRET)),
+        ExceptionGroup("several", [raised(ValueError(SECRET))]),  # type: ignore[list-item]
+        of_server("22P02", f'invalid input syntax for type uuid: "{SECRET}"'),
+        of_server("23505", f"Key (id)=({SECRET}) already exists"),
+        of_server("P0001", SECRET),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_neither_messages_nor_values_are_logged(error: BaseException) -> None:
+    assert SECRET not in logs.describe(error)
+    text = logs.traceback_of(error)
+    assert SECRET not in text
+    assert type(error).__name__ in text
+    assert "in raised" in text or isinstance(error, ExceptionGroup)
+
+
+def test_what_penstock_says_is_logged() -> None:
+    assert logs.describe(InvalidInput("job type a b is not valid")) == "job type a b is not valid"
+    assert "PS404" not in logs.describe(of_server("PS404", "no job type nosuch")) == "no job type nosuch"
+    assert "password authentication failed" in logs.describe(of_server("28P01", "password authentication failed"))
+    assert logs.describe(ConnectionRefusedError(111, SECRET)) == "ConnectionRefusedError: Connection refused"
+
+
+def test_the_operator_can_ask_for_messages() -> None:
+    logs.show_payloads(True)
+    try:
+        assert SECRET in logs.describe(ValueError(SECRET))
+    finally:
+        logs.show_payloads(False)
+
+
+def test_no_configuration_of_structlog_shows_locals(capsys: pytest.CaptureFixture[str]) -> None:
+    log = logs.get_logger("penstock.test")
+    for processors in (None, [structlog.processors.dict_tracebacks, structlog.processors.JSONRenderer()]):
+        structlog.reset_defaults()
+        if processors is not None:
+            structlog.configure(processors=processors)
+        try:
+            try:
+                password = SECRET
+                raise ValueError(password)
+            except ValueError as error:
+                log.exception("failed", request_id="r1")
+                log.warning("failed_again", error=error)
+        finally:
+            structlog.reset_defaults()
+        written = capsys.readouterr()
+        assert "r1" in written.out and "ValueError" in written.out
+        assert SECRET not in written.out + written.err
+
+
+def test_loggers_of_the_standard_library_show_no_messages() -> None:
+    output = io.StringIO()
+    handler = logging.StreamHandler(output)
+    handler.setFormatter(logs._Formatter("%(name)s %(message)s"))
+    for name in ("asyncio", "uvicorn.error"):
+        logger = logging.getLogger(f"{name}")
+        logger.addHandler(handler)
+        try:
+            error = raised(ValueError(SECRET))
+            logger.error(f"Task exception was never retrieved\nfuture: {error!r}", exc_info=error)
+            logger.error("it failed: %s", error)
+        finally:
+            logger.removeHandler(handler)
+    assert output.getvalue().count("ValueError") == 4
+    assert SECRET not in output.getvalue()
+
+
+def test_every_module_logs_through_one_place() -> None:
+    wrong = [
+        f"{path.relative_to(SOURCES)}: {found}"
+        for path in SOURCES.rglob("*.py")
+        if path.name != "logs.py"
+        for found in re.findall(
+            r"structlog\.(?:get_logger|configure)|logging\.(?:basicConfig|getLogger\(__name__\))|print_exc|"
+            r"log\.\w+\([^\n]*(?:error=str\(|error=\w+\.message|exc_info=True)",
+            path.read_text(),
+        )
+    ]
+    assert wrong == []
