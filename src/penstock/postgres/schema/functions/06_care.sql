@@ -184,10 +184,10 @@ begin
         update penstock.workers
         set state = 'dead'
         where id = any (array(
-            -- Nobody can beat while the server is down: its restart counts as a heartbeat of all.
+            -- Nobody can beat while the server is down: after its start all get three fifths of the silence to say that they live.
             select id
             from penstock.workers
-            where state = 'dead' or greatest(seen_at, pg_postmaster_start_time()) + dead_after < moment
+            where state = 'dead' or (seen_at + dead_after < moment and pg_postmaster_start_time() + dead_after * 0.6 < moment)
             for update skip locked
         ))
         returning id

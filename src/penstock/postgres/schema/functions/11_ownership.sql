@@ -274,8 +274,8 @@ returns boolean
 language sql
 stable
 as $$
-    -- Nobody can beat while the server is down: its restart counts as a heartbeat of all.
-    select greatest(member.seen_at, pg_postmaster_start_time()) + member.dead_after < p_moment
+    -- Nobody can beat while the server is down: after its start all get three fifths of the silence to say that they live.
+    select member.seen_at + member.dead_after < p_moment and pg_postmaster_start_time() + member.dead_after * 0.6 < p_moment
 $$;
 comment on function penstock.is_silent(penstock.members, timestamptz) is 'Whether a member has been silent for too long.';
 
@@ -339,7 +339,7 @@ declare
 begin
     -- As is_silent has it, written out: this looks at every member.
     if not exists (
-        select from penstock.members where group_name = p_group and greatest(seen_at, restart) + dead_after < moment
+        select from penstock.members where group_name = p_group and seen_at + dead_after < moment and restart + dead_after * 0.6 < moment
     ) then
         return '{}';
     end if;

@@ -15,6 +15,9 @@ begin
     for concerned in
         select distinct owner from penstock.slots where group_name = p_name and slot = any (p_slots) and owner is not null
         union
+        -- Whoever is to have the slot may have taken it by the time that this is known, and looked before.
+        select distinct target from penstock.slots where group_name = p_name and slot = any (p_slots) and target is not null
+        union
         select distinct running_by from penstock.standing_jobs where name = p_name and slot = any (p_slots) and running_by is not null
     loop
         perform pg_notify('penstock_' || concerned, 'standing ' || p_name);
