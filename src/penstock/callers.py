@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Sequence
-from functools import partial
-from typing import Any
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial, wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar
 from uuid import UUID
 
 import asyncpg
@@ -22,6 +22,8 @@ from penstock.job import Admission
 from penstock.message import Published
 from penstock.postgres import jobs, streams, topics
 
+P = ParamSpec("P")
+T = TypeVar("T")
 _CALL = "select ordinal, id, outcome from penstock.enqueue_json({0}, cast({1} as jsonb)) where outcome <> 'queued'"
 _APPEND = "select * from penstock.append_each_json({0}, cast({1} as jsonb))"
 _COMMIT = "select penstock.commit_json({0}, cast({1} as jsonb))"
@@ -30,6 +32,19 @@ _BY_SQLSTATE: dict[str, type[PenstockError]] = {
 }  # fmt: skip
 
 
+def _of_the_callers_task(call: Callable[Concatenate[Any, P], Awaitable[T]]) -> Callable[Concatenate[Any, P], Awaitable[T]]:
+    """Ask a scoped session for its session at once: the call may go on in another task, which would have another session."""
+
+    @wraps(call)
+    def begin(connection: Any, /, *args: P.args, **options: P.kwargs) -> Awaitable[T]:
+        if _of(connection, "sqlalchemy.ext.asyncio", "async_scoped_session"):
+            connection = connection()
+        return call(connection, *args, **options)
+
+    return begin
+
+
+@_of_the_callers_task
 async def enqueue_through(connection: Any, batch: jobs.Batch) -> dict[int, tuple[UUID, Admission]]:
     """Enqueue a batch through a connection or session of asyncpg, psycopg, SQLAlchemy or Django.
 
@@ -44,6 +59,7 @@ async def enqueue_through(connection: Any, batch: jobs.Batch) -> dict[int, tuple
         raise (_translated(error) or error) from error
 
 
+@_of_the_callers_task
 async def append_through(connection: Any, name: str, columns: Columns) -> Appended:
     """Append events through such a connection.
 
@@ -57,6 +73,7 @@ async def append_through(connection: Any, name: str, columns: Columns) -> Append
         raise (_translated(error) or error) from error
 
 
+@_of_the_callers_task
 async def commit_through(connection: Any, name: str, document: str) -> None:
     """Commit an offset (`streams.commit_as_json`) through such a connection. Raises `Conflict` when it is refused."""
     try:
@@ -83,6 +100,7 @@ def enqueue_through_blocking(connection: Any, batch: jobs.Batch) -> dict[int, tu
     return _by_place(_rows_blocking(connection, _CALL, batch.name, jobs.as_json(batch)))
 
 
+@_of_the_callers_task
 async def publish_through(connection: Any, topic: str, documents: Sequence[str]) -> list[Published]:
     """Publish messages (`topics.publish_document`) through a connection or session, as in `enqueue_through`."""
     document = topics.array_of(documents)
@@ -158,8 +176,6 @@ def _sqlalchemy_execute(connection: Any) -> Callable[..., Any] | None:
     if _of(connection, "sqlalchemy.orm", "sessionmaker", "scoped_session"):
         if not _of(connection, "sqlalchemy.orm", "scoped_session"):
             raise _no_transaction(connection)
-        connection = connection()
-    elif _of(connection, "sqlalchemy.ext.asyncio", "async_scoped_session"):
         connection = connection()
     if _of(connection, "sqlalchemy.orm", "Session"):
         # Not the method of the object: that of SQLModel warns its callers away.
