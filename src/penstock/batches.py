@@ -65,6 +65,10 @@ def make_batch(name: str, codec: Codec[Any], items: Sequence[Any]) -> Batch:
     def column(values: list[Any], default: Any = None) -> list[Any] | None:
         return values if any(value != default for value in values) else None
 
+    if wrong := [job.priority for job in new if type(job.priority) is not int]:
+        raise InvalidInput(
+            f"priority must be an integer, not {wrong[0]!r}", hint="A priority is a number from -100 (first) to 100 (last)."
+        )
     if bad := next((job.priority for job in new if not -100 <= job.priority <= 100), None):
         raise InvalidInput(f"priority {bad} is out of range", hint="A priority is a number from -100 (first) to 100 (last).")
     return Batch(

@@ -50,9 +50,11 @@ class Codec(Generic[T]):
         try:
             # A value that only looks like the type (a dict for a model) is accepted when it validates.
             checked = self._adapter.validate_python(value)
+            if isinstance(value, (set, frozenset)) and not isinstance(checked, (set, frozenset)):
+                raise InvalidInput(f"invalid payload for {self._what}: a set has no order", hint="Give a list.")
             text = self._adapter.dump_json(checked).decode()
             if "null" in text:
-                _refuse_no_numbers(self._adapter.dump_python(checked, mode="json"), self._what)
+                _refuse_no_numbers(self._adapter.dump_python(checked), self._what)
             return _without_nul(text, self._what)
         except (ValidationError, PydanticSerializationError) as error:
             raise InvalidInput(f"invalid payload for {self._what}: {_brief(error)}") from None

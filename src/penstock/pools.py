@@ -18,6 +18,7 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from uuid import UUID
 
+from penstock.checks import check_mapping, check_number
 from penstock.errors import InvalidInput
 from penstock.handler import Job, group_of, payload_type
 from penstock.job import Enqueued, Executor, NewJob, PoolOptions
@@ -116,6 +117,7 @@ class Pool(Generic[T]):
         Returns:
             How many were started, replaced since their payload is another, and stopped.
         """
+        check_mapping("wanted standing jobs", wanted, '{"acme": {"plan": "gold"}}')
         texts = {key: self._standing_codec.dump(data) for key, data in wanted.items()}
         return await pools.reconcile_standing(await self._declared(), self.name, texts)
 
@@ -168,10 +170,13 @@ class Pool(Generic[T]):
             prefetch: Most jobs in hand at once, each of another key.
             metadata: What the worker says of itself, for the pool's `assign`.
         """
+        check_number("prefetch", prefetch, 1, 10_000)
         return PoolWorker(self._app, self.worked(metadata=metadata), self._type.codec, id, prefetch)
 
     def worked(self, *, metadata: Mapping[str, Any] | None = None) -> WorkedPool:
         """The pool as a worker takes part in it."""
+        if metadata is not None:
+            check_mapping("metadata", metadata, '{"clients": ["ada"]}')
         declared = self._type
         worked = None
         if declared.handler is not None:
@@ -213,6 +218,7 @@ class Pool(Generic[T]):
             Conflict: Fewer than it has, or the pool has a rule of its own.
             DatabaseUnavailable: A transaction that enqueues has been open for seconds; try again.
         """
+        check_number("slots", slots, 1, 65_536)
         database = await self._app.database()
         await pools.resize(database, self.name, slots)
         self.options = replace(self.options, slots=slots)
@@ -236,4 +242,5 @@ class Pool(Generic[T]):
 
     async def set_weight(self, key: str, weight: int) -> None:
         """How many jobs a key gets in each of its turns, 1 to 1,000. Raises `InvalidInput`."""
+        check_number(f"the weight of {key!r}", weight, 1, 1_000)
         await pools.set_weight(await self._app.database(), self.name, key, weight)

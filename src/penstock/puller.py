@@ -14,6 +14,7 @@ from uuid import UUID
 
 import orjson
 
+from penstock.checks import check_mapping
 from penstock.errors import Conflict, InvalidInput, PenstockError
 from penstock.handler import Job
 from penstock.job import ClaimedJob, Delivery, Outcome, Settlement
@@ -304,6 +305,7 @@ class PoolWorker(Generic[T]):
 
     async def set_metadata(self, metadata: Mapping[str, Any]) -> None:
         """Say something else of this worker; a pool with a rule of its own assigns its keys anew."""
+        check_mapping("metadata", metadata, '{"clients": ["ada"]}')
         if self._part is not None:
             await self._part.member.set_metadata(metadata)
 

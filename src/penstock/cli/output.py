@@ -30,6 +30,15 @@ err = Console(stderr=True)
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
 
+def pass_on_json(context: typer.Context, as_json: bool) -> bool:
+    """Whether a command below this one was called; it then writes JSON too when `--json` stands before it."""
+    if context.invoked_subcommand is None:
+        return False
+    if as_json:
+        context.default_map = {context.invoked_subcommand: {"as_json": True}}
+    return True
+
+
 def with_app(work: Callable[[Penstock], Awaitable[T]], app: Penstock | None = None) -> T:
     """Run `work` on an open app, and close it."""
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from penstock.cli.output import AsJson, out, print_json, print_table, with_app
+from penstock.cli.output import AsJson, out, pass_on_json, print_json, print_table, with_app
 from penstock.cli.pool_doors import PoolDoor, all_pools, with_pool
 
 Name = Annotated[str, typer.Argument(help="Pool.")]
@@ -27,7 +27,7 @@ def pool_commands() -> typer.Typer:
 
 def list_pools(context: typer.Context, as_json: AsJson = False) -> None:
     """List the pools."""
-    if context.invoked_subcommand is not None:
+    if pass_on_json(context, as_json):
         return
 
     rows = with_app(all_pools)

@@ -11,7 +11,7 @@ import typer
 
 from penstock.app import Penstock
 from penstock.cli.enqueueing import parse_json
-from penstock.cli.output import AsJson, moment, opened, out, print_json, print_table, span, with_app
+from penstock.cli.output import AsJson, moment, opened, out, pass_on_json, print_json, print_table, span, with_app
 from penstock.errors import InvalidInput, NotFound
 from penstock.message import NewMessage
 
@@ -25,7 +25,7 @@ Client = Annotated[str, typer.Argument(help="Client id: names the subscriber wit
 @app.callback()
 def list_topics(context: typer.Context, as_json: AsJson = False) -> None:
     """Topics: list, create, publish, subscribe, read."""
-    if context.invoked_subcommand is not None:
+    if pass_on_json(context, as_json):
         return
     found = with_app(lambda penstock: penstock.topic_counts())
     if as_json:

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from penstock.cli.enqueueing import parse_json
-from penstock.cli.output import AsJson, out, print_json, print_table, span, with_app
+from penstock.cli.output import AsJson, out, pass_on_json, print_json, print_table, span, with_app
 
 Name = Annotated[str, typer.Argument(help="Job type.")]
 
@@ -29,7 +29,7 @@ def add_to(app: typer.Typer) -> None:
 
 def list_types(context: typer.Context, as_json: AsJson = False) -> None:
     """Job types: list, create, change."""
-    if context.invoked_subcommand is not None:
+    if pass_on_json(context, as_json):
         return
     types = with_app(lambda app: app.job_types())
     if as_json:

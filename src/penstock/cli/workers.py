@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from penstock.app import Penstock
-from penstock.cli.output import AsJson, out, print_json, print_table, with_app
+from penstock.cli.output import AsJson, out, pass_on_json, print_json, print_table, with_app
 from penstock.postgres import fleets
 
 app = typer.Typer(help="Workers: who works, and where; draining one.", invoke_without_command=True)
@@ -16,7 +16,7 @@ app = typer.Typer(help="Workers: who works, and where; draining one.", invoke_wi
 @app.callback(invoke_without_command=True)
 def workers(context: typer.Context, as_json: AsJson = False) -> None:
     """Every worker: where it runs, the fleet that it is of, and what it has in hand."""
-    if context.invoked_subcommand is not None:
+    if pass_on_json(context, as_json):
         return
 
     async def gather(opened: Penstock) -> list[fleets.WorkerRecord]:

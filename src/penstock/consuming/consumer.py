@@ -150,11 +150,11 @@ class Consumer(Generic[T]):
         self.parts[slot] = Part(slot, epoch, self._encoding, self.options.ready)
         self._look_again()
 
-    async def revoke(self, slot: int, epoch: int) -> None:
+    async def revoke(self, slot: int, epoch: int) -> bool:
         """See `SlotUser`."""
         part = self.parts.get(slot)
         if part is None or part.epoch != epoch:
-            return
+            return True
         part.draining = True
         part.changed()
         self._deliver.revoked(slot)
@@ -169,6 +169,7 @@ class Consumer(Generic[T]):
         await self.outcomes.flushed(part)
         if self.parts.get(slot) is part:
             del self.parts[slot]
+        return True
 
     def lost(self, slot: int, epoch: int) -> None:
         """See `SlotUser`."""

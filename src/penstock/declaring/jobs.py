@@ -7,6 +7,7 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, cast, overload
 from uuid import UUID
 
+from penstock.checks import check_options, check_pool
 from penstock.errors import InvalidInput, NotFound
 from penstock.handler import Group, Handler, Job, group_of, payload_type
 from penstock.job import Backoff, Delivery, Enqueued, Executor, NewJob, Options, PoolOptions, RateLimit
@@ -203,6 +204,8 @@ class JobDeclarations:
             run_ahead: See `PoolOptions`.
             options: How the jobs are delivered, retried and limited; see `Penstock.job`.
         """
+        check_options(name, options)
+        check_pool(name, slots, assign, assignor, on_retry, key_concurrency, key_rate, weights, run_ahead)
         declared = self._declare(name, payload, options, None, "async")
         pool_options = PoolOptions(
             slots, "custom" if assign is not None else assignor, on_retry, key_concurrency, key_rate, weights or {}, run_ahead
@@ -221,6 +224,7 @@ class JobDeclarations:
     def _declare(self, name: str, payload: Any, options: Options, handler: Handler | None, group: Group) -> JobType[Any]:
         if name in self.types:
             raise InvalidInput(f"job type {name} is declared twice", hint="Give each handler a name of its own.")
+        check_options(name, options)
         _check_spans(name, options)
         declared: JobType[Any] = JobType(cast("Penstock", self), name, payload, options, handler, group)
         self.types[name] = declared

@@ -59,8 +59,11 @@ class SlotUser(Protocol):
     def gained(self, slot: int, epoch: int) -> None:
         """The slot is this member's: begin."""
 
-    async def revoke(self, slot: int, epoch: int) -> None:
-        """The slot is to go to another member: drain it. When this returns nothing works on it any more."""
+    async def revoke(self, slot: int, epoch: int) -> bool:
+        """The slot is to go to another member: drain it. When this returns True nothing works on it any more.
+
+        False: handlers run that nobody has to cut off; the slot is worked on as before, and revoked again a while later.
+        """
 
     def lost(self, slot: int, epoch: int) -> None:
         """The slot may be another member's already: stop at once, without settling. Ends a `revoke` that is under way."""
@@ -280,7 +283,11 @@ class Member:
 
     async def _drain(self, slot: int, epoch: int) -> None:
         try:
-            await self._user.revoke(slot, epoch)
+            if not await self._user.revoke(slot, epoch):
+                self._drains.pop((slot, epoch), None)
+                self._state.resumed(slot, epoch)
+                self._user.gained(slot, epoch)
+                return
         except Exception:
             # What could not be drained is stopped; the release ends what it has in progress.
             log.exception("drain_failed", group=self.group, slot=slot)

@@ -5,8 +5,9 @@ The rules that keep two members from working on one slot:
 * A slot is worked on only while this member knows that it owns it, until `fence_at` on its own monotonic clock: the time when the
   last answered heartbeat was *sent*, plus the silence after which others may evict it, less a margin. Whatever the network
   does, nobody else can have the slot before.
-* A slot that is revoked is drained first and released then. Until the release is known to have happened the member does not
-  work on it again, even if an answer says that it still owns it: the release may be under way.
+* A slot that is revoked is drained first and released then; while its handlers take long it may be worked on in between.
+  Until the release is known to have happened the member does not work on it again, even if an answer says that it still owns
+  it: the release may be under way.
 * What it lost or stopped by itself it never works on again under the same epoch: when it turns out that it still owns the
   slot, it releases it, which ends whatever it had in progress there, and takes it anew.
 * An answer that says the member owns a slot it never knew of (the answer to its take was lost) is believed.
@@ -152,6 +153,12 @@ class MemberState:
         if held is not None and held.epoch == epoch and held.draining:
             del self._held[slot]
             self._releasing[slot] = epoch
+
+    def resumed(self, slot: int, epoch: int) -> None:
+        """A revoked slot could not be drained in time: it is worked on again until the next heartbeat revokes it anew."""
+        held = self._held.get(slot)
+        if held is not None and held.epoch == epoch and not self._stopping:
+            held.draining = False
 
     def released(self, slots: Mapping[int, int]) -> None:
         """A release was answered."""

@@ -102,6 +102,8 @@ class KeyedClaimer:
         self._room = asyncio.Event()
         self._depth = 1
         self.grace_s = settings.handover_grace.total_seconds()
+        self._stops_at: float | None = None
+        self._kept: dict[int, int] = {}
         self._after: tuple[int, str] | None = None
         self._turn_left: int | None = None
         self._ending = Ending()
@@ -157,22 +159,52 @@ class KeyedClaimer:
         """See `SlotUser`."""
         self.wake()
 
-    async def revoke(self, slot: int, epoch: int) -> None:
-        """See `SlotUser`: hand back what waits, let what runs finish within the grace period, then cancel it."""
+    def stop(self, grace_s: float) -> None:
+        """The worker stops: what runs gets so many seconds from now on, then it is cancelled."""
+        self.grace_s = grace_s
+        self._stops_at = time.monotonic() + grace_s
+
+    async def revoke(self, slot: int, epoch: int) -> bool:
+        """See `SlotUser`: hand back what waits, and let what runs finish.
+
+        While this worker lives nobody needs the slot so much that handlers had to be cut off. When they take longer than the
+        grace period the slot is kept for a while and its other keys go on; each further time these wait twice as long, up to the
+        lease of what runs. A worker that stops cancels what runs at the end of its grace period.
+        """
         self.lines.release_waiting(slot)
         self._runs.give_back(self.lines.running(slot))
         # A claim that is under way may still take jobs of the slot. Were it released first, they would lose an attempt.
         with suppress(TimeoutError):
             async with asyncio.timeout(_CLAIM_S), self._claiming:
                 pass
-        if await self.lines.drained(slot, self.grace_s):
-            return
+        if await self._drained(slot):
+            self._kept.pop(slot, None)
+            return True
+        if self._stops_at is None and self._grace_of(slot) < self.lines.lease_s(slot):
+            self._kept[slot] = self._kept.get(slot, 0) + 1
+            return False
+        self._kept.pop(slot, None)
         for id in self.lines.running(slot):
             self._runs.cancel(id, "moved")
         if not await self.lines.drained(slot, _STOP_S):
             # It does not stop, or cannot be settled. The release ends its attempt, and its result will not count.
             log.error("handover_without_drain", pool=self.name, slot=slot, jobs=[str(id) for id in self.lines.running(slot)])
             self.lost(slot, epoch)
+        return True
+
+    async def _drained(self, slot: int) -> bool:
+        """Wait for what runs; the grace period changes when the worker is told to stop meanwhile."""
+        began = time.monotonic()
+        while True:
+            ends_at = began + self._grace_of(slot) if self._stops_at is None else self._stops_at
+            left = ends_at - time.monotonic()
+            if await self.lines.drained(slot, max(0.0, min(left, _STOP_S))):
+                return True
+            if left <= 0:
+                return False
+
+    def _grace_of(self, slot: int) -> float:
+        return self.grace_s * float(2 ** min(self._kept.get(slot, 0), 30))
 
     def lost(self, slot: int, epoch: int) -> None:
         """See `SlotUser`."""

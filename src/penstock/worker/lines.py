@@ -195,6 +195,12 @@ class Lines:
                 return not any(line.slot == slot for line in self._lines.values())
         return True
 
+    def lease_s(self, slot: int) -> float:
+        """The longest lease, in seconds, of the jobs of a slot that run: none of them runs longer unless it extends its lease."""
+        return max(
+            (job.lease_s for line in self._lines.values() if line.slot == slot for job in line.running.values()), default=0.0
+        )
+
     def running(self, slot: int) -> list[UUID]:
         """The jobs of a slot that run."""
         return [id for line in self._lines.values() if line.slot == slot for id in line.running]

@@ -91,6 +91,7 @@ class PoolPart:
         id: str | None = None,
     ) -> None:
         self.name = pool.name
+        self._stopping = False
         self._database = database
         self._pool = pool
         self._settings = settings
@@ -148,8 +149,9 @@ class PoolPart:
 
     def stop(self, grace_s: float) -> None:
         """Drain, hand over and leave; `run` ends then. Handlers get so many seconds to finish."""
+        self._stopping = True
         if self.claimer is not None:
-            self.claimer.grace_s = grace_s
+            self.claimer.stop(grace_s)
             self.claimer.lines.release_waiting()
         if self.standing is not None:
             self.standing.grace_s = grace_s
@@ -169,9 +171,14 @@ class PoolPart:
         for user in self._users():
             user.gained(slot, epoch)
 
-    async def revoke(self, slot: int, epoch: int) -> None:
-        """See `SlotUser`."""
-        await asyncio.gather(*[user.revoke(slot, epoch) for user in self._users()])
+    async def revoke(self, slot: int, epoch: int) -> bool:
+        """See `SlotUser`. Standing jobs stop last, since the slot may be kept for the sake of jobs that run."""
+        if self._stopping:
+            return all(await asyncio.gather(*[user.revoke(slot, epoch) for user in self._users()]))
+        for user in self._users():
+            if not await user.revoke(slot, epoch):
+                return False
+        return True
 
     def lost(self, slot: int, epoch: int) -> None:
         """See `SlotUser`."""

@@ -149,9 +149,10 @@ class StandingRunner:
         """See `SlotUser`."""
         self.wake()
 
-    async def revoke(self, slot: int, epoch: int) -> None:
+    async def revoke(self, slot: int, epoch: int) -> bool:
         """See `SlotUser`: stop the runs of the slot, and write their state."""
         await self._stop([run for run in self._runs.values() if run.job.slot == slot])
+        return True
 
     def lost(self, slot: int, epoch: int) -> None:
         """See `SlotUser`."""

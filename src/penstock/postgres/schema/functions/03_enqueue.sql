@@ -322,6 +322,7 @@ begin
             select queued.id into id
             from penstock.queued_jobs as queued
             where queued.name = p_name and queued.unique_key = p_unique_keys[ordinal] and queued.coalesces
+                and (queued.slot is null or queued.key = p_keys[ordinal])
             for share;
             if found then
                 outcome := 'coalesced';

@@ -291,6 +291,13 @@ begin
         end if;
     end loop;
 
+    if claimed_in_all = 0 and exists (select from penstock.pools where pools.name = any (p_names))
+        and not exists (select from unnest(p_names) as wanted (name) where wanted.name not in (select pools.name from penstock.pools))
+    then
+        raise exception '% is a pool', left((select min(wanted) from unnest(p_names) as wanted), 100)
+            using errcode = 'PS409',
+                  hint = 'Its jobs go to the owners of their keys: join with penstock.join_group, take slots, and claim with penstock.claim_keys.';
+    end if;
     if claimed_in_all > 0 then
         delete from penstock.idle_workers where worker = p_worker;
     end if;

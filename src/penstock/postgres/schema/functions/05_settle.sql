@@ -79,7 +79,7 @@ begin
     update penstock.queued_jobs as job
     set coalesces = true
     from (
-        select distinct on (waiting.name, waiting.unique_key) waiting.id
+        select distinct on (waiting.name, waiting.unique_key, case when waiting.slot is not null then waiting.key end) waiting.id
         from penstock.queued_jobs as waiting
         where waiting.id = any (p_ids)
             and waiting.status = 'queued'
@@ -88,8 +88,9 @@ begin
             and not exists (
                 select from penstock.queued_jobs as other
                 where other.name = waiting.name and other.unique_key = waiting.unique_key and other.coalesces
+                    and (other.slot is null or other.key = waiting.key)
             )
-        order by waiting.name, waiting.unique_key, waiting.id
+        order by waiting.name, waiting.unique_key, case when waiting.slot is not null then waiting.key end, waiting.id
     ) as first_of_key
     where job.id = first_of_key.id;
 end

@@ -254,6 +254,8 @@ declare
 begin
     update penstock.queued_jobs as job
     set key = coalesce(job.key, job.id::text),
+        -- Its unique key was one of the whole type; a job of its key may have the same by now.
+        coalesces = false,
         slot = (penstock.slots_for(p_name, array[coalesce(job.key, job.id::text)], null))[1]
     where job.ctid = any (array(
         select stray.ctid

@@ -267,7 +267,10 @@ as $$
                 and archived_jobs.started_at is not null
         ),
         case
-            when pools.name is not null then (select count(*) from penstock.members where members.group_name = counts.name)
+            when pools.name is not null then (
+                -- One that is moved out takes no further jobs.
+                select count(*) from penstock.members where members.group_name = counts.name and members.state = 'active'
+            )
             else (select count(*) from penstock.workers where counts.name = any (workers.names) and workers.state = 'running')
         end,
         -- More workers than slots with work would have nothing to do.
