@@ -73,7 +73,8 @@ class MicroBatches:
         ask(self._url, "select penstock.create_stream(name, $1::integer) from unnest('{in,out}'::text[]) as name", width)
         times: list[float] = []
         opened = 0
-        with self._query("in", "penstock", {"url": self._url, "stream": "out"}) as query:
+        # Asked again soon, since what is waited for here is that nothing is left.
+        with self._query("in", "penstock", {"url": self._url, "stream": "out"}, waitS="0.1") as query:
             for batch in range(BATCHES):
                 before = self._backends()
                 ask(
@@ -91,10 +92,10 @@ class MicroBatches:
         return statistics.median(times), opened
 
     @contextmanager
-    def _query(self, names: str, format: str, options: dict[str, str]) -> Iterator[Any]:
+    def _query(self, names: str, format: str, options: dict[str, str], **read: str) -> Iterator[Any]:
         with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
             query = (
-                self._spark.readStream.format("penstock").options(url=self._url, subscribe=names)
+                self._spark.readStream.format("penstock").options(url=self._url, subscribe=names, **read)
                 .option("columns", "key,value").load()
                 .writeStream.format(format).options(**options).option("checkpointLocation", folder).start()
             )  # fmt: skip
