@@ -120,7 +120,8 @@ async def test_whoever_waits_longest_is_offered_the_place(app: Penstock, sql: Sq
 
     async def settle() -> None:
         await sql.execute(
-            "select penstock.settle(array_agg(id), array_agg(attempts)) from penstock.queued_jobs where status = 'in-progress'"
+            "select penstock.settle(array_agg(id), array_agg(attempts), array_agg(lease))"
+            " from penstock.queued_jobs where status = 'in-progress'"
         )
 
     heard: list[str] = []
