@@ -378,16 +378,24 @@ class Penstock(JobDeclarations, StreamDeclarations):
         """Cancel a job: "cancelled" when it was queued, "cancelling" when its handler is being told, else its status."""
         return await jobs.cancel(await self.database(), parse_id(id))
 
-    async def replay(self, id: UUID | str, *, new_id: UUID | str | None = None, data: Any = None) -> Enqueued:
+    async def replay(
+        self, id: UUID | str, *, new_id: UUID | str | None = None, data: Any = None, force: bool = False
+    ) -> Enqueued:
         """Enqueue a copy of a running or finished job, with `data` as its payload, or (None) with its own.
+
+        Args:
+            id: The job.
+            new_id: Id of the copy, so that a repeated call replays once; None: a new UUIDv7.
+            data: The payload of the copy; None: that of the job.
+            force: Also while an earlier replay of the job waits, runs or has succeeded.
 
         Raises:
             NotFound: There is no such job.
-            Conflict: It is queued, or its own payload is one that nobody can read.
+            Conflict: It is queued, was replayed already, or its own payload is one that nobody can read.
         """
         new = parse_id(new_id) if new_id is not None else make_id()
         text = None if data is None else dump_json(data, f"the copy of {id}")
-        return Enqueued(await jobs.replay(await self.database(), parse_id(id), new, text), Admission.QUEUED)
+        return Enqueued(await jobs.replay(await self.database(), parse_id(id), new, text, force=force), Admission.QUEUED)
 
     async def job_types(self) -> list[JobTypeRecord]:
         """All job types in the database."""

@@ -229,6 +229,7 @@ class JobRecord:
     """Everything that is known of a job, queued or archived.
 
     `attempts` counts the attempts that are left. `errors` has one object for each failed attempt, oldest first.
+    `replayed_by` has the ids of the jobs that repeat this one.
     `reason` says why a job ended so where its status does not: `quarantined`, when nobody can read it or it ends its workers.
     """
 
@@ -253,6 +254,7 @@ class JobRecord:
     replay_of: UUID | None
     cancel_requested_at: datetime | None
     reason: str | None = None
+    replayed_by: tuple[UUID, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,6 +60,7 @@ def show(id: Id, as_json: AsJson = False) -> None:
         ("priority", job.priority), ("attempts left", f"{job.attempts} of {job.max_attempts}"),
         ("enqueued", job.created_at), ("run after", job.run_after), ("expires", job.expires_at), ("started", job.started_at),
         ("finished", job.finished_at), ("worker", job.worker), ("replay of", job.replay_of),
+        ("replayed by", ", ".join(str(replay) for replay in job.replayed_by) or None),
         ("data", json.dumps(job.data, separators=(",", ":"), ensure_ascii=False)), ("progress", job.progress),
         ("result", job.result),
     ]  # fmt: skip
@@ -86,11 +87,12 @@ def cancel(id: Id, as_json: AsJson = False) -> None:
 def replay(
     id: Id,
     data: Annotated[str | None, typer.Option(help="Another payload for the copy, as JSON.")] = None,
+    force: Annotated[bool, typer.Option(help="Also when a replay of it waits, runs or has succeeded.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Enqueue a copy of a running or finished job."""
     payload = None if data is None else parse_json(data, "the payload")
-    receipt = with_app(lambda penstock: penstock.replay(id, data=payload))
+    receipt = with_app(lambda penstock: penstock.replay(id, data=payload, force=force))
     if as_json:
         print_json(receipt)
     else:

@@ -77,6 +77,7 @@ def record_of(job: dict[str, Any]) -> JobRecord:
         replay_of=None if job["replay_of"] is None else parse_id(job["replay_of"]),
         cancel_requested_at=time_of(job["cancel_requested_at"]),
         reason=job.get("reason"),
+        replayed_by=tuple(parse_id(replay) for replay in job.get("replayed_by") or ()),
     )
 
 

@@ -222,7 +222,7 @@ def cancel(id: UUID | str) -> Call[str]:
     return Call("POST", f"/v1/jobs/job_{parse_id(id)}/cancel", lambda response: str(json_of(response)["status"]))
 
 
-def replay(id: UUID | str, new_id: UUID | str | None, data: Any = None) -> Call[Enqueued]:
+def replay(id: UUID | str, new_id: UUID | str | None, data: Any = None, force: bool = False) -> Call[Enqueued]:
     """Replay; the id of the copy is made here, so that it can be repeated."""
     copy = make_id() if new_id is None else parse_id(new_id)
     return Call(
@@ -230,7 +230,7 @@ def replay(id: UUID | str, new_id: UUID | str | None, data: Any = None) -> Call[
         f"/v1/jobs/job_{parse_id(id)}/replay",
         lambda response: Enqueued(parse_id(json_of(response)["id"]), Admission.QUEUED),
         None if data is None else {"data": orjson.Fragment(dump_json(data, "the copy"))},
-        params={"new_id": f"job_{copy}"},
+        params={"new_id": f"job_{copy}", "force": str(force).lower()},
     )
 
 

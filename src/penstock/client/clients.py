@@ -145,9 +145,16 @@ class AsyncClient:
         """Cancel a job. See `Penstock.cancel`."""
         return await self._send(calls.cancel(id))
 
-    async def replay(self, id: UUID | str, *, new_id: UUID | str | None = None, data: Any = None) -> Enqueued:
-        """Enqueue a copy of a running or finished job. Raises `InvalidInput` while it is queued."""
-        return await self._send(calls.replay(id, new_id, data))
+    async def replay(
+        self, id: UUID | str, *, new_id: UUID | str | None = None, data: Any = None, force: bool = False
+    ) -> Enqueued:
+        """Enqueue a copy of a running or finished job. See `Penstock.replay`.
+
+        Raises:
+            InvalidInput: It is queued.
+            Conflict: It was replayed already, and `force` is not given.
+        """
+        return await self._send(calls.replay(id, new_id, data, force))
 
     async def record_status(
         self, name: str, id: UUID | str, attempt: int, status: Status | str, *, retryable: bool = True,
@@ -347,9 +354,9 @@ class Client:
         """See `AsyncClient.cancel`."""
         return self._send(calls.cancel(id))
 
-    def replay(self, id: UUID | str, *, new_id: UUID | str | None = None, data: Any = None) -> Enqueued:
+    def replay(self, id: UUID | str, *, new_id: UUID | str | None = None, data: Any = None, force: bool = False) -> Enqueued:
         """See `AsyncClient.replay`."""
-        return self._send(calls.replay(id, new_id, data))
+        return self._send(calls.replay(id, new_id, data, force))
 
     def record_status(
         self, name: str, id: UUID | str, attempt: int, status: Status | str, *, retryable: bool = True,

@@ -84,6 +84,7 @@ def job(record: StoredJob, *, details: bool = False) -> dict[str, Any]:
             "result": raw(record.result),
             "progress": raw(record.progress),
             "replay_of": None if record.replay_of is None else job_id(record.replay_of),
+            "replayed_by": [job_id(replay) for replay in record.replayed_by],
             "cancel_requested_at": record.cancel_requested_at,
             "reason": record.reason,
         }

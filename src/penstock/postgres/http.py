@@ -65,6 +65,7 @@ class StoredJob:
     replay_of: UUID | None
     cancel_requested_at: datetime | None
     reason: str | None
+    replayed_by: list[UUID]
     updated_at: datetime
 
 

@@ -387,9 +387,12 @@ async def cancel(database: Database, id: UUID) -> str:
     return str(await database.fetchval("select penstock.cancel($1)", id, retry=False))
 
 
-async def replay(database: Database, id: UUID, new_id: UUID, data: str | None = None) -> UUID:
-    """Enqueue a copy of a running or finished job, with its own payload or another (JSON text). Raises `NotFound`, `Conflict`."""
-    replayed: UUID = await database.fetchval("select penstock.replay($1, $2, $3::jsonb)", id, new_id, data)
+async def replay(database: Database, id: UUID, new_id: UUID, data: str | None = None, *, force: bool = True) -> UUID:
+    """Enqueue a copy of a running or finished job, with its own payload or another (JSON text). Raises `NotFound`, `Conflict`.
+
+    Without `force` it is refused while an earlier replay waits, runs or has succeeded.
+    """
+    replayed: UUID = await database.fetchval("select penstock.replay($1, $2, $3::jsonb, $4)", id, new_id, data, force)
     return replayed
 
 
@@ -448,6 +451,7 @@ def _record(row: Any) -> JobRecord:
         result=load_or_text(row["result"]),
         progress=load_or_text(row["progress"]),
         replay_of=row["replay_of"],
+        replayed_by=tuple(row["replayed_by"]),
         cancel_requested_at=row["cancel_requested_at"],
         reason=row["reason"],
     )

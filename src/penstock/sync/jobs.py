@@ -75,9 +75,9 @@ class SyncJobs(OnLoop):
         """Cancel a job. See `Penstock.cancel`."""
         return self._call(self._app.cancel(id))
 
-    def replay(self, id: UUID | str, *, data: Any = None) -> Enqueued:
+    def replay(self, id: UUID | str, *, new_id: UUID | str | None = None, data: Any = None, force: bool = False) -> Enqueued:
         """Enqueue a copy of a job. See `Penstock.replay`."""
-        return self._call(self._app.replay(id, data=data))
+        return self._call(self._app.replay(id, new_id=new_id, data=data, force=force))
 
     def pause(self, name: str) -> None:
         """Pause a job type. See `Penstock.pause`."""

@@ -34,6 +34,9 @@ from penstock.postgres.http import StoredJob
 
 api = router("jobs")
 _NEW = {"data": {"shipmentId": "shp_123"}, "run_after": "2026-01-11T18:26:26.000Z", "expires_at": "2026-01-11T20:26:26.000Z"}
+Force = Annotated[
+    bool, Query(description="false: refused (409) while an earlier replay of the job waits, runs or has succeeded.")
+]
 NewId = Annotated[str | None, Query(description="Id of the copy, so that a repeated call replays once.")]
 
 
@@ -93,16 +96,16 @@ async def get_result(request: Request, name: Name, id: Id, wait: Wait = None) ->
 
 @api.post("/v1/jobs/{id:only_job}/replay", status_code=201, response_model=QueuedJob)
 @needs(Role.ENQUEUE)
-async def replay_by_id(request: Request, id: Id, new_id: NewId = None) -> Response:
+async def replay_by_id(request: Request, id: Id, new_id: NewId = None, force: Force = True) -> Response:
     """Enqueue a copy of a running or finished job under a new id; with another payload when there is a body `{"data": ...}`."""
-    return await _replay(request, None, id, new_id)
+    return await _replay(request, None, id, new_id, force)
 
 
 @api.post("/v1/jobs/{name:name}/{id:job}/replay", status_code=201, response_model=QueuedJob)
 @needs(Role.ENQUEUE)
-async def replay(request: Request, name: Name, id: Id, new_id: NewId = None) -> Response:
+async def replay(request: Request, name: Name, id: Id, new_id: NewId = None, force: Force = True) -> Response:
     """Enqueue a copy of a running or finished job of a type under a new id."""
-    return await _replay(request, name, id, new_id)
+    return await _replay(request, name, id, new_id, force)
 
 
 @api.post("/v1/jobs/{id:only_job}/cancel", response_model=Cancelled)
@@ -151,15 +154,15 @@ async def _waited(request: Request, name: str | None, id: str, wait: str | None)
     return job
 
 
-async def _replay(request: Request, name: str | None, id: str, given_new: str | None) -> Response:
+async def _replay(request: Request, name: str | None, id: str, given_new: str | None, force: bool) -> Response:
     service = service_of(request)
     new_id = bodies.job_id(given_new) if given_new is not None else make_id()
     data = bodies.replacement(await request.body())
     job = await _find(request, name, id)
     try:
-        copy = await jobs.replay(service.database, job.id, new_id, data)
+        copy = await jobs.replay(service.database, job.id, new_id, data, force=force)
     except Conflict:
-        if job.status.finished:
+        if str(job.status) != "queued":
             raise
         raise ApiError(
             400,

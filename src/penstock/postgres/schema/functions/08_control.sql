@@ -77,7 +77,21 @@ $$;
 comment on function penstock.run_now(uuid[]) is
     'Makes deferred jobs, those that wait for their time or for a further attempt, due at once, and returns them. Other jobs are left as they are. At most 10,000.';
 
-create or replace function penstock.replay(p_id uuid, p_new_id uuid default null, p_data jsonb default null)
+create or replace function penstock.replays_of(p_id uuid)
+returns table (id uuid, status text)
+language sql
+stable
+security definer
+set search_path = penstock, pg_temp
+set enable_seqscan = off
+as $$
+    select id, status::text from penstock.queued_jobs where replay_of = p_id
+    union all
+    select id, status::text from penstock.archived_jobs where replay_of = p_id
+$$;
+comment on function penstock.replays_of(uuid) is 'The jobs that repeat a job, with their statuses.';
+
+create or replace function penstock.replay(p_id uuid, p_new_id uuid default null, p_data jsonb default null, p_force boolean default true)
 returns uuid
 language plpgsql
 security definer
@@ -89,7 +103,10 @@ declare
     enqueued record;
     new_id uuid := coalesce(p_new_id, penstock.new_id());
     problem text;
+    earlier record;
 begin
+    -- Two replays of one job that are made at the same time see each other.
+    perform pg_advisory_xact_lock(hashtext('penstock.replay'), hashtext(p_id::text));
     select name, coalesce(penstock.payload(message), data) as data, key, priority, expires_at, status::text into original
     from penstock.queued_jobs
     where id = p_id;
@@ -106,6 +123,16 @@ begin
         if not found then
             raise exception 'no such job: %', p_id
                 using errcode = 'PS404', hint = 'Its day may have been pruned from the archive.';
+        end if;
+    end if;
+    if not p_force then
+        select replays.id, replays.status into earlier
+        from penstock.replays_of(p_id) as replays
+        where replays.id <> new_id and replays.status in ('queued', 'in-progress', 'succeeded')
+        limit 1;
+        if found then
+            raise exception 'job % was replayed already as %, which is %', p_id, earlier.id, earlier.status
+                using errcode = 'PS409', hint = 'Force it to run once more.';
         end if;
     end if;
     if p_data is null then
@@ -126,5 +153,5 @@ begin
     return coalesce(enqueued.id, new_id);
 end
 $$;
-comment on function penstock.replay(uuid, uuid, jsonb) is
-    'Enqueues a copy of a running or finished job under a new id (p_new_id, so that a retried call replays once) and returns that; p_data: with another payload. PS409 while the job is queued, or when its payload is one that nobody can read and p_data is null, PS404 when there is none.';
+comment on function penstock.replay(uuid, uuid, jsonb, boolean) is
+    'Enqueues a copy of a running or finished job under a new id (p_new_id, so that a retried call replays once) and returns that; p_data: with another payload. p_force: false refuses it (PS409) while an earlier replay of the job waits, runs or has succeeded. PS409 while the job is queued, or when its payload is one that nobody can read and p_data is null, PS404 when there is none.';

@@ -16,7 +16,7 @@ immutable
 as $$
 declare
     reading constant text[] := array[
-        'clock', 'held_clock', 'id_time', 'new_id', 'job_counts', 'find_jobs', 'list_jobs', 'page_of_jobs', 'job_rates', 'attempts_of',
+        'clock', 'held_clock', 'id_time', 'new_id', 'job_counts', 'find_jobs', 'replays_of', 'list_jobs', 'page_of_jobs', 'job_rates', 'attempts_of',
         'stored_jobs', 'key_hash', 'jump_hash', 'slot_of', 'group_members', 'group_slots', 'load_of_types',
         'pool_details', 'quarantined_keys', 'quarantined_counts', 'key_weights_of', 'key_state', 'standing_list', 'runnable_in_pools',
         'payload', 'shown', 'shown_time', 'list_subscribers', 'read_topic', 'message_of', 'messages_of', 'missed_messages', 'late_messages', 'unfinished_copies', 'outcomes',

@@ -305,7 +305,7 @@ returns table (
     id uuid, name text, status text, attempts smallint, max_attempts smallint, priority smallint, key text,
     unique_key text, data text, created_at timestamptz, run_after timestamptz, expires_at timestamptz,
     started_at timestamptz, finished_at timestamptz, worker text, errors text, result text, progress text,
-    replay_of uuid, cancel_requested_at timestamptz, reason text, updated_at timestamptz
+    replay_of uuid, cancel_requested_at timestamptz, reason text, replayed_by uuid[], updated_at timestamptz
 )
 language sql
 stable
