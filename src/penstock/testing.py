@@ -1,15 +1,20 @@
-"""For tests of applications: throw-away databases, and running jobs in the test's own process.
+"""For tests of applications: throw-away databases, and running work in the test's own process. docs/testing.md shows it.
 
 @pytest.fixture(scope="session")
 def databases():
     with TemporaryDatabases() as databases:
         yield databases
 
-async def test_it(databases):
-    with databases.database() as url:
-        async with Penstock(url) as app:
-            ...
-            await run_due_jobs(app)
+@pytest.fixture
+async def database(databases):
+    with databases.database() as url, on_database(app, url):
+        async with app:
+            yield url
+
+async def test_it(database):
+    await send_mail.enqueue("ada@example.com")
+    [job] = await run_due_jobs(app)
+    assert job.status == "succeeded"
 """
 
 from __future__ import annotations
@@ -21,8 +26,8 @@ import shutil
 import tempfile
 import time
 import uuid
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
@@ -30,8 +35,10 @@ from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
 import asyncpg
+from pydantic import SecretStr
 
 from penstock.app import Penstock
+from penstock.errors import InvalidInput
 from penstock.job import JobRecord
 from penstock.ownership import balance
 from penstock.pools import Pool
@@ -39,6 +46,8 @@ from penstock.postgres import jobs, migrate, ownership, pools
 from penstock.postgres.database import Database
 from penstock.postgres.embedded import EmbeddedServer
 from penstock.settings import Settings
+from penstock.streams import Stream
+from penstock.worker import Worker
 from penstock.worker.runner import Runner
 from penstock.worker.settler import Settler
 from penstock.worker.types import WorkedType
@@ -206,6 +215,72 @@ async def run_due_jobs(app: Penstock, *names: str, limit: int = 10_000) -> list[
             await balance.leave(database, pool.name, _MEMBER, _SESSION, None)
     found = await jobs.find(database, list(ran))
     return [found[id] for id in ran]
+
+
+@contextmanager
+def on_database(app: Penstock, url: str) -> Iterator[Penstock]:
+    """Let an application use another database for a while, whatever its settings say; not while it is open.
+
+    Raises:
+        InvalidInput: The application is open on this loop.
+    """
+    _refuse_open(app)
+    before = app.settings
+    app.settings = before.model_copy(update={"database_url": SecretStr(url)})
+    try:
+        yield app
+    finally:
+        app.sync.close()
+        app.settings = before
+
+
+def _refuse_open(app: Penstock) -> None:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return
+    if app.is_open:
+        raise InvalidInput("the application is open already", hint="Choose its database before you open it.")
+
+
+@asynccontextmanager
+async def working(app: Penstock, *names: str) -> AsyncIterator[Worker]:
+    """A worker in this process, for what `run_due_jobs` does not run: consumers, schedules, standing jobs.
+
+    It stops at the end, and lets running handlers finish.
+
+    Args:
+        app: An open app.
+        names: Only these job types; none: everything that has a handler.
+    """
+    worker = await app.worker(*names)
+    running = asyncio.create_task(worker.run(), name="penstock worker of a test")
+    try:
+        starting = asyncio.create_task(worker.started())
+        await asyncio.wait([running, starting], return_when=asyncio.FIRST_COMPLETED)
+        if running.done():
+            starting.cancel()
+            await running
+        yield worker
+    finally:
+        worker.stop()
+        await running
+
+
+async def consumed(stream: Stream[Any], group: str, *, timeout: timedelta = timedelta(seconds=30)) -> None:
+    """Wait until a consumer group has committed everything that was appended before this call.
+
+    Raises:
+        NotFound: There is no such group: no worker that consumes it runs.
+        TimeoutError: It did not get there in time; says how far it is, and the error at which it stands still.
+    """
+    ends = {part.partition: part.end for part in await stream.lag(group)}
+    deadline = time.monotonic() + timeout.total_seconds()
+    while behind := [part for part in await stream.lag(group) if part.next < ends.get(part.partition, 0)]:
+        if time.monotonic() > deadline:
+            at = ", ".join(f"partition {part.partition} at {part.next} of {ends[part.partition]}" for part in behind)
+            raise TimeoutError(f"group {group} of stream {stream.name} is behind: {at}")
+        await asyncio.sleep(0.02)
 
 
 def _in_memory() -> Path | None:

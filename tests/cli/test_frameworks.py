@@ -31,6 +31,23 @@ def commands(document: str, *starting: str) -> list[str]:
     return [line for block in blocks for line in block.splitlines() if line.startswith(starting)]
 
 
+CALL_WEB = """
+import asyncio
+
+from httpx import ASGITransport, AsyncClient
+from web import lifespan, web
+
+
+async def main():
+    async with lifespan(web), AsyncClient(transport=ASGITransport(app=web), base_url="http://shop") as client:
+        answer = await client.post("/orders", params={"customer": "bolt"})
+        print(answer.status_code, answer.text)
+
+
+asyncio.run(main())
+"""
+
+
 class Project:
     """A folder with an application and its embedded server."""
 
@@ -72,7 +89,7 @@ def tables(project: Project, schema: str) -> set[str]:
     return {row[0] for row in project.fetch(f"select tablename from pg_tables where schemaname = '{schema}'")}
 
 
-def test_sqlalchemy_and_alembic(project: Project) -> None:
+def test_sqlalchemy_fastapi_and_alembic(project: Project) -> None:
     found = files("frameworks.md")
     for name in ("shop.py", "place_order.py"):
         project.write(name, found[name])
@@ -82,6 +99,12 @@ def test_sqlalchemy_and_alembic(project: Project) -> None:
     before = tables(project, "penstock")
     assert "queued_jobs" in before and "orders" not in before
     assert project.fetch("select o.id = data::int from orders o, penstock.queued_jobs") == [(True,)]
+
+    project.write("web.py", found["web.py"])
+    # The lifespan, then one request.
+    project.write("request.py", CALL_WEB)
+    assert project.run("python request.py").split() == ["200", "2"]
+    assert project.fetch("select count(*) from penstock.queued_jobs") == [(2,)]
 
     project.fetch("drop table orders")
     project.run("alembic init migrations")

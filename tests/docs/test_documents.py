@@ -25,7 +25,7 @@ from conftest import eventually
 from penstock import Penstock
 
 ROOT = Path(__file__).parents[2]
-PAGES = ["README.md", "docs/pools.md", "docs/sql.md", "docs/streams.md", "docs/topics.md"]
+PAGES = ["README.md", "docs/pools.md", "docs/sql.md", "docs/streams.md", "docs/testing.md", "docs/topics.md"]
 BIN = Path(sys.executable).parent
 
 
