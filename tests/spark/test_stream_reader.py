@@ -13,6 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+import zstandard
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows, ReadMinRows
 from pyspark.sql.types import DataType, StructType
 
@@ -24,7 +25,7 @@ from penstock.routing import partition_of
 from penstock.spark import sink, stream_sink
 from penstock.spark.stream_offsets import LAG, Since
 from penstock.spark.stream_options import StreamReadOptions
-from penstock.spark.stream_rows import columns_of, fields_of
+from penstock.spark.stream_rows import columns_of, fields_of, unpacked
 from penstock.spark.stream_sink import EventWriteOptions
 from penstock.spark.stream_source import EventReader, EventStreamReader
 
@@ -201,6 +202,27 @@ def test_payloads_of_bytes_are_read_also_compressed(url: str, compression: str |
 
     asyncio.run(append())
     assert [r["value"] for r in batch(url, "value binary")] == [b"\x00\xff", b"b" * 500]
+
+
+def test_a_payload_that_cannot_be_unpacked_is_null_or_an_error_and_a_small_frame_takes_no_more_than_a_part_of_memory() -> None:
+    huge = zstandard.ZstdCompressor().compress(bytes(20 << 20))
+    claims_too_much = bytes.fromhex("28b52ffd") + bytes([0xE0]) + (2**45).to_bytes(8, "little") + b"\x01\x00\x00"
+    values = [huge, b"no frame", huge, claims_too_much, huge, None]
+    packed = pa.RecordBatch.from_arrays([pa.array(range(6)), pa.array(values, pa.binary())], ["offset", "value"])
+    parts = list(unpacked(packed, False))
+    found = [row for part in parts for row in part.to_pylist()]
+    assert [row["offset"] for row in found] == [0, 1, 2, 3, 4, 5]
+    assert [None if row["value"] is None else len(row["value"]) for row in found] == [
+        20 << 20,
+        None,
+        20 << 20,
+        None,
+        20 << 20,
+        None,
+    ]
+    assert max(part.nbytes for part in parts) < 64 << 20
+    with pytest.raises(InvalidInput, match="cannot be unpacked"):
+        list(unpacked(packed, True))
 
 
 def test_of_a_transaction_over_several_partitions_all_or_nothing_is_read(url: str, ask: Ask, stream: str) -> None:

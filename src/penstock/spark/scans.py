@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.errors import DatabaseUnavailable, OffsetGone, PenstockError
 from penstock.spark.connections import Connections
 from penstock.spark.stream_offsets import Run
-from penstock.spark.stream_rows import rows, stored_columns
+from penstock.spark.stream_rows import rows, stored_columns, unpacked
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -141,7 +141,8 @@ def read_events(
             raise PenstockError(f"the database refused a scan: {error}") from None
         taken = _taken(cursor, query, in_memory)
     for batch in taken:
-        yield rows(batch, stream, runs[0].compressed, schema, options)
+        for part in unpacked(batch, options.fail_fast) if runs[0].compressed else (batch,):
+            yield rows(part, stream, schema, options)
 
 
 def _taken(cursor: Any, query: str, in_memory: int) -> Iterator[pa.RecordBatch]:

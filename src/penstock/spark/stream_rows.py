@@ -6,13 +6,14 @@ something does not fit the schema, or that has types with which it does not agre
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import tzinfo
 from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from penstock.errors import InvalidInput
+from penstock.compression import unpack
+from penstock.errors import InvalidInput, Unreadable
 from penstock.spark.from_json import CORRUPT, FromJson
 
 if TYPE_CHECKING:
@@ -42,6 +43,9 @@ _TAKEN = {
 _USUAL_TIME = r"^[12]\d{3}-\d{2}-\d{2}[T ]\d{2}:\d{2}:\d{2}(\.\d{1,6})?(Z|[+-](0\d|1[0-7]):[0-5]\d)$"
 _OBJECT = r"^[ \t\r\n]*\{"
 _MINUS_ZERO = r"-0[ \t\r\n,\]}]"
+# A reader here does not know the bound of the stream.
+_MOST_UNPACKED = 64 << 20
+_PART_BYTES = 32 << 20
 _USUAL_DATE = r"^[12]\d{3}-\d{2}-\d{2}$"
 
 
@@ -108,13 +112,46 @@ def stored_columns(names: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def rows(batch: pa.RecordBatch, stream: str, compressed: bool, schema: pa.Schema, options: StreamReadOptions) -> pa.RecordBatch:
-    """A batch from the database with the columns of a schema.
+def unpacked(batch: pa.RecordBatch, fail_fast: bool) -> Iterator[pa.RecordBatch]:
+    """A batch of a compressed stream with its payloads unpacked, in parts, since a few kilobytes may become gigabytes.
 
     Args:
         batch: The columns of `stored_columns`.
+        fail_fast: Whether a payload that cannot be unpacked is an error; otherwise it is null.
+
+    Raises:
+        InvalidInput: A payload cannot be unpacked, with `fail_fast`.
+    """
+    import pyarrow as pa
+
+    if "value" not in batch.schema.names:
+        yield batch
+        return
+    place = batch.schema.get_field_index("value")
+    payloads: list[bytes | None] = []
+    size = begin = 0
+    for row, value in enumerate(batch.column(place)):
+        payload = None
+        if value.is_valid:
+            try:
+                payload = unpack(value.as_py(), _MOST_UNPACKED)
+            except Unreadable as error:
+                if fail_fast:
+                    raise InvalidInput(f"a payload of a compressed stream cannot be unpacked: {error.message}") from None
+        payloads.append(payload)
+        size += len(payload or b"")
+        if size >= _PART_BYTES or row == batch.num_rows - 1:
+            part = batch.slice(begin, len(payloads))
+            yield part.set_column(place, "value", pa.array(payloads, pa.binary()))
+            begin, size, payloads = row + 1, 0, []
+
+
+def rows(batch: pa.RecordBatch, stream: str, schema: pa.Schema, options: StreamReadOptions) -> pa.RecordBatch:
+    """A batch from the database with the columns of a schema.
+
+    Args:
+        batch: The columns of `stored_columns`, payloads unpacked.
         stream: Where it is from.
-        compressed: Whether its payloads are.
         schema: What is wanted.
         options: What to do with payloads that do not fit, and the zone of times that name none.
 
@@ -125,8 +162,6 @@ def rows(batch: pa.RecordBatch, stream: str, compressed: bool, schema: pa.Schema
 
     size = batch.num_rows
     given = dict(zip(batch.schema.names, batch.columns, strict=True))
-    if "value" in given and compressed:
-        given["value"] = _decompressed(given["value"])
     typed = pa.schema([field for field in schema if field.name not in COLUMNS])
     fields = fields_of(given["value"], typed, options.fail_fast, options.zone) if typed.names else {}
     columns: list[Any] = []
@@ -240,17 +275,6 @@ def _plain(column: pa.Array) -> pa.Array:
     import pyarrow as pa
 
     return column.storage if isinstance(column, pa.ExtensionArray) else column
-
-
-def _decompressed(values: pa.Array) -> pa.Array:
-    import pyarrow as pa
-    import zstandard
-
-    unpack = zstandard.ZstdDecompressor().decompress
-    try:
-        return pa.array([None if value is None else unpack(value) for value in values.to_pylist()], pa.binary())
-    except zstandard.ZstdError as error:
-        raise InvalidInput(f"a payload of a compressed stream is not compressed by zstd: {error}") from None
 
 
 def _headers(keys: pa.Array, values: pa.Array, kind: Any) -> pa.Array:
