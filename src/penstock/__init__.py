@@ -33,6 +33,7 @@ from penstock.job import (
     PoolOptions,
     RateLimit,
     Status,
+    Why,
 )
 from penstock.message import Message, NewMessage, Published, ReceiverOutcome, Subscribed, Subscriber, TopicCounts
 from penstock.pools import Pool
@@ -96,5 +97,6 @@ __all__ = [
     "Tick",
     "Topic",
     "TopicCounts",
+    "Why",
     "__version__",
 ]

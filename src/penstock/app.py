@@ -34,6 +34,7 @@ from penstock.job import (
     NewJob,
     Options,
     Status,
+    Why,
     make_id,
     parse_id,
 )
@@ -340,6 +341,10 @@ class Penstock(JobDeclarations, StreamDeclarations):
                 return record
             raise NotFound(f"no such job: {job_id}", hint="Its day may have been pruned from the archive.")
         return found[job_id]
+
+    async def why(self, id: UUID | str) -> Why:
+        """Why a job waits: the first thing that has to change for it to start. Raises `NotFound`."""
+        return await jobs.why(await self.database(), parse_id(id))
 
     async def find_many(
         self,

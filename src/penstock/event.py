@@ -207,6 +207,10 @@ class Lag:
         quarantined: Whether a failing event paused it.
         halted_because: The error at which a consumer halted before the next event, until that event is done; None: none did.
         waits_for: Older partitions that the group has to finish first, since the stream grew; none: it does not wait.
+        failing_since: Since when a handler has failed at an event, until that event is done; None: none does.
+        failing_offset: The first event of the batch at which it fails.
+        failing_attempt: The attempt that was noted last; not every one is.
+        failing_because: Its error.
     """
 
     group: str
@@ -221,6 +225,10 @@ class Lag:
     quarantined: bool
     halted_because: str | None
     waits_for: list[int]
+    failing_since: datetime | None = None
+    failing_offset: int | None = None
+    failing_attempt: int | None = None
+    failing_because: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

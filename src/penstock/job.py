@@ -258,6 +258,44 @@ class JobRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class Why:
+    """Why a job waits: the first thing that has to change for it to start.
+
+    Attributes:
+        reason: One word for programs: `deferred`, `retry`, `expired`, `paused`, `nobody` (no live worker has its type),
+            `quarantined-key`, `unplaced`, `moving`, `key-alone`, `key-retry`, `key-busy`, `key-rate`, `alone` (to run alone
+            after crashes), `concurrency`, `rate`, `behind`, `ready`; of a job that does not wait `running` or `finished`.
+        message: A sentence for people.
+        since: Since when it has been so, where that is known.
+        until: When it ends by itself, where that is known.
+        by_job: The job that holds its key.
+        worker: The worker, or member of the pool, that holds it or its key.
+        used: Places of the limit that are taken.
+        most: Places of the limit.
+        ahead: Jobs in front of it, 1,000 at most.
+        expires_at: When it expires if it has not started by then.
+    """
+
+    reason: str
+    message: str
+    since: datetime | None
+    until: datetime | None
+    by_job: UUID | None
+    worker: str | None
+    used: int | None
+    most: int | None
+    ahead: int | None
+    expires_at: datetime | None
+
+    def __str__(self) -> str:
+        times = [("since", self.since), ("until", self.until), ("expires", self.expires_at if self.reason != "expired" else None)]
+        known = [f"{word} {at.isoformat(' ', 'seconds')}" for word, at in times if at is not None and self.reason != "finished"]
+        if self.by_job is not None:
+            known.append(f"job {self.by_job}")
+        return self.message + (f" ({', '.join(known)})" if known else "")
+
+
+@dataclass(frozen=True, slots=True)
 class JobTypeRecord:
     """A job type as the database has it."""
 

@@ -54,6 +54,18 @@ def test_a_jobs_life(penstock: Client, name: str) -> None:
     assert penstock.result(name, receipt.id).result == {"price": 5}
 
 
+def test_why_a_job_waits(penstock: Client, name: str) -> None:
+    receipt = penstock.enqueue(name, run_after=timedelta(hours=1))
+    why = penstock.why(receipt.id)
+    assert (why.reason, why.until, why.by_job) == ("deferred", penstock.find(receipt.id).run_after, None)
+    running = penstock.enqueue(name).id
+    assert penstock.why(running).reason == "nobody"
+    (job,) = penstock.claim(name, "w1")
+    assert (penstock.why(running).reason, penstock.why(running).worker) == ("running", "w1")
+    penstock.settle(job, "succeeded")
+    assert (penstock.why(running).reason, penstock.why(running).message) == ("finished", "It is finished: succeeded.")
+
+
 def test_a_job_that_fails(penstock: Client, name: str) -> None:
     receipt = penstock.enqueue(name)
     assert finish(penstock, name, "failed-for-good", error="broken") == "failed"
@@ -181,6 +193,8 @@ def test_pools_and_their_standing_jobs(penstock: Client) -> None:
     assert pool.enqueue(key, {"n": 1}, id=receipt.id).admission is Admission.DUPLICATE
     pool.set_weight(key, 3)
     place = pool.key(key)
+    assert place.why is not None
+    assert (place.next_job, place.why.reason) == (receipt.id, "nobody")
     assert (place.key, place.ready, place.weight, pool.weights()) == (key, 1, 3, {key: 3})
     assert [(worker.id, worker.slots) for worker in pool.workers()] == [(None, [0, 1, 2, 3])]
     assert (pool.start(key, 1), pool.start(key, 1), pool.start(key, 2, replace=True)) == ("started", "unchanged", "replaced")

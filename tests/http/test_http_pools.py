@@ -88,11 +88,12 @@ def test_a_job_is_enqueued_once_behind_the_others_of_its_key(client: httpx.Clien
     assert first.json() == again.json() | {"data": 12345678901234567890}
     assert (first.json()["id"], first.json()["key"], first.json()["name"]) == (id, "acme", pool)
     client.post(f"/v1/pools/{pool}/jobs", json={"key": "acme", "data": 2, "unique": "u"})
-    there = client.post(f"/v1/pools/{pool}/jobs", json={"key": "bolt", "data": 3, "unique": "u"})
+    there = client.post(f"/v1/pools/{pool}/jobs", json={"key": "acme", "data": 3, "unique": "u"})
     assert (there.headers["penstock-outcome"], there.json()["key"], there.json()["data"]) == ("coalesced", "acme", 2)
     state = client.get(f"/v1/pools/{pool}/keys/acme").json()
     assert (state["ready"], state["owner"], state["weight"]) == (2, None, 1)
     assert state["oldest_ready_s"] >= 0
+    assert (state["next_job"], state["why"]["reason"]) == (id, "nobody")
 
 
 @pytest.mark.parametrize(
@@ -296,7 +297,7 @@ async def test_quarantined_keys_are_listed_counted_and_released(client: httpx.Cl
         assert client.get(f"/v1/pools/{name}/quarantined", params={"after": "b"}).json() == []
         assert client.post(f"/v1/pools/{name}/quarantined/good").status_code == 404
         answers[0] = 0
-        assert client.post(f"/v1/pools/{name}/quarantined/a/b").status_code == 202
+        assert client.post(f"/v1/pools/{name}/quarantined/a%2Fb").status_code == 202
         await eventually(lambda: client.get(f"/v1/pools/{name}/quarantined").json() == [], "the release")
         worker.stop()
         await running

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from typing import Annotated
 
 import typer
 from rich.markup import escape
 
+from penstock import JobRecord, Penstock, Status, Why
 from penstock.cli.enqueueing import parse_json
 from penstock.cli.output import AsJson, cell, out, print_json, print_table, with_app
 
@@ -50,12 +52,18 @@ def list_jobs(
 @app.command()
 def show(id: Id, as_json: AsJson = False) -> None:
     """Show everything known of a job."""
-    job = with_app(lambda penstock: penstock.find(id))
+
+    async def read(penstock: Penstock) -> tuple[JobRecord, Why | None]:
+        job = await penstock.find(id)
+        return job, await penstock.why(id) if job.status is Status.QUEUED else None
+
+    job, why = with_app(read)
     if as_json:
-        print_json(job)
+        print_json({**asdict(job), "why": why})
         return
     shown = [
-        ("id", job.id), ("type", job.name), ("status", job.status), ("reason", job.reason), ("key", job.key),
+        ("id", job.id), ("type", job.name), ("status", job.status), ("waits", why and str(why)),
+        ("reason", job.reason), ("key", job.key),
         ("unique key", job.unique),
         ("priority", job.priority), ("attempts left", f"{job.attempts} of {job.max_attempts}"),
         ("enqueued", job.created_at), ("run after", job.run_after), ("expires", job.expires_at), ("started", job.started_at),

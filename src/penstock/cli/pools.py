@@ -9,6 +9,7 @@ import typer
 
 from penstock.cli.output import AsJson, out, pass_on_json, print_json, print_table, with_app
 from penstock.cli.pool_doors import PoolDoor, all_pools, with_pool
+from penstock.job import Why
 
 Name = Annotated[str, typer.Argument(help="Pool.")]
 Key = Annotated[str, typer.Argument(help="Key.")]
@@ -82,19 +83,23 @@ def key(
     release: Annotated[bool, typer.Option("--release", help="Quarantined: have the pool's rule asked again, now.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Where a key is: its slot, who has it, what waits; why it is quarantined."""
+    """Where a key is: its slot, who has it, what waits and for what; why it is quarantined."""
 
-    async def read(pool: PoolDoor) -> dict[str, Any]:
+    async def read(pool: PoolDoor) -> tuple[dict[str, Any], Why | None]:
         if release:
             await pool.release(key)
-        state = {name: value for name, value in asdict(await pool.key(key)).items() if name != "key"}
-        return state | {"quarantined": await pool.quarantine_of(key)}
+        place = await pool.key(key)
+        state = {name: value for name, value in asdict(place).items() if name != "key"}
+        return state | {"quarantined": await pool.quarantine_of(key)}, place.why
 
-    state = with_pool(name, read)
+    state, why = with_pool(name, read)
     if as_json:
         print_json({"key": key, **state})
     else:
-        print_table(list(state), [list(state.values())], empty="")
+        shown = {name: value for name, value in state.items() if name not in ("why", "next_job")}
+        print_table(list(shown), [list(shown.values())], empty="")
+        if why is not None:
+            out.print(f"job {state['next_job']} waits: {why}", highlight=False, markup=False)
 
 
 def keys(

@@ -186,7 +186,7 @@ def tail(
 def groups(name: Name, as_json: AsJson = False) -> None:
     """The consumer groups of a stream: their members, how far behind they are, what is paused or waits for a paused partition."""
     lags = with_app(lambda app: _on(app, name, lambda stream: stream.lag()))
-    columns = ["group", "owners", "lag", "unowned", "paused", "quarantined", "halted", "waiting"]
+    columns = ["group", "owners", "lag", "unowned", "paused", "quarantined", "halted", "failing", "waiting"]
     groups: dict[str, dict[str, Any]] = {}
     for lag in lags:
         group = groups.setdefault(lag.group, {**dict.fromkeys(columns, 0), "group": lag.group, "owners": set()})
@@ -195,6 +195,7 @@ def groups(name: Name, as_json: AsJson = False) -> None:
         group["paused"] += lag.paused_at is not None
         group["quarantined"] += lag.quarantined
         group["halted"] += lag.halted_because is not None
+        group["failing"] += lag.failing_since is not None
         group["waiting"] += bool(lag.waits_for)
         group["owners"] |= {lag.owner} - {None}
     found = [{**group, "owners": len(group["owners"])} for group in groups.values()]
@@ -219,13 +220,14 @@ def lag(
         [
             (
                 f.group, f.partition, f.next, f.end, f.lag, f.owner, f.committed_at, f.paused_at,
-                f.paused_because or (f"halted: {f.halted_because}" if f.halted_because else None),
+                f.paused_because or (f"halted: {f.halted_because}" if f.halted_because else "fails" if f.failing_since else None),
                 ", ".join(map(str, f.waits_for)) or None,
             )
             for f in found
         ],
         empty="no consumer groups yet",
     )  # fmt: skip
+    _say_failing(found)
     _say_held_back(name, found)
 
 
@@ -288,6 +290,16 @@ def replay_dead(
     """Append dead letters to the stream again."""
     count = with_app(lambda app: _on(app, name, lambda stream: _only_here(stream).replay_dead(offset=offset, limit=limit)))
     out.print(f"replayed: {count}")
+
+
+def _say_failing(lags: list[Lag]) -> None:
+    for lag in lags:
+        if lag.failing_since is not None:
+            out.print(
+                f"group {lag.group}: partition {lag.partition} fails at {lag.failing_offset} since"
+                f" {lag.failing_since.isoformat(' ', 'seconds')}, attempt {lag.failing_attempt} or later: {lag.failing_because}",
+                highlight=False, markup=False, soft_wrap=True,
+            )  # fmt: skip
 
 
 def _say_held_back(name: str, lags: list[Lag]) -> None:

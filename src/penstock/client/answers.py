@@ -9,7 +9,7 @@ import httpx
 import orjson
 
 from penstock.errors import Conflict, DatabaseUnavailable, InvalidInput, NotFound, OffsetGone, PenstockError
-from penstock.job import Backoff, Delivery, JobRecord, JobTypeRecord, Options, RateLimit, Status, parse_id
+from penstock.job import Backoff, Delivery, JobRecord, JobTypeRecord, Options, RateLimit, Status, Why, parse_id
 
 
 class AccessDenied(PenstockError):
@@ -79,6 +79,14 @@ def record_of(job: dict[str, Any]) -> JobRecord:
         reason=job.get("reason"),
         replayed_by=tuple(parse_id(replay) for replay in job.get("replayed_by") or ()),
     )
+
+
+def why_of(why: dict[str, Any] | None) -> Why | None:
+    """Why a job waits, if it does."""
+    if why is None:
+        return None
+    times = {name: time_of(why[name]) for name in ("since", "until", "expires_at")}
+    return Why(**{**why, **times, "by_job": None if why["by_job"] is None else parse_id(why["by_job"])})
 
 
 def type_of(one: dict[str, Any]) -> JobTypeRecord:

@@ -13,9 +13,9 @@ from uuid import UUID
 import httpx
 import orjson
 
-from penstock.client.answers import error_of, json_of, record_of, time_of, type_of
+from penstock.client.answers import error_of, json_of, record_of, time_of, type_of, why_of
 from penstock.errors import InvalidInput
-from penstock.job import Admission, Enqueued, JobCounts, JobRecord, JobTypeRecord, NewJob, Status, make_id, parse_id
+from penstock.job import Admission, Enqueued, JobCounts, JobRecord, JobTypeRecord, NewJob, Status, Why, make_id, parse_id
 from penstock.payload import dump_json
 
 T = TypeVar("T")
@@ -177,6 +177,24 @@ def find(id: UUID | str, wait_s: float = 0.0) -> Call[JobRecord]:
     """One job."""
     params = {"details": "true"} | ({"wait": f"{wait_s:.3f}s"} if wait_s > 0 else {})
     return Call("GET", f"/v1/jobs/job_{parse_id(id)}", lambda response: record_of(json_of(response)), params=params)
+
+
+def why(id: UUID | str) -> Call[Why]:
+    """Why a job waits."""
+
+    def parse(response: httpx.Response) -> Why:
+        job = json_of(response)
+        if (found := why_of(job["why"])) is not None:
+            return found
+        reason, message = (
+            ("running", f"It runs on {job['worker']}.")
+            if job["status"] == "in-progress"
+            else ("finished", f"It is finished: {job['status']}.")
+        )
+        started, finished = time_of(job["started_at"]), time_of(job["finished_at"])
+        return Why(reason, message, started, finished, None, job["worker"], None, None, None, time_of(job["expires_at"]))
+
+    return Call("GET", f"/v1/jobs/job_{parse_id(id)}", parse, params={"details": "true"})
 
 
 def find_many(name: str | None, status: Status | str | None, key: str | None, reason: str | None = None) -> list[Call[Page]]:

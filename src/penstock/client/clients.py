@@ -31,7 +31,7 @@ from penstock.client.pools import AsyncPoolClient, PoolClient
 from penstock.client.streams import AsyncStream, Stream
 from penstock.client.topics import AsyncTopic, Topic
 from penstock.errors import DatabaseUnavailable, InvalidInput, JobFailed
-from penstock.job import Enqueued, JobCounts, JobRecord, JobTypeRecord, NewJob, Status
+from penstock.job import Enqueued, JobCounts, JobRecord, JobTypeRecord, NewJob, Status, Why
 from penstock.message import TopicCounts
 from penstock.scaling import ScaleAdvice
 
@@ -105,6 +105,10 @@ class AsyncClient:
     async def find(self, id: UUID | str) -> JobRecord:
         """Everything known of a job. Raises `NotFound`."""
         return await self._send(calls.find(id))
+
+    async def why(self, id: UUID | str) -> Why:
+        """Why a job waits: the first thing that has to change for it to start. Raises `NotFound`."""
+        return await self._send(calls.why(id))
 
     async def find_many(
         self,
@@ -314,6 +318,10 @@ class Client:
     def find(self, id: UUID | str) -> JobRecord:
         """See `AsyncClient.find`."""
         return self._send(calls.find(id))
+
+    def why(self, id: UUID | str) -> Why:
+        """See `AsyncClient.why`."""
+        return self._send(calls.why(id))
 
     def find_many(
         self,

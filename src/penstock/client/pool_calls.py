@@ -12,10 +12,10 @@ from uuid import UUID
 import httpx
 import orjson
 
-from penstock.client.answers import json_of, time_of
+from penstock.client.answers import json_of, time_of, why_of
 from penstock.client.calls import Call, at, new_receipt, quoted
 from penstock.errors import InvalidInput
-from penstock.job import Enqueued, make_id, parse_id
+from penstock.job import Enqueued, Why, make_id, parse_id
 from penstock.payload import dump_json
 from penstock.pool_workers import PoolMember
 from penstock.scaling import ScaleAdvice
@@ -58,6 +58,8 @@ class KeyPlace:
     in_progress: int
     oldest_ready_s: float | None
     standing: bool
+    next_job: UUID | None = None
+    why: Why | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,9 +144,15 @@ def drain(pool: str, worker: str, way: str) -> Call[PoolMember]:
     return Call("POST", _path(pool, "workers", quoted(worker), way), lambda response: PoolMember(**_timed(json_of(response))))
 
 
+def _key_place_of(response: httpx.Response) -> KeyPlace:
+    place = json_of(response)
+    next_job = place.get("next_job")
+    return KeyPlace(**{**place, "next_job": next_job and parse_id(next_job), "why": why_of(place.get("why"))})
+
+
 def key_place(pool: str, key: str) -> Call[KeyPlace]:
     """Where a key is."""
-    return Call("GET", _path(pool, "keys", _key(key)), lambda response: KeyPlace(**json_of(response)))
+    return Call("GET", _path(pool, "keys", _key(key)), _key_place_of)
 
 
 def quarantined(pool: str, after: str | None, limit: int) -> Call[list[QuarantinedKey]]:
@@ -160,7 +168,7 @@ def quarantined(pool: str, after: str | None, limit: int) -> Call[list[Quarantin
 
 def release(pool: str, key: str) -> Call[KeyPlace]:
     """Have the rule asked again about a key."""
-    return Call("POST", _path(pool, "quarantined", _key(key)), lambda response: KeyPlace(**json_of(response)))
+    return Call("POST", _path(pool, "quarantined", _key(key)), _key_place_of)
 
 
 def weights(pool: str) -> Call[dict[str, int]]:

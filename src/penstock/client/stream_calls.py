@@ -119,6 +119,7 @@ def lag(name: str, group: str | None) -> Call[list[Lag]]:
                     "group": shown["group"],
                     "committed_at": time_of(one["committed_at"]),
                     "paused_at": time_of(one["paused_at"]),
+                    "failing_since": time_of(one["failing_since"]),
                 }
             )
             for shown in groups

@@ -181,6 +181,7 @@ class Deliver(Generic[T]):
         context = {"stream": consumer.stream, "group": consumer.group, "partition": part.partition, "attempt": part.attempts}
         if batch is None:
             log.error("handler_failed", **context, exc_info=error)
+            await consumer.outcomes.note(part, part.done, plain_text(f"{type(error).__name__}: {error}"[:1_000]))
             await part.nap(delay(policy.backoff, part.attempts))
             return
         reason = plain_text(f"{type(error).__name__}: {error}"[:2_000])
@@ -195,6 +196,7 @@ class Deliver(Generic[T]):
         if retried:
             after = error.after if isinstance(error, Retry) else None
             part.give_back(batch.events)
+            await consumer.outcomes.note(part, batch.first_offset, reason)
             await part.nap(after.total_seconds() if after is not None else delay(policy.backoff, part.attempts))
             return
         try:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Generic, TypeVar
 
@@ -133,6 +134,16 @@ class Outcomes(Generic[T]):
         ), next_offset)  # fmt: skip
         part.finished(next_offset)
         part.was_committed(next_offset)
+
+    async def note(self, part: Part[T], offset: int, reason: str) -> None:
+        """Note that a handler fails at an event, for those who wonder why the group stands still. Raises nothing."""
+        if not part.to_note(time.monotonic()):
+            return
+        commit = Commit(part.partition, part.epoch, part.revision, offset)
+        try:
+            await streams.note_failure(self._database, self._stream, self._group, self._member.id, commit, part.attempts, reason)
+        except PenstockError as error:
+            log.debug("note_failed", stream=self._stream, group=self._group, partition=part.partition, error=error)
 
     async def halt(self, part: Part[T], reason: str) -> None:
         """Note at a partition why its consumer stops."""

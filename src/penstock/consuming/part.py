@@ -10,6 +10,7 @@ import asyncio
 from collections import deque
 from collections.abc import Iterator
 from itertools import islice
+from math import inf
 from typing import Any, Generic, TypeVar
 
 from penstock.consuming.batch import Batch
@@ -44,6 +45,8 @@ class Part(Generic[T]):
         self.committed = 0
         self.in_hand: Batch[T] | None = None
         self.attempts = 0
+        self._noted_at = -inf
+        self._note_gap_s = 1.0
         self.task: asyncio.Task[None] | None = None
         self._encoding = encoding
         self._prefetch = prefetch
@@ -172,6 +175,19 @@ class Part(Generic[T]):
         if not self.begun or self.done <= self.committed:
             return None
         return Commit(self.partition, self.epoch, self.revision, self.done)
+
+    def to_note(self, now: float) -> bool:
+        """Whether to note a failure in the database: the first of an event, and then more and more seldom.
+
+        At most one in a second, whatever fails how often; of one event after 1, 2, 4, ... 60 seconds.
+        """
+        if self.attempts == 1:
+            self._note_gap_s = 1.0
+        if now - self._noted_at < self._note_gap_s:
+            return False
+        self._noted_at = now
+        self._note_gap_s = min(self._note_gap_s * 2, 60.0) if self.attempts > 1 else 1.0
+        return True
 
     def was_committed(self, next_offset: int) -> None:
         """All before an offset is in the database as done."""

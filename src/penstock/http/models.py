@@ -135,6 +135,28 @@ class QueuedJob(BaseModel):
     data: Any
 
 
+class Why(BaseModel):
+    """Why a job waits: the first thing that has to change for it to start. In answers with `details=true`."""
+
+    model_config = _example({
+        "reason": "concurrency", "message": "The concurrency limit of the job type is full: 5 of 5.", "since": None,
+        "until": None, "by_job": None, "worker": None, "used": 5, "most": 5, "ahead": None, "expires_at": None,
+    })  # fmt: skip
+
+    reason: str = Field(
+        description="For programs: deferred, retry, paused, nobody, key-busy, key-retry, concurrency, rate, behind, ..."
+    )
+    message: str = Field(description="For people.")
+    since: datetime | None
+    until: datetime | None = Field(description="When it ends by itself, where that is known.")
+    by_job: str | None = Field(description="The job that holds its key.")
+    worker: str | None = Field(description="Who holds it.")
+    used: int | None = Field(description="Places of the limit that are taken.")
+    most: int | None
+    ahead: int | None = Field(description="Jobs in front of it, 1,000 at most.")
+    expires_at: datetime | None
+
+
 class ArchivedJob(BaseModel):
     """A job that is finished."""
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from penstock.http.models import _AT, Model, Word, _example
+from penstock.http.models import _AT, Model, Why, Word, _example
 
 Key = Annotated[str, Field(min_length=1, max_length=255)]
 PoolName = Annotated[str, Field(min_length=1, max_length=200)]
@@ -142,7 +142,11 @@ class KeyState(BaseModel):
 
     model_config = _example({
         "key": "acme", "slot": 17, "owner": _WORKER, "target": _WORKER, "epoch": 3, "weight": 1, "ready": 2, "in_progress": 1,
-        "oldest_ready_s": 0.4, "standing": False,
+        "oldest_ready_s": 0.4, "standing": False, "next_job": "job_0192f7a8-7b5c-7d6e-8f90-a1b2c3d4e5f6", "why": {
+            "reason": "key-retry", "message": "Its key is held by a job that failed and is retried: attempt 2 of 5 comes next.",
+            "since": None, "until": "2026-03-01T12:00:04Z", "by_job": "job_0192f7a8-7b5c-7d6e-8f90-a1b2c3d4e5f5", "worker": None,
+            "used": None, "most": None, "ahead": 1, "expires_at": None,
+        },
     })  # fmt: skip
 
     key: str
@@ -155,6 +159,8 @@ class KeyState(BaseModel):
     in_progress: int
     oldest_ready_s: float | None
     standing: bool
+    next_job: str | None = Field(description="The first that waits.")
+    why: Why | None = Field(description="What it waits for.")
 
 
 class Weight(Model):

@@ -9,8 +9,9 @@ from uuid import UUID
 
 import orjson
 
-from penstock.job import JobTypeRecord
+from penstock.job import JobTypeRecord, Why
 from penstock.postgres.http import Put, StoredJob
+from penstock.postgres.pool_views import KeyState
 
 _OPTIONS = orjson.OPT_UTC_Z | orjson.OPT_APPEND_NEWLINE
 
@@ -51,8 +52,19 @@ def put_job(put: Put, data: str) -> bytes:
     )
 
 
-def job(record: StoredJob, *, details: bool = False) -> dict[str, Any]:
-    """Rickover's QueuedJob or ArchivedJob."""
+def why(why: Why | None) -> dict[str, Any] | None:
+    """Why a job waits."""
+    return None if why is None else plain(why) | {"by_job": None if why.by_job is None else job_id(why.by_job)}
+
+
+def key(key: str, state: KeyState) -> dict[str, Any]:
+    """Where a key of a pool is, and what it waits for."""
+    next_job = None if state.next_job is None else job_id(state.next_job)
+    return {"key": key, **plain(state), "next_job": next_job, "why": why(state.why)}
+
+
+def job(record: StoredJob, *, details: bool = False, waits: Why | None = None) -> dict[str, Any]:
+    """Rickover's QueuedJob or ArchivedJob. `waits`: why it waits, if it does and its details are wanted."""
     shape: dict[str, Any] = {"id": job_id(record.id), "name": record.name, "attempts": record.attempts}
     if record.status.finished:
         shape |= {
@@ -87,6 +99,7 @@ def job(record: StoredJob, *, details: bool = False) -> dict[str, Any]:
             "replayed_by": [job_id(replay) for replay in record.replayed_by],
             "cancel_requested_at": record.cancel_requested_at,
             "reason": record.reason,
+            "why": why(waits),
         }
     return shape
 

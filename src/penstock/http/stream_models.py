@@ -181,6 +181,10 @@ class PartitionLag(BaseModel):
     quarantined: bool
     halted_because: str | None = Field(description="The error at which a consumer halted before the next event.")
     waits_for: list[int] = Field(description="Older partitions to be finished first, since the stream grew.")
+    failing_since: datetime | None = Field(description="Since when a handler has failed at an event; null: none does.")
+    failing_offset: int | None = Field(description="The first event of the batch at which it fails.")
+    failing_attempt: int | None = Field(description="The attempt that was noted last; not every one is.")
+    failing_because: str | None = Field(description="Its error.")
 
 
 class Group(BaseModel):
@@ -191,6 +195,8 @@ class Group(BaseModel):
         "partitions": [{
             "partition": 0, "next": 81, "end": 93, "lag": 12, "owner": "billing-1", "committed_at": _AT, "paused_at": None,
             "paused_because": None, "quarantined": False, "halted_because": None, "waits_for": [],
+            "failing_since": _AT, "failing_offset": 81, "failing_attempt": 7,
+            "failing_because": "ConnectError: All connection attempts failed",
         }],
     })  # fmt: skip
 

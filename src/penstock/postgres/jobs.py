@@ -27,6 +27,7 @@ from penstock.job import (
     RateLimit,
     Settlement,
     Status,
+    Why,
 )
 from penstock.payload import load_json, plain_text
 from penstock.postgres.database import Database
@@ -400,6 +401,11 @@ async def find(database: Database, ids: Sequence[UUID]) -> dict[UUID, JobRecord]
     """Everything known of these jobs; unknown ids are left out."""
     rows = await database.fetch("select * from penstock.find_jobs($1)", ids)
     return {row["id"]: _record(row) for row in rows}
+
+
+async def why(database: Database, id: UUID) -> Why:
+    """Why a job waits. Raises `NotFound`."""
+    return Why(*tuple(await database.fetchrow("select * from penstock.why($1)", id)))
 
 
 async def list_ids(

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import datetime, timedelta
 from typing import Any
+from uuid import UUID
 
 import orjson
 
 from penstock.errors import NotFound
+from penstock.job import Why
 from penstock.postgres.database import Database
 from penstock.scaling import Load
 
@@ -43,7 +45,10 @@ class PoolDetails:
 
 @dataclass(frozen=True, slots=True)
 class KeyState:
-    """Where a key is and what waits for it. Counts end at 10,000. `slot` None: nobody has asked for the key yet."""
+    """Where a key is and what waits for it. Counts end at 10,000. `slot` None: nobody has asked for the key yet.
+
+    `next_job` is the first that waits, and `why` says what it waits for.
+    """
 
     slot: int | None
     owner: str | None
@@ -54,6 +59,8 @@ class KeyState:
     in_progress: int
     oldest_ready_s: float | None
     standing: bool
+    next_job: UUID | None = None
+    why: Why | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +134,10 @@ async def quarantined_counts(database: Database) -> dict[str, int]:
 
 async def key_state(database: Database, name: str, key: str) -> KeyState:
     """Where a key is, and what waits for it. Raises `NotFound` when there is no such pool."""
-    return KeyState(*tuple(await database.fetchrow("select * from penstock.key_state($1, $2)", name, key)))
+    row = await database.fetchrow("select * from penstock.key_state($1, $2)", name, key)
+    why = Why(*tuple(row)[10:]) if row["next_job"] is not None else None
+    state = {field.name: row[field.name] for field in fields(KeyState) if field.name != "why"}
+    return KeyState(**state, why=why)
 
 
 async def standing_jobs(

@@ -412,6 +412,14 @@ async def quarantine_partition(database: Database, name: str, group: str, member
     )
 
 
+async def note_failure(database: Database, name: str, group: str, member: str, commit: Commit, attempt: int, error: str) -> None:
+    """Say that a handler fails at the event `commit.next_offset`; nothing happens when the partition is another's."""
+    await database.fetchval(
+        "select penstock.note_failure($1, $2, $3, $4, $5, $6, $7, $8, $9)",
+        name, group, member, commit.partition, commit.epoch, commit.revision, commit.next_offset, attempt, error,
+    )  # fmt: skip
+
+
 async def halt_partition(database: Database, name: str, group: str, member: str, commit: Commit, error: str) -> None:
     """Commit, and note why the consumer halts there. Raises `Conflict` when it is no longer the member's."""
     await database.fetch(

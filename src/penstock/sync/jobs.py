@@ -10,7 +10,7 @@ from uuid import UUID
 from penstock.batches import make_batch, receipts_of
 from penstock.callers import enqueue_through_blocking
 from penstock.declaring import JobType
-from penstock.job import Enqueued, JobCounts, JobRecord, NewJob, Options, Status
+from penstock.job import Enqueued, JobCounts, JobRecord, NewJob, Options, Status, Why
 from penstock.pools import Pool
 from penstock.sync.loop import OnLoop
 
@@ -54,6 +54,10 @@ class SyncJobs(OnLoop):
     def find(self, id: UUID | str) -> JobRecord:
         """Everything known of a job. See `Penstock.find`."""
         return self._call(self._app.find(id))
+
+    def why(self, id: UUID | str) -> Why:
+        """Why a job waits. See `Penstock.why`."""
+        return self._call(self._app.why(id))
 
     def find_many(
         self,

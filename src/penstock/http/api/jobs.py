@@ -27,6 +27,7 @@ from penstock.http.api.common import (
 from penstock.http.auth import Role
 from penstock.http.errors import ApiError, not_found, other_name
 from penstock.http.models import ArchivedJob, Cancelled, NewJob, QueuedJob, Result, Status
+from penstock.job import Status as JobStatus
 from penstock.job import make_id
 from penstock.payload import dump_json
 from penstock.postgres import http, jobs
@@ -66,14 +67,14 @@ async def record_status(request: Request, name: Name, id: Id) -> Response:
 @needs(Role.READ)
 async def get_job_by_id(request: Request, id: Id, details: Details = False, wait: Wait = None) -> Response:
     """One job, queued or archived. With `wait` answers when it is finished, or as it is when the time is over."""
-    return answer(shapes.job(await _waited(request, None, id, wait), details=details))
+    return await _shown(request, await _waited(request, None, id, wait), details)
 
 
 @api.get("/v1/jobs/{name:name}/{id:job}", response_model=QueuedJob | ArchivedJob)
 @needs(Role.READ)
 async def get_job(request: Request, name: Name, id: Id, details: Details = False, wait: Wait = None) -> Response:
     """One job of a type. With `wait` answers when it is finished, or as it is when the time is over."""
-    return answer(shapes.job(await _waited(request, name, id, wait), details=details))
+    return await _shown(request, await _waited(request, name, id, wait), details)
 
 
 @api.get(
@@ -135,6 +136,15 @@ async def _find(request: Request, name: str | None, given: str) -> StoredJob:
         raise other_name(path)
     principal_of(request).require_job(found.name, path)
     return found
+
+
+async def _shown(request: Request, job: StoredJob, details: bool) -> Response:
+    waits = None
+    if details and job.status is JobStatus.QUEUED:
+        # It may have been started, or even pruned, since it was read.
+        with suppress(NotFound):
+            waits = await jobs.why(service_of(request).database, job.id)
+    return answer(shapes.job(job, details=details, waits=waits))
 
 
 async def _waited(request: Request, name: str | None, id: str, wait: str | None) -> StoredJob:

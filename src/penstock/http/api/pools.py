@@ -184,7 +184,7 @@ async def release_key(request: Request, pool: PoolName, key: Key) -> Response:
         await ownership.release_keys(database, pool, key)
     except NotFound:
         raise not_found(request.url.path) from None
-    return answer({"key": key, **shapes.plain(await pool_views.key_state(database, pool, key))}, 202)
+    return answer(shapes.key(key, await pool_views.key_state(database, pool, key)), 202)
 
 
 @api.get("/v1/pools/{pool:name}/keys/{key:key}", response_model=KeyState)
@@ -193,7 +193,7 @@ async def get_key(request: Request, pool: PoolName, key: Key) -> Response:
     """Where a key is: its slot, who has it, and what waits."""
     await open_pool(request, pool)
     state = await pool_views.key_state(service_of(request).database, pool, storable_key(key))
-    return answer({"key": key, **shapes.plain(state)})
+    return answer(shapes.key(key, state))
 
 
 @api.get("/v1/pools/{pool:name}/weights", response_model=Weights)

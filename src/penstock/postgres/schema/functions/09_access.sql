@@ -17,7 +17,7 @@ as $$
 declare
     reading constant text[] := array[
         'clock', 'held_clock', 'id_time', 'new_id', 'job_counts', 'find_jobs', 'replays_of', 'list_jobs', 'page_of_jobs', 'job_rates', 'attempts_of',
-        'stored_jobs', 'key_hash', 'jump_hash', 'slot_of', 'group_members', 'group_slots', 'load_of_types',
+        'stored_jobs', 'why', 'key_hash', 'jump_hash', 'slot_of', 'group_members', 'group_slots', 'load_of_types',
         'pool_details', 'quarantined_keys', 'quarantined_counts', 'key_weights_of', 'key_state', 'standing_list', 'runnable_in_pools',
         'payload', 'shown', 'shown_time', 'list_subscribers', 'read_topic', 'message_of', 'messages_of', 'missed_messages', 'late_messages', 'unfinished_copies', 'outcomes',
         'topic_counts',
@@ -42,7 +42,7 @@ declare
         'standing_of', 'begin_standing', 'save_standing', 'end_standing', 'take_messages',
         'declare_topic', 'subscribe', 'subscribe_many', 'renew_subscriptions', 'unsubscribe', 'unsubscribe_many', 'tend_topics',
         'declare_stream', 'declare_consumer_group', 'begin_partitions', 'commit_offsets', 'commit_exactly', 'commit_json', 'dead_letter',
-        'quarantine_partition', 'halt_partition', 'replay_dead', 'seek_group', 'pause_partitions', 'resume_partitions', 'sweep_streams', 'tend_stream', 'compact_stream',
+        'quarantine_partition', 'halt_partition', 'note_failure', 'replay_dead', 'seek_group', 'pause_partitions', 'resume_partitions', 'sweep_streams', 'tend_stream', 'compact_stream',
         'drop_retired',
         'declare_schedule', 'take_schedule', 'extend_schedule', 'end_schedule',
         'start_fleet', 'serve_fleet', 'drain_fleet', 'drain_worker', 'end_fleet', 'fleet_counts'

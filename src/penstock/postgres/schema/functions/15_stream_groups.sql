@@ -169,7 +169,11 @@ begin
         update penstock.group_offsets as reached
         set next_offset = greatest(given.next_offset, reached.next_offset),
             committed_at = penstock.clock(),
-            halted_because = case when given.next_offset <= reached.next_offset then reached.halted_because end
+            halted_because = case when given.next_offset <= reached.next_offset then reached.halted_because end,
+            failing_since = case when given.next_offset <= reached.failing_offset then reached.failing_since end,
+            failing_attempt = case when given.next_offset <= reached.failing_offset then reached.failing_attempt end,
+            failing_because = case when given.next_offset <= reached.failing_offset then reached.failing_because end,
+            failing_offset = case when given.next_offset <= reached.failing_offset then reached.failing_offset end
         where reached.stream = consuming.stream
             and reached.group_id = p_group
             and reached.partition = given.partition
@@ -368,7 +372,11 @@ begin
     update penstock.group_offsets as reached
     set next_offset = given.next_offset,
         revision = reached.revision + 1,
-        halted_because = null
+        halted_because = null,
+        failing_since = null,
+        failing_offset = null,
+        failing_attempt = null,
+        failing_because = null
     from unnest(p_partitions, p_offsets) as given (partition, next_offset)
     where reached.stream = consuming.stream and reached.group_id = p_group and reached.partition = given.partition;
     get diagnostics moved = row_count;
@@ -451,6 +459,40 @@ $$;
 comment on function penstock.halt_partition(text, text, text, integer, bigint, integer, bigint, text) is
     'Commits what is done before the event that could not be handled, and notes why its consumer halts there; the note goes when that event is done. Whoever takes the partition over comes upon the event again.';
 
+create or replace function penstock.note_failure(
+    p_stream text, p_group text, p_member text, p_partition integer, p_epoch bigint, p_revision integer, p_offset bigint,
+    p_attempt integer, p_error text
+)
+returns boolean
+language sql
+security definer
+set search_path = penstock, pg_temp
+set enable_seqscan = off
+as $$
+    with noted as (
+        update penstock.group_offsets as reached
+        set failing_since = case when reached.failing_offset = p_offset then reached.failing_since else penstock.clock() end,
+            failing_offset = p_offset,
+            failing_attempt = p_attempt,
+            failing_because = left(p_error, 1000)
+        where reached.stream = (penstock.require_consumer_group(p_stream, p_group)).stream
+            and reached.group_id = p_group
+            and reached.partition = p_partition
+            and reached.epoch = p_epoch
+            and reached.revision = p_revision
+            and reached.next_offset <= p_offset
+            and exists (
+                select from penstock.slots
+                where slots.group_name = (penstock.require_consumer_group(p_stream, p_group)).group_name
+                    and slots.slot = p_partition and slots.owner = p_member and slots.epoch = p_epoch
+            )
+        returning 1
+    )
+    select exists (select from noted)
+$$;
+comment on function penstock.note_failure(text, text, text, integer, bigint, integer, bigint, integer, text) is
+    'A consumer says that its handler fails at the event p_offset, at first and then more and more seldom; group_lag shows it until that event is done. False: the partition is no longer this member''s, or the event is done.';
+
 create or replace function penstock.resume_partitions(p_stream text, p_group text, p_partitions integer[] default null)
 returns integer
 language plpgsql
@@ -497,7 +539,8 @@ comment on function penstock.check_consumer_group(text, text) is 'Raises PS404 w
 create or replace function penstock.group_lag(p_stream text, p_group text default null)
 returns table (
     group_id text, partition integer, next_offset bigint, end_offset bigint, lag bigint, owner text, committed_at timestamptz,
-    paused_at timestamptz, paused_because text, quarantined boolean, halted_because text, waits_for integer[]
+    paused_at timestamptz, paused_because text, quarantined boolean, halted_because text, waits_for integer[],
+    failing_since timestamptz, failing_offset bigint, failing_attempt integer, failing_because text
 )
 language plpgsql
 stable
@@ -524,7 +567,7 @@ begin
     select
         reached.group_id, reached.partition, reached.next_offset, bounds.next_offset, bounds.next_offset - reached.next_offset,
         slot.owner, reached.committed_at, reached.paused_at, reached.paused_because, reached.quarantined, reached.halted_because,
-        coalesce(unfinished.partitions, '{}')
+        coalesce(unfinished.partitions, '{}'), reached.failing_since, reached.failing_offset, reached.failing_attempt, reached.failing_because
     from penstock.group_offsets as reached
     join penstock.stream_groups as consuming on consuming.stream = reached.stream and consuming.name = reached.group_id
     join penstock.stream_bounds(p_stream) as bounds on bounds.partition = reached.partition
@@ -536,4 +579,4 @@ begin
 end
 $$;
 comment on function penstock.group_lag(text, text) is
-    'PS404 when there is no such group. Of each partition how far a group (null: each group) is, how many events are before it, who consumes it, whether it is paused, why its consumer halted, and for which older partitions it waits since the stream grew: they have to be finished first, so a paused one among them has to be resumed, or the group moved past what is there.';
+    'PS404 when there is no such group. Of each partition how far a group (null: each group) is, how many events are before it, who consumes it, whether it is paused, why its consumer halted, since when and why a handler has failed at an event, and for which older partitions it waits since the stream grew: they have to be finished first, so a paused one among them has to be resumed, or the group moved past what is there.';

@@ -113,7 +113,18 @@ returns table (
     ready bigint,
     in_progress bigint,
     oldest_ready_s double precision,
-    standing boolean
+    standing boolean,
+    next_job uuid,
+    reason text,
+    message text,
+    since timestamptz,
+    until timestamptz,
+    by_job uuid,
+    worker text,
+    used bigint,
+    most bigint,
+    ahead bigint,
+    expires_at timestamptz
 )
 language plpgsql
 stable
@@ -136,7 +147,8 @@ begin
     select
         place, slots.owner, slots.target, slots.epoch, coalesce(weights.weight, 1), waiting.ready, waiting.in_progress,
         extract(epoch from penstock.clock() - waiting.oldest)::double precision,
-        exists (select from penstock.standing_jobs as jobs where jobs.name = p_name and jobs.key = p_key and jobs.wanted)
+        exists (select from penstock.standing_jobs as jobs where jobs.name = p_name and jobs.key = p_key and jobs.wanted),
+        first.id, why.*, penstock.shown_time((first.job).expires_at)
     from (select) as one
     left join penstock.slots on slots.group_name = p_name and slots.slot = place
     left join penstock.key_weights as weights on weights.name = p_name and weights.key = p_key
@@ -152,11 +164,19 @@ begin
             order by job.seq
             limit 10000
         ) as line
-    ) as waiting;
+    ) as waiting
+    left join lateral (
+        select job.id, job
+        from penstock.queued_jobs as job
+        where job.name = p_name and job.slot = place and job.key collate "C" = p_key and job.seq is not null and job.status = 'queued'
+        order by job.seq
+        limit 1
+    ) as first on true
+    left join lateral penstock.why_of(first.job) as why on first.id is not null;
 end
 $$;
 comment on function penstock.key_state(text, text) is
-    'Where a key is, and what waits for it; counts at most 10,000 jobs. Slot null: the pool has a rule of its own and never saw the key.';
+    'Where a key is, and what waits for it; counts at most 10,000 jobs. next_job: the first that waits, and from reason on why it does, as why says it. Slot null: the pool has a rule of its own and never saw the key.';
 
 create or replace function penstock.standing_list(p_name text, p_after text default null, p_limit integer default 100, p_key text default null)
 returns table (
