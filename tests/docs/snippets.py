@@ -6,7 +6,8 @@ readers do not see, say what a block needs:
 * `<!-- setup: CODE -->` before a block runs Python first, with what the text takes for granted.
 * `<!-- not run: REASON -->` before a block leaves it out.
 * `<!-- file: NAME -->` before a block writes it into a file; `<!-- script -->` runs it as a program of its own;
-  `<!-- background -->` starts a command that goes on while the following blocks run.
+  `<!-- background -->` starts a command that goes on while the following blocks run;
+  `<!-- session -->` runs it in the shell of the page, with what earlier blocks defined and started there.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 _PARTS = re.compile(
-    r"^<!-- (?P<comment>setup|not run|file|background|script):?\s*(?P<text>.*?)\s*-->$"
+    r"^<!-- (?P<comment>setup|not run|file|background|script|session):?\s*(?P<text>.*?)\s*-->$"
     r"|^```(?P<language>python|sql|sh)\n(?P<fenced>.*?)^```$"
     r"|(?<=\n\n)(?P<indented>(?:    [^\n]*\n)+)",
     re.MULTILINE | re.DOTALL,

@@ -8,6 +8,8 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -25,8 +27,17 @@ from conftest import eventually
 from penstock import Penstock
 
 ROOT = Path(__file__).parents[2]
-PAGES = ["README.md", "docs/pools.md", "docs/sql.md", "docs/streams.md", "docs/testing.md", "docs/topics.md"]
+PAGES = [
+    "README.md",
+    "docs/http.md",
+    "docs/pools.md",
+    "docs/sql.md",
+    "docs/streams.md",
+    "docs/testing.md",
+    "docs/topics.md",
+]
 BIN = Path(sys.executable).parent
+PATH = f"{BIN}:{os.environ['PATH']}"
 
 
 @dataclass
@@ -37,6 +48,8 @@ class Page:
     connection: Any
     names: dict[str, Any]
     running: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    port: int = 0
+    shell: subprocess.Popen[str] | None = None
 
     async def run(self, block: Block) -> None:
         """Run one block."""
@@ -46,6 +59,8 @@ class Page:
         elif block.how == "background":
             self.running.append(subprocess.Popen(["bash", "-c", f"exec {self.command(block)}"], cwd=self.folder))
             await eventually(lambda: self.connection.fetchval("select count(*) from penstock.workers"), "the worker", 60)
+        elif block.how == "session":
+            await self.session(block)
         elif block.how == "script":
             await self.program([sys.executable, "-c", block.code])
         elif block.language == "sh":
@@ -57,11 +72,33 @@ class Page:
         """With the programs of this environment."""
         return block.code.replace(".venv/bin/", f"{BIN}/").strip()
 
+    async def session(self, block: Block) -> None:
+        """Run commands in the shell of the page; one that fails ends it, an HTTP status from 400 on too. Servers listen on a port
+        of the test, and what follows a stream for ever does so for two seconds."""
+        log = self.folder / "session.log"
+        if self.shell is None:
+            environment = {**os.environ, "PATH": PATH, "PORT": str(self.port)}
+            with log.open("wb") as output:
+                self.shell = subprocess.Popen(
+                    ["bash", "-e", "-o", "pipefail"], stdin=subprocess.PIPE, stdout=output, stderr=output, text=True,
+                    cwd=self.folder, env=environment, start_new_session=True,
+                )  # fmt: skip
+        shell, done = self.shell, self.folder / f"done-{block.line}"
+        command = self.command(block).replace("localhost:9090", f"localhost:{self.port}")
+        command = command.replace("curl ", "curl --fail-with-body --retry 20 --retry-connrefused --silent --show-error ")
+        command = re.sub(r"^(call -N .*[^&])$", r"\1 --retry 0 --max-time 2 || [ $? = 28 ]", command, flags=re.MULTILINE)
+        assert shell.stdin is not None
+        shell.stdin.write(f"{command}\ntouch {done}\n")
+        shell.stdin.flush()
+        await eventually(lambda: done.exists() or shell.poll() is not None, f"the end of {block}", 60)
+        assert done.exists(), log.read_text()[-3000:]
+
     async def program(self, arguments: list[str]) -> None:
         """Run a program to its end."""
         done = await asyncio.to_thread(
-            subprocess.run, arguments, cwd=self.folder, capture_output=True, text=True, timeout=100, check=False
-        )
+            subprocess.run, arguments, cwd=self.folder, env={**os.environ, "PATH": PATH}, capture_output=True, text=True,
+            timeout=100, check=False,
+        )  # fmt: skip
         assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"[-3000:]
 
     async def python(self, block: Block) -> None:
@@ -82,9 +119,20 @@ class Page:
 
     def close(self) -> None:
         """End what runs in the background."""
+        if self.shell is not None:
+            # The shell and what it started.
+            os.killpg(self.shell.pid, signal.SIGTERM)
+            self.shell.communicate(timeout=60)
         for process in self.running:
             process.terminate()
             process.wait(60)
+
+
+def free_port() -> int:
+    """A port that nothing listens on."""
+    with socket.socket() as tried:
+        tried.bind(("127.0.0.1", 0))
+        return int(tried.getsockname()[1])
 
 
 @contextmanager
@@ -106,7 +154,8 @@ async def test_the_code_of_a_page_runs(page: str, url: str, tmp_path: Path, monk
     left, ran = [], 0
     with module_of(page) as module:
         module.__dict__["connection"] = connection
-        under_way = Page(tmp_path, connection, module.__dict__)
+        module.__dict__["folder"] = tmp_path
+        under_way = Page(tmp_path, connection, module.__dict__, port=free_port())
         try:
             for block in blocks(ROOT / page):
                 if block.not_run:
