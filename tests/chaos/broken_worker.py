@@ -4,16 +4,37 @@ from __future__ import annotations
 
 import asyncio
 from typing import Any
+from uuid import UUID
 
 from penstock.consuming.consumer import Consumer
+from penstock.ownership.heartbeat import Heartbeat
 from penstock.ownership.member import Member
 from penstock.worker.keyed import KeyedClaimer
 from penstock.worker.runner import Runner
+from penstock.worker.worker import Worker
 
 
 def deaf() -> None:
-    """What was lost runs on: the worker does not stop what belongs to others now."""
+    """What was lost runs on: the worker does not stop what belongs to others now, and reports what came of it."""
+    cancel = Runner.cancel
+
+    def unless_lost(self: Runner, id: UUID, reason: str = "cancelled") -> None:
+        if reason != "lost":
+            cancel(self, id, reason)
+
+    Runner.cancel = unless_lost  # type: ignore[method-assign]
     Runner.abandon = lambda self, lost: []  # type: ignore[method-assign]
+
+
+def unfenced_start() -> None:
+    """A worker starts what it had claimed for its queues, however long it was away."""
+    Worker._may_start = lambda self: True  # type: ignore[method-assign]
+
+
+def heartbeat_of_the_loop() -> None:
+    """There is no heartbeat beside the loop: a handler that blocks it makes the worker fall silent."""
+    Heartbeat.keep = lambda self, kept: None  # type: ignore[method-assign]
+    Heartbeat.leave = lambda self, kept: None  # type: ignore[method-assign]
 
 
 def unfenced_member() -> None:
@@ -37,7 +58,7 @@ def revocation_ignored() -> None:
     Consumer.revoke = at_once  # type: ignore[method-assign]
 
 
-SABOTAGE = {each.__name__: each for each in (deaf, unfenced_member, revocation_ignored)}
+SABOTAGE = {each.__name__: each for each in (deaf, unfenced_member, revocation_ignored, unfenced_start, heartbeat_of_the_loop)}
 
 
 def sabotage(name: str) -> None:

@@ -18,9 +18,9 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from checker.history import Event, Gone, read
+from checker.history import Event, Gone, read, runs_of
 from checker.jobs import Final, History, Planned, Rules, check_jobs
-from checker.tables import finals, text
+from checker.tables import clock_difference, finals, text
 from checker.uniques import Asked, check_uniques
 from conftest import eventually
 from penstock import Admission, NewJob, Penstock, PenstockError
@@ -40,6 +40,19 @@ WORKERS = 4
 HEALED_WITHIN = 15.0
 # Half of the time after which a worker is taken for dead, since a busy machine may be late with its heartbeat.
 SAFE_SILENCE_S = 1.0
+
+# When at_most_once jobs were marked as begun.
+NOTE_MARKS = """
+create table public.chaos_marks (id uuid, name text, at timestamptz);
+create function public.chaos_mark() returns trigger language plpgsql security definer as $do$
+begin
+    insert into public.chaos_marks values (new.id, new.name, clock_timestamp());
+    return null;
+end
+$do$;
+create trigger chaos_mark after update of begun on penstock.queued_jobs for each row
+when (new.begun and not old.begun) execute function public.chaos_mark();
+"""
 
 
 def seeded() -> random.Random:
@@ -136,11 +149,13 @@ class Workload:
     names: dict[uuid.UUID, str] = field(default_factory=dict)
 
     def payload(self) -> dict[str, Any]:
-        """How long a job is to sleep, and how often it is to fail."""
+        """How long a job is to sleep, how often it is to fail, and how long it blocks the loop of its worker."""
         return {
             "sleep_s": 2.5 if self.chance.random() < 0.02 else self.chance.choice([0, 0, 0, 0.01, 0.05, 0.3]),
             "failures": self.chance.choice([0, 0, 0, 1, 2, 7]) if self.chance.random() < 0.5 else 0,
-            "extends": self.chance.random() < 0.3,
+            "extends": self.chance.random() < 0.5,
+            # Longer than a worker may be silent.
+            "blocks_s": 3.5 if self.chance.random() < 0.002 else 0,
         }
 
     async def step(self) -> None:
@@ -267,6 +282,7 @@ async def run_queue(
     url = await asyncio.to_thread(server.start)
     app = Penstock(url, settings=Settings(command_timeout=timedelta(seconds=5)))
     await app.migrate()
+    await _execute(app, NOTE_MARKS)
     if prepare is not None:
         await prepare(app)
     fleet = Fleet(url, history, sabotage)
@@ -300,9 +316,10 @@ async def run_queue(
         # One that was started last may not know yet what a signal is to do.
         await eventually(lambda: _all_started(app, fleet), "the start of all workers", timeout=60)
         codes = fleet.stop()
-        events = sorted(workload.events + read(history), key=lambda event: event.at)
+        events = sorted(workload.events + read(history) + await _marks(app), key=lambda event: event.at)
+        blocked = [Gone(run.worker, run.begin, run.until) for run in runs_of(events) if '"blocks_s": 3.5' in run.value]
         checked = History(
-            events, await finals(app), RULES, fleet.gone,
+            events, await finals(app), RULES, fleet.gone, blocked=blocked,
             away=[await returning], planned=workload.planned, healed_within=HEALED_WITHIN, safe_silence_s=SAFE_SILENCE_S,
         )  # fmt: skip
         over = {row.id: row.at for row in checked.final if row.finished}
@@ -316,6 +333,19 @@ async def run_queue(
         fleet.close()
         await app.close()
         await asyncio.to_thread(server.stop)
+
+
+async def _execute(app: Penstock, statements: str) -> None:
+    connection = await (await app.database()).connect()
+    await connection.execute(statements)
+    await connection.close()
+
+
+async def _marks(app: Penstock) -> list[Event]:
+    database = await app.database()
+    difference = await clock_difference(database)
+    found = await database.fetch("select id, name, extract(epoch from at)::float8 as at from public.chaos_marks")
+    return [Event("begun", str(row["id"]), row["name"], row["at"] + difference) for row in found]
 
 
 async def _return_of(app: Penstock, away: float) -> tuple[float, float]:

@@ -64,17 +64,30 @@ class Sabotage:
 
 _ATTEMPTS = r"and job\.attempts = given\.(given_)?attempts"
 _LEASE = r"and \(given\.(given_)?lease is null or job\.lease = given\.(given_)?lease\)"
+# The heartbeat offers only what has no owner: it stands behind the check of `take`.
+_TAKE = (Edit("take", r"and slots\.owner is null"), Edit("member_heartbeat", r"and slots\.owner is null"))
 
 QUEUE = {
     "settle without its fence": Sabotage(
         "P4", (Edit("settle", f"{_ATTEMPTS}|{_LEASE}"), Edit("end_attempts", f"{_ATTEMPTS}|{_LEASE}"))
     ),
     "extend without its fence": Sabotage(
-        "P4", (Edit("extend", r"and job\.attempts = given\.attempts\s+and \((?s:.*?)\n                \)"),)
+        "P4",
+        (Edit("extend", r"and job\.attempts = given\.attempts\s+and \((?s:.*?)\n                \)"),),
+        worker="deaf",
     ),
+    # Both workers report success: the one that was taken for dead does not stop either.
+    "settle without the lease": Sabotage("P4", (Edit("settle", _LEASE), Edit("end_attempts", _LEASE)), worker="deaf"),
     "recovery of workers that live": Sabotage(
         "P4", (Edit("recover", r"greatest\(seen_at, pg_postmaster_start_time\(\)\) \+ dead_after < moment", "true"),)
     ),
+    # The mark of begin_jobs stands behind the worker's own fence.
+    "start without its fence": Sabotage(
+        "P3",
+        (Edit("begin_jobs", r"update penstock\.queued_jobs(?s:.*)returning job\.id", "select unnest(p_ids)"),),
+        worker="unfenced_start",
+    ),
+    "no heartbeat beside the loop": Sabotage("P4.*began on .* while it ran", worker="heartbeat_of_the_loop"),
     "no limit": Sabotage("P5", (Edit("admit", r"job_type\.concurrency - coalesce\(sum\(open_jobs\), 0\)", "p_limit"),)),
     "at most once is retried": Sabotage(
         "P3",
@@ -110,7 +123,7 @@ POOLS = {
     "members without a fence": Sabotage("P6|P4", worker="unfenced_member"),
     "revocation that nobody heeds": Sabotage("P6", worker="revocation_ignored"),
     "what was lost runs on": Sabotage("P6|P4", worker="deaf"),
-    "taking a slot that has an owner": Sabotage("P6|P4", (Edit("take", r"and slots\.owner is null"),)),
+    "taking a slot that has an owner": Sabotage("P6|P4", _TAKE),
     "eviction of members that live": Sabotage(
         "P6|P4",
         (
@@ -131,24 +144,24 @@ POOLS = {
         "P4|P6", (Edit("settle", f"{_ATTEMPTS}|{_LEASE}"), Edit("end_attempts", f"{_ATTEMPTS}|{_LEASE}"))
     ),
 }
+_COMMIT = (
+    Edit("commit_offsets", r"and reached\.epoch = given\.epoch"),
+    Edit("commit_offsets", r"and slot\.owner = p_member"),
+    Edit("commit_offsets", r"and slot\.epoch = given\.epoch"),
+    Edit("lock_offset", r"and epoch = p_epoch"),
+)
 
 STREAMS = {
     "commit before handling": Sabotage("P7.*was committed before it was handled", worker="commit_before_handling"),
-    "commit without an epoch": Sabotage(
-        "P4|P7",
-        (
-            Edit("commit_offsets", r"and reached\.epoch = given\.epoch"),
-            Edit("commit_offsets", r"and slot\.owner = p_member"),
-            Edit("commit_offsets", r"and slot\.epoch = given\.epoch"),
-            Edit("lock_offset", r"and epoch = p_epoch"),
-        ),
-    ),
+    "commit without an epoch": Sabotage("P4|P7", _COMMIT),
     "exactly once without its check": Sabotage(
         "P4.*written.*by the group exact",
         (
             Edit("commit_exactly", r"raise exception 'partition", "raise notice 'partition"),
             Edit("commit_exactly", r"raise exception 'the events", "raise notice 'the events"),
             Edit("commit_exactly", r"using errcode = 'PS409', hint = '[^']*'", "using hint = 'nothing'"),
+            # It refuses as well, and then the offset stays: the next owner begins anew.
+            *_COMMIT,
         ),
     ),
     "offsets with holes": Sabotage(
@@ -164,7 +177,7 @@ STREAMS = {
     "producers whose batches are not known again": Sabotage(
         "P10", (Edit("append_routed", r"if told\.is_repeated then", "if false then"),)
     ),
-    "taking a partition that has an owner": Sabotage("P4|P7", (Edit("take", r"and slots\.owner is null"),)),
+    "taking a partition that has an owner": Sabotage("P4|P7", _TAKE),
     "revocation that nobody heeds": Sabotage("P4|P7", worker="revocation_ignored"),
     "members without a fence": Sabotage("P4|P7", worker="unfenced_member"),
 }

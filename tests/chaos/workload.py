@@ -39,6 +39,8 @@ async def run(job: Job[dict[str, Any]]) -> None:
                 # Somebody else has the job when this is refused: then it stops, as it is told.
                 await job.extend()
         await asyncio.sleep(job.data["sleep_s"] % 0.1)
+        # What must not be done in a coroutine, and is: everything else on this loop stands still meanwhile.
+        time.sleep(job.data.get("blocks_s", 0))
         if job.attempt <= job.data["failures"]:
             raise ValueError("as planned")
     except BaseException as error:

@@ -23,8 +23,8 @@ SLACK_S = 0.1
 class Event:
     """What happened to a job. The outcome of one that ended is succeeded, failed, or interrupted: its worker ended it.
 
-    `kind` is enqueued (acknowledged), cancelling (asked for), cancelled (acknowledged), started or ended; `attempts` is the
-    number of the attempt, `value` the payload as text.
+    `kind` is enqueued (acknowledged), cancelling (asked for), cancelled (acknowledged), begun (its mark was written, see
+    `begin_jobs`), started or ended; `attempts` is the number of the attempt, `value` the payload as text.
     """
 
     kind: str
@@ -71,23 +71,32 @@ class Run:
 class Absences:
     """When which workers were gone, and when the database was away, which is as if all of them were.
 
-    A span of `away` ends when workers have had the time to find the database again.
+    A span of `away` ends when workers have had the time to find the database again. A worker that is back meanwhile learns only
+    then what it lost.
     """
 
     gone: Sequence[Gone]
     thaw_s: float = THAW_S
     away: Sequence[tuple[float, float]] = ()
-    _by_worker: dict[str, list[Gone]] = field(default_factory=dict)
+    _by_worker: dict[str, list[tuple[float, float, float]]] = field(default_factory=dict)
+    _deaths: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for each in self.gone:
-            self._by_worker.setdefault(each.worker, []).append(each)
+            told = max(
+                (end for begin, end in self.away if begin <= each.back + self.thaw_s and each.back <= end), default=each.back
+            )
+            self._by_worker.setdefault(each.worker, []).append((each.at, each.back, told + self.thaw_s))
+            if each.back == float("inf"):
+                self._deaths[each.worker] = each.at
 
     def during(self, worker: str, begin: float, end: float) -> float | None:
         """When the worker was gone between the two times, if it was, and had little time to do anything when it was back."""
-        for each in self._by_worker.get(worker, ()):
-            if begin <= each.at < end <= each.back + self.thaw_s:
-                return each.at
+        for at, back, until in self._by_worker.get(worker, ()):
+            # One that was killed after it was back did nothing from then on either.
+            ended = end if back == float("inf") else min(end, self._deaths.get(worker, end))
+            if begin <= at < ended <= until:
+                return at
         for away, back in self.away:
             if begin < back and away < end <= back + self.thaw_s:
                 return max(begin, away)
@@ -95,14 +104,14 @@ class Absences:
 
     def between(self, worker: str, begin: float, end: float) -> bool:
         """Whether the worker was gone for some of this time."""
-        return any(at < end and back + self.thaw_s > begin for at, back in self._spans(worker))
+        return any(at < end and until > begin for at, _, until in self._spans(worker))
 
     def thawing(self, worker: str, at: float) -> bool:
         """Whether the worker was back only just then."""
-        return any(back <= at <= back + self.thaw_s for _, back in self._spans(worker))
+        return any(back <= at <= until for _, back, until in self._spans(worker))
 
-    def _spans(self, worker: str) -> list[tuple[float, float]]:
-        return [(each.at, each.back) for each in self._by_worker.get(worker, ())] + list(self.away)
+    def _spans(self, worker: str) -> list[tuple[float, float, float]]:
+        return self._by_worker.get(worker, []) + [(at, back, back + self.thaw_s) for at, back in self.away]
 
 
 def read(path: Path) -> list[Event]:

@@ -9,6 +9,12 @@ from dataclasses import dataclass
 
 from checker.history import SLACK_S, THAW_S, Absences, Event, Gone, Run, by_id, lose, runs_of
 
+EMPTYING_S = 5.0
+"""For so long a worker that is to run a job alone waits until it has nothing else in hand (see `penstock.worker.isolation`)."""
+
+BEGUN_S = 1.0
+"""So long after the mark that it is begun a job of an at_most_once type has started, if nothing happens to its worker."""
+
 
 @dataclass(frozen=True, slots=True)
 class Final:
@@ -55,6 +61,7 @@ class History:
         rules: What holds for each type.
         gone: When worker processes were killed or stopped.
         cut: When worker processes could not reach the database, for whatever reason: their results may have been lost.
+        blocked: When the event loops of workers were blocked.
         away: When the database was away, until workers have had the time to find it again.
         planned: What was asked of a job, by id; one that is not here was asked for nothing in particular.
         healed_within: Seconds in which what a worker that is gone ran has to run again, or to be over. Types with a concurrency
@@ -68,6 +75,7 @@ class History:
     rules: Mapping[str, Rules]
     gone: Sequence[Gone] = ()
     cut: Sequence[Gone] = ()
+    blocked: Sequence[Gone] = ()
     away: Sequence[tuple[float, float]] = ()
     planned: Mapping[str, Planned] | None = None
     healed_within: float = float("inf")
@@ -77,17 +85,18 @@ class History:
 
 def check_jobs(history: History) -> list[str]:
     """The violations of the promises, in words; none is what everybody hopes for."""
-    deadly = [gone for gone in history.gone if gone.back - gone.at >= history.safe_silence_s]
+    deadly = _deadly(history)
     absences = Absences(deadly, history.thaw_s, history.away)
     excused = Absences([*deadly, *history.cut], history.thaw_s, history.away)
-    runs = runs_of(history.events)
-    counted = {row.id: row.attempts for row in history.final if row.status == "succeeded"}
-    lose(runs, absences, counted)
+    runs = _runs(history)
     of_job = by_id(runs)
     rows = {row.id: row for row in history.final}
     events: dict[str, list[Event]] = defaultdict(list)
     for event in history.events:
         events[event.id].append(event)
+
+    # Whose loop is blocked does not start what it has begun.
+    unstarted = Absences([*deadly, *history.cut, *history.blocked], history.thaw_s, history.away)
 
     violations = list(_presence(history, of_job))
     for row in history.final:
@@ -100,12 +109,26 @@ def check_jobs(history: History) -> list[str]:
             violations += _after_the_end(row, own, absences, rules)
             planned = (history.planned or {}).get(row.id, Planned())
             violations += _ending(row, own, rules, planned, events[row.id], excused)
+            if row.status == "failed" and not own:
+                violations += _never_started(row, rules, events[row.id], unstarted)
     violations += _over_limit(runs, history.rules)
     for id, seconds in healing(history).items():
         row_of = rows.get(id)
         if seconds > history.healed_within and (row_of is None or history.rules[row_of.name].concurrency is None):
             violations.append(f"P9: {id} of a worker that was gone was without one for {seconds:.1f} s")
     return violations
+
+
+def _deadly(history: History) -> list[Gone]:
+    return [gone for gone in history.gone if gone.back - gone.at >= history.safe_silence_s]
+
+
+def _runs(history: History) -> list[Run]:
+    """All runs, with when they were lost."""
+    runs = runs_of(history.events)
+    counted = {row.id: row.attempts for row in history.final if row.status == "succeeded"}
+    lose(runs, Absences(_deadly(history), history.thaw_s, history.away), counted)
+    return runs
 
 
 def _presence(history: History, of_job: Mapping[str, Sequence[Run]]) -> Iterable[str]:
@@ -197,10 +220,16 @@ def _success(row: Final, runs: Sequence[Run]) -> Iterable[str]:
             yield f"P4: the result of {settled.worker} for {what} took effect although {other.worker} had started it meanwhile"
 
 
+def _never_started(row: Final, rules: Rules, events: Sequence[Event], excused: Absences) -> Iterable[str]:
+    """Nobody can tell whether one that was begun has started when its worker is gone before the first line of the handler."""
+    begun = max((event.at for event in events if event.kind == "begun"), default=float("inf"))
+    if not rules.at_most_once or not excused.between(row.worker, begun, begun + BEGUN_S):
+        yield f"P2: {row.name} {row.id} was archived as failed though it was never started"
+
+
 def _failure(row: Final, runs: Sequence[Run], rules: Rules, planned: Planned, excused: Absences) -> Iterable[str]:
     what = f"{row.name} {row.id}"
     if not runs:
-        yield f"P2: {what} was archived as failed though it was never started"
         return
     # A result is lost with the worker that could not write it.
     if all(run.outcome == "succeeded" and not excused.between(run.worker, run.begin, row.at) for run in runs):
@@ -208,28 +237,57 @@ def _failure(row: Final, runs: Sequence[Run], rules: Rules, planned: Planned, ex
     last = runs[-1]
     if last.lost_at is None and row.at < last.end - SLACK_S:
         yield f"P4: {what} was archived as failed while it ran on {last.worker}"
-    excused = rules.at_most_once or planned.may_fail_for_good
+    final = rules.at_most_once or planned.may_fail_for_good
     quarantined = row.reason == "quarantined" and any(run.lost_at is not None for run in runs)
-    if len(runs) < rules.attempts and not excused and not quarantined:
+    if len(runs) < rules.attempts and not final and not quarantined:
         yield f"P2: {what} was archived as failed after {len(runs)} of {rules.attempts} attempts"
 
 
 def healing(history: History) -> dict[str, float]:
-    """For each job whose first attempt ran on a worker when that was killed: seconds until it ran again or was over."""
+    """For each job that ran on a worker when that was killed: seconds until it ran again or was over.
+
+    One that was lost twice is a suspect: it runs alone, and suspects take turns. What counts for it is the time in which no other
+    suspect ran, less `EMPTYING_S` for each that did: for so long a worker waits until it is empty, or leaves it to another.
+    """
     killed = {gone.worker: gone.at for gone in history.gone if gone.back == float("inf")}
-    over = {row.id: row.at for row in history.final if row.finished}
+    over = {row.id: row for row in history.final if row.finished}
+    of_job = by_id(_runs(history))
+    alone = [run for runs in of_job.values() for place, run in enumerate(runs) if _losses(runs[:place], run.attempts) >= 2]
     waited: dict[str, float] = {}
-    for id, runs in by_id(runs_of(history.events)).items():
+    for id, runs in of_job.items():
         for place, run in enumerate(runs):
             death = killed.get(run.worker)
             if death is None or run.end < float("inf"):
                 continue
-            if run.attempts > 1:
-                # One that was lost before may have to wait until a worker has nothing else in hand: it runs alone.
-                continue
-            again = [later.begin for later in runs[place + 1 :]] + ([over[id]] if id in over else [])
-            waited[id] = max(waited.get(id, 0.0), min(again, default=float("inf")) - death)
+            again = runs[place + 1].begin if place + 1 < len(runs) else float("inf")
+            number = runs[place + 1].attempts if place + 1 < len(runs) else run.attempts + 1
+            if id in over:
+                again = min(again, over[id].at)
+            seconds = again - death
+            if again < float("inf") and _losses(runs[: place + 1], number) >= 2:
+                before = [other for other in alone if other.id != id and other.begin < again and _end(other, killed) > death]
+                seconds -= _covered([(max(other.begin, death), min(_end(other, killed), again)) for other in before])
+                seconds -= EMPTYING_S * len(before)
+            waited[id] = max(waited.get(id, 0.0), seconds)
     return waited
+
+
+def _losses(before: Sequence[Run], number: int) -> int:
+    """How often a job was lost with its worker before its attempt of this number, also when it had not been started."""
+    return number - 1 - sum(run.outcome == "failed" and run.lost_at is None for run in before)
+
+
+def _end(run: Run, killed: Mapping[str, float]) -> float:
+    return min(run.end, killed.get(run.worker, float("inf")))
+
+
+def _covered(spans: Iterable[tuple[float, float]]) -> float:
+    """How long the spans are together; where they overlap counts once."""
+    covered, reached = 0.0, float("-inf")
+    for begin, end in sorted(spans):
+        covered += max(0.0, end - max(begin, reached))
+        reached = max(reached, end)
+    return covered
 
 
 def _over_limit(runs: Iterable[Run], rules: Mapping[str, Rules]) -> Iterable[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 
 from hypothesis import strategies as st
@@ -114,7 +114,7 @@ class JobWorld:
             self.back(id, name, attempts, worker)
         if killed:
             self.gone.append(Gone(worker, at))
-            self.workers[self.workers.index(worker)] = f"w{next(self.numbers)}"
+            self.workers[self.workers.index(worker)] = f"v{next(self.numbers)}"
             return
         self.now += 0.5
         self.gone.append(Gone(worker, at, self.now))
@@ -130,10 +130,16 @@ class JobWorld:
         while self.queued or self.running:
             self.start()
             self.end()
-        events = sorted(self.events, key=lambda event: event.at)
+        # Here attempts are those that are left; workers are given the number of each.
+        events = sorted((replace(each, attempts=_number(each)) for each in self.events), key=lambda event: event.at)
+        final = [replace(row, attempts=_number(row)) for row in self.final]
         return History(
-            events, self.final, RULES, self.gone, planned=self.planned, healed_within=1e9 if steps > 60 else HEALED_WITHIN + steps
+            events, final, RULES, self.gone, planned=self.planned, healed_within=1e9 if steps > 60 else HEALED_WITHIN + steps
         )
+
+
+def _number(of: Event | Final) -> int:
+    return RULES[of.name].attempts - of.attempts + 1
 
 
 @dataclass(frozen=True)
