@@ -15,6 +15,7 @@ from uuid import UUID
 import orjson
 
 from penstock.checks import check_mapping
+from penstock.contained import message_of
 from penstock.errors import Conflict, InvalidInput, PenstockError
 from penstock.handler import Job
 from penstock.job import ClaimedJob, Delivery, Outcome, Settlement
@@ -35,7 +36,7 @@ T = TypeVar("T")
 # A job that nobody asked for in this share of its lease is handed back: it would not have the time to run.
 _LONGEST_WAIT = 0.5
 _LOOK_FOR_LATE_S = 0.2
-_OF_THE_POOL = ("slots", "keys", "standing", "connected")
+_OF_THE_POOL = ("slots", "keys", "standing", "connected", "cancel")
 
 
 class PulledJob(Job[T], Generic[T]):
@@ -60,7 +61,9 @@ class PulledJob(Job[T], Generic[T]):
             Conflict: The job no longer belongs to this worker.
         """
         kind = type(error).__qualname__ if isinstance(error, BaseException) else "Failed"
-        detail = orjson.dumps({"type": kind, "message": plain_text(str(error)[:2_000])}).decode()
+        detail = orjson.dumps(
+            {"type": kind, "message": message_of(error) if isinstance(error, BaseException) else plain_text(error[:2_000])}
+        ).decode()
         await self._hand.settle(Outcome.FAILED if retry else Outcome.FAILED_FOR_GOOD, detail, after)
 
     async def release(self) -> None:
@@ -262,12 +265,12 @@ class PoolWorker(Generic[T]):
 
         def heard(payload: str) -> None:
             word, _, rest = payload.partition(" ")
-            if word == "cancel":
-                puller.cancel(UUID(rest), "cancelled")
-            else:
-                part.heard(word)
-                if word not in _OF_THE_POOL:
-                    care.look()
+            if word == "cancel" and rest not in map(str, puller.in_hand):
+                return
+            # Whoever may connect can send notifications: what they say of a job is looked up.
+            part.heard(word)
+            if word not in _OF_THE_POOL:
+                care.look()
 
         self._tasks = [
             asyncio.create_task(settler.run(), name="penstock-settler"),

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeAlias
 
+import asyncpg
 import pytest
 from test_worker import Running
 
 from conftest import eventually
-from penstock import Fail, Job, JobFailed, Penstock, Settings, Status
+from penstock import Event, Fail, Job, JobFailed, NotFound, Penstock, Settings, Standing, Status, Stream
 from penstock.testing import run_due_jobs
+
+Sql: TypeAlias = "asyncpg.Connection[Any]"
 
 
 class Odd(BaseException):
@@ -26,7 +32,18 @@ class Mute(Exception):
         raise RuntimeError("no")
 
 
-ODD = [Odd, Mute, lambda: Fail(ValueError("x")), StopIteration, StopAsyncIteration, asyncio.CancelledError, KeyboardInterrupt]  # type: ignore[arg-type]
+def nested() -> BaseException:
+    """A group whose traceback cannot be written: it is too deep."""
+    error: Exception = ValueError("x")
+    for _ in range(3_000):
+        error = ExceptionGroup("group", [error])
+    return error
+
+
+ODD: list[Callable[[], BaseException]] = [
+    Odd, Mute, lambda: Fail(ValueError("x")), StopIteration, StopAsyncIteration, asyncio.CancelledError, KeyboardInterrupt,  # type: ignore[arg-type]
+    SystemExit, GeneratorExit, nested,
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("plain", [True, False])
@@ -107,3 +124,75 @@ async def test_jobs_that_waited_in_a_worker_too_long_are_handed_back(url: str) -
 
 async def _held(database: Any, at_least: int) -> bool:
     return bool(await database.fetchval("select coalesce(sum(open_jobs), 0) from penstock.leases") >= at_least)
+
+
+@pytest.mark.parametrize("plain", [True, False])
+async def test_whatever_a_consumer_raises_its_policy_is_followed(app: Penstock, plain: bool) -> None:
+    events = app.stream("events", int, partitions=1)
+    handled: list[int] = []
+
+    def handle(event: Event[int]) -> None:
+        if event.data < len(ODD):
+            raise ODD[event.data]()
+        handled.append(event.data)
+
+    async def handle_async(event: Event[int]) -> None:
+        handle(event)
+
+    app.consumer(events, group="g", on_failure="dead-letter")(handle if plain else handle_async)
+    await events.append_many([*range(len(ODD)), 99])
+    async with Running(app):
+        await eventually(lambda: handled == [99], "the event behind those that fail")
+        dead = app.stream("events.dead", int)
+        await eventually(lambda: _ends(dead, len(ODD)), "the dead letters")
+
+
+async def _ends(stream: Stream[int], at: int) -> bool:
+    with suppress(NotFound):
+        return sum(bounds.next for bounds in (await stream.bounds()).values()) == at
+    return False
+
+
+async def test_whatever_a_standing_job_raises_the_others_run(app: Penstock, sql: Sql) -> None:
+    pool = app.pool("tenants", int, slots=16)
+    runs: Counter[int] = Counter()
+
+    @pool.standing
+    async def run(job: Standing[int]) -> AsyncIterator[None]:
+        runs[job.data] += 1
+        if job.data < len(ODD):
+            raise ODD[job.data]()
+        yield
+
+    for number in range(len(ODD) + 1):
+        await pool.start(f"key-{number}", number)
+    async with Running(app):
+        failed = "select count(*) from penstock.standing_jobs where failures >= 2"
+
+        async def all_failed_twice() -> bool:
+            return bool(await sql.fetchval(failed) == len(ODD))
+
+        await eventually(all_failed_twice, "each run's failure is written, and it runs again")
+        assert runs[len(ODD)] == 1
+
+
+@pytest.mark.parametrize("plain", [True, False])
+@pytest.mark.parametrize("per_worker", [True, False])
+async def test_whatever_a_timer_raises_its_next_time_comes(app: Penstock, plain: bool, per_worker: bool) -> None:
+    calls: Counter[int] = Counter()
+
+    def declare(number: int) -> None:
+        def tick() -> None:
+            calls[number] += 1
+            raise ODD[number]()
+
+        async def tick_async() -> None:
+            tick()
+
+        named = app.timer(every=timedelta(milliseconds=100), name=f"odd-{number}", per_worker=per_worker)
+        named(tick if plain else tick_async)
+
+    for number in range(len(ODD)):
+        declare(number)
+    async with Running(app):
+        await eventually(lambda: all(calls[number] >= 3 for number in range(len(ODD))), "three times of each timer")

@@ -8,7 +8,6 @@ event holds up its own partition and no other.
 from __future__ import annotations
 
 import asyncio
-import contextvars
 import random
 import secrets
 from collections.abc import AsyncIterator, Callable
@@ -20,6 +19,7 @@ from penstock.consuming.delivery import Deliver, Halted
 from penstock.consuming.options import ConsumerOptions
 from penstock.consuming.outcomes import Outcomes
 from penstock.consuming.part import Part
+from penstock.contained import in_thread, message_of
 from penstock.encoding import Encoding
 from penstock.errors import Conflict, DatabaseUnavailable, NotFound, OffsetGone
 from penstock.event import Gone, held_back
@@ -327,8 +327,7 @@ class Consumer(Generic[T]):
 
     async def in_thread(self, call: Callable[[Any], Any], argument: Any) -> None:
         """Call a plain handler in a thread of this consumer: those of others, and look-ups of names, have their own."""
-        context = contextvars.copy_context()
-        await asyncio.get_running_loop().run_in_executor(self._threads, context.run, call, argument)
+        await in_thread(self._threads, call, argument)
 
     def progressed(self, part: Part[T]) -> None:
         """Something of a partition was taken or is done."""
@@ -355,4 +354,4 @@ class Consumer(Generic[T]):
                 self._look_again()
                 return
             log.error("delivery_failed", stream=self.stream, group=self.group, exc_info=error)
-            self._halt(Halted(f"consuming {self.name} failed: {error!r}"))
+            self._halt(Halted(f"consuming {self.name} failed: {type(error).__name__}: {message_of(error)}"))

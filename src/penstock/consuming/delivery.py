@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias, TypeVar
 
 from penstock.consuming.batch import Batch, Events, Fence
 from penstock.consuming.failure import OnFailure
+from penstock.contained import contained, message_of
 from penstock.encoding import Undecodable
 from penstock.errors import Conflict, Fail, PenstockError, Retry
 from penstock.job import Backoff
 from penstock.logs import get_logger
-from penstock.payload import plain_text
 
 if TYPE_CHECKING:
     from penstock.consuming.consumer import Consumer
@@ -68,10 +68,11 @@ class Deliver(Generic[T]):
         """Deliver a partition's events until it is to be drained."""
         while not part.draining:
             try:
-                if self._form == "events":
-                    await self._iterate(part)
-                else:
-                    await self._deliver(part)
+                with contained():
+                    if self._form == "events":
+                        await self._iterate(part)
+                    else:
+                        await self._deliver(part)
             except Exception as error:
                 await self._failed(part, error)
 
@@ -89,7 +90,7 @@ class Deliver(Generic[T]):
                     break
                 try:
                     await self._hand(part, self._batch(part, [event]))
-                except Exception:
+                except BaseException:
                     part.give_back(events[place + 1 :])
                     raise
 
@@ -181,10 +182,10 @@ class Deliver(Generic[T]):
         context = {"stream": consumer.stream, "group": consumer.group, "partition": part.partition, "attempt": part.attempts}
         if batch is None:
             log.error("handler_failed", **context, exc_info=error)
-            await consumer.outcomes.note(part, part.done, plain_text(f"{type(error).__name__}: {error}"[:1_000]))
+            await consumer.outcomes.note(part, part.done, f"{type(error).__name__}: {message_of(error)}"[:1_000])
             await part.nap(delay(policy.backoff, part.attempts))
             return
-        reason = plain_text(f"{type(error).__name__}: {error}"[:2_000])
+        reason = f"{type(error).__name__}: {message_of(error)}"
         if batch.tried and await consumer.outcomes.has_committed(part, batch.next_offset):
             # The error came after the commit, or instead of its answer: what these events do is done, exactly once.
             log.warning("handler_failed_after_commit", **context, offset=batch.first_offset, error=error)

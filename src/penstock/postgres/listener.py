@@ -104,4 +104,8 @@ class Listener:
         return new
 
     def _received(self, _connection: object, _pid: int, _channel: str, payload: object) -> None:
-        self._heard(str(payload))
+        try:
+            self._heard(str(payload))
+        except ValueError:
+            # Anybody's: whoever may connect to the database can send one.
+            log.debug("notification_not_understood")

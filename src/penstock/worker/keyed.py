@@ -109,6 +109,7 @@ class KeyedClaimer:
         self._ending = Ending()
         # Held from the look at the slots until the answer is in the lines, or what a lost answer took is handed back.
         self._claiming = asyncio.Lock()
+        self.cancellations = asyncio.Event()
 
     def belongs_to(self, member: Member) -> None:
         """The member whose slots these are; before `run`."""
@@ -307,7 +308,8 @@ class KeyedClaimer:
     async def watch_cancellations(self) -> None:
         """Tell handlers whose jobs were cancelled, until cancelled; the notification of it may have been missed."""
         while True:
-            await asyncio.sleep(self._settings.heartbeat_interval.total_seconds())
+            await happens(self.cancellations, self._settings.heartbeat_interval.total_seconds())
+            self.cancellations.clear()
             if len(self.lines) and self._member is not None:
                 try:
                     for id in await pools.cancelled_of(self._database, self.name, self._member.id):

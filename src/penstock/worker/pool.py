@@ -163,6 +163,8 @@ class PoolPart:
             self.member.wake()
         if word in ("keys", "place", "connected") and self.claimer is not None:
             self.claimer.wake()
+        if word in ("cancel", "connected") and self.claimer is not None:
+            self.claimer.cancellations.set()
         if word in ("standing", "connected") and self.standing is not None:
             self.standing.wake()
 

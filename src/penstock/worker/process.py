@@ -6,6 +6,7 @@ import importlib
 from functools import reduce
 from typing import Any
 
+from penstock.contained import message_of
 from penstock.handler import Job, payload_type
 from penstock.job import ClaimedJob
 from penstock.payload import Codec
@@ -24,7 +25,7 @@ def call_in_process(module: str, qualname: str, claimed: ClaimedJob) -> Any:
     try:
         data = codec.load(claimed.data)
     except Exception as error:
-        raise UnreadablePayload(str(error)) from None
+        raise UnreadablePayload(message_of(error)) from None
     job: Job[Any] = Job(
         claimed.id,
         claimed.name,

@@ -14,6 +14,7 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -22,6 +23,7 @@ from uuid import UUID
 import orjson
 from pebble import ProcessPool
 
+from penstock.contained import call_plain, message_of
 from penstock.errors import Conflict, Fail, InvalidInput, PenstockError, Retry
 from penstock.handler import Group, Job
 from penstock.job import ClaimedJob, Outcome, Settlement
@@ -170,6 +172,12 @@ class Runner:
             if running.task is task:
                 return f"{running.claimed.name} {running.claimed.id}"
         return task.get_name()
+
+    def holds(self, id: str) -> bool:
+        """Whether a job is in hand, by its id as a text from anywhere."""
+        with suppress(ValueError):
+            return UUID(id) in self._jobs
+        return False
 
     def jobs_of(self, names: Collection[str]) -> list[UUID]:
         """The jobs of these types in hand."""
@@ -396,7 +404,7 @@ class Runner:
                     result = await worked.handler(job)
                 else:
                     context = contextvars.copy_context()
-                    result, raised = await self.loop.run_in_executor(self._threads, context.run, _call, worked.handler, job)
+                    result, raised = await self.loop.run_in_executor(self._threads, context.run, call_plain, worked.handler, job)
                     if raised is not None:
                         raise raised
             detail = dump_json(result, f"the result of {claimed.name}") if worked.keep_result and result is not None else None
@@ -487,32 +495,20 @@ def _stopped(running: Running) -> Settlement:
 def _quarantined(running: Running, error: Exception) -> Settlement:
     """Its payload cannot be read, by any attempt."""
     claimed = running.claimed
-    detail = jobs.quarantined(f"its payload cannot be read: {_message_of(error)}")
+    detail = jobs.quarantined(f"its payload cannot be read: {message_of(error)}")
     return Settlement(claimed.id, claimed.attempts, running.lease, Outcome.QUARANTINED, detail)
-
-
-def _call(handler: Callable[[Job[Any]], Any], job: Job[Any]) -> tuple[Any, BaseException | None]:
-    """Call a handler in a thread. Its error is handed over as a value, since a future cannot hold every exception."""
-    try:
-        return handler(job), None
-    except BaseException as error:
-        return None, RuntimeError(f"the handler raised {error!r}") if isinstance(error, StopIteration) else error
-
-
-def _message_of(error: BaseException) -> str:
-    try:
-        return str(error.message if isinstance(error, PenstockError) else error)
-    except Exception as failure:
-        return f"(its message cannot be had: {type(failure).__name__})"
 
 
 def _failed(running: Running, error: BaseException) -> Settlement:
     claimed = running.claimed
-    message = _message_of(error)
-    trace = "".join(traceback.format_exception(error))[-_LONGEST_TRACEBACK:]
+    message = message_of(error)
+    try:
+        trace = "".join(traceback.format_exception(error))[-_LONGEST_TRACEBACK:]
+    except Exception as failure:  # groups within groups without end, for one
+        trace = f"(its traceback cannot be had: {type(failure).__name__})"
     detail = {
         "type": type(error).__qualname__,
-        "message": plain_text(message[:2_000]),
+        "message": message,
         "traceback": plain_text(trace),
     }
     final = isinstance(error, (Fail, InvalidInput))

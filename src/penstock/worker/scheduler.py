@@ -7,7 +7,6 @@ does until the run is over, or its worker is silent for too long. The clock is t
 from __future__ import annotations
 
 import asyncio
-import contextvars
 import inspect
 import random
 from collections.abc import Sequence
@@ -15,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 
+from penstock.contained import contained, in_thread
 from penstock.errors import NotFound, PenstockError
 from penstock.logs import get_logger
 from penstock.postgres import schedules
@@ -130,11 +130,11 @@ class Scheduler:
     async def _call(self, schedule: Schedule, tick: Tick) -> None:
         arguments = (tick,) if schedule.takes_tick else ()
         try:
-            if inspect.iscoroutinefunction(schedule.handler):
-                await schedule.handler(*arguments)
-            else:
-                context = contextvars.copy_context()
-                await asyncio.get_running_loop().run_in_executor(self._threads, context.run, schedule.handler, *arguments)
+            with contained():
+                if inspect.iscoroutinefunction(schedule.handler):
+                    await schedule.handler(*arguments)
+                else:
+                    await in_thread(self._threads, schedule.handler, *arguments)
         except Exception:
             # The next time is due all the same.
             with suppress(Exception):

@@ -17,10 +17,11 @@ from typing import Any, Generic, TypeVar
 
 import orjson
 
+from penstock.contained import message_of
 from penstock.errors import Conflict, InvalidInput, PenstockError
 from penstock.logs import get_logger
 from penstock.ownership.member import Member
-from penstock.payload import Codec, dump_json, plain_text
+from penstock.payload import Codec, dump_json
 from penstock.postgres import pools
 from penstock.postgres.database import Database
 from penstock.settings import Settings
@@ -288,7 +289,8 @@ class StandingRunner:
             if cancelled.args == ("lost",):
                 raise
             error = {"type": "Cancelled", "message": "it did not stop within its time"}
-        except Exception as failure:
+        except BaseException as failure:
+            # A handler that calls sys.exit() fails; it does not end worker after worker.
             error = self._failure(run, failure)
         left = None if standing is None else standing.state
         try:
@@ -296,10 +298,9 @@ class StandingRunner:
         except InvalidInput as failure:
             return None, error or self._failure(run, failure)
 
-    def _failure(self, run: _Run, failure: Exception) -> dict[str, Any]:
+    def _failure(self, run: _Run, failure: BaseException) -> dict[str, Any]:
         log.warning("standing_job_failed", pool=self._name, key=run.job.key, error=failure)
-        message = failure.message if isinstance(failure, PenstockError) else str(failure)
-        return {"type": type(failure).__qualname__, "message": plain_text(message[:2_000])}
+        return {"type": type(failure).__qualname__, "message": message_of(failure)}
 
     async def _save(self, run: _Run, state: Any) -> None:
         text = dump_json(state, f"the state of {run.job.key}")

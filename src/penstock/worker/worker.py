@@ -446,7 +446,11 @@ class Worker:
             if word in ("slots", "keys", "standing", "events", "moved"):
                 return
             if word == "cancel":
-                runner.cancel(UUID(rest))
+                # Whoever may connect to the database can send notifications: ask it who is to be cancelled.
+                if runner.holds(rest):
+                    self._beat_now.set()
+                    for part in parts:
+                        part.heard(word)
             elif word == "place":
                 claimer.wake()
             elif word == "sweep":
