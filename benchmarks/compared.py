@@ -40,7 +40,7 @@ ON_DISK = Path(tempfile.gettempdir())
 PACE = 2_000
 """Jobs a second of the open loop."""
 
-TOKEN = "compare"
+TOKEN = "token-of-the-comparison"
 CONNECTIONS = 50
 UNDER_WAY = 16
 Found = dict[str, tuple[float, str]]

@@ -29,11 +29,11 @@ import psutil
 from benchmarks.environments import ON_DISK
 from penstock.testing import TemporaryDatabases
 
-TOKEN = "bench"
+TOKEN = "token-of-the-benchmark"
 LUA = """
 wrk.method = "PUT"
 wrk.body = '{"data": {"user-agent": "boom"}}'
-wrk.headers["Authorization"] = "Bearer admin.bench"
+wrk.headers["Authorization"] = "Bearer admin.token-of-the-benchmark"
 """
 
 

@@ -102,7 +102,7 @@ class _InHand:
     def progress(self, value: Any) -> None:
         """See `JobControl`."""
         text = dump_json(value, f"the progress of {self.job.name}")
-        self._puller.loop.call_soon_threadsafe(self._puller.settler.progress, self.job.id, self.job.attempts, text)
+        self._puller.loop.call_soon_threadsafe(self._puller.settler.progress, self.job.id, self, text)
 
     async def settle(self, outcome: Outcome, detail: str | None, after: timedelta | None = None) -> None:
         """Settle the job, and wait until that is written."""

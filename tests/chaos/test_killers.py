@@ -14,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import asyncpg
 import pytest
 
 from conftest import eventually
@@ -98,6 +99,7 @@ async def _reasons(app: Penstock) -> dict[str, str | None]:
     return {str(row["id"]): row["reason"] for row in rows}
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(("name", "workers"), [("plain", 1), ("single", 3)])
 async def test_a_job_that_ends_its_worker_is_quarantined_and_no_other_is_condemned(
     url: str, fleet: Fleet, name: str, workers: int
@@ -127,6 +129,7 @@ async def test_a_job_that_ends_its_worker_is_quarantined_and_no_other_is_condemn
         assert fleet.deaths <= 3 * len(killers)
 
 
+@pytest.mark.soak
 async def test_a_suspect_runs_with_nothing_beside_it(url: str, fleet: Fleet) -> None:
     async with Penstock(url) as app:
         fleet.start(2, "plain")
@@ -176,8 +179,25 @@ async def test_a_key_keeps_its_order_and_is_held_while_its_suspect_runs_alone(ur
         assert first_of_5 > last_of_4
 
 
-async def test_a_job_that_may_start_once_and_never_started_is_not_failed(url: str, fleet: Fleet) -> None:
+async def test_a_job_that_may_start_once_and_never_started_is_not_failed(
+    url: str, fleet: Fleet, sql: asyncpg.Connection[Any]
+) -> None:
+    """A mark that is under way while its process dies counts as a start, since nobody can tell. So of those that failed and never
+    started all were marked, in the last call at that, which has no more jobs than the process has places.
+    """
+    await sql.execute(
+        """
+        create table public.marks (job uuid, call xid8);
+        create function marked() returns trigger language plpgsql as
+            $$ begin insert into public.marks values (new.id, pg_current_xact_id()); return null; end $$;
+        """
+    )
     async with Penstock(url) as app:
+        await app.migrate()
+        await sql.execute(
+            "create trigger marked after update of begun on penstock.queued_jobs"
+            " for each row when (new.begun and not old.begun) execute function marked()"
+        )
         fleet.start(1, "once")
         await eventually(lambda: app.job_types(), "the declaration")
         payloads = [{"n": n, "does": "exit" if n == 200 else None, "sleep_s": 0.01} for n in range(600)]
@@ -185,13 +205,14 @@ async def test_a_job_that_may_start_once_and_never_started_is_not_failed(url: st
         records = await _ended(app, ids)
         starts = fleet.starts()
         assert max(starts.values()) == 1
-        never = [record.data["n"] for id, record in records.items() if record.status is Status.FAILED and id not in starts]
-        # Begun and not yet started is what a process can lose between the mark and the first line of the handler.
-        assert never == []
-        failed = [record for record in records.values() if record.status is Status.FAILED]
+        failed = {id for id, record in records.items() if record.status is Status.FAILED}
+        calls = {str(row["job"]): row["call"] for row in await sql.fetch("select job, call from public.marks")}
+        assert failed <= calls.keys()
+        assert len({calls[id] for id in failed - starts.keys()}) <= 1
         assert 1 <= len(failed) <= 20
 
 
+@pytest.mark.soak
 async def test_a_handler_that_wedges_its_worker_is_quarantined_and_no_other_is_condemned(url: str, fleet: Fleet) -> None:
     async with Penstock(url) as app:
         fleet.start(2, "wedged")

@@ -49,7 +49,7 @@ DOORS = {
     "settle_attempts": (
         "select penstock.settle_attempts(array['ship'], array[$2::uuid], array[5::smallint], array['failed'], array[$1::jsonb])"
     ),
-    "report_progress": "select penstock.report_progress(array[$2::uuid], array[5::smallint], array[$1::jsonb])",
+    "report_progress": "select penstock.report_progress(array[$2::uuid], array[5::bigint], array[$1::jsonb])",
     "type options": "select penstock.create_job_type('other', jsonb_build_object('attempts', $1::jsonb))",
     "topic options": "select penstock.declare_topic('other', jsonb_build_object('keep', $1::jsonb))",
     "pool options": "select penstock.declare_pool('other', jsonb_build_object('weights', $1::jsonb))",

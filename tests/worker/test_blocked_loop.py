@@ -13,6 +13,7 @@ import asyncpg
 
 from conftest import eventually
 from penstock import Options, Penstock, Status
+from penstock.postgres import fleets, http
 
 APP = """
 import asyncio, os, time
@@ -89,6 +90,13 @@ async def test_a_handler_that_blocks_the_loop_keeps_its_key_and_its_job(
 
             said = await eventually(blocked, "the word that a loop is blocked")
             assert said.split()[0] in ("keyed", "plain")
+            database = await app.database()
+            listed = {worker.worker: worker for worker in await fleets.workers(database)}
+            shown = {worker["id"]: worker for worker in await http.workers(database)}
+            assert said in [worker.blocked_by for worker in listed.values()]
+            assert said in [worker["blocked_by"] for worker in shown.values()]
+            assert all(worker.alive for worker in listed.values())
+            assert all((worker.blocked_since is None) == (worker.blocked_by is None) for worker in listed.values())
             for receipt in [*keyed, plain]:
                 record = await app.wait(receipt.id)
                 assert (record.status, record.errors) == (Status.SUCCEEDED, [])

@@ -15,7 +15,7 @@ app = typer.Typer(help="Workers: who works, and where; draining one.", invoke_wi
 
 @app.callback(invoke_without_command=True)
 def workers(context: typer.Context, as_json: AsJson = False) -> None:
-    """Every worker: where it runs, the fleet that it is of, and what it has in hand."""
+    """Every worker: where it runs, the fleet that it is of, what it has in hand, and the job that blocks its event loop."""
     if pass_on_json(context, as_json):
         return
 
@@ -27,7 +27,7 @@ def workers(context: typer.Context, as_json: AsJson = False) -> None:
         print_json(found)
         return
     print_table(
-        ["worker", "state", "host", "pid", "fleet", "job types", "in flight", "places", "seen"],
+        ["worker", "state", "host", "pid", "fleet", "job types", "in flight", "places", "seen", "blocked by"],
         [
             (
                 w.worker,
@@ -39,11 +39,18 @@ def workers(context: typer.Context, as_json: AsJson = False) -> None:
                 w.in_flight,
                 w.concurrency,
                 w.seen_at,
+                _blocked(w),
             )
             for w in found
         ],
         empty="no workers: penstock worker MODULE:APP",
     )
+
+
+def _blocked(worker: fleets.WorkerRecord) -> str | None:
+    if worker.blocked_since is None:
+        return None
+    return f"{worker.blocked_by or 'something'} since {worker.blocked_since.astimezone():%H:%M:%S}"
 
 
 @app.command()

@@ -22,7 +22,11 @@ class FleetRecord:
 
 @dataclass(frozen=True, slots=True)
 class WorkerRecord:
-    """A worker, where it runs, and the fleet that it is of (None: of none). `alive`: it has not been silent for too long."""
+    """A worker, where it runs, and the fleet that it is of (None: of none). `alive`: it has not been silent for too long.
+
+    `blocked_since`: since when its event loop has made no progress (None: it makes progress), and `blocked_by` the job type and
+    id that block it, as far as that is known.
+    """
 
     worker: str
     state: str
@@ -35,6 +39,8 @@ class WorkerRecord:
     alive: bool
     started_at: datetime
     seen_at: datetime
+    blocked_since: datetime | None
+    blocked_by: str | None
 
 
 async def workers(database: Database) -> list[WorkerRecord]:

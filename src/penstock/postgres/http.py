@@ -177,14 +177,16 @@ class WorkerRecord(TypedDict):
     started_at: datetime
     seen_at: datetime
     silent_s: float
+    blocked_since: datetime | None
+    blocked_by: str | None
 
 
 async def workers(database: Database, id: str | None = None) -> list[WorkerRecord]:
     """All worker processes, oldest first, or the one with this id."""
     rows = await database.fetch(
         "select id, host, pid, names, concurrency, state, in_flight, started_at, seen_at,"
-        " extract(epoch from penstock.clock() - seen_at)::double precision as silent_s"
-        " from penstock.workers where $1::text is null or id = $1 order by started_at, id",
+        " extract(epoch from penstock.clock() - seen_at)::double precision as silent_s,"
+        " blocked_since, blocked_by from penstock.workers where $1::text is null or id = $1 order by started_at, id",
         id,
     )
     return [WorkerRecord(**dict(row)) for row in rows]  # type: ignore[typeddict-item]

@@ -307,11 +307,11 @@ async def run_now(database: Database, ids: Sequence[UUID]) -> set[UUID]:
 
 
 async def report_progress(database: Database, progress: Sequence[tuple[UUID, int, str]]) -> None:
-    """Note how far running jobs are: (id, attempts, JSON text)."""
+    """Note how far running jobs are: (id, lease, JSON text)."""
     await database.fetch(
-        "select penstock.report_progress($1, $2::smallint[], $3::jsonb[])",
+        "select penstock.report_progress($1, $2::bigint[], $3::jsonb[])",
         [id for id, _, _ in progress],
-        [attempts for _, attempts, _ in progress],
+        [lease for _, lease, _ in progress],
         [text for _, _, text in progress],
         retry=True,
     )

@@ -16,7 +16,6 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import timedelta
-from functools import partial
 from typing import Any
 from uuid import UUID
 
@@ -33,7 +32,7 @@ from penstock.postgres import jobs
 from penstock.postgres.database import Database
 from penstock.settings import Settings
 from penstock.worker.process import UnreadablePayload, call_in_process
-from penstock.worker.types import NotStarted, SettledElsewhere, WorkedType
+from penstock.worker.types import Held, NotStarted, SettledElsewhere, WorkedType
 
 log = get_logger("penstock.worker")
 _LONGEST_TRACEBACK = 8_000
@@ -70,7 +69,7 @@ class Running:
         self.started = False  # it has a place
         self.entered = False  # its task has taken its first step
         self.may_start = may_start
-        self.task: asyncio.Task[Settlement | None] | None = None
+        self.task: asyncio.Task[None] | None = None
         self.reason: str | None = None  # why its handler was told to stop
 
     @property
@@ -99,7 +98,7 @@ class Running:
         self._runner.loop.call_soon_threadsafe(
             self._runner.report_progress,
             self.claimed.id,
-            self.claimed.attempts,
+            self,
             dump_json(value, f"the progress of {self.claimed.name}"),
         )
 
@@ -124,7 +123,7 @@ class Runner:
         types: Mapping[str, WorkedType],
         settings: Settings,
         settle: Callable[[Settlement], None],
-        report_progress: Callable[[UUID, int, str], None],
+        report_progress: Callable[[UUID, Held, str], None],
         room_made: Callable[[], None],
         *,
         begin_all: bool = False,
@@ -238,8 +237,7 @@ class Runner:
         if not running.started:
             self._finish(running, _stopped(running))
         elif group == "async" or group == "process":
-            if running.task is not None:
-                running.task.cancel()
+            self._interrupt(running)
         elif reason != "cancelled":
             # A thread cannot be ended: settle without it, and let its late result go.
             self._finish(running, _stopped(running))
@@ -295,8 +293,8 @@ class Runner:
                 continue
             self._forget_lease(running.lease)
             running.reason = "lost"
+            self._interrupt(running)
             if running.task is not None:
-                running.task.cancel()
                 ending.append(running.task)
         return ending
 
@@ -332,7 +330,6 @@ class Runner:
 
     def _launch(self, running: Running, group: Group) -> None:
         running.task = self.loop.create_task(self._run(running, group))
-        running.task.add_done_callback(partial(self._ended, running, group))
 
     async def _begin(self) -> None:
         """Write the marks of jobs that are about to start, as many at once as came while the last ones were under way."""
@@ -351,22 +348,29 @@ class Runner:
                 else:
                     self._free(running, group, _stopped(running))
 
-    async def _run(self, running: Running, group: Group) -> Settlement | None:
+    async def _run(self, running: Running, group: Group) -> None:
         running.entered = True
         try:
-            return await self._attempt(running, group)
+            settlement = await self._attempt(running, group)
         except asyncio.CancelledError as error:
             # Without a reason it is the handler's own doing.
-            return _stopped(running) if running.reason else _failed(running, error)
+            settlement = _stopped(running) if running.reason else _failed(running, error)
         except BaseException as error:
             log.exception("job_failed_oddly", job_id=str(running.claimed.id))
-            return _failed(running, error)
+            settlement = _failed(running, error)
+        self._free(running, group, settlement)
 
-    def _ended(self, running: Running, group: Group, task: asyncio.Task[Settlement | None]) -> None:
-        """Free the place and settle the job. A task that is cancelled before its first step runs no line of its own code, so
-        neither can be left to it.
+    def _interrupt(self, running: Running) -> None:
+        """Cancel the task of a job. One that is cancelled before its first step runs no line of its own code, so that its place
+        and its settlement cannot be left to it.
         """
-        self._free(running, group, _stopped(running) if task.cancelled() else task.result())
+        task = running.task
+        if task is None:
+            return
+        if not running.entered and not task.cancelling():
+            group = self._types[running.claimed.name].group
+            task.add_done_callback(lambda _: self._free(running, group, _stopped(running)))
+        task.cancel()
 
     def _free(self, running: Running, group: Group, settlement: Settlement | None) -> None:
         self._busy[group] -= 1

@@ -14,6 +14,7 @@ from penstock.job import Outcome, Settlement
 from penstock.logs import get_logger, payloads_shown
 from penstock.postgres import jobs
 from penstock.postgres.database import Database
+from penstock.worker.types import Held
 
 log = get_logger("penstock.worker")
 _MOST_AT_ONCE = 5_000
@@ -41,7 +42,7 @@ class Settler:
         self._in_hand: list[Settlement] = []
         # Leases of results that could not be written, which end by themselves; the oldest have by the time that so many came.
         self._left: deque[int] = deque(maxlen=10_000)
-        self._progress: dict[UUID, tuple[int, str]] = {}
+        self._progress: dict[UUID, tuple[Held, str]] = {}
         self._arrived = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -53,9 +54,9 @@ class Settler:
         self._idle.clear()
         self._arrived.set()
 
-    def progress(self, id: UUID, attempts: int, text: str) -> None:
-        """Take a word about a running job, JSON text; the last one of a second is written."""
-        self._progress[id] = (attempts, text)
+    def progress(self, id: UUID, held: Held, text: str) -> None:
+        """Take a word about a running job, JSON text; the last one of a second is written, under the lease of that moment."""
+        self._progress[id] = (held, text)
 
     @property
     def leases(self) -> set[int]:
@@ -83,7 +84,7 @@ class Settler:
             await asyncio.sleep(1.0)
             if self._progress:
                 progress, self._progress = self._progress, {}
-                await self._write_progress([(id, attempts, text) for id, (attempts, text) in progress.items()])
+                await self._write_progress([(id, held.lease, text) for id, (held, text) in progress.items()])
 
     async def drained(self) -> None:
         """Wait until everything taken so far is written."""

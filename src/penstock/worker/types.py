@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any
+from typing import Any, Protocol
 
 from penstock.handler import Group, Handler
 from penstock.job import Delivery, JobTypeRecord, Options, PoolOptions
@@ -27,6 +27,12 @@ class WorkedPool:
     standing: StandingHandler | None = None
     standing_codec: Codec[Any] | None = None
     metadata: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Held(Protocol):
+    """A job in hand. Its lease gets another number whenever it is extended."""
+
+    lease: int
 
 
 class NotStarted(Exception):

@@ -410,7 +410,7 @@ $$;
 comment on function penstock.end_attempts(uuid[], smallint[], bigint[], text[], jsonb[], interval[], timestamptz) is
     'Part of settle and recover: ends attempts that did not succeed. A released job with a detail had been started, which an at_most_once job may be only once: it fails.';
 
-create or replace function penstock.report_progress(p_ids uuid[], p_attempts smallint[], p_progress jsonb[])
+create or replace function penstock.report_progress(p_ids uuid[], p_leases bigint[], p_progress jsonb[])
 returns void
 language plpgsql
 security definer
@@ -422,12 +422,23 @@ set enable_hashjoin = off
 set enable_mergejoin = off
 as $$
 begin
+    if coalesce(cardinality(p_ids), 0) > 0 and (p_leases is null or array_position(p_leases, null) is not null) then
+        raise exception 'the progress of a job is to be noted without its lease'
+            using errcode = 'PS400', hint = 'Give the lease that claim or extend returned for each job.';
+    end if;
     perform penstock.check_each_json(p_progress, 'the progress of a job');
     update penstock.queued_jobs as job
     set progress = given.progress,
         updated_at = penstock.clock()
-    from unnest(p_ids, p_attempts, p_progress) as given (id, attempts, progress)
-    where job.id = given.id and job.status = 'in-progress' and job.attempts = given.attempts;
+    from unnest(p_ids, p_leases, p_progress) as given (id, lease, progress)
+    where job.id = given.id
+        and job.status = 'in-progress'
+        -- The answer to an extend may be under way: whoever knows the old lease has the job.
+        and (
+            job.lease = given.lease
+            or exists (select from penstock.leases as held where held.id = job.lease and held.renews = given.lease)
+        );
 end
 $$;
-comment on function penstock.report_progress(uuid[], smallint[], jsonb[]) is 'Notes how far running jobs are, any JSON; shown beside the job.';
+comment on function penstock.report_progress(uuid[], bigint[], jsonb[]) is
+    'Notes how far running jobs are, any JSON; shown beside the job. p_leases: the lease under which each is held; a job that is held under another one belongs to somebody else, and stays as it is.';

@@ -93,7 +93,7 @@ comment on function penstock.drain_worker(text) is
 create or replace function penstock.worker_list()
 returns table (
     worker text, state text, host text, pid integer, fleet text, names text[], concurrency integer, in_flight integer, alive boolean,
-    started_at timestamptz, seen_at timestamptz
+    started_at timestamptz, seen_at timestamptz, blocked_since timestamptz, blocked_by text
 )
 language sql
 stable
@@ -105,12 +105,12 @@ as $$
         case when member.draining then 'draining' else worker.state end,
         worker.host, worker.pid, member.fleet, worker.names, worker.concurrency, worker.in_flight,
         worker.seen_at > penstock.clock() - worker.dead_after,
-        worker.started_at, worker.seen_at
+        worker.started_at, worker.seen_at, worker.blocked_since, worker.blocked_by
     from penstock.workers as worker
     left join penstock.fleet_members as member on member.worker = worker.id
     order by member.fleet nulls last, worker.host, worker.started_at, worker.id
 $$;
-comment on function penstock.worker_list() is 'Every worker, where it runs, and the fleet that it is of.';
+comment on function penstock.worker_list() is 'Every worker, where it runs, the fleet that it is of, and since when and by what its event loop is blocked.';
 
 create or replace function penstock.end_fleet(p_name text)
 returns void
