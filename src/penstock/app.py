@@ -49,6 +49,7 @@ from penstock.settings import Settings
 from penstock.streams import Stream
 from penstock.topics import keep_subscribed
 from penstock.worker import Worker
+from penstock.worker.pool import new_member_id
 from penstock.worker.types import WorkedType
 
 if TYPE_CHECKING:
@@ -478,5 +479,10 @@ class Penstock(JobDeclarations, StreamDeclarations):
         await self.subscribe(*chosen)
         subscribed = [(t.subscription, t.options.as_json()) for t in chosen if t.subscription is not None]
         beside = {"renewal": lambda: keep_subscribed(database, subscribed)} if subscribed else {}
-        parts = [await consumer.consumer(database, self.settings) for consumer in consumers]
-        return Worker(database, worked, self.settings, pools, beside, parts, [] if names else list(self.schedules.values()))
+        process = new_member_id()
+        parts = [
+            await consumer.consumer(database, self.settings, f"{process}.c{number}")
+            for number, consumer in enumerate(consumers, 1)
+        ]
+        schedules = [] if names else list(self.schedules.values())
+        return Worker(database, worked, self.settings, pools, beside, parts, schedules, process)

@@ -16,6 +16,7 @@ def add_to(app: typer.Typer) -> None:
     """Add the commands."""
     types = typer.Typer(help="Job types: list, create, change.", invoke_without_command=True)
     types.callback()(list_types)
+    types.command("list")(list_types)
     types.command("create")(create)
     types.command("change")(change)
     app.add_typer(types, name="types")

@@ -37,11 +37,11 @@ class DeclaredConsumer:
         """stream/group."""
         return f"{self.stream.name}/{self.group}"
 
-    async def consumer(self, database: Database, settings: Settings) -> Consumer[Any]:
-        """A member of the group."""
+    async def consumer(self, database: Database, settings: Settings, id: str | None = None) -> Consumer[Any]:
+        """A member of the group; `id` None: a new one."""
         await self.stream.ready()
         deliver: Deliver[Any] = Deliver(self.handler, self.form, self.middleware)
-        return Consumer(database, self.stream.name, self.stream.encoding, self.group, self.options, settings, deliver)
+        return Consumer(database, self.stream.name, self.stream.encoding, self.group, self.options, settings, deliver, id)
 
 
 def declared_consumer(

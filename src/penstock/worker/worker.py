@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-import secrets
 import socket
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -33,7 +32,7 @@ from penstock.waiting import happens
 from penstock.worker.care import Care
 from penstock.worker.claimer import Claimer
 from penstock.worker.isolation import Fetches, Isolation
-from penstock.worker.pool import PoolPart, RunnerOfPool
+from penstock.worker.pool import PoolPart, RunnerOfPool, new_member_id
 from penstock.worker.runner import Runner
 from penstock.worker.scheduler import Scheduler
 from penstock.worker.settler import Settler
@@ -59,6 +58,7 @@ class Worker:
         beside: What else is to run, without an end, as long as the worker does.
         consumers: Members of consumer groups to run.
         schedules: Timers and cron schedules.
+        process: Its id, with which those of its members begin; None: a new one.
     """
 
     _types_may_come = False
@@ -74,10 +74,13 @@ class Worker:
         beside: Mapping[str, Callable[[], Coroutine[Any, Any, None]]] | None = None,
         consumers: Sequence[Consumer[Any]] = (),
         schedules: Sequence[Schedule] = (),
+        process: str | None = None,
     ) -> None:
         if not (types or pools or consumers or schedules or self._types_may_come):
             raise InvalidInput("there is nothing to work on", hint="Declare a handler with @app.job(...) first.")
         self.id = ""
+        self._process = process or new_member_id()
+        self._registrations = 0
         self._database = database
         self._types = types
         self._pools = pools
@@ -162,9 +165,10 @@ class Worker:
             begin_all=self._holds_as == "dispatcher",
             may_start=self._may_start,
         )
-        for pool in self._pools:
+        for number, pool in enumerate(self._pools, 1):
             runs = None if pool.type is None else RunnerOfPool(runner, pool.type.group)
-            part = PoolPart(self._database, pool, self._settings, runs, settler.settle, lambda: settler.leases)
+            id = f"{self._process}.p{number}"
+            part = PoolPart(self._database, pool, self._settings, runs, settler.settle, lambda: settler.leases, id)
             parts.append(part)
             await part.declare()
         claimer = Claimer(
@@ -358,7 +362,9 @@ class Worker:
 
     async def _register(self, claimer: Claimer) -> None:
         host = re.sub(r"[^A-Za-z0-9_.-]", "-", socket.gethostname())
-        self.id = claimer.worker = f"{host[:24]}.{os.getpid()}.{secrets.token_hex(3)}"
+        # Once it was taken for dead its old id is never heard of again.
+        self._registrations += 1
+        self.id = claimer.worker = self._process if self._registrations == 1 else f"{self._process}.{self._registrations}"
         sent_at = monotonic()
         await jobs.promise_to_begin(self._database, self.id, self._holds_as)
         await jobs.register_worker(
