@@ -10,6 +10,7 @@ import pytest
 
 from conftest import eventually
 from penstock import Event, Halted, Job, NewEvent, NotFound, OnFailure, Penstock, Stream
+from penstock.event import Lag
 from penstock.routing import partition_of
 
 PARTITIONS = 4
@@ -24,6 +25,14 @@ async def filled(app: Penstock, per_partition: int = 20) -> tuple[Stream[int], i
         keys.setdefault(partition_of(str(n), PARTITIONS), str(n))
     await events.append_many([NewEvent(n, key) for n in range(per_partition) for key in keys.values()])
     return events, 2
+
+
+async def lags(events: Stream[int], group: str) -> list[Lag]:
+    """How far a group is; none before its first consumer has started."""
+    try:
+        return await events.lag(group)
+    except NotFound:
+        return []
 
 
 async def test_only_the_consumer_halts_and_its_worker_works_on(app: Penstock) -> None:
@@ -48,11 +57,7 @@ async def test_only_the_consumer_halts_and_its_worker_works_on(app: Penstock) ->
     running = asyncio.create_task(worker.run())
 
     async def halted() -> bool:
-        try:
-            found = await events.lag("billing")
-        except NotFound:
-            # Its first consumer has not started yet.
-            return False
+        found = await lags(events, "billing")
         return any(lag.halted_because for lag in found) and all(lag.owner is None for lag in found)
 
     await eventually(halted, "the member to have left its group")
@@ -116,7 +121,8 @@ async def test_another_member_takes_over_and_gets_the_event_again(app: Penstock,
         running = asyncio.create_task(worker.run())
 
         async def done() -> bool:
-            return all(lag.lag == 0 for lag in await events.lag("g"))
+            found = await lags(events, "g")
+            return bool(found) and all(lag.lag == 0 for lag in found)
 
         await eventually(done, "the other member to finish")
         worker.stop()
