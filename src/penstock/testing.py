@@ -38,7 +38,7 @@ import asyncpg
 from pydantic import SecretStr
 
 from penstock.app import Penstock
-from penstock.errors import InvalidInput
+from penstock.errors import InvalidInput, NotFound
 from penstock.job import JobRecord
 from penstock.ownership import balance
 from penstock.pools import Pool
@@ -271,15 +271,32 @@ async def consumed(stream: Stream[Any], group: str, *, timeout: timedelta = time
     """Wait until a consumer group has committed everything that was appended before this call.
 
     Raises:
-        NotFound: There is no such group: no worker that consumes it runs.
+        NotFound: There is no such group in all that time: no worker that consumes it has started.
         TimeoutError: It did not get there in time; says how far it is, and the error at which it stands still.
     """
-    ends = {part.partition: part.end for part in await stream.lag(group)}
     deadline = time.monotonic() + timeout.total_seconds()
-    while behind := [part for part in await stream.lag(group) if part.next < ends.get(part.partition, 0)]:
-        if time.monotonic() > deadline:
-            at = ", ".join(f"partition {part.partition} at {part.next} of {ends[part.partition]}" for part in behind)
-            raise TimeoutError(f"group {group} of stream {stream.name} is behind: {at}")
+    ends: dict[int, int] | None = None
+    while True:
+        late = time.monotonic() > deadline
+        try:
+            found = await stream.lag(group)
+        except NotFound:
+            # Its first consumer makes it, a moment after its worker has started.
+            if late:
+                raise
+            found = []
+        if found:
+            ends = ends or {part.partition: part.end for part in found}
+            behind = [part for part in found if part.next < ends.get(part.partition, 0)]
+            if not behind:
+                return
+            if late:
+                at = ", ".join(
+                    f"partition {part.partition} at {part.next} of {ends[part.partition]}"
+                    + (f" ({part.failing_because})" if part.failing_because else "")
+                    for part in behind
+                )
+                raise TimeoutError(f"group {group} of stream {stream.name} is behind: {at}")
         await asyncio.sleep(0.02)
 
 

@@ -253,3 +253,31 @@ async def test_a_handler_that_keeps_failing_is_seen_in_the_lag(url: str, sql: Sq
 
 async def groups(sql: Sql) -> bool:
     return bool(await sql.fetchval("select exists (select from penstock.stream_groups)"))
+
+
+async def test_consumed_waits_for_a_group_that_comes_and_says_why_one_stands_still(url: str) -> None:
+    app = Penstock(url)
+    orders = app.stream("orders", int, partitions=1)
+    soon = timedelta(milliseconds=1)
+
+    @app.consumer(orders, group="billing")
+    async def bill(event: Event[int]) -> None:
+        raise ConnectionError("the bank does not answer")
+
+    async with app:
+        await orders.append(1)
+        with pytest.raises(NotFound, match="no consumer group billing"):
+            await consumed(orders, "billing", timeout=soon)
+        async with working(app):
+            with pytest.raises(NotFound):
+                await consumed(orders, "nobody", timeout=soon)
+
+            async def failing() -> bool:
+                try:
+                    return (await orders.lag("billing"))[0].failing_since is not None
+                except NotFound:
+                    return False
+
+            await eventually(failing, "the note of a failure")
+            with pytest.raises(TimeoutError, match="partition 0 at 0 of 1 .ConnectionError: the bank"):
+                await consumed(orders, "billing", timeout=soon)
