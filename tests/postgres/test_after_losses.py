@@ -1,0 +1,106 @@
+"""What a loss costs: recovery after a restart of PostgreSQL, starts of what was lost, and standing jobs whose key moves."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import pytest
+
+from conftest import eventually
+from penstock import Penstock
+from penstock.postgres.embedded import EmbeddedServer
+
+Sql = Any
+
+
+async def _recover_at(sql: Sql, moment: str) -> int:
+    """What `recover` does at a moment, an expression of a worker's row."""
+    async with sql.transaction():
+        at = await sql.fetchval(f"select ({moment})::text from penstock.workers where id = 'w'")
+        await sql.execute("select set_config('penstock.clock', $1, true)", at)
+        return int(await sql.fetchval("select penstock.recover()"))
+
+
+@pytest.mark.chaos
+async def test_a_restart_of_postgres_does_not_start_the_silence_of_a_dead_worker_anew(tmp_path: Path) -> None:
+    """It has three fifths of the silence after the start to say that it lives, and at least the whole of it in all."""
+    server = EmbeddedServer(tmp_path / "server")
+    url = await asyncio.to_thread(server.start)
+    try:
+        app = Penstock(url)
+        await app.migrate()
+        await app.close()
+        sql = await asyncpg.connect(url)
+        await sql.execute("select penstock.create_job_type('work')")
+        await sql.execute("select penstock.enqueue('work')")
+        await sql.execute("select penstock.register_worker('w', '{work}', p_dead_after => interval '60 seconds')")
+        await sql.execute("select penstock.claim('w', '{work}', 1)")
+        await sql.execute("update penstock.workers set seen_at = seen_at - interval '20 seconds'")
+        started_at = await sql.fetchval("select pg_postmaster_start_time()")
+        os.kill(int((tmp_path / "server/postgres/postmaster.pid").read_text().split()[0]), signal.SIGKILL)
+        sql.terminate()
+
+        async def back() -> Any:
+            with suppress(asyncpg.PostgresError, OSError):
+                return await asyncpg.connect(url, timeout=5)
+
+        sql = await eventually(back, "the server", timeout=60)
+        assert await sql.fetchval("select pg_postmaster_start_time()") > started_at
+        # 20 s were over before it: the silence ends 40 s after the start, less what the restart took.
+        assert await _recover_at(sql, "seen_at + dead_after - interval '0.1 seconds'") == 0
+        assert await _recover_at(sql, "pg_postmaster_start_time() + dead_after * 0.6 - interval '0.1 seconds'") == 0
+        due = "greatest(seen_at + dead_after, pg_postmaster_start_time() + dead_after * 0.6) + interval '0.1 seconds'"
+        assert await sql.fetchval(f"select {due} < pg_postmaster_start_time() + dead_after from penstock.workers")
+        assert await _recover_at(sql, due) == 1
+        await sql.close()
+    finally:
+        await asyncio.to_thread(server.stop)
+
+
+async def test_a_job_that_may_start_once_and_was_lost_is_not_begun_by_who_lost_it(url: str, sql: Sql) -> None:
+    """As a worker finds it that was stopped between its claim and the start."""
+    async with Penstock(url) as app:
+        await app.migrate()
+    await sql.execute("select penstock.create_job_type('once', '{\"delivery_strategy\": \"at_most_once\"}')")
+    ids = [await sql.fetchval("select penstock.enqueue('once')") for _ in range(2)]
+    await sql.execute("select penstock.register_worker('w', '{once}'), penstock.promise_to_begin('w')")
+    lost = await sql.fetch("select id, lease from penstock.claim('w', '{once}', 10)")
+    assert {row["id"] for row in lost} == set(ids)
+    begin = "select * from penstock.begin_jobs($1, $2::bigint[])"
+    assert [row[0] for row in await sql.fetch(begin, [ids[0]], [lost[0]["lease"]])] == [ids[0]]
+    assert await _recover_at(sql, "seen_at + dead_after + interval '1 second'") == 2
+    # The one that was begun is failed; the other was never started, and is as it was.
+    assert await sql.fetchval("select status::text from penstock.archived_jobs where id = $1", ids[0]) == "failed"
+    assert await sql.fetch(begin, ids, [row["lease"] for row in lost]) == []
+    again = await sql.fetch("select id, lease, attempts from penstock.claim('x', '{once}', 10)")
+    assert [(row["id"], row["attempts"]) for row in again] == [(ids[1], 1)]
+    assert await sql.fetch(begin, ids, [row["lease"] for row in lost]) == []
+    assert [row[0] for row in await sql.fetch(begin, [ids[1]], [again[0]["lease"]])] == [ids[1]]
+
+
+async def test_a_standing_job_that_starts_while_its_key_moves_is_told_to_who_takes_the_key(url: str, sql: Sql) -> None:
+    """The taker looks after it took the slot and before the start is committed: only the notification can tell it."""
+    async with Penstock(url) as app:
+        await app.migrate()
+    await sql.execute("select penstock.declare_pool('pool', '{\"slots\": 1}')")
+    for member in ("old", "new"):
+        await sql.execute("select penstock.join_group('pool', $1, gen_random_uuid())", member)
+    await sql.execute("update penstock.slots set owner = 'old', target = 'new' where group_name = 'pool'")
+    heard: list[str] = []
+    await sql.add_listener("penstock_new", lambda *notification: heard.append(notification[3]))
+    other = await asyncpg.connect(url)
+    try:
+        async with other.transaction():
+            assert await other.fetchval("select penstock.start_standing('pool', 'key')") == "started"
+            await sql.execute("update penstock.slots set owner = 'new' where group_name = 'pool'")
+            assert await sql.fetchval("select count(*) from penstock.standing_jobs") == 0
+            heard.clear()
+        await eventually(lambda: heard == ["standing pool"], "the word to the new owner")
+    finally:
+        other.terminate()
