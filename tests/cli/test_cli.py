@@ -265,8 +265,8 @@ def test_jobs_beyond_what_python_can_hold_are_listed(url: str) -> None:
         connection = await asyncpg.connect(url)
         await connection.execute(
             "insert into penstock.jobs (name) values ('ship');"
-            " select penstock.enqueue('ship', '{\"x\": 1e400}');"
-            " update penstock.queued_jobs set expires_at = '20000-01-01'"
+            " select penstock.enqueue('ship', '{}');"
+            " update penstock.queued_jobs set data = '{\"x\": 1e400}', expires_at = '20000-01-01'"
         )
         await connection.close()
 

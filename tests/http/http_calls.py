@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 from uuid import uuid4
 
@@ -32,6 +33,15 @@ def settle(client: httpx.Client, name: str, job: dict[str, Any], outcome: str = 
     response = client.post(f"/v1/jobs/{name}/settle", json={"jobs": [held]})
     assert response.status_code == 200, response.text
     return str(response.json()["outcomes"][job["id"]])
+
+
+def until(condition: Callable[[], Any], what: str) -> Any:
+    """The value of a condition once it is true."""
+    deadline = time.monotonic() + 40
+    while not (value := condition()):
+        assert time.monotonic() < deadline, f"{what} did not come true"
+        time.sleep(0.05)
+    return value
 
 
 def until_waiting(client: httpx.Client, requests: int) -> None:

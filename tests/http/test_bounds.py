@@ -12,6 +12,7 @@ from uuid import uuid4
 import asyncpg
 import httpx
 import pytest
+from http_calls import until
 from http_server import Served
 
 from penstock.payload import check_numbers
@@ -97,7 +98,8 @@ def test_an_unreadable_job_stops_neither_lists_nor_claims(client: httpx.Client, 
     listed = client.get("/v1/archived-jobs", params={"name": echo, "reason": "quarantined", "details": "true"}).json()
     assert [(job["id"], job["status"], job["reason"]) for job in listed] == [(f"job_{id}", "failed", "quarantined")]
     assert client.get("/v1/archived-jobs", params={"name": echo, "reason": "other"}).json() == []
-    assert client.get(f"/v1/jobs/{echo}/stats").json()["quarantined_last_hour"] == 1
+    # The server counts every few seconds.
+    until(lambda: client.get(f"/v1/jobs/{echo}/stats").json()["quarantined_last_hour"] == 1, "the count of what is quarantined")
     assert "# TYPE penstock_quarantined_last_hour gauge" in client.get("/metrics").text
     refused = client.post(f"/v1/jobs/job_{id}/replay")
     assert (refused.status_code, refused.json()["id"]) == (409, "conflict")

@@ -9,7 +9,6 @@ import secrets
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,7 +17,7 @@ from urllib.parse import quote
 
 import httpx
 import pytest
-from http_calls import new_id
+from http_calls import new_id, until
 from http_server import Served
 
 from conftest import eventually
@@ -68,14 +67,6 @@ def working(served: Served, folder: Path, pool: str) -> Iterator[subprocess.Pope
     finally:
         worker.kill()
         worker.wait()
-
-
-def until(condition: Any, what: str) -> Any:
-    deadline = time.monotonic() + 40
-    while not (value := condition()):
-        assert time.monotonic() < deadline, f"{what} did not come true"
-        time.sleep(0.05)
-    return value
 
 
 def test_a_job_is_enqueued_once_behind_the_others_of_its_key(client: httpx.Client, pool: str) -> None:

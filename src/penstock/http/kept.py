@@ -28,15 +28,21 @@ class Kept(Generic[T]):
         self._read = read
         self._kept_s = kept_s
         self._value: T | None = None
-        self._good_until = 0.0
+        self._good_until = self._may_read_at = 0.0
         self._reading = asyncio.Lock()
 
-    async def __call__(self) -> T:
-        """The value. Whoever comes while it is read waits for that reading; a failed one is not kept."""
+    async def __call__(self, lacks: Callable[[T], bool] = lambda value: False) -> T:
+        """The value. Whoever comes while it is read waits for that reading; a failed one is not kept.
+
+        Args:
+            lacks: Whether a value that is kept is too old for the caller, who knows of something that it lacks. It is read again
+                then, within the same share of the time.
+        """
         async with self._reading:
-            if self._value is None or time.monotonic() >= self._good_until:
-                started = time.monotonic()
+            now = time.monotonic()
+            if self._value is None or now >= self._good_until or (now >= self._may_read_at and lacks(self._value)):
                 self._value = await self._read()
-                now = time.monotonic()
-                self._good_until = now + max(self._kept_s, _SHARE * (now - started))
+                took = time.monotonic() - now
+                self._may_read_at = now + took + _SHARE * took
+                self._good_until = now + took + max(self._kept_s, _SHARE * took)
             return self._value

@@ -208,7 +208,7 @@ class BatchOutcome(BaseModel):
     """One line of the answer to a batch: an outcome or an error. After 1,000 errors `lines` tells the bad ones as ranges."""
 
     line: int | None = None
-    lines: list[tuple[int, int]] | None = None
+    lines: list[Annotated[list[int], Field(min_length=2, max_length=2)]] | None = None
     id: str | None = None
     outcome: Literal["queued", "duplicate", "coalesced", "archived"] | None = None
     error: dict[str, Any] | None = None

@@ -214,9 +214,13 @@ class Service:
         """The queue depths, at most some seconds old: counting reads the whole queue."""
         return await self._counts()
 
-    async def statistics(self) -> tuple[list[JobCounts], dict[str, http.Rates]]:
-        """Queue depths and rates, at most some seconds old."""
-        return await self._counts(), await self._rates()
+    async def statistics(self, name: str | None = None) -> tuple[list[JobCounts], dict[str, http.Rates]]:
+        """Queue depths and rates, at most some seconds old; with those of the type `name`, which may be new."""
+
+        def lacks(counts: list[JobCounts]) -> bool:
+            return name is not None and all(count.name != name for count in counts)
+
+        return await self._counts(lacks), await self._rates()
 
     async def _put(self, name: str, jobs: list[New]) -> list[Put]:
         self.metrics.batch(len(jobs))

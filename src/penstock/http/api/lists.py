@@ -67,16 +67,16 @@ async def get_stats(request: Request) -> Response:
 async def get_stats_of_type(request: Request, name: Name) -> Response:
     """How one job type is doing."""
     principal_of(request).require(name, request.url.path)
-    found = [one for one in await stats(request) if one["name"] == name]
+    found = [one for one in await stats(request, name) if one["name"] == name]
     if not found:
         raise not_found(request.url.path)
     return answer(found[0])
 
 
-async def stats(request: Request) -> list[dict[str, object]]:
-    """Statistics of the types that the user may see."""
+async def stats(request: Request, name: str | None = None) -> list[dict[str, object]]:
+    """Statistics of the types that the user may see, `name` among them if it exists."""
     principal = principal_of(request)
-    counts, rates = await service_of(request).statistics()
+    counts, rates = await service_of(request).statistics(name)
     return [
         shapes.plain(count) | (shapes.plain(rates[count.name]) if count.name in rates else {})
         for count in counts
