@@ -161,6 +161,18 @@ def replace_file(folder: int, name: str, text: str, mode: int = 0o600, owner: tu
     os.replace(fresh, name, src_dir_fd=folder, dst_dir_fd=folder)
 
 
+def close_file(path: Path) -> None:
+    """Make a file if there is none, and close it to others: who may read it could lock it, and so stop those who wait for it.
+
+    For a folder of our own. A file that is there is not opened: closing it again would end this process's locks on it.
+    """
+    try:
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0), 0o600))
+    except FileExistsError:
+        if POSIX:
+            path.chmod(0o600)
+
+
 def name_of(uid: int) -> str:
     """A user for people: the name, or the number when it has none."""
     import pwd

@@ -152,6 +152,19 @@ def test_planted_links_and_folders_are_refused_and_what_they_lead_to_stays(folde
 
 
 @as_root
+def test_another_user_can_read_no_log_and_hold_no_lock(folder: Path) -> None:
+    with EmbeddedServer(folder):
+        pass
+    stopped(folder)
+    for name in ("postgres.log", "users.lock", "keeper.lock"):
+        (folder / name).chmod(0o644)  # as older versions made them
+    with EmbeddedServer(folder):
+        for name in ("postgres.log", "keeper.log", "users.lock", "keeper.lock"):
+            assert run_as(NOBODY, NOBODY, "cat", folder / name).returncode != 0, name
+            assert stat.S_IMODE((folder / name).stat().st_mode) == 0o600
+
+
+@as_root
 def test_a_closed_folder_of_another_user_is_not_opened(folder: Path) -> None:
     folder.parent.chmod(0o700)
     os.chown(folder.parent, DAEMON, DAEMON)

@@ -150,6 +150,8 @@ class EmbeddedServer:
             folders.refuse_foreign_links(self._given.absolute(), _trusted())
             # As root the server runs as another user, who has to pass through.
             folders.make_own(self.data_dir, 0o711 if folders.POSIX and os.geteuid() == 0 else 0o700)
+            for name in ("users.lock", "keeper.lock", "postgres.log"):
+                folders.close_file(self.data_dir / name)
         except folders.UnsafeFolder as error:
             raise EmbeddedServerError(
                 f"the data folder is not safe: {error}",
