@@ -1,9 +1,10 @@
-"""Keys keep their order, on one worker at a time, whatever happens to workers."""
+"""Keys keep their order, on one worker at a time, whatever happens to workers, while a long transaction is held open."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+import asyncpg
 import pytest
 from pools_chaos import run_pools
 
@@ -12,7 +13,16 @@ SECONDS = 40.0
 
 @pytest.mark.chaos
 async def test_keys_keep_their_order_whatever_happens_to_workers(url: str, tmp_path: Path) -> None:
-    result = await run_pools(url, tmp_path, SECONDS)
+    held = await asyncpg.connect(url)
+    try:
+        # From before the first job until after the last one: nothing that is dead can be cleaned away meanwhile.
+        await held.execute("begin isolation level repeatable read")
+        await held.fetch("select pg_current_xact_id(), pg_current_snapshot()")
+        result = await run_pools(url, tmp_path, SECONDS)
+        assert await held.fetchval("select count(*) from penstock.archived_jobs") == 0, "its snapshot is a later one"
+    finally:
+        await held.close()
+    assert len(result.final) > 0
     assert result.violations == [], "\n".join([*result.violations[:20], *map(str, result.gone)])
     assert result.codes == [0] * 4
     assert result.left == 0, "leases or members are left"

@@ -102,7 +102,8 @@ def _order(runs: Sequence[Run], placed: Mapping[str, Placed], ended: Mapping[str
     done: dict[str, float] = {}
     for run in runs:
         begun.setdefault(run.name, run.begin)
-        if run.outcome == "succeeded":
+        # What the result of a lost run says was refused, whenever it came.
+        if run.outcome == "succeeded" and run.lost_at is None:
             done.setdefault(run.name, run.end)
         elif ended.get(run.name, Ended("", 0, 0.0)).status in ("failed", "cancelled"):
             done[run.name] = run.until
