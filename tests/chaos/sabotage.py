@@ -154,16 +154,7 @@ _COMMIT = (
 STREAMS = {
     "commit before handling": Sabotage("P7.*was committed before it was handled", worker="commit_before_handling"),
     "commit without an epoch": Sabotage("P4|P7", _COMMIT),
-    "exactly once without its check": Sabotage(
-        "P4.*written.*by the group exact",
-        (
-            Edit("commit_exactly", r"raise exception 'partition", "raise notice 'partition"),
-            Edit("commit_exactly", r"raise exception 'the events", "raise notice 'the events"),
-            Edit("commit_exactly", r"using errcode = 'PS409', hint = '[^']*'", "using hint = 'nothing'"),
-            # It refuses as well, and then the offset stays: the next owner begins anew.
-            *_COMMIT,
-        ),
-    ),
+    "exactly once in two transactions": Sabotage("P4.*written.*by the group exact", worker="two_transactions"),
     "offsets with holes": Sabotage(
         "P7.*not dense",
         (

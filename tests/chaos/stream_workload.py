@@ -65,13 +65,18 @@ async def write(batch: Batch[str]) -> None:
                 "insert into public.chaos_written values ($1, $2, $3)",
                 [(event.partition, event.offset, event.data) for event in batch],
             )
+            if SABOTAGE != "two_transactions":
+                await asyncio.sleep(0.1)
+                await batch.commit(connection)
+        if SABOTAGE == "two_transactions":
             await asyncio.sleep(0.1)
-            await batch.commit(connection)
+            async with connection.transaction():
+                await batch.commit(connection)
     finally:
         await connection.close()
 
 
-if SABOTAGE and SABOTAGE != "commit_before_handling":
+if SABOTAGE not in ("", "commit_before_handling", "two_transactions"):
     import broken_worker
 
     broken_worker.sabotage(SABOTAGE)
