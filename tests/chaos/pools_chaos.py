@@ -22,7 +22,7 @@ from queue_chaos import new_id, seeded
 from checker.history import Event, Gone, read
 from checker.jobs import Final, History, Rules, check_jobs
 from checker.keys import Ended, Placed, check_keys, check_standing
-from checker.tables import finals, text
+from checker.tables import finals, pid_of, text
 from conftest import eventually
 from penstock import NewJob, Penstock, PenstockError, Settings
 
@@ -278,8 +278,8 @@ async def all_stand(app: Penstock, wanted: set[str]) -> bool:
 
 
 async def present(app: Penstock, fleet: Fleet) -> bool:
-    """Whether the workers of the fleet, and nobody else, are members. An id is host.pid.random."""
+    """Whether the workers of the fleet, and nobody else, are members."""
     database = await app.database()
     members = await database.fetch("select group_name, id from penstock.members")
-    here = {(row["group_name"], row["id"].rsplit(".", 2)[1]) for row in members}
+    here = {(row["group_name"], pid_of(row["id"])) for row in members}
     return here == {(group, str(worker.pid)) for worker in fleet.workers for group in ("keyed", "standing")}

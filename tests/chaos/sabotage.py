@@ -65,7 +65,8 @@ class Sabotage:
 _ATTEMPTS = r"and job\.attempts = given\.(given_)?attempts"
 _LEASE = r"and \(given\.(given_)?lease is null or job\.lease = given\.(given_)?lease\)"
 # The heartbeat offers only what has no owner: it stands behind the check of `take`.
-_TAKE = (Edit("take", r"and slots\.owner is null"), Edit("member_heartbeat", r"and slots\.owner is null"))
+_OTHERS = "and slots.owner is distinct from p_member"
+_TAKE = (Edit("take", r"and slots\.owner is null", _OTHERS), Edit("member_heartbeat", r"and slots\.owner is null", _OTHERS))
 
 QUEUE = {
     "settle without its fence": Sabotage(

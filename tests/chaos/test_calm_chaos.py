@@ -16,6 +16,7 @@ from pools_chaos import ENVIRONMENT
 from queue_chaos import new_id, seeded
 
 from checker.history import read, runs_of
+from checker.tables import pid_of
 from conftest import eventually
 from penstock import NewJob, Penstock
 
@@ -127,7 +128,7 @@ async def test_joins_leaves_and_deaths_move_the_fewest_slots_and_the_others_go_o
             gone: list[str] = []
 
             def its_own(before: dict[int, str | None], moved: set[int]) -> None:
-                had = {slot for slot, owner in before.items() if owner and owner.rsplit(".", 2)[1] == gone[-1]}
+                had = {slot for slot, owner in before.items() if owner and pid_of(owner) == gone[-1]}
                 assert moved == had, f"its slots were {had}, moved were {moved}"
 
             await change("a leave", lambda: end(signal.SIGTERM), its_own)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from typing import Any
 
@@ -14,6 +15,12 @@ from penstock.postgres.database import Database
 def text(value: Any) -> str:
     """A payload as text, the same for every order of its names."""
     return json.dumps(value, sort_keys=True)
+
+
+def pid_of(id: str) -> str:
+    """The process of a worker, host.pid.random, or of a member, host.pid.random.part; "": of neither. A host may have dots."""
+    found = re.search(r"\.(\d+)\.[0-9a-f]{6}(\.p\d+)?$", id)
+    return found[1] if found else ""
 
 
 async def clock_difference(database: Database) -> float:
@@ -42,8 +49,7 @@ async def finals(app: Penstock) -> list[Final]:
     rows = []
     for row in found:
         data = row["data"] if not isinstance(row["data"], str) else json.loads(row["data"])
-        # A worker's id is host.pid.random.
-        worker = row["worker"].rsplit(".", 2)[1] if row["worker"] and row["worker"].count(".") >= 2 else ""
+        worker = pid_of(row["worker"] or "")
         at = row["at"] + difference
         status, reason = row["status"], row["reason"] or ""
         final = Final(str(row["id"]), row["name"], status, row["attempts"], row["finished"], at, worker, reason, text(data))
