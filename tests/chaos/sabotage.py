@@ -101,10 +101,6 @@ QUEUE = {
         ),
     ),
     "claim of what runs": Sabotage("P4", (Edit("claim", r"and ready\.status = 'queued'"),)),
-    "success that is not archived": Sabotage(
-        "P1",
-        (Edit("settle", r"(left join penstock\.leases as lease on lease\.id = settled\.lease)", r"\1 where random() < 0.99"),),
-    ),
     "expiry before its time": Sabotage(
         "P2.*expired before its time", (Edit("expire", r"due\.expires_at <= moment", "due.expires_at is not null"),)
     ),
@@ -121,9 +117,7 @@ POOLS = {
         (Edit("still_owned", r"and slots\.epoch = given\.epoch"), Edit("still_owned", r"and slots\.owner = p_member")),
         worker="unfenced_member",
     ),
-    "members without a fence": Sabotage("P6|P4", worker="unfenced_member"),
     "revocation that nobody heeds": Sabotage("P6", worker="revocation_ignored"),
-    "what was lost runs on": Sabotage("P6|P4", worker="deaf"),
     "taking a slot that has an owner": Sabotage("P6|P4", _TAKE),
     "eviction of members that live": Sabotage(
         "P6|P4",
@@ -141,9 +135,6 @@ POOLS = {
         ),
     ),
     "keys from behind": Sabotage("P6", (Edit("claim_keys", r"order by each\.seq\s+limit", "order by each.seq desc limit"),)),
-    "settle without its fence": Sabotage(
-        "P4|P6", (Edit("settle", f"{_ATTEMPTS}|{_LEASE}"), Edit("end_attempts", f"{_ATTEMPTS}|{_LEASE}"))
-    ),
 }
 _COMMIT = (
     Edit("commit_offsets", r"and reached\.epoch = given\.epoch"),
@@ -166,10 +157,5 @@ STREAMS = {
             ),
         ),
     ),
-    "producers whose batches are not known again": Sabotage(
-        "P10", (Edit("append_routed", r"if told\.is_repeated then", "if false then"),)
-    ),
     "taking a partition that has an owner": Sabotage("P4|P7", _TAKE),
-    "revocation that nobody heeds": Sabotage("P4|P7", worker="revocation_ignored"),
-    "members without a fence": Sabotage("P4|P7", worker="unfenced_member"),
 }

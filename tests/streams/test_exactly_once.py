@@ -19,7 +19,7 @@ AT_ONCE = OnFailure(backoff=Backoff(base=timedelta(0), cap=timedelta(0)))
 
 
 async def all_done(stream: Stream[Any]) -> bool:
-    found = await stream.lag("g")
+    found = await stream.lag()
     return bool(found) and not any(lag.lag for lag in found)
 
 
