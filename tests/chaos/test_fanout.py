@@ -28,15 +28,15 @@ SECONDS = float(os.environ.get("CHAOS_SECONDS", "25")) / 2
 
 # Written by the database itself, in the transactions that begin and end subscriptions.
 LIVES = """
-    create table lives (topic text, client text, number bigint, began bigint, ended bigint);
+    create table public.lives (topic text, client text, number bigint, began bigint, ended bigint);
     create function begin_life() returns trigger language plpgsql as $$
     begin
-        insert into lives select new.topic, new.client_id, new.number, last_seq from penstock.topics where name = new.topic;
+        insert into public.lives select new.topic, new.client_id, new.number, last_seq from penstock.topics where name = new.topic;
         return null;
     end $$;
     create function end_life() returns trigger language plpgsql as $$
     begin
-        update lives set ended = (select last_seq from penstock.topics where name = old.topic) where number = old.number;
+        update public.lives set ended = (select last_seq from penstock.topics where name = old.topic) where number = old.number;
         return null;
     end $$;
     create trigger begin_life after insert on penstock.subscriptions for each row execute function begin_life();
@@ -124,12 +124,12 @@ async def violations(events: list[dict[str, Any]], sql: Sql) -> list[str]:
     for row in rows:
         got[int(str(row["id"])[-12:], 16)][seq_of[row["message"]]] += 1
     # A copy that waits from an earlier subscription of the same client coalesces too.
-    whose = {row["number"]: (row["topic"], row["client"]) for row in await sql.fetch("select * from lives")}
+    whose = {row["number"]: (row["topic"], row["client"]) for row in await sql.fetch("select * from public.lives")}
     stood_in: dict[Any, set[int]] = defaultdict(set)
     for seq, id in await sql.fetch("select seq, unnest(coalesced) from penstock.topic_messages"):
         stood_in[whose[int(str(id)[-12:], 16)]].add(seq)
     for life in await sql.fetch(
-        "select lives.*, coalesce(ended, last_seq) as until from lives join penstock.topics on name = topic"
+        "select lives.*, coalesce(ended, last_seq) as until from public.lives join penstock.topics on name = topic"
     ):
         number = life["number"]
         if double := [seq for seq, copies in got[number].items() if copies > 1]:
@@ -150,7 +150,7 @@ async def test_each_subscriber_gets_exactly_what_was_published_in_its_time(url: 
     events, kills = await race(url, sql, tmp_path, SECONDS)
     found = await violations(events, sql)
     assert found == [], "\n".join(found[:20])
-    lives = await sql.fetch("select * from lives")
+    lives = await sql.fetch("select * from public.lives")
     ended = [life for life in lives if life["ended"] is not None]
     received = Counter(event["job"] for event in events if event["kind"] == "received")
     assert kills >= 5

@@ -31,7 +31,7 @@ def test_the_snippets_do_what_they_say(
     (tmp_path / "orders.json").write_text(json.dumps(order))
     # The tests' session is older than this database, so its environment cannot name it.
     text = DOCUMENT.read_text().replace('.format("penstock")', f'.format("penstock").option("url", {url!r})')
-    reading, following, writing = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    reading, following, writing, each_batch = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
     names: dict[str, Any] = {}
     exec(reading, names)
     assert names["failed"].count() == 2
@@ -43,3 +43,10 @@ def test_the_snippets_do_what_they_say(
     exec(writing.replace('"orders.json"', repr((tmp_path / "orders.json").as_uri())), names)
     (job,) = ask("select name, key, data::text from penstock.queued_jobs")
     assert (job["name"], job["key"], json.loads(job["data"])) == ("invoice", "acme", {"order_id": 7, "total": 2.5})
+    # One number for two targets: each gets the rows, once.
+    ask("select penstock.create_job_type('report')")
+    exec(each_batch, names)
+    for _ in range(2):
+        names["put"](names["jobs"], 0)
+    found = ask("select name, count(*) as jobs from penstock.queued_jobs group by name order by name")
+    assert [(row["name"], row["jobs"]) for row in found] == [("invoice", 2), ("report", 1)]
