@@ -31,7 +31,8 @@ LIVES = """
     create table public.lives (topic text, client text, number bigint, began bigint, ended bigint);
     create function begin_life() returns trigger language plpgsql as $$
     begin
-        insert into public.lives select new.topic, new.client_id, new.number, last_seq from penstock.topics where name = new.topic;
+        insert into public.lives
+        select new.topic, new.client_id, new.number, last_seq from penstock.topics where name = new.topic;
         return null;
     end $$;
     create function end_life() returns trigger language plpgsql as $$
