@@ -16,6 +16,7 @@ from queue_chaos import run_queue
 from sabotage import POOLS, QUEUE, STREAMS, Sabotage
 from streams_chaos import run_streams
 
+from penstock import Penstock
 from penstock.testing import TemporaryDatabases
 
 RUNS = 4
@@ -30,6 +31,14 @@ def table(sabotages: dict[str, Sabotage]) -> list[object]:
         pytest.param(sabotage, id=name, marks=marks if name in QUICK else [*marks, pytest.mark.soak])
         for name, sabotage in sabotages.items()
     ]
+
+
+@pytest.mark.parametrize("sabotages", [QUEUE, POOLS, STREAMS], ids=["queue", "pools", "streams"])
+async def test_every_edit_finds_what_it_takes_out(databases: TemporaryDatabases, sabotages: dict[str, Sabotage]) -> None:
+    for sabotage in sabotages.values():
+        with databases.database() as url:
+            async with Penstock(url) as app:
+                await sabotage.prepare(app)
 
 
 async def seen(sabotage: Sabotage, run: Callable[[int], Awaitable[Sequence[str]]]) -> None:
