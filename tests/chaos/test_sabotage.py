@@ -19,7 +19,7 @@ from streams_chaos import run_streams
 from penstock import Penstock
 from penstock.testing import TemporaryDatabases
 
-RUNS = 4
+RUNS = 6
 SECONDS = float(os.environ.get("CHAOS_SECONDS", "14"))
 QUICK = {"recovery of workers that live", "commit before handling"}
 
