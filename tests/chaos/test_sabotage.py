@@ -21,7 +21,7 @@ from penstock.testing import TemporaryDatabases
 
 RUNS = 6
 SECONDS = float(os.environ.get("CHAOS_SECONDS", "14"))
-QUICK = {"recovery of workers that live", "commit before handling"}
+QUICK = {"commit before handling"}
 
 
 def table(sabotages: dict[str, Sabotage]) -> list[object]:
