@@ -80,7 +80,7 @@ QUEUE = {
     # Both workers report success: the one that was taken for dead does not stop either.
     "settle without the lease": Sabotage("P4", (Edit("settle", _LEASE), Edit("end_attempts", _LEASE)), worker="deaf"),
     "recovery of workers that live": Sabotage(
-        "P4", (Edit("recover", r"\(seen_at \+ dead_after < moment and [^)]*\(\) \+ dead_after \* 0\.6 < moment\)", "true"),)
+        "P4", (Edit("recover", r"\(seen_at \+ dead_after < moment and suspected_at > seen_at and [^)]*\)", "true"),)
     ),
     # The mark of begin_jobs stands behind the worker's own fence.
     "start without its fence": Sabotage(
@@ -122,8 +122,9 @@ POOLS = {
     "eviction of members that live": Sabotage(
         "P6|P4",
         (
-            Edit("is_silent", r"\+ member\.dead_after( \* 0\.6)? < p_moment", "< p_moment"),
-            Edit("evict", r"seen_at \+ dead_after < moment and restart \+ dead_after \* 0\.6 < moment", "true"),
+            Edit("evict", r"seen_at \+ dead_after( \* 0\.6)? < (moment|penstock\.clock\(\))", "true"),
+            Edit("evict", r"suspected_at > seen_at", "true"),
+            Edit("evict", r"suspected_at \+ dead_after \* 0\.5 < (moment|penstock\.clock\(\))", "true"),
         ),
     ),
     "busy keys": Sabotage(

@@ -8,7 +8,6 @@ from typing import Any, TypeAlias
 
 import asyncpg
 import pytest
-from test_ownership import wait_for_postmaster_age
 
 Sql: TypeAlias = "asyncpg.Connection[Any]"
 SESSIONS = {name: f"00000000-0000-0000-0000-00000000000{n}" for n, name in enumerate(("m1", "m2"), start=1)}
@@ -100,7 +99,8 @@ async def test_nothing_is_lost_or_doubled_when_several_clean_up_at_once(group: G
     await sql.execute("select penstock.start_standing('work', 'acme', '{}')")
     assert await group.begin("m1", 1)
     await sql.execute("update penstock.members set seen_at = seen_at - interval '1 minute', dead_after = '1 s' where id = 'm1'")
-    await wait_for_postmaster_age(sql)
+    assert await sql.fetchval("select penstock.evict('work')") == []
+    await sql.execute("update penstock.members set dead_after = '0.001 s' where id = 'm1'")
     others = [await asyncpg.connect(url) for _ in range(6)]
 
     async def settle(connection: Sql) -> None:

@@ -234,9 +234,14 @@ async def test_the_jobs_of_a_dead_worker_come_back(sql: Sql) -> None:
     await claim(sql)
     await at(sql, 9)
     assert await sql.fetchval("select known from penstock.heartbeat('w1')")
-    await at(sql, 18)
+    await at(sql, 14)
+    assert await sql.fetchval("select penstock.recover()") == 0
+    # Silent for three fifths of the ten seconds: from here on it is suspected.
+    await at(sql, 15.5)
     assert await sql.fetchval("select penstock.recover()") == 0
     await at(sql, 20)
+    assert await sql.fetchval("select penstock.recover()") == 0
+    await at(sql, 21)
     assert await sql.fetchval("select penstock.recover()") == 1
     assert not await sql.fetchval("select known from penstock.heartbeat('w1')")
     assert len(await claim(sql, worker="w2")) == 1

@@ -105,8 +105,8 @@ async def test_a_dead_workers_locked_lease_is_recovered_later(sql: Sql, other: S
     await sql.execute("select penstock.register_worker('w1', '{ship}')")
     (first,) = await claim(sql, 1)
     await claim(sql, 1)
-    await sql.execute("update penstock.workers set seen_at = seen_at - interval '1 hour' where id = 'w1'")
-    await sql.execute("set penstock.clock = '2999-01-01'")  # past every restart of the server
+    await sql.execute("set penstock.clock = '2999-01-01'")
+    await sql.execute("update penstock.workers set suspected_at = '2998-12-31' where id = 'w1'")
     await sql.execute("update penstock.leases set expires_at = '3000-01-01'")
     transaction = other.transaction()
     await transaction.start()

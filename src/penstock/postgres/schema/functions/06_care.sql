@@ -180,14 +180,25 @@ begin
     perform penstock.ensure_archive(moment + interval '1 day');
     delete from penstock.idle_workers where since < clock_timestamp() - interval '10 minutes';
     delete from penstock.place_waiters where since < clock_timestamp() - interval '10 minutes';
+    -- Nobody is taken for dead in one look: see the head of tables/0030_suspicion.sql.
+    update penstock.workers
+    set suspected_at = moment
+    where id = any (array(
+        select id
+        from penstock.workers
+        where state <> 'dead'
+            and seen_at + dead_after * 0.6 < moment
+            and (suspected_at is null or suspected_at <= seen_at or suspected_at < pg_postmaster_start_time())
+        for update skip locked
+    ));
     with gone as (
         update penstock.workers
         set state = 'dead'
         where id = any (array(
-            -- Nobody can beat while the server is down: after its start all get three fifths of the silence to say that they live.
             select id
             from penstock.workers
-            where state = 'dead' or (seen_at + dead_after < moment and pg_postmaster_start_time() + dead_after * 0.6 < moment)
+            where state = 'dead'
+                or (seen_at + dead_after < moment and suspected_at > seen_at and suspected_at + dead_after * 0.5 < moment)
             for update skip locked
         ))
         returning id

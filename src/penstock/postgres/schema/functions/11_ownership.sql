@@ -335,11 +335,27 @@ as $$
 declare
     silent text[];
     moment constant timestamptz := penstock.clock();
-    restart constant timestamptz := pg_postmaster_start_time();
 begin
-    -- As is_silent has it, written out: this looks at every member.
+    -- The usual case, in one look at every member.
+    if not exists (select from penstock.members where group_name = p_group and seen_at + dead_after * 0.6 < moment) then
+        return '{}';
+    end if;
+    -- Nobody is taken for dead in one look: see the head of tables/0030_suspicion.sql.
+    update penstock.members
+    set suspected_at = moment
+    where group_name = p_group
+        and id = any (array(
+            select id
+            from penstock.members
+            where group_name = p_group
+                and seen_at + dead_after * 0.6 < moment
+                and (suspected_at is null or suspected_at <= seen_at or suspected_at < pg_postmaster_start_time())
+            for update skip locked
+        ));
     if not exists (
-        select from penstock.members where group_name = p_group and seen_at + dead_after < moment and restart + dead_after * 0.6 < moment
+        select from penstock.members
+        where group_name = p_group
+            and seen_at + dead_after < moment and suspected_at + dead_after * 0.5 < moment
     ) then
         return '{}';
     end if;
@@ -349,7 +365,10 @@ begin
     from (
         select id
         from penstock.members
-        where group_name = p_group and penstock.is_silent(members, penstock.clock())
+        where group_name = p_group
+            and seen_at + dead_after < penstock.clock()
+            and suspected_at > seen_at
+            and suspected_at + dead_after * 0.5 < penstock.clock()
         order by id
         for update
     ) as found;
