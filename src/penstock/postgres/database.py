@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -58,7 +58,14 @@ _OF_A_POOLER = {"42P05", "26000"}
 # Of those, what can also lie in the call itself, so that it is not repeated for ever.
 _PERHAPS_LASTING = {"23505", "57014", "53200"}
 _MOST_REPEATS = 5
+# As many as one call may look up, see `penstock.check_size` in 01_bounds.sql.
+_AT_ONCE = 10_000
 _URL_HINT = "It looks like postgresql://user:password@host:5432/database."
+
+
+def in_parts(wanted: Sequence[T]) -> Iterator[Sequence[T]]:
+    """What is to be looked up, in parts that one call may ask for."""
+    return (wanted[start : start + _AT_ONCE] for start in range(0, len(wanted), _AT_ONCE))
 
 
 def translate(error: BaseException) -> PenstockError | None:

@@ -9,7 +9,7 @@ from typing import TypedDict
 from uuid import UUID
 
 from penstock.job import Admission, JobTypeRecord, Status
-from penstock.postgres.database import Database
+from penstock.postgres.database import Database, in_parts
 from penstock.postgres.jobs import Batch, enqueue_arguments, job_type_of
 
 
@@ -120,8 +120,11 @@ async def stored_jobs(database: Database, ids: Sequence[UUID]) -> dict[UUID, Sto
 
 async def attempts_of(database: Database, ids: Sequence[UUID]) -> dict[UUID, tuple[int, int | None]]:
     """Attempts and lease of those jobs that are not finished."""
-    rows = await database.fetch("select * from penstock.attempts_of($1)", ids)
-    return {row["id"]: (row["attempts"], row["lease"]) for row in rows}
+    found: dict[UUID, tuple[int, int | None]] = {}
+    for some in in_parts(ids):
+        rows = await database.fetch("select * from penstock.attempts_of($1)", some)
+        found |= {row["id"]: (row["attempts"], row["lease"]) for row in rows}
+    return found
 
 
 async def page_of_jobs(

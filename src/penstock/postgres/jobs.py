@@ -30,7 +30,7 @@ from penstock.job import (
     Why,
 )
 from penstock.payload import load_json, plain_text
-from penstock.postgres.database import Database
+from penstock.postgres.database import Database, in_parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -399,8 +399,11 @@ async def replay(database: Database, id: UUID, new_id: UUID, data: str | None = 
 
 async def find(database: Database, ids: Sequence[UUID]) -> dict[UUID, JobRecord]:
     """Everything known of these jobs; unknown ids are left out."""
-    rows = await database.fetch("select * from penstock.find_jobs($1)", ids)
-    return {row["id"]: _record(row) for row in rows}
+    found: dict[UUID, JobRecord] = {}
+    for some in in_parts(ids):
+        rows = await database.fetch("select * from penstock.find_jobs($1)", some)
+        found |= {row["id"]: _record(row) for row in rows}
+    return found
 
 
 async def why(database: Database, id: UUID) -> Why:

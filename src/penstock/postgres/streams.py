@@ -23,6 +23,9 @@ _APPEND_JOINED = (
     " string_to_array($7::text, e'\\x1e', e'\\x1d'), $8::json[], $9::timestamptz[], $10, $11)"
 )
 _COMPACTION_S = 3600.0
+# As much as one call may read, see `penstock.read_chunks`.
+_MOST_EVENTS = 1_000_000
+_MOST_BYTES = 1 << 30
 _SEPARATOR, _NULL = "\x1e", "\x1d"
 _APPEND_EACH = "select * from penstock.append_each($1, $2::json[], $3, $4::json[], $5::timestamptz[], $6::bytea[])"
 _READ = "select * from penstock.read_chunks($1, $2, $3, $4, $5)"
@@ -236,7 +239,7 @@ async def read_chunks(
     database: Database, name: str, wanted: Mapping[int, int], limit: int, most_bytes: int = 8_388_608
 ) -> list[Chunk]:
     """Read from several partitions, {partition: offset}; see `penstock.read_chunks`. Raises `OffsetGone`, `NotFound`."""
-    given = (name, list(wanted.keys()), list(wanted.values()), limit, most_bytes)
+    given = (name, list(wanted.keys()), list(wanted.values()), min(limit, _MOST_EVENTS), max(1, min(most_bytes, _MOST_BYTES)))
     try:
         rows = await database.fetch(_READ, *given)
     except Unreadable:

@@ -13,7 +13,7 @@ from penstock.errors import Unreadable
 from penstock.job import Status
 from penstock.message import Message, Published, ReceiverOutcome, Subscribed, Subscriber, TopicCounts
 from penstock.payload import Codec
-from penstock.postgres.database import Database
+from penstock.postgres.database import Database, in_parts
 from penstock.postgres.jobs import load_or_text
 
 CHANNEL = "penstock_topics"
@@ -175,8 +175,11 @@ async def late(database: Database, topic: str, client_id: str, since: int, last:
 
 async def messages_of(database: Database, jobs: Sequence[UUID]) -> dict[UUID, tuple[int, UUID, datetime]]:
     """Sequence number, id and time of the messages of which claimed jobs are copies."""
-    rows = await database.fetch("select * from penstock.messages_of($1)", jobs)
-    return {row["job"]: (row["seq"], row["id"], row["published_at"]) for row in rows}
+    found: dict[UUID, tuple[int, UUID, datetime]] = {}
+    for some in in_parts(jobs):
+        rows = await database.fetch("select * from penstock.messages_of($1)", some)
+        found |= {row["job"]: (row["seq"], row["id"], row["published_at"]) for row in rows}
+    return found
 
 
 async def take_over(database: Database, queue: str, connection: str) -> None:

@@ -23,7 +23,7 @@ from penstock.logs import get_logger
 from penstock.ownership.member import Member
 from penstock.payload import Codec, dump_json
 from penstock.postgres import pools
-from penstock.postgres.database import Database
+from penstock.postgres.database import Database, in_parts
 from penstock.settings import Settings
 from penstock.waiting import happens
 
@@ -221,12 +221,15 @@ class StandingRunner:
         receivers = {key: run for key, run in self._runs.items() if run.messages.qsize() < _MOST_UNREAD}
         if not receivers:
             return
-        taken = await pools.take_messages(self._database, self._name, self._member.id, list(receivers), _MOST_UNREAD)
-        for key, data in taken:
-            receivers[key].messages.put_nowait(orjson.loads(data))
+        left = False
+        for keys in in_parts(list(receivers)):
+            taken = await pools.take_messages(self._database, self._name, self._member.id, keys, _MOST_UNREAD)
+            for key, data in taken:
+                receivers[key].messages.put_nowait(orjson.loads(data))
+            left |= len(taken) == _MOST_UNREAD
         for run in self._runs.values():
             run.full = run.messages.qsize() >= _MOST_UNREAD
-        if len(taken) == _MOST_UNREAD:
+        if left:
             self.wake()
 
     async def _attempt(self, run: _Run) -> None:

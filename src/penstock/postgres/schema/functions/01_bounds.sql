@@ -7,6 +7,9 @@
 --
 -- The test that every payload goes through has to cost little: what is small as jsonb is large as text only by numbers that
 -- have many zeros in a row, and a search for 64 characters in a row looks at one character in 64.
+--
+-- And what one call may ask for is bounded: the elements of each array (check_size) and each limit (check_limit) of every function
+-- that a role may call. tests/postgres/test_call_bounds.py finds them in the catalogue.
 
 create or replace function penstock.problem_of(p_data jsonb, p_largest integer default 1048576)
 returns text
@@ -112,6 +115,36 @@ begin
 end
 $$;
 comment on function penstock.check_each_json(jsonb[], text, integer) is 'check_json for many.';
+
+create or replace function penstock.check_size(p_size bigint, p_most bigint, p_what text)
+returns void
+language plpgsql
+immutable
+as $$
+begin
+    if p_size > p_most then
+        raise exception '% % are too many for one call', to_char(p_size, 'FM999,999,999,999'), p_what
+            using errcode = 'PS413', hint = format('Give at most %s %s in one call.', to_char(p_most, 'FM999,999,999,999'), p_what);
+    end if;
+end
+$$;
+comment on function penstock.check_size(bigint, bigint, text) is
+    'Raises PS413 when an array of this size (null: no array) has more elements than one call may bring. p_what: what they are, for the message.';
+
+create or replace function penstock.check_limit(p_limit bigint, p_most bigint, p_what text default 'limit')
+returns void
+language plpgsql
+immutable
+as $$
+begin
+    if p_limit is null or p_limit not between 1 and p_most then
+        raise exception 'invalid %: %', p_what, coalesce(p_limit::text, 'null')
+            using errcode = 'PS400', hint = format('Give a %s between 1 and %s.', p_what, to_char(p_most, 'FM9,999,999,999,999,999,999'));
+    end if;
+end
+$$;
+comment on function penstock.check_limit(bigint, bigint, text) is
+    'Raises PS400 unless a limit is between 1 and p_most. p_what: what it is, for the message.';
 
 create or replace function penstock.check_times(p_times timestamptz[])
 returns void

@@ -169,6 +169,7 @@ declare
     -- Of many types (each subscriber has its own) most have nothing: a look costs a fraction of an attempt to claim.
     many constant boolean := cardinality(p_names) > 16;
 begin
+    perform penstock.check_size(cardinality(p_names), 10000, 'job types');
     perform penstock.check_worker(p_worker);
     if p_limit is null or p_limit not between 1 and 10000 then
         raise exception 'invalid limit: %', p_limit
@@ -328,6 +329,7 @@ declare
     held record;
     new_lease bigint;
 begin
+    perform penstock.check_size(greatest(cardinality(p_ids), cardinality(p_attempts), cardinality(p_leases)), 100000, 'jobs');
     if coalesce(cardinality(p_ids), 0) > 0 and (p_leases is null or array_position(p_leases, null) is not null) then
         raise exception 'a job is to be extended without its lease'
             using errcode = 'PS400', hint = 'Give the lease that claim or extend returned for each job.';

@@ -193,6 +193,7 @@ declare
     ahead integer;
     mine penstock.place_waiters;
 begin
+    perform penstock.check_size(cardinality(p_names), 10000, 'job types');
     perform penstock.check_worker(p_worker);
     perform penstock.check_worker(coalesce(p_channel, p_worker));
     for job_type in

@@ -422,6 +422,7 @@ set enable_hashjoin = off
 set enable_mergejoin = off
 as $$
 begin
+    perform penstock.check_size(greatest(cardinality(p_ids), cardinality(p_leases), cardinality(p_progress)), 100000, 'jobs');
     if coalesce(cardinality(p_ids), 0) > 0 and (p_leases is null or array_position(p_leases, null) is not null) then
         raise exception 'the progress of a job is to be noted without its lease'
             using errcode = 'PS400', hint = 'Give the lease that claim or extend returned for each job.';

@@ -17,6 +17,7 @@ declare
     moment constant timestamptz := penstock.clock();
     line record;
 begin
+    perform penstock.check_limit(p_limit, 100000);
     promoted := 0;
     if exists (select from penstock.queued_jobs where seq is null and run_after <= moment) then
         perform pg_current_xact_id();
@@ -58,6 +59,7 @@ declare
     moment constant timestamptz := penstock.clock();
     expired_jobs integer;
 begin
+    perform penstock.check_limit(p_limit, 100000);
     perform penstock.ensure_archive(moment);
     with expired as (
         delete from penstock.queued_jobs as job
@@ -171,6 +173,7 @@ declare
     dead text[];
     recovered integer := 0;
 begin
+    perform penstock.check_limit(p_limit, 10000);
     -- One at a time is enough, and the others have better things to do than to wait.
     if not pg_try_advisory_xact_lock(hashtext('penstock.recover')) then
         return 0;

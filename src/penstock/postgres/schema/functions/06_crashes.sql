@@ -41,6 +41,7 @@ set enable_indexonlyscan = off
 set enable_hashjoin = off
 set enable_mergejoin = off
 as $$
+    select penstock.check_size(greatest(cardinality(p_ids), cardinality(p_leases)), 100000, 'jobs');
     update penstock.queued_jobs as job
     set begun = true
     from unnest(p_ids, p_leases) as given (id, lease)
@@ -58,6 +59,7 @@ security definer
 set search_path = penstock, pg_temp
 set enable_seqscan = off
 as $$
+    select penstock.check_size(cardinality(p_names), 10000, 'job types');
     select exists (
         select
         from unnest(p_names) as wanted (name)
@@ -116,6 +118,8 @@ declare
     chosen penstock.queued_jobs;
     width interval;
 begin
+    perform penstock.check_size(cardinality(p_names), 10000, 'job types');
+    perform penstock.check_size(greatest(cardinality(p_slots), cardinality(p_epochs)), 1000000, 'slots');
     perform penstock.check_worker(p_holder);
     if current_setting('transaction_isolation') <> 'read committed' then
         raise exception 'claim_alone needs the isolation level read committed'

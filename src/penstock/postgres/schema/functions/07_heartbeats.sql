@@ -18,6 +18,10 @@ as $$
 declare
     moment constant timestamptz := penstock.clock();
 begin
+    perform penstock.check_size(
+        greatest(cardinality(p_groups), cardinality(p_members), cardinality(p_sessions)),
+        100000, 'members'
+    );
     if p_worker is not null then
         update penstock.workers
         set seen_at = moment,

@@ -36,6 +36,7 @@ declare
     job penstock.queued_jobs;
     done integer := 0;
 begin
+    perform penstock.check_size(cardinality(p_ids), 10000, 'jobs');
     perform penstock.ensure_archive(moment);
     for job in
         select * from penstock.queued_jobs where id = any (p_ids) order by id for update skip locked
@@ -79,13 +80,14 @@ declare
     problem text;
     done integer := 0;
 begin
+    perform penstock.check_size(cardinality(p_names), 10000, 'job types');
     if p_limit is null or p_limit not between 1 and 100000 then
         raise exception 'invalid limit: %', p_limit
             using errcode = 'PS400', hint = 'Look at between 1 and 100,000 jobs of each type at once.';
     end if;
     for job in
         select waiting.*
-        from unnest(p_names) as wanted (name)
+        from (select distinct given from unnest(p_names) as given) as wanted (name)
         cross join lateral (
             select queued.id, queued.data, queued.message
             from penstock.queued_jobs as queued
@@ -116,6 +118,7 @@ security definer
 set search_path = penstock, pg_temp
 set enable_seqscan = off
 as $$
+    select penstock.check_size(cardinality(p_known), 100000, 'leases');
     select job.id, job.attempts, job.lease
     from penstock.leases as lease
     cross join lateral penstock.jobs_of_lease(lease) as job

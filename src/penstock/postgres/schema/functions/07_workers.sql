@@ -17,16 +17,22 @@ as $$
 declare
     moment constant timestamptz := penstock.clock();
 begin
+    perform penstock.check_size(cardinality(p_names), 10000, 'job types');
     if p_id is null or p_id !~ '^(?![.]{1,2}$)[A-Za-z0-9_.-]{1,50}$' then
         raise exception 'invalid worker id: %', coalesce(quote_literal(left(p_id, 100)), 'null')
             using errcode = 'PS400', hint = 'A worker id has 1 to 50 letters, digits, ".", "-" or "_".';
     end if;
-    if p_dead_after is null or p_dead_after < interval '1 second' then
+    if p_dead_after is null or p_dead_after not between interval '1 second' and interval '1 day' then
         raise exception 'invalid dead_after: %', coalesce(p_dead_after::text, 'null')
-            using errcode = 'PS400', hint = 'Use at least 1 second, and heartbeat at least twice in that time.';
+            using errcode = 'PS400', hint = 'Use between 1 second and 1 day, and heartbeat at least twice in that time.';
     end if;
+    if p_concurrency is null or p_concurrency not between 0 and 1000000 then
+        raise exception 'invalid concurrency: %', coalesce(p_concurrency::text, 'null')
+            using errcode = 'PS400', hint = 'A worker runs between 0 and 1,000,000 jobs at once.';
+    end if;
+    perform penstock.check_json(p_metadata, 'the metadata of a worker', 65536);
     insert into penstock.workers (id, host, pid, names, concurrency, metadata, started_at, seen_at, dead_after)
-    values (p_id, p_host, p_pid, coalesce(p_names, '{}'), p_concurrency, coalesce(p_metadata, '{}'), moment, moment, p_dead_after)
+    values (p_id, left(coalesce(p_host, ''), 255), coalesce(p_pid, 0), coalesce(p_names, '{}'), p_concurrency, coalesce(p_metadata, '{}'), moment, moment, p_dead_after)
     on conflict (id) do nothing;
     if not found then
         raise exception 'worker % is registered already', p_id
@@ -103,6 +109,7 @@ declare
     lost penstock.leases;
     released integer := 0;
 begin
+    perform penstock.check_size(cardinality(p_known), 100000, 'leases');
     for lost in
         select *
         from penstock.leases
@@ -138,6 +145,7 @@ security definer
 set search_path = penstock, pg_temp
 as $$
 begin
+    perform penstock.check_size(cardinality(p_names), 10000, 'job types');
     perform penstock.check_worker(p_worker);
     insert into penstock.idle_workers (worker, names, since)
     values (p_worker, coalesce(p_names, '{}'), clock_timestamp())

@@ -70,6 +70,7 @@ stable
 security definer
 set search_path = penstock, pg_temp
 as $$
+    select penstock.check_size(cardinality(p_ids), 10000, 'jobs');
     select
         job.id, job.name, job.status::text, job.attempts, job.max_attempts, job.priority, job.key, job.unique_key,
         coalesce(penstock.shown(coalesce(penstock.payload(job.message), job.data)), 'null'), penstock.shown_time(job.created_at),

@@ -138,6 +138,7 @@ declare
     concerned text[];
     member text;
 begin
+    perform penstock.check_size(greatest(cardinality(p_slots), cardinality(p_targets)), 1000000, 'slots');
     if coalesce(cardinality(p_slots), 0) <> coalesce(cardinality(p_targets), 0) then
         raise exception 'the arrays differ in length'
             using errcode = 'PS400', hint = 'Give one target for each slot.';
@@ -441,6 +442,7 @@ set enable_seqscan = off
 as $$
 #variable_conflict use_column
 begin
+    perform penstock.check_size(cardinality(p_slots), 1000000, 'slots');
     perform from penstock.members where group_name = p_group and id = p_member and session = p_session for key share;
     if not found then
         raise exception '% is no member of group %', left(p_member, 100), left(p_group, 100)
@@ -471,6 +473,7 @@ set search_path = penstock, pg_temp
 set enable_seqscan = off
 as $$
 begin
+    perform penstock.check_size(greatest(cardinality(p_slots), cardinality(p_epochs)), 1000000, 'slots');
     perform from penstock.members where group_name = p_group and id = p_member for update;
     return penstock.vacate(
         p_group,

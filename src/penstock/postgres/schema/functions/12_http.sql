@@ -84,6 +84,10 @@ declare
     limited record;
     settled jsonb;
 begin
+    perform penstock.check_size(
+        greatest(cardinality(p_names), cardinality(p_ids), cardinality(p_attempts), cardinality(p_outcomes), cardinality(p_details)),
+        100000, 'jobs'
+    );
     if exists (select from unnest(p_outcomes) as given where given is null or given not in ('succeeded', 'failed', 'failed-for-good')) then
         raise exception 'unknown outcome in %', left(p_outcomes::text, 200)
             using errcode = 'PS400', hint = 'An outcome is succeeded, failed or failed-for-good.';
@@ -188,6 +192,7 @@ security definer
 set search_path = penstock, pg_temp
 set enable_seqscan = off
 as $$
+    select penstock.check_size(cardinality(p_ids), 10000, 'jobs');
     select job.id, job.attempts, job.lease from penstock.queued_jobs as job where job.id = any (p_ids)
 $$;
 comment on function penstock.attempts_of(uuid[]) is
@@ -220,6 +225,7 @@ begin
             using errcode = 'PS400',
                   hint = case when p_archived then 'A status is succeeded, failed, expired or cancelled.' else 'A status is queued or in-progress.' end;
     end if;
+    perform penstock.check_size(cardinality(p_names), 10000, 'job types');
     if p_limit is null or p_limit not between 1 and 1000 then
         raise exception 'invalid limit: %', p_limit
             using errcode = 'PS400', hint = 'List between 1 and 1,000 jobs at once.';
@@ -334,6 +340,7 @@ declare
     new_lease bigint;
     left_alone integer := 0;
 begin
+    perform penstock.check_size(greatest(cardinality(p_ids), cardinality(p_attempts), cardinality(p_leases)), 100000, 'jobs');
     for held in
         with locked as (
             select job.id, job.lease

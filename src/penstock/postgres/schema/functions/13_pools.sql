@@ -399,7 +399,7 @@ as $$
 declare
     moment timestamptz := penstock.clock();
     -- A walk past this many keys and slots goes on in the next claim.
-    longest_walk constant integer := 3000 + p_limit;
+    longest_walk constant integer := 3000 + least(p_limit, 10000);
     job_type penstock.jobs;
     pool penstock.pools;
     owned integer[];
@@ -415,6 +415,7 @@ declare
     latest constant timestamptz := penstock.shown_time('infinity');
     earliest constant timestamptz := penstock.shown_time('-infinity');
 begin
+    perform penstock.check_size(greatest(cardinality(p_slots), cardinality(p_epochs)), 1000000, 'slots');
     if p_limit is null or p_limit not between 1 and 10000 or p_depth is null or p_depth not between 1 and 10000 then
         raise exception 'invalid limit or depth: %, %', p_limit, p_depth
             using errcode = 'PS400', hint = 'Claim between 1 and 10,000 jobs at once, and so many of each key.';

@@ -212,6 +212,7 @@ stable
 security definer
 set search_path = penstock, pg_temp
 as $$
+    select penstock.check_size(greatest(cardinality(p_slots), cardinality(p_epochs)), 1000000, 'slots');
     select
         standing.key, standing.slot, slots.epoch, penstock.shown(standing.data), penstock.shown(standing.state), standing.version,
         greatest(extract(epoch from standing.retry_at - penstock.clock()), 0)::double precision
@@ -314,6 +315,8 @@ language sql
 security definer
 set search_path = penstock, pg_temp
 as $$
+    select penstock.check_size(cardinality(p_keys), 100000, 'keys');
+    select penstock.check_limit(p_limit, 10000);
     with taken as (
         delete from penstock.standing_messages as message
         where message.id in (

@@ -11,6 +11,7 @@ as $$
 declare
     moment constant timestamptz := penstock.clock();
 begin
+    perform penstock.check_size(cardinality(p_types), 10000, 'job types');
     if p_name is null or p_name !~ '^[A-Za-z0-9_-]{1,64}$' then
         raise exception 'invalid user name: %', coalesce(quote_literal(left(p_name, 100)), 'null')
             using errcode = 'PS400', hint = 'A user name has 1 to 64 letters, digits, "-" or "_".';

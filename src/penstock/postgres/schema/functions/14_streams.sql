@@ -599,6 +599,7 @@ declare
     told record;
     given_digest numeric;
 begin
+    perform penstock.check_size(greatest(cardinality(p_partitions), cardinality(p_counts)), 100000, 'chunks');
     if (select sum(given) from unnest(p_counts) as given) is distinct from total::bigint
         or cardinality(p_partitions) is distinct from cardinality(p_counts)
         or exists (select from unnest(p_counts) as given where given is null or given not between 1 and 1000)

@@ -76,8 +76,11 @@ declare
     gone record;
     place record;
 begin
-    if coalesce(cardinality(p_partitions), 0) <> coalesce(cardinality(p_offsets), 0) or p_limit < 1 then
-        raise exception 'give an offset for each partition, and a positive limit' using errcode = 'PS400',
+    perform penstock.check_size(greatest(cardinality(p_partitions), cardinality(p_offsets)), 10000, 'partitions');
+    perform penstock.check_limit(p_limit, 1000000);
+    perform penstock.check_limit(p_bytes, 1073741824, 'number of bytes');
+    if coalesce(cardinality(p_partitions), 0) <> coalesce(cardinality(p_offsets), 0) then
+        raise exception 'give an offset for each partition' using errcode = 'PS400',
             hint = 'For example: select * from penstock.read_chunks(''orders'', ''{0, 1}'', ''{0, 0}'', 100);';
     end if;
     for place in
@@ -176,6 +179,7 @@ stable
 security definer
 set search_path = penstock, pg_temp
 as $$
+    select penstock.check_limit(p_limit, 100000);
     select
         coalesce(chunk.offsets[place], chunk.first_offset + place - 1) as event_offset,
         chunk.keys[place],

@@ -158,6 +158,7 @@ declare
     bytes_left bigint := p_bytes;
     compacted integer := 0;
 begin
+    perform penstock.check_limit(p_bytes, 1099511627776, 'number of bytes');
     -- What compaction may drop. An event of a key that is not the key's latest is superseded. A tombstone that is the latest
     -- of its key is dropped when it is old enough and nothing superseded of its key remains before it: without it, a reader
     -- from the beginning would take what remains for the key's value. Superseded events remain in segments that are not

@@ -96,6 +96,7 @@ declare
             )
     );
 begin
+    perform penstock.check_size(greatest(cardinality(p_partitions), cardinality(p_epochs)), 10000, 'partitions');
     for given in
         select owned.partition, owned.epoch
         from unnest(p_partitions, p_epochs) as owned (partition, epoch)
@@ -158,6 +159,10 @@ declare
     consuming constant penstock.stream_groups := penstock.require_consumer_group(p_stream, p_group);
     given record;
 begin
+    perform penstock.check_size(
+        greatest(cardinality(p_partitions), cardinality(p_epochs), cardinality(p_revisions), cardinality(p_offsets)),
+        10000, 'partitions'
+    );
     for given in
         select one.*
         from unnest(p_partitions, p_epochs, p_revisions, p_offsets) as one (partition, epoch, revision, next_offset)
@@ -327,6 +332,7 @@ declare
     stream constant penstock.streams := penstock.require_stream(p_stream);
     letters record;
 begin
+    perform penstock.check_limit(p_limit, 100000);
     select
         array_agg(event.data order by event.event_offset) as data,
         array_agg(event.bytes order by event.event_offset) as bytes,
@@ -360,6 +366,7 @@ declare
     consuming constant penstock.stream_groups := penstock.require_consumer_group(p_stream, p_group);
     moved integer;
 begin
+    perform penstock.check_size(greatest(cardinality(p_partitions), cardinality(p_offsets)), 10000, 'partitions');
     if exists (
         select
         from unnest(p_partitions, p_offsets) as given (partition, next_offset)
@@ -405,6 +412,7 @@ declare
     consuming constant penstock.stream_groups := penstock.require_consumer_group(p_stream, p_group);
     paused integer;
 begin
+    perform penstock.check_size(cardinality(p_partitions), 10000, 'partitions');
     update penstock.group_offsets
     set paused_at = penstock.clock(),
         paused_because = p_because,
@@ -503,6 +511,7 @@ declare
     consuming constant penstock.stream_groups := penstock.require_consumer_group(p_stream, p_group);
     resumed integer;
 begin
+    perform penstock.check_size(cardinality(p_partitions), 10000, 'partitions');
     update penstock.group_offsets
     set paused_at = null,
         paused_because = null,

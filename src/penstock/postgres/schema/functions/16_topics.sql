@@ -381,6 +381,7 @@ as $$
 declare
     moment constant timestamptz := penstock.clock();
 begin
+    perform penstock.check_size(greatest(cardinality(p_topics), cardinality(p_client_ids)), 100000, 'subscriptions');
     return query
     update penstock.subscriptions as there
     set expires_at = moment + there.ttl
@@ -411,6 +412,7 @@ declare
     ended_subscriptions integer;
     ended_queue text;
 begin
+    perform penstock.check_size(cardinality(p_client_ids), 100000, 'client ids');
     perform penstock.lock_topic(p_topic);
     moment := penstock.clock();
     if p_drop then

@@ -60,6 +60,8 @@ set search_path = penstock, pg_temp
 set enable_seqscan = off
 set enable_bitmapscan = off
 as $$
+    select penstock.check_size(greatest(cardinality(p_late), cardinality(p_without)), 100000, 'transactions');
+    select penstock.check_limit(p_limit, 9223372036854775807);
     select found.xid, count(*)
     from (
         (
@@ -96,6 +98,7 @@ security definer
 set search_path = penstock, pg_temp
 set enable_seqscan = off
 as $$
+    select penstock.check_limit(p_every, 9223372036854775807, 'number of jobs');
     select numbered.id
     from (
         select job.id, row_number() over (order by job.id) as place
@@ -209,6 +212,7 @@ declare
     filter jsonb;
     column_type text;
 begin
+    perform penstock.check_size(greatest(cardinality(p_columns), cardinality(p_seldom)), 1600, 'columns');
     if p_relation !~ '^(queued_jobs|archived_jobs(_p[0-9]{8})?)$' then
         raise exception 'cannot scan %', left(p_relation, 100)
             using errcode = 'PS400', hint = 'Scan queued_jobs or archived_jobs.';

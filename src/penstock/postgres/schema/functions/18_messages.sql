@@ -65,6 +65,7 @@ set enable_mergejoin = off
 as $$
 #variable_conflict use_column
 begin
+    perform penstock.check_size(cardinality(p_ids), 10000, 'jobs');
     return query
     select copy.id, message.seq, message.id, message.published_at
     from unnest(p_ids) as given (id)
@@ -88,6 +89,7 @@ declare
     topic penstock.topics;
     subscriber penstock.subscriptions;
 begin
+    perform penstock.check_limit(p_limit, 10000);
     select * into topic from penstock.topics where name = p_topic;
     if not found then
         perform penstock.refuse_topic(p_topic);
@@ -140,6 +142,7 @@ declare
     subscriber penstock.subscriptions;
     seen record;
 begin
+    perform penstock.check_limit(p_limit, 10000);
     select * into subscriber from penstock.subscriptions where subscriptions.topic = p_topic and client_id = p_client_id;
     select job.started_at, job.run_after > job.created_at or job.attempts_used > 1 as late
     into seen

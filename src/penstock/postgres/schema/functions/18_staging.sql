@@ -194,6 +194,7 @@ declare
     doubtful boolean;
     unusual bigint;
 begin
+    perform penstock.check_size(cardinality(p_parts), 1000000, 'parts');
     noted := penstock.note_epoch(p_writer, p_target, p_epoch, p_rows, p_query, p_offsets);
     queued := 0;
     known := 0;

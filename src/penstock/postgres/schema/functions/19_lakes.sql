@@ -44,6 +44,7 @@ stable
 security definer
 set search_path = penstock, pg_temp
 as $$
+    select penstock.check_size(greatest(cardinality(p_names), cardinality(p_minutes)), 1000000, 'rollups');
     select rollups.name, rollups.minute, rollups.delay_sketch, rollups.run_sketch, rollups.hot_keys
     from unnest(p_names, p_minutes) as wanted (name, minute)
     join penstock.rollups on rollups.lake = p_lake and rollups.name = wanted.name and rollups.minute = wanted.minute
@@ -141,6 +142,7 @@ declare
     rows_new bigint;
     files_gone bigint;
 begin
+    perform penstock.check_size(cardinality(p_gone), 100000, 'files');
     perform from penstock.lakes where name = p_lake for update;
     with gone as (
         delete from penstock.lake_files where lake = p_lake and path = any (p_gone) returning rows
@@ -167,6 +169,7 @@ stable
 security definer
 set search_path = penstock, pg_temp
 as $$
+    select penstock.check_limit(p_days, 3660, 'number of days');
     select
         found.name,
         min(found.kind),

@@ -102,6 +102,7 @@ declare
     due record;
     deferred text[];
 begin
+    perform penstock.check_limit(p_limit, 10000);
     ended := 0;
     removed := 0;
     -- One at a time is enough.
@@ -154,6 +155,7 @@ declare
     held text[];
     pruned integer;
 begin
+    perform penstock.check_limit(p_limit, 100000);
     if p_keep is null or p_keep < interval '0' then
         raise exception 'cannot keep %', coalesce(p_keep::text, 'null')
             using errcode = 'PS400', hint = 'Give the time for which messages are kept, for example 30 days.';

@@ -13,6 +13,11 @@ begin
         raise exception 'invalid name of a fleet: %', coalesce(quote_literal(left(p_name, 100)), 'null')
             using errcode = 'PS400', hint = 'It has 1 to 100 letters, digits, ".", "-" or "_".';
     end if;
+    perform penstock.check_limit(p_workers, 100000, 'number of workers');
+    if p_target is null or length(p_target) not between 1 and 1000 then
+        raise exception 'invalid target: %', coalesce(quote_literal(left(p_target, 100)), 'null')
+            using errcode = 'PS400', hint = 'It is the application that the workers run, such as shop.app:app, in 1 to 1,000 characters.';
+    end if;
     if exists (
         select from penstock.fleet_members where fleet = p_name and seen_at > moment - interval '10 seconds'
     ) then

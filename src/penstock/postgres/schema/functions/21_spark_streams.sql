@@ -34,6 +34,7 @@ stable
 security definer
 set search_path = penstock, pg_temp
 as $$
+    select penstock.check_size(cardinality(p_streams), 10000, 'streams');
     select
         wanted.name, stream.format, stream.compression, bounds.partition, bounds.first_offset, bounds.next_offset,
         penstock.identity_of(stream),
@@ -57,6 +58,7 @@ security definer
 set search_path = penstock, pg_temp
 as $$
 begin
+    perform penstock.check_size(cardinality(p_streams), 10000, 'streams');
     if p_channel is null or p_channel !~ '^penstock_[A-Za-z0-9_.-]{1,50}$' then
         raise exception 'invalid channel: %', coalesce(quote_literal(left(p_channel, 100)), 'null')
             using errcode = 'PS400', hint = 'A channel is penstock_ and 1 to 50 letters, digits, ".", "-" or "_".';
@@ -99,6 +101,11 @@ declare
     filter jsonb;
     gone record;
 begin
+    perform penstock.check_size(
+        greatest(cardinality(p_partitions), cardinality(p_from), cardinality(p_until)),
+        10000, 'partitions'
+    );
+    perform penstock.check_size(cardinality(p_columns), 1600, 'columns');
     if cardinality(p_partitions) <> cardinality(p_from) or cardinality(p_partitions) <> cardinality(p_until) then
         raise exception 'give two offsets for each partition' using errcode = 'PS400';
     end if;
@@ -388,6 +395,7 @@ declare
     present bigint;
     wanted text;
 begin
+    perform penstock.check_size(cardinality(p_parts), 1000000, 'parts');
     if noted and p_rows > 0 then
         select coalesce(sum(events), 0) into present from penstock.staged_events where writer = p_writer and role = session_user and part = any (p_parts);
         if present <> p_rows then

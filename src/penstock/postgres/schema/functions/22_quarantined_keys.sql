@@ -10,6 +10,7 @@ as $$
 declare
     quarantined integer;
 begin
+    perform penstock.check_size(greatest(cardinality(p_slots), cardinality(p_errors)), 1000000, 'slots');
     perform penstock.lock_group(p_group);
     if coalesce(cardinality(p_slots), 0) <> coalesce(cardinality(p_errors), 0) then
         raise exception 'the arrays differ in length'

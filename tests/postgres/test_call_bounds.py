@@ -1,0 +1,193 @@
+"""What one call may ask for is bounded: each array and each limit of every function that a role may call, by the catalogue."""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+from uuid import uuid4
+
+import asyncpg
+import pytest
+from sql_roles import ACCESSES, prepare
+
+from penstock import NewJob, Penstock
+from penstock.postgres import http, jobs, topics
+
+Sql: TypeAlias = "asyncpg.Connection[Any]"
+# Parameters that say how much a call does or returns.
+LIMITS = {"p_limit", "p_bytes", "p_every", "p_days", "p_depth", "p_workers"}
+# Names of things that are there, so that a call gets as far as its bounds.
+PRESENT = {
+    "p_name": "'pool'", "p_names": "'{pool}'", "p_stream": "'events'", "p_group": "'g'", "p_topic": "'topic'",
+    "p_client_id": "'c'", "p_writer": "'w'", "p_epoch": "1", "p_rows": "1", "p_target": "'job pool'",
+    "p_lake": "'lake'", "p_relation": "'queued_jobs'", "p_worker": "'w'", "p_holder": "'w'",
+    "p_member": "'m'", "p_channel": "'penstock_c'", "p_role": "'read'", "p_width": "2", "p_since": "0",
+    "p_last": "1", "p_keep": "'1 day'", "p_id": "'w'", "p_format": "'json'", "p_host": "'h'", "p_pid": "1",
+    "p_session": "penstock.new_id()", "p_batch": "1", "p_files": "'[]'", "p_secret_hash": "'x'",
+    "p_message": "'x'",
+}  # fmt: skip
+OF_FUNCTION = {
+    ("set_targets", "p_group"): "'pool'",
+    ("quarantine_keys", "p_group"): "'pool'",
+    ("take", "p_group"): "'pool'",
+    ("release", "p_group"): "'pool'",
+    ("start_fleet", "p_name"): "'fleet'",
+    ("start_fleet", "p_target"): "'app:app'",
+    ("page_of_jobs", "p_since"): "null",
+    ("put_jobs", "p_ids"): "array[penstock.new_id()]",
+    ("publish_many", "p_data"): "array['1'::jsonb]",
+}
+# As many as no call admits, and as few as each has to.
+MANY = 1_000_001
+
+
+@pytest.fixture
+async def there(app: Penstock, sql: Sql) -> Sql:
+    await prepare(sql)
+    await sql.execute(
+        """
+        select penstock.declare_pool('pool', '{"slots": 4}', '{}');
+        select penstock.create_stream('events', 2);
+        select penstock.create_stream('events.dead', 1);
+        select penstock.declare_consumer_group('events', 'g');
+        select penstock.declare_topic('topic', '{}');
+        select penstock.subscribe('topic', 'c');
+        select penstock.publish('topic', '1');
+        select penstock.open_lake('lake', 'file:///lake');
+        select penstock.join_group('pool', 'm', penstock.new_id(), '10 s', '{}');
+        """
+    )
+    return sql
+
+
+async def calls(sql: Sql) -> list[tuple[str, list[tuple[str, str, bool]]]]:
+    """The functions that some role may call: name, and each parameter with its type and whether it has a default."""
+    rows = await sql.fetch(
+        """
+        select proname, proargnames[1:pronargs] as names, pronargdefaults as defaults,
+            array(
+                select format_type(type, null) from unnest(proargtypes) with ordinality as given (type, place) order by place
+            ) as types
+        from pg_proc
+        where pronamespace = 'penstock'::regnamespace
+            and exists (select from unnest($1::text[]) as access where has_function_privilege('test_' || access, oid, 'execute'))
+        order by proname
+        """,
+        ACCESSES,
+    )
+    found = []
+    for row in rows:
+        required = len(row["types"]) - row["defaults"]
+        parameters = zip(row["names"] or [], row["types"], strict=True)
+        found.append((row["proname"], [(name, kind, place >= required) for place, (name, kind) in enumerate(parameters)]))
+    return found
+
+
+def _call(function: str, parameters: list[tuple[str, str, bool]], tried: str, value: str) -> str:
+    given = []
+    for name, kind, optional in parameters:
+        if name == tried:
+            given.append(f"{name} => {value}")
+        elif (function, name) in OF_FUNCTION:
+            given.append(f"{name} => {OF_FUNCTION[function, name]}")
+        elif name in PRESENT and not (name == "p_names" and kind != "text[]") and kind not in ("uuid", "jsonb[]"):
+            given.append(f"{name} => {PRESENT[name]}")
+        elif not optional:
+            given.append(f"{name} => null::{kind}")
+    return f"select * from penstock.{function}({', '.join(given)})"
+
+
+async def _refusal(sql: Sql, call: str) -> str | None:
+    """What is wrong with the refusal of a call; None: it is as it should be."""
+    transaction = sql.transaction()
+    await transaction.start()
+    try:
+        await sql.execute("set local statement_timeout = '20s'")
+        await sql.fetch(call)
+    except asyncpg.PostgresError as error:
+        said = f"{error.sqlstate}: {error.message} ({error.hint})"  # type: ignore[attr-defined]
+        if error.sqlstate not in ("PS400", "PS413"):
+            return said
+        # Where another array of the call has the number of elements, and is bounded itself, its length is the bound.
+        bounds = (
+            "at most",
+            "between",
+            " to ",
+            "differ in length",
+            "not as many ids",
+            "an offset for each",
+            "two offsets for each",
+        )
+        return None if any(words in said for words in bounds) else said
+    else:
+        return "not refused"
+    finally:
+        await transaction.rollback()
+
+
+async def test_every_array_of_a_call_is_bounded(there: Sql) -> None:
+    wrong = []
+    tried = 0
+    for function, parameters in await calls(there):
+        for name, kind, _ in parameters:
+            if kind.endswith("[]"):
+                tried += 1
+                # Each array alone, and with elements that are there to be counted only.
+                call = _call(function, parameters, name, f"array_fill(null::{kind[:-2]}, array[{MANY}])")
+                if refusal := await _refusal(there, call):
+                    wrong.append(f"{function}({name}): {refusal}")
+    assert not wrong, "\n".join(wrong)
+    assert tried > 100, "the catalogue was not read"
+
+
+async def test_every_limit_of_a_call_is_bounded(there: Sql) -> None:
+    wrong = []
+    tried = 0
+    for function, parameters in await calls(there):
+        for name, kind, _ in parameters:
+            if name in LIMITS and not kind.endswith("[]"):
+                most = 2**31 - 1 if kind == "integer" else 2**63 - 1
+                for value in ("-1", "0", f"null::{kind}", str(most)):
+                    if value == str(most) and function in ("archive_counts", "archive_cuts"):
+                        # They count, and hold nothing: Spark asks for all.
+                        continue
+                    tried += 1
+                    if refusal := await _refusal(there, _call(function, parameters, name, value)):
+                        wrong.append(f"{function}({name} => {value}): {refusal}")
+    assert not wrong, "\n".join(wrong)
+    assert tried > 60, "the catalogue was not read"
+
+
+async def test_unreadable_jobs_are_looked_for_once_in_each_type(there: Sql) -> None:
+    await there.execute("select penstock.create_job_type('mail')")
+    await there.execute("select penstock.enqueue_many('mail', array_fill('1'::jsonb, array[2000]))")
+    # Looking at the jobs again for each time that the type is named would be 20 million looks.
+    await there.execute("set statement_timeout = '10s'")
+    assert await there.fetchval("select penstock.quarantine_unreadable(array_fill('mail'::text, array[10000]))") == 0
+
+
+async def test_more_than_one_call_may_ask_for_is_asked_for_in_parts(app: Penstock, there: Sql) -> None:
+    await there.execute("select penstock.create_job_type('mail')")
+    ids = [job.id for job in await app.enqueue_many("mail", [NewJob(n) for n in range(3)])]
+    database = await app.database()
+    asked = [*(uuid4() for _ in range(10_001)), *ids]
+    assert set(await jobs.find(database, asked)) == set(ids)
+    assert set(await http.attempts_of(database, asked)) == set(ids)
+    assert await topics.messages_of(database, asked) == {}
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        "p_dead_after => '100000 years'",
+        "p_dead_after => '25 hours'",
+        "p_concurrency => 1000001",
+        "p_concurrency => -1",
+        "p_concurrency => null",
+        "p_metadata => to_jsonb(repeat('x', 70000))",
+    ],
+)
+async def test_a_worker_says_what_others_can_live_with(there: Sql, given: str) -> None:
+    with pytest.raises(asyncpg.PostgresError) as refused:
+        await there.execute(f"select penstock.register_worker('odd', '{{pool}}', {given})")
+    assert refused.value.sqlstate in ("PS400", "PS413")  # type: ignore[attr-defined]
+    assert await there.fetchval("select penstock.recover()") == 0
