@@ -27,7 +27,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,7 @@ import structlog
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import environments, rebalance
+from benchmarks import environments, processor_time, rebalance
 from benchmarks.environments import ON_DISK, PeerFailed
 from penstock.testing import TemporaryDatabases
 
@@ -173,13 +173,8 @@ def _medians(rows: list[dict[str, Any]]) -> dict[str, Any]:
 def _server_cpu_s(system: str, url: str) -> float:
     """Seconds of processor time that a system's server has used so far, user and system."""
     if system == "penstock":
-        server = psutil.Process(asyncio.run(_postmaster(url)))
-        while True:
-            with suppress(psutil.NoSuchProcess):  # a backend that ends in between: count again
-                # Of backends that have ended it is among the server's own.
-                return sum(sum(process.cpu_times()[:4]) for process in [server, *server.children()])
-    name = f"{system}-server"
-    return sum(sum(child.cpu_times()[:4]) for child in psutil.Process().children() if child.name() == name)
+        return processor_time.of_server(psutil.Process(asyncio.run(_postmaster(url))))
+    return processor_time.of_children(f"{system}-server")
 
 
 async def _postmaster(url: str) -> int:

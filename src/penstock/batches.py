@@ -118,7 +118,14 @@ def _joined(slices: Sequence[Batch]) -> Batch:
 
 
 def aware(time: datetime | timedelta | None) -> datetime | timedelta | None:
-    """The same time. Raises `InvalidInput` when it has no time zone."""
-    if isinstance(time, datetime) and time.tzinfo is None:
+    """The same time. Raises `InvalidInput` when it has no time zone, or is none."""
+    if time is None or isinstance(time, timedelta):
+        return time
+    if not isinstance(time, datetime):
+        raise InvalidInput(
+            f"a time must be a datetime or a timedelta, not {type(time).__name__}",
+            hint="Use datetime.now(UTC) or a span of time.",
+        )
+    if time.utcoffset() is None:
         raise InvalidInput(f"{time.isoformat()} has no time zone", hint="Use datetime.now(UTC) or a span of time.")
     return time

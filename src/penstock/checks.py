@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
-from datetime import timedelta
+from collections.abc import Iterable, Mapping
+from datetime import datetime, timedelta
 from typing import Any
 
 from penstock.errors import InvalidInput
@@ -83,3 +83,31 @@ def check_mapping(what: str, value: Any, example: str) -> None:
     """Raise `InvalidInput` unless it is a mapping with text as keys."""
     if not isinstance(value, Mapping) or any(not isinstance(key, str) for key in value):
         raise InvalidInput(f"{what} must be a mapping by text, not {value!r:.100}", hint=f"For example: {example}")
+
+
+def check_flag(what: str, value: Any) -> None:
+    """Raise `InvalidInput` unless it is True or False."""
+    if not isinstance(value, bool):
+        raise InvalidInput(f"{what} must be True or False, not {value!r:.100}")
+
+
+def check_span(what: str, value: Any, *, zero: bool = False) -> None:
+    """Raise `InvalidInput` unless it is a span of time that is longer than nothing (`zero`: or nothing)."""
+    if not isinstance(value, timedelta) or value < timedelta(0) or (not zero and not value):
+        raise InvalidInput(f"{what} must be a span of time, not {value!r:.100}", hint="For example: timedelta(minutes=5)")
+
+
+def check_choice(what: str, value: Any, choices: Iterable[str]) -> None:
+    """Raise `InvalidInput` unless it is one of these words."""
+    known = list(choices)
+    if not isinstance(value, str) or value not in known:
+        raise InvalidInput(f"{what} must be {', '.join(known[:-1])} or {known[-1]}, not {value!r:.100}")
+
+
+def check_time(what: str, value: Any) -> datetime:
+    """The same time. Raises `InvalidInput` unless it is one, with its time zone."""
+    if not isinstance(value, datetime):
+        raise InvalidInput(f"{what} must be a datetime, not {value!r:.100}", hint="For example: datetime.now(UTC)")
+    if value.utcoffset() is None:
+        raise InvalidInput(f"{what} has no time zone: {value.isoformat()}", hint="Use datetime.now(UTC).")
+    return value

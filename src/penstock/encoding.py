@@ -7,18 +7,19 @@ payload; compressed, each for itself, when the stream says so.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from itertools import repeat
 from typing import Any, Generic, TypeVar
 
+from penstock.checks import check_time
 from penstock.compression import LEAST_BOUND, pack, unpack
 from penstock.errors import InvalidInput, Unreadable
 from penstock.event import Chunk, Columns, Event, NewEvent
+from penstock.keys import KeyOf, key_by, key_of_field
 from penstock.payload import Codec, dump_json, load_json
 
 T = TypeVar("T")
-KeyOf = Callable[[Any], str | None]
 _UNPACKED_AT_ONCE = 128 << 20
 _ODD_TIME = "before the year 1 or after 9999"
 
@@ -41,15 +42,22 @@ class Encoding(Generic[T]):
         key: How to get a key from a payload: a field's name, or a function; None: events have a key only when given one.
         binary: Whether the stream stores bytes.
         compressed: Whether they are compressed.
+        key_optional: Whether an event need not have the field that is its key.
     """
 
-    def __init__(self, name: str, payload: Any, key: str | KeyOf | None, binary: bool, compressed: bool) -> None:
+    def __init__(
+        self, name: str, payload: Any, key: str | KeyOf | None, binary: bool, compressed: bool, key_optional: bool = False
+    ) -> None:
         self.binary = binary
         self.suspect = False  # whether a payload has turned up that does not fit
         self._raw = payload is bytes
         self._codec: Codec[T] = Codec(Any if self._raw else payload, f"stream {name}")
         self._name = name
-        self._key_of: KeyOf | None = _field(key) if isinstance(key, str) else key
+        self._key_of: KeyOf | None = None
+        if isinstance(key, str):
+            self._key_of = key_of_field(f"stream {name}", key, key_optional, self._codec.check)
+        elif key is not None:
+            self._key_of = key_by(f"stream {name}", key)
         self._compressed = compressed
         self.largest = LEAST_BOUND  # what a payload may become that is unpacked
 
@@ -78,10 +86,11 @@ class Encoding(Generic[T]):
                     key if key is not None or event.data is None else key_of(event.data)
                     for key, event in zip(keys, events, strict=True)
                 ]
-            if any(event.headers for event in events):
+            if any(event.headers is not None for event in events):
                 headers = [self._headers(event.headers) for event in events]
+                headers = headers if any(headers) else None
             if any(event.time is not None for event in events):
-                times = [_zoned(event.time) for event in events]
+                times = [None if event.time is None else check_time("time of an event", event.time) for event in events]
         if keys is not None and not any(key is not None for key in keys):
             keys = None
         if keys is not None:
@@ -93,13 +102,20 @@ class Encoding(Generic[T]):
         return self._raw and not self._compressed and set(map(type, payloads)) <= {bytes}
 
     def _key(self, key: Any) -> str | None:
-        if key is not None and "\x00" in (key := str(key)):
+        if key is not None and not isinstance(key, str):
+            raise InvalidInput(f"a key of stream {self._name} must be text, not {type(key).__name__}", hint="Give str(...).")
+        if key is not None and "\x00" in key:
             raise InvalidInput(f"a key of stream {self._name} contains the character U+0000", hint="PostgreSQL cannot store it.")
         if key is not None and not _is_text(key):
             raise InvalidInput(f"a key of stream {self._name} is no text: {key!r}", hint="It has half of a surrogate pair.")
         return key
 
     def _headers(self, headers: Mapping[str, Any] | None) -> str | None:
+        if headers is not None and not isinstance(headers, Mapping):
+            raise InvalidInput(
+                f"headers of an event of stream {self._name} must be a mapping, not {type(headers).__name__}",
+                hint='For example: headers={"trace": "4bf92f"}',
+            )
         return dump_json(dict(headers), f"an event of {self._name} (its headers)") if headers else None
 
     def encode(self, data: T) -> Any:
@@ -246,17 +262,3 @@ def _is_text(key: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
-
-
-def _zoned(time: datetime | None) -> datetime | None:
-    if time is not None and time.tzinfo is None:
-        raise InvalidInput(f"{time.isoformat()} has no time zone", hint="Use datetime.now(UTC).")
-    return time
-
-
-def _field(name: str) -> KeyOf:
-    def key_of(data: Any) -> str | None:
-        value = data.get(name) if isinstance(data, dict) else getattr(data, name, None)
-        return None if value is None else str(value)
-
-    return key_of

@@ -8,6 +8,9 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any, Generic, TypeVar, overload
 
+from penstock.checks import check_choice, check_flag, check_number, check_span
+from penstock.errors import InvalidInput
+
 T = TypeVar("T")
 CHUNK = 1_000  # most events in a row, see 0004_streams.sql
 
@@ -127,6 +130,10 @@ class Retention:
     events: int | None = None
     unread: bool = False
 
+    def check(self) -> None:
+        """Raise `InvalidInput` unless each is of its kind."""
+        StreamOptions(keep_age=self.age, keep_bytes=self.bytes, keep_events=self.events, keep_unread=self.unread).check()
+
 
 @dataclass(frozen=True, slots=True)
 class StreamOptions:
@@ -144,6 +151,23 @@ class StreamOptions:
     segment_events: int | None = None
     max_event_bytes: int = 1024 * 1024
     tombstone_age: timedelta = timedelta(days=1)
+
+    def check(self) -> None:
+        """Raise `InvalidInput` unless each is of its kind. What the database has is not checked: others may know more."""
+        check_choice("format", self.format, ("json", "bytes"))
+        if self.compression is not None and self.compression != "zstd":
+            raise InvalidInput(f"unknown compression: {self.compression!r:.100}", hint="Use zstd, or None.")
+        for name in ("keep_unread", "compact"):
+            check_flag(name, getattr(self, name))
+        for name in ("keep_bytes", "keep_events", "segment_events"):
+            if getattr(self, name) is not None:
+                check_number(name, getattr(self, name), 1, 2**63 - 1)
+        check_number("segment_bytes", self.segment_bytes, 1, 2**63 - 1)
+        check_number("max_event_bytes", self.max_event_bytes, 1, 2**31 - 1)
+        for name in ("keep_age", "segment_age"):
+            if getattr(self, name) is not None:
+                check_span(name, getattr(self, name))
+        check_span("tombstone_age", self.tombstone_age, zero=True)
 
     def declaration(self) -> dict[str, Any]:
         """How payloads are stored, and the options that differ from the defaults, as the SQL functions take them."""
@@ -270,6 +294,12 @@ class Gone(StrEnum):
     ERROR = "error"
     EARLIEST = "earliest"
     LATEST = "latest"
+
+    @classmethod
+    def of(cls, given: Gone | str) -> Gone:
+        """By its word. Raises `InvalidInput`."""
+        check_choice("gone", given, list(cls))
+        return cls(given)
 
 
 @dataclass(slots=True)

@@ -59,6 +59,15 @@ class Codec(Generic[T]):
         except (ValidationError, PydanticSerializationError) as error:
             raise InvalidInput(f"invalid payload for {self._what}: {_brief(error)}") from None
 
+    def check(self, value: Any) -> Any:
+        """A value as the payload type that it stands for, such as the model that a dict is. Raises `InvalidInput`."""
+        if self._adapter is None:
+            return value
+        try:
+            return self._adapter.validate_python(value)
+        except ValidationError as error:
+            raise InvalidInput(f"invalid payload for {self._what}: {_brief(error)}") from None
+
     def load(self, text: str) -> T:
         """The payload of a JSON text. Raises `Unreadable` when it does not fit the type."""
         try:

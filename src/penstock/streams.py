@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
 import secrets
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Mapping, Sequence
 from datetime import datetime
@@ -22,9 +23,10 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 from penstock.appender import Appender, route
 from penstock.callers import append_through
+from penstock.checks import check_flag, check_number, check_time
 from penstock.consuming.options import ConsumerOptions
 from penstock.consuming.pull import Consumption
-from penstock.encoding import Encoding, KeyOf, Undecodable, unreadable
+from penstock.encoding import Encoding, Undecodable, unreadable
 from penstock.errors import InvalidInput, NotFound, PenstockError
 from penstock.event import (
     Appended,
@@ -35,11 +37,13 @@ from penstock.event import (
     Lag,
     NewEvent,
     Position,
+    Retention,
     Segment,
     StreamOptions,
     StreamRecord,
     held_back,
 )
+from penstock.keys import KeyOf, check_key
 from penstock.postgres import streams
 from penstock.postgres.database import lacks_rights
 from penstock.postgres.streams import Routed
@@ -52,19 +56,29 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _LOAD_ROUND = 100_000
+_GROUP = re.compile(r"(?![.]{1,2}$)[A-Za-z0-9_.-]{1,90}")
 
 
 class Stream(Generic[T]):
     """A declared stream. Made by `Penstock.stream`."""
 
     def __init__(
-        self, app: Penstock, name: str, payload: Any, partitions: int, key: str | KeyOf | None, options: StreamOptions
+        self,
+        app: Penstock,
+        name: str,
+        payload: Any,
+        partitions: int,
+        key: str | KeyOf | None,
+        options: StreamOptions,
+        key_optional: bool = False,
     ) -> None:
         self.app = app
         self.name = name
         self.partitions = partitions
         self.options = options
-        self.encoding: Encoding[T] = Encoding(name, payload, key, options.format == "bytes", options.compression is not None)
+        self.encoding: Encoding[T] = Encoding(
+            name, payload, key, options.format == "bytes", options.compression is not None, key_optional
+        )
         # One for each loop: handlers in threads may append through `Penstock.sync`, and loops end.
         self._appenders: dict[asyncio.AbstractEventLoop, Appender] = {}
         # Of a stream that was looked up: it is as it is, and nothing is declared.
@@ -217,6 +231,10 @@ class Stream(Generic[T]):
             sequence: Number of the last batch that is known to be there, when it starts again and appends what came after it once
                 more; None: what is there under its name is left behind, and what it appends is new.
         """
+        if id is not None and (not isinstance(id, str) or not 1 <= len(id) <= 200):
+            raise InvalidInput(f"the id of a producer must be text of 1 to 200 characters, not {id!r:.100}")
+        if sequence is not None:
+            check_number("sequence", sequence, 0, 2**63 - 1)
         return Producer(self, id or secrets.token_hex(8), sequence)
 
     async def load(self, items: Iterable[NewEvent[T] | T] | AsyncIterable[NewEvent[T] | T]) -> int:
@@ -299,10 +317,9 @@ class Stream(Generic[T]):
             NotFound: There is no such partition.
             Unreadable: The first of them cannot be read; `offset + 1` is past it. Those before such a one come without it.
         """
-        if offset < 0:
-            raise InvalidInput(f"offset must not be negative, and is {offset}")
-        if not 1 <= limit <= 100_000:
-            raise InvalidInput(f"limit must be between 1 and 100,000, not {limit}")
+        check_number("partition", partition, 0, 1_023)
+        check_number("offset", offset, 0, 2**63 - 1)
+        check_number("limit", limit, 1, 100_000)
         found: list[Event[T]] = []
         at = offset
         database = await self.app.database()
@@ -329,7 +346,7 @@ class Stream(Generic[T]):
             partitions: Only these; None: all, those that come later included.
             gone: What to do when retention overtakes it.
         """
-        return Tail(self, start, None if partitions is None else list(partitions), Gone(gone))
+        return Tail(self, start, None if partitions is None else list(partitions), Gone.of(gone))
 
     async def bounds(self) -> dict[int, Bounds]:
         """What is there of each partition."""
@@ -367,7 +384,9 @@ class Stream(Generic[T]):
             gone: What to do when retention dropped what comes next.
             id: Unique in the group; None: a new one.
         """
-        return Consumption(self, group, ConsumerOptions(size, within, start=start, gone=Gone(gone)), id)
+        check_group(self, group)
+        options = ConsumerOptions(size, within, start=start, gone=Gone.of(gone)).checked(self.app.settings)
+        return Consumption(self, group, options, id)
 
     async def lag(self, group: str | None = None) -> list[Lag]:
         """How far a group (None: each) is in each partition. Raises `NotFound` for a group or stream that is not there."""
@@ -406,8 +425,11 @@ class Stream(Generic[T]):
         """The offset of each partition for a start."""
         database = await self.app.database()
         if isinstance(start, datetime):
-            return await streams.offsets_at(database, self.name, start)
+            return await streams.offsets_at(database, self.name, check_time("the time to start at", start))
         if isinstance(start, Mapping):
+            for partition, offset in start.items():
+                check_number("a partition", partition, 0, 1_023)
+                check_number(f"the offset of partition {partition}", offset, 0, 2**63 - 1)
             return dict(start)
         bounds = await streams.bounds(database, self.name)
         if start == "earliest":
@@ -424,3 +446,43 @@ async def _each(items: Iterable[T] | AsyncIterable[T]) -> AsyncIterator[T]:
     else:
         for item in items:
             yield item
+
+
+def check_stream(
+    name: str,
+    payload: Any,
+    partitions: Any,
+    key: Any,
+    key_optional: Any,
+    keep: Any,
+    compact: Any,
+    compression: Any,
+    options: Any,
+) -> None:
+    """Raise `InvalidInput` unless a stream can be declared so."""
+    what = f"stream {name}"
+    check_number(f"partitions of {what}", partitions, 1, 1_024)
+    check_flag(f"key_optional of {what}", key_optional)
+    check_flag(f"compact of {what}", compact)
+    if compression is not None and compression != "zstd":
+        raise InvalidInput(f"unknown compression of {what}: {compression!r:.100}", hint="Use zstd, or None.")
+    if not isinstance(options, StreamOptions):
+        raise InvalidInput(f"options of {what} must be StreamOptions, not {options!r:.100}")
+    if not isinstance(keep, Retention):
+        raise InvalidInput(
+            f"keep of {what} must be a Retention, not {keep!r:.100}", hint="For example: keep=Retention(age=timedelta(days=7))"
+        )
+    options.check()
+    keep.check()
+    check_key(what, payload, key)
+
+
+def check_group(stream: Any, group: Any) -> None:
+    """Raise `InvalidInput` unless this is a declared stream, and a name for a group of its consumers."""
+    if not isinstance(stream, Stream):
+        raise InvalidInput(f"a consumer takes a declared stream, not {stream!r:.100}", hint='For example: app.stream("orders")')
+    if not isinstance(group, str) or not _GROUP.fullmatch(group):
+        raise InvalidInput(
+            f"invalid name of a consumer group: {group!r:.100}",
+            hint='A consumer group has 1 to 90 letters, digits, ".", "-" or "_", and is not "." or "..".',
+        )

@@ -21,6 +21,7 @@ from uuid import UUID
 
 from penstock.batches import aware
 from penstock.callers import publish_through
+from penstock.checks import check_span
 from penstock.errors import InvalidInput, PenstockError
 from penstock.handler import Job
 from penstock.job import make_id, parse_id
@@ -118,6 +119,7 @@ class Topic(Generic[T]):
             InvalidInput: Something about the call is wrong; nothing was published.
             DatabaseUnavailable: Not known whether it was published: retry with the same id.
         """
+        check_span("timeout", timeout, zero=True)
         document = self.document(data, id, unique, run_after, expires_at)
         if connection is not None:
             if not background:
@@ -209,6 +211,8 @@ class Topic(Generic[T]):
         run_after: datetime | timedelta | None,
         expires_at: datetime | timedelta | None,
     ) -> str:
+        if unique is not None and not isinstance(unique, str):
+            raise InvalidInput(f"unique must be text, not {unique!r:.100}")
         message_id = make_id() if id is None else parse_id(id)
         if unique is not None and "\x00" in unique:
             raise InvalidInput("the unique key contains the character U+0000", hint="Use 1 to 255 printable characters.")
@@ -235,6 +239,7 @@ class Topic(Generic[T]):
             InvalidInput: The handler or an option cannot be used.
         """
         _filter(filter)
+        _check_ttl(ttl)
 
         def declare(handler: Callable[[Job[T]], Any]) -> JobType[T]:
             declared = self.app.job(f"{self.name}_{client_id}", keep_result=keep_result, **options)(handler)
@@ -257,6 +262,7 @@ class Topic(Generic[T]):
         Raises:
             Conflict: The name of the queue is taken, or messages after `since` are gone.
         """
+        _check_ttl(ttl)
         await self._ready()
         (receipt,) = await topics.subscribe_many(
             await self.app.database(), self.name, [client_id], ttl=ttl, filter=_filter(filter), since=since
@@ -332,3 +338,10 @@ async def keep_subscribed(database: Database, subscriptions: list[tuple[Subscrip
 
 def _filter(filter: Any) -> str | None:
     return None if filter is None else dump_json(filter, "a filter")
+
+
+def _check_ttl(ttl: Any) -> None:
+    if ttl is not None:
+        check_span("ttl", ttl)
+        if not timedelta(seconds=1) <= ttl <= timedelta(days=30):
+            raise InvalidInput(f"ttl must be from 1 second to 30 days, not {ttl}", hint="None: the subscription stays.")

@@ -397,10 +397,10 @@ async def test_reads_begin_anywhere(app: Penstock) -> None:
 async def test_readers_that_would_wait_for_ever_are_refused(app: Penstock) -> None:
     events = app.stream("events", int, partitions=2)
     await events.append_many([1, 2, 3])
-    with pytest.raises(InvalidInput, match="negative"):
+    with pytest.raises(InvalidInput, match="offset must be an integer"):
         await events.read(0, -1)
     for start, error, words in [
-        ({0: 10_000}, InvalidInput, "has no offset 10000"), ({0: -1}, InvalidInput, "has no offset -1"),
+        ({0: 10_000}, InvalidInput, "has no offset 10000"), ({0: -1}, InvalidInput, "offset of partition 0 must be"),
         ({7: 0}, NotFound, "no partition 7"), ("yesterday", InvalidInput, "cannot start"),
     ]:  # fmt: skip
         with pytest.raises(error, match=words):
@@ -408,9 +408,9 @@ async def test_readers_that_would_wait_for_ever_are_refused(app: Penstock) -> No
     with pytest.raises(NotFound, match="no partition 2"):
         await anext(events.tail("earliest", partitions=[0, 2]))
     for options in ({"size": 0}, {"within": -1.0}):
-        with pytest.raises(InvalidInput, match="size and prefetch"):
+        with pytest.raises(InvalidInput, match="(size|within) must be"):
             events.consume("g", **options)  # type: ignore[arg-type]
-    with pytest.raises(InvalidInput, match="size and prefetch"):
+    with pytest.raises(InvalidInput, match="size must be"):
         app.consumer(events, group="g", size=0)(lambda event: None)
     assert list(await events.producer().append_many([])) == []
 

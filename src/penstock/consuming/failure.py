@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Literal, TypeAlias, get_args
 
+from penstock.checks import check_number
 from penstock.errors import InvalidInput
 from penstock.job import Backoff
 
@@ -31,10 +32,14 @@ class OnFailure:
     backoff: Backoff = field(default_factory=lambda: Backoff(base=timedelta(seconds=1), cap=timedelta(minutes=1)))
 
     def __post_init__(self) -> None:
-        if self.attempts is not None and self.attempts < 1:
-            raise InvalidInput(f"attempts must be at least 1, not {self.attempts}", hint="None means: until it succeeds.")
+        if self.attempts is not None:
+            check_number("attempts", self.attempts, 1, 2**31 - 1)
         if self.then not in get_args(Then):
-            raise InvalidInput(f"unknown policy: {self.then}", hint=f"Use one of {', '.join(get_args(Then))}.")
+            raise InvalidInput(f"unknown policy: {self.then!r:.100}", hint=f"Use one of {', '.join(get_args(Then))}.")
+        if not isinstance(self.backoff, Backoff):
+            raise InvalidInput(
+                f"backoff must be a Backoff, not {self.backoff!r:.100}", hint="For example: Backoff(base=timedelta(seconds=2))"
+            )
 
     @classmethod
     def of(cls, given: OnFailure | str) -> OnFailure:
@@ -44,5 +49,7 @@ class OnFailure:
         if given == "retry":
             return cls()
         if given not in get_args(Then):
-            raise InvalidInput(f"unknown policy: {given}", hint=f"Use retry, {', '.join(get_args(Then))}, or an OnFailure.")
+            raise InvalidInput(
+                f"unknown policy: {given!r:.100}", hint=f"Use retry, {', '.join(get_args(Then))}, or an OnFailure."
+            )
         return cls(attempts=1, then=given)  # type: ignore[arg-type]

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from datetime import timedelta
 
+from penstock.checks import check_choice, check_number, check_span
 from penstock.consuming.failure import OnFailure
 from penstock.errors import InvalidInput
 from penstock.event import Gone
+from penstock.settings import Settings
+
+STARTS = ("earliest", "latest")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,14 +41,29 @@ class ConsumerOptions:
     grace: timedelta | None = None
 
     def __post_init__(self) -> None:
-        if self.size < 1 or self.within < 0 or (self.prefetch is not None and self.prefetch < 1):
-            raise InvalidInput("size and prefetch must be at least 1, and within not negative")
-        if self.within > 0 and self.grace is not None and self.within > self.grace.total_seconds():
+        check_number("size", self.size, 1, 100_000)
+        if isinstance(self.within, bool) or not isinstance(self.within, (int, float)) or not 0 <= self.within < math.inf:
+            raise InvalidInput(f"within must be a number of seconds, 0 or more, not {self.within!r:.100}")
+        if self.prefetch is not None:
+            check_number("prefetch", self.prefetch, 1, 1_000_000)
+        check_choice("start", self.start, STARTS)
+        check_choice("gone", self.gone, list(Gone))
+        if not isinstance(self.on_failure, OnFailure):
+            raise InvalidInput(f"on_failure must be an OnFailure, not {self.on_failure!r:.100}")
+        if self.concurrency is not None:
+            check_number("concurrency", self.concurrency, 1, 100_000)
+        if self.grace is not None:
+            check_span("grace", self.grace, zero=True)
+
+    def checked(self, settings: Settings) -> ConsumerOptions:
+        """The same options. Raises `InvalidInput` when a batch would be gathered for longer than a handler gets to finish it."""
+        grace = settings.handover_grace if self.grace is None else self.grace
+        if self.within > grace.total_seconds():
             raise InvalidInput(
-                f"within ({self.within} s) must not be longer than grace", hint="A batch is to be done within the grace."
+                f"within ({self.within:g} s) must not be longer than the grace ({grace.total_seconds():g} s)",
+                hint="A batch is to be done within the grace: declare a longer one (grace=...), or set PENSTOCK_HANDOVER_GRACE.",
             )
-        if self.concurrency is not None and self.concurrency < 1:
-            raise InvalidInput(f"concurrency must be at least 1, not {self.concurrency}")
+        return self
 
     @property
     def ready(self) -> int:

@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, cast, overload
 from uuid import UUID
 
-from penstock.checks import check_options, check_pool
+from penstock.checks import check_number, check_options, check_pool
 from penstock.errors import InvalidInput, NotFound
 from penstock.handler import Group, Handler, Job, group_of, payload_type
 from penstock.job import Backoff, Delivery, Enqueued, Executor, NewJob, Options, PoolOptions, RateLimit
@@ -242,6 +242,8 @@ class JobDeclarations:
             payload: Type of its messages.
             keep: How many of the last messages a new subscriber gets; None: as the database has it, 0 for a new topic.
         """
+        if keep is not None:
+            check_number(f"keep of topic {name}", keep, 0, 100_000)
         if name not in self.topics:
             self.topics[name] = Topic(cast("Penstock", self), name, payload, keep)
         elif payload is not Any or keep is not None:

@@ -14,7 +14,7 @@ from penstock.consuming.options import ConsumerOptions
 from penstock.errors import InvalidInput
 from penstock.event import Gone, Retention, StreamOptions
 from penstock.schedule import Cron, Every, Missed, Schedule, ScheduleHandler
-from penstock.streams import Stream
+from penstock.streams import Stream, check_group, check_stream
 
 if TYPE_CHECKING:
     from penstock.app import Penstock
@@ -39,6 +39,7 @@ class StreamDeclarations:
         compact: bool = False,
         compression: Literal["zstd"] | None = None,
         options: StreamOptions = StreamOptions(),
+        key_optional: bool = False,
     ) -> Stream[Any]:
         """Declare a stream: an ordered, partitioned log of events.
 
@@ -46,12 +47,23 @@ class StreamDeclarations:
             name: Name of the stream: letters, digits, ".", "-", "_".
             payload: Payload type; `bytes` for plain bytes.
             partitions: Parts into which it is divided when it is created, and the most consumers of a group that have work.
-            key: A field of the payload, or a function of it: events of one key keep their order.
+            key: A field of the payload, or a function of it: events of one key keep their order. A field that the payload type
+                has not is refused here; where the type does not say which fields there are, an event without it is refused.
             keep: How long events are kept; the default is for ever.
             compact: Keep only the latest event of each key in segments that are no longer written.
             compression: Compress each payload, which is then stored as bytes.
             options: What else a stream can have.
+            key_optional: An event without the field `key` has no key, and with that no order, instead of being refused.
+
+        Raises:
+            InvalidInput: An option is not valid, or `key` is no field of the payload type.
         """
+        if not isinstance(name, str):
+            raise InvalidInput(f"the name of a stream must be text, not {name!r:.100}")
+        check_stream(name, payload, partitions, key, key_optional, keep, compact, compression, options)
+        compression = options.compression if compression is None else compression  # type: ignore[assignment]
+        if keep == Retention():
+            keep = Retention(options.keep_age, options.keep_bytes, options.keep_events, options.keep_unread)
         binary = payload is bytes or compression is not None
         stream: Stream[Any] = Stream(
             cast("Penstock", self),
@@ -67,8 +79,9 @@ class StreamDeclarations:
                 keep_bytes=keep.bytes,
                 keep_events=keep.events,
                 keep_unread=keep.unread,
-                compact=compact,
+                compact=compact or options.compact,
             ),
+            key_optional,
         )
         if name in self.streams:
             raise InvalidInput(f"stream {name} is declared twice", hint="Declare it once and use it from there.")
@@ -113,22 +126,17 @@ class StreamDeclarations:
         Raises:
             InvalidInput: The handler or an option cannot be used.
         """
+        check_group(stream, group)
+        options = ConsumerOptions(
+            100 if size is None else size, within, prefetch, start, Gone.of(gone), OnFailure.of(on_failure), concurrency, grace
+        ).checked(stream.app.settings)
 
         def declare(handler: EventHandler) -> EventHandler:
             declared = declared_consumer(
                 stream,
                 group,
                 handler,
-                ConsumerOptions(
-                    100 if size is None else size,
-                    within,
-                    prefetch,
-                    start,
-                    Gone(gone),
-                    OnFailure.of(on_failure),
-                    concurrency,
-                    grace,
-                ),
+                options,
                 one=size is None or size == 1,
                 middleware=middleware,
             )

@@ -5,12 +5,12 @@ from __future__ import annotations
 import base64
 from collections.abc import AsyncIterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 import orjson
 
-from penstock.errors import Unreadable
+from penstock.errors import InvalidInput, Unreadable
 from penstock.event import Bounds, Chunk, Columns, Lag, Segment, StreamOptions, StreamRecord
 from penstock.postgres.database import Database, Transaction
 
@@ -468,7 +468,16 @@ async def drop_group(database: Database, name: str, group: str) -> None:
 
 
 def _dump(options: Mapping[str, Any]) -> str:
-    return orjson.dumps(dict(options)).decode()
+    try:
+        return orjson.dumps(dict(options), default=_span).decode()
+    except TypeError as error:
+        raise InvalidInput(f"the options cannot be stored: {error}", hint='For example: keep_age="7 days"') from None
+
+
+def _span(value: Any) -> str:
+    if isinstance(value, timedelta):
+        return f"{value.total_seconds()} seconds"
+    raise TypeError(f"{type(value).__name__} is no option of a stream")
 
 
 def _record(row: Any) -> StreamRecord:
