@@ -27,6 +27,9 @@ SEEN = {
 STEPS: list[tuple[list[str], int, Any]] = [
     (["create", "shop", "--slots", "4"], 0, ("shop", 4)),
     (["create", "shop", "--slots", "9"], 0, ("shop", 4)),
+    (["create", "plain", "--slots", "4"], 1, "plain job type"),
+    (["create", "plain", "--slots", "4", "--convert"], 0, ("plain", 4)),
+    (["create", "plain", "--slots", "4", "--convert"], 1, "pool"),
     (["resize", "shop", "8"], 0, ("shop", 8)),
     (["resize", "shop", "2"], 1, "slots"),
     (["weight", "shop", "a/b", "3"], 0, {"weights": {"a/b": 3}}),
@@ -39,7 +42,7 @@ STEPS: list[tuple[list[str], int, Any]] = [
     (["key", "shop", "a/b"], 0, ("a/b", 3, True)),
     (["keys", "shop"], 0, []),
     (["show", "shop"], 0, [8]),
-    ([], 0, [("shop", 8, 1)]),
+    ([], 0, [("plain", 4, 0), ("shop", 8, 1)]),
     (["stop", "shop", "a/b"], 0, {"key": "a/b", "outcome": "stopped"}),
     (["stop", "shop", "a/b"], 1, "no standing job"),
     (["drain", "shop", "nobody"], 1, ""),
@@ -61,6 +64,8 @@ def test_every_command_works_over_both_doors(url: str, served: Served, door: str
     if door == "server":
         env |= {"PENSTOCK_DATABASE_URL": "postgresql://127.0.0.1:1/none", "PENSTOCK_SERVER_TOKEN": f"admin.{TOKEN}"}
         before = ["--server", served.base_url]
+    made = [sys.executable, "-m", "penstock", *before, "types", "create", "plain"]
+    subprocess.run(made, env=env, timeout=60, check=True, capture_output=True)
     for arguments, code, expected in STEPS:
         done = subprocess.run(
             [sys.executable, "-m", "penstock", *before, "pools", *arguments, "--json"],

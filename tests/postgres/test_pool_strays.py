@@ -16,7 +16,7 @@ async def enqueue(sql: Sql, *keys: str) -> None:
 
 
 async def become_a_pool(sql: Sql) -> None:
-    await sql.execute("select penstock.declare_pool('work', '{\"slots\": 16}')")
+    await sql.execute("select penstock.convert_to_pool('work', '{\"slots\": 16}')")
     await sql.execute("select penstock.join_group('work', 'm', gen_random_uuid())")
     await sql.execute("update penstock.slots set owner = 'm', target = 'm', epoch = 1")
 

@@ -14,7 +14,7 @@ import pytest
 from conftest import eventually
 from penstock import Backoff, Conflict, Delivery, InvalidInput, Job, NewJob, Options, Penstock, RateLimit, Settings, Status
 from penstock.ownership import balance
-from penstock.postgres import jobs, ownership
+from penstock.postgres import jobs, ownership, pools
 from penstock.testing import run_due_jobs
 from penstock.worker import Worker
 
@@ -387,6 +387,10 @@ async def test_jobs_from_before_the_type_became_a_pool_run_too(app: Penstock, ur
         async def handle(job: Job[int]) -> None:
             await seen.run(job)
 
+        # A declaration does not change what a type is: its jobs would need keys, and its workers get none any more.
+        with pytest.raises(Conflict, match="work is a plain job type"):
+            await (await later.worker()).run()
+        await pools.convert_to_pool(await app.database(), "work", {"slots": 4})
         async with Working(later):
             await eventually(lambda: seen.finished == 4, "all jobs")
         assert seen.order["a"] == [0, 1, 2]

@@ -27,7 +27,7 @@ _WORDS = ("data", "state", "error")
 class PoolDoor(Protocol):
     """What the commands do with a pool."""
 
-    async def create(self, slots: int) -> Any:
+    async def create(self, slots: int, *, convert: bool) -> Any:
         """Create it, and return it."""
 
     async def details(self) -> Any:
@@ -123,8 +123,12 @@ class _Direct:
         self._app = app
         self._name = name
 
-    async def create(self, slots: int) -> Any:
-        await pools.declare_pool(await self._app.database(), self._name, {"slots": slots}, {})
+    async def create(self, slots: int, *, convert: bool) -> Any:
+        database = await self._app.database()
+        if convert:
+            await pools.convert_to_pool(database, self._name, {"slots": slots})
+        else:
+            await pools.declare_pool(database, self._name, {"slots": slots}, {})
         return await self.details()
 
     async def details(self) -> Any:
@@ -211,7 +215,9 @@ class _Served:
         self.notify = pool.notify
         self._change = pool.change
 
-    async def create(self, slots: int) -> Any:
+    async def create(self, slots: int, *, convert: bool) -> Any:
+        if convert:
+            return await self._client.create_pool(self._name, slots=slots, convert=True)
         try:
             # As over the database, where a pool is declared: one that is there is left as it is.
             return await self.details()

@@ -41,10 +41,13 @@ def list_pools(context: typer.Context, as_json: AsJson = False) -> None:
 def create(
     name: Name,
     slots: Annotated[int, typer.Option(min=1, max=65_536, help="The most workers that it can keep busy; can grow.")] = 256,
+    convert: Annotated[
+        bool, typer.Option("--convert", help="Turn the plain job type of this name, with its jobs, into a pool.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Create a pool, for programs that enqueue before its application has run."""
-    _say(with_pool(name, lambda pool: pool.create(slots)), f"created: {name}", as_json)
+    _say(with_pool(name, lambda pool: pool.create(slots, convert=convert)), f"created: {name}", as_json)
 
 
 def show(name: Name, as_json: AsJson = False) -> None:

@@ -12,6 +12,8 @@ _CALLS: list[tuple[re.Pattern[str], str]] = [
     (re.compile(rf"select penstock\.create_job_type\({_NAME}\);"), r"POST /v1/jobs, with the name \1"),
     (re.compile(rf"select penstock\.declare_topic\({_NAME}\);"), r"POST /v1/topics, with the name \1"),
     (re.compile(rf"select penstock\.declare_pool\({_NAME}\);"), r"POST /v1/pools, with the name \1"),
+    (re.compile(rf"select penstock\.convert_to_pool\({_NAME}\);"), r'POST /v1/pools, with the name \1 and "convert": true'),
+    (re.compile(r"[Cc]hange it with penstock\.change_pool\."), "Change it with PATCH /v1/pools/{pool}."),
     (re.compile(rf"select penstock\.create_stream\({_NAME}\);"), r"POST /v1/streams, with the name \1"),
     (
         re.compile(rf"select penstock\.declare_consumer_group\({_NAME}, {_NAME}\);"),

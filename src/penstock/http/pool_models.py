@@ -34,7 +34,7 @@ class PoolOptions(Model):
 
     def limits(self) -> dict[str, Any]:
         """What `penstock.change_pool` takes."""
-        given = self.model_dump(exclude_unset=True, exclude={"slots", "name", "assignor", "attempts"})
+        given = self.model_dump(exclude_unset=True, exclude={"slots", "name", "assignor", "attempts", "convert"})
         if "key_rate_period_s" in given:
             period = given.pop("key_rate_period_s")
             given["key_rate_period"] = None if period is None else f"{period:.6f} seconds"
@@ -46,6 +46,7 @@ class NewPool(PoolOptions):
 
     name: PoolName
     assignor: Literal["sticky", "jump"] = Field("sticky", description="sticky moves the fewest slots.")
+    convert: bool = Field(False, description="Turn the plain job type of this name, with its jobs, into a pool.")
 
 
 class Pool(BaseModel):

@@ -57,6 +57,11 @@ async def declare_pool(
     )
 
 
+async def convert_to_pool(database: Database, name: str, options: Mapping[str, Any]) -> None:
+    """Turn a plain job type, with its jobs, into a pool. Raises `NotFound`, `InvalidInput`, `Conflict`."""
+    await database.fetch("select penstock.convert_to_pool($1, $2::jsonb)", name, _dump(options))
+
+
 async def claim(
     database: Database,
     member: str,

@@ -72,14 +72,17 @@ async def list_pools(request: Request) -> Response:
 @api.post("/v1/pools", status_code=201, response_model=Pool, openapi_extra=body_of(NewPool, {"name": "fibonacci", "slots": 256}))
 @needs(Role.ADMIN)
 async def create_pool(request: Request) -> Response:
-    """Create a pool, with a job type of the same name when there is none. 409 when there is such a pool."""
+    """Create a pool and its job type. 409 when there is such a pool, or, without `convert`, a plain job type of that name."""
     service, path = service_of(request), request.url.path
     new = await read(request, NewPool)
     principal_of(request).require(new.name, path)
     if await pool_views.details(service.database, new.name):
         raise ApiError(409, "conflict", f"There is a pool {new.name} already", instance=path, in_body=True)
     options = new.limits() | {"assignor": new.assignor, "slots": new.slots or 256}
-    await pools.declare_pool(service.database, new.name, options, {})
+    if new.convert:
+        await pools.convert_to_pool(service.database, new.name, options)
+    else:
+        await pools.declare_pool(service.database, new.name, options, {})
     return answer(await _shown(request, new.name), 201)
 
 

@@ -119,6 +119,8 @@ declare
 begin
     perform penstock.check_name(p_name);
     job_type := penstock.new_type(p_name, p_options);
+    -- A pool of that name is being declared, perhaps: which of both it is, the first one decides.
+    perform pg_advisory_xact_lock(hashtext('penstock.kind'), hashtext(p_name));
     insert into penstock.jobs select job_type.* on conflict (name) do nothing;
     if not found then
         raise exception 'job type % exists', p_name

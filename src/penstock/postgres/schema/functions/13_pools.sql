@@ -74,21 +74,55 @@ end
 $$;
 comment on function penstock.require_pool(text) is 'The pool of that name, or PS404.';
 
-create or replace function penstock.declare_pool(p_name text, p_options jsonb default '{}', p_type_options jsonb default '{}')
-returns penstock.pools
+create or replace function penstock.check_pool_options(p_options jsonb)
+returns void
 language plpgsql
-security definer
-set search_path = penstock, pg_temp
+as $$
+begin
+    perform penstock.check_options(
+        p_options,
+        array['slots', 'assignor', 'on_retry', 'key_concurrency', 'key_rate_limit', 'key_rate_period', 'weights'],
+        '{"slots": 256, "on_retry": "block"}'
+    );
+end
+$$;
+comment on function penstock.check_pool_options(jsonb) is 'Part of declare_pool and convert_to_pool: raises PS400 for options that a pool does not have.';
+
+create or replace function penstock.check_kind(p_name text)
+returns void
+language plpgsql
 as $$
 declare
-    known constant text[] := array[
-        'slots', 'assignor', 'on_retry', 'key_concurrency', 'key_rate_limit', 'key_rate_period', 'weights'
-    ];
+    job_type penstock.jobs;
+begin
+    if exists (select from penstock.pools where name = p_name) then
+        return;
+    end if;
+    -- Held by whoever creates a type of this name too, so that what it is stays the same until this transaction ends.
+    perform pg_advisory_xact_lock(hashtext('penstock.kind'), hashtext(p_name));
+    select * into job_type from penstock.jobs where name = p_name;
+    if not found or exists (select from penstock.pools where name = p_name) then
+        return;
+    end if;
+    if job_type.topic is not null then
+        raise exception '% is the queue of a subscriber', p_name
+            using errcode = 'PS409', hint = 'Give the pool another name.';
+    end if;
+    raise exception '% is a plain job type, and a declaration does not make a pool of it', p_name
+        using errcode = 'PS409',
+              hint = format('Give the pool another name, or let an administrator turn the type into a pool: select penstock.convert_to_pool(%L);', p_name);
+end
+$$;
+comment on function penstock.check_kind(text) is 'Part of declare_pool: raises PS409 for a job type that is there and is no pool.';
+
+create or replace function penstock.put_pool(p_name text, p_options jsonb)
+returns penstock.pools
+language plpgsql
+as $$
+declare
     pool penstock.pools;
     fresh boolean;
 begin
-    perform penstock.check_options(p_options, known, '{"slots": 256, "on_retry": "block"}');
-    perform penstock.declare_job_type(p_name, p_type_options);
     begin
         perform penstock.declare_group(
             p_name, coalesce((p_options ->> 'slots')::integer, 256), coalesce(p_options ->> 'assignor', 'sticky')
@@ -136,8 +170,50 @@ begin
     return pool;
 end
 $$;
+comment on function penstock.put_pool(text, jsonb) is 'Part of declare_pool and convert_to_pool: the group and the row of a pool whose job type is there.';
+
+create or replace function penstock.declare_pool(p_name text, p_options jsonb default '{}', p_type_options jsonb default '{}')
+returns penstock.pools
+language plpgsql
+security definer
+set search_path = penstock, pg_temp
+as $$
+begin
+    perform penstock.check_pool_options(p_options);
+    perform penstock.check_name(p_name);
+    perform penstock.check_kind(p_name);
+    perform penstock.declare_job_type(p_name, p_type_options);
+    return penstock.put_pool(p_name, p_options);
+end
+$$;
 comment on function penstock.declare_pool(text, jsonb, jsonb) is
-    'What an application does at start: creates the pool, its job type and its group, or changes them when the declaration differs from the last one. Options: slots (when it is new), assignor, on_retry, key_concurrency, key_rate_limit, key_rate_period, weights ({"key": 3}).';
+    'What an application does at start: creates the pool, its job type and its group, or changes them when the declaration differs from the last one. A plain job type of that name stays what it is: PS409. Options: slots (when it is new), assignor, on_retry, key_concurrency, key_rate_limit, key_rate_period, weights ({"key": 3}).';
+
+create or replace function penstock.convert_to_pool(p_name text, p_options jsonb default '{}')
+returns penstock.pools
+language plpgsql
+security definer
+set search_path = penstock, pg_temp
+as $$
+declare
+    job_type penstock.jobs;
+begin
+    perform penstock.check_pool_options(p_options);
+    perform pg_advisory_xact_lock(hashtext('penstock.kind'), hashtext(p_name));
+    job_type := penstock.require_type(p_name);
+    if job_type.topic is not null then
+        raise exception '% is the queue of a subscriber', p_name
+            using errcode = 'PS409', hint = 'Its copies can be forwarded to a pool of another name.';
+    end if;
+    if exists (select from penstock.pools where name = p_name) then
+        raise exception '% is a pool already', p_name
+            using errcode = 'PS409', hint = 'Change it with penstock.change_pool.';
+    end if;
+    return penstock.put_pool(p_name, p_options);
+end
+$$;
+comment on function penstock.convert_to_pool(text, jsonb) is
+    'Turns a plain job type, with its jobs, into a pool: from now on each job needs a key, and only members of the pool work on it. A job without a key that waits becomes its own key. Options: see declare_pool.';
 
 create or replace function penstock.set_weight(p_name text, p_key text, p_weight integer)
 returns void
