@@ -23,7 +23,7 @@ from uuid import UUID
 from penstock import lake
 from penstock.batches import send_batches
 from penstock.callers import enqueue_through
-from penstock.declaring import JobDeclarations, JobType, StreamDeclarations
+from penstock.declaring import JobDeclarations, JobType, ScheduleDeclarations, StreamDeclarations
 from penstock.errors import Conflict, InvalidInput, JobFailed, NotFound, PenstockError
 from penstock.job import (
     Admission,
@@ -41,10 +41,11 @@ from penstock.job import (
 from penstock.logs import get_logger
 from penstock.message import TopicCounts
 from penstock.payload import dump_json
-from penstock.postgres import jobs, migrate, pool_views, topics
+from penstock.postgres import jobs, migrate, pool_views, schedules, topics
 from penstock.postgres.database import Database, lacks_rights, unless_refused
 from penstock.postgres.embedded import EmbeddedServer
 from penstock.scaling import ScaleAdvice, advise
+from penstock.schedule import ScheduleRecord
 from penstock.settings import Settings
 from penstock.streams import Stream
 from penstock.topics import keep_subscribed
@@ -66,7 +67,7 @@ def _place() -> _Place:
     return os.getpid(), asyncio.get_running_loop()
 
 
-class Penstock(JobDeclarations, StreamDeclarations):
+class Penstock(JobDeclarations, StreamDeclarations, ScheduleDeclarations):
     """An application's jobs on one database.
 
     Args:
@@ -423,6 +424,19 @@ class Penstock(JobDeclarations, StreamDeclarations):
         """End a pause. Raises `NotFound`, `Conflict`."""
         await jobs.resume(await self.database(), name)
 
+    async def list_schedules(self) -> list[ScheduleRecord]:
+        """All schedules in the database: when they are due, and what became of their last run."""
+        return await schedules.schedules(await self.database())
+
+    async def drop_schedule(self, name: str) -> None:
+        """Forget a schedule that left the code; the job type and the history of its runs stay.
+
+        Raises:
+            NotFound: There is no such schedule.
+            Conflict: A running worker declares it.
+        """
+        await schedules.drop(await self.database(), name)
+
     async def counts(self) -> list[JobCounts]:
         """How each job type is doing."""
         return await jobs.counts(await self.database())
@@ -462,9 +476,11 @@ class Penstock(JobDeclarations, StreamDeclarations):
         """A worker for the handlers and consumers of this app. Run it with `await worker.run()`.
 
         Args:
-            names: Only these job types, pools and consumer groups (`stream/group`), and no schedules; none: all.
+            names: Only these job types, pools, consumer groups (`stream/group`) and schedules; none: all.
         """
-        chosen = [self.with_handler(name) for name in names if name not in self.consumers]
+        scheduled = [schedule for name, schedule in self.schedules.items() if not names or name in names]
+        beside_types = {*self.consumers, *(schedule.name for schedule in scheduled if schedule.runs_as != "job")}
+        chosen = [self.with_handler(name) for name in names if name not in beside_types]
         consumers = [self.consumers[name] for name in names if name in self.consumers]
         if not names:
             chosen = [t for t in self.types.values() if t.works]
@@ -484,5 +500,4 @@ class Penstock(JobDeclarations, StreamDeclarations):
             await consumer.consumer(database, self.settings, f"{process}.c{number}")
             for number, consumer in enumerate(consumers, 1)
         ]
-        schedules = [] if names else list(self.schedules.values())
-        return Worker(database, worked, self.settings, pools, beside, parts, schedules, process)
+        return Worker(database, worked, self.settings, pools, beside, parts, scheduled, process)

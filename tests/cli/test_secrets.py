@@ -104,7 +104,7 @@ async def listen(job: Job[dict]) -> None:
     raise ValueError(str(job.data))
 
 
-@app.timer(every=timedelta(seconds=1))
+@app.timer(every=timedelta(seconds=1), as_job=False)
 async def tick() -> None:
     card = OTHER
     raise ValueError(card)

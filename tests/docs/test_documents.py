@@ -31,6 +31,7 @@ PAGES = [
     "README.md",
     "docs/http.md",
     "docs/pools.md",
+    "docs/schedules.md",
     "docs/sql.md",
     "docs/streams.md",
     "docs/testing.md",

@@ -54,7 +54,14 @@ def with_users(databases: TemporaryDatabases) -> Iterator[Served]:
             yield served
 
 
-LOOK = [("GET", "/v1/jobs"), ("GET", "/v1/queued-jobs"), ("GET", "/v1/stats"), ("GET", "/v1/workers"), ("GET", "/metrics")]
+LOOK = [
+    ("GET", "/v1/jobs"),
+    ("GET", "/v1/schedules"),
+    ("GET", "/v1/queued-jobs"),
+    ("GET", "/v1/stats"),
+    ("GET", "/v1/workers"),
+    ("GET", "/metrics"),
+]
 ENQUEUE = [("PUT", "/v1/jobs/a/random_id"), ("POST", f"/v1/jobs/a/{JOB}/replay"), ("POST", f"/v1/jobs/a/{JOB}/cancel")]
 ENQUEUE += [("POST", "/v1/jobs/a/batch"), ("POST", "/jobber/queue")]
 WORK = [("POST", f"/v1/jobs/a/{JOB}"), ("POST", "/v1/jobs/a/claim"), ("POST", "/v1/jobs/a/settle")]

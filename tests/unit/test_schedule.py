@@ -32,7 +32,7 @@ def at(hour: int, minute: int = 0, day: int = 5) -> datetime:
 )
 @pytest.mark.parametrize("times", [HOURLY, Every(timedelta(hours=1))], ids=["cron", "every"])
 def test_missed_times(times: Any, missed: Any, now: datetime, run_for: datetime | None, next_at: datetime) -> None:
-    schedule = Schedule("s", times, lambda: None, missed, per_worker=False)
+    schedule = Schedule("s", times, lambda: None, missed)
     assert schedule.decide(at(4), now) == (run_for, next_at)
 
 
@@ -65,7 +65,7 @@ def test_the_latest_time_is_the_last_one_that_looking_forward_finds(expression: 
 
 
 def test_after_years_of_downtime_the_latest_time_is_found_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    schedule = Schedule("s", EVERY_SECOND, lambda: None, "once", per_worker=False)
+    schedule = Schedule("s", EVERY_SECOND, lambda: None, "once")
     asked: list[datetime] = []
     after = Cron.after
     monkeypatch.setattr(Cron, "after", lambda self, moment, base: asked.append(moment) or after(self, moment, base))
@@ -78,7 +78,7 @@ def test_after_years_of_downtime_the_latest_time_is_found_at_once(monkeypatch: p
 
 def test_each_worker_for_itself_cannot_make_up_for_missed_times() -> None:
     with pytest.raises(InvalidInput, match="in each worker"):
-        Schedule("s", HOURLY, lambda: None, "all", per_worker=True)
+        Schedule("s", HOURLY, lambda: None, "all", "per-worker")
 
 
 @pytest.mark.parametrize("bad", ["", "a", "61 * * * *", "* * * *"])
@@ -94,6 +94,6 @@ def test_unknown_time_zones_are_refused() -> None:
 
 def test_unknown_policies_and_tiny_spans_are_refused() -> None:
     with pytest.raises(InvalidInput, match="missed"):
-        Schedule("s", HOURLY, print, "pray", False)  # type: ignore[arg-type]
+        Schedule("s", HOURLY, print, "pray")  # type: ignore[arg-type]
     with pytest.raises(InvalidInput, match="every"):
-        Schedule("s", Every(timedelta(0)), print, "skip", False)
+        Schedule("s", Every(timedelta(0)), print, "skip")

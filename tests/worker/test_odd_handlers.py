@@ -189,7 +189,8 @@ async def test_whatever_a_timer_raises_its_next_time_comes(app: Penstock, plain:
         async def tick_async() -> None:
             tick()
 
-        named = app.timer(every=timedelta(milliseconds=100), name=f"odd-{number}", per_worker=per_worker)
+        as_job = None if per_worker else False
+        named = app.timer(every=timedelta(milliseconds=100), name=f"odd-{number}", per_worker=per_worker, as_job=as_job)
         named(tick if plain else tick_async)
 
     for number in range(len(ODD)):

@@ -1,4 +1,4 @@
-"""Timers and cron schedules in workers: once across all of them, or in each."""
+"""Timers and cron schedules in workers: once across all of them, or in each, as jobs or in place."""
 
 from __future__ import annotations
 
@@ -12,10 +12,16 @@ import asyncpg
 import pytest
 
 from conftest import eventually
-from penstock import InvalidInput, Penstock, Tick
+from penstock import InvalidInput, Options, Penstock, Tick
+from penstock.schedule import ScheduleRecord
 from penstock.settings import Settings
 
 Sql: TypeAlias = "asyncpg.Connection[Any]"
+
+
+async def records(url: str) -> list[ScheduleRecord]:
+    async with Penstock(url) as app:
+        return await app.list_schedules()
 
 
 async def run_all(apps: list[Penstock], until: Any, what: str) -> None:
@@ -31,14 +37,15 @@ async def run_all(apps: list[Penstock], until: Any, what: str) -> None:
             await app.close()
 
 
-async def test_a_timer_runs_once_for_all_workers_and_never_twice_at_once(url: str, sql: Sql) -> None:
+@pytest.mark.parametrize("as_job", [True, False])
+async def test_a_timer_runs_once_for_all_workers_and_never_twice_at_once(url: str, sql: Sql, as_job: bool) -> None:
     apps = [Penstock(url) for _ in range(3)]
     ticks: list[tuple[int, datetime]] = []
     running = 0
 
     for number, app in enumerate(apps):
 
-        @app.timer(every=timedelta(milliseconds=100), name="sweep", missed="all")
+        @app.timer(every=timedelta(milliseconds=100), name="sweep", missed="all", as_job=as_job)
         async def sweep(tick: Tick, number: int = number) -> None:
             nonlocal running
             running += 1
@@ -66,11 +73,12 @@ async def test_each_worker_runs_its_own_timer_when_asked(url: str) -> None:
     await run_all(apps, lambda: min(ticks[0], ticks[1]) >= 3, "three ticks of each")
 
 
+@pytest.mark.parametrize("as_job", [True, False])
 @pytest.mark.parametrize(("missed", "runs"), [("skip", []), ("once", [0]), ("all", [3, 2, 1, 0])])
-async def test_times_that_passed_while_nobody_worked(url: str, sql: Sql, missed: Any, runs: list[int]) -> None:
+async def test_times_that_passed_while_nobody_worked(url: str, sql: Sql, missed: Any, runs: list[int], as_job: bool) -> None:
     app = Penstock(url)
     ticks: list[Tick] = []
-    app.cron("0 4 * * *", name="report", missed=missed)(lambda tick: ticks.append(tick))
+    app.cron("0 4 * * *", name="report", missed=missed, as_job=as_job)(lambda tick: ticks.append(tick))
     await sql.execute(
         "insert into penstock.schedules (name, kind, spec, next_at, updated_at) values"
         " ('report', 'cron', '0 4 * * * UTC', date_trunc('day', now() at time zone 'UTC' - interval '4 hours')"
@@ -79,7 +87,8 @@ async def test_times_that_passed_while_nobody_worked(url: str, sql: Sql, missed:
     latest = await sql.fetchval("select next_at + interval '3 days' from penstock.schedules")
 
     async def caught_up() -> bool:
-        return bool(await sql.fetchval("select next_at > now() and running_by is null from penstock.schedules"))
+        ended = "select next_at > now() and running_by is null and not exists (select from penstock.queued_jobs)"
+        return bool(await sql.fetchval(f"{ended} from penstock.schedules"))
 
     await run_all([app], caught_up, "the schedule to be in the future")
     assert [latest - tick.at for tick in ticks] == [timedelta(days=days) for days in runs]
@@ -92,16 +101,19 @@ async def test_another_worker_takes_over_what_a_dead_one_ran(url: str, sql: Sql)
     )
     app = Penstock(url, settings=Settings(poll_interval=timedelta(milliseconds=100)))
     ticks: list[Tick] = []
-    app.timer(every=timedelta(hours=1), name="sweep")(lambda tick: ticks.append(tick))
+    app.timer(every=timedelta(hours=1), name="sweep", as_job=False)(lambda tick: ticks.append(tick))
     await run_all([app], lambda: ticks, "the run to be taken over")
     assert len(ticks) == 1
+    [schedule] = await records(url)
+    assert (schedule.last_outcome, schedule.last_error) == ("succeeded", "worker dead fell silent in the middle of a run")
 
 
-async def test_a_failing_handler_does_not_stop_its_schedule(url: str) -> None:
+@pytest.mark.parametrize("as_job", [True, False])
+async def test_a_failing_handler_does_not_stop_its_schedule(url: str, as_job: bool) -> None:
     app = Penstock(url)
     calls: list[None] = []
 
-    @app.timer(every=timedelta(milliseconds=20))
+    @app.timer(every=timedelta(milliseconds=20), as_job=as_job, options=Options(attempts=1) if as_job else None)
     async def sweep() -> None:
         calls.append(None)
         raise ValueError("always")
@@ -109,12 +121,13 @@ async def test_a_failing_handler_does_not_stop_its_schedule(url: str) -> None:
     await run_all([app], lambda: len(calls) >= 3, "three runs")
 
 
-async def test_a_run_under_way_is_finished_when_the_worker_stops(url: str, sql: Sql) -> None:
+@pytest.mark.parametrize("as_job", [True, False])
+async def test_a_run_under_way_is_finished_when_the_worker_stops(url: str, sql: Sql, as_job: bool) -> None:
     app = Penstock(url)
     began, may_end = asyncio.Event(), asyncio.Event()
     ended: list[str] = []
 
-    @app.timer(every=timedelta(hours=1), name="for-all")
+    @app.timer(every=timedelta(hours=1), name="for-all", as_job=as_job)
     async def once() -> None:
         began.set()
         await may_end.wait()
@@ -134,13 +147,15 @@ async def test_a_run_under_way_is_finished_when_the_worker_stops(url: str, sql: 
     await app.close()
     assert ended == ["for-all"]
     assert await sql.fetchval("select running_by is null and next_at > now() from penstock.schedules")
+    [schedule] = await records(url)
+    assert schedule.last_outcome == "succeeded"
 
 
 async def test_a_run_that_does_not_end_in_time_is_left_to_another_worker_at_once(url: str, sql: Sql) -> None:
     app = Penstock(url, settings=Settings(shutdown_grace=timedelta(milliseconds=100)))
     began = asyncio.Event()
 
-    @app.timer(every=timedelta(hours=1), name="endless")
+    @app.timer(every=timedelta(hours=1), name="endless", as_job=False)
     async def endless() -> None:
         began.set()
         await asyncio.Event().wait()
@@ -157,9 +172,10 @@ async def test_a_run_that_does_not_end_in_time_is_left_to_another_worker_at_once
     assert await sql.fetchval("select running_by is null and next_at <= now() from penstock.schedules")
 
 
-async def test_a_schedule_that_somebody_deleted_is_declared_again(url: str, sql: Sql) -> None:
+@pytest.mark.parametrize("as_job", [True, False])
+async def test_a_schedule_that_somebody_deleted_is_declared_again(url: str, sql: Sql, as_job: bool) -> None:
     app = Penstock(url)
-    app.timer(every=timedelta(milliseconds=100), name="sweep")(lambda: None)
+    app.timer(every=timedelta(milliseconds=100), name="sweep", as_job=as_job)(lambda: None)
     worker = await app.worker()
     running = asyncio.create_task(worker.run())
     there = "select count(*) from penstock.schedules where last_at is not null"

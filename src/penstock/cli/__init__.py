@@ -10,7 +10,22 @@ import typer
 
 from penstock import logs
 from penstock._version import __version__
-from penstock.cli import bulk, enqueueing, fleet, gearman, history, http, jobs, serving, standing, streams, topics, types, workers
+from penstock.cli import (
+    bulk,
+    enqueueing,
+    fleet,
+    gearman,
+    history,
+    http,
+    jobs,
+    schedules,
+    serving,
+    standing,
+    streams,
+    topics,
+    types,
+    workers,
+)
 from penstock.cli.output import err
 from penstock.errors import DatabaseUnavailable, PenstockError
 
@@ -32,6 +47,7 @@ app.add_typer(history.app, name="history")
 app.add_typer(bulk.app, name="bulk")
 app.add_typer(fleet.app, name="fleet")
 app.add_typer(workers.app, name="workers")
+app.add_typer(schedules.app, name="schedules")
 app.add_typer(streams.app, name="streams")
 app.add_typer(topics.app, name="topics")
 

@@ -10,6 +10,7 @@ import orjson
 
 from penstock.errors import Conflict, DatabaseUnavailable, InvalidInput, NotFound, OffsetGone, PenstockError
 from penstock.job import Backoff, Delivery, JobRecord, JobTypeRecord, Options, RateLimit, Status, Why, parse_id
+from penstock.schedule import ScheduleRecord
 
 
 class AccessDenied(PenstockError):
@@ -87,6 +88,12 @@ def why_of(why: dict[str, Any] | None) -> Why | None:
         return None
     times = {name: time_of(why[name]) for name in ("since", "until", "expires_at")}
     return Why(**{**why, **times, "by_job": None if why["by_job"] is None else parse_id(why["by_job"])})
+
+
+def schedule_of(one: dict[str, Any]) -> ScheduleRecord:
+    """A schedule with its last run."""
+    times = {name: time_of(value) for name, value in one.items() if name.endswith("_at")}
+    return ScheduleRecord(**{**one, **times, "job_id": None if one["job_id"] is None else parse_id(one["job_id"])})
 
 
 def type_of(one: dict[str, Any]) -> JobTypeRecord:

@@ -13,10 +13,11 @@ from uuid import UUID
 import httpx
 import orjson
 
-from penstock.client.answers import error_of, json_of, record_of, time_of, type_of, why_of
+from penstock.client.answers import error_of, json_of, record_of, schedule_of, time_of, type_of, why_of
 from penstock.errors import InvalidInput
 from penstock.job import Admission, Enqueued, JobCounts, JobRecord, JobTypeRecord, NewJob, Status, Why, make_id, parse_id
 from penstock.payload import dump_json
+from penstock.schedule import ScheduleRecord
 
 T = TypeVar("T")
 _BATCH = 10_000
@@ -276,6 +277,16 @@ def create_job_type(name: str, options: dict[str, Any]) -> Call[JobTypeRecord]:
 def change_job_type(name: str, options: dict[str, Any]) -> Call[JobTypeRecord]:
     """Change a type."""
     return Call("PATCH", f"/v1/jobs/{quoted(name)}", lambda response: type_of(json_of(response)), _outside(options))
+
+
+def list_schedules() -> Call[list[ScheduleRecord]]:
+    """All schedules."""
+    return Call("GET", "/v1/schedules", lambda response: [schedule_of(one) for one in json_of(response)])
+
+
+def drop_schedule(name: str) -> Call[None]:
+    """Drop a schedule. Not repeated: the second time it is not there."""
+    return Call("DELETE", f"/v1/schedules/{quoted(name)}", lambda _: None, repeatable=False)
 
 
 def pause(name: str) -> Call[None]:

@@ -34,6 +34,7 @@ from penstock.errors import DatabaseUnavailable, InvalidInput, JobFailed
 from penstock.job import Enqueued, JobCounts, JobRecord, JobTypeRecord, NewJob, Status, Why
 from penstock.message import TopicCounts
 from penstock.scaling import ScaleAdvice
+from penstock.schedule import ScheduleRecord
 
 T = TypeVar("T")
 _ONE_WAIT_S = 30.0
@@ -186,6 +187,14 @@ class AsyncClient:
     async def resume(self, name: str) -> None:
         """End a pause. Raises `NotFound`, `Conflict`."""
         await self._send(calls.resume(name))
+
+    async def list_schedules(self) -> list[ScheduleRecord]:
+        """All schedules that the user may see, with their last runs."""
+        return await self._send(calls.list_schedules())
+
+    async def drop_schedule(self, name: str) -> None:
+        """Forget a schedule that left the code. Raises `NotFound`, `Conflict`."""
+        await self._send(calls.drop_schedule(name))
 
     async def counts(self) -> list[JobCounts]:
         """How each job type is doing."""
@@ -392,6 +401,14 @@ class Client:
     def resume(self, name: str) -> None:
         """See `AsyncClient.resume`."""
         self._send(calls.resume(name))
+
+    def list_schedules(self) -> list[ScheduleRecord]:
+        """See `AsyncClient.list_schedules`."""
+        return self._send(calls.list_schedules())
+
+    def drop_schedule(self, name: str) -> None:
+        """See `AsyncClient.drop_schedule`."""
+        self._send(calls.drop_schedule(name))
 
     def counts(self) -> list[JobCounts]:
         """See `AsyncClient.counts`."""

@@ -1,4 +1,4 @@
-"""What an application declares about streams, consumers and schedules: a part of `Penstock`."""
+"""What an application declares about streams and consumers: a part of `Penstock`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from penstock.consuming.failure import OnFailure
 from penstock.consuming.options import ConsumerOptions
 from penstock.errors import InvalidInput
 from penstock.event import Gone, Retention, StreamOptions
-from penstock.schedule import Cron, Every, Missed, Schedule, ScheduleHandler
 from penstock.streams import Stream, check_group, check_stream
 
 if TYPE_CHECKING:
@@ -21,12 +20,12 @@ if TYPE_CHECKING:
 
 
 class StreamDeclarations:
-    """Declares streams, consumers, timers and cron schedules."""
+    """Declares streams and consumers."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.streams: dict[str, Stream[Any]] = {}
         self.consumers: dict[str, DeclaredConsumer] = {}
-        self.schedules: dict[str, Schedule] = {}
 
     def stream(
         self,
@@ -143,46 +142,6 @@ class StreamDeclarations:
             if declared.name in self.consumers:
                 raise InvalidInput(f"consumer group {declared.name} is declared twice", hint="Give each group a name of its own.")
             self.consumers[declared.name] = declared
-            return handler
-
-        return declare
-
-    def timer(
-        self, *, every: timedelta, name: str | None = None, missed: Missed = "skip", per_worker: bool = False
-    ) -> Callable[[ScheduleHandler], ScheduleHandler]:
-        """Declare a function that workers of this app run again and again.
-
-        Args:
-            every: From the beginning of one run to that of the next; runs never overlap.
-            name: Its name; None: the function's with dashes.
-            missed: What to do about times that passed while no worker ran: "skip" them, run "once" for the latest, or run
-                "all".
-            per_worker: Each worker runs it for itself, by the clock of its machine, instead of one of them for all.
-        """
-        return self._schedule(Every(every), name, missed, per_worker)
-
-    def cron(
-        self, expression: str, *, tz: str = "UTC", name: str | None = None, missed: Missed = "skip", per_worker: bool = False
-    ) -> Callable[[ScheduleHandler], ScheduleHandler]:
-        """Declare a function that workers of this app run at the times of a cron expression, such as "0 4 * * *".
-
-        Args:
-            expression: Minute, hour, day, month, day of the week; as Debian's cron has it, with seconds before them if wanted.
-            tz: The time zone in which it is meant.
-            name: See `timer`.
-            missed: See `timer`.
-            per_worker: See `timer`.
-        """
-        return self._schedule(Cron(expression, tz), name, missed, per_worker)
-
-    def _schedule(
-        self, times: Every | Cron, name: str | None, missed: Missed, per_worker: bool
-    ) -> Callable[[ScheduleHandler], ScheduleHandler]:
-        def declare(handler: ScheduleHandler) -> ScheduleHandler:
-            schedule = Schedule(name or getattr(handler, "__name__", "").replace("_", "-"), times, handler, missed, per_worker)
-            if schedule.name in self.schedules:
-                raise InvalidInput(f"schedule {schedule.name} is declared twice", hint="Give each a name of its own.")
-            self.schedules[schedule.name] = schedule
             return handler
 
         return declare

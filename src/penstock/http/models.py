@@ -347,6 +347,35 @@ class Worker(BaseModel):
     blocked_by: str | None = Field(description="Type and id of the job that blocks its event loop, as far as that is known.")
 
 
+class Schedule(BaseModel):
+    """A timer or cron schedule with its last run."""
+
+    model_config = _example({
+        "name": "close-the-day", "runs_as": "job", "kind": "cron", "spec": "0 0 * * * Europe/Berlin", "next_at": _AT,
+        "last_at": _AT, "last_outcome": "failed", "last_error": "ValueError: no takings", "last_error_at": _AT,
+        "last_started_at": _AT, "last_finished_at": _AT, "last_worker": "web-3-4711",
+        "job_id": "job_282227eb-3c76-4ef7-af7e-25dff933077f", "declared": True, "declared_at": _AT,
+    })  # fmt: skip
+
+    name: str
+    runs_as: str = Field(description="job: of the type of the same name; in-place: by one worker; per-worker: by each of them.")
+    kind: str = Field(description="every or cron.")
+    spec: str = Field(description="Seconds between two runs, or the cron expression with its time zone.")
+    next_at: datetime | None = Field(description="When it is due next; null: each worker runs it by itself.")
+    last_at: datetime | None = Field(description="The time for which it ran last.")
+    last_outcome: str | None = Field(
+        description="queued, in-progress, succeeded, failed, expired, cancelled, or lost with its worker; null: not known."
+    )
+    last_error: str | None = Field(description="The error of the last run, or attempt, that failed.")
+    last_error_at: datetime | None
+    last_started_at: datetime | None
+    last_finished_at: datetime | None
+    last_worker: str | None
+    job_id: str | None = Field(description="The job of the last run.")
+    declared: bool = Field(description="Whether a running worker declares it; false: it left the code, or no such worker runs.")
+    declared_at: datetime | None
+
+
 class Stats(BaseModel):
     """How a job type is doing; rates are of the last minute."""
 

@@ -36,6 +36,7 @@ from penstock.http.api import (
     jobs,
     lists,
     pools,
+    schedules,
     standing,
     streams,
     system,
@@ -59,7 +60,7 @@ from penstock.worker.care import Care
 log = get_logger("penstock.http")
 # The first route that fits is taken: /v1/jobs/job_... is a job before it is a job type.
 _PARTS = (
-    system, jobs, types, batch, working, lists, jobber, pools, standing, streams, events, groups, topics, deliveries,
+    system, jobs, types, batch, working, lists, jobber, pools, schedules, standing, streams, events, groups, topics, deliveries,
 )  # fmt: skip
 # After that uvicorn kills a process as hung and starts another; on a busy machine its five seconds are few.
 _SILENCE_OF_A_PROCESS_S = 60

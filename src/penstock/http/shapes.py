@@ -12,6 +12,7 @@ import orjson
 from penstock.job import JobTypeRecord, Why
 from penstock.postgres.http import Put, StoredJob
 from penstock.postgres.pool_views import KeyState
+from penstock.schedule import ScheduleRecord
 
 _OPTIONS = orjson.OPT_UTC_Z | orjson.OPT_APPEND_NEWLINE
 
@@ -55,6 +56,11 @@ def put_job(put: Put, data: str) -> bytes:
 def why(why: Why | None) -> dict[str, Any] | None:
     """Why a job waits."""
     return None if why is None else plain(why) | {"by_job": None if why.by_job is None else job_id(why.by_job)}
+
+
+def schedule(record: ScheduleRecord) -> dict[str, Any]:
+    """A schedule with its last run."""
+    return plain(record) | {"job_id": None if record.job_id is None else job_id(record.job_id)}
 
 
 def key(key: str, state: KeyState) -> dict[str, Any]:

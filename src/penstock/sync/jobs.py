@@ -12,6 +12,7 @@ from penstock.callers import enqueue_through_blocking
 from penstock.declaring import JobType
 from penstock.job import Enqueued, JobCounts, JobRecord, NewJob, Options, Status, Why
 from penstock.pools import Pool
+from penstock.schedule import ScheduleRecord
 from penstock.sync.loop import OnLoop
 
 T = TypeVar("T")
@@ -90,6 +91,14 @@ class SyncJobs(OnLoop):
     def resume(self, name: str) -> None:
         """Resume a job type. See `Penstock.resume`."""
         self._call(self._app.resume(name))
+
+    def list_schedules(self) -> list[ScheduleRecord]:
+        """All schedules, with their last runs. See `Penstock.list_schedules`."""
+        return self._call(self._app.list_schedules())
+
+    def drop_schedule(self, name: str) -> None:
+        """Forget a schedule that left the code. See `Penstock.drop_schedule`."""
+        self._call(self._app.drop_schedule(name))
 
     def counts(self) -> list[JobCounts]:
         """How each job type is doing. See `Penstock.counts`."""

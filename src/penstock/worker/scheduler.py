@@ -1,6 +1,7 @@
-"""The scheduler: runs timers and cron schedules, one task for each, so that a slow one delays no other.
+"""The scheduler: sees to it that timers and cron schedules run, one task for each, so that a slow one delays no other.
 
-A schedule that runs once across all workers is a row in the database; whoever sees first that it is due takes it, and nobody else
+A schedule that runs once across all workers is a row in the database. Where its runs are jobs, whoever sees first that it is due
+moves it to its next time and enqueues the run, in one transaction. Where it runs in place, that worker takes it, and nobody else
 does until the run is over, or its worker is silent for too long. The clock is the database's.
 """
 
@@ -12,9 +13,12 @@ import random
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
-from penstock.contained import contained, in_thread
+import orjson
+
+from penstock.contained import contained, in_thread, message_of
 from penstock.errors import NotFound, PenstockError
 from penstock.logs import get_logger
 from penstock.postgres import schedules
@@ -25,6 +29,18 @@ from penstock.waiting import happens
 
 log = get_logger("penstock.scheduler")
 _LOOK_EVERY_S = 15.0
+_NOTE_EVERY_S = 5.0
+_BUSY_S = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class _Ran:
+    """What became of a run in place; `error` is JSON, None: it succeeded."""
+
+    at: datetime
+    started_at: datetime
+    finished_at: datetime
+    error: str | None
 
 
 class Scheduler:
@@ -33,7 +49,7 @@ class Scheduler:
     Args:
         database: Where.
         declared: The schedules.
-        settings: `dead_after`: after how much silence another worker takes a run over.
+        settings: `dead_after`: after how much silence another worker takes a run in place over.
         worker: Who runs them.
     """
 
@@ -43,16 +59,27 @@ class Scheduler:
         self._settings = settings
         self._worker = worker
         self._stopping = asyncio.Event()
+        self._ended = asyncio.Event()
+        # Of each schedule that every worker runs: the latest run, and the latest that failed, that are not noted yet.
+        self._latest: dict[str, _Ran] = {}
+        self._failed: dict[str, _Ran] = {}
         self._threads = ThreadPoolExecutor(max(len(declared), 1), thread_name_prefix="penstock-schedule")
 
     async def run(self) -> None:
         """Run the schedules until `stop`."""
+        runs = {"job": self._run_jobs, "in-place": self._run_once, "per-worker": self._run_here}
         try:
-            async with asyncio.TaskGroup() as group:
-                for schedule in self._declared:
-                    run = self._run_here(schedule) if schedule.per_worker else self._run_once(schedule)
-                    group.create_task(run, name=f"penstock-schedule-{schedule.name}")
+            if not self._declared:
                 await self._stopping.wait()
+                return
+            async with asyncio.TaskGroup() as noting:
+                keeper = noting.create_task(self._note(), name="penstock-schedules")
+                async with asyncio.TaskGroup() as group:
+                    for schedule in self._declared:
+                        group.create_task(runs[schedule.runs_as](schedule), name=f"penstock-schedule-{schedule.name}")
+                    await self._stopping.wait()
+                self._ended.set()
+                await keeper
         finally:
             self._threads.shutdown(wait=False, cancel_futures=True)
 
@@ -60,21 +87,74 @@ class Scheduler:
         """Begin no run any more; `run` ends when those under way do."""
         self._stopping.set()
 
+    async def _note(self) -> None:
+        """Say again and again that the schedules are declared here, and note what became of their runs."""
+        names = [schedule.name for schedule in self._declared]
+        ended = False
+        while True:
+            try:
+                for ran in (self._failed, self._latest):
+                    for name, run in list(ran.items()):
+                        del ran[name]
+                        await schedules.note_run(
+                            self._database, name, self._worker, run.at, run.started_at, run.finished_at, run.error
+                        )
+                await schedules.note(self._database, names)
+            except PenstockError as error:
+                log.warning("schedules_not_noted", error=error)
+            if ended:
+                return
+            # A run that has ended is noted soon; a beat of every few milliseconds not each time.
+            ended = await happens(self._ended, random.uniform(0.8, 1.0) * _NOTE_EVERY_S)
+
     async def _run_here(self, schedule: Schedule) -> None:
         """Each worker for itself. Times that passed while a run took too long are skipped."""
         base = due = schedule.times.after(datetime.now(UTC), datetime.now(UTC))
-        while True:
-            # Not in one go: the clock may be set meanwhile, and the machine may sleep.
-            while (left := (due - datetime.now(UTC)).total_seconds()) > 0:
-                if await happens(self._stopping, min(left, _LOOK_EVERY_S)):
+        declared = asyncio.create_task(self._declare_patiently(schedule), name=f"penstock-schedule-{schedule.name}-declared")
+        try:
+            while True:
+                # Not in one go: the clock may be set meanwhile, and the machine may sleep.
+                while (left := (due - datetime.now(UTC)).total_seconds()) > 0:
+                    if await happens(self._stopping, min(left, _LOOK_EVERY_S)):
+                        return
+                if self._stopping.is_set():
                     return
-            if self._stopping.is_set():
-                return
-            await self._call(schedule, Tick(schedule.name, due, max(datetime.now(UTC) - due, timedelta(0))))
-            due = schedule.times.after(max(datetime.now(UTC), due), base)
+                ran = await self._call(schedule, due, max(datetime.now(UTC) - due, timedelta(0)))
+                self._latest[schedule.name] = ran
+                if ran.error is not None:
+                    self._failed[schedule.name] = ran
+                due = schedule.times.after(max(datetime.now(UTC), due), base)
+        finally:
+            declared.cancel()
+            await asyncio.gather(declared, return_exceptions=True)
+
+    async def _run_jobs(self, schedule: Schedule) -> None:
+        await self._declare_patiently(schedule)
+        busy_s = _BUSY_S
+        while not self._stopping.is_set():
+            try:
+                due = await schedules.look(self._database, schedule.name)
+                if due.in_s > 0:
+                    await happens(self._stopping, min(due.in_s, _LOOK_EVERY_S * random.uniform(0.8, 1.0)))
+                elif due.running:
+                    # The run before has not ended.
+                    await happens(self._stopping, busy_s)
+                    busy_s = min(busy_s * 1.5, self._settings.poll_interval.total_seconds())
+                else:
+                    busy_s = _BUSY_S
+                    run_at, next_at = schedule.decide(due.at, due.now)
+                    job = await schedules.enqueue_run(self._database, schedule.name, due.at, run_at, next_at)
+                    if run_at is None:
+                        log.info("schedule_skipped", schedule=schedule.name, at=due.at)
+                    elif job is not None:
+                        log.debug("schedule_enqueued", schedule=schedule.name, at=run_at, job_id=str(job))
+            except NotFound:
+                await self._declare_patiently(schedule)
+            except PenstockError as error:
+                await self._back_off(schedule, error)
 
     async def _run_once(self, schedule: Schedule) -> None:
-        await self._declare(schedule)
+        await self._declare_patiently(schedule)
         while not self._stopping.is_set():
             try:
                 due = await schedules.take(self._database, schedule.name, self._worker, self._settings.dead_after)
@@ -85,41 +165,54 @@ class Scheduler:
                 pause = due.in_s if due.in_s > 0 else self._settings.poll_interval.total_seconds()
                 await happens(self._stopping, min(pause, _LOOK_EVERY_S * random.uniform(0.8, 1.0)))
             except NotFound:
-                await self._declare(schedule)
+                await self._declare_patiently(schedule)
             except PenstockError as error:
-                log.warning("schedule_failed", schedule=schedule.name, error=error)
-                await happens(self._stopping, random.uniform(0.5, 1.5))
+                await self._back_off(schedule, error)
 
-    async def _declare(self, schedule: Schedule) -> None:
-        now = await schedules.now(self._database)
-        first = schedule.times.after(now, now)
-        await schedules.declare(self._database, schedule.name, schedule.times.kind, schedule.times.spec, first)
+    async def _declare_patiently(self, schedule: Schedule) -> None:
+        while not self._stopping.is_set():
+            try:
+                now = await schedules.now(self._database)
+                first = schedule.times.after(now, now)
+                await schedules.declare(
+                    self._database, schedule.name, schedule.times.kind, schedule.times.spec, first, schedule.runs_as
+                )
+                return
+            except PenstockError as error:
+                await self._back_off(schedule, error)
+
+    async def _back_off(self, schedule: Schedule, error: PenstockError) -> None:
+        log.warning("schedule_failed", schedule=schedule.name, error=error)
+        await happens(self._stopping, random.uniform(0.5, 1.5))
 
     async def _take(self, schedule: Schedule, due: schedules.Due) -> None:
         run_for, next_at = schedule.decide(due.at, due.now)
-        if run_for is not None:
-            call = asyncio.create_task(self._call(schedule, Tick(schedule.name, run_for, due.now - run_for)))
-            holding = asyncio.create_task(self._hold(schedule, due, call))
-            try:
-                await asyncio.wait([call])
-            except asyncio.CancelledError:
-                # Not done in time: whoever looks next does it anew.
-                call.cancel()
-                await asyncio.wait([call])
-                with suppress(PenstockError):
-                    await schedules.end(self._database, schedule.name, self._worker, due.at, due.at, ran=False)
-                raise
-            finally:
-                holding.cancel()
-                await asyncio.gather(holding, return_exceptions=True)
-            if call.cancelled():
-                log.error("schedule_lost", schedule=schedule.name, at=due.at)
-                return
-        else:
+        if run_for is None:
             log.info("schedule_skipped", schedule=schedule.name, at=due.at)
-        await schedules.end(self._database, schedule.name, self._worker, due.at, next_at, ran=run_for is not None)
+            await schedules.end(self._database, schedule.name, self._worker, due.at, next_at)
+            return
+        call = asyncio.create_task(self._call(schedule, run_for, due.now - run_for))
+        holding = asyncio.create_task(self._hold(schedule, due, call))
+        try:
+            await asyncio.wait([call])
+        except asyncio.CancelledError:
+            # Not done in time: whoever looks next does it anew.
+            call.cancel()
+            await asyncio.wait([call])
+            with suppress(PenstockError):
+                await schedules.end(self._database, schedule.name, self._worker, due.at, due.at)
+            raise
+        finally:
+            holding.cancel()
+            await asyncio.gather(holding, return_exceptions=True)
+        if call.cancelled():
+            log.error("schedule_lost", schedule=schedule.name, at=due.at)
+            return
+        # It started when it was taken, by the database's clock.
+        error = call.result().error
+        await schedules.end(self._database, schedule.name, self._worker, due.at, next_at, run_for, due.now, error)
 
-    async def _hold(self, schedule: Schedule, due: schedules.Due, call: asyncio.Task[None]) -> None:
+    async def _hold(self, schedule: Schedule, due: schedules.Due, call: asyncio.Task[_Ran]) -> None:
         """Keep the run ours while it lasts; stop it when another has taken it."""
         while True:
             await asyncio.sleep(self._settings.dead_after.total_seconds() / 3)
@@ -127,15 +220,20 @@ class Scheduler:
                 call.cancel()
                 return
 
-    async def _call(self, schedule: Schedule, tick: Tick) -> None:
-        arguments = (tick,) if schedule.takes_tick else ()
+    async def _call(self, schedule: Schedule, at: datetime, late: timedelta) -> _Ran:
+        """Call the function in place."""
+        arguments = (Tick(schedule.name, at, late),) if schedule.takes_tick else ()
+        started_at = datetime.now(UTC)
+        failed: str | None = None
         try:
             with contained():
                 if inspect.iscoroutinefunction(schedule.handler):
                     await schedule.handler(*arguments)
                 else:
                     await in_thread(self._threads, schedule.handler, *arguments)
-        except Exception:
+        except Exception as error:
             # The next time is due all the same.
             with suppress(Exception):
-                log.exception("schedule_handler_failed", schedule=schedule.name, at=tick.at)
+                log.exception("schedule_handler_failed", schedule=schedule.name, at=at)
+            failed = orjson.dumps({"type": type(error).__qualname__, "message": message_of(error)}).decode()
+        return _Ran(at, started_at, datetime.now(UTC), failed)

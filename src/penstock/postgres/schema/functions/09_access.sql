@@ -24,7 +24,7 @@ declare
         'bucket_of', 'routes_of', 'partition_of', 'stream_bounds', 'read_chunks', 'read_events', 'offsets_at', 'stream_segments',
         'group_lag', 'wait_for_events', 'wait_for_events_of', 'stop_waiting',
         'wait_for_history', 'archive_counts', 'archive_cuts', 'archive_start', 'archive_lost', 'archive_blocks', 'scan',
-        'growths', 'bounds_of_streams', 'scan_events', 'worker_list'
+        'growths', 'bounds_of_streams', 'scan_events', 'worker_list', 'schedule_list'
     ];
     producing constant text[] := array[
         'enqueue', 'enqueue_many', 'enqueue_json', 'put_jobs', 'cancel', 'run_now', 'replay', 'start_standing', 'stop_standing',
@@ -44,14 +44,14 @@ declare
         'declare_stream', 'declare_consumer_group', 'begin_partitions', 'commit_offsets', 'commit_exactly', 'commit_json', 'dead_letter',
         'quarantine_partition', 'halt_partition', 'note_failure', 'replay_dead', 'seek_group', 'pause_partitions', 'resume_partitions', 'sweep_streams', 'tend_stream', 'compact_stream',
         'drop_retired',
-        'declare_schedule', 'take_schedule', 'extend_schedule', 'end_schedule',
+        'declare_schedule', 'look_at_schedule', 'enqueue_run', 'take_schedule', 'extend_schedule', 'end_schedule', 'note_schedules', 'note_run',
         'start_fleet', 'serve_fleet', 'drain_fleet', 'drain_worker', 'end_fleet', 'fleet_counts'
     ];
     managing constant text[] := array[
         'create_job_type', 'change_job_type', 'declare_job_type', 'pause', 'resume', 'prune', 'quarantine', 'add_user', 'remove_user',
         'list_users', 'find_user', 'drain_member', 'convert_to_pool', 'resize_pool', 'change_pool', 'set_weight', 'prune_messages',
         'create_stream', 'change_stream', 'grow_stream', 'drop_stream', 'roll_segment', 'retire_segments', 'drop_consumer_group',
-        'open_lake', 'drop_lake', 'lake_sketches', 'commit_lake_batch', 'swap_lake_files', 'failure_report'
+        'open_lake', 'drop_lake', 'lake_sketches', 'commit_lake_batch', 'swap_lake_files', 'failure_report', 'drop_schedule'
     ];
     serving constant text[] := array['declare_job_type', 'settle_attempts', 'find_user'];
 begin

@@ -1,0 +1,74 @@
+"""Workers that are killed between a slot of a schedule and its run: each slot has one run, and none is lost."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import subprocess
+import sys
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import pytest
+
+from conftest import eventually
+from penstock import Penstock
+
+pytestmark = [pytest.mark.chaos, pytest.mark.timeout(300)]
+_DEATHS = 10
+
+
+async def test_each_slot_has_one_run_whatever_is_killed_between_slot_and_run(
+    url: str, tmp_path: Path, sql: asyncpg.Connection[Any]
+) -> None:
+    await sql.execute("create table public.ran (slot timestamptz, id uuid)")
+    deaths = launched = 0
+    seed = secrets.randbits(32)
+    print(f"seed {seed}")
+    log = (tmp_path / "workers.log").open("ab")
+
+    def launch() -> subprocess.Popen[bytes]:
+        nonlocal launched
+        launched += 1
+        environment = {**os.environ, "PENSTOCK_DATABASE_URL": url, "SCHEDULE_SEED": f"{seed} {launched}"}
+        command = [sys.executable, "-m", "penstock", "worker", "schedule_app:app"]
+        return subprocess.Popen(command, env=environment, cwd=Path(__file__).parent, stdout=log, stderr=log)
+
+    workers = [launch() for _ in range(3)]
+
+    async def enough() -> bool:
+        nonlocal deaths
+        for place, worker in enumerate(workers):
+            if worker.poll() is not None:
+                deaths += 1
+                workers[place] = launch()
+        return deaths >= _DEATHS
+
+    try:
+        await eventually(enough, f"{_DEATHS} deaths", timeout=200)
+    finally:
+        for worker in workers:
+            worker.kill()
+            worker.wait()
+        log.close()
+    # What is still open belongs to the dead. A worker without the schedule takes it to its end.
+    async with Penstock(url) as app:
+        [schedule] = await app.list_schedules()
+    enqueued = await sql.fetch("select id, (data ->> 'at')::timestamptz as slot from penstock.queued_jobs")
+    enqueued += await sql.fetch("select id, (data ->> 'at')::timestamptz as slot from penstock.archived_jobs")
+    slots = sorted(row["slot"] for row in enqueued)
+    assert len(slots) >= _DEATHS
+    # One run a slot, and no slot without one: from the first to the one before what is due next.
+    assert slots == [slots[0] + timedelta(milliseconds=100) * n for n in range(len(slots))]
+    assert schedule.next_at == slots[-1] + timedelta(milliseconds=100)
+    # A job that ran again after a crash ran for its own slot.
+    of = {row["id"]: row["slot"] for row in enqueued}
+    ran = await sql.fetch("select id, slot from public.ran")
+    assert {row["slot"] for row in ran} <= set(slots)
+    assert all(of[row["id"]] == row["slot"] for row in ran)
+    statuses = await sql.fetch("select status::text, reason, count(*) from penstock.archived_jobs group by 1, 2")
+    assert [(row["status"], row["reason"]) for row in statuses] == [("succeeded", None)]
+    # Never two at once: the next is enqueued when the one before is archived.
+    assert await sql.fetchval("select count(*) from penstock.queued_jobs") <= 1
