@@ -85,6 +85,17 @@ class Chunk:
         return self.first_offset + self.events if self.offsets is None else self.offsets[-1] + 1
 
 
+def is_for(headers: Mapping[str, Any], group: str) -> bool:
+    """Whether an event is for a consumer group: a dead letter that was replayed is for the group that put it aside alone."""
+    replayed = headers.get("replayed")
+    return not isinstance(replayed, dict) or replayed.get("group") in (None, group)
+
+
+def may_be_replayed(chunk: Chunk) -> bool:
+    """Whether some event of a chunk may be a dead letter that was replayed. Quick, since it is asked of each chunk."""
+    return chunk.headers is not None and any(text is not None and '"replayed"' in text for text in chunk.headers)
+
+
 class Appended(Sequence[Position]):
     """Where the events of an append are, in the order in which they were given."""
 
@@ -200,6 +211,11 @@ class Bounds:
 
     first: int
     next: int
+
+
+def gone_at(stream: str, partition: int, offset: int, bounds: Bounds) -> str:
+    """What is said of an offset that retention dropped."""
+    return f"offset {offset} of partition {partition} of stream {stream} is gone: the first that is there is {bounds.first}"
 
 
 @dataclass(frozen=True, slots=True)

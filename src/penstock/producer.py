@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from penstock.errors import Conflict, DatabaseUnavailable, PenstockError
@@ -31,9 +32,21 @@ class Producer(Generic[T]):
         self.sequence = sequence
         self._open: Columns | None = None
 
-    async def append(self, data: T, *, key: str | None = None, headers: Mapping[str, Any] | None = None) -> Position:
-        """Append one event, again and again until the database has answered. See `Stream.append`."""
-        return (await self.append_many([NewEvent(data, key, headers)]))[0]
+    async def append(
+        self,
+        data: T,
+        *,
+        key: str | None = None,
+        headers: Mapping[str, Any] | None = None,
+        time: datetime | None = None,
+    ) -> Position | None:
+        """Append one event, again and again until the database has answered. See `Stream.append`.
+
+        Returns:
+            Where it is; None when it is a batch before the last one under this name: it is there, and nobody knows where.
+        """
+        receipts = await self.append_many([NewEvent(data, key, headers, time)])
+        return receipts[0] if receipts else None
 
     async def append_many(self, items: Iterable[NewEvent[T] | T], *, retry: bool = True) -> Appended:
         """Append events, all or none, exactly once.

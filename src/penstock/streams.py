@@ -374,14 +374,14 @@ class Stream(Generic[T]):
                 async for batch in batches:
                     ...
 
-        A batch is done when the next one is asked for.
+        A batch is done when the next one is asked for, or `batches.done()` is called; one that is in hand at `break` is not.
 
         Args:
             group: Name of the group.
             size: Most events in a batch.
             within: Seconds to wait after the first event for more.
             start: Where a new group starts.
-            gone: What to do when retention dropped what comes next.
+            gone: What to do when retention dropped what comes next; "error": the iteration raises `OffsetGone`.
             id: Unique in the group; None: a new one.
         """
         check_group(self, group)
@@ -417,9 +417,23 @@ class Stream(Generic[T]):
         """Forget a group. Raises `Conflict` while it has members."""
         await streams.drop_group(await self.app.database(), self.name, group)
 
-    async def replay_dead(self, *, offset: int = 0, limit: int = 1_000) -> int:
-        """Append dead letters to the stream again, from an offset of the stream `<name>.dead` on. Returns how many."""
-        return await streams.replay_dead(await self.app.database(), self.name, offset, limit)
+    async def replay_dead(self, *, offsets: Mapping[int, int] | None = None, limit: int = 1_000) -> int:
+        """Append dead letters to the stream again, for the consumer group that put them aside; others pass over them.
+
+        Letters that were replayed are not replayed again: how far it went is the place of the group `penstock.replay` of
+        the stream `<name>.dead`.
+
+        Args:
+            offsets: Replay from these offsets on, by partition of the dead letters, also what was replayed; None: what was not.
+            limit: At most so many; fewer when they are large.
+
+        Returns:
+            How many. 0: there are no more.
+        """
+        check_number("limit", limit, 1, 100_000)
+        if offsets is not None:
+            _check_offsets(offsets)
+        return await streams.replay_dead(await self.app.database(), self.name, limit, offsets)
 
     async def places(self, start: Start) -> dict[int, int]:
         """The offset of each partition for a start."""
@@ -427,9 +441,7 @@ class Stream(Generic[T]):
         if isinstance(start, datetime):
             return await streams.offsets_at(database, self.name, check_time("the time to start at", start))
         if isinstance(start, Mapping):
-            for partition, offset in start.items():
-                check_number("a partition", partition, 0, 1_023)
-                check_number(f"the offset of partition {partition}", offset, 0, 2**63 - 1)
+            _check_offsets(start)
             return dict(start)
         bounds = await streams.bounds(database, self.name)
         if start == "earliest":
@@ -437,6 +449,12 @@ class Stream(Generic[T]):
         if start == "latest":
             return {partition: found.next for partition, found in bounds.items()}
         raise InvalidInput(f"cannot start at {start!r}", hint='Use "earliest", "latest", a time, or {partition: offset}.')
+
+
+def _check_offsets(offsets: Mapping[int, int]) -> None:
+    for partition, offset in offsets.items():
+        check_number("a partition", partition, 0, 1_023)
+        check_number(f"the offset of partition {partition}", offset, 0, 2**63 - 1)
 
 
 async def _each(items: Iterable[T] | AsyncIterable[T]) -> AsyncIterator[T]:

@@ -114,6 +114,12 @@ def test_a_tour_of_the_topics(url: str) -> None:
     assert "line 2 has the field 'dat'" in refused.stderr
     assert refused.returncode == 1
     assert "not a Gearman server" in penstock(url, "gearman", "--server", "host:port").stderr
+    # A misspelled name makes no topic.
+    for words in (["publish", "nwes", "{}"], ["publish", "nwes", "-f", "-"], ["subscribe", "nwes", "bob"], ["read", "nwes"]):
+        refused = penstock(url, "topics", *words, stdin='{"data": 1}\n')
+        assert "no such topic: nwes" in refused.stderr
+        assert refused.returncode == 1
+    assert [topic["name"] for topic in json.loads(penstock(url, "topics", "--json").stdout)] == ["news"]
 
 
 @pytest.mark.parametrize("processes", ["1", "2"])

@@ -221,6 +221,20 @@ async def test_what_retention_dropped_is_gone_or_skipped(client: httpx.Client, s
     assert data(member.read(gone="latest")) == []
 
 
+def test_a_replayed_letter_of_another_group_is_passed_over(client: httpx.Client) -> None:
+    stream = create(client)
+    other = {"replayed": {"group": "other"}}
+    lines = [{"data": 0}, {"data": 1, "headers": other}, {"data": 2, "headers": {"replayed": {"group": "g"}}}]
+    append_lines(client, stream, [*lines, {"data": 3, "headers": other}])
+    member = Member(client, stream)
+    answer = member.read()
+    assert data(answer) == [0, 2]
+    assert answer["batches"][0]["next_offset"] == 4
+    member.commit(*answer["batches"])
+    assert data(member.read()) == []
+    assert group(client, stream)["lag"] == 0
+
+
 def test_a_waiting_member_stays_alive(client: httpx.Client) -> None:
     stream = create(client)
     member = Member(client, stream, dead_after_s=1)

@@ -284,11 +284,17 @@ def resume(name: Name, group: Group, partition: Partition = None) -> None:
 @app.command("replay-dead")
 def replay_dead(
     name: Name,
-    offset: Annotated[int, typer.Option(min=0, help="Of the first dead letter.")] = 0,
+    offset: Annotated[
+        int | None, typer.Option(min=0, help="Of a dead letter, with --partition: replay from there on, also what was replayed.")
+    ] = None,
+    partition: Partition = None,
     limit: Annotated[int, typer.Option(min=1, max=100_000, help="Most of them.")] = 1_000,
 ) -> None:
-    """Append dead letters to the stream again."""
-    count = with_app(lambda app: _on(app, name, lambda stream: _only_here(stream).replay_dead(offset=offset, limit=limit)))
+    """Append dead letters that were not replayed to the stream again, for the consumer group that put them aside."""
+    if (offset is None) != (not partition):
+        raise InvalidInput("an offset needs its partition", hint="Give --offset and --partition, or neither.")
+    offsets = None if offset is None else dict.fromkeys(partition or [], offset)
+    count = with_app(lambda app: _on(app, name, lambda stream: _only_here(stream).replay_dead(offsets=offsets, limit=limit)))
     out.print(f"replayed: {count}")
 
 

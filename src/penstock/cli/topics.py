@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import orjson
 import typer
@@ -14,9 +15,11 @@ from penstock.cli.enqueueing import parse_json
 from penstock.cli.output import AsJson, moment, opened, out, pass_on_json, print_json, print_table, span, with_app
 from penstock.errors import InvalidInput, NotFound
 from penstock.message import NewMessage
+from penstock.postgres import topics
 
 app = typer.Typer(help="Topics: list, create, publish, subscribe, read.", invoke_without_command=True)
 Name = Annotated[str, typer.Argument(help="Topic.")]
+T = TypeVar("T")
 _BATCH = 1_000
 _FIELDS = {"data", "id", "unique", "run_after", "expires_at"}
 Client = Annotated[str, typer.Argument(help="Client id: names the subscriber within the topic.")]
@@ -74,13 +77,16 @@ def publish(
         return
     options: dict[str, Any] = {"background": False, "timeout": span(wait)} if wait else {}
     receipt = with_app(
-        lambda penstock: penstock.topic(name).publish(
-            parse_json("{}" if data is None else data, "the payload"),
-            id=id,
-            unique=unique,
-            run_after=moment(run_after) if run_after else None,
-            expires_at=moment(expires_at) if expires_at else None,
-            **options,
+        _on(
+            name,
+            lambda topic: topic.publish(
+                parse_json("{}" if data is None else data, "the payload"),
+                id=id,
+                unique=unique,
+                run_after=moment(run_after) if run_after else None,
+                expires_at=moment(expires_at) if expires_at else None,
+                **options,
+            ),
         )
     )
     if as_json:
@@ -112,11 +118,14 @@ def subscribe(
 ) -> None:
     """Subscribe a client; again, renew it."""
     receipt = with_app(
-        lambda penstock: penstock.topic(name).subscribe(
-            client,
-            filter=parse_json(filter, "the filter") if filter else None,
-            ttl=span(ttl) if ttl else None,
-            since=since,
+        _on(
+            name,
+            lambda topic: topic.subscribe(
+                client,
+                filter=parse_json(filter, "the filter") if filter else None,
+                ttl=span(ttl) if ttl else None,
+                since=since,
+            ),
         )
     )
     if as_json:
@@ -136,9 +145,10 @@ def unsubscribe(
     """End a subscription."""
 
     async def run(penstock: Penstock) -> bool:
+        topic = await _found(penstock, name)
         with suppress(NotFound):
             # A client of a server returns nothing, and raises that error.
-            return await penstock.topic(name).unsubscribe(client, drop=drop) is not False
+            return await topic.unsubscribe(client, drop=drop) is not False
         return False
 
     ended = with_app(run)
@@ -148,7 +158,7 @@ def unsubscribe(
 @app.command()
 def subscribers(name: Name, as_json: AsJson = False) -> None:
     """List who is subscribed."""
-    found = with_app(lambda penstock: penstock.topic(name).subscribers())
+    found = with_app(_on(name, lambda topic: topic.subscribers()))
     if as_json:
         print_json(found)
         return
@@ -170,7 +180,7 @@ def read(
     as_json: AsJson = False,
 ) -> None:
     """Read messages, without a subscription."""
-    found = with_app(lambda penstock: penstock.topic(name).read(since, limit=limit))
+    found = with_app(_on(name, lambda topic: topic.read(since, limit=limit)))
     if as_json:
         print_json(found)
         return
@@ -181,9 +191,23 @@ def read(
     )
 
 
+async def _found(penstock: Any, name: str) -> Any:
+    """The topic, which is there: a misspelled name must not make another one. Raises `NotFound`; a server does so itself."""
+    if isinstance(penstock, Penstock) and await topics.topic(await penstock.database(), name) is None:
+        raise NotFound(f"no such topic: {name}", hint=f"Create it first: penstock topics create {name}")
+    return penstock.topic(name)
+
+
+def _on(name: str, work: Callable[[Any], Awaitable[T]]) -> Callable[[Any], Awaitable[T]]:
+    async def run(penstock: Any) -> T:
+        return await work(await _found(penstock, name))
+
+    return run
+
+
 async def _publish_file(penstock: Penstock, name: str, file: Path) -> int:
     count = 0
-    topic = penstock.topic(name)
+    topic = await _found(penstock, name)
     with opened(file) as source:
         batch: list[NewMessage[Any]] = []
         for number, line in enumerate(source, 1):

@@ -21,8 +21,8 @@ from penstock.consuming.outcomes import Outcomes
 from penstock.consuming.part import Part
 from penstock.contained import in_thread, message_of
 from penstock.encoding import Encoding
-from penstock.errors import Conflict, DatabaseUnavailable, NotFound, OffsetGone
-from penstock.event import Gone, held_back
+from penstock.errors import Conflict, DatabaseUnavailable, NotFound, OffsetGone, PenstockError
+from penstock.event import Gone, gone_at, held_back
 from penstock.logs import get_logger
 from penstock.ownership.ending import Ending
 from penstock.ownership.member import Member
@@ -83,7 +83,8 @@ class Consumer(Generic[T]):
         self._came = asyncio.Event()
         self._look = False
         self._explain_at = 0.0
-        self._halted: Halted | None = None
+        self.raises_gone = False  # instead of quarantining a partition of which retention dropped what comes next
+        self._halted: PenstockError | None = None
         self._places = None if options.concurrency is None else asyncio.Semaphore(options.concurrency)
         self._threads = ThreadPoolExecutor(options.concurrency or _MOST_THREADS, thread_name_prefix=f"penstock-{self.name}")
         self._stopping = False
@@ -99,6 +100,7 @@ class Consumer(Generic[T]):
         Raises:
             Conflict: A live member has this id.
             Halted: A handler failed, and the policy is to halt. What others had in hand was finished, the member left.
+            OffsetGone: Retention dropped what comes next, when `raises_gone`.
             NotFound: Somebody dropped the stream, or the group.
         """
         loops = [
@@ -147,7 +149,7 @@ class Consumer(Generic[T]):
 
     def gained(self, slot: int, epoch: int) -> None:
         """See `SlotUser`."""
-        self.parts[slot] = Part(slot, epoch, self._encoding, self.options.ready)
+        self.parts[slot] = Part(slot, epoch, self._encoding, self.options.ready, self.group, self.progressed)
         self._look_again()
 
     async def revoke(self, slot: int, epoch: int) -> bool:
@@ -293,14 +295,20 @@ class Consumer(Generic[T]):
             return await streams.read_chunks(
                 self.database, self.stream, {at: part.fetched for at, part in wanted.items()}, max(room, 1), most_bytes
             )
-        except OffsetGone as error:
+        except OffsetGone:
             bounds = await streams.bounds(self.database, self.stream)
             for partition, part in wanted.items():
                 if part.fetched >= bounds[partition].first:
                     continue
                 if self.options.gone is Gone.ERROR:
+                    reason = gone_at(self.stream, partition, part.fetched, bounds[partition])
+                    if self.raises_gone:
+                        self._halt(
+                            OffsetGone(reason, hint='Move the group with seek, or consume with gone="earliest" or "latest".')
+                        )
+                        continue
                     with suppress(Conflict):
-                        await self.outcomes.quarantine(part, error.message)
+                        await self.outcomes.quarantine(part, reason)
                 else:
                     first = bounds[partition].first if self.options.gone is Gone.EARLIEST else bounds[partition].next
                     log.warning("events_skipped", stream=self.stream, group=self.group, partition=partition, at=first)
@@ -341,7 +349,7 @@ class Consumer(Generic[T]):
         self._halt(Halted(f"{self.name}, partition {part.partition}, offset {offset}: {reason}", hint=_AFTER_HALT))
         await self.outcomes.halt(part, f"offset {offset}: {reason}")
 
-    def _halt(self, error: Halted) -> None:
+    def _halt(self, error: PenstockError) -> None:
         if self._halted is None:
             self._halted = error
             log.error("consumer_halted", stream=self.stream, group=self.group, error=error)

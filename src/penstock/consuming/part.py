@@ -7,15 +7,16 @@ batch that a handler has in hand, then `done` (all before it is done), then `com
 from __future__ import annotations
 
 import asyncio
+from bisect import insort
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
 from math import inf
 from typing import Any, Generic, TypeVar
 
 from penstock.consuming.batch import Batch
 from penstock.encoding import Encoding
-from penstock.event import Chunk, Event
+from penstock.event import Chunk, Event, is_for, may_be_replayed
 from penstock.postgres.streams import Begun, Commit
 from penstock.waiting import happens
 
@@ -30,9 +31,19 @@ class Part(Generic[T]):
         epoch: The epoch under which this process owns it.
         encoding: Decodes its events.
         prefetch: How many events to have ready.
+        group: The consumer group; events that are for another one are passed over.
+        passed: Called when events were passed over.
     """
 
-    def __init__(self, partition: int, epoch: int, encoding: Encoding[T], prefetch: int) -> None:
+    def __init__(
+        self,
+        partition: int,
+        epoch: int,
+        encoding: Encoding[T],
+        prefetch: int,
+        group: str,
+        passed: Callable[[Part[T]], None],
+    ) -> None:
         self.partition = partition
         self.epoch = epoch
         self.begun = False
@@ -55,7 +66,9 @@ class Part(Generic[T]):
         self._decoded = 0
         self._returned: deque[Event[Any]] = deque()
         self._buffered = 0
-        self._gaps: deque[tuple[int, int]] = deque()
+        self._group = group
+        self._passed = passed
+        self._gaps: list[tuple[int, int]] = []
         self._changed = asyncio.Event()
         self._flushed = asyncio.Event()
 
@@ -93,7 +106,7 @@ class Part(Generic[T]):
 
     def skip(self, offset: int) -> None:
         """Go on fetching at an offset: retention dropped what is before it. It counts as done when what was fetched is."""
-        self._gaps.append((self.fetched, offset))
+        insort(self._gaps, (self.fetched, offset))
         self.fetched = offset
         self.finished(self.done)
 
@@ -101,7 +114,7 @@ class Part(Generic[T]):
         """All before an offset is done."""
         self.done = max(self.done, next_offset)
         while self._gaps and self._gaps[0][0] <= self.done:
-            self.done = max(self.done, self._gaps.popleft()[1])
+            self.done = max(self.done, self._gaps.pop(0)[1])
 
     def changed(self) -> None:
         """Something else changed: it is paused, resumed, or to be drained."""
@@ -147,6 +160,8 @@ class Part(Generic[T]):
                 chunk = self._chunks[0]
                 try:
                     self._current = self._encoding.each(chunk, self._decoded)
+                    if may_be_replayed(chunk):
+                        self._current = self._own(self._current, self._decoded)
                 except Exception:
                     # Nothing is passed over: it fails again, and is seen to.
                     self._returned.extendleft(reversed(events))
@@ -156,6 +171,18 @@ class Part(Generic[T]):
                 self._decoded = chunk.next_offset
         self._buffered -= len(events)
         return events
+
+    def _own(self, events: Iterator[Event[Any]], at: int) -> Iterator[Event[Any]]:
+        """Those of the events that are for this group; others count as done when what is before them is."""
+        for event in events:
+            if is_for(event.headers, self._group):
+                yield event
+            else:
+                self._buffered -= 1
+                insort(self._gaps, (at, event.offset + 1))
+                self.finished(self.done)
+                self._passed(self)
+            at = event.offset + 1
 
     async def nap(self, seconds: float) -> None:
         """Wait, unless the partition is to be drained."""

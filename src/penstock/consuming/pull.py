@@ -24,7 +24,8 @@ class Consumption(Generic[T]):
     """A member of a consumer group whose batches are pulled. Made by `Stream.consume`.
 
     Iterate over it, inside `async with` so that it leaves the group when you are done. A batch is done when the next one is asked
-    for; one that was in hand when the block ends with an error comes again, here or elsewhere.
+    for, or `done` is called; one that is in hand when the block ends, by `break` or an error, comes again, here or elsewhere.
+    Raises `OffsetGone` from the iteration when retention dropped what comes next, unless `gone` says where to go on.
     """
 
     def __init__(self, stream: Stream[T], group: str, options: ConsumerOptions, id: str | None) -> None:
@@ -58,6 +59,7 @@ class Consumption(Generic[T]):
             Deliver(self._offer, "batch", revoked=self._take_back),
             self._id,
         )
+        consumer.raises_gone = True
         await consumer.declare()
         await consumer.member.join()
 
@@ -70,13 +72,17 @@ class Consumption(Generic[T]):
             asyncio.create_task(Listener(database, [f"penstock_{consumer.member.id}"], heard).run(), name="penstock-listener"),
         ]
 
-    async def close(self, *, done: bool = True) -> None:
-        """Leave the group. What is in hand is done, unless `done` is false."""
+    def done(self) -> None:
+        """The batch in hand is done, though no other one is asked for: before `break`, or before leaving."""
         if self._in_hand is not None and not self._in_hand.done():
-            if done:
-                self._in_hand.set_result(None)
-            else:
-                self._in_hand.cancel()
+            self._in_hand.set_result(None)
+
+    async def close(self, *, done: bool = False) -> None:
+        """Leave the group. What is in hand is not done, unless `done` says so."""
+        if done:
+            self.done()
+        if self._in_hand is not None:
+            self._in_hand.cancel()
             await asyncio.sleep(0)
         if self._consumer is None:
             return
@@ -96,15 +102,14 @@ class Consumption(Generic[T]):
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        await self.close(done=error is None)
+        await self.close()
 
     def __aiter__(self) -> Consumption[T]:
         return self
 
     async def __anext__(self) -> Batch[T]:
         await self.open()
-        if self._in_hand is not None and not self._in_hand.done():
-            self._in_hand.set_result(None)
+        self.done()
         for _ in range(3):
             # In the common case the next batch is there at once.
             if self._offered.empty():

@@ -9,6 +9,7 @@ import base64
 import binascii
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
@@ -19,10 +20,10 @@ from msgspec import Raw, Struct
 
 from penstock.compression import pack, unpack
 from penstock.errors import InvalidInput, Unreadable
-from penstock.event import Chunk, Columns, StreamRecord
+from penstock.event import Chunk, Columns, StreamRecord, is_for, may_be_replayed
 from penstock.http.bodies import NOTHING
 from penstock.http.errors import ApiError
-from penstock.payload import storable
+from penstock.payload import load_json, storable
 
 _OPTIONS = orjson.OPT_UTC_Z
 # So much of a chunk that is compressed becomes one piece.
@@ -67,6 +68,28 @@ def piece_of(record: StreamRecord, chunk: Chunk, since: int) -> Piece:
             end = begin + len(events)
             return Piece(chunk.partition, since, offsets[end], offsets[begin:end], events, size)
     return Piece(chunk.partition, since, chunk.next_offset, offsets[begin:], events, size)
+
+
+def for_group(piece: Piece, chunk: Chunk, group: str) -> Piece:
+    """The piece of a chunk without the events that are for another consumer group."""
+    if not may_be_replayed(chunk) or chunk.headers is None:
+        return piece
+    offsets = chunk.offsets if chunk.offsets is not None else range(chunk.first_offset, chunk.next_offset)
+    others = {
+        offset
+        for offset, text in zip(offsets, chunk.headers, strict=True)
+        if text is not None and '"replayed"' in text and not is_for(_headers_of(text), group)
+    }
+    kept = [place for place, offset in enumerate(piece.offsets) if offset not in others]
+    return replace(piece, offsets=[piece.offsets[at] for at in kept], events=[piece.events[at] for at in kept])
+
+
+def _headers_of(text: str) -> dict[str, Any]:
+    with suppress(Unreadable):
+        found = load_json(text)
+        if isinstance(found, dict):
+            return found
+    return {}
 
 
 def pieces_of(record: StreamRecord, chunks: Iterable[Chunk], at: dict[int, int]) -> list[Piece]:

@@ -19,7 +19,7 @@ from uuid import UUID
 
 from penstock.errors import NotFound, OffsetGone
 from penstock.event import Chunk, Gone, StreamRecord
-from penstock.http.events import Piece, piece_of
+from penstock.http.events import Piece, for_group, piece_of
 from penstock.http.feeds import Feed, Feeds
 from penstock.ownership import balance
 from penstock.postgres import ownership, streams
@@ -220,7 +220,7 @@ class Memberships:
                         # Compressed ones may become large: what is behind is for the next call.
                         break
                     whole = piece_of(seat.stream, chunk, at[partition])
-                    piece = whole.first_of(share - taken)
+                    piece = for_group(whole, chunk, seat.group).first_of(share - taken)
                     taken += len(piece.events)
                     size += sum(map(len, piece.events))
                     found.setdefault(partition, []).append(piece)

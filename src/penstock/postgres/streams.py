@@ -332,15 +332,20 @@ async def to_tend(database: Database) -> list[str]:
 
 async def tend(database: Database, name: str) -> tuple[bool, int, int]:
     """A new segment, retention and compaction for one stream. Returns what was done: (rolled, retired, compacted)."""
-    row = await database.fetchrow("select * from penstock.tend_stream($1)", name)
-    compacted = 0
+    rolled = retired = compacted = 0
+    while True:
+        row = await database.fetchrow("select * from penstock.tend_stream($1)", name)
+        rolled, retired = rolled or row["rolled"], retired + row["retired"]
+        # A segment is begun in one partition after another, each time in those that are free at that moment.
+        if not row["rolled"]:
+            break
     # Each call is a transaction that rewrites a bounded number of bytes.
     while row["compact"]:
         [rewritten] = (await database.fetch("select penstock.compact_stream($1)", name, timeout=_COMPACTION_S))[0]
         if not rewritten:
             break
         compacted += rewritten
-    return row["rolled"], row["retired"], compacted
+    return bool(rolled), retired, compacted
 
 
 async def drop_retired(database: Database) -> int:
@@ -434,9 +439,10 @@ def _place(commit: Commit) -> tuple[int, int, int, int]:
     return commit.partition, commit.epoch, commit.revision, commit.next_offset
 
 
-async def replay_dead(database: Database, name: str, offset: int, limit: int) -> int:
+async def replay_dead(database: Database, name: str, limit: int, offsets: Mapping[int, int] | None) -> int:
     """Append dead letters to the stream again. Returns how many."""
-    return int(await database.fetchval("select penstock.replay_dead($1, $2, $3)", name, offset, limit))
+    given = (None, None) if offsets is None else (list(offsets.keys()), list(offsets.values()))
+    return int(await database.fetchval("select penstock.replay_dead($1, $2, $3, $4)", name, limit, *given))
 
 
 async def seek_group(database: Database, name: str, group: str, offsets: Mapping[int, int]) -> int:

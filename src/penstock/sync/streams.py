@@ -99,7 +99,8 @@ class SyncStreams(OnLoop):
                 for batch in batches:
                     ...
 
-        A batch is done when the next one is asked for; `batch.commit_blocking(connection)` commits it in a transaction of yours.
+        A batch is done when the next one is asked for, or `batches.done()` is called; `batch.commit_blocking(connection)` commits
+        it in a transaction of yours.
 
         Args:
             stream: The stream.
@@ -163,7 +164,14 @@ class SyncConsumption(Generic[T]):
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._loop._call(self._pulling.close(done=error is None))
+        self._loop._call(self._pulling.close())
+
+    def done(self) -> None:
+        """The batch in hand is done, though no other one is asked for. See `penstock.consuming.pull.Consumption.done`."""
+        self._loop._call(self._done())
+
+    async def _done(self) -> None:
+        self._pulling.done()
 
     def __iter__(self) -> Iterator[Batch[T]]:
         while (batch := self._loop._call(_next(self._pulling, self._patience), forever=True)) is not None:

@@ -126,9 +126,9 @@ declare
     created penstock.streams;
     first_segment bigint;
 begin
-    if p_name is null or p_name !~ '^(?![.]{1,2}$)[A-Za-z0-9_.-]{1,100}$' then
+    if p_name is null or p_name !~ '^(?![.]{1,2}$)[A-Za-z0-9_.-]{1,100}$' and p_name !~ '^[A-Za-z0-9_.-]{1,100}[.]dead$' then
         raise exception 'invalid stream name: %', coalesce(quote_literal(left(p_name, 100)), 'null')
-            using errcode = 'PS400', hint = 'A stream name has 1 to 100 letters, digits, ".", "-" or "_", and is not "." or "..".';
+            using errcode = 'PS400', hint = 'A stream name has 1 to 100 letters, digits, ".", "-" or "_" (that of dead letters ".dead" after them), and is not "." or "..".';
     end if;
     if p_partitions is null or p_partitions not between 1 and 1024 then
         raise exception 'invalid number of partitions: %', coalesce(p_partitions::text, 'null')
@@ -352,12 +352,39 @@ as $$
 declare
     found_width integer;
     active bigint;
+    oldest bigint;
+    apart record;
     firsts integer[];
     lasts integer[];
     befores bigint[];
+    -- Planned each time, since segments come and go; so it is as plain as can be.
+    statement constant text := $insert$
+        insert into penstock.%1$I (partition, first_offset, events, appended_at, keys, times, headers, data, bytes)
+        select
+            chunk.partition,
+            chunk.before + coalesce(
+                (
+                    select tail.first_offset + tail.events
+                    from penstock.%1$I as tail
+                    where tail.partition = chunk.partition
+                    order by tail.first_offset desc
+                    limit 1
+                ),
+                penstock.start_of($10, chunk.partition, $11)
+            ),
+            chunk.last - chunk.first + 1,
+            $5,
+            ($6)[chunk.first : chunk.last],
+            ($7)[chunk.first : chunk.last],
+            ($8)[chunk.first : chunk.last],
+            ($9)[chunk.first : chunk.last],
+            ($12)[chunk.first : chunk.last]
+        from unnest($1, $2, $3, $4) as chunk (partition, first, last, before)
+        returning partition, first_offset, events
+    $insert$;
 begin
-    select min(locked.width), max(locked.segment)
-    into found_width, active
+    select min(locked.width), max(locked.segment), min(locked.segment)
+    into found_width, active, oldest
     from (
         select width, segment
         from penstock.stream_partitions
@@ -384,34 +411,37 @@ begin
             sum(given.events) over (partition by given.partition order by given.place) - given.events as before
         from unnest(p_partitions, p_counts) with ordinality as given (partition, events, place)
     ) as chunk;
-    -- Planned each time, since segments come and go; so it is as plain as can be.
-    return query execute format(
-        $insert$
-            insert into penstock.%1$I (partition, first_offset, events, appended_at, keys, times, headers, data, bytes)
-            select
-                chunk.partition,
-                chunk.before + coalesce(
-                    (
-                        select tail.first_offset + tail.events
-                        from penstock.%1$I as tail
-                        where tail.partition = chunk.partition
-                        order by tail.first_offset desc
-                        limit 1
-                    ),
-                    penstock.start_of($10, chunk.partition, $11)
-                ),
-                chunk.last - chunk.first + 1,
-                $5,
-                ($6)[chunk.first : chunk.last],
-                ($7)[chunk.first : chunk.last],
-                ($8)[chunk.first : chunk.last],
-                ($9)[chunk.first : chunk.last],
-                ($12)[chunk.first : chunk.last]
-            from unnest($1, $2, $3, $4) as chunk (partition, first, last, before)
-            returning partition, first_offset, events
-        $insert$,
-        'events_' || active
-    )
+    if oldest < active then
+        -- A segment has just been begun, and some of the partitions are not in it yet.
+        for apart in
+            select place.segment, array_agg(place.partition) as partitions
+            from penstock.stream_partitions as place
+            where place.stream = p_stream.id and place.partition = any (p_partitions) and place.segment < active
+            group by place.segment
+        loop
+            return query execute format(statement, 'events_' || apart.segment)
+            using
+                array(select given.partition from unnest(p_partitions) with ordinality as given (partition, place)
+                      where given.partition = any (apart.partitions) order by given.place),
+                array(select firsts[given.place] from unnest(p_partitions) with ordinality as given (partition, place)
+                      where given.partition = any (apart.partitions) order by given.place),
+                array(select lasts[given.place] from unnest(p_partitions) with ordinality as given (partition, place)
+                      where given.partition = any (apart.partitions) order by given.place),
+                array(select befores[given.place] from unnest(p_partitions) with ordinality as given (partition, place)
+                      where given.partition = any (apart.partitions) order by given.place),
+                penstock.clock(), p_keys, p_times, p_headers, p_data, p_stream.id, apart.segment, p_bytes;
+        end loop;
+        select
+            array_agg(given.partition order by given.place),
+            array_agg(firsts[given.place] order by given.place),
+            array_agg(lasts[given.place] order by given.place),
+            array_agg(befores[given.place] order by given.place)
+        into p_partitions, firsts, lasts, befores
+        from unnest(p_partitions) with ordinality as given (partition, place)
+        join penstock.stream_partitions as place
+            on place.stream = p_stream.id and place.partition = given.partition and place.segment = active;
+    end if;
+    return query execute format(statement, 'events_' || active)
     using p_partitions, firsts, lasts, befores, penstock.clock(), p_keys, p_times, p_headers, p_data, p_stream.id, active, p_bytes;
     if exists (select from penstock.idle_readers where stream = p_stream.id) then
         perform penstock.wake_readers(p_stream.id);
@@ -512,19 +542,29 @@ $$;
 comment on function penstock.check_events(penstock.streams, json[], bytea[], text[], json[], timestamptz[]) is
     'Part of append: raises PS400 or PS413 unless the arrays fit each other and the stream. Returns the number of events.';
 
-create or replace function penstock.digest_of(p_data json[], p_bytes bytea[], p_keys text[])
+create or replace function penstock.digest_of(p_data json[], p_bytes bytea[], p_keys text[], p_headers json[], p_times timestamptz[])
 returns numeric
 language sql
 stable
 as $$
-    -- A sum, since a batch that is sent again after the stream grew comes in another order.
-    select count(*)
-        + coalesce(sum(hashtextextended(event.data::text, 1)), 0)
-        + coalesce(sum(hashtextextended(event.key, 2)), 0)
-        + coalesce(sum(hashtextextended(encode(event.bytes, 'hex'), 3)), 0)
-    from unnest(p_data, p_bytes, p_keys) as event (data, bytes, key)
+    -- Of each event a hash of all that it is; of the batch their sum, since one that is sent again after the stream grew comes in
+    -- another order.
+    select count(*) + coalesce(
+        sum(
+            hashtextextended(
+                coalesce(event.data::text, encode(event.bytes, 'hex'), ''),
+                hashtextextended(
+                    coalesce('=' || event.key, ''),
+                    hashtextextended(coalesce(event.header::text, ''), coalesce((extract(epoch from event.time) * 1000000)::bigint, 1))
+                )
+            )
+        ),
+        0
+    )
+    from unnest(p_data, p_bytes, p_keys, p_headers, p_times) as event (data, bytes, key, header, time)
 $$;
-comment on function penstock.digest_of(json[], bytea[], text[]) is 'Part of append: tells a batch of a producer from another one.';
+comment on function penstock.digest_of(json[], bytea[], text[], json[], timestamptz[]) is
+    'Part of append: tells a batch of a producer from another one, by payloads, keys, headers and times.';
 
 create or replace function penstock.last_batch(
     p_stream integer, p_producer text, p_sequence bigint, p_digest numeric,
@@ -609,7 +649,7 @@ begin
             using errcode = 'PS400', hint = 'The events are sorted by partition; counts, 1 to 1,000 each, say how many go to each, and add up to their number.';
     end if;
     if p_producer is not null then
-        given_digest := penstock.digest_of(p_data, p_bytes, p_keys);
+        given_digest := penstock.digest_of(p_data, p_bytes, p_keys, p_headers, p_times);
         select * into told from penstock.last_batch(stream.id, p_producer, p_sequence, given_digest);
         if told.is_repeated then
             return query
@@ -935,9 +975,10 @@ declare
     stream constant penstock.streams := penstock.require_stream(p_stream);
     found_width integer;
     active bigint;
+    oldest bigint;
 begin
-    select min(locked.width), max(locked.segment)
-    into found_width, active
+    select min(locked.width), max(locked.segment), min(locked.segment)
+    into found_width, active, oldest
     from (
         select width, segment
         from penstock.stream_partitions
@@ -949,6 +990,9 @@ begin
         perform penstock.require_stream(p_stream);
         raise exception 'stream % does not have % partitions', p_stream, p_width
             using errcode = 'PS412', hint = 'It has grown meanwhile: begin anew.';
+    end if;
+    if oldest < active then
+        perform penstock.move_to_segment(stream.id, p_stream, active, null);
     end if;
     return query execute format(
         $insert$

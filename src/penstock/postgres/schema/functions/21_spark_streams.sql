@@ -289,10 +289,11 @@ declare
     stream penstock.streams := penstock.require_stream(p_name);
     found_width integer;
     active bigint;
+    oldest bigint;
     wrong record;
 begin
-    select min(locked.width), max(locked.segment)
-    into found_width, active
+    select min(locked.width), max(locked.segment), min(locked.segment)
+    into found_width, active, oldest
     from (
         select width, segment
         from penstock.stream_partitions
@@ -341,6 +342,9 @@ begin
     ) then
         raise exception 'an event of stream % is larger than % bytes', p_name, stream.max_event_bytes
             using errcode = 'PS413', hint = 'Keep large things elsewhere and append where they are, or change max_event_bytes.';
+    end if;
+    if oldest < active then
+        perform penstock.move_to_segment(stream.id, p_name, active, null);
     end if;
     execute format(
         $insert$

@@ -1,0 +1,169 @@
+"""Dead letters: from which partitions they are replayed, how often, and for whom; and of which streams there are any."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from typing import Any, TypeAlias
+
+import asyncpg
+import pytest
+
+from conftest import eventually
+from penstock import Conflict, Event, InvalidInput, NewEvent, NotFound, Penstock, Retention, Stream
+
+Sql: TypeAlias = "asyncpg.Connection[Any]"
+
+
+@asynccontextmanager
+async def working(app: Penstock) -> AsyncIterator[None]:
+    worker = await app.worker()
+    running = asyncio.create_task(worker.run())
+    try:
+        yield
+    finally:
+        worker.stop()
+        await running
+
+
+def caught_up(stream: Stream[Any], group: str) -> Callable[[], Awaitable[bool]]:
+    async def check() -> bool:
+        with suppress(NotFound):
+            return not any(lag.lag for lag in await stream.lag(group))
+        return False
+
+    return check
+
+
+async def test_letters_of_all_partitions_are_replayed_once_and_for_their_group_alone(app: Penstock, sql: Sql) -> None:
+    orders = app.stream("orders", int, partitions=4)
+    letters = app.stream("orders.dead", int, partitions=3)
+    await letters.declare()
+    broken = True
+    billed: Counter[int] = Counter()
+    audited: Counter[int] = Counter()
+
+    @app.consumer(orders, group="billing", on_failure="dead-letter")
+    async def bill(event: Event[int]) -> None:
+        if broken and event.data % 2:
+            raise ValueError("odd")
+        billed[event.data] += 1
+
+    @app.consumer(orders, group="audit", size=10)
+    async def audit(event: Event[int]) -> None:
+        audited[event.data] += 1
+
+    await orders.append_many([NewEvent(n, str(n), headers={"n": n}) for n in range(40)])
+    async with working(app):
+        await eventually(caught_up(orders, "billing"))
+        await eventually(caught_up(orders, "audit"))
+        ends = [bounds.next for bounds in (await letters.bounds()).values()]
+        assert sum(ends) == 20
+        assert min(ends) > 0
+        broken = False
+        assert await orders.replay_dead(limit=3) == 3
+        assert await orders.replay_dead() == 17
+        assert await orders.replay_dead() == 0
+        await orders.append(100)
+        await eventually(caught_up(orders, "billing"))
+        # The others pass over them, and are done with them.
+        await eventually(caught_up(orders, "audit"))
+    assert billed == Counter([*range(40), 100])
+    assert audited == Counter([*range(40), 100])
+    assert sum(lag.lag for lag in await letters.lag("penstock.replay")) == 0
+    # On purpose they are replayed again.
+    assert await orders.replay_dead(offsets={0: 0, 1: 0}) == ends[0] + ends[1]
+    header = (await orders.read(0, 0, 1_000))[-1].headers
+    assert (header["replayed"]["stream"], header["replayed"]["group"]) == ("orders", "billing")
+    with pytest.raises(InvalidInput, match="offset of partition 0 must be an integer"):
+        await orders.replay_dead(offsets={0: -1})
+
+
+async def test_replayed_letters_at_the_end_and_in_gaps_hold_no_group_up(app: Penstock, sql: Sql) -> None:
+    orders = app.stream("orders", int, partitions=1, keep=Retention(events=1))
+    await orders.append_many([0, 1])
+    other = {"replayed": {"group": "other"}}
+    await orders.append_many([NewEvent(2, headers=other), NewEvent(3), NewEvent(4, headers=other), NewEvent(5, headers=other)])
+    seen = []
+    async with orders.consume("g", size=2) as batches:
+        async for batch in batches:
+            seen += batch.records()
+            if len(seen) == 3:
+                batches.done()
+                await eventually(caught_up(orders, "g"), "what is for others to be done")
+                break
+    assert seen == [0, 1, 3]
+
+
+async def test_a_stream_with_a_long_name_has_dead_letters(app: Penstock) -> None:
+    name = "s" * 98
+    orders = app.stream(name, int, partitions=1)
+
+    @app.consumer(orders, group="g" * 90, on_failure="dead-letter")
+    async def handle(event: Event[int]) -> None:
+        raise ValueError("no")
+
+    await orders.append(1)
+    async with working(app):
+        await eventually(caught_up(orders, "g" * 90))
+    assert [event.data for event in await app.stream(f"{name}.dead", int).read(0)] == [1]
+    with pytest.raises(InvalidInput, match="invalid stream name"):
+        await app.stream("s" * 101).declare()
+
+
+async def test_a_producer_is_told_that_an_old_batch_is_there(app: Penstock) -> None:
+    events = app.stream("events", int, partitions=1)
+    producer = events.producer("p")
+    first = await producer.append(1)
+    await producer.append(2)
+    again = events.producer("p", sequence=0)
+    assert await again.append(1) is None
+    assert await again.append(2) == (await events.producer("p", sequence=1).append(2))
+    assert first is not None
+    assert [event.data for event in await events.read(0)] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        [NewEvent(1, "a", headers={"n": 2}), NewEvent(2, "b")],
+        [NewEvent(1, "a"), NewEvent(2, "b", headers={"n": 1})],
+        [NewEvent(1, "b", headers={"n": 1}), NewEvent(2, "a")],
+        [NewEvent(1, "a"), NewEvent(2, "b")],
+    ],
+)
+async def test_a_batch_with_other_headers_is_another_batch(app: Penstock, other: Any) -> None:
+    events = app.stream("events", int, partitions=1)
+    batch = [NewEvent(1, "a", headers={"n": 1}), NewEvent(2, "b")]
+    await events.producer("p").append_many(batch)
+    assert len(await events.producer("p", sequence=0).append_many(batch)) == 2
+    with pytest.raises(Conflict, match="was another one"):
+        await events.producer("p", sequence=0).append_many(other)
+    assert len(await events.read(0)) == 2
+
+
+async def test_what_is_gone_is_said_of_its_own_partition(app: Penstock, sql: Sql) -> None:
+    events = app.stream("events", int, partitions=4, keep=Retention(events=1))
+    places = await events.append_many([NewEvent(n, str(n)) for n in range(200)])
+    await sql.execute("select penstock.declare_consumer_group('events', 'g')")
+    await sql.execute("select penstock.roll_segment('events')")
+    await events.append_many([NewEvent(n, str(n)) for n in range(200)])
+    await sql.execute("select penstock.retire_segments('events')")
+    firsts = Counter(place.partition for place in places)
+
+    @app.consumer(events, group="g")
+    async def handle(event: Event[int]) -> None: ...
+
+    async with working(app):
+
+        async def quarantined() -> bool:
+            return all(lag.quarantined for lag in await events.lag("g"))
+
+        await eventually(quarantined, "all partitions to be in quarantine")
+    for lag in await events.lag("g"):
+        reason = (
+            f"offset 0 of partition {lag.partition} of stream events is gone: the first that is there is {firsts[lag.partition]}"
+        )
+        assert lag.paused_because == reason

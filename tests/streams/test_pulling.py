@@ -1,0 +1,62 @@
+"""Batches that a program pulls: which count as done, and what it is told."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from datetime import timedelta
+from typing import Any, TypeAlias
+
+import asyncpg
+import pytest
+
+from penstock import OffsetGone, Penstock, Retention
+
+Sql: TypeAlias = "asyncpg.Connection[Any]"
+
+
+async def test_a_batch_in_hand_at_break_is_not_done(app: Penstock) -> None:
+    events = app.stream("events", int, partitions=1)
+    await events.append_many(range(10))
+    async with events.consume("g", size=2) as batches:
+        async for batch in batches:
+            if batch.records() == [2, 3]:
+                break
+    async with events.consume("g", size=2) as batches:
+        async for batch in batches:
+            assert batch.records() == [2, 3]
+            batches.done()
+            break
+    async with events.consume("g", size=2) as batches:
+        assert (await anext(batches)).records() == [4, 5]
+
+
+def test_a_batch_in_hand_at_break_is_not_done_without_a_loop(url: str) -> None:
+    app = Penstock(url)
+    events = app.stream("events", int, partitions=1)
+    with closing(app.sync) as sync:
+        sync.append_many(events, range(10))
+        for expected, done in (([0, 1], False), ([0, 1], True), ([2, 3], False)):
+            with sync.consume(events, "g", size=2, patience=timedelta(seconds=30)) as batches:
+                for batch in batches:
+                    assert batch.records() == expected
+                    if done:
+                        batches.done()
+                    break
+
+
+async def test_a_pull_consumer_is_told_that_what_comes_next_is_gone(app: Penstock, sql: Sql) -> None:
+    events = app.stream("events", int, partitions=2, keep=Retention(events=1))
+    await events.append_many(range(100))
+    await sql.execute("select penstock.declare_consumer_group('events', 'g')")
+    await sql.execute("select penstock.roll_segment('events')")
+    await events.append_many(range(100, 110))
+    await sql.execute("select penstock.retire_segments('events')")
+    async with events.consume("g") as batches:
+        with pytest.raises(OffsetGone, match="offset 0 of partition . of stream events is gone: the first that is there is 100"):
+            while True:
+                await anext(batches)
+    assert not any(lag.quarantined or lag.owner for lag in await events.lag("g"))
+    # It goes on where it is told.
+    await events.seek("g", "earliest")
+    async with events.consume("g") as batches:
+        assert (await anext(batches)).records()
