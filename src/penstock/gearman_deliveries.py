@@ -54,6 +54,7 @@ class Deliveries:
         self._given: OrderedDict[tuple[str, str], asyncio.Task[bytes]] = OrderedDict()
         self._shares = Shares(places, self._timeout_s)
         self._unique_keys: OrderedDict[str, str | None] = OrderedDict()
+        self._held: OrderedDict[UUID, asyncio.Task[bytes]] = OrderedDict()
         self._parked: OrderedDict[UUID, int] = OrderedDict()
         self._answered = asyncio.Event()
         self.submitter: Submitter | None = None
@@ -66,7 +67,8 @@ class Deliveries:
             )
         unique = await self._unique_of(job.id) or str(job.id)
         place = (job.key, unique)
-        given = self._given.get(place) or self._give(place, job.data)
+        # One that was parked gets the result of what it was given as, also when others with its unique key have had it.
+        given = self._held.pop(job.id, None) or self._given.get(place) or self._give(place, job.data)
         try:
             result = await self._shares.wait(job.key, given)
         except TimeoutError:
@@ -130,6 +132,9 @@ class Deliveries:
                 self._parked.popitem(last=False)
             self._answered.set()
 
+        self._held[id] = given
+        if len(self._held) > _MOST_REMEMBERED:
+            self._held.popitem(last=False)
         given.add_done_callback(answered)
 
     async def _unique_of(self, job_id: UUID) -> str | None:

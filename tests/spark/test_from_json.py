@@ -60,6 +60,22 @@ WHOLE = [
     "{'f0':1}", '{"g":"\x01","f0":1}', None,
 ]  # fmt: skip
 
+BASE64 = [
+    '""',
+    '"1"',
+    '" 1"',
+    '"YQ"',
+    '"YWJ"',
+    '"YQ=="',
+    '"YQ==1"',
+    '"YWJj 1"',
+    '"YWJjY"',
+    '"YWJj="',
+    '"a-b"',
+    '"\\u0031"',
+    '"1\\n"',
+]
+
 
 def a_type(random: random.Random, depth: int = 2) -> str:
     """A type of Spark, as its text."""
@@ -130,6 +146,8 @@ def test_a_typed_read_is_what_from_json_gives(spark: SparkSession, zone: str) ->
     # Every simple type alone and beside others; then types made of them.
     texts = [f"f0 {leaf}, f1 {chance.choice(LEAVES)}" for leaf in LEAVES]
     texts += [", ".join(f"f{place} {a_type(chance)}" for place in range(chance.randint(1, 4))) for _ in range(10)]
+    # What is no base64 can take the rest of the document with it.
+    texts += ["f0 struct<a:struct<a:decimal(3,1)>,b:binary>, f1 array<array<float>>", "f0 binary, f1 int, f2 array<binary>"]
     asked: list[tuple[StructType, pa.Schema]] = []
     rows: list[tuple[int, int, str | None]] = []
     for number, text in enumerate(texts):
@@ -141,6 +159,9 @@ def test_a_typed_read_is_what_from_json_gives(spark: SparkSession, zone: str) ->
         some = (
             [f'{{"f0": {value}}}' for value in (*NUMBERS, *OTHERS, *(json.dumps(text) for text in TEXTS))] if number < 16 else []
         )
+        if "binary" in text:
+            some = [*some, *(f'{{"f1": 1, "f0": {one}, "f2": [{two}]}}' for one in BASE64 for two in BASE64)]
+            some = [*some, *(f'{{"f1": [[1.5]], "f0": {{"b": {one}, "a": {{"a": 1}}}}, "f2": 1}}' for one in BASE64)]
         rows += [(number, place, one) for place, one in enumerate([*documents(chance, fields, 40), *some])]
     before = spark.conf.get("spark.sql.session.timeZone")
     spark.conf.set("spark.sql.session.timeZone", zone)

@@ -60,6 +60,7 @@ async def test_a_commit_that_arrives_while_its_events_are_handled_again_counts_a
     first = await asyncpg.connect(url)
     attempts: list[int] = []
     refused: list[Exception] = []
+    second: list[int] = []
 
     @app.consumer(events, group="g", size=10, on_failure=AT_ONCE)
     async def handle(batch: Batch[int]) -> None:
@@ -70,6 +71,7 @@ async def test_a_commit_that_arrives_while_its_events_are_handled_again_counts_a
             await batch.commit(first)
             raise ConnectionError("the network is cut, and the commit is still on its way")
         connection = await asyncpg.connect(url)
+        second.append(connection.get_server_pid())
         try:
             async with connection.transaction():
                 await connection.executemany("insert into sums values ($1)", [(n,) for n in batch.records()])
@@ -82,9 +84,8 @@ async def test_a_commit_that_arrives_while_its_events_are_handled_again_counts_a
 
     worker = await app.worker()
     running = asyncio.create_task(worker.run())
-    await eventually(
-        lambda: sql.fetchval("select exists (select from pg_locks where not granted)"), "the second attempt to wait for the first"
-    )
+    waits = "select exists (select from pg_stat_activity where pid = any ($1) and cardinality(pg_blocking_pids(pid)) > 0)"
+    await eventually(lambda: sql.fetchval(waits, second), "the second attempt to wait for the first")
     await first.execute("commit")
     await eventually(lambda: all_done(events))
     worker.stop()

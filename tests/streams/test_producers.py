@@ -55,7 +55,8 @@ async def test_after_a_cancelled_append_other_events_are_not_taken_for_it(app: P
     async with blocker.transaction():
         await blocker.execute("select penstock.append('events', '0')")
         appending = asyncio.create_task(producer.append(2))
-        await eventually(lambda: sql.fetchval("select exists (select from pg_locks where not granted)"), "the append to wait")
+        waits = "select exists (select from pg_stat_activity where $1 = any (pg_blocking_pids(pid)))"
+        await eventually(lambda: sql.fetchval(waits, blocker.get_server_pid()), "the append to wait")
         appending.cancel()
         await asyncio.gather(appending, return_exceptions=True)
     await blocker.close()

@@ -35,6 +35,7 @@ _DECIMAL = re.compile(r"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?")
 _EXACT = Context(prec=2000, rounding=ROUND_HALF_UP, Emax=MAX_EMAX, Emin=MIN_EMIN)
 _QUAD = r"[\x00-\x20]*((?:[A-Za-z0-9+/]{4})|[A-Za-z0-9+/]{3}=|[A-Za-z0-9+/]{2}==)"
 _QUADS = re.compile(rf"(?:{_QUAD})*[\x00-\x20]*")
+_ONE_LEFT = re.compile(rf"(?:{_QUAD})*[\x00-\x20]*[A-Za-z0-9+/]")
 _ESCAPED = re.compile(r'[\x00-\x1f"\\\U00010000-\U0010ffff]')
 _SHORT_ESCAPES = {'"': '\\"', "\\": "\\\\", "\b": "\\b", "\f": "\\f", "\n": "\\n", "\r": "\\r", "\t": "\\t"}
 
@@ -52,6 +53,10 @@ class _Partly(_Bad):
 
     def __init__(self, value: Any) -> None:
         self.value = value
+
+
+class _Lost(Exception):
+    """Spark's parser finds nothing after this value any more."""
 
 
 class FromJson:
@@ -85,8 +90,11 @@ class FromJson:
                 for _, _, append in appends:
                     append(None)
             else:
-                for name, convert, append in appends:
-                    value, fits = _field(document, name, convert)
+                try:
+                    values = [_field(document, name, convert) for name, convert, _ in appends]
+                except _Lost:
+                    values = [(None, False)] * len(appends)
+                for (name, _, append), (value, fits) in zip(appends, values, strict=True):
                     append(value)
                     if not fits:
                         bad = f"the field {name} is not {self._schema.field(name).type}"
@@ -284,8 +292,11 @@ def _time(read: Callable[[str], int], numbers: bool = False) -> Convert:
 
 def _binary(value: Any) -> Any:
     # Blanks may stand between groups of four, and padding after each.
-    if type(value) is not str or _QUADS.fullmatch(value) is None:
+    if type(value) is not str:
         raise _Bad
+    if _QUADS.fullmatch(value) is None:
+        # Jackson takes the quotation mark behind a lone character for its neighbour, and the text goes on for it.
+        raise _Lost if _ONE_LEFT.fullmatch(value) else _Bad
     return b"".join(base64.b64decode(quad) for quad in re.findall(_QUAD, value))
 
 

@@ -13,6 +13,8 @@ from penstock.app import Penstock
 from penstock.errors import DatabaseUnavailable
 
 T = TypeVar("T")
+_TASKS_END_WITHIN_S = 1.0
+_ENDS_WITHIN_S = 5.0
 
 
 class OnLoop:
@@ -22,6 +24,7 @@ class OnLoop:
         self._app = app
         self._timeout = timeout
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
         self._starting = threading.Lock()
         self._process = os.getpid()
 
@@ -30,8 +33,12 @@ class OnLoop:
         with self._starting:
             loop, self._loop = self._loop, None
         if loop is not None:
-            asyncio.run_coroutine_threadsafe(self._app.close(), loop).result(self._timeout.total_seconds())
-            loop.call_soon_threadsafe(loop.stop)
+            try:
+                asyncio.run_coroutine_threadsafe(self._app.close(), loop).result(self._timeout.total_seconds())
+            finally:
+                loop.call_soon_threadsafe(loop.stop)
+                if self._thread is not None:
+                    self._thread.join(_ENDS_WITHIN_S)
 
     def _call(self, call: Coroutine[Any, Any, T], timeout: timedelta | None = None, *, forever: bool = False) -> T:
         if self._process != os.getpid():
@@ -40,7 +47,8 @@ class OnLoop:
         with self._starting:
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
-                threading.Thread(target=self._loop.run_forever, name="penstock-sync", daemon=True).start()
+                self._thread = threading.Thread(target=_run, args=[self._loop], name="penstock-sync", daemon=True)
+                self._thread.start()
         future = asyncio.run_coroutine_threadsafe(call, self._loop)
         try:
             return future.result(None if forever else (timeout or self._timeout).total_seconds())
@@ -53,3 +61,19 @@ class OnLoop:
         finally:
             # Of use when the caller was interrupted while it waited.
             future.cancel()
+
+
+def _run(loop: asyncio.AbstractEventLoop) -> None:
+    """Run a loop until it is stopped, and end what is left in it: the driver cancels a statement in a task of its own."""
+    try:
+        loop.run_forever()
+        left = asyncio.all_tasks(loop)
+        if left:
+            _, left = loop.run_until_complete(asyncio.wait(left, timeout=_TASKS_END_WITHIN_S))
+        for task in left:
+            task.cancel()
+        if left:
+            loop.run_until_complete(asyncio.wait(left, timeout=_TASKS_END_WITHIN_S))
+        loop.run_until_complete(loop.shutdown_asyncgens())
+    finally:
+        loop.close()

@@ -55,13 +55,21 @@ class Running:
         "reason",
         "started",
         "task",
+        "worked",
     )
 
     def __init__(
-        self, runner: Runner, claimed: ClaimedJob, limit: float, deadline: float, may_start: Callable[[], bool] | None
+        self,
+        runner: Runner,
+        claimed: ClaimedJob,
+        worked: WorkedType,
+        limit: float,
+        deadline: float,
+        may_start: Callable[[], bool],
     ) -> None:
         self._runner = runner
         self.claimed = claimed
+        self.worked = worked
         self.lease = claimed.lease
         self.limit = limit  # seconds that its handler may run
         self.latest = deadline  # when its lease is about to end
@@ -199,7 +207,7 @@ class Runner:
 
     def submit(self, claimed: Iterable[ClaimedJob], now: float) -> None:
         """Take claimed jobs; `now` is the monotonic time before the claim."""
-        for group in {self._take(job, now, None) for job in claimed}:
+        for group in {self._take(job, now, self._may_start) for job in claimed}:
             self._fill(group)
 
     def start(self, job: ClaimedJob, now: float, may_start: Callable[[], bool], ahead: bool = False) -> None:
@@ -208,10 +216,10 @@ class Runner:
         """
         self._fill(self._take(job, now, may_start, ahead))
 
-    def _take(self, job: ClaimedJob, now: float, may_start: Callable[[], bool] | None, ahead: bool = False) -> Group:
+    def _take(self, job: ClaimedJob, now: float, may_start: Callable[[], bool], ahead: bool = False) -> Group:
         worked = self._types[job.name]
         limit = worked.time_limit(job.lease_s)
-        running = Running(self, job, limit, now + max(limit, job.lease_s * 0.9), may_start)
+        running = Running(self, job, worked, limit, now + max(limit, job.lease_s * 0.9), may_start)
         self._jobs[job.id] = running
         self._leases[job.lease] = self._leases.get(job.lease, 0) + 1
         line = self._waiting[worked.group]
@@ -233,7 +241,7 @@ class Runner:
         if running is None or running.reason is not None:
             return
         running.reason = reason
-        group = self._types[running.claimed.name].group
+        group = running.worked.group
         if not running.started:
             self._finish(running, _stopped(running))
         elif group == "async" or group == "process":
@@ -321,12 +329,12 @@ class Runner:
             running.started = True
             running.deadline = min(running.deadline, now + running.limit)
             self._busy[group] += 1
-            if self._begin_all or self._types[running.claimed.name].once:
+            if self._begin_all or running.worked.once:
                 self._beginning.append((running, group))
                 if self._marking is None or self._marking.done():
                     self._marking = self.loop.create_task(self._begin(), name="penstock-begin")
             else:
-                self._launch(running, group)
+                running.task = self.loop.create_task(self._run(running, group))
 
     def _launch(self, running: Running, group: Group) -> None:
         running.task = self.loop.create_task(self._run(running, group))
@@ -368,7 +376,7 @@ class Runner:
         if task is None:
             return
         if not running.entered and not task.cancelling():
-            group = self._types[running.claimed.name].group
+            group = running.worked.group
             task.add_done_callback(lambda _: self._free(running, group, _stopped(running)))
         task.cancel()
 
@@ -379,11 +387,9 @@ class Runner:
         self._fill(group)
 
     async def _attempt(self, running: Running, group: Group) -> Settlement | None:
-        claimed = running.claimed
-        worked = self._types[claimed.name]
-        may_start = self._may_start if running.may_start is None else running.may_start
+        claimed, worked = running.claimed, running.worked
         # A process can be stopped at any point: what it claimed may be another's by now.
-        if time.monotonic() >= running.deadline or not may_start():
+        if time.monotonic() >= running.deadline or not running.may_start():
             running.entered = False
             return _stopped(running)
         try:

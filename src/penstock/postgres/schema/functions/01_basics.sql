@@ -54,7 +54,7 @@ begin
                     53, 1
                 ),
                 'hex'
-            )::uuid
+            )::pg_catalog.uuid
         $$;
     end if;
 end

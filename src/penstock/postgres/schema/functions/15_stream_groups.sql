@@ -532,12 +532,10 @@ security definer
 set search_path = penstock, pg_temp
 set enable_seqscan = off
 as $$
-    with noted as (
-        update penstock.group_offsets as reached
-        set failing_since = case when reached.failing_offset = p_offset then reached.failing_since else penstock.clock() end,
-            failing_offset = p_offset,
-            failing_attempt = p_attempt,
-            failing_because = left(p_error, 1000)
+    with wanted as materialized (
+        -- A commit of the same events may be under way for long: a note is not worth waiting for it.
+        select reached.ctid as place
+        from penstock.group_offsets as reached
         where reached.stream = (penstock.require_consumer_group(p_stream, p_group)).stream
             and reached.group_id = p_group
             and reached.partition = p_partition
@@ -549,12 +547,22 @@ as $$
                 where slots.group_name = (penstock.require_consumer_group(p_stream, p_group)).group_name
                     and slots.slot = p_partition and slots.owner = p_member and slots.epoch = p_epoch
             )
+        for no key update of reached skip locked
+    ),
+    noted as (
+        update penstock.group_offsets as reached
+        set failing_since = case when reached.failing_offset = p_offset then reached.failing_since else penstock.clock() end,
+            failing_offset = p_offset,
+            failing_attempt = p_attempt,
+            failing_because = left(p_error, 1000)
+        from wanted
+        where reached.ctid = wanted.place
         returning 1
     )
     select exists (select from noted)
 $$;
 comment on function penstock.note_failure(text, text, text, integer, bigint, integer, bigint, integer, text) is
-    'A consumer says that its handler fails at the event p_offset, at first and then more and more seldom; group_lag shows it until that event is done. False: the partition is no longer this member''s, or the event is done.';
+    'A consumer says that its handler fails at the event p_offset, at first and then more and more seldom; group_lag shows it until that event is done. False: the partition is no longer this member''s, the event is done, or a commit is under way.';
 
 create or replace function penstock.resume_partitions(p_stream text, p_group text, p_partitions integer[] default null)
 returns integer
