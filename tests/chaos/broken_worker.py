@@ -51,8 +51,8 @@ def unfenced_member() -> None:
 def revocation_ignored() -> None:
     """A slot that is to go to another member is given up at once, and what runs on it runs on."""
 
-    async def at_once(self: Any, slot: int, epoch: int) -> None:
-        return
+    async def at_once(self: Any, slot: int, epoch: int) -> bool:
+        return True
 
     KeyedClaimer.revoke = at_once  # type: ignore[method-assign]
     Consumer.revoke = at_once  # type: ignore[method-assign]

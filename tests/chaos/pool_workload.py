@@ -50,6 +50,9 @@ async def stand(job: Standing[Any]) -> AsyncIterator[None]:
     try:
         yield
     finally:
+        if os.environ.get("CHAOS_LONG"):
+            # Who takes over has to wait for this.
+            await asyncio.sleep(0.5)
         record("stopped", id, job.key, job.state["runs"])
 
 

@@ -12,12 +12,14 @@ import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import asyncpg
 from proxy import Proxy
-from queue_chaos import new_id, seeded
+from queue_chaos import new_id, seeded, was_taken
+from seeking import until_found
 
 from checker.history import Event, Gone, read
 from checker.jobs import Final, History, Rules, check_jobs
@@ -42,12 +44,15 @@ SAFE_SILENCE_S = 1.0
 class Fleet:
     """Worker processes; one of them behind a proxy."""
 
-    def __init__(self, url: str, proxied: str, history: Path, sabotage: str = "") -> None:
+    def __init__(self, url: str, proxied: str, history: Path, sabotage: str = "", long: bool = False) -> None:
         self.gone: list[Gone] = []
         self.cut: list[Gone] = []
         self.what_happened: dict[str, int] = {}
+        self.frozen: dict[str, float] = {}
+        self.cut_now: dict[str, float] = {}
         self._urls = [proxied, url, url, url]
         self._environment = {**os.environ, **ENVIRONMENT, "CHAOS_HISTORY": str(history), "CHAOS_SABOTAGE": sabotage}
+        self._environment["CHAOS_LONG"] = "1" if long else ""
         self._log = history.with_suffix(".log").open("ab")
         self.workers = [self._start(place) for place in range(len(self._urls))]
 
@@ -79,18 +84,21 @@ class Fleet:
         # One that had hardly begun has not learnt to stop in an orderly way.
         assert leaver.wait(40) in (0, -signal.SIGTERM)
 
-    async def freeze(self, place: int, seconds: float) -> None:
+    async def freeze(self, place: int, seconds: float, taken: Callable[[str], Awaitable[bool]] | None = None) -> None:
         self.note("frozen")
         worker = self.workers[place]
         worker.send_signal(signal.SIGSTOP)
         # It may go on for a moment; from here on it does not.
         await asyncio.to_thread(os.waitid, os.P_PID, worker.pid, os.WSTOPPED)
-        at = time.monotonic()
+        at = self.frozen[str(worker.pid)] = time.monotonic()
         try:
+            if taken is not None:
+                await eventually(lambda: taken(str(worker.pid)), "the end of what it had", timeout=60)
             # The absence that is the test: nothing else can show that it is long enough.
             await asyncio.sleep(seconds)
         finally:
             # Also when the troubles end in the middle of it.
+            del self.frozen[str(worker.pid)]
             self.gone.append(Gone(str(worker.pid), at, time.monotonic()))
             worker.send_signal(signal.SIGCONT)
 
@@ -109,6 +117,7 @@ class Producers:
     app: Penstock
     url: str
     seed: int
+    longest_s: float = 2.5
     counts: dict[str, int] = field(default_factory=dict)
     placed: dict[str, Placed] = field(default_factory=dict)
     events: list[Event] = field(default_factory=list)
@@ -142,7 +151,7 @@ class Producers:
             key = f"k{min(int(chance.expovariate(0.15)), KEYS - 1)}"
             n = self.counts.get(key, 0)
             self.counts[key] = n + 1
-            sleep_s = 2.5 if chance.random() < 0.02 else chance.choice([0, 0.001, 0.01, 0.05])
+            sleep_s = self.longest_s if chance.random() < 0.02 else chance.choice([0, 0.001, 0.01, 0.05])
             data = {"n": n, "sleep_s": sleep_s, "failures": chance.choice([0] * 12 + [1, 2])}
             batch.append(NewJob(data, id=new_id(chance), key=key))
         return batch
@@ -180,26 +189,39 @@ async def run_pools(
     prepare: Callable[[Penstock], Awaitable[None]] | None = None,
     sabotage: str = "",
     drained_within: float = 120.0,
+    sought: str = "",
+    long: bool = False,
 ) -> Result:
-    """Run the workload with its troubles and check what came of it. Arguments as for `run_queue`."""
+    """Run the workload with its troubles and check what came of it. Arguments as for `run_queue`.
+
+    Args:
+        long: Jobs, and the times for which workers are stopped or cut off, outlast the takeover of what they had.
+    """
     chance = seeded()
     history = folder / "history.jsonl"
     history.touch()
     async with Proxy(url) as proxy, Penstock(url, settings=Settings()) as app:
         if prepare is not None:
             await prepare(app)
-        fleet = Fleet(url, proxy.url, history, sabotage)
+        fleet = Fleet(url, proxy.url, history, sabotage, long)
         troubles: list[asyncio.Task[Any]] = []
-        producers = Producers(app, url, chance.getrandbits(32))
-        try:
+        producers = Producers(app, url, chance.getrandbits(32), longest_s=8.0 if long else 2.5)
+        wanted = {f"s{n}" for n in range(12)}
+
+        taken = partial(was_taken, app) if long else None
+
+        async def whole() -> Result:
             await eventually(lambda: present(app, fleet), "the workers", timeout=60)
 
             async def cut() -> None:
                 fleet.note("cut off")
                 proxy.cut()
-                at = time.monotonic()
-                await asyncio.sleep(chance.uniform(2, 7))
+                at = fleet.cut_now[str(fleet.workers[0].pid)] = time.monotonic()
+                if taken is not None:
+                    await eventually(lambda: taken(str(fleet.workers[0].pid)), "the end of what it had", timeout=60)
+                await asyncio.sleep(chance.uniform(1, 2) if long else chance.uniform(2, 7))
                 proxy.mend()
+                fleet.cut_now.clear()
                 fleet.cut.append(Gone(str(fleet.workers[0].pid), at, time.monotonic()))
 
             async def trouble() -> None:
@@ -209,13 +231,12 @@ async def run_pools(
                     if kind == "kill":
                         fleet.kill(chance.randrange(1, 4))
                     elif kind == "freeze":
-                        await fleet.freeze(chance.randrange(1, 4), chance.choice([0.5, 2.0, 6.0]))
+                        await fleet.freeze(chance.randrange(1, 4), 1.5 if long else chance.choice([0.5, 2.0, 6.0]), taken)
                     elif kind == "replace":
                         await asyncio.to_thread(fleet.replace, chance.randrange(1, 4))
                     else:
                         await cut()
 
-            wanted = {f"s{n}" for n in range(12)}
             await app.pool("standing", slots=16).reconcile(dict.fromkeys(wanted, 1))
             troubles.append(asyncio.create_task(trouble()))
             until = time.monotonic() + seconds
@@ -242,26 +263,20 @@ async def run_pools(
                 await eventually(lambda: all_stand(app, wanted), "the standing jobs", timeout=60)
             until = time.monotonic()
             codes = await asyncio.to_thread(fleet.stop)
-            events = sorted(producers.events + read(history), key=lambda event: event.at)
-            final = await finals(app)
-            database = await app.database()
-            left = await database.fetchval(
+            final, violations = await check(app, fleet, producers, history, wanted, until)
+            left = await (await app.database()).fetchval(
                 "select (select count(*) from penstock.leases) + (select count(*) from penstock.members)"
             )
-            found = await database.fetch("select id, key || '/' || (data ->> 'n') as name from penstock.archived_jobs")
-            names = {str(row["id"]): row["name"] for row in found}
-            ended = {names[row.id]: Ended(row.status, row.attempts, row.at) for row in final if row.finished}
-            keyed = [event for event in events if event.kind in ("started", "ended")]
-            jobs = [replace(event, name="keyed") if event.kind != "enqueued" else event for event in (*producers.events, *keyed)]
-            rules = {"keyed": Rules(attempts=8)}
-            violations = check_jobs(
-                History(jobs, final, rules, fleet.gone, cut=fleet.cut, safe_silence_s=SAFE_SILENCE_S),
-            )
-            violations += check_keys(
-                keyed, producers.placed, ended, fleet.gone, cut=fleet.cut, within_s=15, safe_silence_s=SAFE_SILENCE_S
-            )
-            violations += check_standing(events, fleet.gone, wanted, until, within_s=15)
             return Result(violations, final, codes, fleet.gone, fleet.what_happened, left, len(producers.counts))
+
+        async def look() -> list[str]:
+            return (await check(app, fleet, producers, history, wanted, time.monotonic()))[1]
+
+        def found(violations: list[str]) -> Result:
+            return Result(violations, [], [], fleet.gone, fleet.what_happened, 0, 0)
+
+        try:
+            return await until_found(whole(), sought, look, found)
         finally:
             for task in troubles:
                 task.cancel()
@@ -269,6 +284,32 @@ async def run_pools(
             for worker in fleet.workers:
                 worker.kill()
                 worker.wait()
+
+
+async def check(
+    app: Penstock, fleet: Fleet, producers: Producers, path: Path, wanted: set[str], until: float
+) -> tuple[list[Final], list[str]]:
+    """What has happened so far: the rows, and what is wrong."""
+    said, placed = list(producers.events), dict(producers.placed)
+    # The rows first: of what has ended there, everything has been recorded.
+    final = await finals(app)
+    found = await (await app.database()).fetch("select id, key || '/' || (data ->> 'n') as name from penstock.archived_jobs")
+    names = {str(row["id"]): row["name"] for row in found}
+    recorded = read(path)
+    gone = [*fleet.gone, *[Gone(worker, at) for worker, at in fleet.frozen.items()]]
+    cut = [*fleet.cut, *[Gone(worker, at) for worker, at in fleet.cut_now.items()]]
+    ended = {names[row.id]: Ended(row.status, row.attempts, row.at) for row in final if row.finished}
+    keyed = [event for event in recorded if event.kind in ("started", "ended")]
+    there = {row.id for row in final}
+    jobs = [*said, *[replace(event, name="keyed") for event in keyed if event.id in there]]
+
+    def checked() -> list[str]:
+        rules = {"keyed": Rules(attempts=8)}
+        violations = check_jobs(History(jobs, final, rules, gone, cut=cut, safe_silence_s=SAFE_SILENCE_S))
+        violations += check_keys(keyed, placed, ended, gone, cut=cut, within_s=15, safe_silence_s=SAFE_SILENCE_S)
+        return violations + check_standing(recorded, gone, wanted, until, within_s=15)
+
+    return final, await asyncio.to_thread(checked)
 
 
 async def all_stand(app: Penstock, wanted: set[str]) -> bool:

@@ -11,15 +11,19 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from checker.history import Event, Gone, read, runs_of
+from seeking import until_found
+
+from checker.history import SLACK_S, Event, Gone, read, runs_of
 from checker.jobs import Final, History, Planned, Rules, check_jobs
+from checker.noted import NOTE, TICK_S, notes
 from checker.tables import clock_difference, finals, text
 from checker.uniques import Asked, check_uniques
 from conftest import eventually
@@ -35,24 +39,12 @@ RULES = {
     "unhurried": Rules(),
 }
 WORKERS = 4
-# Dead after 2 s of silence, looked for every 0.3 s, up to 0.2 s of backoff; the server is away for a few seconds once, and a job
-# waits for its turn, on a machine that starts Python processes all the time.
+# Dead after 2 s of silence, looked for every 0.3 s, on a machine that starts Python processes all the time.
 HEALED_WITHIN = 15.0
 # Half of the time after which a worker is taken for dead, since a busy machine may be late with its heartbeat.
 SAFE_SILENCE_S = 1.0
-
-# When at_most_once jobs were marked as begun.
-NOTE_MARKS = """
-create table public.chaos_marks (id uuid, name text, at timestamptz);
-create function public.chaos_mark() returns trigger language plpgsql security definer as $do$
-begin
-    insert into public.chaos_marks values (new.id, new.name, clock_timestamp());
-    return null;
-end
-$do$;
-create trigger chaos_mark after update of begun on penstock.queued_jobs for each row
-when (new.begun and not old.begun) execute function public.chaos_mark();
-"""
+# In which workers have found the database again.
+RETURNING_S = 3.0
 
 
 def seeded() -> random.Random:
@@ -78,6 +70,7 @@ class Fleet:
         }
         self._log = history.with_suffix(".log").open("ab")
         self._stopped: set[int] = set()
+        self.frozen: dict[str, float] = {}
         self.workers = [self._start() for _ in range(WORKERS)]
 
     @property
@@ -103,20 +96,25 @@ class Fleet:
         self.gone.append(Gone(str(victim.pid), time.monotonic()))
         self.workers[place] = self._start()
 
-    async def freeze_one(self, chance: random.Random, seconds: float) -> None:
-        """Stop one and let it go on later."""
+    async def freeze_one(
+        self, chance: random.Random, seconds: float, taken: Callable[[str], Awaitable[bool]] | None = None
+    ) -> None:
+        """Stop one and let it go on so many seconds later, or that long after the database took what it had."""
         place = chance.choice([place for place in range(WORKERS) if place not in self._stopped])
         worker = self.workers[place]
         self._stopped.add(place)
         worker.send_signal(signal.SIGSTOP)
         # It may go on for a moment; from here on it does not.
         await asyncio.to_thread(os.waitid, os.P_PID, worker.pid, os.WSTOPPED)
-        at = time.monotonic()
+        at = self.frozen[str(worker.pid)] = time.monotonic()
         try:
+            if taken is not None:
+                await eventually(lambda: taken(str(worker.pid)), "the end of what it had", timeout=60)
             # The absence that is the test: nothing else can show that it is long enough.
             await asyncio.sleep(seconds)
         finally:
             # Also when the troubles end in the middle of it.
+            del self.frozen[str(worker.pid)]
             self.gone.append(Gone(str(worker.pid), at, time.monotonic()))
             worker.send_signal(signal.SIGCONT)
             self._stopped.discard(place)
@@ -142,6 +140,7 @@ class Workload:
 
     app: Penstock
     chance: random.Random
+    long: bool = False
     events: list[Event] = field(default_factory=list)
     planned: dict[str, Planned] = field(default_factory=dict)
     asked: list[Asked] = field(default_factory=list)
@@ -150,8 +149,9 @@ class Workload:
 
     def payload(self) -> dict[str, Any]:
         """How long a job is to sleep, how often it is to fail, and how long it blocks the loop of its worker."""
+        longest_s, share = (6.0, 0.1) if self.long else (2.5, 0.02)
         return {
-            "sleep_s": 2.5 if self.chance.random() < 0.02 else self.chance.choice([0, 0, 0, 0.01, 0.05, 0.3]),
+            "sleep_s": longest_s if self.chance.random() < share else self.chance.choice([0, 0, 0, 0.01, 0.05, 0.3]),
             "failures": self.chance.choice([0, 0, 0, 1, 2, 7]) if self.chance.random() < 0.5 else 0,
             "extends": self.chance.random() < 0.5,
             # Longer than a worker may be silent.
@@ -265,6 +265,8 @@ async def run_queue(
     prepare: Callable[[Penstock], Awaitable[None]] | None = None,
     sabotage: str = "",
     drained_within: float = 120.0,
+    sought: str = "",
+    long: bool = False,
 ) -> Result:
     """Run the workload with its troubles and check what came of it.
 
@@ -274,6 +276,8 @@ async def run_queue(
         prepare: Called with the migrated database before the workers start.
         sabotage: What the workers are to do wrong.
         drained_within: When the queue is not empty by then, what is left counts as stuck.
+        sought: A regular expression for a violation: when there is one the run ends at once.
+        long: Jobs, and the times for which workers are stopped, outlast the takeover of what they had.
     """
     chance = seeded()
     history = folder / "history.jsonl"
@@ -282,32 +286,38 @@ async def run_queue(
     url = await asyncio.to_thread(server.start)
     app = Penstock(url, settings=Settings(command_timeout=timedelta(seconds=5)))
     await app.migrate()
-    await _execute(app, NOTE_MARKS)
+    await _execute(app, NOTE)
     if prepare is not None:
         await prepare(app)
     fleet = Fleet(url, history, sabotage)
-    workload = Workload(app, chance)
+    workload = Workload(app, chance, long)
     freezing: list[asyncio.Task[None]] = []
-    try:
+    probe = Probe(app)
+    probing = asyncio.create_task(probe.run())
+    returning: list[asyncio.Task[tuple[float, float]]] = []
+
+    async def whole() -> Result:
         await eventually(lambda: _declared(app), "the declaration of the types", timeout=60)
         until = time.monotonic() + seconds
         next_blow = time.monotonic() + 2
-        server_kill_at = time.monotonic() + seconds / 2
-        returning: asyncio.Task[tuple[float, float]] | None = None
-        while time.monotonic() < until:
+        server_kill_at = float("inf") if long else time.monotonic() + seconds / 2
+        # Until everything has happened that belongs to it, which chance and a busy machine may put off.
+        while time.monotonic() < until or (not long and (fleet.killed < 3 or fleet.stopped < 1)):
             await workload.step()
             if time.monotonic() > next_blow:
-                if chance.random() < 0.4 and all(task.done() for task in freezing):
-                    freezing.append(asyncio.create_task(fleet.freeze_one(chance, chance.choice([0.5, 3.0, 5.0]))))
-                else:
+                due = fleet.stopped == 0 and time.monotonic() > until - seconds / 3
+                if (due or chance.random() < (0.8 if long else 0.4)) and all(task.done() for task in freezing):
+                    stopped_s = 1.5 if long else 3.0 if due else chance.choice([0.5, 3.0, 5.0])
+                    taken = partial(was_taken, app) if long else None
+                    freezing.append(asyncio.create_task(fleet.freeze_one(chance, stopped_s, taken)))
+                elif not long:
                     fleet.kill_one(chance)
                 next_blow = time.monotonic() + chance.uniform(1, 3)
             if time.monotonic() > server_kill_at:
                 os.kill(int((folder / "server/postgres/postmaster.pid").read_text().split()[0]), signal.SIGKILL)
                 server_kill_at = float("inf")
-                returning = asyncio.create_task(_return_of(app, time.monotonic()))
+                returning.append(asyncio.create_task(_return_of(app, time.monotonic())))
             await asyncio.sleep(chance.uniform(0, 0.1))
-        assert returning is not None
         await asyncio.gather(*freezing)
         with suppress(TimeoutError):
             async with asyncio.timeout(drained_within):
@@ -316,20 +326,24 @@ async def run_queue(
         # One that was started last may not know yet what a signal is to do.
         await eventually(lambda: _all_started(app, fleet), "the start of all workers", timeout=60)
         codes = fleet.stop()
-        events = sorted(workload.events + read(history) + await _marks(app), key=lambda event: event.at)
-        blocked = [Gone(run.worker, run.begin, run.until) for run in runs_of(events) if '"blocks_s": 3.5' in run.value]
-        checked = History(
-            events, await finals(app), RULES, fleet.gone, blocked=blocked,
-            away=[await returning], planned=workload.planned, healed_within=HEALED_WITHIN, safe_silence_s=SAFE_SILENCE_S,
-        )  # fmt: skip
-        over = {row.id: row.at for row in checked.final if row.finished}
-        violations = check_jobs(checked) + check_uniques(workload.asked, events, over)
+        checked, violations = await check(app, fleet, workload, history, [*probe.away, *[await task for task in returning]])
         leases = await (await app.database()).fetchval("select count(*) from penstock.leases")
         return Result(violations, checked, codes, fleet.killed, fleet.stopped, leases)
+
+    async def look() -> list[str]:
+        if not all(task.done() for task in returning):
+            return []
+        return (await check(app, fleet, workload, history, [*probe.away, *[task.result() for task in returning]]))[1]
+
+    def found(violations: list[str]) -> Result:
+        return Result(violations, History([], [], RULES), [], fleet.killed, fleet.stopped, 0)
+
+    try:
+        return await until_found(whole(), sought, look, found)
     finally:
-        for task in freezing:
+        for task in [probing, *freezing, *returning]:
             task.cancel()
-        await asyncio.gather(*freezing, return_exceptions=True)
+        await asyncio.gather(probing, *freezing, *returning, return_exceptions=True)
         fleet.close()
         await app.close()
         await asyncio.to_thread(server.stop)
@@ -341,11 +355,51 @@ async def _execute(app: Penstock, statements: str) -> None:
     await connection.close()
 
 
-async def _marks(app: Penstock) -> list[Event]:
+async def check(
+    app: Penstock, fleet: Fleet, workload: Workload, path: Path, away: Sequence[tuple[float, float]]
+) -> tuple[History, list[str]]:
+    """What has happened so far, and what is wrong with it."""
     database = await app.database()
-    difference = await clock_difference(database)
-    found = await database.fetch("select id, name, extract(epoch from at)::float8 as at from public.chaos_marks")
-    return [Event("begun", str(row["id"]), row["name"], row["at"] + difference) for row in found]
+    begun, asked, said = time.monotonic(), list(workload.asked), list(workload.events)
+    # The rows first: of what has ended there, everything has been recorded.
+    final = await finals(app)
+    noted = await notes(database, await clock_difference(database))
+    recorded = read(path)
+    gone = [*fleet.gone, *[Gone(worker, at) for worker, at in fleet.frozen.items()]]
+    marks = [Event("begun", note.id, note.name, note.at, note.number, note.worker) for note in noted if note.what == "begun"]
+    stalled = [Gone(event.worker, event.at - float(event.value), event.at) for event in recorded if event.kind == "stalled"]
+    stalled = [gone for gone in stalled if gone.back - gone.at > TICK_S]
+    jobs = [event for event in recorded if event.kind != "stalled"]
+    events = sorted([*said, *jobs, *marks], key=lambda event: event.at)
+    # What came while the rows were read is for the next look.
+    there, first = {row.id for row in final}, {event.id: event.at for event in reversed(events)}
+    events = [event for event in events if event.id in there or first[event.id] < begun - SLACK_S]
+    blocked = [Gone(run.worker, run.begin, run.until) for run in runs_of(events) if '"blocks_s": 3.5' in run.value]
+    history = History(
+        events, final, RULES, gone, cut=stalled, blocked=blocked, away=away, planned=workload.planned,
+        healed_within=HEALED_WITHIN, safe_silence_s=SAFE_SILENCE_S, noted=noted,
+    )  # fmt: skip
+    return history, await asyncio.to_thread(lambda: check_jobs(history) + check_uniques(asked, noted))
+
+
+class Probe:
+    """Asks the database again and again: when it was slow to answer, or this process to ask, it counts as away for everybody."""
+
+    def __init__(self, app: Penstock) -> None:
+        self.away: list[tuple[float, float]] = []
+        self._app = app
+
+    async def run(self) -> None:
+        """Ask until cancelled."""
+        answered = time.monotonic()
+        while True:
+            with suppress(PenstockError):
+                await (await self._app.database()).fetchval("select 1")
+                now = time.monotonic()
+                if now - answered > 2 * TICK_S:
+                    self.away.append((answered, now + RETURNING_S))
+                answered = now
+            await asyncio.sleep(TICK_S / 2)
 
 
 async def _return_of(app: Penstock, away: float) -> tuple[float, float]:
@@ -353,8 +407,19 @@ async def _return_of(app: Penstock, away: float) -> tuple[float, float]:
     while True:
         with suppress(PenstockError):
             await app.counts()
-            return away, time.monotonic() + 3.0
+            return away, time.monotonic() + RETURNING_S
         await asyncio.sleep(0.05)
+
+
+async def was_taken(app: Penstock, worker: str) -> bool:
+    """Whether the database has taken a process for dead, and its memberships for ended."""
+    with suppress(PenstockError):
+        return not await (await app.database()).fetchval(
+            "select exists (select from penstock.workers where pid = $1::integer and state <> 'dead')"
+            " or exists (select from penstock.members where id like '%.' || $1::text || '.%')",
+            int(worker),
+        )
+    return False
 
 
 async def _declared(app: Penstock) -> bool:

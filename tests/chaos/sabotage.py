@@ -1,7 +1,8 @@
 """What can be taken out of a running system, and the promise that is broken then.
 
 An edit replaces a part of a function in the database, found by a regular expression; a sabotage of the worker is one of
-`broken_worker`. The workload stays the ordinary one: whether it meets an occasion is for the troubles to bring about.
+`broken_worker`. The workload stays the ordinary one, or the one with long jobs and absences: whether it meets an occasion is for
+the troubles to bring about.
 """
 
 from __future__ import annotations
@@ -31,12 +32,14 @@ class Sabotage:
         edits: What is missing in the database.
         statements: What else is done there.
         worker: What is missing in the workers.
+        long: Whether it takes jobs and absences that outlast a takeover to see it.
     """
 
     expected: str
     edits: tuple[Edit, ...] = ()
     statements: tuple[str, ...] = ()
     worker: str = ""
+    long: bool = False
 
     @property
     def prepare(self) -> Callable[[Penstock], Awaitable[None]]:
@@ -70,17 +73,19 @@ _TAKE = (Edit("take", r"and slots\.owner is null", _OTHERS), Edit("member_heartb
 
 QUEUE = {
     "settle without its fence": Sabotage(
-        "P4", (Edit("settle", f"{_ATTEMPTS}|{_LEASE}"), Edit("end_attempts", f"{_ATTEMPTS}|{_LEASE}"))
+        "P4", (Edit("settle", f"{_ATTEMPTS}|{_LEASE}"), Edit("end_attempts", f"{_ATTEMPTS}|{_LEASE}")), long=True
     ),
     "extend without its fence": Sabotage(
         "P4",
         (Edit("extend", r"and job\.attempts = given\.attempts\s+and \((?s:.*?)\n                \)"),),
         worker="deaf",
+        long=True,
     ),
     # Both workers report success: the one that was taken for dead does not stop either.
-    "settle without the lease": Sabotage("P4", (Edit("settle", _LEASE), Edit("end_attempts", _LEASE)), worker="deaf"),
+    "settle without the lease": Sabotage("P4", (Edit("settle", _LEASE), Edit("end_attempts", _LEASE)), worker="deaf", long=True),
     "recovery of workers that live": Sabotage(
-        "P4", (Edit("recover", r"\(seen_at \+ dead_after < moment and suspected_at > seen_at and [^)]*\)", "true"),)
+        "P4.*taken for dead",
+        (Edit("recover", r"\(seen_at \+ dead_after < moment and suspected_at > seen_at and [^)]*\)", "true"),),
     ),
     # The mark of begin_jobs stands behind the worker's own fence.
     "start without its fence": Sabotage(
@@ -88,7 +93,7 @@ QUEUE = {
         (Edit("begin_jobs", r"update penstock\.queued_jobs(?s:.*)returning job\.id", "select unnest(p_ids)"),),
         worker="unfenced_start",
     ),
-    "no heartbeat beside the loop": Sabotage("P4.*began on .* while it ran", worker="heartbeat_of_the_loop"),
+    "no heartbeat beside the loop": Sabotage("P4.*taken for dead .* while it ran", worker="heartbeat_of_the_loop"),
     "no limit": Sabotage("P5", (Edit("admit", r"job_type\.concurrency - coalesce\(sum\(open_jobs\), 0\)", "p_limit"),)),
     "at most once is retried": Sabotage(
         "P3",
@@ -99,6 +104,10 @@ QUEUE = {
                 "type.delivery_strategy <> 'at_most_once' and locked.attempts <= 1",
             ),
         ),
+    ),
+    "success that is not archived": Sabotage(
+        "P1",
+        (Edit("settle", r"left join penstock\.leases as lease on lease\.id = settled\.lease", r"\g<0> where random() < 0.98"),),
     ),
     "claim of what runs": Sabotage("P4", (Edit("claim", r"and ready\.status = 'queued'"),)),
     "expiry before its time": Sabotage(
@@ -116,9 +125,18 @@ POOLS = {
         "P6|P4",
         (Edit("still_owned", r"and slots\.epoch = given\.epoch"), Edit("still_owned", r"and slots\.owner = p_member")),
         worker="unfenced_member",
+        long=True,
     ),
-    "revocation that nobody heeds": Sabotage("P6", worker="revocation_ignored"),
-    "taking a slot that has an owner": Sabotage("P6|P4", _TAKE),
+    "members without a fence": Sabotage("P6", worker="unfenced_member", long=True),
+    "what was lost runs on": Sabotage("P6", worker="deaf", long=True),
+    "settle without its fence": Sabotage(
+        "P4",
+        (Edit("settle", f"{_ATTEMPTS}|{_LEASE}"), Edit("end_attempts", f"{_ATTEMPTS}|{_LEASE}")),
+        worker="deaf",
+        long=True,
+    ),
+    "revocation that nobody heeds": Sabotage("P6", worker="revocation_ignored", long=True),
+    "taking a slot that has an owner": Sabotage("P6|P4", _TAKE, long=True),
     "eviction of members that live": Sabotage(
         "P6|P4",
         (
@@ -158,5 +176,10 @@ STREAMS = {
             ),
         ),
     ),
-    "taking a partition that has an owner": Sabotage("P4|P7", _TAKE),
+    "producers that are not known again": Sabotage(
+        "P10.*was appended", (Edit("last_batch", r"is_repeated := p_sequence <= batch\.sequence", "is_repeated := false"),)
+    ),
+    "members without a fence": Sabotage("P4.*was handled by", worker="unfenced_member", long=True),
+    "revocation that nobody heeds": Sabotage("P4.*was handled by", worker="revocation_ignored", long=True),
+    "taking a partition that has an owner": Sabotage("P4|P7", _TAKE, long=True),
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import random
 import time
 
 from penstock import Batch, Penstock
@@ -37,6 +38,9 @@ def record(batch: Batch[str], begun: float) -> None:
 async def work(batch: Batch[str]) -> None:
     begun = time.monotonic()
     await asyncio.sleep(0.002 * len(batch))
+    if os.environ.get("CHAOS_LONG") and random.random() < 0.03:
+        # Longer than others wait until they take over from one that is silent.
+        await asyncio.sleep(6)
     record(batch, begun)
 
 

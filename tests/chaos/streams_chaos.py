@@ -10,19 +10,22 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from proxy import Proxy
-from queue_chaos import seeded
+from queue_chaos import seeded, was_taken
+from seeking import until_found
 
 from checker.history import Gone
 from checker.streams import Committed, Consumed, Sent, check_exactly_once, check_group, check_log, read_handled
 from checker.tables import clock_difference
+from conftest import eventually
 from penstock import NewEvent, Penstock, PenstockError, Stream
 from penstock.postgres.embedded import EmbeddedServer
 from penstock.settings import Settings
@@ -46,15 +49,18 @@ create table public.chaos_written (partition integer, event_offset bigint, value
 class Consumers:
     """Worker processes, as an operator would run them; the first one behind a proxy."""
 
-    def __init__(self, url: str, proxy: Proxy, history: Path, sabotage: str) -> None:
+    def __init__(self, url: str, proxy: Proxy, history: Path, sabotage: str, long: bool) -> None:
         self.gone: list[Gone] = []
         self.cut: list[Gone] = []
+        self.frozen: dict[str, float] = {}
+        self.cut_now: dict[str, float] = {}
         self._proxy = proxy
         self._urls = [proxy.url] + [url] * (CONSUMERS - 1)
         self._environment = {
             **os.environ,
             "CHAOS_HISTORY": str(history),
             "CHAOS_SABOTAGE": sabotage,
+            "CHAOS_LONG": "1" if long else "",
             "PENSTOCK_HEARTBEAT_INTERVAL": "0.4",
             "PENSTOCK_DEAD_AFTER": "2",
             "PENSTOCK_POLL_INTERVAL": "0.3",
@@ -75,21 +81,30 @@ class Consumers:
         self.gone.append(Gone(str(self.processes[place].pid), time.monotonic()))
         self.processes[place] = self._start(place)
 
-    async def freeze_one(self, chance: random.Random, seconds: float) -> None:
+    async def freeze_one(
+        self, chance: random.Random, seconds: float, taken: Callable[[str], Awaitable[bool]] | None = None
+    ) -> None:
         process = self.processes[chance.randrange(CONSUMERS)]
         process.send_signal(signal.SIGSTOP)
-        at = time.monotonic()
+        at = self.frozen[str(process.pid)] = time.monotonic()
+        if taken is not None:
+            await eventually(lambda: taken(str(process.pid)), "the end of what it had", timeout=60)
         await asyncio.sleep(seconds)
+        self.frozen.pop(str(process.pid), None)
         # One that was killed meanwhile is gone already, for good.
         self.gone.append(Gone(str(process.pid), at, time.monotonic()))
         process.send_signal(signal.SIGCONT)
 
-    async def cut_off(self, seconds: float) -> None:
+    async def cut_off(self, seconds: float, taken: Callable[[str], Awaitable[bool]] | None = None) -> None:
         """Cut what goes through the proxy, a consumer and a producer: nothing passes, and nobody is told."""
         self._proxy.cut()
         worker, at = str(self.processes[0].pid), time.monotonic()
+        self.cut_now[worker] = at
+        if taken is not None:
+            await eventually(lambda: taken(worker), "the end of what it had", timeout=60)
         await asyncio.sleep(seconds)
         self._proxy.mend()
+        self.cut_now.clear()
         # Its connections are new ones then.
         self.cut.append(Gone(worker, at, time.monotonic() + 1.0))
 
@@ -100,10 +115,13 @@ class Consumers:
                 self.gone.append(Gone(str(process.pid), time.monotonic() - 1.0))
                 self.processes[place] = self._start(place)
 
-    def stop(self) -> None:
+    def stop(self, at_once: bool = False) -> None:
         for process in self.processes:
             process.send_signal(signal.SIGCONT)
-            process.terminate()
+            if at_once:
+                process.kill()
+            else:
+                process.terminate()
         for process in self.processes:
             with suppress(subprocess.TimeoutExpired):
                 process.wait(30)
@@ -149,6 +167,8 @@ async def run_streams(
     prepare: Callable[[Penstock], Awaitable[None]] | None = None,
     sabotage: str = "",
     caught_up_within: float = 90.0,
+    sought: str = "",
+    long: bool = False,
 ) -> Result:
     """Run the workload with its troubles and check what came of it.
 
@@ -158,6 +178,8 @@ async def run_streams(
         prepare: Called with the migrated database before the consumers start.
         sabotage: What the consumers are to do wrong.
         caught_up_within: When the groups are not done by then, what is left counts as never handled.
+        sought: A regular expression for a violation: when there is one the run ends at once.
+        long: Some batches, and the times for which consumers are stopped or cut off, outlast the takeover of what they had.
     """
     chance = seeded()
     history = folder / "history.jsonl"
@@ -177,18 +199,25 @@ async def run_streams(
     proxy = await Proxy(url).__aenter__()
     behind = Penstock(proxy.url, settings=Settings(command_timeout=timedelta(seconds=3)))
     await behind.open()
-    consumers = Consumers(url, proxy, history, sabotage)
+    consumers = Consumers(url, proxy, history, sabotage, long)
     sent: list[Sent] = []
     appended: dict[str, list[str]] = defaultdict(list)
     troubles: list[asyncio.Task[None]] = []
-    try:
+    returning: list[asyncio.Task[tuple[float, float]]] = []
+
+    def cut_s() -> float:
+        return chance.uniform(1, 2) if long else chance.uniform(1, 4)
+
+    taken = partial(was_taken, app) if long else None
+
+    async def whole() -> Result:
         until = time.monotonic() + seconds
         streams = [behind.stream("chaos", str, partitions=6), *[stream] * (PRODUCERS - 1)]
         producing = [asyncio.create_task(produce(each, name, until, sent, appended)) for name, each in enumerate(streams)]
-        cutting = asyncio.create_task(consumers.cut_off(chance.uniform(1, 4)))
+        troubles.extend(producing)
+        cutting = asyncio.create_task(consumers.cut_off(cut_s(), taken))
         troubles.append(cutting)
         crash_at, grow_at = until - seconds * 0.5, until - seconds * 0.3
-        returning: asyncio.Task[tuple[float, float]] | None = None
         next_blow = time.monotonic() + 3
         # Until it has grown too: on a busy machine recovery and appends can hold that up for longer.
         while time.monotonic() < until or (grow_at < float("inf") and time.monotonic() < until + 60):
@@ -198,14 +227,14 @@ async def run_streams(
                 if blow == "kill":
                     consumers.kill_one(chance)
                 elif blow == "cut" and cutting.done():
-                    cutting = asyncio.create_task(consumers.cut_off(chance.uniform(1, 4)))
+                    cutting = asyncio.create_task(consumers.cut_off(cut_s(), taken))
                     troubles.append(cutting)
                 else:
-                    troubles.append(asyncio.create_task(consumers.freeze_one(chance, 3.5)))
+                    troubles.append(asyncio.create_task(consumers.freeze_one(chance, 1.5 if long else 3.5, taken)))
                 next_blow = time.monotonic() + chance.uniform(0.8, 2)
             if time.monotonic() > crash_at:
                 os.kill(int((folder / "server/postgres/postmaster.pid").read_text().split()[0]), signal.SIGKILL)
-                returning = asyncio.create_task(_return_of(stream, time.monotonic()))
+                returning.append(asyncio.create_task(_return_of(stream, time.monotonic())))
                 crash_at = float("inf")
             if time.monotonic() > grow_at:
                 with suppress(PenstockError):
@@ -215,7 +244,6 @@ async def run_streams(
         await asyncio.gather(*troubles)
         await asyncio.gather(*producing)
         assert grow_at == float("inf")
-        assert returning is not None
 
         async def caught_up() -> bool:
             consumers.revive()
@@ -229,31 +257,63 @@ async def run_streams(
                 while not await caught_up():
                     await asyncio.sleep(0.05)
         consumers.stop()
-        log: dict[int, list[tuple[int, str, str]]] = {}
-        for partition, bounds in (await stream.bounds()).items():
-            events: list[Any] = await stream.read(partition, 0, max(1, bounds.next))
-            log[partition] = [(event.offset, str(event.key), event.data) for event in events]
-        handled = [event for event in read_handled(history) if event.group == "plain"]
-        written = [tuple(row) for row in await database.fetch("select * from public.chaos_written")]
-        difference = await clock_difference(database)
-        noted = await database.fetch(
-            "select partition, next_offset, extract(epoch from at)::float8 as at from public.chaos_commits order by at"
-        )
-        committed = [Committed(row["partition"], row["next_offset"], row["at"] + difference) for row in noted]
-        consumed = Consumed(handled, committed, consumers.gone, consumers.cut, [await returning])
-        violations = check_log(log, sent) + check_group(log, consumed, appended)
-        violations += [f"{each} (by the group exact)" for each in check_exactly_once(log, written)]  # type: ignore[arg-type]
+        violations, handled = await check(app, stream, consumers, sent, appended, history, [await task for task in returning])
         killed = sum(gone.back == float("inf") for gone in consumers.gone)
-        return Result(violations, killed, len(consumers.gone) - killed, len(consumers.cut), len(sent), len(handled))
+        return Result(violations, killed, len(consumers.gone) - killed, len(consumers.cut), len(sent), handled)
+
+    async def look() -> list[str]:
+        if not all(task.done() for task in returning):
+            return []
+        return (await check(app, stream, consumers, sent, appended, history, [task.result() for task in returning]))[0]
+
+    def found(violations: list[str]) -> Result:
+        return Result(violations, 0, 0, 0, 0, 0)
+
+    try:
+        return await until_found(whole(), sought, look, found)
     finally:
-        for task in troubles:
+        for task in [*troubles, *returning]:
             task.cancel()
-        await asyncio.gather(*troubles, return_exceptions=True)
-        consumers.stop()
+        await asyncio.gather(*troubles, *returning, return_exceptions=True)
+        consumers.stop(at_once=bool(sought))
         await behind.close()
         await proxy.__aexit__()
         await app.close()
         await asyncio.to_thread(server.stop)
+
+
+async def check(
+    app: Penstock,
+    stream: Stream[str],
+    consumers: Consumers,
+    sent: list[Sent],
+    appended: dict[str, list[str]],
+    path: Path,
+    away: Sequence[tuple[float, float]],
+) -> tuple[list[str], int]:
+    """What has happened so far: what is wrong, and how many events were handled."""
+    said, keys = list(sent), {key: list(values) for key, values in appended.items()}
+    database = await app.database()
+    # Each of these is read before what has to be there for it.
+    noted = await database.fetch(
+        "select partition, next_offset, extract(epoch from at)::float8 as at from public.chaos_commits order by at"
+    )
+    difference = await clock_difference(database)
+    committed = [Committed(row["partition"], row["next_offset"], row["at"] + difference) for row in noted]
+    handled = [event for event in read_handled(path) if event.group == "plain"]
+    gone = [*consumers.gone, *[Gone(worker, at) for worker, at in consumers.frozen.items()]]
+    cut = [*consumers.cut, *[Gone(worker, at) for worker, at in consumers.cut_now.items()]]
+    written = [tuple(row) for row in await database.fetch("select * from public.chaos_written")]
+    log: dict[int, list[tuple[int, str, str]]] = {}
+    for partition, bounds in (await stream.bounds()).items():
+        events: list[Any] = await stream.read(partition, 0, max(1, bounds.next))
+        log[partition] = [(event.offset, str(event.key), event.data) for event in events]
+
+    def checked() -> list[str]:
+        violations = check_log(log, said) + check_group(log, Consumed(handled, committed, gone, cut, away), keys)
+        return violations + [f"{each} (by the group exact)" for each in check_exactly_once(log, written)]  # type: ignore[arg-type]
+
+    return await asyncio.to_thread(checked), len(handled)
 
 
 async def _return_of(stream: Stream[str], away: float) -> tuple[float, float]:

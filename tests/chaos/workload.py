@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import threading
 import time
 from datetime import timedelta
 from typing import Any
@@ -26,6 +27,17 @@ def record(kind: str, id: Any, name: str, attempts: int = 0, outcome: str = "", 
         os.write(file, line.encode())
     finally:
         os.close(file)
+
+
+def watch() -> None:
+    """Record when this process was not scheduled: on a busy machine that happens, and is as if it had been stopped."""
+    last = time.monotonic()
+    while True:
+        time.sleep(0.05)
+        now = time.monotonic()
+        if now - last > 0.2:
+            record("stalled", "", "", value=round(now - last, 3))
+        last = now
 
 
 async def run(job: Job[dict[str, Any]]) -> None:
@@ -60,6 +72,7 @@ def declare() -> None:
 
 
 declare()
+threading.Thread(target=watch, name="watch", daemon=True).start()
 if os.environ.get("CHAOS_SABOTAGE"):
     import broken_worker
 

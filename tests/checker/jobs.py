@@ -7,12 +7,14 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from checker import noted as notes
 from checker.history import SLACK_S, THAW_S, Absences, Event, Gone, Run, by_id, lose, runs_of
+from checker.noted import Noted
 
 EMPTYING_S = 5.0
 """For so long a worker that is to run a job alone waits until it has nothing else in hand (see `penstock.worker.isolation`)."""
 
-BEGUN_S = 1.0
+BEGUN_S = 5.0
 """So long after the mark that it is begun a job of an at_most_once type has started, if nothing happens to its worker."""
 
 
@@ -68,6 +70,8 @@ class History:
             are left out: their jobs also wait for each other.
         safe_silence_s: A worker that was stopped for less keeps what it has.
         thaw_s: For how long a worker that is back may go on with what it lost.
+        noted: What the database did, when that was noted; who runs jobs for others, and not what runs them, is `worker` there.
+        places: Most jobs that a worker marks as begun before they have started.
     """
 
     events: Sequence[Event]
@@ -81,6 +85,8 @@ class History:
     healed_within: float = float("inf")
     safe_silence_s: float = 0.0
     thaw_s: float = THAW_S
+    noted: Sequence[Noted] = ()
+    places: int = 10
 
 
 def check_jobs(history: History) -> list[str]:
@@ -114,8 +120,16 @@ def check_jobs(history: History) -> list[str]:
     violations += _over_limit(runs, history.rules)
     for id, seconds in healing(history).items():
         row_of = rows.get(id)
-        if seconds > history.healed_within and (row_of is None or history.rules[row_of.name].concurrency is None):
+        if seconds > history.healed_within and (
+            history.noted or row_of is None or history.rules[row_of.name].concurrency is None
+        ):
             violations.append(f"P9: {id} of a worker that was gone was without one for {seconds:.1f} s")
+    violations += _unstarted(history, of_job, events)
+    if history.noted:
+        everybody = [Gone("", begin, end) for begin, end in history.away]
+        violations += notes.check_deaths(history.noted, [*history.gone, *history.cut, *everybody])
+        violations += notes.check_told(runs, history.noted, [*history.gone, *history.cut, *history.blocked, *everybody])
+        violations += notes.check_lines(history.noted, history.away)
     return violations
 
 
@@ -128,6 +142,7 @@ def _runs(history: History) -> list[Run]:
     runs = runs_of(history.events)
     counted = {row.id: row.attempts for row in history.final if row.status == "succeeded"}
     lose(runs, Absences(_deadly(history), history.thaw_s, history.away), counted)
+    notes.take_away((run for run in runs if counted.get(run.id) != run.attempts), history.noted)
     return runs
 
 
@@ -189,7 +204,7 @@ def _ending(
     if row.status == "succeeded":
         yield from _success(row, runs)
     elif row.status == "failed":
-        yield from _failure(row, runs, rules, planned, excused)
+        yield from _failure(row, runs, rules, planned, events, excused)
     elif row.status == "expired":
         if row.at < planned.expires_at - SLACK_S:
             yield f"P2: {what} was archived as expired before its time, or without one"
@@ -222,34 +237,63 @@ def _success(row: Final, runs: Sequence[Run]) -> Iterable[str]:
 
 def _never_started(row: Final, rules: Rules, events: Sequence[Event], excused: Absences) -> Iterable[str]:
     """Nobody can tell whether one that was begun has started when its worker is gone before the first line of the handler."""
-    begun = max((event.at for event in events if event.kind == "begun"), default=float("inf"))
-    if not rules.at_most_once or not excused.between(row.worker, begun, begun + BEGUN_S):
+    begun = [event for event in events if event.kind == "begun"]
+    if not rules.at_most_once or not begun or not _lost_after(begun[-1], row.worker, excused):
         yield f"P2: {row.name} {row.id} was archived as failed though it was never started"
 
 
-def _failure(row: Final, runs: Sequence[Run], rules: Rules, planned: Planned, excused: Absences) -> Iterable[str]:
+def _lost_after(begun: Event, worker: str, excused: Absences) -> bool:
+    """Whether its worker was gone soon after it had marked the job as begun."""
+    return excused.between(begun.worker or worker, begun.at, begun.at + BEGUN_S)
+
+
+def _unstarted(history: History, of_job: Mapping[str, Sequence[Run]], events: Mapping[str, Sequence[Event]]) -> Iterable[str]:
+    """A worker that is lost takes no more with it unstarted than it has places."""
+    marked = Counter(
+        [event.worker for event in events[row.id] if event.kind == "begun"][-1]
+        for row in history.final
+        if row.status == "failed" and not of_job.get(row.id) and any(event.kind == "begun" for event in events[row.id])
+    )
+    for worker, jobs in marked.items():
+        if jobs > history.places:
+            yield f"P2: {jobs} jobs that {worker} had begun failed and never started, it has {history.places} places"
+
+
+def _failure(
+    row: Final, runs: Sequence[Run], rules: Rules, planned: Planned, events: Sequence[Event], excused: Absences
+) -> Iterable[str]:
     what = f"{row.name} {row.id}"
     if not runs:
         return
     # A result is lost with the worker that could not write it.
-    if all(run.outcome == "succeeded" and not excused.between(run.worker, run.begin, row.at) for run in runs):
+    if all(
+        run.outcome == "succeeded" and run.lost_at is None and not excused.between(run.worker, run.begin, row.at) for run in runs
+    ):
         yield f"P2: {what} was archived as failed though no run of it failed"
     last = runs[-1]
     if last.lost_at is None and row.at < last.end - SLACK_S:
         yield f"P4: {what} was archived as failed while it ran on {last.worker}"
     final = rules.at_most_once or planned.may_fail_for_good
     quarantined = row.reason == "quarantined" and any(run.lost_at is not None for run in runs)
-    if len(runs) < rules.attempts and not final and not quarantined:
+    # One that was sent elsewhere under its number, or was about to be, and then lost, has used up an attempt.
+    seen = {run.attempts for run in runs}
+    lost = {event.attempts for event in events if event.kind == "begun" and _lost_after(event, row.worker, excused)} - seen
+    if len(runs) + len(lost) < rules.attempts and not final and not quarantined:
         yield f"P2: {what} was archived as failed after {len(runs)} of {rules.attempts} attempts"
 
 
 def healing(history: History) -> dict[str, float]:
     """For each job that ran on a worker when that was killed: seconds until it ran again or was over.
 
+    When it is noted what the database did, until the job was back in its line: how long it waits there depends on what is in
+    front of it, which `checker.noted.check_lines` looks at.
+
     One that was lost twice is a suspect: it runs alone, and suspects take turns. What counts for it is the time in which no other
     suspect ran, less `EMPTYING_S` for each that did: for so long a worker waits until it is empty, or leaves it to another.
     """
     killed = {gone.worker: gone.at for gone in history.gone if gone.back == float("inf")}
+    if history.noted:
+        return notes.healing(killed, runs_of(history.events), history.noted, history.away)
     over = {row.id: row for row in history.final if row.finished}
     of_job = by_id(_runs(history))
     alone = [run for runs in of_job.values() for place, run in enumerate(runs) if _losses(runs[:place], run.attempts) >= 2]

@@ -1,12 +1,17 @@
-"""The checker of coalescing: while a job with a unique key is queued, enqueueing returns that job, and no other one (P10)."""
+"""The checker of coalescing: while a job with a unique key is queued, enqueueing returns that job, and no other one (P10).
+
+When a job is queued is what the database says: it is claimed before it is started, by how much depends on its worker, which may
+be stopped or killed in between.
+"""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from checker.history import SLACK_S, Event
+from checker.history import SLACK_S
+from checker.noted import Noted
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,21 +25,20 @@ class Asked:
     answered: float
 
 
-def check_uniques(asked: Iterable[Asked], events: Iterable[Event], over: Mapping[str, float]) -> list[str]:
+def check_uniques(asked: Iterable[Asked], noted: Iterable[Noted]) -> list[str]:
     """The violations, in words.
 
     Args:
         asked: The enqueues.
-        events: The recorded history: a job is queued for certain until it is first started, or somebody asked to cancel it.
-        over: When each job was archived.
+        noted: What the database did: a job is queued until it is claimed or archived, and again when it is back in its line.
     """
-    left: dict[str, float] = dict(over)
-    started: dict[str, float] = {}
-    for event in events:
-        if event.kind in ("started", "cancelling"):
-            left[event.id] = min(left.get(event.id, float("inf")), event.at)
-        if event.kind == "started":
-            started[event.id] = min(started.get(event.id, float("inf")), event.at)
+    queued: dict[str, list[tuple[float, float]]] = defaultdict(lambda: [(float("-inf"), float("inf"))])
+    for note in noted:
+        spans = queued[note.id]
+        if note.what in ("claimed", "over") and spans[-1][1] == float("inf"):
+            spans[-1] = (spans[-1][0], note.at)
+        elif note.what == "back":
+            spans.append((note.at, float("inf")))
     by_key: dict[str, list[Asked]] = defaultdict(list)
     for each in asked:
         by_key[each.key].append(each)
@@ -43,13 +47,11 @@ def check_uniques(asked: Iterable[Asked], events: Iterable[Event], over: Mapping
         new = sorted((call for call in calls if call.new), key=lambda call: call.begun)
         for place, first in enumerate(new):
             for second in new[place + 1 :]:
-                # A claim comes before the start; by how much, nobody has seen.
-                if first.answered < second.begun and left.get(first.id, float("inf")) > second.answered + _CLAIMED_BEFORE_S:
+                # Once it has been claimed, another one may have its key when it comes back.
+                if first.answered < second.begun and queued[first.id][0][1] > second.answered + SLACK_S:
                     violations.append(f"P10: {second.id} was enqueued with {key} while {first.id} was queued with it")
         for call in calls:
-            if not call.new and started.get(call.id, float("inf")) < call.begun - SLACK_S:
+            there = any(begin <= call.answered + SLACK_S and call.begun - SLACK_S <= end for begin, end in queued[call.id])
+            if not call.new and not there:
                 violations.append(f"P10: an enqueue with {key} returned {call.id}, which was no longer queued")
     return violations
-
-
-_CLAIMED_BEFORE_S = 1.0

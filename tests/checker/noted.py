@@ -1,0 +1,246 @@
+"""What the database did, noted by triggers in the transactions that did it: what belongs to whom is the database's to say.
+
+A worker that is taken for dead while its process runs (its heartbeats did not get through) has lost its jobs by then, whatever
+processes say. So the checkers judge who may run what by these notes, and apart from that whether the database was right.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from checker.history import SLACK_S, Gone, Run
+
+TOLD_S = 5.0
+"""So long after it has registered again, having learned that it was taken for dead, a worker may take to end what it ran."""
+
+PASSED_OVER_S = 15.0
+"""For so long others of its line may be claimed before a job that is back in it: workers look at the whole line now and then."""
+
+AT_ONCE_S = 5.0
+"""What is claimed within such a time, in one batch or by workers that claim beside each other, has no order."""
+
+ALONE_S = 60.0
+"""In this time a suspect has run alone, less the time in which others of its kind did."""
+
+TICK_S = 0.4
+"""A process that was not scheduled for longer than this was away for that time."""
+
+NOTE = """
+create table public.chaos_notes (
+    n bigserial, at timestamptz not null default clock_timestamp(), what text, id uuid, name text, number integer, lease bigint,
+    worker text, seq bigint, priority integer, crashes integer, silent_s float8, dead_after_s float8, pid integer
+);
+
+create function public.chaos_note_job() returns trigger language plpgsql security definer as $do$
+begin
+    if tg_op = 'DELETE' then
+        insert into public.chaos_notes (what, id, name, number, lease)
+        values ('over', old.id, old.name, old.max_attempts - old.attempts + 1, old.lease);
+    else
+        insert into public.chaos_notes (what, id, name, number, lease, seq, priority, crashes)
+        values (
+            case when new.status <> old.status and new.status = 'queued' then 'back'
+                when new.status <> old.status then 'claimed' else 'begun' end,
+            old.id, old.name, old.max_attempts - old.attempts + 1, coalesce(old.lease, new.lease), new.seq, new.priority,
+            new.crashes
+        );
+    end if;
+    return null;
+end
+$do$;
+create trigger chaos_note_update after update on penstock.queued_jobs for each row
+when (new.status is distinct from old.status or new.begun and not old.begun) execute function public.chaos_note_job();
+create trigger chaos_note_delete after delete on penstock.queued_jobs for each row execute function public.chaos_note_job();
+
+create function public.chaos_note_lease() returns trigger language plpgsql security definer as $do$
+begin
+    insert into public.chaos_notes (what, lease, worker) values ('leased', new.id, new.worker);
+    return null;
+end
+$do$;
+create trigger chaos_note_lease after insert on penstock.leases for each row execute function public.chaos_note_lease();
+
+create function public.chaos_note_worker() returns trigger language plpgsql security definer as $do$
+declare
+    stack text;
+begin
+    get diagnostics stack = pg_context;
+    insert into public.chaos_notes (what, worker, pid, silent_s, dead_after_s)
+    values (
+        case when tg_op = 'INSERT' then 'registered' when stack like '%unregister_worker%' then 'left' else 'dead' end,
+        new.id, new.pid,
+        extract(epoch from clock_timestamp() - new.seen_at), extract(epoch from new.dead_after)
+    );
+    return null;
+end
+$do$;
+create trigger chaos_note_registered after insert on penstock.workers for each row execute function public.chaos_note_worker();
+create trigger chaos_note_dead after update on penstock.workers for each row
+when (new.state = 'dead' and old.state <> 'dead') execute function public.chaos_note_worker();
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Noted:
+    """What happened to a job or a worker, on the clock of the events.
+
+    `what` is claimed, begun, back (in its line), over (archived), registered, dead or left. `number` is that of the attempt it
+    happened to, `worker` the process that had the job or whose row it was.
+    """
+
+    what: str
+    at: float
+    worker: str = ""
+    id: str = ""
+    name: str = ""
+    number: int = 0
+    seq: int = 0
+    priority: int = 0
+    crashes: int = 0
+    silent_s: float = 0.0
+    dead_after_s: float = 0.0
+
+
+async def notes(database: Any, difference: float) -> list[Noted]:
+    """All notes, in their order."""
+    found = await database.fetch(
+        "select notes.what, extract(epoch from notes.at)::float8 as at, notes.id, notes.name, notes.number, notes.seq,"
+        " notes.priority, notes.crashes, notes.silent_s, notes.dead_after_s,"
+        " coalesce(notes.pid::text, (regexp_match(leased.worker, '\\.(\\d+)\\.[0-9a-f]{6}'))[1], '') as worker"
+        " from public.chaos_notes as notes"
+        " left join public.chaos_notes as leased on leased.what = 'leased' and leased.lease = notes.lease"
+        " where notes.what <> 'leased' order by notes.n"
+    )
+    return [
+        Noted(
+            row["what"], row["at"] + difference, row["worker"], str(row["id"] or ""), row["name"] or "", row["number"] or 0,
+            row["seq"] or 0, row["priority"] or 0, row["crashes"] or 0, row["silent_s"] or 0.0, row["dead_after_s"] or 0.0,
+        )
+        for row in found
+    ]  # fmt: skip
+
+
+def take_away(runs: Iterable[Run], noted: Sequence[Noted]) -> None:
+    """Note which runs ended for all others since the database took their jobs from a worker that it held for dead."""
+    deaths: dict[str, list[float]] = defaultdict(list)
+    for note in noted:
+        if note.what == "dead":
+            deaths[note.worker].append(note.at)
+    ended: dict[tuple[str, int, str], float] = {}
+    for note in noted:
+        # In the transaction of the death, or in a later one for a lease that was locked then.
+        if note.what in ("back", "over") and any(at <= note.at for at in deaths[note.worker]):
+            ended.setdefault((note.id, note.number, note.worker), note.at)
+    for run in runs:
+        at = ended.get((run.id, run.attempts, run.worker))
+        dead = [death for death in deaths[run.worker] if run.begin - SLACK_S <= death]
+        if run.lost_at is None and at is not None and dead and min(dead) <= at and run.begin <= at + SLACK_S < run.end:
+            run.lost_at = max(at, run.begin)
+
+
+def check_deaths(noted: Iterable[Noted], absences: Sequence[Gone]) -> Iterable[str]:
+    """Nobody is taken for dead before its time, nor while it lives and nothing keeps it from saying so.
+
+    Args:
+        noted: What the database did.
+        absences: When processes were gone, stopped or not scheduled, or could not reach the database (worker "": all of them).
+    """
+    for note in noted:
+        if note.what != "dead":
+            continue
+        if note.silent_s < note.dead_after_s:
+            yield f"P4: {note.worker} was taken for dead {note.silent_s:.3f} s after its last heartbeat, at {note.at:.3f}"
+        elif not any(
+            gone.worker in ("", note.worker) and gone.at < note.at and gone.back > note.at - note.silent_s for gone in absences
+        ):
+            yield f"P4: {note.worker} was taken for dead at {note.at:.3f} while it ran and could reach the database"
+
+
+def check_told(runs: Iterable[Run], noted: Iterable[Noted], absences: Sequence[Gone]) -> Iterable[str]:
+    """Who has learned that it lost its jobs stops them."""
+    registered: dict[str, list[float]] = defaultdict(list)
+    for note in noted:
+        if note.what == "registered":
+            registered[note.worker].append(note.at)
+    for run in runs:
+        told = min((at for at in registered[run.worker] if run.lost_at is not None and at > run.lost_at), default=None)
+        if told is None or run.end == float("inf"):
+            continue
+        away = sum(
+            min(gone.back, run.end) - max(gone.at, told)
+            for gone in absences
+            if gone.worker in ("", run.worker) and gone.at < run.end and gone.back > told
+        )
+        if run.end - told - away > TOLD_S:
+            yield (
+                f"P4: {run.name} {run.id} ran on on {run.worker} for {run.end - told:.3f} s after that had learned of its loss"
+            )
+
+
+def healing(
+    killed: Mapping[str, float], runs: Iterable[Run], noted: Iterable[Noted], away: Sequence[tuple[float, float]]
+) -> dict[str, float]:
+    """For each job that ran on a worker when that was killed: seconds until it was back in its line, or over."""
+    back: dict[tuple[str, int], float] = {}
+    for note in noted:
+        if note.what in ("back", "over"):
+            back.setdefault((note.id, note.number), note.at)
+    waited: dict[str, float] = {}
+    for run in runs:
+        death = killed.get(run.worker)
+        if death is not None and run.end == float("inf"):
+            until = back.get((run.id, run.attempts), float("inf"))
+            waited[run.id] = max(waited.get(run.id, 0.0), until - death - _overlap(away, death, until))
+    return waited
+
+
+def _overlap(spans: Iterable[tuple[float, float]], begin: float, end: float) -> float:
+    """How much of the time from begin to end the spans cover."""
+    covered, reached = 0.0, begin
+    for at, back in sorted(spans):
+        covered += max(0.0, min(back, end) - max(at, reached))
+        reached = max(reached, min(back, end))
+    return covered
+
+
+def check_lines(noted: Sequence[Noted], away: Sequence[tuple[float, float]]) -> Iterable[str]:
+    """What is back in its line has its turn there: those behind it do not go before it for long. What is to run alone does."""
+    claims: dict[tuple[str, int], list[Noted]] = defaultdict(list)
+    for note in noted:
+        if note.what == "claimed":
+            claims[note.name, note.priority].append(note)
+    alone = _alone(noted)
+    waiting: dict[str, Noted] = {}
+    for note in noted:
+        if note.what == "back" and (note.seq or note.crashes == 2):
+            waiting[note.id] = note
+        elif note.what in ("claimed", "over") and (since := waiting.pop(note.id, None)) is not None:
+            if since.crashes == 2:
+                others = [span for id, span in alone if id != since.id]
+                waited = note.at - since.at - _overlap([*others, *away], since.at, note.at)
+                if waited > ALONE_S:
+                    yield f"P9: {since.name} {since.id} waited for {waited:.1f} s to run alone, while no other one did"
+                continue
+            until = since.at + PASSED_OVER_S + _overlap(away, since.at, note.at)
+            for other in claims[since.name, since.priority]:
+                if other.seq > since.seq and until < other.at < note.at - AT_ONCE_S:
+                    yield (
+                        f"P9: {since.name} {since.id} was back in its line at {since.at:.3f}, and {other.id} behind it"
+                        f" was claimed at {other.at:.3f}, before it was at {note.at:.3f}"
+                    )
+                    break
+
+
+def _alone(noted: Iterable[Noted]) -> list[tuple[str, tuple[float, float]]]:
+    """Which jobs ran alone, and when."""
+    begun: dict[str, float] = {}
+    found = []
+    for note in noted:
+        if note.what == "claimed" and note.crashes == 3:
+            begun[note.id] = note.at
+        elif note.what in ("back", "over") and note.id in begun:
+            found.append((note.id, (begun.pop(note.id), note.at)))
+    return found
