@@ -24,6 +24,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Coroutine, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from difflib import get_close_matches
 from typing import Any
@@ -39,6 +40,7 @@ from penstock.postgres.database import Database
 from penstock.posting import DownstreamSettings, Service, Unavailable
 from penstock.settings import Settings
 from penstock.shares import Shares
+from penstock.waiting import happens
 from penstock.worker import Worker
 from penstock.worker.claimer import Claimer
 from penstock.worker.runner import Runner, Running
@@ -67,6 +69,9 @@ class Callbacks:
 
     def __init__(self) -> None:
         self._waiting: dict[tuple[UUID, int], tuple[int, asyncio.Future[None]]] = {}
+        self._told: set[tuple[UUID, int]] = set()
+        self.came = asyncio.Event()
+        """Set when somebody said that one of these attempts is settled."""
 
     def expect(self, id: UUID, attempts: int, lease: int) -> asyncio.Future[None]:
         """A future that is done when the attempt is settled."""
@@ -83,10 +88,22 @@ class Callbacks:
         if (entry := self._waiting.get((id, attempts))) is not None and not entry[1].done():
             entry[1].set_result(None)
 
-    @property
-    def expected(self) -> list[tuple[UUID, int, int]]:
-        """Id, attempts and lease of everything that is waited for."""
-        return [(id, attempts, lease) for (id, attempts), (lease, _) in self._waiting.items()]
+    def told(self, words: str) -> None:
+        """A notification says that attempts are settled. Whoever may connect to the database can send one: it is looked up."""
+        for settled in words.split():
+            id, _, attempts = settled.partition(":")
+            with suppress(ValueError):
+                if (attempt := (UUID(id), int(attempts))) in self._waiting:
+                    self._told.add(attempt)
+        if self._told:
+            self.came.set()
+
+    def to_look_up(self) -> list[tuple[UUID, int, int]]:
+        """Id, attempts and lease of what is waited for: of those that somebody named, if any, else of all."""
+        self.came.clear()
+        told, self._told = self._told, set()
+        attempts = [attempt for attempt in told if attempt in self._waiting] or list(self._waiting)
+        return [(*attempt, self._waiting[attempt][0]) for attempt in attempts]
 
 
 class DownstreamWorker(Worker):
@@ -160,9 +177,7 @@ class DownstreamWorker(Worker):
     def _noticed(self, word: str, rest: str) -> bool:
         if word != "settled":
             return False
-        for settled in rest.split():
-            id, _, attempts = settled.partition(":")
-            self._callbacks.settled(UUID(id), int(attempts))
+        self._callbacks.told(rest)
         self._wake_claimer()
         return True
 
@@ -212,8 +227,8 @@ class DownstreamWorker(Worker):
 
     async def _look_for_callbacks(self) -> None:
         while True:
-            await asyncio.sleep(_LOOK_FOR_CALLBACKS_S)
-            expected = self._callbacks.expected
+            await happens(self._callbacks.came, _LOOK_FOR_CALLBACKS_S)
+            expected = self._callbacks.to_look_up()
             if not expected:
                 continue
             try:

@@ -9,6 +9,7 @@ import threading
 from typing import Any
 from uuid import uuid4
 
+import asyncpg
 import httpx
 import pytest
 from http_calls import claim
@@ -114,6 +115,22 @@ def test_the_newest_connection_of_a_client_takes_over(served: Served, client: ht
             assert [event.event for event in first.rest()] == ["end"]
             publish(client, topic, 1)
             assert second.data(1) == [1]
+
+
+async def test_a_notification_alone_ends_no_connection(served: Served, client: httpx.Client, topic: str) -> None:
+    """Whoever may connect to the database can send one."""
+    path, mine = f"/v1/topics/{topic}/deliveries", {"client_id": "me", "stay": True}
+    sql = await asyncpg.connect(served.database_url)
+    try:
+        with follow(client, path, **mine) as events:
+            events.next()
+            for said in (f"taken {topic}_me", f"taken {topic}_me other", "taken", f"taken {topic}_none", "taken x y z"):
+                await sql.execute("select pg_notify('penstock', $1)", said)
+            for number in range(3):
+                publish(client, topic, number)
+            assert events.data(3) == [0, 1, 2]
+    finally:
+        await sql.close()
 
 
 async def test_a_connection_takes_over_from_another_server(url: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -13,8 +14,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+import asyncpg
 import pytest
-from http_calls import put
+from http_calls import put, until
 from http_server import TOKEN, Served, free_port, serving
 
 from conftest import eventually
@@ -230,6 +232,33 @@ async def test_a_stale_callback_is_refused(site: Site) -> None:
 
 def test_a_job_without_callback_fails_when_its_time_is_over(site: Site) -> None:
     job = site.run(site.type(attempts=1, time_limit_s=1), act="forget")
+    assert (job["status"], job["errors"][0]["type"]) == ("failed", "TimeLimit")
+
+
+def test_a_notification_alone_is_no_callback(site: Site) -> None:
+    """Whoever may connect to the database can send one; were it believed, nobody would wait for the callback any more."""
+    name = site.type(attempts=1, time_limit_s=3)
+    id = put(site.client, name, data={"act": "forget"})["id"]
+    until(lambda: site.events(id, "request"), "the request")
+
+    async def forge() -> None:
+        sql = await asyncpg.connect(site.served.database_url)
+        try:
+            role = f"anybody_{name.replace('-', '_')}"
+            holders = await sql.fetch("select distinct worker from penstock.leases")
+            async with sql.transaction():
+                await sql.execute(f'create role "{role}"')
+                await sql.execute(f'set local role "{role}"')
+                for holder in holders:
+                    for said in (f"settled {id.removeprefix('job_')}:1", "settled x", "settled x:y", "settled"):
+                        await sql.execute("select pg_notify($1, $2)", f"penstock_{holder['worker']}", said)
+                await sql.execute("reset role")
+                await sql.execute(f'drop role "{role}"')
+        finally:
+            await sql.close()
+
+    asyncio.run(forge())
+    job = site.finished(id)
     assert (job["status"], job["errors"][0]["type"]) == ("failed", "TimeLimit")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -101,6 +102,37 @@ async def test_it_moves_with_its_state_when_workers_come_and_go(app: Penstock, p
     assert 0 < moved < 20
     assert set(runs.most.values()) == {1}
     assert all(state == {"runs": 1} for key, state in runs.states[20 : 20 + moved])
+
+
+async def test_a_large_set_is_reconciled_as_a_whole(app: Penstock, pool: Pool[Any], sql: Any) -> None:
+    await pool.declare()
+    # A call for each key would take longer than this.
+    await sql.execute("set statement_timeout = '15s'")
+    reconcile = "select * from penstock.reconcile_standing($1, $2::jsonb)"
+
+    async def become(wanted: dict[str, int]) -> tuple[int, ...]:
+        return tuple(await sql.fetchrow(reconcile, pool.name, json.dumps(wanted)))
+
+    many = {f"tenant-{n}": n for n in range(30_000)}
+    assert await become(many) == (30_000, 0, 0)
+    assert await become(many) == (0, 0, 0)
+    # One of them runs: it is not gone before it has stopped, and is started again when it is wanted again.
+    await sql.execute(
+        "update penstock.standing_jobs set running_by = 'w', state = '1', failures = 3 where key in ('tenant-1', 'tenant-2')"
+    )
+    assert await become({key: data + 1 for key, data in many.items() if key != "tenant-1"}) == (0, 29_999, 1)
+    rows = {row["key"]: row for row in await sql.fetch("select * from penstock.standing_jobs where running_by is not null")}
+    assert (rows["tenant-1"]["wanted"], rows["tenant-1"]["version"]) == (False, 1)
+    of_second = rows["tenant-2"]
+    assert (of_second["wanted"], of_second["version"], of_second["state"], of_second["failures"]) == (True, 2, "1", 0)
+    assert await become({"tenant-1": 1, "tenant-2": 3}) == (1, 0, 29_998)
+    rows = {row["key"]: row for row in await sql.fetch("select * from penstock.standing_jobs")}
+    assert set(rows) == {"tenant-1", "tenant-2"}
+    assert (rows["tenant-1"]["wanted"], rows["tenant-1"]["version"], rows["tenant-1"]["state"]) == (True, 2, None)
+    for wrong in ({".": 1}, {"": 1}, {"a\nb": 1}):
+        with pytest.raises(asyncpg.PostgresError, match="key"):
+            await become(wrong)
+    assert await sql.fetchval("select count(*) from penstock.standing_jobs where wanted") == 2
 
 
 async def test_reconcile_makes_the_set_equal_in_one_transaction(app: Penstock, pool: Pool[Any]) -> None:

@@ -61,6 +61,8 @@ class Deliveries:
         self._inboxes: dict[str, list[Inbox]] = {}
         self._marks = Marks()
         self._forgotten = 0
+        self._named: set[str] = set()
+        self._others_came = asyncio.Event()
         self._came = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -136,10 +138,10 @@ class Deliveries:
         if word == "sweep":
             self._marks.sweep()
         elif word == "taken":
-            queue, _, id = rest.partition(" ")
-            for inbox in self._inboxes.get(queue, []):
-                if inbox.alone and inbox.id != id:
-                    inbox.end("another connection has this client id now")
+            # Whoever may connect to the database can send notifications: `_look_for_others` asks it.
+            if any(inbox.alone for inbox in self._inboxes.get(rest, [])):
+                self._named.add(rest)
+                self._others_came.set()
             return
         self._came.set()
 
@@ -187,7 +189,8 @@ class Deliveries:
         self._tasks = [
             asyncio.create_task(loop, name=f"penstock-deliveries-{name}")
             for name, loop in (
-                ("claim", self._claim()), ("settle", self._settler.run()), ("beat", self._beat()), ("renew", self._renew())
+                ("claim", self._claim()), ("settle", self._settler.run()), ("beat", self._beat()), ("renew", self._renew()),
+                ("others", self._look_for_others()),
             )
         ]  # fmt: skip
         self._listener.add(f"penstock_{self.id}")
@@ -198,6 +201,25 @@ class Deliveries:
             await jobs.register_worker(
                 self._database, self.id, [], socket.gethostname(), os.getpid(), _MOST_AT_HAND, self._settings.dead_after
             )
+
+    async def _look_for_others(self) -> None:
+        """End connections whose client id another connection has now."""
+        while True:
+            await self._others_came.wait()
+            self._others_came.clear()
+            named, self._named = self._named, set()
+            try:
+                receiving = await topics.connections_of(self._database, list(named))
+            except PenstockError as error:
+                log.warning("connections_unknown", error=error)
+                self._named |= named
+                self._others_came.set()
+                await asyncio.sleep(_POLL_S)
+                continue
+            for queue, id in receiving.items():
+                for inbox in self._inboxes.get(queue, []):
+                    if inbox.alone and inbox.id != id:
+                        inbox.end("another connection has this client id now")
 
     async def _claim(self) -> None:
         said: frozenset[str] = frozenset()

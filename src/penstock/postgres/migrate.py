@@ -13,8 +13,9 @@ version nothing may differ: the checksums of what was applied are those of the f
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from importlib import resources
 from importlib.resources.abc import Traversable
 from typing import Any
@@ -34,6 +35,14 @@ OLDEST_SERVER = 15
 PROTOCOL = 1
 OLDEST_CLIENT = 1
 _LOCK = 0x70656E73
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    """A file of the schema, as this process found it when it first looked."""
+
+    name: str
+    text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +108,8 @@ async def _migrate(connection: asyncpg.Connection[Any]) -> Migrated:
     done = []
     for file in tables:
         if file.name not in applied:
-            await connection.execute(file.read_text("utf-8"))
-            await _record(connection, file.name, _checksum([file]))
+            await connection.execute(file.text)
+            await _record(connection, file.name, _checksum((file,)))
             done.append(file.name)
 
     functions = _files("functions")
@@ -109,7 +118,7 @@ async def _migrate(connection: asyncpg.Connection[Any]) -> Migrated:
     stale = before is None or (before["checksum"] != checksum and _number(before["version"]) <= _number(__version__))
     if stale or done:
         for file in functions:
-            await connection.execute(file.read_text("utf-8"))
+            await connection.execute(file.text)
         await connection.execute("select penstock.refresh_access()")
         await connection.execute("select penstock.ensure_archive(penstock.clock())")
         await _record(connection, "functions", checksum)
@@ -140,7 +149,7 @@ def _refuse_edited(applied: Mapping[str, Any]) -> None:
         for file in _files("tables")
         if file.name in applied
         and applied[file.name]["version"] == __version__
-        and applied[file.name]["checksum"] != _checksum([file])
+        and applied[file.name]["checksum"] != _checksum((file,))
     ]
     if edited:
         raise SchemaMismatch(
@@ -153,15 +162,19 @@ def _schema() -> Traversable:
     return resources.files("penstock.postgres") / "schema"
 
 
-def _files(kind: str) -> list[Traversable]:
-    return sorted((file for file in (_schema() / kind).iterdir() if file.name.endswith(".sql")), key=lambda file: file.name)
+@cache
+def _files(kind: str) -> tuple[_File, ...]:
+    # Read once: a package that is replaced under a running process is not the code that runs.
+    found = (_File(file.name, file.read_text("utf-8")) for file in (_schema() / kind).iterdir() if file.name.endswith(".sql"))
+    return tuple(sorted(found, key=lambda file: file.name))
 
 
-def _checksum(files: list[Traversable]) -> str:
+@cache
+def _checksum(files: Sequence[_File]) -> str:
     digest = hashlib.sha256()
     for file in files:
         digest.update(file.name.encode())
-        digest.update(file.read_bytes())
+        digest.update(file.text.encode())
     return digest.hexdigest()
 
 

@@ -183,8 +183,19 @@ async def messages_of(database: Database, jobs: Sequence[UUID]) -> dict[UUID, tu
 
 
 async def take_over(database: Database, queue: str, connection: str) -> None:
-    """Tell all servers that a queue is delivered to this connection from now on."""
-    await database.fetch("select pg_notify('penstock', 'taken ' || $1 || ' ' || $2)", queue, connection)
+    """Note that a queue is delivered to this connection from now on, and tell all servers."""
+    await database.fetch("select penstock.take_over($1, $2)", queue, connection)
+
+
+async def connections_of(database: Database, queues: Sequence[str]) -> dict[str, str]:
+    """Which connection receives what each of these queues holds, see `take_over`."""
+    query = (
+        "select queue, connection from penstock.subscriptions where queue = any ($1) and key is null and connection is not null"
+    )
+    found: dict[str, str] = {}
+    for some in in_parts(queues):
+        found |= {row["queue"]: row["connection"] for row in await database.fetch(query, some)}
+    return found
 
 
 async def topic(database: Database, name: str) -> tuple[str, int, int, int, datetime] | None:

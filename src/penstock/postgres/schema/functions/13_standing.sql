@@ -151,38 +151,112 @@ set search_path = penstock, pg_temp
 as $$
 #variable_conflict use_column
 declare
-    each record;
-    outcome text;
+    moment constant timestamptz := penstock.clock();
+    pool constant penstock.pools := penstock.require_pool(p_name);
+    -- Of what is not as it is wanted: keys and payloads, and the slots of all that changed.
+    keys text[];
+    documents jsonb[];
+    places integer[];
+    -- Of these keys: those that are there, to be replaced or started again.
+    present text[];
+    count_started integer;
+    count_replaced integer;
+    concerned integer[] := '{}';
+    wrong text;
 begin
-    perform penstock.require_pool(p_name);
     if p_wanted is null or jsonb_typeof(p_wanted) <> 'object' then
         raise exception 'wanted must be a JSON object of payloads by key'
             using errcode = 'PS400', hint = 'For example {"acme": {"interval": 60}}.';
     end if;
     started := 0;
     replaced := 0;
-    stopped := 0;
     -- One at a time, so that two controllers do not undo each other halfway.
     perform pg_advisory_xact_lock(hashtext('penstock.reconcile'), hashtext(p_name));
-    for each in
+
+    -- Rows are locked in the order of their keys, here and below.
+    with unwanted as (
         select standing.key
         from penstock.standing_jobs as standing
         where standing.name = p_name and standing.wanted and not p_wanted ? standing.key
         order by standing.key
+        for update
+    )
+    select array_agg(unwanted.key) into keys from unwanted;
+    stopped := coalesce(cardinality(keys), 0);
+    if stopped > 0 then
+        with ended as (
+            update penstock.standing_jobs as standing
+            set wanted = false, updated_at = moment
+            from unnest(keys) as given (key)
+            where standing.name = p_name and standing.key = given.key
+            returning standing.slot
+        )
+        select array_agg(distinct ended.slot) into concerned from ended;
+        delete from penstock.standing_jobs as standing
+        using unnest(keys) as given (key)
+        where standing.name = p_name and standing.key = given.key and standing.running_by is null;
+    end if;
+
     loop
-        stopped := stopped + penstock.stop_standing(p_name, each.key)::integer;
-    end loop;
-    for each in
-        select given.key, given.value
+        select array_agg(given.key order by given.key), array_agg(given.value order by given.key)
+        into keys, documents
         from jsonb_each(p_wanted) as given
         left join penstock.standing_jobs as standing on standing.name = p_name and standing.key = given.key and standing.wanted
-        where standing.data is distinct from given.value
-        order by given.key
-    loop
-        outcome := penstock.start_standing(p_name, each.key, each.value, true);
-        started := started + (outcome = 'started')::integer;
-        replaced := replaced + (outcome = 'replaced')::integer;
+        where standing.data is distinct from given.value;
+        -- The second look finds nothing, unless somebody else started or stopped one of them between the first look and the locks.
+        exit when keys is null;
+        select given into wrong from unnest(keys) as given where given in ('.', '..') limit 1;
+        if wrong is not null then
+            perform penstock.check_standing(p_name, wrong, 'null');
+        end if;
+        perform penstock.check_jobs(p_name, documents, null, keys, null, null, moment);
+
+        with locked as (
+            select standing.key, standing.wanted
+            from unnest(keys) as given (key)
+            join penstock.standing_jobs as standing on standing.name = p_name and standing.key = given.key
+            order by standing.key
+            for update of standing
+        )
+        select array_agg(locked.key), count(*) filter (where not locked.wanted), count(*) filter (where locked.wanted)
+        into present, count_started, count_replaced
+        from locked;
+        started := started + count_started;
+        replaced := replaced + count_replaced;
+        with changed as (
+            update penstock.standing_jobs as standing
+            set data = given.data,
+                version = standing.version + 1,
+                wanted = true,
+                failures = 0,
+                retry_at = null,
+                error = null,
+                state = case when standing.wanted then standing.state end,
+                updated_at = moment
+            from unnest(keys, documents) as given (key, data)
+            join unnest(present) as there (key) on there.key = given.key
+            where standing.name = p_name and standing.key = given.key
+            returning standing.slot
+        )
+        select concerned || coalesce(array_agg(distinct changed.slot), '{}') into concerned from changed;
+
+        places := penstock.slots_for(p_name, keys, null);
+        with fresh as (
+            insert into penstock.standing_jobs (name, key, slot, data, created_at, updated_at)
+            select p_name, given.key, given.slot, given.data, moment, moment
+            from unnest(keys, documents, places) as given (key, data, slot)
+            where not exists (select from unnest(present) as there (key) where there.key = given.key)
+            order by given.key
+            on conflict (name, key) do nothing
+            returning slot
+        )
+        select count(*), concerned || coalesce(array_agg(distinct fresh.slot), '{}') into count_started, concerned from fresh;
+        started := started + count_started;
     end loop;
+
+    if cardinality(concerned) > 0 then
+        perform penstock.tell_standing(p_name, concerned);
+    end if;
     return next;
 end
 $$;

@@ -368,6 +368,30 @@ $$;
 comment on function penstock.subscribe(text, text, interval, jsonb, bigint, jsonb, text) is
     'Subscribes a client to a topic: from the commit on, each message is a job in the queue <topic>_<client id>, a job type that is created with p_options. Idempotent; again it renews and takes over p_ttl and p_filter. p_ttl: ends unless renewed in that time. p_filter: only messages that contain it. p_since: starts with the messages after this sequence number (PS409 when they are gone), default: the last ones that the topic keeps. seq: the last message at this moment. PS404 when there is no such topic, PS409 when the name of the queue is taken.';
 
+create or replace function penstock.take_over(p_queue text, p_connection text)
+returns boolean
+language plpgsql
+security definer
+set search_path = penstock, pg_temp
+set enable_seqscan = off
+as $$
+begin
+    if p_connection is null or p_connection !~ '^[A-Za-z0-9_.-]{1,100}$' then
+        raise exception 'invalid connection: %', coalesce(quote_literal(left(p_connection, 100)), 'null')
+            using errcode = 'PS400', hint = 'It has 1 to 100 letters, digits, ".", "-" or "_".';
+    end if;
+    update penstock.subscriptions set connection = p_connection where queue = p_queue and key is null;
+    if not found then
+        return false;
+    end if;
+    -- A hint: who hears it looks up which connection it is.
+    perform pg_notify('penstock', 'taken ' || p_queue);
+    return true;
+end
+$$;
+comment on function penstock.take_over(text, text) is
+    'A live connection receives from now on what the queue of a subscriber holds, and those that did so before end. Returns whether there is such a queue.';
+
 create or replace function penstock.renew_subscriptions(p_topics text[], p_client_ids text[])
 returns table (topic text, client_id text, expires_at timestamptz)
 language plpgsql
