@@ -12,9 +12,10 @@ import random
 import time
 import uuid
 from collections import Counter
-from collections.abc import Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
 from datetime import timedelta
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from penstock.errors import Conflict, DatabaseUnavailable, NotFound, PenstockError
@@ -32,12 +33,8 @@ T = TypeVar("T")
 _ASK_AGAIN = timedelta(seconds=15)
 
 
-_CLOCK: int = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
-
-
-def monotonic() -> float:
-    """Seconds of a clock that also runs while the machine is suspended, where there is one."""
-    return time.clock_gettime(_CLOCK)
+monotonic: Callable[[], float] = partial(time.clock_gettime, getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
+"""Seconds of a clock that also runs while the machine is suspended, where there is one."""
 
 
 def looks_every(members: int) -> float:

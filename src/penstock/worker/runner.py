@@ -336,9 +336,6 @@ class Runner:
             else:
                 running.task = self.loop.create_task(self._run(running, group))
 
-    def _launch(self, running: Running, group: Group) -> None:
-        running.task = self.loop.create_task(self._run(running, group))
-
     async def _begin(self) -> None:
         """Write the marks of jobs that are about to start, as many at once as came while the last ones were under way."""
         while self._beginning:
@@ -352,20 +349,29 @@ class Runner:
             for running, group in batch:
                 # What was lost or told to stop meanwhile does not start: its settlement says so, or is stale.
                 if running.claimed.id in begun and running.reason is None and self._jobs.get(running.claimed.id) is running:
-                    self._launch(running, group)
+                    running.task = self.loop.create_task(self._run(running, group))
                 else:
                     self._free(running, group, _stopped(running))
 
     async def _run(self, running: Running, group: Group) -> None:
+        # Of what happens once for each job as little as possible is a call of its own.
+        claimed, worked = running.claimed, running.worked
+        # A process can be stopped at any point: what it claimed may be another's by now.
+        if time.monotonic() >= running.deadline or not running.may_start():
+            self._free(running, group, _stopped(running))
+            return
         running.entered = True
+        settlement: Settlement | None
         try:
-            settlement = await self._attempt(running, group)
-        except asyncio.CancelledError as error:
-            # Without a reason it is the handler's own doing.
-            settlement = _stopped(running) if running.reason else _failed(running, error)
+            if group == "async":
+                result = await worked.handler(_job_of(running))
+            else:
+                result = await (self._in_thread(running) if group == "thread" else self._in_process(running))
+            detail = dump_json(result, f"the result of {claimed.name}") if worked.keep_result and result is not None else None
+            settlement = Settlement(claimed.id, claimed.attempts, running.lease, Outcome.SUCCEEDED, detail)
         except BaseException as error:
-            log.exception("job_failed_oddly", job_id=str(running.claimed.id))
-            settlement = _failed(running, error)
+            # A handler that calls sys.exit(), or raises what is no Exception, ends its own job, not the worker.
+            settlement = _settlement_of(running, error)
         self._free(running, group, settlement)
 
     def _interrupt(self, running: Running) -> None:
@@ -386,54 +392,16 @@ class Runner:
         self._finish(running, settlement)
         self._fill(group)
 
-    async def _attempt(self, running: Running, group: Group) -> Settlement | None:
-        claimed, worked = running.claimed, running.worked
-        # A process can be stopped at any point: what it claimed may be another's by now.
-        if time.monotonic() >= running.deadline or not running.may_start():
-            running.entered = False
-            return _stopped(running)
-        try:
-            if group == "process":
-                result = await self._in_process(running, worked)
-            else:
-                try:
-                    data = worked.codec.load(claimed.data)
-                except Exception as error:
-                    return _quarantined(running, error)
-                job = Job(
-                    claimed.id,
-                    claimed.name,
-                    claimed.key,
-                    claimed.max_attempts - claimed.attempts + 1,
-                    claimed.attempts,
-                    data,
-                    claimed.created_at,
-                    running,
-                )
-                if group == "async":
-                    result = await worked.handler(job)
-                else:
-                    context = contextvars.copy_context()
-                    result, raised = await self.loop.run_in_executor(self._threads, context.run, call_plain, worked.handler, job)
-                    if raised is not None:
-                        raise raised
-            detail = dump_json(result, f"the result of {claimed.name}") if worked.keep_result and result is not None else None
-            return Settlement(claimed.id, claimed.attempts, running.lease, Outcome.SUCCEEDED, detail)
-        except SettledElsewhere:
-            return None
-        except NotStarted:
-            return _released(running)
-        except UnreadablePayload as error:
-            return _quarantined(running, error)
-        except asyncio.CancelledError:
-            raise
-        except BaseException as error:
-            # A handler that calls sys.exit(), or raises what is no Exception, ends its own job, not the worker.
-            if running.reason is not None:
-                return _stopped(running)
-            return _failed(running, error)
+    async def _in_thread(self, running: Running) -> Any:
+        job = _job_of(running)
+        context = contextvars.copy_context()
+        result, raised = await self.loop.run_in_executor(self._threads, context.run, call_plain, running.worked.handler, job)
+        if raised is not None:
+            raise raised
+        return result
 
-    async def _in_process(self, running: Running, worked: WorkedType) -> Any:
+    async def _in_process(self, running: Running) -> Any:
+        handler = running.worked.handler
         if self._pool is None:
             self._pool = ProcessPool(
                 self._settings.processes_for_handlers, initializer=hook_in, context=multiprocessing.get_context("spawn")
@@ -441,7 +409,7 @@ class Runner:
         limit = max(running.deadline - time.monotonic(), 0.1)
         future: Any = self._pool.schedule(
             call_in_process,
-            args=[worked.handler.__module__, worked.handler.__qualname__, running.claimed],
+            args=[handler.__module__, handler.__qualname__, running.claimed],
             timeout=limit + 5,
         )
         try:
@@ -500,6 +468,41 @@ def _stopped(running: Running) -> Settlement:
         return Settlement(claimed.id, claimed.attempts, running.lease, Outcome.FAILED, text, timedelta(0))
     # With a detail the job counts as started, which an at_most_once job may be only once.
     return Settlement(claimed.id, claimed.attempts, running.lease, Outcome.RELEASED, text)
+
+
+def _job_of(running: Running) -> Job[Any]:
+    """What the handler gets. Raises `UnreadablePayload`."""
+    claimed = running.claimed
+    try:
+        data = running.worked.codec.load(claimed.data)
+    except Exception as error:
+        raise UnreadablePayload(message_of(error)) from error
+    return Job(
+        claimed.id,
+        claimed.name,
+        claimed.key,
+        claimed.max_attempts - claimed.attempts + 1,
+        claimed.attempts,
+        data,
+        claimed.created_at,
+        running,
+    )
+
+
+def _settlement_of(running: Running, error: BaseException) -> Settlement | None:
+    """What an attempt that raised comes to. None: it is settled elsewhere."""
+    try:
+        if isinstance(error, SettledElsewhere):
+            return None
+        if isinstance(error, NotStarted):
+            return _released(running)
+        if isinstance(error, UnreadablePayload):
+            return _quarantined(running, error)
+        # Without a reason a cancellation is the handler's own doing.
+        return _failed(running, error) if running.reason is None else _stopped(running)
+    except BaseException as failure:
+        log.exception("job_failed_oddly", job_id=str(running.claimed.id))
+        return _failed(running, failure)
 
 
 def _quarantined(running: Running, error: Exception) -> Settlement:
