@@ -22,7 +22,7 @@ from uuid import UUID
 from penstock.batches import aware
 from penstock.callers import publish_through
 from penstock.checks import check_span
-from penstock.errors import InvalidInput, PenstockError
+from penstock.errors import Conflict, InvalidInput, PenstockError
 from penstock.handler import Job
 from penstock.job import make_id, parse_id
 from penstock.logs import get_logger
@@ -50,8 +50,8 @@ class Subscription:
     ttl: timedelta | None
     filter: Any
 
-    async def begin(self, database: Database, options: dict[str, Any]) -> None:
-        """Subscribe, which also makes the job type."""
+    async def begin(self, database: Database, options: dict[str, Any], since: int | None = None) -> None:
+        """Subscribe, which also makes the job type; with the messages after `since`, or the last ones that the topic keeps."""
         await self.topic.declare()
         await topics.subscribe_many(
             database,
@@ -59,8 +59,18 @@ class Subscription:
             [self.client_id],
             ttl=self.ttl,
             filter=_filter(self.filter),
+            since=since,
             options=options,
         )
+
+    async def begin_again(self, database: Database, options: dict[str, Any], since: int | None) -> None:
+        """Subscribe after the subscription ended under a worker that lives, such as after a long outage: go on where it was."""
+        try:
+            await self.begin(database, options, since)
+        except (Conflict, InvalidInput) as error:
+            # Pruned meanwhile, or too many for one call.
+            log.error("messages_missed", topic=self.topic.name, client_id=self.client_id, since=since, error=error)
+            await self.begin(database, options)
 
 
 class Topic(Generic[T]):
@@ -314,7 +324,7 @@ class Topic(Generic[T]):
 
 
 async def keep_subscribed(database: Database, subscriptions: list[tuple[Subscription, dict[str, Any]]]) -> None:
-    """Renew subscriptions with a time to live until cancelled. One that ended nevertheless begins anew.
+    """Renew subscriptions with a time to live until cancelled. One that ended nevertheless begins again where it was.
 
     Args:
         database: Where.
@@ -322,18 +332,19 @@ async def keep_subscribed(database: Database, subscriptions: list[tuple[Subscrip
     """
     living = {(s.topic.name, s.client_id): (s, options) for s, options in subscriptions if s.ttl is not None}
     shortest = min((s.ttl for s, _ in living.values() if s.ttl is not None), default=timedelta(days=1))
+    # Up to which message each is known to have been subscribed.
+    known: dict[tuple[str, str], int] = {}
     while True:
-        await asyncio.sleep(shortest.total_seconds() / _RENEWALS_IN_A_TTL)
-        if not living:
-            continue
         try:
-            renewed = await topics.renew(database, list(living))
-            for missing in living.keys() - renewed:
-                log.warning("subscription_lapsed", topic=missing[0], client_id=missing[1])
+            renewed = await topics.renew(database, list(living)) if living else {}
+            for missing in living.keys() - renewed.keys():
+                log.warning("subscription_lapsed", topic=missing[0], client_id=missing[1], since=known.get(missing))
                 subscription, options = living[missing]
-                await subscription.begin(database, options)
+                await subscription.begin_again(database, options, known.get(missing))
+            known.update(renewed)
         except PenstockError as error:
             log.warning("renewal_failed", error=error)
+        await asyncio.sleep(shortest.total_seconds() / _RENEWALS_IN_A_TTL)
 
 
 def _filter(filter: Any) -> str | None:

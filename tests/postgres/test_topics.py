@@ -252,13 +252,18 @@ async def test_names_that_collide_are_refused(app: Penstock) -> None:
 
 
 async def test_a_subscription_that_is_not_renewed_ends_with_its_queue(app: Penstock, memos: Topic[Any], sql: Sql) -> None:
-    await memos.subscribe("bob", ttl=timedelta(seconds=60))
+    await memos.subscribe("bob", ttl=timedelta(seconds=1))
     await memos.subscribe("alice", ttl=timedelta(seconds=60))
+    old = "select pg_postmaster_start_time() < now() - interval '2 s'"
+    await eventually(lambda: sql.fetchval(old), "the server to be up for longer than the time to live")
     await memos.publish("both")
     await sql.execute("update penstock.subscriptions set expires_at = now() - interval '1 s' where client_id = 'bob'")
     assert not await memos.renew("bob")
     assert await memos.renew("alice")
     assert (await memos.publish("alice only")).receivers == 1
+    # Its queue is kept for as long again, for a worker that was cut off.
+    assert await sql_topics.tend(await app.database()) == (0, 0)
+    await sql.execute("update penstock.ended_queues set look_at = now()")
     assert await sql_topics.tend(await app.database()) == (0, 1)
     assert [s.client_id for s in await memos.subscribers()] == ["alice"]
     assert await sql.fetchval("select status::text from penstock.archived_jobs where name = 'memos_bob'") == "expired"

@@ -319,7 +319,7 @@ class Deliveries:
             if not living:
                 continue
             try:
-                for missing in living.keys() - await topics.renew(self._database, list(living)):
+                for missing in living.keys() - (await topics.renew(self._database, list(living))).keys():
                     await self._begin_anew(living[missing])
             except PenstockError as error:
                 log.warning("renewal_failed", error=error)

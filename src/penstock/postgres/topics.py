@@ -50,14 +50,14 @@ async def subscribe_many(
     return [Subscribed(*tuple(row)) for row in rows]
 
 
-async def renew(database: Database, subscriptions: Sequence[tuple[str, str]]) -> set[tuple[str, str]]:
-    """Renew subscriptions, (topic, client id). Returns those that were; the others have ended."""
+async def renew(database: Database, subscriptions: Sequence[tuple[str, str]]) -> dict[tuple[str, str], int]:
+    """Renew subscriptions, (topic, client id). Returns those that were, with the number of the last message; the others ended."""
     rows = await database.fetch(
-        "select topic, client_id from penstock.renew_subscriptions($1, $2)",
+        "select topic, client_id, seq from penstock.renew_subscriptions($1, $2)",
         [topic for topic, _ in subscriptions],
         [client_id for _, client_id in subscriptions],
     )
-    return {(row["topic"], row["client_id"]) for row in rows}
+    return {(row["topic"], row["client_id"]): row["seq"] for row in rows}
 
 
 async def unsubscribe(database: Database, topic: str, client_id: str, drop: bool = False) -> bool:

@@ -97,6 +97,19 @@ end
 $$;
 comment on function penstock.list_changed(text) is 'Part of subscribe and unsubscribe: tells those who hold a copy of the list of subscribers.';
 
+create or replace function penstock.has_lapsed(p_expires_at timestamptz, p_ttl interval, p_moment timestamptz)
+returns boolean
+language sql
+stable
+as $$
+    -- While the server was away nobody could renew: after it started everybody has a whole time to live for it.
+    select p_ttl is not null
+        and p_expires_at <= p_moment
+        and pg_postmaster_start_time() + p_ttl <= greatest(p_moment, clock_timestamp())
+$$;
+comment on function penstock.has_lapsed(timestamptz, interval, timestamptz) is
+    'Whether a subscription was not renewed in time. Its time does not run out before the server has been up for so long.';
+
 create or replace function penstock.end_expired(p_topic text, p_moment timestamptz)
 returns integer
 language plpgsql
@@ -107,12 +120,13 @@ declare
 begin
     with ended as (
         delete from penstock.subscriptions
-        where topic = p_topic and ttl is not null and expires_at <= p_moment
-        returning queue, key
+        where topic = p_topic and ttl is not null and expires_at <= p_moment and penstock.has_lapsed(expires_at, ttl, p_moment)
+        returning queue, key, ttl
     ),
     queues as (
+        -- What waits there is kept for another time to live: a worker that was cut off for so long comes back to it.
         insert into penstock.ended_queues (queue, topic, dropped, ended_at, look_at)
-        select ended.queue, p_topic, true, p_moment, p_moment
+        select ended.queue, p_topic, true, p_moment, p_moment + ended.ttl
         from ended
         where ended.key is null
         on conflict (queue) do nothing
@@ -393,7 +407,7 @@ comment on function penstock.take_over(text, text) is
     'A live connection receives from now on what the queue of a subscriber holds, and those that did so before end. Returns whether there is such a queue.';
 
 create or replace function penstock.renew_subscriptions(p_topics text[], p_client_ids text[])
-returns table (topic text, client_id text, expires_at timestamptz)
+returns table (topic text, client_id text, expires_at timestamptz, seq bigint)
 language plpgsql
 security definer
 set search_path = penstock, pg_temp
@@ -418,12 +432,12 @@ begin
                 offset 0
             ) as present
         ))
-        and (there.expires_at > moment or there.ttl is null)
-    returning there.topic, there.client_id, there.expires_at;
+        and (there.ttl is null or not penstock.has_lapsed(there.expires_at, there.ttl, moment))
+    returning there.topic, there.client_id, there.expires_at, (select topics.last_seq from penstock.topics where topics.name = there.topic);
 end
 $$;
 comment on function penstock.renew_subscriptions(text[], text[]) is
-    'Renews subscriptions with a time to live. One that is missing in the answer has ended, and may have missed messages: subscribe again, with p_since.';
+    'Renews subscriptions with a time to live; seq is the last message of the topic at this moment. One that is missing in the answer has ended, and may have missed messages: subscribe again, with the last seq that it got as p_since.';
 
 create or replace function penstock.unsubscribe_many(p_topic text, p_client_ids text[], p_drop boolean default false)
 returns integer
@@ -502,7 +516,7 @@ begin
             there.after_seq, there.created_at
         from (select topic.name) as chosen
         left join penstock.subscriptions as there
-            on there.topic = chosen.name and (there.expires_at is null or there.expires_at > penstock.clock())
+            on there.topic = chosen.name and not penstock.has_lapsed(there.expires_at, there.ttl, penstock.clock())
         order by there.number;
     end if;
 end

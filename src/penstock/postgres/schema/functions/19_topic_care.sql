@@ -115,7 +115,10 @@ begin
         from penstock.topics
         where exists (
             select from penstock.subscriptions as there
-            where there.topic = topics.name and there.ttl is not null and there.expires_at <= moment
+            where there.topic = topics.name
+                and there.ttl is not null
+                and there.expires_at <= moment
+                and penstock.has_lapsed(there.expires_at, there.ttl, moment)
         )
         order by topics.name
         for no key update skip locked
