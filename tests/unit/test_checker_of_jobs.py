@@ -184,7 +184,10 @@ def failed_with_attempts_left(history: History, chance: Random) -> History | Non
 
 def failed_though_it_succeeded(history: History, chance: Random) -> History | None:
     found = a_success(history, chance)
-    return found and changed(history, found[0], status="failed")
+    # One that is gone, or was just before, may have lost its result.
+    if found is None or any(gone.worker == found[1].worker for gone in history.gone):
+        return None
+    return changed(history, found[0], status="failed")
 
 
 def cancelled_by_nobody(history: History, chance: Random) -> History | None:
