@@ -12,14 +12,17 @@ Keys are divided into slots, slots among the workers that are alive; different k
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from uuid import UUID
 
+import orjson
+
 from penstock.checks import check_mapping, check_number
-from penstock.errors import InvalidInput
+from penstock.errors import InvalidInput, JobFailed
 from penstock.handler import Job, group_of, payload_type
 from penstock.job import Enqueued, Executor, NewJob, PoolOptions
 from penstock.ownership import balance
@@ -91,17 +94,47 @@ class Pool(Generic[T]):
 
     # -- standing jobs
 
-    async def start(self, key: str, data: Any = None, *, replace: bool = False) -> str:
+    async def start(self, key: str, data: Any = None, *, replace: bool = False, timeout: timedelta | None = None) -> str:
         """Start the standing job of a key: it runs on the owner of the key, and moves with it, until `stop`.
 
+        Args:
+            key: Whose job it is.
+            data: The payload.
+            replace: Replace the payload when it is there with another one.
+            timeout: How long to wait until its start side has succeeded on a worker; None: return when the start is written.
+
         Returns:
-            "started", "unchanged" when it is there with this payload, or "replaced".
+            "starting", "unchanged" when it is there with this payload, or "replaced"; with a timeout "started" for "starting".
 
         Raises:
             Conflict: It is there with another payload, and `replace` was not said.
+            JobFailed: Its start side failed, or it is quarantined; the worker tries again by itself, unless it is quarantined.
+            TimeoutError: It did not run in time, for example since there is no worker.
         """
         text = self._standing_codec.dump({} if data is None else data)
-        return await pools.start_standing(await self._declared(), self.name, key, text, replace=replace)
+        database = await self._declared()
+        outcome = await pools.start_standing(database, self.name, key, text, replace=replace)
+        if timeout is None:
+            return outcome
+        pause = 0.01
+        async with asyncio.timeout(timeout.total_seconds()):
+            while not await self._runs(database, key):
+                await asyncio.sleep(pause)
+                pause = min(pause * 1.5, 0.5)
+        return "started" if outcome == "starting" else outcome
+
+    async def _runs(self, database: Database, key: str) -> bool:
+        """Whether the start side of a standing job has succeeded. Raises `JobFailed`."""
+        found = await pool_views.standing_jobs(database, self.name, key=key)
+        if not found or not found[0].wanted:
+            raise JobFailed(f"standing job {key} of pool {self.name} was stopped meanwhile")
+        job = found[0]
+        if job.running_by is not None:
+            return job.entered_at is not None
+        if job.error is not None:
+            error = orjson.loads(job.error)
+            raise JobFailed(f"standing job {key} of pool {self.name} failed: {error.get('type')}: {error.get('message')}")
+        return False
 
     async def stop(self, key: str) -> bool:
         """Stop the standing job of a key, wherever it runs. False when there was none."""

@@ -33,7 +33,7 @@ STEPS: list[tuple[list[str], int, Any]] = [
     (["resize", "shop", "8"], 0, ("shop", 8)),
     (["resize", "shop", "2"], 1, "slots"),
     (["weight", "shop", "a/b", "3"], 0, {"weights": {"a/b": 3}}),
-    (["start", "shop", "a/b", '{"n": 1}'], 0, {"key": "a/b", "outcome": "started"}),
+    (["start", "shop", "a/b", '{"n": 1}'], 0, {"key": "a/b", "outcome": "starting"}),
     (["start", "shop", "a/b", '{"n": 1}'], 0, {"key": "a/b", "outcome": "unchanged"}),
     (["start", "shop", "a/b", '{"n": 2}'], 1, "payload"),
     (["start", "shop", "a/b", '{"n": 2}', "--replace"], 0, {"key": "a/b", "outcome": "replaced"}),

@@ -197,7 +197,7 @@ def test_pools_and_their_standing_jobs(penstock: Client) -> None:
     assert (place.next_job, place.why.reason) == (receipt.id, "nobody")
     assert (place.key, place.ready, place.weight, pool.weights()) == (key, 1, 3, {key: 3})
     assert [(worker.id, worker.slots) for worker in pool.workers()] == [(None, [0, 1, 2, 3])]
-    assert (pool.start(key, 1), pool.start(key, 1), pool.start(key, 2, replace=True)) == ("started", "unchanged", "replaced")
+    assert (pool.start(key, 1), pool.start(key, 1), pool.start(key, 2, replace=True)) == ("starting", "unchanged", "replaced")
     with pytest.raises(Conflict, match="another payload"):
         pool.start(key, 3)
     pool.notify(key, "now")

@@ -213,7 +213,7 @@ def test_a_key_has_one_path_whatever_it_holds(strict: Served) -> None:
         keys = ["acme", "acme/messages", "messages", "a/b", "100%", "%2F", "%252F", "a b", "ü/ß", "?x=1#y"]
         for key in keys:
             at = f"/v1/pools/keys/standing/{quote(key, safe='')}"
-            assert client.put(at, json={"data": key}).json() == {"key": key, "outcome": "started"}
+            assert client.put(at, json={"data": key}).json() == {"key": key, "outcome": "starting"}
             assert client.post(f"{at}/messages", json={"data": 1}).status_code == 202
             assert client.put(f"/v1/pools/keys/weights/{quote(key, safe='')}", json={"weight": 3}).status_code == 200
         for key in keys:

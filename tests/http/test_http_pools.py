@@ -156,7 +156,7 @@ def test_keys_get_weights(client: httpx.Client, pool: str) -> None:
 
 def test_standing_jobs_are_started_listed_and_stopped(client: httpx.Client, pool: str) -> None:
     at = f"/v1/pools/{pool}/standing"
-    assert client.put(f"{at}/acme", json={"data": {"n": 1}}).json() == {"key": "acme", "outcome": "started"}
+    assert client.put(f"{at}/acme", json={"data": {"n": 1}}).json() == {"key": "acme", "outcome": "starting"}
     assert client.put(f"{at}/acme", json={"data": {"n": 1}}).json()["outcome"] == "unchanged"
     assert client.put(f"{at}/acme", json={"data": {"n": 2}}).status_code == 409
     assert client.put(f"{at}/acme", json={"data": {"n": 2}, "replace": True}).json()["outcome"] == "replaced"

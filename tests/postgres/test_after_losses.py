@@ -136,7 +136,7 @@ async def test_a_standing_job_that_starts_while_its_key_moves_is_told_to_who_tak
     other = await asyncpg.connect(url)
     try:
         async with other.transaction():
-            assert await other.fetchval("select penstock.start_standing('pool', 'key')") == "started"
+            assert await other.fetchval("select penstock.start_standing('pool', 'key')") == "starting"
             await sql.execute("update penstock.slots set owner = 'new' where group_name = 'pool'")
             assert await sql.fetchval("select count(*) from penstock.standing_jobs") == 0
             heard.clear()

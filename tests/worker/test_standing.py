@@ -15,9 +15,10 @@ import pytest
 from test_pools import Working
 
 from conftest import eventually
-from penstock import Conflict, InvalidInput, NotFound, Penstock, Settings, Standing
+from penstock import Conflict, InvalidInput, JobFailed, NotFound, Penstock, Settings, Standing
 from penstock.ownership import heartbeat
 from penstock.pools import Pool
+from penstock.worker import trials
 
 Sql: TypeAlias = "asyncpg.Connection[Any]"
 
@@ -71,7 +72,7 @@ def pool(app: Penstock) -> Pool[Any]:
 async def test_it_runs_from_start_to_stop_and_leaves_a_state(app: Penstock, pool: Pool[Any]) -> None:
     runs = Runs().on(pool)
     async with Working(app):
-        assert await pool.start("acme", {"interval": 60}) == "started"
+        assert await pool.start("acme", {"interval": 60}) == "starting"
         await eventually(lambda: runs.now == {"acme"})
         assert await pool.start("acme", {"interval": 60}) == "unchanged"
         with pytest.raises(Conflict, match="another payload"):
@@ -457,3 +458,85 @@ async def test_a_second_handler_is_refused(pool: Pool[Any]) -> None:
     Runs().on(pool)
     with pytest.raises(InvalidInput, match="already"):
         Runs().on(pool)
+
+
+async def test_start_waits_for_the_start_side_and_says_how_it_failed(app: Penstock, pool: Pool[Any]) -> None:
+    @pool.standing
+    async def run(job: Standing[Any]) -> AsyncIterator[None]:
+        if job.data == "broken":
+            raise ValueError("no such host")
+        yield
+
+    with pytest.raises(TimeoutError):
+        await pool.start("acme", "fine", timeout=timedelta(milliseconds=50))
+    async with Working(app):
+        assert await pool.start("acme", "fine", timeout=timedelta(seconds=30)) == "unchanged"
+        assert await pool.start("bolt", "fine", timeout=timedelta(seconds=30)) == "started"
+        with pytest.raises(JobFailed, match="standing job cargo of pool tenants failed: ValueError: no such host"):
+            await pool.start("cargo", "broken", timeout=timedelta(seconds=30))
+        assert await pool.start("cargo", "fine", replace=True, timeout=timedelta(seconds=30)) == "replaced"
+
+
+async def lose(sql: Sql, tried: dict[str, int | None]) -> dict[str, tuple[int, bool]]:
+    """A worker is lost while it runs these, on trial with so many; returns crashes of all, and whether they are set aside."""
+    for key, with_others in tried.items():
+        await sql.execute(
+            "update penstock.standing_jobs set running_by = 'm', running_epoch = 1, started_at = now(), tried_with = $2"
+            " where key = $1", key, with_others,
+        )  # fmt: skip
+    await sql.execute("select penstock.end_slots('tenants', 'm', null, '{}')")
+    rows = await sql.fetch("select key, crashes, quarantined_at, running_by from penstock.standing_jobs")
+    assert {row["running_by"] for row in rows} == {None}
+    return {row["key"]: (row["crashes"], row["quarantined_at"] is not None) for row in rows}
+
+
+async def test_only_what_ends_its_workers_alone_is_set_aside(pool: Pool[Any], sql: Sql) -> None:
+    for key in ("a", "b", "c"):
+        await pool.start(key)
+    assert await lose(sql, {"a": None, "b": None}) == {"a": (1, False), "b": (1, False), "c": (0, False)}
+    # Beside those on trial nobody is blamed.
+    assert await lose(sql, {"a": 2, "b": 2, "c": None}) == {"a": (2, False), "b": (2, False), "c": (0, False)}
+    # Alone on trial, but it may have been a job beside it: once more.
+    assert await lose(sql, {"a": 1}) == {"a": (3, False), "b": (2, False), "c": (0, False)}
+    assert await lose(sql, {"a": 1, "c": None}) == {"a": (4, True), "b": (2, False), "c": (0, False)}
+    assert await sql.fetchval("select error ->> 'type' from penstock.standing_jobs where key = 'a'") == "Quarantined"
+    # Slots that move are no crash.
+    await sql.execute("update penstock.standing_jobs set running_by = 'm' where key = 'b'")
+    await sql.execute("select penstock.end_slots('tenants', 'm', array[slot], '{}') from penstock.standing_jobs where key = 'b'")
+    assert await sql.fetchval("select crashes from penstock.standing_jobs where key = 'b'") == 2
+    # Crashes that lie far apart are no series.
+    await sql.execute(
+        "update penstock.standing_jobs set running_by = 'm', started_at = now() - interval '11 minutes' where key = 'b'"
+    )
+    assert (await lose(sql, {}))["b"] == (1, False)
+    # Reconciling leaves it alone; starting it frees it.
+    assert await pool.reconcile({"a": {}, "b": {}, "c": {}}) == (0, 0, 0)
+    assert await pool.start("a") == "starting"
+    row = await sql.fetchrow("select crashes, quarantined_at, error from penstock.standing_jobs where key = 'a'")
+    assert tuple(row) == (0, None, None)
+
+
+async def test_suspects_start_one_by_one_and_more_as_they_survive(
+    app: Penstock, pool: Pool[Any], sql: Sql, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trials, "_FIRST_S", 0.2)
+    runs = Runs().on(pool)
+    keys = {f"t{n}" for n in range(7)}
+    await pool.reconcile(dict.fromkeys({*keys, "fresh"}, 0))
+    await sql.execute("update penstock.standing_jobs set crashes = 2 where key <> 'fresh'")
+    await sql.execute(
+        """
+        create table public.trials (tried_with integer, call xid8);
+        create function begun() returns trigger language plpgsql as
+            $$ begin insert into public.trials values (new.tried_with, pg_current_xact_id()); return null; end $$;
+        create trigger begun after update on penstock.standing_jobs
+            for each row when (old.running_by is null and new.running_by is not null) execute function begun();
+        """
+    )
+    async with Working(app):
+        await eventually(lambda: runs.now == {*keys, "fresh"}, "all runs")
+        acquitted = "select count(*) = 0 from penstock.standing_jobs where tried_with is not null"
+        await eventually(lambda: sql.fetchval(acquitted), "the end of the last trial")
+    begun = [row["tried_with"] for row in await sql.fetch("select tried_with from public.trials where tried_with is not null")]
+    assert sorted(begun) == [1, 2, 2, 4, 4, 4, 4]
+    assert await sql.fetchval("select count(*) from public.trials where tried_with is null") == 1

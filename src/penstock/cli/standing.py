@@ -34,16 +34,21 @@ def standing(name: Name, as_json: AsJson = False) -> None:
         print_json([fields_of(job) for job in found])
         return
     print_table(
-        ["key", "slot", "owner", "runs on", "since", "failures", "next try", "messages"],
+        ["key", "slot", "owner", "runs on", "since", "failures", "next try", "messages", "error"],
         [
             (
                 job.key, job.slot, job.owner, (job.running_by or "(not running)") + ("" if job.wanted else ", stopping"),
-                job.started_at if job.running_by else None, job.failures, job.retry_at, job.messages,
+                job.started_at if job.running_by else None, job.failures, job.retry_at, job.messages, _error(job),
             )
             for job in found
         ],
         empty="no standing jobs",
     )  # fmt: skip
+
+
+def _error(job: Any) -> str | None:
+    error = fields_of(job)["error"]
+    return None if error is None else f"{error.get('type')}: {error.get('message')}"[:80]
 
 
 def start(

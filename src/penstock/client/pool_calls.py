@@ -91,10 +91,23 @@ class StandingPlace:
     data: Any
     state: Any
     error: Any
+    entered_at: datetime | None
+    crashes: int
+    quarantined_at: datetime | None
 
 
 Page: TypeAlias = "tuple[list[StandingPlace], Call[Page] | None]"
-_TIMES = ("created_at", "updated_at", "started_at", "retry_at", "joined_at", "seen_at", "failed_at")
+_TIMES = (
+    "created_at",
+    "updated_at",
+    "started_at",
+    "retry_at",
+    "joined_at",
+    "seen_at",
+    "failed_at",
+    "entered_at",
+    "quarantined_at",
+)
 
 
 def pools() -> Call[list[PoolState]]:

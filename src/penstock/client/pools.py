@@ -85,7 +85,7 @@ class AsyncPoolClient:
         await self._send(calls.set_weight(self.name, key, weight))
 
     async def start(self, key: str, data: Any = None, *, replace: bool = False) -> str:
-        """Start the standing job of a key: started, unchanged or replaced. Raises `Conflict`."""
+        """Start the standing job of a key: starting, unchanged or replaced. Raises `Conflict`."""
         return await self._send(calls.start(self.name, key, data, replace))
 
     async def stop(self, key: str) -> bool:

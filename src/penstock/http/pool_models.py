@@ -190,10 +190,10 @@ class StartStanding(Model):
 class StandingOutcome(BaseModel):
     """What a start did: started, unchanged (it is there with this payload) or replaced."""
 
-    model_config = _example({"key": "acme", "outcome": "started"})
+    model_config = _example({"key": "acme", "outcome": "starting"})
 
     key: str
-    outcome: Literal["started", "unchanged", "replaced"]
+    outcome: Literal["starting", "unchanged", "replaced"]
 
 
 class StandingJob(BaseModel):
@@ -202,7 +202,7 @@ class StandingJob(BaseModel):
     model_config = _example({
         "key": "acme", "slot": 17, "owner": _WORKER, "running_by": _WORKER, "wanted": True, "started_at": _AT, "failures": 0,
         "retry_at": None, "messages": 0, "created_at": _AT, "updated_at": _AT, "data": {"every_s": 60},
-        "state": {"cursor": 4711}, "error": None,
+        "state": {"cursor": 4711}, "error": None, "entered_at": _AT, "crashes": 0, "quarantined_at": None,
     })  # fmt: skip
 
     key: str
@@ -219,6 +219,11 @@ class StandingJob(BaseModel):
     data: Any
     state: Any
     error: Any
+    entered_at: datetime | None = Field(
+        description="When the start side of its last run had succeeded; null: not yet, or it failed."
+    )
+    crashes: int = Field(description="Workers lost one after the other while they ran it.")
+    quarantined_at: datetime | None = Field(description="Since when it is set aside, since it ends its workers.")
 
 
 class Wanted(Model):

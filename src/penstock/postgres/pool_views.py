@@ -65,7 +65,11 @@ class KeyState:
 
 @dataclass(frozen=True, slots=True)
 class StandingState:
-    """A standing job as people see it. `data`, `state` and `error` are JSON text; `messages`: how many wait for it."""
+    """A standing job as people see it. `data`, `state` and `error` are JSON text; `messages`: how many wait for it.
+
+    `entered_at`: when the start side of its last run had succeeded (None: not yet, or it failed); `crashes`: workers lost one
+    after the other while they ran it; `quarantined_at`: since when it is set aside for that.
+    """
 
     key: str
     slot: int
@@ -81,6 +85,9 @@ class StandingState:
     data: str
     state: str | None
     error: str | None
+    entered_at: datetime | None
+    crashes: int
+    quarantined_at: datetime | None
 
 
 async def details(database: Database, name: str | None = None) -> list[PoolDetails]:

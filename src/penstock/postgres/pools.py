@@ -46,6 +46,7 @@ class StandingJob:
     state: str | None
     version: int
     start_in_s: float
+    crashes: int
 
 
 async def declare_pool(
@@ -126,7 +127,7 @@ async def forget_keys(database: Database, name: str) -> int:
 
 
 async def start_standing(database: Database, name: str, key: str, data: str, *, replace: bool) -> str:
-    """Start a standing job. Returns "started", "unchanged" or "replaced". Raises `Conflict`, `NotFound`, `InvalidInput`."""
+    """Start a standing job. Returns "starting", "unchanged" or "replaced". Raises `Conflict`, `NotFound`, `InvalidInput`."""
     return str(await database.fetchval("select penstock.start_standing($1, $2, $3::jsonb, $4)", name, key, data, replace))
 
 
@@ -155,12 +156,27 @@ async def standing_of(database: Database, name: str, member: str, owned: Mapping
     return [StandingJob(*tuple(row)) for row in rows]
 
 
-async def begin_standing(database: Database, name: str, member: str, job: StandingJob) -> tuple[str, str | None] | None:
-    """Begin a run. Returns its payload and the state that the last run left (JSON text), or None when it may not."""
-    row = await database.fetchrow(
-        "select * from penstock.begin_standing($1, $2, $3, $4, $5, $6)", name, job.key, member, job.slot, job.epoch, job.version
-    )
+async def begin_standing(
+    database: Database, name: str, member: str, job: StandingJob, tried_with: int | None = None
+) -> tuple[str, str | None] | None:
+    """Begin a run. Returns its payload and the state that the last run left (JSON text), or None when it may not.
+
+    `tried_with`: with how many suspects it is on trial, itself included; None: it is not.
+    """
+    query = "select * from penstock.begin_standing($1, $2, $3, $4, $5, $6, $7)"
+    row = await database.fetchrow(query, name, job.key, member, job.slot, job.epoch, job.version, tried_with)
     return None if row is None else (row["data"], row["state"])
+
+
+async def enter_standing(database: Database, name: str, member: str, runs: Sequence[StandingJob]) -> None:
+    """Note that the start sides of these runs have succeeded."""
+    keys, epochs = [job.key for job in runs], [job.epoch for job in runs]
+    await database.fetch("select penstock.enter_standing($1, $2, $3, $4)", name, member, keys, epochs)
+
+
+async def acquit_standing(database: Database, name: str, member: str, keys: Sequence[str]) -> None:
+    """End the trial of standing jobs that have survived it."""
+    await database.fetch("select penstock.acquit_standing($1, $2, $3)", name, member, list(keys), retry=True)
 
 
 async def save_standing(database: Database, name: str, member: str, job: StandingJob, state: str) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import timedelta
 from typing import Any
 
 from penstock.pools import Pool
@@ -12,9 +13,11 @@ from penstock.sync.loop import OnLoop
 class SyncPools(OnLoop):
     """Standing jobs of pools. Their other jobs are enqueued with `enqueue`."""
 
-    def start(self, pool: Pool[Any], key: str, data: Any = None, *, replace: bool = False) -> str:
+    def start(
+        self, pool: Pool[Any], key: str, data: Any = None, *, replace: bool = False, timeout: timedelta | None = None
+    ) -> str:
         """Start the standing job of a key. See `penstock.pools.Pool.start`."""
-        return self._call(pool.start(key, data, replace=replace))
+        return self._call(pool.start(key, data, replace=replace, timeout=timeout))
 
     def stop(self, pool: Pool[Any], key: str) -> bool:
         """Stop the standing job of a key. See `penstock.pools.Pool.stop`."""

@@ -26,6 +26,7 @@ from penstock.postgres import pools
 from penstock.postgres.database import Database, in_parts
 from penstock.settings import Settings
 from penstock.waiting import happens
+from penstock.worker.trials import SUSPECT, Trials, trial_s
 
 log = get_logger("penstock.standing")
 T = TypeVar("T")
@@ -104,8 +105,9 @@ def two_sides(handler: Callable[[Any], Any]) -> Sides:
 
 
 class _Run:
-    def __init__(self, job: pools.StandingJob) -> None:
+    def __init__(self, job: pools.StandingJob, tried_with: int | None) -> None:
         self.job = job
+        self.tried_with = tried_with
         self.stop = asyncio.Event()
         self.messages: asyncio.Queue[Any] = asyncio.Queue()
         self.full = False  # more messages may wait in the database
@@ -141,6 +143,10 @@ class StandingRunner:
         # Runs that this process lost and that still end: the key may be its own again before they have.
         self._ending: dict[str, asyncio.Task[None]] = {}
         self._awake = asyncio.Event()
+        # Runs whose start side has succeeded, which is not noted yet.
+        self._entered: list[_Run] = []
+        self._trials = Trials.of(database)
+        self._on_trial: list[_Run] = []
 
     def wake(self) -> None:
         """Something about the standing jobs may have changed."""
@@ -187,6 +193,7 @@ class StandingRunner:
                     wait = min(wait, 1.0)
                 await happens(self._awake, wait)
         finally:
+            self._trials.end(self, survived=False)
             tasks = [run.task for run in self._runs.values() if run.task is not None]
             stops = [run.stopping for run in self._runs.values() if run.stopping is not None]
             for task in [*tasks, *stops]:
@@ -204,17 +211,57 @@ class StandingRunner:
             if other and run.stopping is None:
                 run.stopping = asyncio.create_task(self._stop([run]), name=f"penstock-stop-{key}")
         wait = self._interval
+        suspects: list[pools.StandingJob] = []
         for key, job in wanted.items():
             if key in self._runs or key in self._ending or not self._member.may_work(job.slot):
                 continue
             if job.start_in_s > 0:
                 wait = min(wait, job.start_in_s)
                 continue
-            run = self._runs[key] = _Run(job)
-            run.task = asyncio.create_task(self._attempt(run), name=f"penstock-standing-{key}")
-            run.task.add_done_callback(partial(self._forget, run))
+            if job.crashes >= SUSPECT:
+                suspects.append(job)
+            else:
+                self._start(job, None)
+        if suspects or self._on_trial:
+            wait = min(wait, await self._try(suspects))
         await self._deliver()
+        if entered := self._entered:
+            self._entered = []
+            try:
+                runs = [run.job for run in entered if self._runs.get(run.job.key) is run]
+                await pools.enter_standing(self._database, self._name, self._member.id, runs)
+            except PenstockError:
+                self._entered += entered
+                raise
         return wait
+
+    def _start(self, job: pools.StandingJob, tried_with: int | None) -> _Run:
+        run = self._runs[job.key] = _Run(job, tried_with)
+        run.task = asyncio.create_task(self._attempt(run), name=f"penstock-standing-{job.key}")
+        run.task.add_done_callback(partial(self._forget, run))
+        return run
+
+    async def _try(self, suspects: list[pools.StandingJob]) -> float:
+        """Start what may have ended other workers, few at a time. Returns the seconds until the next step."""
+        if (left := self._trials.left_s(self)) is not None:
+            alive = [run.job.key for run in self._on_trial if self._runs.get(run.job.key) is run]
+            if left > 0 and alive:
+                return left
+            if alive:
+                await pools.acquit_standing(self._database, self._name, self._member.id, alive)
+            self._on_trial = []
+            self._trials.end(self, survived=True)
+        if not suspects:
+            self._trials.none_left(self)
+            return self._interval
+        chosen = suspects[: self._trials.begin(self)]
+        if not chosen:
+            return 1.0
+        log.warning("standing_jobs_on_trial", pool=self._name, keys=[job.key for job in chosen[:10]], jobs=len(chosen))
+        seconds = max(trial_s(job.crashes) for job in chosen)
+        self._trials.last(seconds)
+        self._on_trial = [self._start(job, len(chosen)) for job in chosen]
+        return seconds
 
     async def _deliver(self) -> None:
         # Whoever is slow to read leaves the rest in the database.
@@ -235,7 +282,7 @@ class StandingRunner:
     async def _attempt(self, run: _Run) -> None:
         refused = False
         try:
-            begun = await pools.begin_standing(self._database, self._name, self._member.id, run.job)
+            begun = await pools.begin_standing(self._database, self._name, self._member.id, run.job, run.tried_with)
             if begun is None:
                 # Not as it was thought; or a begin or end of this process was lost on its way. That run is over: say so.
                 refused = not await self._end(run, None, None)
@@ -279,6 +326,8 @@ class StandingRunner:
             self.wake()  # there may be messages for it
             async with self._handler(standing) as entered:
                 log.debug("standing_job_started", pool=self._name, key=run.job.key)
+                self._entered.append(run)
+                self.wake()
                 stop = asyncio.create_task(run.stop.wait())
                 ending = [entered] if isinstance(entered, asyncio.Task) else []
                 try:

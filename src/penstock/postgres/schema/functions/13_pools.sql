@@ -379,9 +379,13 @@ declare
     attempts smallint[];
     leases bigint[];
 begin
+    if p_slots is null then
+        perform penstock.lose_standing(p_group, p_member);
+    end if;
     update penstock.standing_jobs
     set running_by = null,
-        running_epoch = null
+        running_epoch = null,
+        tried_with = null
     where name = p_group and running_by = p_member and (p_slots is null or slot = any (p_slots));
     delete from penstock.standing_jobs
     where name = p_group and not wanted and running_by is null;

@@ -3,7 +3,7 @@
 -- A run begins with begin_standing and ends with end_standing, both under the epoch of the slot; in between running_by says who
 -- runs it. Nobody else can begin it meanwhile: the slot has one owner, and is not released before its runs have ended. A
 -- payload that is replaced gets a new version, and the owner stops the old run before it begins the new one. What a stopped
--- run leaves (state) is what the next one gets.
+-- run leaves (state) is what the next one gets. What ends its workers is set aside: tables/0032b_crashes_of_standing.sql.
 
 create or replace function penstock.tell_standing(p_name text, p_slots integer[])
 returns void
@@ -59,17 +59,17 @@ begin
     on conflict (name, key) do nothing;
     if found then
         perform penstock.tell_standing(p_name, array[place]);
-        return 'started';
+        return 'starting';
     end if;
     select * into present from penstock.standing_jobs where name = p_name and key = p_key for update;
     if not found then
         -- It was removed this moment.
         return penstock.start_standing(p_name, p_key, p_data, p_replace);
     end if;
-    if present.wanted and present.data = p_data then
+    if present.wanted and present.data = p_data and present.quarantined_at is null then
         return 'unchanged';
     end if;
-    if present.wanted and not p_replace then
+    if present.wanted and present.data <> p_data and not p_replace then
         raise exception 'a standing job with key % runs in pool % with another payload', p_key, p_name
             using errcode = 'PS409', hint = 'Stop it first, or replace it.';
     end if;
@@ -78,17 +78,20 @@ begin
         version = version + 1,
         wanted = true,
         failures = 0,
+        crashes = 0,
+        tried_with = null,
+        quarantined_at = null,
         retry_at = null,
         error = null,
         state = case when present.wanted then state end,
         updated_at = moment
     where name = p_name and key = p_key;
     perform penstock.tell_standing(p_name, array[place]);
-    return case when present.wanted then 'replaced' else 'started' end;
+    return case when present.wanted and present.data <> p_data then 'replaced' else 'starting' end;
 end
 $$;
 comment on function penstock.start_standing(text, text, jsonb, boolean) is
-    'Starts a standing job for a key: it runs on the owner of the key from now on. Returns started, unchanged (it is there with this payload) or, with p_replace, replaced. PS409 when it is there with another payload.';
+    'Starts a standing job for a key: it runs on the owner of the key from now on. Returns starting (also one that was quarantined), unchanged (it is there with this payload) or, with p_replace, replaced; standing_list shows whether its start side has succeeded (entered_at). PS409 when it is there with another payload.';
 
 create or replace function penstock.stop_standing(p_name text, p_key text)
 returns boolean
@@ -229,6 +232,9 @@ begin
                 version = standing.version + 1,
                 wanted = true,
                 failures = 0,
+                crashes = 0,
+                tried_with = null,
+                quarantined_at = null,
                 retry_at = null,
                 error = null,
                 state = case when standing.wanted then standing.state end,
@@ -280,7 +286,9 @@ $$;
 comment on function penstock.move_standing(text, integer) is 'Part of resize_pool: standing jobs go to the new slots of their keys.';
 
 create or replace function penstock.standing_of(p_name text, p_member text, p_slots integer[], p_epochs bigint[])
-returns table (key text, slot integer, epoch bigint, data text, state text, version bigint, start_in_s double precision)
+returns table (
+    key text, slot integer, epoch bigint, data text, state text, version bigint, start_in_s double precision, crashes integer
+)
 language sql
 stable
 security definer
@@ -289,16 +297,18 @@ as $$
     select penstock.check_size(greatest(cardinality(p_slots), cardinality(p_epochs)), 1000000, 'slots');
     select
         standing.key, standing.slot, slots.epoch, penstock.shown(standing.data), penstock.shown(standing.state), standing.version,
-        greatest(extract(epoch from standing.retry_at - penstock.clock()), 0)::double precision
+        greatest(extract(epoch from standing.retry_at - penstock.clock()), 0)::double precision, standing.crashes
     from unnest(penstock.still_owned(p_name, p_member, p_slots, p_epochs)) as mine (slot)
     join penstock.slots on slots.group_name = p_name and slots.slot = mine.slot
     join penstock.standing_jobs as standing on standing.name = p_name and standing.slot = mine.slot
-    where standing.wanted
+    where standing.wanted and standing.quarantined_at is null
 $$;
 comment on function penstock.standing_of(text, text, integer[], bigint[]) is
     'The standing jobs that a member should run for slots that it has under these epochs; data is null when nobody can read it. What it runs beyond these it has to stop.';
 
-create or replace function penstock.begin_standing(p_name text, p_key text, p_member text, p_slot integer, p_epoch bigint, p_version bigint)
+create or replace function penstock.begin_standing(
+    p_name text, p_key text, p_member text, p_slot integer, p_epoch bigint, p_version bigint, p_tried_with integer default null
+)
 returns table (data text, state text)
 language plpgsql
 security definer
@@ -311,6 +321,8 @@ begin
     update penstock.standing_jobs
     set running_by = p_member,
         running_epoch = p_epoch,
+        tried_with = p_tried_with,
+        entered_at = null,
         started_at = penstock.clock(),
         updated_at = penstock.clock()
     where standing_jobs.name = p_name
@@ -319,12 +331,72 @@ begin
         and standing_jobs.version = p_version
         and standing_jobs.wanted
         and standing_jobs.running_by is null
+        and standing_jobs.quarantined_at is null
         and penstock.owns(p_name, p_member, p_slot, p_epoch)
     returning penstock.shown(standing_jobs.data), penstock.shown(standing_jobs.state);
 end
 $$;
-comment on function penstock.begin_standing(text, text, text, integer, bigint, bigint) is
-    'Begins a run of a standing job. No row: it may not, since the slot, the version or the run is not as the caller thought.';
+comment on function penstock.begin_standing(text, text, text, integer, bigint, bigint, integer) is
+    'Begins a run of a standing job; p_tried_with: with how many suspects it is on trial, itself included. No row: it may not, since the slot, the version or the run is not as the caller thought.';
+
+create or replace function penstock.acquit_standing(p_name text, p_member text, p_keys text[])
+returns void
+language sql
+security definer
+set search_path = penstock, pg_temp
+as $$
+    select penstock.check_size(cardinality(p_keys), 100000, 'keys');
+    update penstock.standing_jobs
+    set tried_with = null
+    where name = p_name and key = any (p_keys) and running_by = p_member;
+$$;
+comment on function penstock.acquit_standing(text, text, text[]) is
+    'Ends the trial of standing jobs that have survived it. Their crashes count until a run has lasted ten minutes.';
+
+create or replace function penstock.enter_standing(p_name text, p_member text, p_keys text[], p_epochs bigint[])
+returns void
+language sql
+security definer
+set search_path = penstock, pg_temp
+as $$
+    select penstock.check_size(greatest(cardinality(p_keys), cardinality(p_epochs)), 100000, 'keys');
+    update penstock.standing_jobs as standing
+    set entered_at = penstock.clock()
+    from unnest(p_keys, p_epochs) as entered (key, epoch)
+    where standing.name = p_name
+        and standing.key = entered.key
+        and standing.running_by = p_member
+        and standing.running_epoch = entered.epoch;
+$$;
+comment on function penstock.enter_standing(text, text, text[], bigint[]) is
+    'Notes that the start sides of these runs have succeeded.';
+
+create or replace function penstock.lose_standing(p_name text, p_member text)
+returns void
+language plpgsql
+as $$
+declare
+    on_trial constant boolean := exists (
+        select from penstock.standing_jobs where name = p_name and running_by = p_member and tried_with is not null
+    );
+begin
+    update penstock.standing_jobs
+    set crashes = case when started_at < penstock.clock() - interval '10 minutes' then 1 else crashes + 1 end,
+        quarantined_at = case when tried_with = 1 and crashes >= 3 then penstock.clock() end,
+        failures = case when tried_with = 1 and crashes >= 3 then failures + 1 else failures end,
+        error = case
+            when tried_with = 1 and crashes >= 3 then jsonb_build_object(
+                'type', 'Quarantined',
+                'message', format('%s workers were lost while they ran it, the last two while no other suspect started', crashes + 1)
+            )
+            else error
+        end,
+        updated_at = penstock.clock()
+    where name = p_name and running_by = p_member and wanted and (tried_with is not null or not on_trial);
+end
+$$;
+comment on function penstock.lose_standing(text, text) is
+    'Part of end_slots: a member was lost with its runs. Counts the crash for those that can have caused it, and sets aside what did so alone.';
 
 create or replace function penstock.save_standing(p_name text, p_key text, p_member text, p_epoch bigint, p_state jsonb)
 returns boolean

@@ -193,7 +193,10 @@ returns table (
     updated_at timestamptz,
     data text,
     state text,
-    error text
+    error text,
+    entered_at timestamptz,
+    crashes integer,
+    quarantined_at timestamptz
 )
 language plpgsql
 stable
@@ -212,7 +215,8 @@ begin
         standing.key, standing.slot, slots.owner, standing.running_by, standing.wanted, standing.started_at, standing.failures,
         standing.retry_at,
         (select count(*) from penstock.standing_messages as message where message.name = p_name and message.key = standing.key),
-        standing.created_at, standing.updated_at, coalesce(penstock.shown(standing.data), 'null'), penstock.shown(standing.state), penstock.shown(standing.error)
+        standing.created_at, standing.updated_at, coalesce(penstock.shown(standing.data), 'null'), penstock.shown(standing.state), penstock.shown(standing.error),
+        standing.entered_at, standing.crashes, standing.quarantined_at
     from penstock.standing_jobs as standing
     left join penstock.slots on slots.group_name = p_name and slots.slot = standing.slot
     where standing.name = p_name

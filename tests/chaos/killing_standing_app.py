@@ -1,0 +1,38 @@
+"""The app of the tests about standing jobs and events that end their worker."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import AsyncIterator
+from typing import Any
+
+from penstock import Event, Penstock, Settings, Standing
+
+app = Penstock(settings=Settings(dead_after=2.0, heartbeat_interval=0.4, care_interval=0.2))
+pool = app.pool("tenants", slots=16)
+
+
+def end_the_process(how: str | None) -> None:
+    """Leave no Python behind."""
+    match how:
+        case "exit":
+            os._exit(9)
+        case "segfault":
+            ctypes.string_at(0)
+
+
+@pool.standing
+async def stand(job: Standing[dict[str, Any]]) -> AsyncIterator[None]:
+    """Run for ever, or end the process at the start."""
+    end_the_process(job.data.get("does"))
+    await job.save({"pid": os.getpid()})
+    yield
+
+
+@app.consumer(app.stream("events", partitions=4), group="readers")
+async def read(event: Event[dict[str, Any]]) -> None:
+    """Write down the event, or end the process."""
+    end_the_process(event.data.get("does"))
+    database = await app.database()
+    await database.fetch("insert into public.seen values ($1, $2)", event.partition, event.data["n"])

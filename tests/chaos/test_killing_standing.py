@@ -1,0 +1,81 @@
+"""A standing job that ends its worker does not end worker after worker: it is found, set aside, and the others run."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import pytest
+
+from conftest import eventually
+from penstock import Penstock
+
+pytestmark = [pytest.mark.soak, pytest.mark.timeout(600)]
+
+
+@asynccontextmanager
+async def fleet(url: str, log: Path, workers: int) -> AsyncIterator[Callable[[], int]]:
+    """Workers that are started again when they end; yields how many have ended."""
+    output = log.open("ab")
+    command = [sys.executable, "-m", "penstock", "worker", "killing_standing_app:app"]
+    environment = {**os.environ, "PENSTOCK_DATABASE_URL": url}
+    processes: list[subprocess.Popen[bytes]] = []
+    deaths = 0
+
+    def launch() -> subprocess.Popen[bytes]:
+        return subprocess.Popen(command, env=environment, cwd=Path(__file__).parent, stdout=output, stderr=output)
+
+    async def watch() -> None:
+        nonlocal deaths
+        while True:
+            for place, process in enumerate(processes):
+                if process.poll() is not None:
+                    deaths += 1
+                    processes[place] = launch()
+            await asyncio.sleep(0.1)
+
+    processes += [launch() for _ in range(workers)]
+    watching = asyncio.create_task(watch())
+    try:
+        yield lambda: deaths
+    finally:
+        watching.cancel()
+        for process in processes:
+            process.kill()
+            process.wait()
+        output.close()
+
+
+@pytest.mark.parametrize("how", ["exit", "segfault"])
+async def test_a_standing_job_that_ends_its_workers_is_quarantined_and_the_others_run(
+    url: str, sql: asyncpg.Connection[Any], tmp_path: Path, how: str
+) -> None:
+    keys = {f"t{n}" for n in range(20)}
+    async with Penstock(url) as app:
+        pool = app.pool("tenants", slots=16)
+        await pool.reconcile({key: {} for key in keys} | {"killer": {"does": how}})
+        async with fleet(url, tmp_path / "workers.log", 2) as deaths:
+            aside = "select key from penstock.standing_jobs where quarantined_at is not null"
+            await eventually(lambda: sql.fetchval(aside), "the quarantine of the killer", 240)
+            assert [row["key"] for row in await sql.fetch(aside)] == ["killer"]
+            assert await sql.fetchval("select error ->> 'type' from penstock.standing_jobs where key = 'killer'") == "Quarantined"
+            ended = deaths()
+            assert ended <= 14
+
+            async def others_run() -> bool:
+                rows = await sql.fetch("select key from penstock.standing_jobs where running_by is not null")
+                return {row["key"] for row in rows} == keys
+
+            await eventually(others_run, "all the others", 120)
+            assert deaths() == ended
+            # Mended, it runs.
+            assert await pool.start("killer", {}, replace=True) == "replaced"
+            again = "select running_by is not null and crashes = 0 from penstock.standing_jobs where key = 'killer'"
+            await eventually(lambda: sql.fetchval(again), "the run of what was mended")
