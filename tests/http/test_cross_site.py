@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import socket
 from collections.abc import Iterator
 
 import httpx
@@ -142,6 +143,18 @@ def test_only_its_own_hosts_are_answered(strict: Served, host: str, status: int)
             assert (given == 421) == (status == 421), (method, path, given)
         # Whoever checks whether it lives calls it by its address.
         assert client.get("/healthz", headers={"Host": host}).status_code == 200
+
+
+def test_a_second_host_gets_nobody_in(strict: Served) -> None:
+    port = int(strict.base_url.rpartition(":")[2])
+    key = "Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n"
+    upgrade = f"Upgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\n{key}"
+    for path, more in (("/v1/jobs", ""), ("/v1/topics/t/deliveries", upgrade)):
+        for hosts in (("evil.example", "jobs.example.com"), ("jobs.example.com", "evil.example")):
+            with socket.create_connection(("127.0.0.1", port), timeout=30) as there:
+                given = "".join(f"Host: {host}\r\n" for host in hosts)
+                there.sendall(f"GET {path} HTTP/1.1\r\n{given}{more}\r\n".encode())
+                assert there.recv(1_000).split()[1] == b"421", (path, hosts)
 
 
 def test_every_answer_has_the_headers(strict: Served) -> None:

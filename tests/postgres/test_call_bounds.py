@@ -157,6 +157,46 @@ async def test_every_limit_of_a_call_is_bounded(there: Sql) -> None:
     assert tried > 60, "the catalogue was not read"
 
 
+@pytest.mark.parametrize("span", ["infinity", "178000000 years", "-178000000 years", "9999 years"])
+@pytest.mark.parametrize(
+    "call",
+    [
+        "select penstock.job_rates('{}')",
+        "select penstock.load_of_types('{}')",
+        "select penstock.forget_keys('pool', '{}')",
+        "select penstock.release_keys('pool', null, '{}')",
+        "select penstock.register_worker('odd', '{{pool}}', p_dead_after => '{}')",
+        "select penstock.join_group('pool', 'odd', penstock.new_id(), '{}')",
+        "select penstock.subscribe('topic', 'odd', '{}')",
+    ],
+)
+async def test_a_span_of_time_is_one_that_can_be_waited_for(there: Sql, call: str, span: str) -> None:
+    with pytest.raises(asyncpg.PostgresError) as refused:
+        await there.fetch(call.format(span))
+    assert refused.value.sqlstate == "PS400"  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("span", ["infinity", "178000000 years", "367 days"])
+async def test_a_failed_job_is_not_put_off_for_ever(there: Sql, span: str) -> None:
+    await there.execute("select penstock.create_job_type('mail'); select penstock.enqueue('mail', '1')")
+    job = await there.fetchrow("select * from penstock.claim('w', '{mail}', 1)")
+    settle = """
+        select * from penstock.settle($1, $2::smallint[], $3::bigint[], '{failed}', array['{}'::jsonb], array[$4::text::interval])
+    """
+    mine = [job["id"]], [job["attempts"]], [job["lease"]]
+    with pytest.raises(asyncpg.PostgresError) as refused:
+        await there.fetch(settle, *mine, span)
+    assert refused.value.sqlstate == "PS400"  # type: ignore[attr-defined]
+    assert (
+        await there.fetchval(
+            f"select outcome from ({settle}) as settled",
+            *mine,
+            "1 day",
+        )
+        == "retried"
+    )
+
+
 async def test_unreadable_jobs_are_looked_for_once_in_each_type(there: Sql) -> None:
     await there.execute("select penstock.create_job_type('mail')")
     await there.execute("select penstock.enqueue_many('mail', array_fill('1'::jsonb, array[2000]))")

@@ -190,7 +190,8 @@ class _Request:
             elif name == b"x-forwarded-proto":
                 self.forwarded = value
             elif name == b"host":
-                self.host = value
+                # Two of them are none that this server answers to, nor the origin of a page.
+                self.host = self.host + b"," + value if self.host else value
             elif name == b"origin":
                 self.origin = value
             elif name == b"sec-fetch-site":

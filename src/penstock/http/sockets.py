@@ -51,7 +51,8 @@ async def admit(scope: Scope, receive: Receive, send: Send, service: Service, ro
     try:
         scope = with_escapes(scope)
         headers = dict(scope["headers"])
-        host = headers.get(b"host", b"")
+        # Two of them are none that this server answers to, nor the origin of a page.
+        host = b",".join(value for name, value in scope["headers"] if name == b"host")
         service.origins.check_host(host)
         if headers.get(b"x-forwarded-proto") == b"http" and not service.settings.allow_unencrypted_proxy_traffic:
             raise insecure(path)

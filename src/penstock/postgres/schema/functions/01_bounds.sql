@@ -146,6 +146,21 @@ $$;
 comment on function penstock.check_limit(bigint, bigint, text) is
     'Raises PS400 unless a limit is between 1 and p_most. p_what: what it is, for the message.';
 
+create or replace function penstock.check_span(p_span interval, p_what text, p_least interval, p_most interval)
+returns void
+language plpgsql
+immutable
+as $$
+begin
+    if p_span is null or p_span not between p_least and p_most then
+        raise exception 'invalid %: %', p_what, coalesce(p_span::text, 'null')
+            using errcode = 'PS400', hint = format('Give a span of time between %s and %s.', p_least, p_most);
+    end if;
+end
+$$;
+comment on function penstock.check_span(interval, text, interval, interval) is
+    'Raises PS400 unless a span of time is between p_least and p_most. p_what: what it is, for the message.';
+
 create or replace function penstock.check_times(p_times timestamptz[])
 returns void
 language plpgsql

@@ -147,6 +147,10 @@ begin
                 using errcode = 'PS400', hint = 'An outcome is succeeded, failed, failed-for-good, quarantined, cancelled or released.';
         end if;
     end if;
+    if interval '366 days' < any (p_retry_after) then
+        raise exception 'a job cannot be retried after %', (select max(given) from unnest(p_retry_after) as given)
+            using errcode = 'PS400', hint = 'Retry it after at most 366 days; null is the backoff of its type.';
+    end if;
     if p_details is not null then
         perform penstock.check_each_json(p_details, 'a result or an error');
     end if;

@@ -270,13 +270,14 @@ security definer
 set search_path = penstock, pg_temp
 as $$
 declare
-    since constant timestamptz := penstock.clock() - p_over;
+    since timestamptz;
     seconds constant double precision := extract(epoch from p_over);
 begin
     if p_over is null or p_over < interval '1 second' or p_over > interval '31 days' then
         raise exception 'cannot count over %', coalesce(p_over::text, 'null')
             using errcode = 'PS400', hint = 'Count over 1 second to 31 days.';
     end if;
+    since := penstock.clock() - p_over;
     return query
     select
         jobs.name,

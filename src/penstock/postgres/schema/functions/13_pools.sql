@@ -881,10 +881,7 @@ as $$
 declare
     forgotten integer;
 begin
-    if p_idle is null or p_idle < interval '0' then
-        raise exception 'keys cannot be idle for %', coalesce(p_idle::text, 'null')
-            using errcode = 'PS400', hint = 'Give the time after which a key without jobs is forgotten, for example 1 hour.';
-    end if;
+    perform penstock.check_span(p_idle, 'time for which keys are idle', '0', '3660 days');
     -- Nobody may be putting a job into such a slot meanwhile; when somebody is, another time will do.
     if not pg_try_advisory_xact_lock(hashtext('penstock.slots'), hashtext(p_name)) then
         return 0;

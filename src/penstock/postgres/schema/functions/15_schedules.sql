@@ -181,6 +181,7 @@ security definer
 set search_path = penstock, pg_temp
 as $$
 begin
+    perform penstock.check_size(cardinality(p_names), 10000, 'schedules');
     with stale as (
         select name
         from penstock.schedules

@@ -278,6 +278,7 @@ stable
 security definer
 set search_path = penstock, pg_temp
 as $$
+    select penstock.check_span(p_over, 'time to count over', '1 second', '31 days');
     select
         counts.name,
         counts.ready,

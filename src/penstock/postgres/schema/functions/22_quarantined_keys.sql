@@ -41,6 +41,7 @@ declare
     released integer;
     member text;
 begin
+    perform penstock.check_span(p_after, 'time since a key was quarantined', '0', '3660 days');
     perform penstock.require_pool(p_name);
     update penstock.slots
     set placed = false,
