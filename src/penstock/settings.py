@@ -114,7 +114,7 @@ class Settings(FromEnvironment):
     poll_interval: Span = Field(default=timedelta(seconds=1), description="How often an idle worker looks unasked.")
     care_interval: Span = Field(default=timedelta(seconds=1), description="How often lost jobs are looked for.")
     handover_grace: Span = Field(
-        default=timedelta(seconds=10), description="Time for running handlers when their slot goes to another worker."
+        default=timedelta(seconds=10), description="Time for running handlers of pools when their slot goes to another worker."
     )
     shutdown_grace: Span = Field(default=timedelta(seconds=30), description="Time for running handlers at shutdown.")
     autoscale_interval: Span = Field(default=timedelta(seconds=5), description="How often --autoscale looks at the load.")

@@ -10,10 +10,11 @@ from uuid import uuid4
 import asyncpg
 import httpx
 import pytest
-from http_server import Served
+from http_server import TOKEN, Served
 from test_streams import append, append_lines, create
 
 from conftest import eventually
+from penstock.client import Client
 
 
 class Member:
@@ -219,6 +220,48 @@ async def test_what_retention_dropped_is_gone_or_skipped(client: httpx.Client, s
     assert (answer.status_code, answer.json()["id"]) == (410, "offset_gone")
     assert data(member.read(gone="earliest")) == [2]
     assert data(member.read(gone="latest")) == []
+
+
+def test_a_member_notes_that_it_fails(client: httpx.Client) -> None:
+    stream = create(client)
+    append_lines(client, stream, [{"data": n} for n in range(3)])
+    member = Member(client, stream)
+    batch = member.read(limit=1)["batches"][0]
+    failure = {field: batch[field] for field in ("partition", "epoch", "revision")} | {"offset": batch["first_offset"]}
+
+    def note(**fields: Any) -> Any:
+        return client.post(f"{member.path}/failures", json={**failure, "error": "ConnectError: refused", **fields})
+
+    def failing() -> Any:
+        lag = group(client, stream)["partitions"][0]
+        return lag["failing_offset"], lag["failing_attempt"], lag["failing_because"]
+
+    assert note().json() == {"noted": True}
+    assert failing() == (0, 1, "ConnectError: refused")
+    assert note(attempt=4, error="still\x00refused").json() == {"noted": True}
+    assert failing() == (0, 4, "still\ufffdrefused")
+    # Not another's, and not what is done.
+    assert note(epoch=batch["epoch"] + 1).json() == {"noted": False}
+    assert member.commit(batch) == {"0": "committed"}
+    assert note().json() == {"noted": False}
+    assert failing() == (None, None, None)
+    assert note(attempt=0).status_code == 400
+    assert note(error="").status_code == 400
+    assert client.post(f"/v1/streams/{stream}/groups/none/members/m/failures", json={**failure, "error": "x"}).status_code == 404
+
+
+def test_the_clients_note_failures(client: httpx.Client, served: Served) -> None:
+    stream = create(client)
+    append_lines(client, stream, [{"data": 0}])
+    with Client(served.base_url, "admin", TOKEN) as penstock:
+        orders = penstock.stream(stream)
+        member = orders.join("g")
+        (batch,) = member.read().batches
+        assert member.fail(batch, "ConnectError: refused", attempt=2)
+        (lag,) = orders.lag("g")
+        assert (lag.failing_offset, lag.failing_attempt, lag.failing_because) == (0, 2, "ConnectError: refused")
+        member.commit(batch)
+        assert not member.fail(batch, "late")
 
 
 def test_a_replayed_letter_of_another_group_is_passed_over(client: httpx.Client) -> None:

@@ -33,7 +33,8 @@ CALLS: dict[Role, list[tuple[str, str]]] = {
     ],
     Role.ENQUEUE: [("POST", f"{S}/events"), ("POST", f"{T}/messages")],
     Role.WORK: [
-        ("PUT", M), ("POST", f"{M}/read"), ("POST", f"{M}/commit"), ("POST", f"{M}/heartbeat"), ("DELETE", M),
+        ("PUT", M), ("POST", f"{M}/read"), ("POST", f"{M}/commit"),
+        ("POST", f"{M}/failures"), ("POST", f"{M}/heartbeat"), ("DELETE", M),
         ("PUT", P), ("POST", f"{P}/renew"), ("DELETE", P), ("GET", f"{T}/deliveries"),
     ],
     Role.ADMIN: [

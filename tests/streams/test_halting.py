@@ -11,6 +11,7 @@ import pytest
 from conftest import eventually
 from penstock import Event, Halted, Job, NewEvent, NotFound, OnFailure, Penstock, Stream
 from penstock.event import Lag
+from penstock.postgres import fleets, http
 from penstock.routing import partition_of
 
 PARTITIONS = 4
@@ -64,6 +65,16 @@ async def test_only_the_consumer_halts_and_its_worker_works_on(app: Penstock) ->
     lag = (await events.lag("billing"))[bad]
     assert (lag.next, lag.halted_because, lag.paused_at) == (BAD, f"offset {BAD}: ValueError: seven", None)
     assert [other.halted_because for other in await events.lag("billing") if other.partition != bad] == [None] * 3
+    # Whoever looks at the worker sees it, though it lives and works.
+    database = await app.database()
+
+    async def shown() -> Any:
+        (row,) = await fleets.workers(database)
+        return row.alive and row.halted
+
+    said = f"events/billing, partition {bad}, offset {BAD}: ValueError: seven"
+    assert await eventually(shown, "the worker's row to say so") == {"events/billing": said}
+    assert [row["halted"] for row in await http.workers(database)] == [{"events/billing": said}]
     # What was done by then is committed; the rest of the worker does not notice.
     await echo.enqueue(1)
     await events.append_many([NewEvent(100, str(n)) for n in range(10)])

@@ -27,7 +27,7 @@ def workers(context: typer.Context, as_json: AsJson = False) -> None:
         print_json(found)
         return
     print_table(
-        ["worker", "state", "host", "pid", "fleet", "job types", "in flight", "places", "seen", "blocked by"],
+        ["worker", "state", "host", "pid", "fleet", "job types", "in flight", "places", "seen", "blocked by", "halted"],
         [
             (
                 w.worker,
@@ -40,6 +40,7 @@ def workers(context: typer.Context, as_json: AsJson = False) -> None:
                 w.concurrency,
                 w.seen_at,
                 _blocked(w),
+                ", ".join(w.halted) or None,
             )
             for w in found
         ],

@@ -196,6 +196,18 @@ class Seat:
 
         return Call("POST", self._path("commit"), parse, {"commits": commits})
 
+    def fail(self, batch: MemberBatch, error: str, attempt: int) -> Call[bool]:
+        """Note a failure."""
+        body = {
+            "partition": batch.partition,
+            "epoch": batch.epoch,
+            "revision": batch.revision,
+            "offset": batch.events[0].offset if batch.events else batch.first_offset,
+            "attempt": attempt,
+            "error": error[:10_000],
+        }
+        return Call("POST", self._path("failures"), lambda response: bool(json_of(response)["noted"]), body)
+
     def heartbeat(self) -> Call[Reading]:
         """Beat."""
         return Call("POST", self._path("heartbeat"), _reading, {"session": str(self.session)})

@@ -8,6 +8,7 @@ from typing import Any
 
 import httpx
 
+from penstock.checks import check_time
 from penstock.client import stream_calls
 from penstock.client.calls import AsyncSend, Send
 from penstock.client.live import Following, follow, follow_async
@@ -129,6 +130,13 @@ class AsyncMembership:
         """Say what is done. By partition: False when it is no longer this member's, or the group was moved."""
         return await self._send(self._seat.commit(batches))
 
+    async def fail(self, batch: MemberBatch, error: str, *, attempt: int = 1) -> bool:
+        """Say that a batch cannot be handled, and is to be tried again: the group's lag shows it until its first event is done.
+
+        Say it at the first failure, and then seldom. False: the partition is no longer this member's, or the event is done.
+        """
+        return await self._send(self._seat.fail(batch, error, attempt))
+
     async def heartbeat(self) -> Reading:
         """Stay alive while something takes long. Raises `NotFound` when it was taken for dead."""
         return await self._send(self._seat.heartbeat())
@@ -249,6 +257,13 @@ class Membership:
         """Say what is done. By partition: False when it is no longer this member's, or the group was moved."""
         return self._send(self._seat.commit(batches))
 
+    def fail(self, batch: MemberBatch, error: str, *, attempt: int = 1) -> bool:
+        """Say that a batch cannot be handled, and is to be tried again: the group's lag shows it until its first event is done.
+
+        Say it at the first failure, and then seldom. False: the partition is no longer this member's, or the event is done.
+        """
+        return self._send(self._seat.fail(batch, error, attempt))
+
     def heartbeat(self) -> Reading:
         """Stay alive while something takes long. Raises `NotFound` when it was taken for dead."""
         return self._send(self._seat.heartbeat())
@@ -260,7 +275,7 @@ class Membership:
 
 def _start(start: Start, partitions: Iterable[int] | None) -> dict[str, Any]:
     if isinstance(start, datetime):
-        given = start.isoformat()
+        given = check_time("the time to start at", start).isoformat()
     elif isinstance(start, Mapping):
         given = ",".join(f"{partition}:{offset}" for partition, offset in start.items())
     else:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import random
 import secrets
+import time
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, nullcontext, suppress
@@ -87,7 +88,7 @@ class Consumer(Generic[T]):
         self._halted: PenstockError | None = None
         self._places = None if options.concurrency is None else asyncio.Semaphore(options.concurrency)
         self._threads = ThreadPoolExecutor(options.concurrency or _MOST_THREADS, thread_name_prefix=f"penstock-{self.name}")
-        self._stopping = False
+        self._stops_at: float | None = None
         deliver.belongs_to(self)
 
     async def declare(self) -> None:
@@ -129,7 +130,8 @@ class Consumer(Generic[T]):
 
     def stop(self) -> None:
         """Finish what handlers have in hand, hand the partitions over and leave; `run` ends then."""
-        self._stopping = True
+        if self._stops_at is None:
+            self._stops_at = time.monotonic() + self.settings.shutdown_grace.total_seconds()
         self.member.stop()
 
     def heard(self, word: str) -> None:
@@ -153,17 +155,27 @@ class Consumer(Generic[T]):
         self._look_again()
 
     async def revoke(self, slot: int, epoch: int) -> bool:
-        """See `SlotUser`."""
+        """See `SlotUser`: let the handler finish what it has in hand.
+
+        While this member lives nobody needs the partition so much that a handler had to be cut off: it is waited for, as long as
+        a process may keep its partitions without making progress, unless the consumer was declared with a `grace`. A member that
+        stops cancels it at the end of its own grace period.
+        """
         part = self.parts.get(slot)
         if part is None or part.epoch != epoch:
             return True
         part.draining = True
         part.changed()
         self._deliver.revoked(slot)
-        own = self.options.grace
-        grace = self.settings.shutdown_grace if self._stopping else self.settings.handover_grace if own is None else own
         if part.task is not None:
-            await asyncio.wait([part.task], timeout=grace.total_seconds())
+            longest = self.settings.wedged_after if self.options.grace is None else self.options.grace
+            ends_at = time.monotonic() + longest.total_seconds()
+            while not part.task.done():
+                left = (ends_at if self._stops_at is None else self._stops_at) - time.monotonic()
+                if left <= 0:
+                    break
+                # It may be told to stop meanwhile.
+                await asyncio.wait([part.task], timeout=min(left, _LOOK_AGAIN_S))
             if not part.task.done():
                 log.warning("handler_did_not_finish", stream=self.stream, group=self.group, partition=slot)
                 part.task.cancel()

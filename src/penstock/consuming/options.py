@@ -28,7 +28,8 @@ class ConsumerOptions:
         gone: What to do when retention dropped what comes next; "error": quarantine the partition.
         on_failure: What to do when a handler fails.
         concurrency: Most handlers at once in this process; None: one for each partition.
-        grace: How long a handler may go on when its partition goes to another member; None: as the settings say.
+        grace: How long a handler may go on when its partition goes to another member; None: until it is done with what it has in
+            hand, for `Settings.wedged_after` at most.
     """
 
     size: int = 1

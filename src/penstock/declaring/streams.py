@@ -119,7 +119,8 @@ class StreamDeclarations:
             gone: What to do when retention dropped what comes next; "error": quarantine the partition.
             prefetch: Events to have ready for each partition; None: enough for two batches.
             concurrency: Most handlers at once in a process; None: one for each partition.
-            grace: How long a handler may go on when its partition goes to another member; None: as the settings say.
+            grace: How long a handler may go on when its partition goes to another member, before it is cancelled; None: until it
+                is done with what it has in hand, for `Settings.wedged_after` (5 minutes) at most.
             middleware: Functions of (batch, call_next) around each call of the handler, the first outermost.
 
         Raises:

@@ -330,7 +330,7 @@ class Worker(BaseModel):
     model_config = _example({
         "id": "billing-1", "host": "web-3", "pid": 4711, "names": ["invoice-shipments"], "concurrency": 10, "state": "running",
         "in_flight": 2, "started_at": _AT, "seen_at": _AT, "silent_s": 1.5,
-        "blocked_since": None, "blocked_by": None,
+        "blocked_since": None, "blocked_by": None, "halted": {"orders/billing": "orders/billing, partition 3, offset 17: ..."},
     })  # fmt: skip
 
     id: str
@@ -345,6 +345,7 @@ class Worker(BaseModel):
     silent_s: float
     blocked_since: datetime | None = Field(description="Since when its event loop has made no progress; null: it makes progress.")
     blocked_by: str | None = Field(description="Type and id of the job that blocks its event loop, as far as that is known.")
+    halted: dict[str, str] = Field(description="Its consumers (stream/group) that have ended, each with its error.")
 
 
 class Schedule(BaseModel):

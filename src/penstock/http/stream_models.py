@@ -325,6 +325,25 @@ class Committed(BaseModel):
     outcomes: dict[str, Literal["committed", "stale"]]
 
 
+class Failure(Model):
+    """A member cannot handle the event at `offset`, the first of its batch. The group's lag shows it until that event is done."""
+
+    partition: Partition
+    epoch: Offset
+    revision: Annotated[int, Field(ge=0, le=2_147_483_647)]
+    offset: Offset
+    attempt: Annotated[int, Field(ge=1, le=2_147_483_647)] = Field(1, description="Which attempt failed; 1 is the first.")
+    error: str = Field(min_length=1, max_length=10_000, description="What is shown; its first 1,000 characters are kept.")
+
+
+class Noted(BaseModel):
+    """Whether the failure is shown: not when the partition is another member's, the group was moved, or the event is done."""
+
+    model_config = _example({"noted": True})
+
+    noted: bool
+
+
 class Seek(Model):
     """Where a group is to go on: one of the three."""
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 
+import orjson
+
 from penstock.postgres.database import Database
 
 
@@ -25,7 +27,7 @@ class WorkerRecord:
     """A worker, where it runs, and the fleet that it is of (None: of none). `alive`: it has not been silent for too long.
 
     `blocked_since`: since when its event loop has made no progress (None: it makes progress), and `blocked_by` the job type and
-    id that block it, as far as that is known.
+    id that block it, as far as that is known. `halted`: its consumers (stream/group) that have ended, with their errors.
     """
 
     worker: str
@@ -41,11 +43,13 @@ class WorkerRecord:
     seen_at: datetime
     blocked_since: datetime | None
     blocked_by: str | None
+    halted: dict[str, str]
 
 
 async def workers(database: Database) -> list[WorkerRecord]:
     """All workers that are known."""
-    return [WorkerRecord(*tuple(row)) for row in await database.fetch("select * from penstock.worker_list()")]
+    rows = await database.fetch("select * from penstock.worker_list()")
+    return [WorkerRecord(**{**row, "halted": orjson.loads(row["halted"])}) for row in rows]
 
 
 async def drain_worker(database: Database, worker: str) -> str:

@@ -8,6 +8,8 @@ from datetime import datetime, timedelta
 from typing import TypedDict
 from uuid import UUID
 
+import orjson
+
 from penstock.job import Admission, JobTypeRecord, Status
 from penstock.postgres.database import Database, in_parts
 from penstock.postgres.jobs import Batch, enqueue_arguments, job_type_of
@@ -182,6 +184,7 @@ class WorkerRecord(TypedDict):
     silent_s: float
     blocked_since: datetime | None
     blocked_by: str | None
+    halted: dict[str, str]
 
 
 async def workers(database: Database, id: str | None = None) -> list[WorkerRecord]:
@@ -189,10 +192,10 @@ async def workers(database: Database, id: str | None = None) -> list[WorkerRecor
     rows = await database.fetch(
         "select id, host, pid, names, concurrency, state, in_flight, started_at, seen_at,"
         " extract(epoch from penstock.clock() - seen_at)::double precision as silent_s,"
-        " blocked_since, blocked_by from penstock.workers where $1::text is null or id = $1 order by started_at, id",
+        " blocked_since, blocked_by, halted from penstock.workers where $1::text is null or id = $1 order by started_at, id",
         id,
     )
-    return [WorkerRecord(**dict(row)) for row in rows]  # type: ignore[typeddict-item]
+    return [WorkerRecord(**{**row, "halted": orjson.loads(row["halted"])}) for row in rows]  # type: ignore[typeddict-item]
 
 
 async def job_type(database: Database, name: str) -> JobTypeRecord | None:

@@ -361,6 +361,11 @@ async def heartbeat(database: Database, worker: str, in_flight: int, state: str)
     return Heartbeat(row["known"], row["cancelled"] or [], row["leases"] or [], row["workers"])
 
 
+async def note_halted(database: Database, worker: str, consumer: str, error: str) -> None:
+    """Say that a consumer in a worker has ended, while the worker goes on."""
+    await database.fetch("select penstock.note_halted($1, $2, $3)", worker, consumer, error)
+
+
 async def unregister_worker(database: Database, worker: str) -> None:
     """The orderly end of a worker."""
     await database.fetch("select penstock.unregister_worker($1)", worker)

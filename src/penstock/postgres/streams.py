@@ -420,12 +420,12 @@ async def quarantine_partition(database: Database, name: str, group: str, member
     )
 
 
-async def note_failure(database: Database, name: str, group: str, member: str, commit: Commit, attempt: int, error: str) -> None:
-    """Say that a handler fails at the event `commit.next_offset`; nothing happens when the partition is another's."""
-    await database.fetchval(
+async def note_failure(database: Database, name: str, group: str, member: str, commit: Commit, attempt: int, error: str) -> bool:
+    """Say that a handler fails at the event `commit.next_offset`. False: the partition is another's, or the event is done."""
+    return bool(await database.fetchval(
         "select penstock.note_failure($1, $2, $3, $4, $5, $6, $7, $8, $9)",
         name, group, member, commit.partition, commit.epoch, commit.revision, commit.next_offset, attempt, error,
-    )  # fmt: skip
+    ))  # fmt: skip
 
 
 async def halt_partition(database: Database, name: str, group: str, member: str, commit: Commit, error: str) -> None:

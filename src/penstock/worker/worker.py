@@ -95,6 +95,9 @@ class Worker:
         self._running = asyncio.Event()
         self._scheduling: asyncio.Task[None] | None = None
         self._ended: list[PenstockError] = []
+        # Consumers that have ended, with their errors; and under which id how many of them are in the worker's row.
+        self._halted: dict[str, str] = {}
+        self._noted = ("", 0)
         # Until when, by this process's clock, nobody else can take it for dead.
         self._fence_at = float("-inf")
         self._beat_now = asyncio.Event()
@@ -330,6 +333,8 @@ class Worker:
         except (Halted, NotFound) as error:
             log.error("consumer_ended", consumer=consumer.name, worker=self.id, error=error)
             self._ended.append(error)
+            self._halted[consumer.name] = error.message
+            self._beat_now.set()
             others = self._types or self._pools or self._schedules or self._types_may_come
             if not others and len(self._ended) == len(self._consumers):
                 self._stop.set()
@@ -421,6 +426,7 @@ class Worker:
                     await self._begin_anew(claimer, runner)
                     continue
                 self.kept(sent_at, self._settings.dead_after.total_seconds())
+                await self._note_halted()
                 care.workers = beat.workers
                 for id in beat.cancelled:
                     runner.cancel(id)
@@ -429,6 +435,14 @@ class Worker:
                         self._types[record.name].refresh(record)
             except PenstockError as error:
                 log.warning("heartbeat_failed", error=error)
+
+    async def _note_halted(self) -> None:
+        """Have it seen in the worker's row which consumers have ended: the worker lives, and looks well."""
+        if self._noted == (self.id, len(self._halted)) or not self._halted:
+            return
+        for consumer, error in self._halted.items():
+            await jobs.note_halted(self._database, self.id, consumer, error)
+        self._noted = (self.id, len(self._halted))
 
     async def _begin_anew(self, claimer: Claimer, runner: Runner) -> None:
         """Others have its jobs. Those that it claimed since then nobody would miss: it stops them and hands them back."""

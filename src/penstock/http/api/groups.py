@@ -22,19 +22,21 @@ from penstock.http.stream_models import (
     Changed,
     Commits,
     Committed,
+    Failure,
     Group,
     GroupDetails,
     HeldPartitions,
     Join,
     Joined,
     MemberBeat,
+    Noted,
     Pause,
     Read,
     Seek,
 )
 from penstock.job import make_id
 from penstock.ownership import balance
-from penstock.payload import storable
+from penstock.payload import plain_text, storable
 from penstock.postgres import ownership, streams
 from penstock.postgres.streams import Commit
 
@@ -223,6 +225,32 @@ async def commit(request: Request, name: StreamName, group: GroupName, member: M
         [Commit(one.partition, one.epoch, one.revision, one.next_offset) for one in given.values()],
     )
     return answer({"outcomes": {str(at): "committed" if done[at].done else "stale" for at in given}})
+
+
+@api.post(
+    f"{_OF_MEMBER}/failures",
+    response_model=Noted,
+    openapi_extra=body_of(
+        Failure, {"partition": 3, "epoch": 2, "revision": 0, "offset": 17, "attempt": 1, "error": "ConnectError: refused"}
+    ),
+)
+@needs(Role.WORK)
+async def note_failure(request: Request, name: StreamName, group: GroupName, member: MemberId) -> Response:
+    """Say that the member fails at an event and will try again. The group's lag shows it until the event is done.
+
+    Say it at the first failure of an event, and then seldom: after 1, 2, 4, ... 60 seconds.
+    """
+    record = await find_stream(request, name)
+    failure = await read(request, Failure)
+    at = Commit(failure.partition, failure.epoch, failure.revision, failure.offset)
+    database = service_of(request).database
+    return answer(
+        {
+            "noted": await streams.note_failure(
+                database, record.name, group, member, at, failure.attempt, plain_text(failure.error)
+            )
+        }
+    )
 
 
 @api.delete(_OF_MEMBER, status_code=204, response_class=Response)

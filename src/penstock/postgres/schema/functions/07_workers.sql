@@ -75,6 +75,20 @@ $$;
 comment on function penstock.heartbeat(text, integer, text) is
     'Keeps a worker alive. known: false when it was taken for dead, so that it must drop its jobs and register anew; cancelled: jobs it should cancel; leases: what it holds; workers: how many there are.';
 
+create or replace function penstock.note_halted(p_worker text, p_consumer text, p_error text)
+returns void
+language sql
+security definer
+set search_path = penstock, pg_temp
+as $$
+    update penstock.workers
+    set halted = halted || jsonb_build_object(left(p_consumer, 200), left(p_error, 1000))
+    where id = p_worker
+        and (halted ? left(p_consumer, 200) or (select count(*) from jsonb_object_keys(halted)) < 1000)
+$$;
+comment on function penstock.note_halted(text, text, text) is
+    'A worker says that one of its consumers (stream/group) has ended with an error, while it goes on with its other work.';
+
 create or replace function penstock.unregister_worker(p_id text)
 returns void
 language plpgsql
