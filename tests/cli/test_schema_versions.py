@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import asyncpg
+import httpx
 import pytest
 
 import penstock as package
@@ -138,3 +139,55 @@ async def test_an_older_schema_wants_a_migration(url: str, sql: asyncpg.Connecti
     second = version(tmp_path, "9.0.0", 2, 2, "create table penstock.second (n integer);")
     refused = await asyncio.to_thread(run, second, url, "types")
     assert refused.returncode != 0 and "lacks 9999_second.sql" in refused.stderr and "penstock migrate" in refused.stderr
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+async def test_a_server_ends_when_a_migration_leaves_it_behind(url: str, tmp_path: Path, processes: int) -> None:
+    second = version(tmp_path, "9.0.0", 2, 2, "create table penstock.second (n integer);", DROPS)
+    log = tmp_path / "server.log"
+    with log.open("wb") as out:
+        server = subprocess.Popen(
+            [sys.executable, "-m", "penstock", "server", "--port", "0", "--processes", str(processes)],
+            env={**os.environ, "PENSTOCK_DATABASE_URL": url, "NO_COLOR": "1"},
+            stdout=out,
+            stderr=out,
+        )
+    try:
+        await eventually(lambda: "listening on" in log.read_text(), "the server listens", timeout=60)
+        port = log.read_text().partition("listening on http://127.0.0.1:")[2].split()[0]
+        async with httpx.AsyncClient() as client:
+
+            async def ready() -> bool:
+                return (await client.get(f"http://127.0.0.1:{port}/readyz", timeout=30)).status_code == 200
+
+            await eventually(ready, "the server is ready", timeout=60)
+        done = await asyncio.to_thread(run, second, url, "migrate")
+        assert done.returncode == 0, done.stderr
+        assert await asyncio.to_thread(server.wait, 60) == 1
+    finally:
+        server.kill()
+        server.wait()
+    said = log.read_text()
+    assert 1 <= said.count("schema_cannot_be_used") <= processes
+    assert "serves protocols 2 to 2" in said
+    assert "Traceback" not in said
+
+
+async def test_a_consumer_of_its_own_ends_when_a_migration_leaves_it_behind(app: Penstock, url: str, tmp_path: Path) -> None:
+    second = version(tmp_path, "9.0.0", 2, 2, "create table penstock.second (n integer);", DROPS)
+    stream = app.stream("events", partitions=2)
+    await stream.append({"n": 1})
+    seen = []
+
+    async def consume() -> None:
+        async with stream.consume("group") as batches:
+            async for batch in batches:
+                seen.extend(event.data for event in batch)
+
+    consuming = asyncio.create_task(consume())
+    await eventually(lambda: seen == [{"n": 1}], "the event")
+    done = await asyncio.to_thread(run, second, url, "migrate")
+    assert done.returncode == 0, done.stderr
+    await eventually(consuming.done, "the consumer ends")
+    with pytest.raises(SchemaMismatch, match="serves protocols 2 to 2"):
+        await consuming

@@ -313,3 +313,42 @@ async def test_the_recipe_for_tenants_limits_a_role_to_its_types(app: Penstock, 
         await tenant.close()
         await sql.execute("drop schema acme cascade; drop owned by acme; drop role acme")
     assert await sql.fetchval("select status from penstock.find_jobs(array[$1::uuid])", other) == "queued"
+
+
+async def test_no_login_can_keep_others_from_recovering_jobs(app: Penstock, sql: Sql, url: str) -> None:
+    """Advisory locks are for everybody, also for a role without any access."""
+    await sql.execute(
+        """
+        select penstock.create_job_type('mail', '{"visibility_timeout": "1 second"}');
+        select penstock.enqueue('mail', '1');
+        select penstock.claim('w', '{mail}', 1);
+        update penstock.leases set expires_at = penstock.clock() - interval '1 minute';
+        do $$ begin create role test_nobody; exception when duplicate_object then null; end $$;
+        """
+    )
+    # All advisory locks that the functions of care are known to take.
+    names = await sql.fetch(
+        "select distinct (regexp_matches(prosrc, 'hashtext\\(''(penstock[.][a-z_]+)''\\)', 'g'))[1] as name"
+        " from pg_proc where pronamespace = 'penstock'::regnamespace"
+        " and proname in ('recover', 'tend_topics', 'promote', 'expire')"
+    )
+    other = await asyncpg.connect(url)
+    try:
+        await other.execute("set role test_nobody")
+        for name in {"penstock.recover", "penstock.tend_topics", *[row["name"] for row in names]}:
+            await other.execute("select pg_advisory_lock(hashtext($1))", name)
+        with pytest.raises(asyncpg.InsufficientPrivilegeError):
+            await other.execute("select from penstock.care for update")
+        assert await sql.fetchval("select penstock.recover()") == 1
+    finally:
+        await other.close()
+    reader = await asyncpg.connect(url)
+    try:
+        await sql.execute("select penstock.grant_access('test_nobody', 'reader')")
+        await reader.execute("set role test_nobody")
+        for strength in ("key share", "update"):
+            with pytest.raises(asyncpg.InsufficientPrivilegeError):
+                await reader.execute(f"select from penstock.care for {strength}")
+    finally:
+        await reader.close()
+        await sql.execute("select penstock.revoke_access('test_nobody')")

@@ -12,12 +12,17 @@ from penstock.consuming.consumer import Consumer
 from penstock.consuming.delivery import Deliver
 from penstock.consuming.options import ConsumerOptions
 from penstock.errors import PenstockError
+from penstock.logs import get_logger
+from penstock.postgres.database import Database
 from penstock.postgres.listener import Listener
+from penstock.postgres.schema_watch import left_behind
 
 if TYPE_CHECKING:
     from penstock.streams import Stream
 
+log = get_logger("penstock.consumer")
 T = TypeVar("T")
+_LEAVE_WITHIN_S = 5.0
 
 
 class Consumption(Generic[T]):
@@ -64,18 +69,43 @@ class Consumption(Generic[T]):
         await consumer.member.join()
 
         def heard(payload: str) -> None:
-            consumer.heard(payload.partition(" ")[0])
+            word, _, _ = payload.partition(" ")
+            if word == "schema":
+                database.schema_changed.set()
+            elif word in ("slots", "moved", "events", "connected", "listening"):
+                consumer.heard(word)
 
         self._consumer = consumer
+        channels = ["penstock", f"penstock_{consumer.member.id}"]
         self._tasks = [
-            asyncio.create_task(consumer.run(), name="penstock-consumer"),
-            asyncio.create_task(Listener(database, [f"penstock_{consumer.member.id}"], heard).run(), name="penstock-listener"),
+            asyncio.create_task(self._run(database, consumer), name="penstock-consumer"),
+            asyncio.create_task(Listener(database, channels, heard).run(), name="penstock-listener"),
         ]
 
     def done(self) -> None:
         """The batch in hand is done, though no other one is asked for: before `break`, or before leaving."""
         if self._in_hand is not None and not self._in_hand.done():
             self._in_hand.set_result(None)
+
+    async def _run(self, database: Database, consumer: Consumer[T]) -> None:
+        """Consume until `stop`, or until a migration leaves this version behind."""
+        consuming = asyncio.create_task(consumer.run(), name="penstock-consuming")
+        watching = asyncio.create_task(left_behind(database), name="penstock-schema")
+        try:
+            await asyncio.wait([consuming, watching], return_when=asyncio.FIRST_COMPLETED)
+            if consuming.done():
+                consuming.result()
+                return
+            error = watching.result()
+            log.error("schema_cannot_be_used", consumer=consumer.member.id, error=error, hint=error.hint)
+            consumer.stop()
+            # What it has in hand comes again elsewhere when it cannot be committed any more.
+            await asyncio.wait([consuming], timeout=_LEAVE_WITHIN_S)
+            raise error
+        finally:
+            for task in (consuming, watching):
+                task.cancel()
+            await asyncio.gather(consuming, watching, return_exceptions=True)
 
     async def close(self, *, done: bool = False) -> None:
         """Leave the group. What is in hand is not done, unless `done` says so."""

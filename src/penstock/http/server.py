@@ -12,6 +12,7 @@ import tempfile
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -26,7 +27,7 @@ from uvicorn.supervisors import Multiprocess
 from penstock import logs
 from penstock._version import __version__
 from penstock.app import Penstock
-from penstock.errors import InvalidInput, PenstockError
+from penstock.errors import InvalidInput, PenstockError, SchemaMismatch
 from penstock.http.api import (
     batch,
     deliveries,
@@ -55,6 +56,7 @@ from penstock.http.users import Users, new_secret
 from penstock.logs import get_logger
 from penstock.postgres import users
 from penstock.postgres.listener import Listener
+from penstock.postgres.schema_watch import left_behind
 from penstock.worker.care import Care
 
 log = get_logger("penstock.http")
@@ -64,11 +66,17 @@ _PARTS = (
 )  # fmt: skip
 # After that uvicorn kills a process as hung and starts another; on a busy machine its five seconds are few.
 _SILENCE_OF_A_PROCESS_S = 60
+# Where the processes of a server leave word for the one that started them, and what they call it.
+_FOLDER = "PENSTOCK_SERVER_FOLDER"
+_LEFT_BEHIND = "left-behind"
 _DESCRIPTION = "Background work on PostgreSQL. Basic auth, or a bearer token `NAME.SECRET`."
 
 
 def create_app(
-    app: Penstock | None = None, authorizer: Authorizer | None = None, settings: HttpSettings | None = None
+    app: Penstock | None = None,
+    authorizer: Authorizer | None = None,
+    settings: HttpSettings | None = None,
+    on_left_behind: Callable[[SchemaMismatch], None] | None = None,
 ) -> ASGIApp:
     """The HTTP API as an ASGI application.
 
@@ -77,6 +85,8 @@ def create_app(
         authorizer: Who decides who somebody is; None: the user admin with the token of the settings, else the users in the
             database.
         settings: None: from the environment.
+        on_left_behind: Called when a migration has made the schema one that this version cannot use; until it is ended the
+            application answers 503.
     """
     http_settings = settings or HttpSettings.read()
     penstock = app or Penstock()
@@ -92,13 +102,22 @@ def create_app(
             care = Care(database, penstock.settings, lambda: service.heard("due"))
 
             def heard(payload: str) -> None:
+                if payload == "schema":
+                    database.schema_changed.set()
+                    return
                 care.look()
                 service.heard(payload)
+
+            async def watch_schema() -> None:
+                error = await left_behind(database)
+                log.error("schema_cannot_be_used", error=error, hint=error.hint)
+                if on_left_behind is not None:
+                    on_left_behind(error)
 
             listener = Listener(database, ["penstock"], heard)
             service = Service(penstock, database, Door(chosen), http_settings, Metrics(), listener)
             running.append(service)
-            parts = (listener.run(), care.run_promotion(), care.run_recovery(), care.run_streams())
+            parts = (listener.run(), care.run_promotion(), care.run_recovery(), care.run_streams(), watch_schema())
             tasks = [asyncio.create_task(part) for part in parts]
             _on_signals(service.stop)
             try:
@@ -128,6 +147,7 @@ def serve(settings: HttpSettings, announce: Any = print) -> None:
     settings = asyncio.run(_with_token(settings, announce))
     os.environ |= settings.as_environment()
     with tempfile.TemporaryDirectory(prefix="penstock-metrics-") as folder:
+        os.environ[_FOLDER] = folder
         if settings.processes > 1:
             os.environ["PROMETHEUS_MULTIPROC_DIR"] = folder
         config = uvicorn.Config(
@@ -171,6 +191,8 @@ def serve(settings: HttpSettings, announce: Any = print) -> None:
                 signal.signal(number, end)
             announce(listening)
             one.run(sockets=[socket])
+        if (note := Path(folder) / _LEFT_BEHIND).exists():
+            raise SchemaMismatch(*note.read_text("utf-8").split("\0"))
 
 
 def served_app() -> ASGIApp:
@@ -181,7 +203,14 @@ def served_app() -> ASGIApp:
     parent = multiprocessing.parent_process()
     if parent is not None:
         threading.Thread(target=_end_with, args=(parent.sentinel,), name="penstock-parent", daemon=True).start()
-    return create_app(settings=settings)
+    return create_app(settings=settings, on_left_behind=_end_behind)
+
+
+def _end_behind(error: SchemaMismatch) -> None:
+    """End the server in an orderly way: another process of this version could not use the schema either."""
+    (Path(os.environ[_FOLDER]) / _LEFT_BEHIND).write_text(f"{error.message}\0{error.hint or ''}", "utf-8")
+    parent = multiprocessing.parent_process()
+    os.kill(os.getpid() if parent is None or parent.pid is None else parent.pid, signal.SIGTERM)
 
 
 def _end_with(parent: int) -> None:

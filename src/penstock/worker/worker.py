@@ -18,14 +18,15 @@ from uuid import UUID
 
 from penstock.consuming.consumer import Consumer
 from penstock.consuming.delivery import Halted
-from penstock.errors import InvalidInput, NotFound, PenstockError, SchemaMismatch
+from penstock.errors import InvalidInput, NotFound, PenstockError
 from penstock.job import Settlement
 from penstock.logs import get_logger
 from penstock.ownership import heartbeat
 from penstock.ownership.member import monotonic
-from penstock.postgres import jobs, migrate
+from penstock.postgres import jobs
 from penstock.postgres.database import Database
 from penstock.postgres.listener import Listener
+from penstock.postgres.schema_watch import left_behind
 from penstock.schedule import Schedule
 from penstock.settings import Settings
 from penstock.waiting import happens
@@ -42,8 +43,6 @@ log = get_logger("penstock.worker")
 _STALLED_S = 30.0
 _FOR_EVER_S = 1e7
 _CLAIM_S = 5.0
-_LOOK_AT_SCHEMA_S = 60.0
-_MOST_MISSING = 5
 _FENCE_SHARE = 0.8
 
 
@@ -342,28 +341,11 @@ class Worker:
 
     async def _watch_schema(self) -> None:
         """Stop when a migration has made the schema one that this version cannot use."""
-        unanswered = 0
-        while True:
-            await happens(self._database.schema_changed, _LOOK_AT_SCHEMA_S)
-            self._database.schema_changed.clear()
-            error, self._database.mismatch = self._database.mismatch, None
-            try:
-                await migrate.check(self._database)
-            except SchemaMismatch as found:
-                error = found
-            except PenstockError:
-                # Away; whoever works says so.
-                continue
-            else:
-                # It fits by its numbers. A function that is missing all the same, again and again, does not come back.
-                unanswered = 0 if error is None or not _lacks_function(error) else unanswered + 1
-                if error is None or unanswered < _MOST_MISSING:
-                    await asyncio.sleep(1.0)
-                    continue
-            log.error("schema_cannot_be_used", worker=self.id, error=error, hint=error.hint)
-            self._ended.append(error)
-            self._stop.set()
-            await asyncio.Event().wait()
+        error = await left_behind(self._database)
+        log.error("schema_cannot_be_used", worker=self.id, error=error, hint=error.hint)
+        self._ended.append(error)
+        self._stop.set()
+        await asyncio.Event().wait()
 
     async def _register(self, claimer: Claimer) -> None:
         host = re.sub(r"[^A-Za-z0-9_.-]", "-", socket.gethostname())
@@ -493,10 +475,6 @@ class Worker:
             finally:
                 listening.cancel()
                 await asyncio.gather(listening, return_exceptions=True)
-
-
-def _lacks_function(error: SchemaMismatch) -> bool:
-    return getattr(error.__cause__, "sqlstate", None) in ("42883", "42703")
 
 
 def stop_on(worker: Callable[[], None], loop: asyncio.AbstractEventLoop) -> None:

@@ -1,6 +1,17 @@
 -- Care: what any worker does for all, again and again: promote due jobs, expire, recover lost jobs, keep the archive.
 -- Everything here may run in many processes at once.
 
+create or replace function penstock.try_care(p_name text)
+returns boolean
+language plpgsql
+as $$
+begin
+    perform from penstock.care where name = p_name for update skip locked;
+    return found;
+end
+$$;
+comment on function penstock.try_care(text) is 'Part of care: whether this transaction, and no other, does it until it ends.';
+
 create or replace function penstock.promote(p_limit integer default 1000)
 returns table (promoted integer, next_due timestamptz)
 language plpgsql
@@ -175,7 +186,7 @@ declare
 begin
     perform penstock.check_limit(p_limit, 10000);
     -- One at a time is enough, and the others have better things to do than to wait.
-    if not pg_try_advisory_xact_lock(hashtext('penstock.recover')) then
+    if not penstock.try_care('recover') then
         return 0;
     end if;
     -- Tomorrow's too, long before anybody needs it: a query that was planned while a partition is attached does not see it.

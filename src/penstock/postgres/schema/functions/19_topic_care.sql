@@ -106,7 +106,7 @@ begin
     ended := 0;
     removed := 0;
     -- One at a time is enough.
-    if not pg_try_advisory_xact_lock(hashtext('penstock.tend_topics')) then
+    if not penstock.try_care('tend_topics') then
         return next;
         return;
     end if;
