@@ -18,7 +18,7 @@ from typing import Any
 
 import asyncpg
 from proxy import Proxy
-from queue_chaos import new_id, seeded, was_taken
+from queue_chaos import new_id, seeded, until_taken, was_taken
 from seeking import until_found
 
 from checker.history import Event, Gone, read
@@ -93,7 +93,7 @@ class Fleet:
         at = self.frozen[str(worker.pid)] = time.monotonic()
         try:
             if taken is not None:
-                await eventually(lambda: taken(str(worker.pid)), "the end of what it had", timeout=60)
+                await until_taken(taken, worker.pid)
             # The absence that is the test: nothing else can show that it is long enough.
             await asyncio.sleep(seconds)
         finally:
@@ -218,7 +218,7 @@ async def run_pools(
                 proxy.cut()
                 at = fleet.cut_now[str(fleet.workers[0].pid)] = time.monotonic()
                 if taken is not None:
-                    await eventually(lambda: taken(str(fleet.workers[0].pid)), "the end of what it had", timeout=60)
+                    await until_taken(taken, fleet.workers[0].pid)
                 await asyncio.sleep(chance.uniform(1, 2) if long else chance.uniform(2, 7))
                 proxy.mend()
                 fleet.cut_now.clear()

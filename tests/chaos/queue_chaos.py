@@ -109,7 +109,7 @@ class Fleet:
         at = self.frozen[str(worker.pid)] = time.monotonic()
         try:
             if taken is not None:
-                await eventually(lambda: taken(str(worker.pid)), "the end of what it had", timeout=60)
+                await until_taken(taken, worker.pid)
             # The absence that is the test: nothing else can show that it is long enough.
             await asyncio.sleep(seconds)
         finally:
@@ -147,9 +147,9 @@ class Workload:
     known: list[uuid.UUID] = field(default_factory=list)
     names: dict[uuid.UUID, str] = field(default_factory=dict)
 
-    def payload(self) -> dict[str, Any]:
+    def payload(self, name: str) -> dict[str, Any]:
         """How long a job is to sleep, how often it is to fail, and how long it blocks the loop of its worker."""
-        longest_s, share = (6.0, 0.1) if self.long else (2.5, 0.02)
+        longest_s, share = (6.0, 0.1) if self.long and RULES[name].concurrency is None else (2.5, 0.02)
         return {
             "sleep_s": longest_s if self.chance.random() < share else self.chance.choice([0, 0, 0, 0.01, 0.05, 0.3]),
             "failures": self.chance.choice([0, 0, 0, 1, 2, 7]) if self.chance.random() < 0.5 else 0,
@@ -174,7 +174,7 @@ class Workload:
         name = chance.choices(list(RULES), weights=[5, 3, 2, 3, 0])[0]
         batch = [
             NewJob(
-                self.payload(),
+                self.payload(name),
                 id=chance.choice(self.known) if self.known and chance.random() < 0.1 else new_id(chance),
                 priority=chance.choice([0, 0, -5, 5]),
                 run_after=chance.choice([None, None, timedelta(seconds=0.5)]),
@@ -360,7 +360,7 @@ async def check(
 ) -> tuple[History, list[str]]:
     """What has happened so far, and what is wrong with it."""
     database = await app.database()
-    begun, asked, said = time.monotonic(), list(workload.asked), list(workload.events)
+    begun, asked = time.monotonic(), list(workload.asked)
     # The rows first: of what has ended there, everything has been recorded.
     final = await finals(app)
     noted = await notes(database, await clock_difference(database))
@@ -370,7 +370,7 @@ async def check(
     stalled = [Gone(event.worker, event.at - float(event.value), event.at) for event in recorded if event.kind == "stalled"]
     stalled = [gone for gone in stalled if gone.back - gone.at > TICK_S]
     jobs = [event for event in recorded if event.kind != "stalled"]
-    events = sorted([*said, *jobs, *marks], key=lambda event: event.at)
+    events = sorted([*workload.events, *jobs, *marks], key=lambda event: event.at)
     # What came while the rows were read is for the next look.
     there, first = {row.id for row in final}, {event.id: event.at for event in reversed(events)}
     events = [event for event in events if event.id in there or first[event.id] < begun - SLACK_S]
@@ -409,6 +409,14 @@ async def _return_of(app: Penstock, away: float) -> tuple[float, float]:
             await app.counts()
             return away, time.monotonic() + RETURNING_S
         await asyncio.sleep(0.05)
+
+
+async def until_taken(taken: Callable[[str], Awaitable[bool]], worker: int) -> None:
+    """Wait until the database has taken what a process had; not for ever, since there may be nobody who looks."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(20):
+            while not await taken(str(worker)):
+                await asyncio.sleep(0.05)
 
 
 async def was_taken(app: Penstock, worker: str) -> bool:

@@ -164,7 +164,7 @@ _COMMIT = (
 
 STREAMS = {
     "commit before handling": Sabotage("P7.*was committed before it was handled", worker="commit_before_handling"),
-    "commit without an epoch": Sabotage("P4|P7", _COMMIT),
+    "commit without an epoch": Sabotage("P4|P7", _COMMIT, long=True),
     "exactly once in two transactions": Sabotage("P4.*written.*by the group exact", worker="two_transactions"),
     "offsets with holes": Sabotage(
         "P7.*not dense",

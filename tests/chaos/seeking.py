@@ -15,7 +15,7 @@ from penstock import PenstockError
 T = TypeVar("T")
 _LOOK_EVERY_S = 1.5
 # True of each run while it goes on.
-_UNFINISHED = re.compile("were never (handled|written)|nobody appended|after the drain|ran never|P9:")
+_UNFINISHED = re.compile("were never (handled|written)|nobody appended|after the drain|never ran|P9:")
 
 
 async def until_found(

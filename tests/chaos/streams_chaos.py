@@ -19,13 +19,12 @@ from pathlib import Path
 from typing import Any
 
 from proxy import Proxy
-from queue_chaos import seeded, was_taken
+from queue_chaos import seeded, until_taken, was_taken
 from seeking import until_found
 
 from checker.history import Gone
 from checker.streams import Committed, Consumed, Sent, check_exactly_once, check_group, check_log, read_handled
 from checker.tables import clock_difference
-from conftest import eventually
 from penstock import NewEvent, Penstock, PenstockError, Stream
 from penstock.postgres.embedded import EmbeddedServer
 from penstock.settings import Settings
@@ -88,7 +87,7 @@ class Consumers:
         process.send_signal(signal.SIGSTOP)
         at = self.frozen[str(process.pid)] = time.monotonic()
         if taken is not None:
-            await eventually(lambda: taken(str(process.pid)), "the end of what it had", timeout=60)
+            await until_taken(taken, process.pid)
         await asyncio.sleep(seconds)
         self.frozen.pop(str(process.pid), None)
         # One that was killed meanwhile is gone already, for good.
@@ -100,11 +99,13 @@ class Consumers:
         self._proxy.cut()
         worker, at = str(self.processes[0].pid), time.monotonic()
         self.cut_now[worker] = at
-        if taken is not None:
-            await eventually(lambda: taken(worker), "the end of what it had", timeout=60)
-        await asyncio.sleep(seconds)
-        self._proxy.mend()
-        self.cut_now.clear()
+        try:
+            if taken is not None:
+                await until_taken(taken, int(worker))
+            await asyncio.sleep(seconds)
+        finally:
+            self._proxy.mend()
+            self.cut_now.clear()
         # Its connections are new ones then.
         self.cut.append(Gone(worker, at, time.monotonic() + 1.0))
 
@@ -222,8 +223,10 @@ async def run_streams(
         # Until it has grown too: on a busy machine recovery and appends can hold that up for longer.
         while time.monotonic() < until or (grow_at < float("inf") and time.monotonic() < until + 60):
             consumers.revive()
-            if time.monotonic() > next_blow:
-                blow = chance.choice(["kill", "freeze", "cut"])
+            # Somebody has to be left to take what one of them had.
+            waits = taken is not None and (consumers.frozen or consumers.cut_now)
+            if time.monotonic() > next_blow and not waits:
+                blow = chance.choice(["kill", "freeze", "cut", "cut", "cut"] if long else ["kill", "freeze", "cut"])
                 if blow == "kill":
                     consumers.kill_one(chance)
                 elif blow == "cut" and cutting.done():

@@ -14,6 +14,7 @@ SECONDS = float(os.environ.get("CHAOS_SECONDS", "25"))
 
 
 @pytest.mark.chaos
+@pytest.mark.timeout(400)
 async def test_promises_hold_while_workers_and_the_server_are_killed(tmp_path: Path) -> None:
     result = await run_queue(tmp_path, SECONDS)
     assert result.violations == [], "\n".join([*result.violations[:20], *map(str, result.history.gone)])

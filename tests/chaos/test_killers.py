@@ -86,6 +86,11 @@ async def fleet(url: str, tmp_path: Path) -> AsyncIterator[Fleet]:
     fleet.stop()
 
 
+async def _declared(app: Penstock, name: str) -> bool:
+    """A worker declares its types one by one."""
+    return name in {record.name for record in await app.job_types()}
+
+
 async def _ended(app: Penstock, ids: list[Any], timeout: float = 90.0) -> dict[str, JobRecord]:
     async def over() -> bool:
         return all(count.ready + count.deferred + count.in_progress == 0 for count in await app.counts())
@@ -106,7 +111,7 @@ async def test_a_job_that_ends_its_worker_is_quarantined_and_no_other_is_condemn
 ) -> None:
     async with Penstock(url) as app:
         fleet.start(workers, name)
-        await eventually(lambda: app.job_types(), "the declaration")
+        await eventually(lambda: _declared(app, name), "the declaration")
         killers = {0}
         payloads = [
             {"n": n, "does": "exit" if n in killers else None, "sleep_s": 0.02 if n in killers else 0.01 * (n % 3)}
@@ -133,7 +138,7 @@ async def test_a_job_that_ends_its_worker_is_quarantined_and_no_other_is_condemn
 async def test_a_suspect_runs_with_nothing_beside_it(url: str, fleet: Fleet) -> None:
     async with Penstock(url) as app:
         fleet.start(2, "plain")
-        await eventually(lambda: app.job_types(), "the declaration")
+        await eventually(lambda: _declared(app, "plain"), "the declaration")
         payloads = [{"n": n, "does": "exit" if n == 0 else None, "sleep_s": 0.1} for n in range(60)]
         ids = [receipt.id for receipt in await app.enqueue_many("plain", payloads)]
         records = await _ended(app, ids)
@@ -158,7 +163,7 @@ async def test_a_suspect_runs_with_nothing_beside_it(url: str, fleet: Fleet) -> 
 async def test_a_key_keeps_its_order_and_is_held_while_its_suspect_runs_alone(url: str, fleet: Fleet) -> None:
     async with Penstock(url) as app:
         fleet.start(2, "keyed")
-        await eventually(lambda: app.job_types(), "the declaration")
+        await eventually(lambda: _declared(app, "keyed"), "the declaration")
         pool = app.pool("keyed", slots=8, options=Options(attempts=3))
         jobs = [
             (f"k{key}", {"n": n, "does": "exit" if (key, n) == (3, 4) else None, "sleep_s": 0.005})
@@ -199,7 +204,7 @@ async def test_a_job_that_may_start_once_and_never_started_is_not_failed(
             " for each row when (new.begun and not old.begun) execute function marked()"
         )
         fleet.start(1, "once")
-        await eventually(lambda: app.job_types(), "the declaration")
+        await eventually(lambda: _declared(app, "once"), "the declaration")
         payloads = [{"n": n, "does": "exit" if n == 200 else None, "sleep_s": 0.01} for n in range(600)]
         ids = [receipt.id for receipt in await app.enqueue_many("once", payloads)]
         records = await _ended(app, ids)
@@ -216,7 +221,7 @@ async def test_a_job_that_may_start_once_and_never_started_is_not_failed(
 async def test_a_handler_that_wedges_its_worker_is_quarantined_and_no_other_is_condemned(url: str, fleet: Fleet) -> None:
     async with Penstock(url) as app:
         fleet.start(2, "wedged")
-        await eventually(lambda: app.job_types(), "the declaration")
+        await eventually(lambda: _declared(app, "wedged"), "the declaration")
         payloads = [{"n": n, "does": "block" if n == 0 else None, "sleep_s": 0.02} for n in range(80)]
         ids = [receipt.id for receipt in await app.enqueue_many("wedged", payloads)]
 
@@ -242,7 +247,7 @@ async def test_a_handler_that_wedges_its_worker_is_quarantined_and_no_other_is_c
 async def test_a_child_process_that_dies_costs_its_own_job_an_attempt_and_nothing_else(url: str, fleet: Fleet) -> None:
     async with Penstock(url) as app:
         fleet.start(1, "child")
-        await eventually(lambda: app.job_types(), "the declaration")
+        await eventually(lambda: _declared(app, "child"), "the declaration")
         ids = [r.id for r in await app.enqueue_many("child", [{"n": n, "does": "exit" if n == 3 else None} for n in range(12)])]
         records = await _ended(app, ids)
         assert [record.data["n"] for record in records.values() if record.status is Status.FAILED] == [3]

@@ -21,6 +21,8 @@ from penstock.testing import TemporaryDatabases
 
 RUNS = 4
 SECONDS = float(os.environ.get("CHAOS_SECONDS", "40"))
+CONTROLLED_S = 20.0
+ANY = "P[0-9]"
 QUICK = {"commit before handling"}
 
 
@@ -97,3 +99,28 @@ async def test_a_stream_without_a_guarantee_is_found_out(tmp_path: Path, sabotag
         return result.violations
 
     await seen(sabotage, run)
+
+
+# With everything in its place the same runs find nothing, at no moment of them.
+
+
+@pytest.mark.chaos
+@pytest.mark.soak
+@pytest.mark.timeout(600)
+async def test_a_queue_with_all_its_guarantees_is_not_found_out(tmp_path: Path) -> None:
+    assert (await run_queue(tmp_path, CONTROLLED_S, sought=ANY, long=True)).violations == []
+
+
+@pytest.mark.chaos
+@pytest.mark.soak
+@pytest.mark.timeout(600)
+async def test_a_pool_with_all_its_guarantees_is_not_found_out(databases: TemporaryDatabases, tmp_path: Path) -> None:
+    with databases.database() as url:
+        assert (await run_pools(url, tmp_path, CONTROLLED_S, sought=ANY, long=True)).violations == []
+
+
+@pytest.mark.chaos
+@pytest.mark.soak
+@pytest.mark.timeout(600)
+async def test_a_stream_with_all_its_guarantees_is_not_found_out(tmp_path: Path) -> None:
+    assert (await run_streams(tmp_path, CONTROLLED_S, sought=ANY, long=True)).violations == []
