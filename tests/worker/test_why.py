@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import asyncpg
@@ -183,6 +185,61 @@ async def test_limits_of_a_key(url: str) -> None:
         why = await app.why(ids[1])
         assert shown(why) == {"reason": "key-rate", "used": 1, "most": 1, "ahead": 0}
         assert why.until is not None
+
+
+async def test_expired_just_due_and_paused_by_a_limit_of_none(app: Penstock, sql: Sql) -> None:
+    await app.create_job_type("mail")
+    expired, due = (await app.enqueue("mail")).id, (await app.enqueue("mail")).id
+    await sql.execute("update penstock.queued_jobs set expires_at = now() - interval '1 second' where id = $1", expired)
+    await sql.execute("update penstock.queued_jobs set run_after = now() - interval '1 second', seq = null where id = $1", due)
+    async with registered(sql, "mail"):
+        why = await app.why(expired)
+        assert shown(why) == {"reason": "expired"}
+        assert why.until is not None and why.until == why.expires_at
+        why = await app.why(due)
+        assert shown(why) == {"reason": "ready"}
+        assert "just come" in why.message
+        await app.change_job_type("mail", concurrency=0)
+        why = await app.why(due)
+        assert (shown(why), why.since) == ({"reason": "paused"}, None)
+
+
+async def test_what_holds_a_key_apart_from_a_retry(app: Penstock, sql: Sql) -> None:
+    pool, wide = app.pool("ledger"), app.pool("wide", key_concurrency=2)
+    first, second = [(await pool.enqueue("acme")).id for _ in range(2)]
+    several = [(await wide.enqueue("acme")).id for _ in range(3)]
+    for name in ("ledger", "wide"):
+        await sql.execute("select penstock.join_group($1, 'm', gen_random_uuid(), '1 hour', '{}')", name)
+    await sql.execute("update penstock.slots set owner = 'm', target = 'other'")
+    assert shown(await app.why(second)) == {"reason": "moving", "worker": "m"}
+    assert (await app.why(second)).message == "Its key moves from m to other."
+    await sql.execute("update penstock.slots set owner = null")
+    assert shown(await app.why(second)) == {"reason": "moving"}
+    await sql.execute("update penstock.slots set owner = 'm', target = 'm'")
+    assert shown(await app.why(second)) == {"reason": "behind", "ahead": 1}
+    await sql.execute("update penstock.queued_jobs set crashes = 2, run_after = penstock.apart() where id = $1", first)
+    assert shown(await app.why(second)) == {"reason": "key-alone", "by_job": first, "ahead": 1}
+    assert shown(await app.why(first)) == {"reason": "alone", "ahead": 0}
+    await sql.execute("update penstock.queued_jobs set status = 'in-progress' where id = any ($1)", several[:2])
+    assert shown(await app.why(several[2])) == {"reason": "key-busy", "used": 2, "most": 2, "ahead": 2}
+
+
+async def test_every_reason_has_a_test_and_stands_in_the_contract(sql: Sql) -> None:
+    sources = await sql.fetchval(
+        "select string_agg(prosrc, '') from pg_proc"
+        " where pronamespace = 'penstock'::regnamespace and proname in ('why', 'why_of')"
+    )
+    given = set(re.findall(r"(?:reason := |then |else )'([a-z-]+)'(?: else '([a-z-]+)' end)?;", sources))
+    reasons = {reason for pair in given for reason in pair if reason} | {"finished"}
+    reasons |= {
+        word for line in re.findall(r"reason := case[^;]*;", sources) for word in re.findall(r"(?:then|else) '([a-z-]+)'", line)
+    }
+    assert {"running", "deferred", "retry", "behind", "key-alone"} <= reasons
+    contract = await sql.fetchval("select obj_description('penstock.why(uuid)'::regprocedure)")
+    tests = Path(__file__).read_text()
+    assert {reason for reason in reasons if reason not in contract} == set()
+    tested = set(re.findall(r'"reason": "([a-z-]+)"|reason == "([a-z-]+)"|has\(app, [^"]*, "([a-z-]+)"\)', tests))
+    assert reasons - {word for found in tested for word in found} == set()
 
 
 async def test_the_look_is_bounded_and_uses_indexes(app: Penstock, sql: Sql) -> None:
