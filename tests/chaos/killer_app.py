@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import json
 import os
+import signal
 import time
 from datetime import timedelta
 from typing import Any
@@ -34,6 +36,10 @@ async def work(job: Job[dict[str, Any]]) -> None:
     match job.data.get("does"):
         case "exit":
             os._exit(9)
+        case "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "segfault":
+            ctypes.string_at(0)
         case "block":
             time.sleep(3600)
     record("ended", job)

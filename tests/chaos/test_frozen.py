@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -77,3 +78,68 @@ async def test_a_frozen_worker_loses_its_jobs_and_goes_on_under_a_new_name(url: 
 async def _workers(app: Penstock, count: int) -> bool:
     database = await app.database()
     return bool(await database.fetchval("select count(*) from penstock.workers") == count)
+
+
+@pytest.mark.soak
+async def test_what_a_frozen_worker_had_not_begun_is_started_elsewhere_and_only_there(url: str, tmp_path: Path) -> None:
+    history = tmp_path / "history.jsonl"
+    history.touch()
+    environment = {**os.environ, **ENVIRONMENT, "PENSTOCK_DATABASE_URL": url, "CHAOS_HISTORY": str(history)}
+    command = [sys.executable, "-m", "penstock", "worker", "workload:app", "-t", "once"]
+
+    def start() -> subprocess.Popen[bytes]:
+        return subprocess.Popen(command, env=environment, cwd=Path(__file__).parent, stdout=subprocess.DEVNULL)
+
+    frozen, other = start(), None
+    async with Penstock(url) as app:
+        database = await app.database()
+        idle = (
+            "select not exists (select from pg_stat_activity"
+            " where backend_xid is not null and pid <> pg_backend_pid() and datname = current_database())"
+        )
+        # What it has claimed: marked as begun, and not.
+        held = (
+            "select count(*) filter (where begun), count(*) filter (where not begun)"
+            " from penstock.queued_jobs where status = 'in-progress'"
+        )
+        try:
+            await eventually(lambda: _workers(app, 1), "the first worker")
+            receipts, begun, unbegun = [], 0, 0
+            for _ in range(200):
+                receipts += await app.enqueue_many("once", [{"sleep_s": 0.002, "failures": 0}] * 100)
+                frozen.send_signal(signal.SIGSTOP)
+                os.waitid(os.P_PID, frozen.pid, os.WSTOPPED)
+                # A statement that was under way ends by itself.
+                await eventually(lambda: database.fetchval(idle), "the end of what is under way")
+                begun, unbegun = await database.fetchrow(held)
+                if unbegun:
+                    break
+                frozen.send_signal(signal.SIGCONT)
+            assert unbegun, "the worker never stood still with jobs that it had not begun"
+            other = start()
+
+            async def recovered() -> bool:
+                return all(count.in_progress + count.ready + count.deferred == 0 for count in await app.counts())
+
+            await eventually(recovered, "the recovery", 60)
+            frozen.send_signal(signal.SIGCONT)
+            await eventually(lambda: _workers(app, 2), "the return of the frozen worker")
+            last = await app.enqueue_many("once", [{"sleep_s": 0, "failures": 0}] * 50)
+            for receipt in last:
+                await app.wait(receipt.id)
+            events = read(history)
+            starts = Counter(event.id for event in events if event.kind == "started")
+            assert max(starts.values()) == 1
+            failed = 0
+            for receipt in receipts:
+                record = await app.find(receipt.id)
+                assert record.status in (Status.SUCCEEDED, Status.FAILED)
+                failed += record.status is Status.FAILED
+                if record.status is Status.SUCCEEDED:
+                    assert starts[str(receipt.id)] == 1
+            # Only what had begun is lost.
+            assert failed == begun
+        finally:
+            for worker in filter(None, (frozen, other)):
+                worker.kill()
+                worker.wait()

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 import uuid
+from collections import Counter
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -188,6 +189,9 @@ async def test_promises_hold_while_servers_and_dequeuers_are_killed(tmp_path: Pa
         for event in plain:
             if event.kind == "started" and event.id in ended and event.at > accepted.get(event.id, float("inf")):
                 violations.append(f"{event.id} was started after its callback was accepted")
+        # A number that the service has seen is never sent again.
+        given = Counter((event["id"], event["attempts"]) for event in seen if event["kind"] == "started")
+        violations += [f"{id} was sent {times} times with attempts {left}" for (id, left), times in given.items() if times > 1]
         assert violations == [], "\n".join(violations[:20])
         assert site.kills >= 3
         assert server_kill_at == float("inf")

@@ -135,6 +135,21 @@ async def test_a_job_that_ends_its_worker_is_quarantined_and_no_other_is_condemn
 
 
 @pytest.mark.soak
+async def test_among_2000_jobs_only_those_that_end_their_workers_fail(url: str, fleet: Fleet) -> None:
+    ends = {200: "exit", 900: "kill", 1600: "segfault"}
+    async with Penstock(url) as app:
+        fleet.start(3, "plain")
+        await eventually(lambda: _declared(app, "plain"), "the declaration")
+        payloads = [{"n": n, "does": ends.get(n), "sleep_s": 0.005 * (n % 3)} for n in range(2000)]
+        ids = [receipt.id for receipt in await app.enqueue_many("plain", payloads)]
+        records, starts = await _ended(app, ids, timeout=200), fleet.starts()
+        assert sorted(record.data["n"] for record in records.values() if record.status is Status.FAILED) == sorted(ends)
+        assert Counter(record.status for record in records.values()) == {Status.SUCCEEDED: 1997, Status.FAILED: 3}
+        assert list((await _reasons(app)).values()).count("quarantined") == 3
+        assert all(starts[id] >= 1 for id in records)
+
+
+@pytest.mark.soak
 async def test_a_suspect_runs_with_nothing_beside_it(url: str, fleet: Fleet) -> None:
     async with Penstock(url) as app:
         fleet.start(2, "plain")
@@ -184,8 +199,9 @@ async def test_a_key_keeps_its_order_and_is_held_while_its_suspect_runs_alone(ur
         assert first_of_5 > last_of_4
 
 
+@pytest.mark.parametrize("does", ["exit", pytest.param("kill", marks=pytest.mark.soak)])
 async def test_a_job_that_may_start_once_and_never_started_is_not_failed(
-    url: str, fleet: Fleet, sql: asyncpg.Connection[Any]
+    url: str, fleet: Fleet, sql: asyncpg.Connection[Any], does: str
 ) -> None:
     """A mark that is under way while its process dies counts as a start, since nobody can tell. So of those that failed and never
     started all were marked, in the last call at that, which has no more jobs than the process has places.
@@ -205,7 +221,7 @@ async def test_a_job_that_may_start_once_and_never_started_is_not_failed(
         )
         fleet.start(1, "once")
         await eventually(lambda: _declared(app, "once"), "the declaration")
-        payloads = [{"n": n, "does": "exit" if n == 200 else None, "sleep_s": 0.01} for n in range(600)]
+        payloads = [{"n": n, "does": does if n == 200 else None, "sleep_s": 0.01} for n in range(600)]
         ids = [receipt.id for receipt in await app.enqueue_many("once", payloads)]
         records = await _ended(app, ids)
         starts = fleet.starts()

@@ -1,4 +1,4 @@
-"""A standing job that ends its worker does not end worker after worker: it is found, set aside, and the others run."""
+"""A standing job or an event that ends its worker does not end worker after worker: it is found and set aside."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,8 @@ import asyncpg
 import pytest
 
 from conftest import eventually
-from penstock import Penstock
+from penstock import NewEvent, Penstock
+from penstock.testing import consumed
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(600)]
 
@@ -79,3 +81,40 @@ async def test_a_standing_job_that_ends_its_workers_is_quarantined_and_the_other
             assert await pool.start("killer", {}, replace=True) == "replaced"
             again = "select running_by is not null and crashes = 0 from penstock.standing_jobs where key = 'killer'"
             await eventually(lambda: sql.fetchval(again), "the run of what was mended")
+
+
+@pytest.mark.parametrize("how", ["exit", "segfault"])
+async def test_an_event_that_ends_its_workers_is_set_aside_and_the_others_are_handled(
+    url: str, sql: asyncpg.Connection[Any], tmp_path: Path, how: str
+) -> None:
+    await sql.execute("create table public.seen (partition integer, n integer)")
+    async with Penstock(url) as app:
+        events = app.stream("events", partitions=4)
+        await events.append_many([NewEvent({"n": n, "does": how if n == 150 else None}, key=f"k{n % 40}") for n in range(300)])
+        killer = await sql.fetchrow(
+            "select partition, event_offset from generate_series(0, 3) as partition"
+            " cross join lateral penstock.read_events('events', partition, 0, 1000) where data ->> 'n' = '150'"
+        )
+        async with fleet(url, tmp_path / "workers.log", 2) as deaths:
+            aside = "select partition, paused_because from penstock.group_offsets where quarantined"
+            await eventually(lambda: sql.fetchrow(aside), "the quarantine of the partition", 240)
+            [found] = await sql.fetch(aside)
+            assert found["partition"] == killer["partition"]
+            assert found["paused_because"].startswith(f"offset {killer['event_offset']}: Fail: it has ended its workers")
+            ended = deaths()
+            assert ended <= 10
+
+            async def others_done() -> bool:
+                lags = {lag.partition: lag.lag for lag in await events.lag("readers")}
+                return not any(lag for partition, lag in lags.items() if partition != killer["partition"])
+
+            await eventually(others_done, "the other partitions", 120)
+            assert deaths() == ended
+            # Past the event the group goes on, and is not careful for ever.
+            move = "select penstock.seek_group('events', 'readers', array[$1::integer], array[$2::bigint])"
+            await sql.execute(move, killer["partition"], killer["event_offset"] + 1)
+            await sql.execute("select penstock.resume_partitions('events', 'readers')")
+            await consumed(events, "readers", timeout=timedelta(minutes=2))
+            assert deaths() == ended
+            seen = {row["n"] for row in await sql.fetch("select n from public.seen")}
+            assert seen == set(range(300)) - {150}

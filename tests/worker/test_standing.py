@@ -16,9 +16,8 @@ from test_pools import Working
 
 from conftest import eventually
 from penstock import Conflict, InvalidInput, JobFailed, NotFound, Penstock, Settings, Standing
-from penstock.ownership import heartbeat
+from penstock.ownership import heartbeat, trials
 from penstock.pools import Pool
-from penstock.worker import trials
 
 Sql: TypeAlias = "asyncpg.Connection[Any]"
 

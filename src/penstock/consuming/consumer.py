@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, nullcontext, suppress
 from typing import Any, Generic, TypeVar
 
+from penstock.consuming.caution import Caution
 from penstock.consuming.delivery import Deliver, Halted
 from penstock.consuming.options import ConsumerOptions
 from penstock.consuming.outcomes import Outcomes
@@ -81,6 +82,7 @@ class Consumer(Generic[T]):
         self._encoding = encoding
         self._deliver = deliver
         self.outcomes = Outcomes(database, stream, group, self.member, self.parts, self._look_again)
+        self.caution = Caution(database, stream, group)
         self._came = asyncio.Event()
         self._look = False
         self._explain_at = 0.0

@@ -66,15 +66,19 @@ class Deliver(Generic[T]):
 
     async def run(self, part: Part[T]) -> None:
         """Deliver a partition's events until it is to be drained."""
-        while not part.draining:
-            try:
-                with contained():
-                    if self._form == "events":
-                        await self._iterate(part)
-                    else:
-                        await self._deliver(part)
-            except Exception as error:
-                await self._failed(part, error)
+        try:
+            while not part.draining:
+                try:
+                    with contained():
+                        if self._form == "events":
+                            await self._iterate(part)
+                        else:
+                            await self._deliver(part)
+                except Exception as error:
+                    await self._failed(part, error)
+        finally:
+            if part.alone:
+                self._owner().caution.release(part)
 
     async def _deliver(self, part: Part[T]) -> None:
         consumer = self._owner()
@@ -128,10 +132,14 @@ class Deliver(Generic[T]):
         consumer = self._owner()
         consumer.progressed(part)
         while True:
-            events = await part.take(size, within)
+            if part.alone:
+                await consumer.outcomes.flushed(part)
+                await consumer.caution.end(part)
+            careful = part.suspect_until is not None
+            events = await part.take(1 if careful else size, 0.0 if careful else within)
             if not events:
                 return None
-            if consumer.may_work(part):
+            if consumer.may_work(part) and (not careful or await self._alone(part, events)):
                 break
             # Out of touch: the member will say that the partition is lost, or that all is well.
             part.give_back(events)
@@ -146,6 +154,18 @@ class Deliver(Generic[T]):
             part.in_hand = batch
             raise Fail(events[0].data.reason)
         return batch
+
+    async def _alone(self, part: Part[T], events: list[Any]) -> bool:
+        """See to it that the only event is handled while no other suspect is. Raises `Fail` when it has ended its workers."""
+        if events[0].offset == part.condemned:
+            part.condemned = None
+            part.in_hand = self._batch(part, events)
+            raise Fail("it has ended its workers, twice while no other suspect was handled")
+        try:
+            return await self._owner().caution.begin(part)
+        except PenstockError as error:
+            log.warning("trial_not_begun", stream=self._owner().stream, partition=part.partition, error=error)
+            return False
 
     def _batch(self, part: Part[T], events: list[Any]) -> Batch[T]:
         consumer = self._owner()

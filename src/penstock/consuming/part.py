@@ -17,10 +17,14 @@ from typing import Any, Generic, TypeVar
 from penstock.consuming.batch import Batch
 from penstock.encoding import Encoding
 from penstock.event import Chunk, Event, is_for, may_be_replayed
+from penstock.ownership.trials import SUSPECT
 from penstock.postgres.streams import Begun, Commit
 from penstock.waiting import happens
 
 T = TypeVar("T")
+# As `penstock.lose_partitions` has them.
+_NEAR = 1000
+_CONDEMNED = 4
 
 
 class Part(Generic[T]):
@@ -56,6 +60,10 @@ class Part(Generic[T]):
         self.committed = 0
         self.in_hand: Batch[T] | None = None
         self.attempts = 0
+        # Up to which offset its events are handled alone, the one that is not handled any more, and whether one is now.
+        self.suspect_until: int | None = None
+        self.condemned: int | None = None
+        self.alone = False
         self._noted_at = -inf
         self._note_gap_s = 1.0
         self.task: asyncio.Task[None] | None = None
@@ -80,6 +88,11 @@ class Part(Generic[T]):
         self.fetched = self.done = self.committed = begun.next_offset
         self.attempts = 0
         self.in_hand = None
+        self.suspect_until = self.condemned = None
+        if begun.crashes >= SUSPECT and begun.crashed_at is not None and begun.next_offset <= begun.crashed_at + _NEAR:
+            self.suspect_until = begun.crashed_at + _NEAR
+            if begun.crashes >= _CONDEMNED and begun.next_offset == begun.crashed_at:
+                self.condemned = begun.crashed_at
         self._chunks.clear()
         self._current = iter(())
         self._decoded = begun.next_offset

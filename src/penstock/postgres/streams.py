@@ -60,6 +60,8 @@ class Begun:
     revision: int
     paused: bool
     waits: bool
+    crashes: int = 0
+    crashed_at: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -368,7 +370,15 @@ async def begin_partitions(database: Database, name: str, group: str, member: st
         list(epochs.keys()),
         list(epochs.values()),
     )
-    return {row["partition"]: Begun(row["next_offset"], row["revision"], row["paused"], row["waits"]) for row in rows}
+    return {row["partition"]: Begun(*tuple(row)[1:]) for row in rows}
+
+
+async def try_partition(
+    database: Database, name: str, group: str, partition: int, epoch: int, *, tried: bool, acquitted: bool = False
+) -> bool:
+    """Say that one event of a suspect partition, and of no other, is handled now, or no longer. False: the epoch is another."""
+    query = "select penstock.try_partition($1, $2, $3, $4, $5, $6)"
+    return bool(await database.fetchval(query, name, group, partition, epoch, tried, acquitted, retry=True))
 
 
 async def commit_offsets(

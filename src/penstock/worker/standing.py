@@ -21,12 +21,12 @@ from penstock.contained import message_of
 from penstock.errors import Conflict, InvalidInput, PenstockError
 from penstock.logs import get_logger
 from penstock.ownership.member import Member
+from penstock.ownership.trials import SUSPECT, Trials, trial_s
 from penstock.payload import Codec, dump_json
 from penstock.postgres import pools
 from penstock.postgres.database import Database, in_parts
 from penstock.settings import Settings
 from penstock.waiting import happens
-from penstock.worker.trials import SUSPECT, Trials, trial_s
 
 log = get_logger("penstock.standing")
 T = TypeVar("T")

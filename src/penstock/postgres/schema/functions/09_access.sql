@@ -41,7 +41,7 @@ declare
         'take', 'release', 'owns', 'set_metadata', 'wait_for_slots', 'claim_keys', 'quarantine_keys', 'release_keys', 'forget_keys', 'cancelled_of',
         'standing_of', 'begin_standing', 'enter_standing', 'acquit_standing', 'save_standing', 'end_standing', 'take_messages',
         'declare_topic', 'subscribe', 'subscribe_many', 'renew_subscriptions', 'take_over', 'unsubscribe', 'unsubscribe_many', 'tend_topics',
-        'declare_stream', 'declare_consumer_group', 'begin_partitions', 'commit_offsets', 'commit_exactly', 'commit_json', 'dead_letter',
+        'declare_stream', 'declare_consumer_group', 'begin_partitions', 'try_partition', 'commit_offsets', 'commit_exactly', 'commit_json', 'dead_letter',
         'quarantine_partition', 'halt_partition', 'note_failure', 'replay_dead', 'seek_group', 'pause_partitions', 'resume_partitions', 'sweep_streams', 'tend_stream', 'compact_stream',
         'drop_retired',
         'declare_schedule', 'look_at_schedule', 'enqueue_run', 'take_schedule', 'extend_schedule', 'end_schedule', 'note_schedules', 'note_run',

@@ -187,6 +187,9 @@ declare
 begin
     -- Holds off claims of this member; those under way are finished and seen below.
     perform from penstock.members where group_name = p_group and id = p_member for update;
+    if p_slots is null then
+        perform penstock.lose_partitions(p_group, p_member);
+    end if;
     perform penstock.end_slots(p_group, p_member, p_slots, p_error);
     update penstock.slots
     set owner = null,

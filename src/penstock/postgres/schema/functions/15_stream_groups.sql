@@ -64,7 +64,9 @@ $$;
 comment on function penstock.require_consumer_group(text, text) is 'The consumer group of that name, or PS404.';
 
 create or replace function penstock.begin_partitions(p_stream text, p_group text, p_member text, p_partitions integer[], p_epochs bigint[])
-returns table (partition integer, next_offset bigint, revision integer, paused boolean, waits boolean)
+returns table (
+    partition integer, next_offset bigint, revision integer, paused boolean, waits boolean, crashes smallint, crashed_at bigint
+)
 language plpgsql
 security definer
 set search_path = penstock, pg_temp
@@ -122,7 +124,8 @@ begin
         for no key update skip locked;
         if found then
             update penstock.group_offsets as reached
-            set epoch = given.epoch
+            set epoch = given.epoch,
+                tried = false
             where reached.stream = consuming.stream
                 and reached.group_id = p_group
                 and reached.partition = given.partition;
@@ -130,7 +133,7 @@ begin
         return query
         select
             reached.partition, reached.next_offset, reached.revision, reached.paused_at is not null,
-            reached.epoch < given.epoch or reached.partition <@ any (unfinished)
+            reached.epoch < given.epoch or reached.partition <@ any (unfinished), reached.crashes, reached.crashed_at
         from penstock.group_offsets as reached
         where reached.stream = consuming.stream
             and reached.group_id = p_group
@@ -140,7 +143,7 @@ begin
 end
 $$;
 comment on function penstock.begin_partitions(text, text, text, integer[], bigint[]) is
-    'Begins to consume partitions that the member has as slots, under these epochs: from now on a commit under an older epoch is refused. Returns where to go on, for those that are the member''s. waits: not yet, since older partitions have to be finished first (see grow_stream), or a commit of the owner before is under way; ask again.';
+    'Begins to consume partitions that the member has as slots, under these epochs: from now on a commit under an older epoch is refused. Returns where to go on, for those that are the member''s. waits: not yet, since older partitions have to be finished first (see grow_stream), or a commit of the owner before is under way; ask again. crashes, crashed_at: see tables/0032c_crashes_of_partitions.sql.';
 
 create or replace function penstock.commit_offsets(
     p_stream text, p_group text, p_member text, p_partitions integer[], p_epochs bigint[], p_revisions integer[], p_offsets bigint[]
@@ -204,6 +207,77 @@ end
 $$;
 comment on function penstock.commit_offsets(text, text, text, integer[], bigint[], integer[], bigint[]) is
     'Commits for each partition the offset of the next event that the group wants, all before it being done. Not committed: the partition is no longer this member''s under that epoch, or somebody moved the group to another offset (another revision): begin anew. In the transaction of a handler it makes its effects happen exactly once.';
+
+create or replace function penstock.try_partition(
+    p_stream text, p_group text, p_partition integer, p_epoch bigint, p_tried boolean, p_acquitted boolean default false
+)
+returns boolean
+language plpgsql
+security definer
+set search_path = penstock, pg_temp
+as $$
+begin
+    update penstock.group_offsets
+    set tried = p_tried,
+        crashes = case when p_acquitted then 0 else crashes end,
+        crashed_at = case when p_acquitted then null else crashed_at end
+    where stream = (penstock.require_stream(p_stream)).id and group_id = p_group and partition = p_partition and epoch = p_epoch;
+    return found;
+end
+$$;
+comment on function penstock.try_partition(text, text, integer, bigint, boolean, boolean) is
+    'Says that the owner of a suspect partition handles one event of it now, and of no other suspect (p_tried), or that it is done; p_acquitted: it has come past where members were lost. False: the epoch is another.';
+
+create or replace function penstock.lose_partitions(p_group_name text, p_member text)
+returns void
+language plpgsql
+set enable_seqscan = off
+as $$
+declare
+    consuming penstock.stream_groups;
+    on_trial integer[];
+begin
+    select * into consuming from penstock.stream_groups where group_name = p_group_name;
+    if not found then
+        return;
+    end if;
+    select array_agg(reached.partition) into on_trial
+    from penstock.slots
+    join penstock.group_offsets as reached on reached.stream = consuming.stream
+        and reached.group_id = consuming.name
+        and reached.partition = slots.slot
+    where slots.group_name = p_group_name and slots.owner = p_member and reached.tried;
+    if on_trial is not null then
+        update penstock.group_offsets as reached
+        set crashes = case when reached.crashes >= 3 and reached.crashed_at = reached.next_offset then 4 else 3 end,
+            crashed_at = reached.next_offset,
+            tried = false
+        where reached.stream = consuming.stream and reached.group_id = consuming.name and reached.partition = any (on_trial);
+        return;
+    end if;
+    update penstock.group_offsets as reached
+    set crashes = case
+            when reached.crashes >= 2 and reached.next_offset between reached.crashed_at and reached.crashed_at + 1000 then reached.crashes
+            when reached.next_offset between reached.crashed_at and reached.crashed_at + 1000 then reached.crashes + 1
+            else 1
+        end,
+        crashed_at = case
+            when reached.crashes >= 2 and reached.next_offset between reached.crashed_at and reached.crashed_at + 1000 then reached.crashed_at
+            else reached.next_offset
+        end
+    from penstock.slots, penstock.stream_bounds((select streams.name from penstock.streams where streams.id = consuming.stream)) as bounds
+    where slots.group_name = p_group_name
+        and slots.owner = p_member
+        and bounds.partition = slots.slot
+        and reached.stream = consuming.stream
+        and reached.group_id = consuming.name
+        and reached.partition = slots.slot
+        and reached.next_offset < bounds.next_offset
+        and reached.paused_at is null;
+end
+$$;
+comment on function penstock.lose_partitions(text, text) is
+    'Part of vacate: a member of a consumer group was lost. Counts the crash for the partitions whose events can have caused it.';
 
 create or replace function penstock.lock_offset(p_stream text, p_group text, p_partition integer, p_epoch bigint, p_revision integer)
 returns bigint
@@ -434,6 +508,8 @@ begin
     update penstock.group_offsets as reached
     set next_offset = given.next_offset,
         revision = reached.revision + 1,
+        crashes = 0,
+        crashed_at = null,
         halted_because = null,
         failing_since = null,
         failing_offset = null,
@@ -578,7 +654,9 @@ begin
     update penstock.group_offsets
     set paused_at = null,
         paused_because = null,
-        quarantined = false
+        quarantined = false,
+        crashes = 0,
+        crashed_at = null
     where stream = consuming.stream
         and group_id = p_group
         and (p_partitions is null or partition = any (p_partitions))

@@ -1,7 +1,8 @@
-"""Trials of standing jobs that are suspected of ending their workers: `tables/0032b_crashes_of_standing.sql` says why.
+"""Trials of standing jobs and events that may end their workers: `tables/0032b_crashes_of_standing.sql` says why.
 
-In a process there is one trial at a time, over all its pools, so that what ends the process is among those on trial. The number
-of suspects in a trial doubles from one to the next as long as they survive; a process that was ended begins with one.
+In a process there is one trial at a time, over all its pools and consumers, so that what ends the process is among those on
+trial. The number of suspects in a trial doubles from one to the next as long as they survive; a process that was ended begins
+with one.
 """
 
 from __future__ import annotations
