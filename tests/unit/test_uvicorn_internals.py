@@ -16,6 +16,10 @@ OVERRIDDEN = (
 )  # fmt: skip
 CALLED = ("_unset_keepalive_if_required", "_should_upgrade", "timeout_keep_alive_handler")
 ATTRIBUTES = ("connections", "transport", "cycle", "pipeline", "parser", "timeout_keep_alive_task", "timeout_keep_alive", "loop")
+OF_A_CYCLE = (
+    "response_started", "response_complete", "access_log", "flow", "disconnected", "waiting_for_100_continue", "default_headers",
+    "keep_alive", "transport", "message_event", "on_response",
+)  # fmt: skip
 
 
 def test_what_is_used_is_there() -> None:
@@ -26,7 +30,20 @@ def test_what_is_used_is_there() -> None:
     assert httptools_impl.STATUS_LINE[431].startswith(b"HTTP/1.1 431")
     cycle = inspect.signature(httptools_impl.RequestResponseCycle.__init__).parameters
     assert {"transport", "keep_alive"} <= set(cycle)
-    assert "self.response_complete" in inspect.getsource(httptools_impl.RequestResponseCycle.__init__)
+    there = inspect.getsource(httptools_impl.RequestResponseCycle.__init__)
+    assert [name for name in OF_A_CYCLE if f"self.{name}" not in there] == []
+
+
+def test_what_ends_an_answer_is_what_was_known() -> None:
+    """`http/whole.py` does what these lines do: when they change it has to be looked at."""
+    code = inspect.getsource(httptools_impl.RequestResponseCycle.send)
+    known = (
+        "self.response_complete = True", "self.message_event.set()", "if not self.keep_alive:", "self.transport.close()",
+        "self.on_response()",
+    )  # fmt: skip
+    ends = code.partition("# Handle response completion")[2].partition("else:")[0]
+    assert [line.strip() for line in ends.splitlines() if line.strip()][-len(known) :] == list(known)
+    assert code.count("self.waiting_for_100_continue = False") == 1
 
 
 def test_the_version_has_an_upper_bound() -> None:

@@ -28,6 +28,7 @@ from penstock.http.origin import PLAIN, SAFE_METHODS, with_security
 from penstock.http.paths import as_get, with_escapes
 from penstock.http.service import Service
 from penstock.http.sockets import admit
+from penstock.http.whole import write_whole
 from penstock.logs import get_logger
 
 log = get_logger("penstock.http")
@@ -35,6 +36,8 @@ _JOB = re.compile(r"/v1/jobs/([^\s/]+)/(job_[^\s/]+|random_id|[^\s/]{20,40})")
 _JOB_ROUTE = "/v1/jobs/{name}/{id}"
 _HSTS = (b"strict-transport-security", b"max-age=31536000; includeSubDomains; preload")
 _SERVER = (b"server", f"penstock/{__version__}".encode())
+# What every JSON answer has, as it is written, without and with encryption.
+_ALWAYS = [b"".join(b"%s: %s\r\n" % header for header in headers) for headers in ([*PLAIN, _SERVER], [*PLAIN, _SERVER, _HSTS])]
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9_.:-]{1,100}")
 _SLOWEST_BYTES_S = 1024
 _METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
@@ -271,6 +274,15 @@ class _Request:
 
     async def send_json(self, status: int, body: bytes, *more: tuple[bytes, bytes]) -> None:
         """Answer with JSON."""
+        head = b"content-type: %s\r\ncontent-length: %d\r\n%s%sx-request-id: %s\r\n" % (
+            JSON, len(body), b"".join([b"%s: %s\r\n" % header for header in more]), _ALWAYS[self.secure], self.id,
+        )  # fmt: skip
+        if write_whole(self._send, status, head, body):
+            self.started, self.status = True, status
+            if self.debug:
+                _dump(self.id, "<", str(status).encode())
+                _dump(self.id, "<", body)
+            return
         headers = [(b"content-type", JSON), (b"content-length", b"%d" % len(body)), *more, *PLAIN]
         await self._send_start({"type": "http.response.start", "status": status, "headers": headers})
         await self.send_decorated({"type": "http.response.body", "body": body})
