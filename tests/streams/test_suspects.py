@@ -109,3 +109,21 @@ async def test_a_lost_member_counts_where_its_events_can_have_caused_it(app: Pen
     await sql.execute("update penstock.slots set owner = 'm', target = 'm'")
     await sql.execute("select penstock.vacate('orders/g', 'm', array[0], '{}')")
     assert await sql.fetchval("select crashes from penstock.group_offsets where partition = 0") == 2
+
+
+async def test_a_commit_that_hangs_in_a_transaction_holds_up_no_eviction(app: Penstock, sql: Sql, url: str) -> None:
+    orders = app.stream("orders", int, partitions=2)
+    await orders.append_many([NewEvent(n, key=str(n)) for n in range(20)])
+    await sql.execute("select penstock.declare_consumer_group('orders', 'g')")
+    await sql.execute("update penstock.slots set owner = 'm', target = 'm', epoch = 1")
+    await sql.execute("select penstock.begin_partitions('orders', 'g', 'm', '{0,1}', '{1,1}')")
+    hanging = await asyncpg.connect(url)
+    try:
+        async with hanging.transaction():
+            await hanging.execute("select penstock.commit_exactly('orders', 'g', 'm', 0, 1, 0, 1)")
+            await sql.execute("set lock_timeout = '5s'")
+            await sql.execute("select penstock.vacate('orders/g', 'm', null, '{}')")
+            crashes = await sql.fetch("select crashes from penstock.group_offsets order by partition")
+            assert [row["crashes"] for row in crashes] == [0, 1]
+    finally:
+        await hanging.close()

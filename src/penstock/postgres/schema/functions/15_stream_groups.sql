@@ -235,18 +235,26 @@ set enable_seqscan = off
 as $$
 declare
     consuming penstock.stream_groups;
+    held integer[];
     on_trial integer[];
 begin
     select * into consuming from penstock.stream_groups where group_name = p_group_name;
     if not found then
         return;
     end if;
-    select array_agg(reached.partition) into on_trial
-    from penstock.slots
-    join penstock.group_offsets as reached on reached.stream = consuming.stream
-        and reached.group_id = consuming.name
-        and reached.partition = slots.slot
-    where slots.group_name = p_group_name and slots.owner = p_member and reached.tried;
+    -- As in begin_partitions: a commit may be under way in the transaction of a handler, on a machine that hangs. Nothing waits for
+    -- it, least of all this; its partition counts nothing.
+    select array_agg(free.partition), array_agg(free.partition) filter (where free.tried) into held, on_trial
+    from (
+        select reached.partition, reached.tried
+        from penstock.slots
+        join penstock.group_offsets as reached on reached.stream = consuming.stream
+            and reached.group_id = consuming.name
+            and reached.partition = slots.slot
+        where slots.group_name = p_group_name and slots.owner = p_member
+        order by reached.partition
+        for no key update of reached skip locked
+    ) as free;
     if on_trial is not null then
         update penstock.group_offsets as reached
         set crashes = case when reached.crashes >= 3 and reached.crashed_at = reached.next_offset then 4 else 3 end,
@@ -265,13 +273,11 @@ begin
             when reached.crashes >= 2 and reached.next_offset between reached.crashed_at and reached.crashed_at + 1000 then reached.crashed_at
             else reached.next_offset
         end
-    from penstock.slots, penstock.stream_bounds((select streams.name from penstock.streams where streams.id = consuming.stream)) as bounds
-    where slots.group_name = p_group_name
-        and slots.owner = p_member
-        and bounds.partition = slots.slot
+    from penstock.stream_bounds((select streams.name from penstock.streams where streams.id = consuming.stream)) as bounds
+    where bounds.partition = any (held)
         and reached.stream = consuming.stream
         and reached.group_id = consuming.name
-        and reached.partition = slots.slot
+        and reached.partition = bounds.partition
         and reached.next_offset < bounds.next_offset
         and reached.paused_at is null;
 end
