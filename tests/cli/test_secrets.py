@@ -13,6 +13,7 @@ from typing import Any
 import asyncpg
 import httpx
 import pytest
+from aiohttp import web
 from http_server import free_port
 from websockets.asyncio.client import connect
 from websockets.exceptions import WebSocketException
@@ -284,3 +285,52 @@ async def test_the_log_of_the_embedded_server_quotes_no_values(tmp_path: Path) -
     logs = list(tmp_path.rglob("postgres.log"))
     assert logs
     assert all(SECRET not in log.read_text() for log in logs)
+
+
+async def _misbehave(request: web.Request) -> web.Response:
+    """A service that fails in many ways, each with what it was sent."""
+    told = await request.text()
+    act = (await request.json())["act"]
+    if act == "break":
+        assert request.transport is not None
+        request.transport.abort()
+    if act == "raise":
+        return web.Response(status=500, text=f"Traceback: {told} {request.headers}")
+    if act == "refuse":
+        return web.json_response({"title": told, "id": "x", "detail": told, "retryable": False}, status=400)
+    return web.Response(status=200 if act == "odd" else 302, text=told, headers={"Location": f"http://127.0.0.1:1/{SECRET}"})
+
+
+async def test_a_dequeuer_shows_neither_payloads_nor_its_password(url: str, folder: Path, app: Penstock, sql: Any) -> None:
+    service = web.Application()
+    service.router.add_route("*", "/{path:.*}", _misbehave)
+    runner = web.AppRunner(service)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    port = runner.addresses[0][1]
+    await sql.execute('select penstock.create_job_type(\'ship\', \'{"attempts": 1, "time_limit": "3 seconds"}\')')
+    acts = ("break", "raise", "refuse", "away")
+    for act in acts:
+        await app.enqueue("ship", {"act": act, "card": SECRET})
+    password = "s3cret-of-the-service"
+    dequeuer = run(
+        url, folder, "dequeue", PENSTOCK_LOG_LEVEL="debug", DOWNSTREAM_URL=f"http://user:{password}@127.0.0.1:{port}",
+        DOWNSTREAM_WORKER_AUTH=password, PENSTOCK_DOWNSTREAM_TIMEOUT_S="2",
+    )  # fmt: skip
+    try:
+        failed = "select count(*) from penstock.archived_jobs where status = 'failed'"
+
+        async def all_failed() -> bool:
+            assert dequeuer.poll() is None, output(folder)
+            return bool(await sql.fetchval(failed) == len(acts))
+
+        await eventually(all_failed, "every job fails", 60)
+    finally:
+        dequeuer.send_signal(signal.SIGTERM)
+        dequeuer.wait(60)
+        await runner.cleanup()
+    said = output(folder)
+    assert "job_failed" in said, said
+    for secret in (SECRET, password, base64.b64encode(f"user:{password}".encode()).decode()):
+        assert secret not in said, said

@@ -231,6 +231,43 @@ def start_bridge(url: str, gearmand: Gearmand) -> subprocess.Popen[str]:
     )  # fmt: skip
 
 
+async def test_the_log_of_a_bridge_shows_no_payload(url: str, gearmand: Gearmand, caller: Caller, tmp_path: Path) -> None:
+    secret = "s3cret-in-the-payload"
+    log = tmp_path / "bridge.log"
+    environment = {**os.environ, "PENSTOCK_DATABASE_URL": url, "PENSTOCK_LOG_LEVEL": "debug"}
+    with log.open("wb") as out:
+        bridge = subprocess.Popen(
+            [sys.executable, "-m", "penstock", "gearman", "--server", f"127.0.0.1:{gearmand.port}", "--timeout", "1"],
+            env=environment,
+            stdout=out,
+            stderr=out,
+        )
+    bad = gearmand.worker("officememos_bob", "sh", "-c", f"echo {secret}; exit 1")
+    try:
+        await eventually(lambda: gearmand.workers_of("fanout"), "the bridge", 60)
+        await caller.call("subscribe_fanout", BOB.encode())
+        for refused in (
+            f"nonsense {secret}",
+            json.dumps({"topic": "a b", "payload": secret}),
+            f'{{"payload": "{secret}"}}',
+        ):
+            assert (await caller.call("fanout", refused.encode()))[0] == "refused"
+        memo = json.dumps({"topic": "officememos", "payload": secret})
+        assert (await caller.call("fanout", memo.encode()))[0] == "refused"
+        bad.kill()
+        gearmand.kill()
+        gearmand.start()
+        await eventually(lambda: gearmand.workers_of("fanout"), "the return of the bridge", 60)
+    finally:
+        bad.kill()
+        bad.communicate()
+        bridge.send_signal(signal.SIGTERM)
+        assert bridge.wait(60) == 0
+    said = log.read_text()
+    assert "gearman" in said
+    assert secret not in said, said
+
+
 @pytest.mark.chaos
 async def test_several_bridges_share_the_work_and_a_killed_one_needs_no_clean_up(
     url: str, gearmand: Gearmand, inbox: Path
