@@ -222,6 +222,13 @@ async def test_what_retention_dropped_is_gone_or_skipped(client: httpx.Client, s
     assert data(member.read(gone="latest")) == []
 
 
+def test_a_misspelled_key_of_an_event_is_refused(client: httpx.Client) -> None:
+    stream = create(client)
+    answer = client.post(f"/v1/streams/{stream}/events", json={"data": 1, "kye": "acme"})
+    assert (answer.status_code, "kye" in answer.text) == (400, True)
+    assert data(Member(client, stream).read()) == []
+
+
 def test_a_member_notes_that_it_fails(client: httpx.Client) -> None:
     stream = create(client)
     append_lines(client, stream, [{"data": n} for n in range(3)])

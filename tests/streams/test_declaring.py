@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Annotated, Any, NamedTuple, NewType
 
+import asyncpg
 import pytest
 from pydantic import BaseModel, ConfigDict, Field
 from typing_extensions import TypedDict
@@ -102,6 +103,15 @@ async def test_an_event_without_the_field_of_its_key_is_refused_and_not_appended
     assert placed.partition == partition_of("acme", 4)
     await orders.append({"custmer": None})
     assert sum(bounds.next for bounds in (await orders.bounds()).values()) == 2
+
+
+async def test_a_misspelled_key_is_refused_in_sql_too(app: Penstock, sql: asyncpg.Connection[Any]) -> None:
+    orders = app.stream("orders", partitions=1)
+    await orders.declare()
+    for function in ("append_json", "append_each_json"):
+        with pytest.raises(asyncpg.PostgresError, match="kye"):
+            await sql.fetch(f"select * from penstock.{function}('orders', $1::jsonb)", '[{"data": 1, "kye": "acme"}]')
+    assert await orders.read(0) == []
 
 
 async def test_keys_can_be_optional(app: Penstock) -> None:
