@@ -19,7 +19,7 @@ from typing import Any
 import asyncpg
 from proxy import Proxy
 from queue_chaos import new_id, seeded, until_taken, was_taken
-from seeking import until_found
+from seeking import end_if_cancelled, until_found
 
 from checker.history import Event, Gone, read
 from checker.jobs import Final, History, Rules, check_jobs
@@ -136,6 +136,7 @@ class Producers:
                     await self.enqueue(calls, pauses)
                     break
                 except (PenstockError, OSError, asyncpg.PostgresError, asyncpg.InterfaceError):
+                    end_if_cancelled()
                     await asyncio.sleep(0.05)
             committed = time.monotonic()
             for place, job in enumerate(job for call in calls for job in call):

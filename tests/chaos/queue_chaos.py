@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from seeking import until_found
+from seeking import end_if_cancelled, until_found
 
 from checker.history import SLACK_S, Event, Gone, read, runs_of
 from checker.jobs import Final, History, Planned, Rules, check_jobs
@@ -233,6 +233,7 @@ class Workload:
             try:
                 return await call()
             except PenstockError:
+                end_if_cancelled()
                 await asyncio.sleep(0.05)
 
 

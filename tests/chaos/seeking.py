@@ -46,3 +46,10 @@ async def until_found(
     finally:
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
+
+
+def end_if_cancelled() -> None:
+    """For loops that go on after errors: one of a call that was cancelled may have taken the place of the cancellation."""
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError
