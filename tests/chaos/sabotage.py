@@ -70,19 +70,25 @@ _LEASE = r"and \(given\.(given_)?lease is null or job\.lease = given\.(given_)?l
 # The heartbeat offers only what has no owner: it stands behind the check of `take`.
 _OTHERS = "and slots.owner is distinct from p_member"
 _TAKE = (Edit("take", r"and slots\.owner is null", _OTHERS), Edit("member_heartbeat", r"and slots\.owner is null", _OTHERS))
+# That a deaf worker runs on is not what is sought.
+_NOT_DEAF = "P4(?!.* ran on on )"
+# Nor that a run of a few seconds leaves something undone.
+_NOT_LATE = "(P4|P7)(?!.* were never )"
 
 QUEUE = {
     "settle without its fence": Sabotage(
         "P4", (Edit("settle", f"{_ATTEMPTS}|{_LEASE}"), Edit("end_attempts", f"{_ATTEMPTS}|{_LEASE}")), long=True
     ),
     "extend without its fence": Sabotage(
-        "P4",
+        _NOT_DEAF,
         (Edit("extend", r"and job\.attempts = given\.attempts\s+and \((?s:.*?)\n                \)"),),
         worker="deaf",
         long=True,
     ),
     # Both workers report success: the one that was taken for dead does not stop either.
-    "settle without the lease": Sabotage("P4", (Edit("settle", _LEASE), Edit("end_attempts", _LEASE)), worker="deaf", long=True),
+    "settle without the lease": Sabotage(
+        _NOT_DEAF, (Edit("settle", _LEASE), Edit("end_attempts", _LEASE)), worker="deaf", long=True
+    ),
     "recovery of workers that live": Sabotage(
         "P4.*taken for dead",
         (Edit("recover", r"\(seen_at \+ dead_after < moment and suspected_at > seen_at and [^)]*\)", "true"),),
@@ -130,7 +136,7 @@ POOLS = {
     "members without a fence": Sabotage("P6", worker="unfenced_member", long=True),
     "what was lost runs on": Sabotage("P6", worker="deaf", long=True),
     "settle without its fence": Sabotage(
-        "P4",
+        "P4.*(took effect|was settled|succeeded with|after it succeeded|was archived)",
         (Edit("settle", f"{_ATTEMPTS}|{_LEASE}"), Edit("end_attempts", f"{_ATTEMPTS}|{_LEASE}")),
         worker="deaf",
         long=True,
@@ -164,7 +170,7 @@ _COMMIT = (
 
 STREAMS = {
     "commit before handling": Sabotage("P7.*was committed before it was handled", worker="commit_before_handling"),
-    "commit without an epoch": Sabotage("P4|P7", _COMMIT, long=True),
+    "commit without an epoch": Sabotage(_NOT_LATE, _COMMIT, long=True),
     "exactly once in two transactions": Sabotage("P4.*written.*by the group exact", worker="two_transactions"),
     "offsets with holes": Sabotage(
         "P7.*not dense",
@@ -181,5 +187,5 @@ STREAMS = {
     ),
     "members without a fence": Sabotage("P4.*was handled by", worker="unfenced_member", long=True),
     "revocation that nobody heeds": Sabotage("P4.*was handled by", worker="revocation_ignored", long=True),
-    "taking a partition that has an owner": Sabotage("P4|P7", _TAKE, long=True),
+    "taking a partition that has an owner": Sabotage(_NOT_LATE, _TAKE, long=True),
 }
