@@ -106,6 +106,9 @@ async def main(count: int) -> None:
             if len(members) < MEMBERS:
                 members.append(asyncio.create_task(member(database.url, stops[len(members)])))
             appended += len(await stream.append_many(batch))
+        # Few flights are appended before all members have joined.
+        while len(members) < MEMBERS:
+            members.append(asyncio.create_task(member(database.url, stops[len(members)])))
         stops[0].set()
         await members[0]
         while any(lag.lag for lag in await stream.lag("aircraft-days")):
