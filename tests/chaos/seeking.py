@@ -15,7 +15,7 @@ from penstock import PenstockError
 T = TypeVar("T")
 _LOOK_EVERY_S = 1.5
 # True of each run while it goes on.
-_UNFINISHED = re.compile("were never (handled|written)|nobody appended|after the drain|never ran|P9:")
+UNFINISHED = re.compile("were never (handled|written)|nobody appended|after the drain|never ran|P9:")
 
 
 async def until_found(
@@ -39,7 +39,7 @@ async def until_found(
                 break
             # What is away at this moment says nothing.
             with suppress(PenstockError, OSError, asyncpg.PostgresError, asyncpg.InterfaceError):
-                violations = [each for each in await look() if not _UNFINISHED.search(each)]
+                violations = [each for each in await look() if not UNFINISHED.search(each)]
                 if any(re.match(sought, each) for each in violations):
                     return found(violations)
         return running.result()
