@@ -120,7 +120,7 @@ class Runner:
         settings: Places of each group.
         settle: Takes each result.
         report_progress: Takes each word of progress.
-        room_made: Called when places became free.
+        room_made: Called soon after places became free.
         begin_all: Whether each job is marked as begun before it starts, not only one that may be started once.
         may_start: Whether this process still owns what it claimed for its queues.
     """
@@ -148,6 +148,7 @@ class Runner:
         self._types = types
         self._settle = settle
         self._room_made = room_made
+        self._room_told = False
         self._settings = settings
         self._places: dict[Group, int] = {
             "async": settings.concurrency,
@@ -425,6 +426,13 @@ class Runner:
         self._forget_lease(running.lease)
         if settlement is not None:
             self._settle(settlement)
+        if not self._room_told:
+            # Once for all that finish in this round of the loop.
+            self._room_told = True
+            self.loop.call_soon(self._tell_of_room)
+
+    def _tell_of_room(self) -> None:
+        self._room_told = False
         self._room_made()
 
     def _forget_lease(self, lease: int) -> None:

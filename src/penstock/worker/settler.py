@@ -49,10 +49,12 @@ class Settler:
 
     def settle(self, result: Settlement) -> None:
         """Take a result; it is written soon."""
+        if not self._results:
+            self._idle.clear()
+            self._arrived.set()
         self._results.append(result)
-        self._progress.pop(result.id, None)
-        self._idle.clear()
-        self._arrived.set()
+        if self._progress:
+            self._progress.pop(result.id, None)
 
     def progress(self, id: UUID, held: Held, text: str) -> None:
         """Take a word about a running job, JSON text; the last one of a second is written, under the lease of that moment."""

@@ -161,7 +161,7 @@ class Worker:
             self._database,
             types,
             self._settings,
-            settle,
+            settle if self._pools else settler.settle,
             settler.progress,
             room_made,
             begin_all=self._holds_as == "dispatcher",
