@@ -72,7 +72,8 @@ def declare() -> None:
 
 
 declare()
-threading.Thread(target=watch, name="watch", daemon=True).start()
+if "CHAOS_HISTORY" in os.environ:  # it is a worker of a run; tests import this too
+    threading.Thread(target=watch, name="watch", daemon=True).start()
 if os.environ.get("CHAOS_SABOTAGE"):
     import broken_worker
 

@@ -333,7 +333,7 @@ def test_a_tour_of_the_pools(url: str, tmp_path: Path) -> None:
         assert json.loads(penstock(url, "pools", "key", "tenants", "acme", "--json").stdout)["owner"] == id
         assert "3 jobs a turn" in penstock(url, "pools", "weight", "tenants", "acme", "3").stdout
         assert json.loads(penstock(url, "pools", "create", "others", "--slots", "4", "--json").stdout)["slots"] == 4
-        assert "started: acme" in penstock(url, "pools", "start", "others", "acme", '{"n": 1}').stdout
+        assert "starting: acme" in penstock(url, "pools", "start", "others", "acme", '{"n": 1}').stdout
         assert "another payload" in penstock(url, "pools", "start", "others", "acme", "2").stderr
         assert "notified: acme" in penstock(url, "pools", "notify", "others", "acme", "1").stdout
         (job,) = json.loads(penstock(url, "pools", "standing", "others", "--json").stdout)

@@ -121,7 +121,7 @@ def test_jobs_of_pools_and_standing_jobs(plain: Penstock) -> None:
     @pool.standing
     async def watch(standing: Any) -> None: ...
 
-    assert sync.start(pool, "acme") == "started"
+    assert sync.start(pool, "acme") == "starting"
     assert sync.start(pool, "acme") == "unchanged"
     sync.notify(pool, "acme", {"hello": 1})
     assert sync.reconcile(pool, {"other": {}}) == (1, 0, 1)

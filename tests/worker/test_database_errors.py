@@ -86,9 +86,10 @@ async def test_a_worker_outlives_the_cancellation_of_its_calls(url: str, sql: as
                 await sql.execute("lock table penstock.queued_jobs in access exclusive mode")
                 cancel = (
                     "select count(pg_cancel_backend(pid)) from pg_stat_activity"
-                    " where query like '%penstock.claim(%' and wait_event_type = 'Lock' and pid <> pg_backend_pid()"
+                    " where query like any (array['%penstock.claim(%', '%penstock.wait_for_jobs(%'])"
+                    " and wait_event_type = 'Lock' and pid <> pg_backend_pid()"
                 )
-                await eventually(lambda: sql.fetchval(cancel), "a claim that waits")
+                await eventually(lambda: sql.fetchval(cancel), "a call of the claimer that waits")
             await app.wait((await steady.enqueue()).id)
 
 
