@@ -157,6 +157,11 @@ async def test_every_limit_of_a_call_is_bounded(there: Sql) -> None:
     assert tried > 60, "the catalogue was not read"
 
 
+def _refusal_of_span(connection: Sql, span: str) -> str:
+    """Before PostgreSQL 17 there is no infinite interval: the text is none."""
+    return "22007" if span == "infinity" and connection.get_server_version().major < 17 else "PS400"
+
+
 @pytest.mark.parametrize("span", ["infinity", "178000000 years", "-178000000 years", "9999 years"])
 @pytest.mark.parametrize(
     "call",
@@ -173,7 +178,7 @@ async def test_every_limit_of_a_call_is_bounded(there: Sql) -> None:
 async def test_a_span_of_time_is_one_that_can_be_waited_for(there: Sql, call: str, span: str) -> None:
     with pytest.raises(asyncpg.PostgresError) as refused:
         await there.fetch(call.format(span))
-    assert refused.value.sqlstate == "PS400"  # type: ignore[attr-defined]
+    assert refused.value.sqlstate == _refusal_of_span(there, span)  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("span", ["infinity", "178000000 years", "367 days"])
@@ -186,7 +191,7 @@ async def test_a_failed_job_is_not_put_off_for_ever(there: Sql, span: str) -> No
     mine = [job["id"]], [job["attempts"]], [job["lease"]]
     with pytest.raises(asyncpg.PostgresError) as refused:
         await there.fetch(settle, *mine, span)
-    assert refused.value.sqlstate == "PS400"  # type: ignore[attr-defined]
+    assert refused.value.sqlstate == _refusal_of_span(there, span)  # type: ignore[attr-defined]
     assert (
         await there.fetchval(
             f"select outcome from ({settle}) as settled",
