@@ -183,7 +183,7 @@ STREAMS = {
         ),
     ),
     "producers that are not known again": Sabotage(
-        "P10.*was appended", (Edit("last_batch", r"is_repeated := p_sequence <= batch\.sequence", "is_repeated := false"),)
+        "P10.*was appended", (Edit("last_batch", r"is_repeated := p_sequence <= last", "is_repeated := false"),)
     ),
     "members without a fence": Sabotage("P4.*was handled by", worker="unfenced_member", long=True),
     "revocation that nobody heeds": Sabotage("P4.*was handled by", worker="revocation_ignored", long=True),

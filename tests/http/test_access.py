@@ -82,6 +82,29 @@ def test_each_role_may_what_it_may(with_users: Served, role: str) -> None:
                     assert response.json()["id"] == "forbidden"
 
 
+def test_the_name_of_a_producer_belongs_to_the_user(with_users: Served) -> None:
+    """One user cannot use up the numbers of another's producer, nor can the server's own role."""
+    with with_users.client(auth=("adminer", "admin-secret-word")) as client:
+        assert client.post("/v1/streams", json={"name": "owned", "partitions": 1}).status_code == 201
+
+        def append(user: str, secret: str, sequence: int) -> dict[str, Any]:
+            params: dict[str, Any] = {"producer": "nightly", "sequence": sequence}
+            answer = client.post(
+                "/v1/streams/owned/events", params=params, json={"data": user}, auth=(user, f"{secret}-secret-word")
+            )
+            assert answer.status_code == 201, answer.text
+            appended: dict[str, Any] = answer.json()
+            return appended
+
+        assert append("enqueueer", "enqueue", 1_000_000)["appended"] == 1
+        for sequence, offset in ((1, 1), (2, 2), (2, 2)):
+            assert (found := append("worker", "work", sequence))["duplicate"] is False
+            assert (found["appended"], found["offset"]) == (1, offset)
+        assert append("worker", "work", 1)["duplicate"] is True
+        events = client.get("/v1/streams/owned/events").json()["events"]
+        assert [event["data"] for event in events] == ["enqueueer", "worker", "worker"]
+
+
 def test_a_restricted_user_sees_only_its_types(with_users: Served) -> None:
     with (
         with_users.client(auth=("narrow", "narrow-secret-word")) as client,

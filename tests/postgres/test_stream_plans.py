@@ -87,3 +87,40 @@ async def test_commits_are_hot_updates(sql: Sql) -> None:
     after = await sql.fetchrow(counts)
     assert after["n_tup_upd"] - before["n_tup_upd"] == 50 * len(WANTED)
     assert after["n_tup_hot_upd"] - before["n_tup_hot_upd"] >= 0.95 * 50 * len(WANTED)
+
+
+@pytest.mark.parametrize("statistics", ["missing", "fresh"])
+async def test_a_numbered_append_looks_its_producer_up_once_and_updates_it_hot(sql: Sql, statistics: str) -> None:
+    await sql.execute("alter table penstock.stream_producers set (autovacuum_enabled = off)")
+    append = "select * from penstock.append_many('log', array['1'::json], p_producer => 'p', p_sequence => $1)"
+    await sql.fetch(append, 1)
+    await sql.execute(
+        """
+        insert into penstock.stream_producers (stream, producer, role, sequence, partitions, first_offsets, counts, seen_at)
+        select stream, name, 'role' || n, 1, '{}', '{}', '{}', now()
+        from penstock.stream_producers, unnest(array['p', 'q', 'r']) as name, generate_series(1, 2000) as n
+        """
+    )
+    if statistics == "fresh":
+        await sql.execute("analyze penstock.stream_producers")
+    counts = """
+        select seq_scan, idx_scan, n_tup_ins, n_tup_upd, n_tup_hot_upd
+        from pg_stat_user_tables
+        where relid = 'penstock.stream_producers'::regclass
+    """
+    await sql.execute("select pg_stat_force_next_flush()")
+    before = await sql.fetchrow(counts)
+    for sequence in range(2, 52):
+        assert len(await sql.fetch(append, sequence)) == 1
+    await sql.execute("select pg_stat_force_next_flush()")
+    after = await sql.fetchrow(counts)
+    changed = {name: after[name] - before[name] for name in before.keys()}  # noqa: SIM118
+    assert changed["n_tup_hot_upd"] >= 45
+    # One look-up, and one update, each by the key.
+    assert changed | {"n_tup_hot_upd": 50} == {
+        "seq_scan": 0,
+        "idx_scan": 100,
+        "n_tup_ins": 0,
+        "n_tup_upd": 50,
+        "n_tup_hot_upd": 50,
+    }

@@ -1,15 +1,21 @@
-"""Producers whose appends can be repeated: through restarts, cancelled calls, and names that two writers share."""
+"""Producers whose appends can be repeated: through restarts, cancelled calls, and names that two writers or two roles share."""
 
 from __future__ import annotations
 
 import asyncio
+import secrets
+from collections.abc import AsyncIterator
 from typing import Any, TypeAlias
+from urllib.parse import urlsplit, urlunsplit
 
 import asyncpg
 import pytest
 
 from conftest import eventually
 from penstock import Conflict, InvalidInput, NewEvent, Penstock, Stream
+from penstock.postgres import migrate
+from penstock.postgres.database import Database
+from penstock.settings import Settings
 
 Sql: TypeAlias = "asyncpg.Connection[Any]"
 
@@ -90,3 +96,128 @@ async def test_keys_and_headers_are_bounded_as_payloads_are(app: Penstock, key: 
     events = app.stream("events", int, partitions=1)
     with pytest.raises(InvalidInput, match="larger than"):
         await events.append(1, key=key, headers=headers)
+
+
+@pytest.fixture
+async def other_url(app: Penstock, url: str, sql: Sql) -> AsyncIterator[str]:
+    """The database as another role sees it that may append."""
+    role = f"producer_{secrets.token_hex(4)}"
+    await sql.execute(f"create role {role} login")
+    await sql.execute("select penstock.grant_access($1::name, 'producer')", role)
+    yield urlunsplit(urlsplit(url)._replace(netloc=f"{role}@{urlsplit(url).netloc.rpartition('@')[2]}"))
+    await sql.execute(f"drop owned by {role}; drop role {role}")
+
+
+ROUTED = "select * from penstock.append_routed('events', 1, '{0}', '{1}', array[$1::json], p_producer => 'p', p_sequence => $2)"
+MANY = "select * from penstock.append_many('events', array[$1::json], p_producer => 'p', p_sequence => $2)"
+
+
+@pytest.mark.parametrize("append", [pytest.param(ROUTED, id="routed"), pytest.param(MANY, id="many")])
+async def test_a_role_cannot_use_up_the_numbers_of_another(app: Penstock, sql: Sql, other_url: str, append: str) -> None:
+    events = app.stream("events", int, partitions=1)
+    await events.ready()
+    hostile = await asyncpg.connect(other_url)
+    try:
+        assert len(await hostile.fetch(append, "0", 1_000_000)) == 1
+        assert len(await sql.fetch(append, "1", 1)) == 1
+        assert len(await sql.fetch(append, "2", 2)) == 1
+        # Nor does the later one end the numbers of the earlier one; and each repeats its own batches alone.
+        assert len(await hostile.fetch(append, "3", 1_000_001)) == 1
+        assert [tuple(row) for row in await sql.fetch(append, "2", 2)] == [(0, 2, 1)]
+        assert await sql.fetch(append, "1", 1) == []
+        with pytest.raises(asyncpg.PostgresError, match="the last was 2"):
+            await sql.fetch(append, "4", 1_000_002)
+    finally:
+        await hostile.close()
+    assert await contents(events) == [0, 1, 2, 3]
+
+
+async def test_two_roles_with_one_name_go_on_each_after_its_own_last_batch(app: Penstock, other_url: str) -> None:
+    events = app.stream("events", int, partitions=1)
+    async with Penstock(other_url) as others:
+        same = others.stream("events", int, partitions=1)
+        for run in range(3):
+            await events.producer("importer").append(run)
+            theirs = same.producer("importer")
+            await theirs.append_many([run + 10, run + 20])
+            await theirs.append(run + 30)
+            assert theirs.sequence == 2 * run + 2
+        # What was sent already is known to each by its own numbers.
+        assert await events.producer("importer", sequence=2).append(2)
+        assert await same.producer("importer", sequence=5).append(32)
+    assert sorted(await contents(events)) == [0, 1, 2, 10, 11, 12, 20, 21, 22, 30, 31, 32]
+
+
+@pytest.mark.parametrize("number", [-(2**63), -1])
+async def test_a_number_below_zero_is_refused(app: Penstock, sql: Sql, number: int) -> None:
+    await app.stream("events", int, partitions=1).ready()
+    with pytest.raises(asyncpg.PostgresError, match=f"invalid producer or sequence: p, {number}") as refused:
+        await sql.fetch(MANY, "1", number)
+    assert refused.value.sqlstate == "PS400"
+
+
+async def test_the_highest_number_can_be_repeated(app: Penstock, sql: Sql) -> None:
+    await app.stream("events", int, partitions=1).ready()
+    for _ in range(2):
+        assert [tuple(row) for row in await sql.fetch(MANY, "1", 2**63 - 1)] == [(0, 0, 1)]
+
+
+async def test_a_name_from_before_roles_goes_to_the_first_role_that_appends_under_it(
+    url: str, sql: Sql, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    early = tuple(file for file in migrate._files("tables") if file.name < "0034")
+    later = migrate._files("functions")
+    await sql.execute("drop schema penstock cascade")
+    database = f'"{await sql.fetchval("select current_database()")}"'
+    # The functions of today name columns that tables of before do not have.
+    await sql.execute(f"alter database {database} set check_function_bodies = off")
+    with monkeypatch.context() as patch:
+        patch.setattr(migrate, "_files", lambda kind: early if kind == "tables" else later)
+        assert (await migrate.migrate(Database(url, Settings()))).tables == [file.name for file in early]
+    await sql.execute(f"alter database {database} reset check_function_bodies")
+    await sql.execute("select penstock.create_stream('events', 1)")
+    assert await sql.fetchval("select event_offset from penstock.append('events', '-1')") == 0
+    digest = "penstock.digest_of(array['41'::json], null, null, null, null)"
+    await sql.execute(
+        f"""
+        insert into penstock.stream_producers (stream, producer, sequence, partitions, first_offsets, counts, seen_at, digest)
+        select id, noted.name, 41, '{{0}}', '{{0}}', '{{1}}', now() - age, {digest}
+        from penstock.streams, (values ('p', interval '1 day'), ('q', '1 day'), ('old', '31 days')) as noted (name, age)
+        """
+    )
+    assert "0034_producers.sql" in (await migrate.migrate(Database(url, Settings()))).tables
+    await sql.execute("do $$ begin create role test_producer; exception when duplicate_object then null; end $$")
+    await sql.execute("select penstock.grant_access('test_producer', 'producer')")
+
+    # The batch that it had appended before is known, and it goes on after it.
+    owner = await sql.fetchval("select session_user")
+    assert await sql.fetchval("select penstock.last_sequence('events', 'p')") == 41
+    assert await sql.fetch(MANY, "40", 40) == []
+    assert [tuple(row) for row in await sql.fetch(MANY, "41", 41)] == [(0, 0, 1)]
+    assert len(await sql.fetch(MANY, "42", 42)) == 1
+    # From then on the name is free for others.
+    await sql.execute("set session authorization test_producer")
+    assert await sql.fetchval("select penstock.last_sequence('events', 'p')") == 0
+    assert len(await sql.fetch(MANY, "1", 1)) == 1
+    # The first that appends need not be the owner; who only looks gets nothing.
+    assert await sql.fetchval("select penstock.last_sequence('events', 'q')") == 41
+    assert len(await sql.fetch(MANY.replace("'p'", "'q'"), "42", 42)) == 1
+    await sql.execute("reset session authorization")
+    assert await sql.fetchval("select penstock.last_sequence('events', 'q')") == 0
+    await sql.execute("select penstock.sweep_streams()")
+    noted = await sql.fetch("select producer, role, sequence from penstock.stream_producers order by producer, sequence desc")
+    assert [tuple(row) for row in noted] == [("p", owner, 42), ("p", "test_producer", 1), ("q", "test_producer", 42)]
+
+
+async def test_writers_of_a_role_that_begin_together_adopt_a_name_from_before_once(app: Penstock, url: str, sql: Sql) -> None:
+    events = app.stream("events", int, partitions=1)
+    await events.producer("p", sequence=40).append(41)
+    await sql.execute("update penstock.stream_producers set role = ''")
+    others = [await asyncpg.connect(url) for _ in range(4)]
+    try:
+        rows = await asyncio.gather(*(other.fetch(MANY, "42", 42) for other in others))
+    finally:
+        for other in others:
+            await other.close()
+    assert [[tuple(row) for row in found] for found in rows] == [[(0, 1, 1)]] * 4
+    assert await contents(events) == [41, 42]

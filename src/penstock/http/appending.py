@@ -29,7 +29,7 @@ class Appending:
         self._appenders: OrderedDict[str, Appender] = OrderedDict()
 
     async def append(
-        self, name: str, columns: Columns, producer: str | None, sequence: int | None
+        self, name: str, columns: Columns, producer: str | None, sequence: int | None, user: str
     ) -> tuple[list[tuple[int, int]], bool]:
         """Append events, all or none.
 
@@ -38,6 +38,7 @@ class Appending:
             columns: The events.
             producer: Name of the producer, whose batches have numbers; None: appended each time.
             sequence: Number of this batch.
+            user: Name of the HTTP user, to whom the producer's name belongs.
 
         Returns:
             Where the first is, as (partition, offset); and whether they are known to be there by this number, False for a batch
@@ -54,7 +55,7 @@ class Appending:
         else:
 
             async def numbered(routed: Routed) -> Sequence[Any]:
-                return await streams.append_routed(self._database, name, routed, producer, sequence)
+                return await streams.append_routed(self._database, name, routed, producer, sequence, user)
 
             receipts = await appender.append_through(columns, numbered)
         return [(place.partition, place.offset) for place in receipts[:1]], len(receipts) == len(columns)

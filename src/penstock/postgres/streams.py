@@ -15,12 +15,13 @@ from penstock.event import Bounds, Chunk, Columns, Lag, Segment, StreamOptions, 
 from penstock.postgres.database import Database, Transaction
 
 _APPEND = (
-    "select * from penstock.append_routed($1, $2, $3, $4, $5::json[], $6::bytea[], $7, $8::json[], $9::timestamptz[], $10, $11)"
+    "select * from penstock.append_routed($1, $2, $3, $4, $5::json[], $6::bytea[], $7, $8::json[], $9::timestamptz[], $10, $11,"
+    " $12)"
 )
 # An array costs the driver more to encode than all the rest of an append; one text costs nothing, and little to take apart.
 _APPEND_JOINED = (
     "select * from penstock.append_routed($1, $2, $3, $4, string_to_array($5::text, e'\\x1e', e'\\x1d')::json[], $6::bytea[],"
-    " string_to_array($7::text, e'\\x1e', e'\\x1d'), $8::json[], $9::timestamptz[], $10, $11)"
+    " string_to_array($7::text, e'\\x1e', e'\\x1d'), $8::json[], $9::timestamptz[], $10, $11, $12)"
 )
 _COMPACTION_S = 3600.0
 # As much as one call may read, see `penstock.read_chunks`.
@@ -133,7 +134,9 @@ async def find_stream(database: Database, name: str) -> StreamRecord | None:
     return None if row is None else _record(row)
 
 
-def append_call(name: str, routed: Routed, producer: str | None = None, sequence: int | None = None) -> tuple[Any, ...]:
+def append_call(
+    name: str, routed: Routed, producer: str | None = None, sequence: int | None = None, user: str | None = None
+) -> tuple[Any, ...]:
     """The statement that appends events, and its parameters. Its rows are (partition, first offset, events)."""
     columns = routed.columns
     payloads = None if columns.bytes else columns.payloads
@@ -155,6 +158,7 @@ def append_call(name: str, routed: Routed, producer: str | None = None, sequence
         columns.times,
         producer,
         sequence,
+        user,
     )
 
 
@@ -211,13 +215,17 @@ async def append_routed(
     routed: Routed,
     producer: str | None = None,
     sequence: int | None = None,
+    user: str | None = None,
 ) -> list[Any]:
-    """Append events. Returns (partition, first offset, events) of each chunk. Raises `Outgrown` when the width is another."""
-    return await database.fetch(*append_call(name, routed, producer, sequence))
+    """Append events. Returns (partition, first offset, events) of each chunk. Raises `Outgrown` when the width is another.
+
+    The name of a producer belongs to the database role, and within it to the user for whom the role appends, if any.
+    """
+    return await database.fetch(*append_call(name, routed, producer, sequence, user))
 
 
 async def last_sequence(database: Database, name: str, producer: str) -> int:
-    """Number of the last batch of a producer; 0: none."""
+    """Number of the last batch of a producer of this database role; 0: none."""
     return int(await database.fetchval("select penstock.last_sequence($1, $2)", name, producer, retry=True))
 
 

@@ -13,7 +13,7 @@ from fastapi import Header, Query, Request, Response
 from penstock.errors import InvalidInput, OffsetGone, PenstockError
 from penstock.event import Bounds, StreamRecord
 from penstock.http import bodies, live
-from penstock.http.api.common import Wait, answer, body_of, limited_body, needs, router, service_of
+from penstock.http.api.common import Wait, answer, body_of, limited_body, needs, principal_of, router, service_of
 from penstock.http.api.streams import StreamName, find_stream
 from penstock.http.auth import Role
 from penstock.http.errors import ApiError, bad_json, from_penstock, invalid_parameter
@@ -35,7 +35,9 @@ _FOLLOWED = 'retry: 1000\n\nid: 0:18,1:4\ndata: {"partition":0,"offset":17,"key"
 Producer = Annotated[
     str | None,
     Query(
-        description="Name of the producer, one for each writer, for appends that can be repeated.", min_length=1, max_length=200
+        description="Name of the producer, one for each writer of this user, for appends that can be repeated.",
+        min_length=1,
+        max_length=200,
     ),
 ]
 Sequence = Annotated[
@@ -59,7 +61,7 @@ async def append(request: Request, name: StreamName, producer: Producer = None, 
         raise invalid_parameter("Invalid producer", request.url.path, "It has a character that cannot be stored")
     record = await find_stream(request, name)
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    part = _Append(service, record, producer, sequence)
+    part = _Append(service, record, producer, sequence, principal_of(request).name)
     if kind == _NDJSON:
         return answer(await part.lines(request), 201)
     return answer(await part.one(request), 201)
@@ -68,11 +70,12 @@ async def append(request: Request, name: StreamName, producer: Producer = None, 
 class _Append:
     """One request that appends."""
 
-    def __init__(self, service: Service, record: StreamRecord, producer: str | None, sequence: int | None) -> None:
+    def __init__(self, service: Service, record: StreamRecord, producer: str | None, sequence: int | None, user: str) -> None:
         self._service = service
         self._record = record
         self._producer = producer
         self._sequence = sequence
+        self._user = user
         self._last: int | None = None
         self._gathered = Appendix(record)
         self._line = 0
@@ -113,7 +116,7 @@ class _Append:
         if not events:
             return None
         positions, done = await self._service.appending.append(
-            self._record.name, self._gathered.columns(), self._producer, self._sequence
+            self._record.name, self._gathered.columns(), self._producer, self._sequence, self._user
         )
         self._last = self._sequence
         if self._sequence is not None:

@@ -567,38 +567,70 @@ comment on function penstock.digest_of(json[], bytea[], text[], json[], timestam
     'Part of append: tells a batch of a producer from another one, by payloads, keys, headers and times.';
 
 create or replace function penstock.last_batch(
-    p_stream integer, p_producer text, p_sequence bigint, p_digest numeric,
-    out is_repeated boolean, out batch penstock.stream_producers
+    p_stream integer, p_producer text, p_user text, p_sequence bigint, p_digest numeric,
+    out is_repeated boolean, out last bigint, out partitions integer[], out first_offsets bigint[], out counts integer[]
 )
 language plpgsql
 as $$
+declare
+    last_digest numeric;
 begin
     is_repeated := false;
     if p_producer is null then
         return;
     end if;
-    if p_sequence is null or length(p_producer) not between 1 and 200 then
+    if p_sequence is null or p_sequence < 0 or length(p_producer) not between 1 and 200 then
         raise exception 'invalid producer or sequence: %, %', left(p_producer, 100), coalesce(p_sequence::text, 'null')
-            using errcode = 'PS400', hint = 'A producer has a name of up to 200 characters, and numbers its batches one by one.';
+            using errcode = 'PS400',
+                  hint = 'A producer has a name of up to 200 characters, and numbers its batches one by one, not below zero.';
     end if;
-    insert into penstock.stream_producers (stream, producer, sequence, partitions, first_offsets, counts, seen_at)
-    values (p_stream, p_producer, p_sequence - 1, '{}', '{}', '{}', penstock.clock())
-    on conflict do nothing;
-    select * into batch from penstock.stream_producers where stream = p_stream and producer = p_producer for update;
-    if p_sequence > batch.sequence + 1 then
-        raise exception 'batch % of producer % is not the next one: the last was %', p_sequence, p_producer, batch.sequence
+    if length(p_user) > 200 then
+        raise exception 'invalid user: %', quote_literal(left(p_user, 100))
+            using errcode = 'PS400', hint = 'The name of a user for whom a producer appends has up to 200 characters.';
+    end if;
+    -- Append runs with the rights of the schema's owner; session_user is who called it. A producer's name belongs to
+    -- the role that appends: one role cannot use up the numbers of another.
+    select noted.sequence, noted.digest, noted.partitions, noted.first_offsets, noted.counts
+    into last, last_digest, partitions, first_offsets, counts
+    from penstock.stream_producers as noted
+    where noted.stream = p_stream
+        and noted.producer = p_producer
+        and noted.role = session_user::text
+        and noted.user_name = coalesce(p_user, '')
+    for update;
+    if not found then
+        -- A row from before roles goes to the first that appends under its name.
+        update penstock.stream_producers as early
+        set role = session_user, user_name = coalesce(p_user, '')
+        where early.stream = p_stream and early.producer = p_producer and early.role = '' and early.user_name = '';
+        if not found then
+            insert into penstock.stream_producers (stream, producer, role, user_name, sequence, partitions, first_offsets, counts, seen_at)
+            values (p_stream, p_producer, session_user, coalesce(p_user, ''), p_sequence - 1, '{}', '{}', '{}', penstock.clock())
+            on conflict do nothing;
+        end if;
+        select noted.sequence, noted.digest, noted.partitions, noted.first_offsets, noted.counts
+        into last, last_digest, partitions, first_offsets, counts
+        from penstock.stream_producers as noted
+        where noted.stream = p_stream
+            and noted.producer = p_producer
+            and noted.role = session_user::text
+            and noted.user_name = coalesce(p_user, '')
+        for update;
+    end if;
+    if p_sequence - 1 > last then
+        raise exception 'batch % of producer % is not the next one: the last was %', p_sequence, p_producer, last
             using errcode = 'PS409', hint = 'A batch before it is missing; append that one first.';
     end if;
-    is_repeated := p_sequence <= batch.sequence;
-    if p_sequence = batch.sequence and batch.digest <> p_digest then
+    is_repeated := p_sequence <= last;
+    if p_sequence = last and last_digest <> p_digest then
         raise exception 'batch % of producer % was another one', p_sequence, p_producer
             using errcode = 'PS409',
                   hint = 'Each writer needs a name of its own, and goes on after its last batch: select penstock.last_sequence(stream, producer);';
     end if;
 end
 $$;
-comment on function penstock.last_batch(integer, text, bigint, numeric) is
-    'Part of append: locks the producer and says whether this batch of it was appended before. PS409 when one is missing in between, and when its last one was another.';
+comment on function penstock.last_batch(integer, text, text, bigint, numeric) is
+    'Part of append: locks the producer of the caller''s role and says whether this batch of it was appended before. PS409 when one is missing in between, and when its last one was another.';
 
 create or replace function penstock.last_sequence(p_stream text, p_producer text)
 returns bigint
@@ -607,12 +639,23 @@ stable
 security definer
 set search_path = penstock, pg_temp
 as $$
+    -- Of the caller's role, or one from before roles, which that would continue.
     select coalesce(
-        (select sequence from penstock.stream_producers where stream = (penstock.require_stream(p_stream)).id and producer = p_producer),
+        (
+            select sequence
+            from penstock.stream_producers
+            where stream = (penstock.require_stream(p_stream)).id
+                and producer = p_producer
+                and role in (session_user::text, '')
+                and user_name = ''
+            order by role desc
+            limit 1
+        ),
         0
     )
 $$;
-comment on function penstock.last_sequence(text, text) is 'Number of the last batch that a producer appended; 0: none, or it was not seen for 30 days.';
+comment on function penstock.last_sequence(text, text) is
+    'Number of the last batch that a producer of the caller''s role appended; 0: none, or it was not seen for 30 days.';
 
 create or replace function penstock.append_routed(
     p_stream text,
@@ -625,7 +668,8 @@ create or replace function penstock.append_routed(
     p_headers json[] default null,
     p_times timestamptz[] default null,
     p_producer text default null,
-    p_sequence bigint default null
+    p_sequence bigint default null,
+    p_user text default null
 )
 returns table (partition integer, first_offset bigint, events integer)
 language plpgsql
@@ -650,11 +694,11 @@ begin
     end if;
     if p_producer is not null then
         given_digest := penstock.digest_of(p_data, p_bytes, p_keys, p_headers, p_times);
-        select * into told from penstock.last_batch(stream.id, p_producer, p_sequence, given_digest);
+        select * into told from penstock.last_batch(stream.id, p_producer, p_user, p_sequence, given_digest);
         if told.is_repeated then
             return query
-            select repeated.* from unnest((told.batch).partitions, (told.batch).first_offsets, (told.batch).counts) as repeated
-            where (told.batch).sequence = p_sequence;
+            select repeated.* from unnest(told.partitions, told.first_offsets, told.counts) as repeated
+            where told.last = p_sequence;
             return;
         end if;
         return query
@@ -670,7 +714,10 @@ begin
                 (partitions, first_offsets, counts) = (
                     select array_agg(appended.partition), array_agg(appended.first_offset), array_agg(appended.events) from appended
                 )
-            where stream_producers.stream = stream.id and producer = p_producer
+            where stream_producers.stream = stream.id
+                and producer = p_producer
+                and role = session_user::text
+                and user_name = coalesce(p_user, '')
         )
         select * from appended;
     else
@@ -680,8 +727,8 @@ begin
     end if;
 end
 $$;
-comment on function penstock.append_routed(text, integer, integer[], integer[], json[], bytea[], text[], json[], timestamptz[], text, bigint) is
-    'The fast append, for clients that route keys themselves (partition_of, the same in every language): events sorted by partition, p_counts[i] of them for p_partitions[i], at most 1,000 each; p_width is the number of partitions that they were routed for (PS412 when it is another one by now: route anew). With a producer and its batch number a repeated batch is not appended again, and gets the answer of the first time. Returns where each chunk begins, in the given order within each partition. The partitions stay locked until the caller commits.';
+comment on function penstock.append_routed(text, integer, integer[], integer[], json[], bytea[], text[], json[], timestamptz[], text, bigint, text) is
+    'The fast append, for clients that route keys themselves (partition_of, the same in every language): events sorted by partition, p_counts[i] of them for p_partitions[i], at most 1,000 each; p_width is the number of partitions that they were routed for (PS412 when it is another one by now: route anew). With a producer and its batch number a repeated batch is not appended again, and gets the answer of the first time. The name of a producer belongs to the caller''s role, and within it to p_user, the user for whom it appends. Returns where each chunk begins, in the given order within each partition. The partitions stay locked until the caller commits.';
 
 create or replace function penstock.append_many(
     p_stream text,
@@ -760,7 +807,7 @@ begin
 end
 $$;
 comment on function penstock.append_many(text, json[], text[], json[], timestamptz[], bytea[], text, bigint) is
-    'Appends up to 100,000 events, all or none, in the caller''s transaction: payloads (json or bytes, as the stream has it), and for each a key, headers and the time when it happened, all optional. Events of one key keep their order. With a producer and its batch number a repeated batch is not appended again. Returns where each chunk begins. The partitions stay locked until the caller commits.';
+    'Appends up to 100,000 events, all or none, in the caller''s transaction: payloads (json or bytes, as the stream has it), and for each a key, headers and the time when it happened, all optional. Events of one key keep their order. With a producer, a name of the caller''s role, and its batch number a repeated batch is not appended again. Returns where each chunk begins. The partitions stay locked until the caller commits.';
 
 create or replace function penstock.append(
     p_stream text,
