@@ -7,12 +7,16 @@ import json
 import os
 import random
 import time
+from pathlib import Path
+
+import held
 
 from penstock import Batch, Penstock
 
 app = Penstock()
 stream = app.stream("chaos", str, partitions=6)
 SABOTAGE = os.environ.get("CHAOS_SABOTAGE", "")
+HELD = os.environ.get("CHAOS_HELD", "")
 later: set[asyncio.Task[None]] = set()
 
 
@@ -58,7 +62,19 @@ async def plain(batch: Batch[str]) -> None:
 @app.consumer(stream, group="exact", size=50)
 async def exact(batch: Batch[str]) -> None:
     """Write and commit in one transaction, whoever says stop: the database has to refuse what comes too late."""
-    await asyncio.shield(write(batch))
+    await asyncio.shield(keep_and_write(batch) if HELD else write(batch))
+
+
+async def keep_and_write(batch: Batch[str]) -> None:
+    """Now and then the batch is kept until the process has been frozen, for so long that another has the partition."""
+    own = held.Held(batch.partition, batch._fence.epoch, str(os.getpid()))
+    older = held.older_than(Path(HELD), own)
+    if not older and random.random() > 0.02:
+        await write(batch)
+        return
+    with held.noted(Path(HELD), own):
+        await asyncio.to_thread(held.hold, Path(HELD), own, older)
+        await write(batch)
 
 
 async def write(batch: Batch[str]) -> None:
@@ -66,11 +82,12 @@ async def write(batch: Batch[str]) -> None:
     try:
         async with connection.transaction():
             await connection.executemany(
-                "insert into public.chaos_written values ($1, $2, $3)",
-                [(event.partition, event.offset, event.data) for event in batch],
+                "insert into public.chaos_written (partition, event_offset, value, epoch) values ($1, $2, $3, $4)",
+                [(event.partition, event.offset, event.data, batch._fence.epoch) for event in batch],
             )
             if SABOTAGE != "two_transactions":
-                await asyncio.sleep(0.1)
+                # The suspects among events come one by one, in hundreds.
+                await asyncio.sleep(min(0.1, 0.01 * len(batch)))
                 await batch.commit(connection)
         if SABOTAGE == "two_transactions":
             await asyncio.sleep(0.1)

@@ -18,12 +18,23 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import held
 from proxy import Proxy
 from queue_chaos import seeded, until_taken, was_taken
 from seeking import until_found
 
 from checker.history import Gone
-from checker.streams import Committed, Consumed, Sent, check_exactly_once, check_group, check_log, read_handled
+from checker.streams import (
+    Committed,
+    Consumed,
+    Sent,
+    Stamped,
+    check_epochs,
+    check_exactly_once,
+    check_group,
+    check_log,
+    read_handled,
+)
 from checker.tables import clock_difference
 from penstock import NewEvent, Penstock, PenstockError, Stream
 from penstock.postgres.embedded import EmbeddedServer
@@ -41,7 +52,19 @@ end
 $do$;
 create trigger chaos_note after update on penstock.group_offsets for each row
 when (new.group_id = 'plain' and new.next_offset <> old.next_offset) execute function public.chaos_note();
-create table public.chaos_written (partition integer, event_offset bigint, value text);
+create table public.chaos_written (
+    partition integer, event_offset bigint, value text, epoch bigint, transaction xid8 default pg_current_xact_id()
+);
+-- A commit has the row to itself, as the begin of an owner has: this is whose epoch it was at that moment.
+create table public.chaos_epochs (partition integer, epoch bigint, transaction xid8);
+create function public.chaos_note_epoch() returns trigger language plpgsql security definer as $do$
+begin
+    insert into public.chaos_epochs values (new.partition, new.epoch, pg_current_xact_id());
+    return null;
+end
+$do$;
+create trigger chaos_note_epoch after update on penstock.group_offsets for each row
+when (new.group_id = 'exact' and new.epoch = old.epoch) execute function public.chaos_note_epoch();
 """
 
 
@@ -52,14 +75,18 @@ class Consumers:
         self.gone: list[Gone] = []
         self.cut: list[Gone] = []
         self.frozen: dict[str, float] = {}
+        self.frozen_holders = 0
         self.cut_now: dict[str, float] = {}
         self._proxy = proxy
+        self._held = history.parent / "held"
+        self._held.mkdir()
         self._urls = [proxy.url] + [url] * (CONSUMERS - 1)
         self._environment = {
             **os.environ,
             "CHAOS_HISTORY": str(history),
             "CHAOS_SABOTAGE": sabotage,
             "CHAOS_LONG": "1" if long else "",
+            "CHAOS_HELD": str(self._held) if long else "",
             "PENSTOCK_HEARTBEAT_INTERVAL": "0.4",
             "PENSTOCK_DEAD_AFTER": "2",
             "PENSTOCK_POLL_INTERVAL": "0.3",
@@ -78,6 +105,7 @@ class Consumers:
         self.processes[place].kill()
         self.processes[place].wait()
         self.gone.append(Gone(str(self.processes[place].pid), time.monotonic()))
+        held.forget(self._held, str(self.processes[place].pid))
         self.processes[place] = self._start(place)
 
     async def freeze_one(
@@ -92,6 +120,32 @@ class Consumers:
         self.frozen.pop(str(process.pid), None)
         # One that was killed meanwhile is gone already, for good.
         self.gone.append(Gone(str(process.pid), at, time.monotonic()))
+        process.send_signal(signal.SIGCONT)
+
+    @property
+    def holders(self) -> set[str]:
+        """Processes that keep a batch in hand, to be frozen with it; not those that wait for one which was."""
+        keeping = {each.worker for each in held.notes(self._held) if not held.older_than(self._held, each)}
+        return keeping & {str(process.pid) for process in self.processes}
+
+    async def freeze_holder(self, chance: random.Random) -> None:
+        """Freeze one with a batch in hand until another member is at work on its partition: its commit is too late then."""
+        if not (holders := sorted(self.holders)):
+            return
+        worker = chance.choice(holders)
+        self.frozen_holders += 1
+        process = next(process for process in self.processes if str(process.pid) == worker)
+        process.send_signal(signal.SIGSTOP)
+        at = self.frozen[worker] = time.monotonic()
+        own = [each for each in held.notes(self._held) if each.worker == worker]
+
+        async def at_work(_: str) -> bool:
+            return any(other.later_than(each) for other in held.notes(self._held) for each in own)
+
+        await until_taken(at_work, process.pid)
+        self.frozen.pop(worker, None)
+        self.gone.append(Gone(worker, at, time.monotonic()))
+        held.thaw(self._held, worker)
         process.send_signal(signal.SIGCONT)
 
     async def cut_off(self, seconds: float, taken: Callable[[str], Awaitable[bool]] | None = None) -> None:
@@ -227,7 +281,10 @@ async def run_streams(
             waits = taken is not None and (consumers.frozen or consumers.cut_now)
             if time.monotonic() > next_blow and not waits:
                 blow = chance.choice(["kill", "freeze", "cut", "cut", "cut"] if long else ["kill", "freeze", "cut"])
-                if blow == "kill":
+                # Once for certain.
+                if long and consumers.holders and (consumers.frozen_holders == 0 or chance.random() < 0.5):
+                    troubles.append(asyncio.create_task(consumers.freeze_holder(chance)))
+                elif blow == "kill":
                     consumers.kill_one(chance)
                 elif blow == "cut" and cutting.done():
                     cutting = asyncio.create_task(consumers.cut_off(cut_s(), taken))
@@ -306,7 +363,11 @@ async def check(
     handled = [event for event in read_handled(path) if event.group == "plain"]
     gone = [*consumers.gone, *[Gone(worker, at) for worker, at in consumers.frozen.items()]]
     cut = [*consumers.cut, *[Gone(worker, at) for worker, at in consumers.cut_now.items()]]
-    written = [tuple(row) for row in await database.fetch("select * from public.chaos_written")]
+    written = [tuple(row) for row in await database.fetch("select partition, event_offset, value from public.chaos_written")]
+    stamped = await database.fetch(
+        "select distinct partition, written.epoch, noted.epoch as begun"
+        " from public.chaos_written as written join public.chaos_epochs as noted using (transaction, partition)"
+    )
     log: dict[int, list[tuple[int, str, str]]] = {}
     for partition, bounds in (await stream.bounds()).items():
         events: list[Any] = await stream.read(partition, 0, max(1, bounds.next))
@@ -314,7 +375,8 @@ async def check(
 
     def checked() -> list[str]:
         violations = check_log(log, said) + check_group(log, Consumed(handled, committed, gone, cut, away), keys)
-        return violations + [f"{each} (by the group exact)" for each in check_exactly_once(log, written)]  # type: ignore[arg-type]
+        exact = check_exactly_once(log, written) + check_epochs(Stamped(*row) for row in stamped)  # type: ignore[arg-type]
+        return violations + [f"{each} (by the group exact)" for each in exact]
 
     return await asyncio.to_thread(checked), len(handled)
 

@@ -12,6 +12,7 @@ SECONDS = float(os.environ.get("CHAOS_SECONDS", "20"))
 
 
 @pytest.mark.chaos
+@pytest.mark.timeout(400)
 async def test_promises_of_streams_hold(tmp_path: Path) -> None:
     result = await run_streams(tmp_path, SECONDS)
     print(result)

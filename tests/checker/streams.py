@@ -49,6 +49,15 @@ class Committed:
     at: float
 
 
+@dataclass(frozen=True, slots=True)
+class Stamped:
+    """A batch of a partition was committed under `epoch`, when an owner had begun under the epoch `begun`."""
+
+    partition: int
+    epoch: int
+    begun: int
+
+
 Log = Mapping[int, Sequence[tuple[int, str, str]]]  # by partition: (offset, key, value)
 
 
@@ -179,15 +188,19 @@ def _owners(partition: int, handled: Sequence[Handled], absences: Absences) -> I
 
 
 def _redelivered(partition: int, handled: Sequence[Handled], consumed: Consumed) -> Iterable[str]:
-    """An event comes again only when whoever handled it could not commit it."""
+    """An event comes again only when whoever it came to before could not commit it.
+
+    The order is that in which it was handed out: one that was frozen in the midst of a batch is done with it after others.
+    """
     excused = Absences([*consumed.gone, *consumed.cut], consumed.thaw_s, consumed.away)
     last: dict[int, Handled] = {}
-    for event in handled:
+    for event in sorted(handled, key=lambda event: event.begun):
         before = last.get(event.offset)
+        if before is not None and excused.thawing(event.worker, event.begun):
+            # It was not handed out to this one again: those that follow are compared with what came before.
+            continue
         last[event.offset] = event
         if before is None or excused.between(before.worker, before.begun, event.begun):
-            continue
-        if excused.thawing(event.worker, event.begun):
             continue
         yield (
             f"P7: {partition}:{event.offset} came to {event.worker} again at {event.begun:.3f}, {event.begun - before.at:.3f} s"
@@ -238,3 +251,12 @@ def check_exactly_once(log: Log, written: Iterable[tuple[int, int, str]]) -> lis
         if offset >= len(events) or events[offset][2] != value:
             violations.append(f"P7: {partition}:{offset} was written as {value}, which the log does not have there")
     return violations
+
+
+def check_epochs(stamped: Iterable[Stamped]) -> list[str]:
+    """P4: a member that lost a partition does not commit to it, once a later owner has begun."""
+    return [
+        f"P4: partition {each.partition} was committed under epoch {each.epoch}, when {each.begun} had begun"
+        for each in stamped
+        if each.epoch < each.begun
+    ]

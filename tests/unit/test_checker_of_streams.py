@@ -10,7 +10,18 @@ import pytest
 from checked_histories import CHANCE, StreamHistory, assert_rejected, stream_in_order
 from hypothesis import given, settings
 
-from checker.streams import Committed, Handled, Sent, check_exactly_once, check_group, check_log
+from checker.history import Gone
+from checker.streams import (
+    Committed,
+    Consumed,
+    Handled,
+    Sent,
+    Stamped,
+    check_epochs,
+    check_exactly_once,
+    check_group,
+    check_log,
+)
 
 
 def stream_of(history: StreamHistory) -> list[str]:
@@ -150,3 +161,45 @@ def test_a_stream_that_breaks_a_promise_is_rejected(mutation: Callable[[StreamHi
         assert_rejected(stream_of(mutation(stream_in_order(chance, 2, 12), chance)), STREAM_MUTATIONS[mutation])
 
     rejected()
+
+
+def delivery(worker: str, begun: float, at: float) -> Handled:
+    return Handled("g", 0, 0, "k", "v", begun, at, worker)
+
+
+def one_event(handled: list[Handled], gone: list[Gone]) -> list[str]:
+    return check_group({0: [(0, "k", "v")]}, Consumed(handled, gone=gone), {"k": ["v"]})
+
+
+FROZEN = delivery("frozen", 1.0, 9.3)
+"""Begun, frozen in the midst of it, and done with it after the thaw, which is after another one had the event."""
+FREEZE = Gone("frozen", 1.5, 9.0)
+NEXT = delivery("next", 5.0, 5.1)
+
+
+def test_a_batch_that_is_done_late_by_a_frozen_owner_was_not_handed_out_again() -> None:
+    assert one_event([NEXT, FROZEN], [FREEZE]) == []
+
+
+def test_a_thawed_owner_may_begin_what_it_had_in_hand_before_it_learns_of_its_loss() -> None:
+    assert one_event([NEXT, delivery("frozen", 9.1, 9.3)], [FREEZE]) == []
+
+
+@pytest.mark.parametrize(
+    "handled, gone",
+    [
+        ([NEXT, FROZEN], []),
+        ([NEXT, FROZEN], [Gone("frozen", 6.0, 9.0)]),
+        ([NEXT, FROZEN, delivery("third", 9.5, 9.6)], [FREEZE]),
+        ([NEXT, delivery("frozen", 9.1, 9.3), delivery("third", 9.5, 9.6)], [FREEZE]),
+        ([NEXT, delivery("frozen", 12.0, 12.1)], [FREEZE]),
+    ],
+    ids=["nothing happened", "frozen after the takeover", "and to a third", "and to a third, after the thaw", "long after"],
+)
+def test_what_comes_again_beside_a_freeze_is_rejected(handled: list[Handled], gone: list[Gone]) -> None:
+    assert_rejected(one_event(handled, gone), "P7")
+
+
+def test_a_commit_under_an_epoch_that_is_over_is_rejected() -> None:
+    assert check_epochs([Stamped(0, 3, 3), Stamped(1, 7, 7)]) == []
+    assert_rejected(check_epochs([Stamped(0, 3, 3), Stamped(0, 3, 4)]), "P4")
