@@ -8,8 +8,8 @@ import asyncpg
 import pytest
 
 from conftest import eventually
-from penstock import Event, NewEvent, Penstock
-from penstock.consuming import part
+from penstock import Batch, Event, NewEvent, Penstock
+from penstock.routing import partition_of
 from penstock.testing import consumed, working
 
 Sql: TypeAlias = "asyncpg.Connection[Any]"
@@ -48,31 +48,38 @@ async def test_an_event_that_ended_its_workers_twice_is_set_aside_as_the_policy_
     assert len(dead) == (policy == "dead-letter")
 
 
-async def test_suspects_are_handled_one_by_one_until_they_are_past_the_place(
-    app: Penstock, sql: Sql, monkeypatch: pytest.MonkeyPatch
+# Of the place where members were lost nothing more is known: trials grow. Among five events it is known: one by one.
+@pytest.mark.parametrize(("doubt", "sizes"), [(1000, [1, 2, 4, 8, 5]), (5, [1, 1, 1, 1, 1])])
+async def test_suspects_are_on_trial_one_at_a_time_until_they_are_past_the_place(
+    app: Penstock, sql: Sql, doubt: int, sizes: list[int]
 ) -> None:
-    monkeypatch.setattr(part, "_NEAR", 5)
     orders = app.stream("orders", int, partitions=3)
-    await orders.append_many([NewEvent(n, key=str(n)) for n in range(60)])
+    first, second = (next(str(n) for n in range(99) if partition_of(str(n), 3) == at) for at in (0, 1))
+    await orders.append_many([NewEvent(n, key=key) for n in range(20) for key in (first, second)])
     await sql.execute("select penstock.declare_consumer_group('orders', 'g')")
     await sql.execute(SUSPECT, 2)
-    await sql.execute("update penstock.group_offsets set crashes = 0, crashed_at = null where partition = 2")
-    # What the database knows while an event of a suspect is handled: which one it would be.
-    alone: list[tuple[int, int, list[tuple[int, int]]]] = []
+    await sql.execute("update penstock.group_offsets set doubt = $1", doubt)
+    # What the database knows while events of a suspect are handled: which ones they would be.
+    trials: list[tuple[int, int, int, list[tuple[int, int, int]]]] = []
     database = await app.database()
 
-    @app.consumer(orders, group="g")
-    async def handle(event: Event[int]) -> None:
-        rows = await database.fetch("select partition, next_offset from penstock.group_offsets where tried")
-        if event.partition != 2 and event.offset <= 5:
-            alone.append((event.partition, event.offset, [(row["partition"], row["next_offset"]) for row in rows]))
+    @app.consumer(orders, group="g", size=100)
+    async def handle(batch: Batch[int]) -> None:
+        rows = await database.fetch("select partition, next_offset, tried from penstock.group_offsets where tried > 0")
+        if rows:
+            trials.append((batch.partition, batch.first_offset, len(batch), [tuple(row) for row in rows]))
 
     async with working(app):
         await consumed(orders, "g")
-        acquitted = "select bool_and(crashes = 0 and not tried) from penstock.group_offsets"
-        await eventually(lambda: sql.fetchval(acquitted), "the end of the trial")
-    assert len(alone) == 12
-    assert [tried for _, _, tried in alone] == [[(partition, offset)] for partition, offset, _ in alone]
+        over = "select bool_and(tried = 0) from penstock.group_offsets"
+        await eventually(lambda: sql.fetchval(over), "the end of the trials")
+    for at in (0, 1):
+        assert [size for partition, _, size, _ in trials if partition == at] == sizes
+    assert [tried for _, _, _, tried in trials] == [[(partition, offset, size)] for partition, offset, size, _ in trials]
+    acquitted = await sql.fetchval(
+        "select bool_and(crashes = 0 and doubt = 1000) from penstock.group_offsets where partition < 2"
+    )
+    assert acquitted == (doubt == 5), "they are suspects until they are past the place"
 
 
 async def test_a_lost_member_counts_where_its_events_can_have_caused_it(app: Penstock, sql: Sql) -> None:
@@ -86,25 +93,27 @@ async def test_a_lost_member_counts_where_its_events_can_have_caused_it(app: Pen
     )
     await sql.execute("update penstock.group_offsets set paused_at = now() where partition = 2")
 
-    async def lose() -> list[tuple[int, int | None, bool]]:
+    async def lose() -> list[tuple[int, int | None, int]]:
         await sql.execute("update penstock.slots set owner = 'm', target = 'm'")
         await sql.execute("select penstock.lose_partitions('orders/g', 'm')")
-        rows = await sql.fetch("select crashes, crashed_at, tried from penstock.group_offsets order by partition")
+        rows = await sql.fetch("select crashes, crashed_at, doubt from penstock.group_offsets order by partition")
         return [tuple(row) for row in rows]
 
-    quiet = (0, None, False)
-    assert await lose() == [(1, 0, False), (1, 0, False), quiet, quiet]
+    quiet = (0, None, 1000)
+    assert await lose() == [(1, 0, 1000), (1, 0, 1000), quiet, quiet]
     await sql.execute("update penstock.group_offsets set next_offset = 3 where partition = 1")
-    assert await lose() == [(2, 0, False), (2, 3, False), quiet, quiet]
-    # A further one without a trial says nothing new.
-    assert await lose() == [(2, 0, False), (2, 3, False), quiet, quiet]
-    await sql.execute("update penstock.group_offsets set tried = true, next_offset = 4 where partition = 1")
-    assert await lose() == [(2, 0, False), (3, 4, False), quiet, quiet]
+    assert await lose() == [(2, 0, 1000), (2, 3, 1000), quiet, quiet]
+    # A further one without a trial says nothing new. Of four on trial it is one.
+    assert await lose() == [(2, 0, 1000), (2, 3, 1000), quiet, quiet]
+    await sql.execute("update penstock.group_offsets set tried = 4 where partition = 1")
+    assert await lose() == [(2, 0, 1000), (2, 3, 4), quiet, quiet]
+    await sql.execute("update penstock.group_offsets set tried = 1, next_offset = 4 where partition = 1")
+    assert await lose() == [(2, 0, 1000), (3, 4, 1), quiet, quiet]
     # Another event: once.
-    await sql.execute("update penstock.group_offsets set tried = true, next_offset = 5 where partition = 1")
-    assert await lose() == [(2, 0, False), (3, 5, False), quiet, quiet]
-    await sql.execute("update penstock.group_offsets set tried = true where partition = 1")
-    assert await lose() == [(2, 0, False), (4, 5, False), quiet, quiet]
+    await sql.execute("update penstock.group_offsets set tried = 1, next_offset = 5 where partition = 1")
+    assert await lose() == [(2, 0, 1000), (3, 5, 1), quiet, quiet]
+    await sql.execute("update penstock.group_offsets set tried = 1 where partition = 1")
+    assert await lose() == [(2, 0, 1000), (4, 5, 1), quiet, quiet]
     # Slots that move are no crash.
     await sql.execute("update penstock.slots set owner = 'm', target = 'm'")
     await sql.execute("select penstock.vacate('orders/g', 'm', array[0], '{}')")

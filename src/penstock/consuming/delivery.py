@@ -136,7 +136,7 @@ class Deliver(Generic[T]):
                 await consumer.outcomes.flushed(part)
                 await consumer.caution.end(part)
             careful = part.suspect_until is not None
-            events = await part.take(1 if careful else size, 0.0 if careful else within)
+            events = await part.take(min(part.trial_size, size) if careful else size, 0.0 if careful else within)
             if not events:
                 return None
             if consumer.may_work(part) and (not careful or await self._alone(part, events)):
@@ -156,13 +156,13 @@ class Deliver(Generic[T]):
         return batch
 
     async def _alone(self, part: Part[T], events: list[Any]) -> bool:
-        """See to it that the only event is handled while no other suspect is. Raises `Fail` when it has ended its workers."""
+        """See to it that events are handled while no other suspect is. Raises `Fail` when the first has ended its workers."""
         if events[0].offset == part.condemned:
             part.condemned = None
             part.in_hand = self._batch(part, events)
             raise Fail("it has ended its workers, twice while no other suspect was handled")
         try:
-            return await self._owner().caution.begin(part)
+            return await self._owner().caution.begin(part, len(events))
         except PenstockError as error:
             log.warning("trial_not_begun", stream=self._owner().stream, partition=part.partition, error=error)
             return False

@@ -23,7 +23,7 @@ from penstock.waiting import happens
 
 T = TypeVar("T")
 # As `penstock.lose_partitions` has them.
-_NEAR = 1000
+WIDEST_DOUBT = 1000
 _CONDEMNED = 4
 
 
@@ -60,8 +60,11 @@ class Part(Generic[T]):
         self.committed = 0
         self.in_hand: Batch[T] | None = None
         self.attempts = 0
-        # Up to which offset its events are handled alone, the one that is not handled any more, and whether one is now.
+        # Up to which offset its events are on trial, how many at a time, the one that is not handled any more, and whether
+        # some are on trial now.
         self.suspect_until: int | None = None
+        self.trial_size = 1
+        self.trials_grow = False
         self.condemned: int | None = None
         self.alone = False
         self._noted_at = -inf
@@ -89,8 +92,9 @@ class Part(Generic[T]):
         self.attempts = 0
         self.in_hand = None
         self.suspect_until = self.condemned = None
-        if begun.crashes >= SUSPECT and begun.crashed_at is not None and begun.next_offset <= begun.crashed_at + _NEAR:
-            self.suspect_until = begun.crashed_at + _NEAR
+        if begun.crashes >= SUSPECT and begun.crashed_at is not None and begun.next_offset < begun.crashed_at + begun.doubt:
+            self.suspect_until = begun.crashed_at + begun.doubt
+            self.trial_size, self.trials_grow = 1, begun.crashes == SUSPECT and begun.doubt >= WIDEST_DOUBT
             if begun.crashes >= _CONDEMNED and begun.next_offset == begun.crashed_at:
                 self.condemned = begun.crashed_at
         self._chunks.clear()

@@ -14,7 +14,7 @@ from penstock.ownership.member import monotonic
 from penstock.postgres.database import Database
 
 SUSPECT = 2
-_FIRST_S = 5.0
+_FIRST_S = 0.5
 _LONGEST_S = 300.0
 
 

@@ -63,6 +63,7 @@ class Begun:
     waits: bool
     crashes: int = 0
     crashed_at: int | None = None
+    doubt: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -382,9 +383,9 @@ async def begin_partitions(database: Database, name: str, group: str, member: st
 
 
 async def try_partition(
-    database: Database, name: str, group: str, partition: int, epoch: int, *, tried: bool, acquitted: bool = False
+    database: Database, name: str, group: str, partition: int, epoch: int, *, tried: int, acquitted: bool = False
 ) -> bool:
-    """Say that one event of a suspect partition, and of no other, is handled now, or no longer. False: the epoch is another."""
+    """Say how many events of a suspect partition, and of no other, are handled now; 0: none. False: the epoch is another."""
     query = "select penstock.try_partition($1, $2, $3, $4, $5, $6)"
     return bool(await database.fetchval(query, name, group, partition, epoch, tried, acquitted, retry=True))
 

@@ -65,7 +65,7 @@ comment on function penstock.require_consumer_group(text, text) is 'The consumer
 
 create or replace function penstock.begin_partitions(p_stream text, p_group text, p_member text, p_partitions integer[], p_epochs bigint[])
 returns table (
-    partition integer, next_offset bigint, revision integer, paused boolean, waits boolean, crashes smallint, crashed_at bigint
+    partition integer, next_offset bigint, revision integer, paused boolean, waits boolean, crashes smallint, crashed_at bigint, doubt integer
 )
 language plpgsql
 security definer
@@ -125,7 +125,7 @@ begin
         if found then
             update penstock.group_offsets as reached
             set epoch = given.epoch,
-                tried = false
+                tried = 0
             where reached.stream = consuming.stream
                 and reached.group_id = p_group
                 and reached.partition = given.partition;
@@ -133,7 +133,7 @@ begin
         return query
         select
             reached.partition, reached.next_offset, reached.revision, reached.paused_at is not null,
-            reached.epoch < given.epoch or reached.partition <@ any (unfinished), reached.crashes, reached.crashed_at
+            reached.epoch < given.epoch or reached.partition <@ any (unfinished), reached.crashes, reached.crashed_at, reached.doubt
         from penstock.group_offsets as reached
         where reached.stream = consuming.stream
             and reached.group_id = p_group
@@ -143,7 +143,7 @@ begin
 end
 $$;
 comment on function penstock.begin_partitions(text, text, text, integer[], bigint[]) is
-    'Begins to consume partitions that the member has as slots, under these epochs: from now on a commit under an older epoch is refused. Returns where to go on, for those that are the member''s. waits: not yet, since older partitions have to be finished first (see grow_stream), or a commit of the owner before is under way; ask again. crashes, crashed_at: see tables/0032c_crashes_of_partitions.sql.';
+    'Begins to consume partitions that the member has as slots, under these epochs: from now on a commit under an older epoch is refused. Returns where to go on, for those that are the member''s. waits: not yet, since older partitions have to be finished first (see grow_stream), or a commit of the owner before is under way; ask again. crashes, crashed_at, doubt: see tables/0032c_crashes_of_partitions.sql.';
 
 create or replace function penstock.commit_offsets(
     p_stream text, p_group text, p_member text, p_partitions integer[], p_epochs bigint[], p_revisions integer[], p_offsets bigint[]
@@ -209,7 +209,7 @@ comment on function penstock.commit_offsets(text, text, text, integer[], bigint[
     'Commits for each partition the offset of the next event that the group wants, all before it being done. Not committed: the partition is no longer this member''s under that epoch, or somebody moved the group to another offset (another revision): begin anew. In the transaction of a handler it makes its effects happen exactly once.';
 
 create or replace function penstock.try_partition(
-    p_stream text, p_group text, p_partition integer, p_epoch bigint, p_tried boolean, p_acquitted boolean default false
+    p_stream text, p_group text, p_partition integer, p_epoch bigint, p_tried integer, p_acquitted boolean default false
 )
 returns boolean
 language plpgsql
@@ -218,15 +218,16 @@ set search_path = penstock, pg_temp
 as $$
 begin
     update penstock.group_offsets
-    set tried = p_tried,
+    set tried = greatest(p_tried, 0),
         crashes = case when p_acquitted then 0 else crashes end,
+        doubt = case when p_acquitted then 1000 else doubt end,
         crashed_at = case when p_acquitted then null else crashed_at end
     where stream = (penstock.require_stream(p_stream)).id and group_id = p_group and partition = p_partition and epoch = p_epoch;
     return found;
 end
 $$;
-comment on function penstock.try_partition(text, text, integer, bigint, boolean, boolean) is
-    'Says that the owner of a suspect partition handles one event of it now, and of no other suspect (p_tried), or that it is done; p_acquitted: it has come past where members were lost. False: the epoch is another.';
+comment on function penstock.try_partition(text, text, integer, bigint, integer, boolean) is
+    'Says that the owner of a suspect partition handles so many events of it now, and of no other suspect, or (0) that they are done; p_acquitted: it has come past where members were lost. False: the epoch is another.';
 
 create or replace function penstock.lose_partitions(p_group_name text, p_member text)
 returns void
@@ -244,7 +245,7 @@ begin
     end if;
     -- As in begin_partitions: a commit may be under way in the transaction of a handler, on a machine that hangs. Nothing waits for
     -- it, least of all this; its partition counts nothing.
-    select array_agg(free.partition), array_agg(free.partition) filter (where free.tried) into held, on_trial
+    select array_agg(free.partition), array_agg(free.partition) filter (where free.tried > 0) into held, on_trial
     from (
         select reached.partition, reached.tried
         from penstock.slots
@@ -257,21 +258,30 @@ begin
     ) as free;
     if on_trial is not null then
         update penstock.group_offsets as reached
-        set crashes = case when reached.crashes >= 3 and reached.crashed_at = reached.next_offset then 4 else 3 end,
+        set crashes = case
+                when reached.tried > 1 then 2
+                when reached.crashes >= 3 and reached.crashed_at = reached.next_offset then 4
+                else 3
+            end,
             crashed_at = reached.next_offset,
-            tried = false
+            doubt = reached.tried,
+            tried = 0
         where reached.stream = consuming.stream and reached.group_id = consuming.name and reached.partition = any (on_trial);
         return;
     end if;
     update penstock.group_offsets as reached
     set crashes = case
-            when reached.crashes >= 2 and reached.next_offset between reached.crashed_at and reached.crashed_at + 1000 then reached.crashes
+            when reached.crashes >= 2 and reached.next_offset between reached.crashed_at and reached.crashed_at + reached.doubt then reached.crashes
             when reached.next_offset between reached.crashed_at and reached.crashed_at + 1000 then reached.crashes + 1
             else 1
         end,
         crashed_at = case
-            when reached.crashes >= 2 and reached.next_offset between reached.crashed_at and reached.crashed_at + 1000 then reached.crashed_at
+            when reached.crashes >= 2 and reached.next_offset between reached.crashed_at and reached.crashed_at + reached.doubt then reached.crashed_at
             else reached.next_offset
+        end,
+        doubt = case
+            when reached.crashes >= 2 and reached.next_offset between reached.crashed_at and reached.crashed_at + reached.doubt then reached.doubt
+            else 1000
         end
     from penstock.stream_bounds((select streams.name from penstock.streams where streams.id = consuming.stream)) as bounds
     where bounds.partition = any (held)
@@ -516,6 +526,7 @@ begin
         revision = reached.revision + 1,
         crashes = 0,
         crashed_at = null,
+        doubt = 1000,
         halted_because = null,
         failing_since = null,
         failing_offset = null,
@@ -662,7 +673,8 @@ begin
         paused_because = null,
         quarantined = false,
         crashes = 0,
-        crashed_at = null
+        crashed_at = null,
+        doubt = 1000
     where stream = consuming.stream
         and group_id = p_group
         and (p_partitions is null or partition = any (p_partitions))
