@@ -86,7 +86,8 @@ class Consumers:
             "CHAOS_HISTORY": str(history),
             "CHAOS_SABOTAGE": sabotage,
             "CHAOS_LONG": "1" if long else "",
-            "CHAOS_HELD": str(self._held) if long else "",
+            # What is missing in a worker is sought with the cuts, which these freezes would take the place of.
+            "CHAOS_HELD": str(self._held) if long and not sabotage else "",
             "PENSTOCK_HEARTBEAT_INTERVAL": "0.4",
             "PENSTOCK_DEAD_AFTER": "2",
             "PENSTOCK_POLL_INTERVAL": "0.3",
