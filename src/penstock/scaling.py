@@ -66,7 +66,7 @@ def advise(load: Load, wait_s: float) -> ScaleAdvice:
         advised = workers + 1 if waits > wait_s else workers
     elif drain_s > wait_s or waits > wait_s:
         # At most twice as many in one step: the guess is a guess.
-        advised = min(ceil(workers * max(drain_s, waits) / wait_s), 2 * workers)
+        advised = ceil(workers * min(max(drain_s, waits) / wait_s, 2))
     elif drain_s < wait_s / 4 and waits < wait_s / 4:
         advised = max(1, workers - 1)
     else:

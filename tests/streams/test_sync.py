@@ -161,10 +161,6 @@ async def test_handlers_in_threads_append_and_commit_beside_those_on_the_loop(ap
     assert sorted(found) == sorted([*range(200), *range(1000, 1200, 20), *[-1] * 10])
 
 
-# asyncpg cancels a statement in a task of its own; when the end of the loop is the reason, that task never runs.
-@pytest.mark.filterwarnings(
-    "ignore:Exception ignored in. <coroutine object Connection._cancel:pytest.PytestUnraisableExceptionWarning"
-)
 def test_appends_survive_the_end_of_a_loop(url: str) -> None:
     app = Penstock(url)
     events = app.stream("events", int)

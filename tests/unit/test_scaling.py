@@ -28,6 +28,10 @@ def test_advice(
     assert advise(load, 5.0).advised == advised
 
 
+def test_a_wait_that_no_number_of_workers_makes_so_short() -> None:
+    assert advise(Load("work", 100, 4, 3.0, 600, 60.0, 4, None), 5e-324).advised == 8
+
+
 def advice(advised: int, workers: int) -> list[ScaleAdvice]:
     return [ScaleAdvice("work", 0, None, 0.0, None, workers, advised)]
 
