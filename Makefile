@@ -36,7 +36,8 @@ unit: $(VENV)/.dev ## tests without a database
 	$(BIN)/pytest tests/unit -n 2
 
 integration: $(VENV)/.dev ## tests on the embedded PostgreSQL
-	$(BIN)/pytest tests --ignore tests/unit -n 2 --dist loadgroup -m "not serial and not chaos and not spark and not soak"
+	@# Most of a test is waiting: three at a time keep two processors busy.
+	$(BIN)/pytest tests --ignore tests/unit -n 3 --dist loadgroup -m "not serial and not chaos and not spark and not soak"
 	$(BIN)/pytest tests -m "serial and not chaos and not spark and not soak"
 
 spark: $(VENV)/.dev ## tests that need Spark, in one session
