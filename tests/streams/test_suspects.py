@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any, TypeAlias
 
 import asyncpg
 import pytest
 
 from conftest import eventually
-from penstock import Batch, Event, NewEvent, Penstock
+from penstock import Backoff, Batch, Event, NewEvent, OnFailure, Penstock
 from penstock.routing import partition_of
 from penstock.testing import consumed, working
 
@@ -80,6 +81,26 @@ async def test_suspects_are_on_trial_one_at_a_time_until_they_are_past_the_place
         "select bool_and(crashes = 0 and doubt = 1000) from penstock.group_offsets where partition < 2"
     )
     assert acquitted == (doubt == 5), "they are suspects until they are past the place"
+
+
+async def test_a_suspect_whose_handler_fails_holds_up_no_other(app: Penstock, sql: Sql) -> None:
+    slow, fine = app.stream("slow", int, partitions=1), app.stream("fine", int, partitions=1)
+    for stream in (slow, fine):
+        await stream.append_many(range(3))
+        await sql.execute("select penstock.declare_consumer_group($1, 'g')", stream.name)
+    await sql.execute(SUSPECT, 2)
+
+    @app.consumer(slow, group="g", on_failure=OnFailure(backoff=Backoff(base=timedelta(hours=1), cap=timedelta(hours=1))))
+    async def fail(event: Event[int]) -> None:
+        raise ValueError(event.data)
+
+    @app.consumer(fine, group="g")
+    async def handle(event: Event[int]) -> None: ...
+
+    async with working(app):
+        failing = "select exists (select from penstock.group_offsets where failing_since is not null)"
+        await eventually(lambda: sql.fetchval(failing), "the failure")
+        await consumed(fine, "g")
 
 
 async def test_a_lost_member_counts_where_its_events_can_have_caused_it(app: Penstock, sql: Sql) -> None:

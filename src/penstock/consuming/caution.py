@@ -52,12 +52,12 @@ class Caution:
             self.release(part)
         return known
 
-    async def end(self, part: Part[Any]) -> None:
-        """The events are done and committed, or failed."""
+    async def end(self, part: Part[Any], *, failed: bool = False) -> None:
+        """The events are done and committed, or their handler failed: while it waits, others have their turn."""
         if not part.alone:
             return
         acquitted = part.suspect_until is not None and part.committed >= part.suspect_until
-        if part.trials_grow:
+        if part.trials_grow and not failed:
             part.trial_size = min(part.trial_size * 2, _MOST_ON_TRIAL)
         try:
             await streams.try_partition(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias, TypeVar
 
 from penstock.consuming.batch import Batch, Events, Fence
@@ -212,6 +212,9 @@ class Deliver(Generic[T]):
             part.in_hand, batch.committed = batch, True
             self._done(part)
             return
+        if part.alone:
+            with suppress(PenstockError):
+                await consumer.caution.end(part, failed=True)
         retried = not isinstance(error, Fail) and (policy.attempts is None or part.attempts < policy.attempts)
         log.error("event_failed", **context, offset=batch.first_offset, events=len(batch), error=error, retried=retried)
         if retried:
