@@ -199,6 +199,9 @@ class Deliver(Generic[T]):
         policy = consumer.options.on_failure
         batch, part.in_hand = part.in_hand, None
         part.attempts += 1
+        if part.alone:
+            with suppress(PenstockError):
+                await consumer.caution.end(part, failed=True)
         context = {"stream": consumer.stream, "group": consumer.group, "partition": part.partition, "attempt": part.attempts}
         if batch is None:
             log.error("handler_failed", **context, exc_info=error)
@@ -212,9 +215,6 @@ class Deliver(Generic[T]):
             part.in_hand, batch.committed = batch, True
             self._done(part)
             return
-        if part.alone:
-            with suppress(PenstockError):
-                await consumer.caution.end(part, failed=True)
         retried = not isinstance(error, Fail) and (policy.attempts is None or part.attempts < policy.attempts)
         log.error("event_failed", **context, offset=batch.first_offset, events=len(batch), error=error, retried=retried)
         if retried:
