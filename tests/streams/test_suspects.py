@@ -86,9 +86,10 @@ async def test_suspects_are_on_trial_one_at_a_time_until_they_are_past_the_place
 async def test_a_suspect_whose_handler_fails_holds_up_no_other(app: Penstock, sql: Sql) -> None:
     slow, fine = app.stream("slow", int, partitions=1), app.stream("fine", int, partitions=1)
     for stream in (slow, fine):
-        await stream.append_many(range(3))
+        await stream.declare()
         await sql.execute("select penstock.declare_consumer_group($1, 'g')", stream.name)
     await sql.execute(SUSPECT, 2)
+    await slow.append(0)
 
     @app.consumer(slow, group="g", on_failure=OnFailure(backoff=Backoff(base=timedelta(hours=1), cap=timedelta(hours=1))))
     async def fail(event: Event[int]) -> None:
@@ -100,6 +101,7 @@ async def test_a_suspect_whose_handler_fails_holds_up_no_other(app: Penstock, sq
     async with working(app):
         failing = "select exists (select from penstock.group_offsets where failing_since is not null)"
         await eventually(lambda: sql.fetchval(failing), "the failure")
+        await fine.append_many(range(3))
         await consumed(fine, "g")
 
 
