@@ -24,9 +24,11 @@ soak: debian chaos ## the chaos runs, short and long: at most 40 minutes
 sabotage: $(VENV)/.dev ## the chaos runs with one guarantee taken out at a time, which has to be seen: a quarter of an hour
 	$(BIN)/pytest tests/chaos/test_sabotage.py -n 2 --dist loadgroup -m soak --timeout 900
 
-check: $(VENV)/.dev ## format, lint and types
+check: $(VENV)/.dev ## generated code, format, lint, layers and types
+	$(BIN)/python -m scripts.generate_sync --check
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
+	$(BIN)/lint-imports
 	$(BIN)/mypy
 
 debian: $(VENV)/.dev ## install the programs of Debian that some tests need, where that is possible
@@ -56,7 +58,8 @@ postgres15: $(VENV)/.dev ## the database tests on Debian's PostgreSQL 15, when t
 bench: $(VENV)/.dev ## measure against the bare SQL and the peers
 	$(BIN)/python -m benchmarks
 
-format: $(VENV)/.dev ## format the code
+format: $(VENV)/.dev ## generate the blocking halves, and format the code
+	$(BIN)/python -m scripts.generate_sync
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 

@@ -14,7 +14,7 @@ import asyncpg
 
 from benchmarks.measurements import Bench
 from penstock import NewJob, Penstock
-from penstock.declaring import JobType
+from penstock.jobs.job_type import JobType
 
 _ROUNDS = 3
 _PACE = 2_000

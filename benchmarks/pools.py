@@ -22,10 +22,10 @@ from rich.table import Table
 
 from benchmarks.environments import ON_DISK
 from penstock import Job, NewJob, Penstock
-from penstock.ownership.assign import Candidate, jump, sticky
+from penstock.groups.assignors import Candidate, jump, sticky
 from penstock.testing import TemporaryDatabases
 from penstock.worker import Worker
-from penstock.worker.garbage import collect_seldom
+from penstock.worker.garbage_collection import collect_seldom
 
 Row = tuple[str, str, str]
 ROUNDS = 3
@@ -144,7 +144,7 @@ class Bench:
 
         keys = [f"key{n}" for n in range(256)]
         # A place for each, so that none waits for anything but its slot.
-        app.settings = app.settings.model_copy(update={"concurrency": 400})
+        app.context.settings = app.settings.model_copy(update={"concurrency": 400})
 
         async def owners() -> dict[int, str | None]:
             return {slot.slot: slot.owner for slot in await pool.slots()}

@@ -22,7 +22,7 @@ from rich.console import Console
 
 from benchmarks.environments import ON_DISK
 from penstock import Batch, NewEvent, Penstock, Stream
-from penstock.routing import partition_of
+from penstock.streams.partitioner import partition_of
 from penstock.testing import TemporaryDatabases
 
 PARTITIONS = 64

@@ -35,7 +35,7 @@ from rich.table import Table
 
 from benchmarks.environments import ON_DISK
 from benchmarks.spark_batches import EVENTS, IDLE_PER_S, RATIO, MicroBatches
-from penstock.lake import Lake
+from penstock.history.lake import Lake
 from penstock.spark import bulk, session
 from penstock.spark.history import Pipeline
 from penstock.spark.schemas import ARCHIVED_JOBS

@@ -41,7 +41,7 @@ async def consume(stream: Stream[bytes], task: Task) -> int:
 async def latency(stream: Stream[bytes], task: Task) -> None:
     """From before the append to the handler."""
     waits: list[float] = []
-    async with stream.consume("bench", size=100) as batches:
+    async with stream.consume("bench", max_batch_size=100) as batches:
 
         async def read() -> None:
             async for batch in batches:

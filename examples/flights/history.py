@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from penstock import Settings
-from penstock.lake import Lake
+from penstock.history.lake import Lake
 from penstock.postgres.database import Database
 from penstock.spark import session
 from penstock.spark.history import Pipeline, read_lake

@@ -20,7 +20,7 @@ from websockets.asyncio.server import ServerConnection, serve
 from websockets.exceptions import ConnectionClosed
 
 from penstock import Conflict, Options, Penstock, PoolWorker
-from penstock.ownership.assign import Candidate
+from penstock.groups.assignors import Candidate
 
 app = Penstock()
 

@@ -12,7 +12,7 @@ from sqlalchemy import select
 from examples.shop.tables import Bonus, Mail, Order, Sale, Takings
 from examples.shop.work import app, close_the_day, orders, session
 from penstock import Status, Tick
-from penstock.testing import consumed, run_due_jobs, working
+from penstock.testing import consumed, run_due_jobs, running_worker
 
 
 async def place(browser: AsyncClient, customer: str, cents: int = 1250, article: str = "tea") -> int:
@@ -63,7 +63,7 @@ async def test_points_are_added_in_the_order_of_the_orders(browser: AsyncClient)
 
 async def test_sales_count_each_order_once(browser: AsyncClient) -> None:
     await asyncio.gather(*(place(browser, f"customer-{n % 7}", 100 + n, "tea" if n % 2 else "cake") for n in range(30)))
-    async with working(app):
+    async with running_worker(app):
         await consumed(orders, "sales")
     async with session() as database:
         sales = {sale.article: (sale.orders, sale.cents) for sale in await database.scalars(select(Sale))}

@@ -83,7 +83,7 @@ async def add_points(job: Job[Placed]) -> None:
 orders = app.stream("orders", Placed, partitions=4, key="customer")
 
 
-@app.consumer(orders, group="sales", size=100)
+@app.consumer(orders, group="sales", max_batch_size=100)
 async def add_up(batch: Batch[Placed]) -> None:
     """Count what each article brings in. The offset is committed with the sums, so that no order counts twice."""
     async with session() as database, database.begin():

@@ -2,10 +2,6 @@
 
 from penstock._version import __version__
 from penstock.app import Penstock
-from penstock.consuming.batch import Batch, Events
-from penstock.consuming.delivery import Halted
-from penstock.consuming.failure import OnFailure
-from penstock.declaring import JobType
 from penstock.errors import (
     Conflict,
     DatabaseUnavailable,
@@ -19,9 +15,9 @@ from penstock.errors import (
     Retry,
     SchemaMismatch,
 )
-from penstock.event import Appended, Event, NewEvent, Position, Retention, StreamOptions
-from penstock.handler import Job
-from penstock.job import (
+from penstock.jobs.handler import Job
+from penstock.jobs.job_type import JobType
+from penstock.jobs.models import (
     Admission,
     Backoff,
     Delivery,
@@ -35,15 +31,19 @@ from penstock.job import (
     Status,
     Why,
 )
-from penstock.message import Message, NewMessage, Published, ReceiverOutcome, Subscribed, Subscriber, TopicCounts
-from penstock.pools import Pool
-from penstock.producer import Producer
-from penstock.puller import PoolWorker, PulledJob
-from penstock.schedule import Tick
+from penstock.pools.pool import Pool
+from penstock.pools.standing import Standing
+from penstock.schedules.schedule import Tick
 from penstock.settings import Settings
-from penstock.streams import Stream
-from penstock.topics import Topic
-from penstock.worker.standing import Standing
+from penstock.streams.consumer.batch import Batch, Events
+from penstock.streams.consumer.dispatcher import Halted
+from penstock.streams.consumer.on_failure import OnFailure
+from penstock.streams.models import Appended, Event, NewEvent, Position, Retention, StreamOptions
+from penstock.streams.producer import Producer
+from penstock.streams.stream import Stream
+from penstock.topics.models import Message, NewMessage, Published, ReceiverOutcome, Subscribed, Subscriber, TopicCounts
+from penstock.topics.topic import Topic
+from penstock.worker.receiver import PoolWorker, PulledJob
 
 __all__ = [
     "Admission",

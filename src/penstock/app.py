@@ -1,4 +1,4 @@
-"""Penstock: what an application declares, and what it can do with jobs.
+"""Penstock: the application object, which declares job types and other objects, and operates on jobs.
 
     app = Penstock()
 
@@ -7,79 +7,76 @@
 
     await invoice_shipment.enqueue(Shipment("shp_123"))
 
-Everything is async; `app.sync` offers the same to threads without a loop (Django, Flask).
+All calls are async; `app.sync`, `orders.sync` and so on offer the same calls to threads without an event loop (Django, Flask).
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
+import importlib
+import sys
 from collections.abc import Awaitable, Callable, Iterable
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import Any, Self, TypeVar
 from uuid import UUID
 
-from penstock import lake
-from penstock.batches import send_batches
-from penstock.callers import enqueue_through
-from penstock.declaring import JobDeclarations, JobType, ScheduleDeclarations, StreamDeclarations
+from penstock.core.logs import get_logger
+from penstock.core.serialization import Codec, dump_json
 from penstock.errors import Conflict, InvalidInput, JobFailed, NotFound, PenstockError
-from penstock.job import (
+from penstock.history import lake
+from penstock.jobs import queries as jobs
+from penstock.jobs.enqueue import enqueue_many
+from penstock.jobs.job_type import JobType
+from penstock.jobs.models import (
     Admission,
     Enqueued,
     JobCounts,
     JobRecord,
     JobTypeRecord,
     NewJob,
-    Options,
     Status,
     Why,
     make_id,
     parse_id,
 )
-from penstock.logs import get_logger
-from penstock.message import TopicCounts
-from penstock.payload import dump_json
-from penstock.postgres import jobs, migrate, pool_views, schedules, topics
-from penstock.postgres.database import Database, lacks_rights, unless_refused
-from penstock.postgres.embedded import EmbeddedServer
-from penstock.scaling import ScaleAdvice, advise
-from penstock.schedule import ScheduleRecord
+from penstock.jobs.scaling import ScaleAdvice, advise
+from penstock.jobs.worked import WorkedType
+from penstock.pools import views as pool_views
+from penstock.pools.administration import PoolAdministration
+from penstock.pools.pool import Pool
+from penstock.pools.service import new_member_id
+from penstock.postgres import migrate
+from penstock.postgres.context import Context
+from penstock.postgres.database import Database, lacks_rights
+from penstock.schedules import queries as schedules
+from penstock.schedules.declarations import ScheduleDeclarations
+from penstock.schedules.schedule import ScheduleRecord
 from penstock.settings import Settings
-from penstock.streams import Stream
-from penstock.topics import keep_subscribed
+from penstock.streams.administration import StreamAdministration
+from penstock.sync import SyncPenstock
+from penstock.topics import queries as topics
+from penstock.topics.administration import TopicAdministration
+from penstock.topics.topic import renew_subscriptions, subscription_of
 from penstock.worker import Worker
-from penstock.worker.pool import new_member_id
-from penstock.worker.types import WorkedType
-
-if TYPE_CHECKING:
-    from penstock.sync import SyncPenstock
+from penstock.worker.receiver import PoolWorker
 
 T = TypeVar("T")
 log = get_logger("penstock")
 
 
-_Place = tuple[int, asyncio.AbstractEventLoop]
-
-
-def _place() -> _Place:
-    return os.getpid(), asyncio.get_running_loop()
-
-
-class Penstock(JobDeclarations, StreamDeclarations, ScheduleDeclarations):
+class Penstock(PoolAdministration, TopicAdministration, StreamAdministration, ScheduleDeclarations):
     """An application's jobs on one database.
 
     Args:
-        database_url: PostgreSQL, 15 or newer; None: `PENSTOCK_DATABASE_URL`, `DATABASE_URL`, or an embedded server.
+        database_url: URL of PostgreSQL 15 or newer; None: `PENSTOCK_DATABASE_URL`, `DATABASE_URL`, or an embedded server.
         data_dir: Folder of the embedded server; None: `PENSTOCK_DATA_DIR`, or `.penstock` in the current folder.
-        settings: Everything else; None: from the environment.
+        settings: Other settings; None: settings from the environment.
     """
 
     def __init__(
         self, database_url: str | None = None, *, data_dir: Path | str | None = None, settings: Settings | None = None
     ) -> None:
-        super().__init__()
         given: dict[str, Any] = {}
         if database_url is not None:
             given["database_url"] = database_url
@@ -87,67 +84,47 @@ class Penstock(JobDeclarations, StreamDeclarations, ScheduleDeclarations):
             given["data_dir"] = Path(data_dir)
             if database_url is None:
                 given["database_url"] = None
-        self.settings = (settings or Settings.read()).model_copy(update=Settings.read(**given).model_dump(include=set(given)))
-        # Connections belong to the process and loop that opened them: a handler in a thread may call `sync`, a server may fork.
-        self._databases: dict[_Place, Database] = {}
-        self._opening: dict[_Place, asyncio.Lock] = {}
-        self._servers: dict[int, EmbeddedServer] = {}
-        self._held: dict[int, EmbeddedServer] = {}
-        self._sync: SyncPenstock | None = None
+        chosen = (settings or Settings.read()).model_copy(update=Settings.read(**given).model_dump(include=set(given)))
+        super().__init__(Context(chosen, self._declare_all))
+        self.pool_worker = PoolWorker
+
+    @property
+    def settings(self) -> Settings:
+        """The settings of this application."""
+        return self.context.settings
 
     # -- opening and closing
 
-    async def open(self, *, patience: timedelta = timedelta(0)) -> None:
-        """Connect: start the embedded server if there is no URL, check (embedded: migrate) the schema, and `declare`.
+    async def open(self, *, timeout: timedelta = timedelta(0)) -> None:
+        """Connect: start the embedded server if no URL is configured, check (embedded: migrate) the schema, and `declare`.
 
-        Every call opens by itself when needed.
+        Every call opens the application implicitly when needed.
 
         Args:
-            patience: How long to wait for a database that does not answer; what runs for ever gives `settings.start_timeout`.
+            timeout: How long to wait for a database that does not answer; services give `settings.start_timeout`.
 
         Raises:
-            DatabaseUnavailable: Nothing answers.
-            SchemaMismatch: The schema is not there, or of another version.
+            DatabaseUnavailable: The database does not answer.
+            SchemaMismatch: The schema is missing, or of another version.
             EmbeddedServerError: The embedded server does not start.
             InvalidInput, Conflict: The database refuses a declaration.
         """
-        place = _place()
-        for ended in [place for place in self._opening if place[1].is_closed()]:
-            # Each asyncio.run() has a loop of its own, and not everybody closes what was opened in it.
-            del self._opening[ended]
-            self._databases.pop(ended, None)
-        async with self._opening.setdefault(place, asyncio.Lock()):
-            if place in self._databases:
-                return
-            database = Database(await self.start_server(), self.settings)
-            try:
-                await database.open()
-                await database.answering(patience)
-                if self.settings.database_url is None:
-                    await migrate.migrate(database)
-                else:
-                    await migrate.check(database)
-                self._databases[place] = database
-                await self._declare_all()
-            except BaseException:
-                self._databases.pop(place, None)
-                await database.close()
-                raise
+        await self.context.open(timeout=timeout)
 
     @property
     def is_open(self) -> bool:
-        """Whether there are open connections here: in this process, on this loop."""
-        return _place() in self._databases
+        """Whether connections are open in this process and on this event loop."""
+        return self.context.is_open
 
     async def declare(self) -> list[str]:
-        """Write what this application declares into the database, with the options of the code.
+        """Write the declarations of this application into the database, with the options in the code.
 
-        Job types, pools, topics, streams, and subscriptions without a time to live. Opening the application does it, a worker
-        does it when it starts, and `penstock declare MODULE:APP` at deploy. What an administrator changed stays until the code
-        says something new.
+        These are job types, pools, topics, streams, and subscriptions without a time to live. The application writes them when it
+        is opened, a worker when it starts, and `penstock declare MODULE:APP` at deployment. An administrator's change remains in
+        effect until the code declares other options.
 
         Returns:
-            What was declared, such as "job invoice-shipments".
+            Names of the declared objects, such as "job invoice-shipments".
 
         Raises:
             InvalidInput, Conflict: The database refuses a declaration.
@@ -165,14 +142,15 @@ class Penstock(JobDeclarations, StreamDeclarations, ScheduleDeclarations):
             found.append((f"topic {topic.name}", topic.declare))
         for type in self.types.values():
             # A subscription with a time to live belongs to the workers that renew it.
-            if type.subscription is None or type.subscription.ttl is None:
-                found.append((f"{'job' if type.pool is None else 'pool'} {type.name}", type.declare))
+            subscription = subscription_of(type)
+            if subscription is None or subscription.ttl is None:
+                found.append((f"{'pool' if isinstance(type.declarer, Pool) else 'job'} {type.name}", type.declare))
         for stream in self.streams.values():
             found.append((f"stream {stream.name}", stream.declare))
         return found
 
     async def _declare_all(self) -> None:
-        """As far as the role may, and the database can now: calls that need a declaration try again."""
+        """Write declarations as far as the role may and the database can; calls that need a declaration try again."""
         for what, declare in self._declarations():
             try:
                 await declare()
@@ -184,42 +162,27 @@ class Penstock(JobDeclarations, StreamDeclarations, ScheduleDeclarations):
                 (log.debug if quiet else log.warning)("declaration_failed", declaration=what, error=error)
 
     async def start_server(self) -> str:
-        """The URL of the database, after starting the embedded server when there is none configured."""
-        if self.settings.database_url is not None:
-            return self.settings.database_url.get_secret_value()
-        server = self._servers.setdefault(os.getpid(), EmbeddedServer(self.settings.data_dir))
-        return await asyncio.to_thread(server.start)
+        """Return the URL of the database, and start the embedded server when no URL is configured."""
+        return await self.context.start_server()
 
     def database_url(self, driver: str | None = None) -> str:
-        """The URL of the database for connections of your own, as `create_engine(app.database_url("psycopg"))`.
+        """The URL of the database for the program's own connections, as in `create_engine(app.database_url("psycopg"))`.
 
-        Without a database configured this starts the embedded server when it does not run, and uses it until this process ends;
-        connections alone would not keep it. Blocks meanwhile.
+        Without a configured database this starts the embedded server, unless it runs, and keeps it running until this process
+        ends, since connections alone do not keep it. The call blocks meanwhile.
 
         Args:
-            driver: Of SQLAlchemy: `psycopg`, `asyncpg`, ...; None: a URL for libpq, asyncpg and psycopg themselves.
+            driver: Driver of SQLAlchemy: `psycopg`, `asyncpg`, ...; None: a URL for libpq, asyncpg and psycopg themselves.
 
         Raises:
             EmbeddedServerError: The embedded server does not start.
         """
-        if self.settings.database_url is not None:
-            url = self.settings.database_url.get_secret_value()
-        else:
-            url = self._held.setdefault(os.getpid(), EmbeddedServer(self.settings.data_dir)).start()
+        url = self.context.held_url()
         return url if driver is None else f"postgresql+{driver}://{url.partition('://')[2]}"
 
     async def close(self) -> None:
-        """Close the connections of this loop, and with the last leave the embedded server, which stops when nobody uses it."""
-        place = _place()
-        self._opening.pop(place, None)
-        database = self._databases.pop(place, None)
-        if database is not None:
-            await database.close()
-        if any(process == place[0] and not loop.is_closed() for process, loop in self._databases):
-            return
-        server = self._servers.pop(place[0], None)
-        if server is not None:
-            await asyncio.to_thread(server.stop)
+        """Close the connections of this loop. The embedded server stops when no process uses it any more."""
+        await self.context.close()
 
     async def __aenter__(self) -> Self:
         await self.open()
@@ -230,29 +193,16 @@ class Penstock(JobDeclarations, StreamDeclarations, ScheduleDeclarations):
 
     @property
     def sync(self) -> SyncPenstock:
-        """The same for threads without an event loop."""
-        if self._sync is None:
-            from penstock.sync import SyncPenstock
-
-            self._sync = SyncPenstock(self)
-        return self._sync
+        """The blocking half, for threads without an event loop. Declared objects have one too, such as `orders.sync`."""
+        return SyncPenstock(self, self.context.background)
 
     async def database(self) -> Database:
         """The open database."""
-        place = _place()
-        if place not in self._databases:
-            await self.open()
-        return self._databases[place]
+        return await self.context.database()
 
-    async def migrate(self, *, patience: timedelta = timedelta(0)) -> migrate.Migrated:
-        """Bring the schema to this version. `patience` as in `open`."""
-        database = Database(await self.start_server(), self.settings)
-        await database.open()
-        try:
-            await database.answering(patience)
-            return await migrate.migrate(database)
-        finally:
-            await database.close()
+    async def migrate(self, *, timeout: timedelta = timedelta(0)) -> migrate.Migrated:
+        """Bring the schema to this version. `timeout` as in `open`."""
+        return await self.context.migrate(timeout=timeout)
 
     # -- enqueueing
 
@@ -272,36 +222,37 @@ class Penstock(JobDeclarations, StreamDeclarations, ScheduleDeclarations):
         """Enqueue one job.
 
         Args:
-            type: The job type, or its name.
-            data: The payload; None: an empty object.
-            id: Identity; enqueueing the same id again is the same job. None: a new UUIDv7.
-            key: Whose job it is.
+            type: Job type, or its name.
+            data: Payload; None: an empty object.
+            id: Identity of the job; a repeated enqueue of the same id is the same job. None: a new UUIDv7.
+            key: Key of the job (a tenant, an account).
             priority: -100 to 100, lower first.
-            run_after: Not to be started before: a time, or a span from now by the database's clock.
-            expires_at: Not to be started after: a time, or a span from now by the database's clock.
-            unique: While a job of the type with this key is queued, return that one instead.
-            connection: Enqueue through this connection, in its transaction: of asyncpg, psycopg, SQLAlchemy (connection or
+            run_after: Earliest start: a time, or a timedelta from now by the database's clock.
+            expires_at: Time after which a job that has not started expires: a time, or a timedelta from now.
+            unique: Coalescing key: while a job of the type with this key is queued, that job is returned instead.
+            connection: Connection through which to enqueue, in its transaction: of asyncpg, psycopg, SQLAlchemy (connection or
                 session, sync or async), or Django. The job exists when that transaction commits.
 
         Returns:
             The receipt, with the id of the job.
 
         Raises:
-            InvalidInput: Something about the call is wrong; nothing was written.
-            NotFound: There is no such job type.
-            DatabaseUnavailable: Not known whether it was written: retry with the same id.
+            InvalidInput: An argument is not valid; nothing was written.
+            NotFound: The job type does not exist.
+            DatabaseUnavailable: It is not known whether the job was written: retry with the same id.
         """
         new = NewJob({} if data is None else data, id, key, priority, run_after, expires_at, unique)
         return (await self.enqueue_many(type, [new], connection=connection))[0]
 
     async def enqueue_many(self, type: JobType[T] | str, new: Iterable[NewJob | T], *, connection: Any = None) -> list[Enqueued]:
-        """Enqueue many jobs of one type, in batches of 10,000, each all or none.
+        """Enqueue many jobs of one type, in atomic batches of 10,000.
 
-        When one cannot be enqueued, the batches before it are there and the error is raised; give ids to repeat the call safely.
+        When a job cannot be enqueued, the batches before it are enqueued and the error is raised; give ids to repeat the call
+        safely.
 
         Args:
-            type: The job type, or its name.
-            new: Payloads, or `NewJob` for what else a job can have.
+            type: Job type, or its name.
+            new: Payloads, or `NewJob`s for jobs with more than a payload.
             connection: See `enqueue`.
 
         Returns:
@@ -309,32 +260,19 @@ class Penstock(JobDeclarations, StreamDeclarations, ScheduleDeclarations):
         """
         declared = self.types.get(type, type) if isinstance(type, str) else type
         if isinstance(declared, str):
-            declared = JobType(self, declared, Any, Options(), None, "async")
-        elif connection is None or self.is_open:
-            await self._ready(declared)
-        if connection is not None:
-            return await send_batches(declared.name, declared.codec, list(new), lambda batch: enqueue_through(connection, batch))
-        database = await self.database()
-        return await send_batches(declared.name, declared.codec, list(new), lambda batch: jobs.enqueue_many(database, batch))
-
-    async def _ready(self, declared: JobType[Any]) -> None:
-        """See to it that a type which was declared after the application was opened is in the database.
-
-        A role that only enqueues relies on the workers, or an administrator, to have declared it.
-        """
-        if not await unless_refused(declared.declare()):
-            (await self.database()).declared["job", declared.name] = False
+            return await enqueue_many(self.context, declared, Codec(Any, declared), new, connection)
+        return await declared.enqueue_many(new, connection=connection)
 
     async def subscribe(self, *declared: JobType[Any]) -> None:
-        """Subscribe those of the job types that are a subscriber's queue to their topics. A worker does it at start."""
+        """Subscribe those of the job types that are queues of subscribers to their topics. A worker does so when it starts."""
         for type in declared:
-            if type.subscription is not None:
-                await type.subscription.begin(await self.database(), type.options.as_json())
+            if (subscription := subscription_of(type)) is not None:
+                await subscription.begin(await self.database(), type.options.as_json())
 
     # -- looking and steering
 
     async def find(self, id: UUID | str) -> JobRecord:
-        """Everything known of a job, from a lake of history when the archive no longer has it. Raises `NotFound`."""
+        """The record of a job, from a lake of history when the archive no longer has it. Raises `NotFound`."""
         job_id = parse_id(id)
         database = await self.database()
         found = await jobs.find(database, [job_id])
@@ -345,7 +283,7 @@ class Penstock(JobDeclarations, StreamDeclarations, ScheduleDeclarations):
         return found[job_id]
 
     async def why(self, id: UUID | str) -> Why:
-        """Why a job waits: the first thing that has to change for it to start. Raises `NotFound`."""
+        """Why a job waits: the first condition that must change before it can start. Raises `NotFound`."""
         return await jobs.why(await self.database(), parse_id(id))
 
     async def find_many(
@@ -367,9 +305,9 @@ class Penstock(JobDeclarations, StreamDeclarations, ScheduleDeclarations):
         """Wait until a job is finished.
 
         Raises:
-            JobFailed: It ended without success.
-            NotFound: There is no such job.
-            TimeoutError: It was not finished in time.
+            JobFailed: The job ended without success.
+            NotFound: The job does not exist.
+            TimeoutError: The job was not finished in time.
         """
         pause = 0.01
         async with asyncio.timeout(timeout.total_seconds()):
@@ -382,7 +320,7 @@ class Penstock(JobDeclarations, StreamDeclarations, ScheduleDeclarations):
         return record
 
     async def cancel(self, id: UUID | str) -> str:
-        """Cancel a job: "cancelled" when it was queued, "cancelling" when its handler is being told, else its status."""
+        """Cancel a job. Returns "cancelled" for a queued job, "cancelling" for a running one, and otherwise its status."""
         return await jobs.cancel(await self.database(), parse_id(id))
 
     async def replay(
@@ -391,14 +329,14 @@ class Penstock(JobDeclarations, StreamDeclarations, ScheduleDeclarations):
         """Enqueue a copy of a running or finished job, with `data` as its payload, or (None) with its own.
 
         Args:
-            id: The job.
+            id: Id of the job.
             new_id: Id of the copy, so that a repeated call replays once; None: a new UUIDv7.
-            data: The payload of the copy; None: that of the job.
-            force: Also while an earlier replay of the job waits, runs or has succeeded.
+            data: Payload of the copy; None: the payload of the job.
+            force: Whether to replay also while an earlier replay of the job waits, runs or has succeeded.
 
         Raises:
-            NotFound: There is no such job.
-            Conflict: It is queued, was replayed already, or its own payload is one that nobody can read.
+            NotFound: The job does not exist.
+            Conflict: The job is queued, was replayed already, or has a payload that cannot be read.
         """
         new = parse_id(new_id) if new_id is not None else make_id()
         text = None if data is None else dump_json(data, f"the copy of {id}")
@@ -417,7 +355,7 @@ class Penstock(JobDeclarations, StreamDeclarations, ScheduleDeclarations):
         return await jobs.change_job_type(await self.database(), name, options)
 
     async def pause(self, name: str) -> None:
-        """Claim no more jobs of a type; running ones go on. Raises `NotFound`."""
+        """Pause a type: its jobs are no longer claimed, and running jobs continue. Raises `NotFound`."""
         await jobs.pause(await self.database(), name)
 
     async def resume(self, name: str) -> None:
@@ -425,30 +363,30 @@ class Penstock(JobDeclarations, StreamDeclarations, ScheduleDeclarations):
         await jobs.resume(await self.database(), name)
 
     async def list_schedules(self) -> list[ScheduleRecord]:
-        """All schedules in the database: when they are due, and what became of their last run."""
+        """All schedules in the database, with their next time and the outcome of their last run."""
         return await schedules.schedules(await self.database())
 
     async def drop_schedule(self, name: str) -> None:
-        """Forget a schedule that left the code; the job type and the history of its runs stay.
+        """Drop a schedule that was removed from the code; the job type and the history of its runs remain.
 
         Raises:
-            NotFound: There is no such schedule.
+            NotFound: The schedule does not exist.
             Conflict: A running worker declares it.
         """
         await schedules.drop(await self.database(), name)
 
     async def counts(self) -> list[JobCounts]:
-        """How each job type is doing."""
+        """Number of jobs of each type, by status."""
         return await jobs.counts(await self.database())
 
     async def scale_advice(self, *, wait_s: float = 5.0, over: timedelta = timedelta(minutes=1)) -> list[ScaleAdvice]:
-        """For each job type: how long jobs wait, and how many workers it needs for them to wait `wait_s` at most."""
+        """Scaling advice for each job type: how long jobs wait, and how many workers keep the wait below `wait_s`."""
         return [advise(load, wait_s) for load in await pool_views.load_of_types(await self.database(), over)]
 
     async def prune(self, keep: timedelta) -> dict[str, int]:
-        """Drop the days of the archive that ended longer ago than `keep`, and topic messages that nothing refers to then.
+        """Drop the days of the archive that ended longer ago than `keep`, and topic messages that no copy refers to then.
 
-        Returns jobs by partition dropped.
+        Returns the number of dropped jobs by partition.
         """
         database = await self.database()
         dropped = await jobs.prune(database, keep)
@@ -456,27 +394,13 @@ class Penstock(JobDeclarations, StreamDeclarations, ScheduleDeclarations):
             pass
         return dropped
 
-    async def topic_counts(self) -> list[TopicCounts]:
-        """How each topic is doing."""
-        return await topics.counts(await self.database())
-
-    async def find_stream(self, name: str, payload: Any = Any) -> Stream[Any]:
-        """A stream as the database has it, also when this app does not declare it. Raises `NotFound`."""
-        if name in self.streams:
-            return self.streams[name]
-        return await Stream.found(self, name, payload)
-
-    async def drop_stream(self, name: str, *, force: bool = False) -> None:
-        """Drop a stream with its events and groups, also one that this app does not declare. See `Stream.drop`."""
-        await (await self.find_stream(name)).drop(force=force)
-
     # -- working
 
     async def worker(self, *names: str) -> Worker:
         """A worker for the handlers and consumers of this app. Run it with `await worker.run()`.
 
         Args:
-            names: Only these job types, pools, consumer groups (`stream/group`) and schedules; none: all.
+            names: Job types, pools, consumer groups (`stream/group`) and schedules to work on; none: all.
         """
         scheduled = [schedule for name, schedule in self.schedules.items() if not names or name in names]
         beside_types = {*self.consumers, *(schedule.name for schedule in scheduled if schedule.runs_as != "job")}
@@ -488,16 +412,32 @@ class Penstock(JobDeclarations, StreamDeclarations, ScheduleDeclarations):
         worked = {
             t.name: WorkedType(t.name, t.options, t.codec, t.handler, t.group)
             for t in chosen
-            if t.handler is not None and t.pool is None
+            if t.handler is not None and not isinstance(t.declarer, Pool)
         }
-        pools = [t.pool.worked() for t in chosen if t.pool is not None]
+        pools = [t.declarer.worked() for t in chosen if isinstance(t.declarer, Pool)]
         database = await self.database()
         await self.subscribe(*chosen)
-        subscribed = [(t.subscription, t.options.as_json()) for t in chosen if t.subscription is not None]
-        beside = {"renewal": lambda: keep_subscribed(database, subscribed)} if subscribed else {}
+        subscribed = [(s, t.options.as_json()) for t in chosen if (s := subscription_of(t)) is not None]
+        beside = {"renewal": lambda: renew_subscriptions(database, subscribed)} if subscribed else {}
         process = new_member_id()
         parts = [
             await consumer.consumer(database, self.settings, f"{process}.c{number}")
             for number, consumer in enumerate(consumers, 1)
         ]
         return Worker(database, worked, self.settings, pools, beside, parts, scheduled, process)
+
+
+def load(target: str) -> Penstock:
+    """The app at MODULE:APP. Raises `InvalidInput` when it does not exist."""
+    module_name, _, attribute = target.partition(":")
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name and not (module_name == error.name or module_name.startswith(error.name + ".")):
+            raise
+        raise InvalidInput(f"there is no module {module_name}", hint="Give MODULE:APP, as seen from this folder.") from None
+    found = getattr(module, attribute or "app", None)
+    if not isinstance(found, Penstock):
+        raise InvalidInput(f"{target} is not a Penstock app", hint="Give MODULE:APP, such as shop.jobs:app.")
+    return found

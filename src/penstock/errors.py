@@ -1,8 +1,8 @@
 """The errors that callers see.
 
-Few kinds, so that a caller can decide by kind what to do: mend the call (`InvalidInput`), create what is missing
-(`NotFound`), accept that it is too late (`Conflict`), or try again later (`DatabaseUnavailable`). Each says what was wrong
-and, in `hint`, what to do. The SQL functions raise the same kinds with an SQLSTATE of class PS.
+There are few types, so that a caller can decide by the type what to do: correct the call (`InvalidInput`), create what is
+missing (`NotFound`), accept that it is too late (`Conflict`), or try again later (`DatabaseUnavailable`). Each error says what
+was wrong and, in `hint`, what to do. The SQL functions raise the same types with an SQLSTATE of class PS.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ class PenstockError(Exception):
     """Base of all errors that Penstock raises on purpose.
 
     Args:
-        message: What went wrong, with the value that was wrong.
-        hint: What to do about it; shown after the message.
+        message: Description of the error, with the value that is wrong.
+        hint: Advice on what to do; shown after the message.
 
     Attributes:
-        foreign: Whether the message is a handler's or another service's, so that it may hold payloads; logs leave it out.
+        foreign: Whether the message comes from a handler or another service, so that it may contain payloads; logs omit it.
     """
 
     foreign: ClassVar[bool] = False
@@ -45,27 +45,27 @@ class InvalidInput(PenstockError):
 
 
 class Unreadable(InvalidInput):
-    """What is stored cannot be read: it is no JSON, has numbers that Python has not, or does not fit its type."""
+    """A stored value cannot be read: it is not JSON, has numbers that Python cannot represent, or does not match its type."""
 
 
 class NotFound(PenstockError):
-    """There is no such job type or job (SQLSTATE PS404)."""
+    """The named object, such as a job type or a job, does not exist (SQLSTATE PS404)."""
 
 
 class Conflict(PenstockError):
-    """The operation is not possible in the state that the thing is in (SQLSTATE PS409)."""
+    """The operation is not possible in the current state of the object (SQLSTATE PS409)."""
 
 
 class OffsetGone(PenstockError):
-    """What a reader wanted next has been dropped by retention (SQLSTATE PS410). Go on from the earliest or latest event."""
+    """Retention has dropped the next events of a reader (SQLSTATE PS410). Continue at the earliest or latest event."""
 
 
 class Outgrown(PenstockError):
-    """Keys were routed for another number of partitions than the stream has by now (SQLSTATE PS412). Route them again."""
+    """Keys were routed for another number of partitions than the stream has now (SQLSTATE PS412). Route them again."""
 
 
 class DatabaseUnavailable(PenstockError):
-    """The database cannot be reached, or did not answer in time. The call may or may not have taken effect; retry it."""
+    """The database cannot be reached, or did not answer in time. The call may have taken effect; retry it."""
 
 
 class SchemaMismatch(PenstockError):
@@ -83,11 +83,11 @@ class JobFailed(PenstockError):
 
 
 class Retry(PenstockError):
-    """Raised by a handler: this attempt failed, try again (while attempts are left).
+    """Raised by a handler: this attempt failed, and the job is retried while attempts are left.
 
     Args:
-        message: The reason, kept with the attempt.
-        after: Delay before the next attempt; None means the backoff of the job type.
+        message: Reason, stored with the attempt.
+        after: Delay before the next attempt; None: the backoff of the job type.
     """
 
     foreign = True
@@ -105,10 +105,10 @@ def _rebuild_retry(message: str, after: timedelta | None) -> Retry:
 
 
 class Fail(PenstockError):
-    """Raised by a handler: this job has failed for good, do not retry it.
+    """Raised by a handler: the job has failed permanently and is not retried.
 
     Args:
-        message: The reason, kept with the attempt.
+        message: Reason, stored with the attempt.
     """
 
     foreign = True

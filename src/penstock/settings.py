@@ -1,6 +1,6 @@
-"""Every setting, its default and its environment variable.
+"""All settings with their defaults and environment variables.
 
-One way in (arguments of `Penstock`), one fallback (the environment, `PENSTOCK_...`), checked at start.
+A setting is an argument of `Penstock`, with the environment (`PENSTOCK_...`) as the fallback. All are checked at start.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from penstock.errors import InvalidInput
 
 
 def _seconds(value: object) -> object:
-    """Numbers, also as text from the environment, are seconds."""
+    """Read numbers, also as text from the environment, as seconds."""
     if isinstance(value, str):
         try:
             return timedelta(seconds=float(value))
@@ -29,7 +29,7 @@ def _seconds(value: object) -> object:
 
 
 class FromEnvironment(BaseSettings):
-    """Settings whose fallback is the environment. Errors do not show what was given: it may be a password."""
+    """Settings whose fallback is the environment. Validation errors do not show the value, which may be a password."""
 
     model_config = SettingsConfigDict(
         frozen=True, extra="ignore", populate_by_name=True, env_ignore_empty=True, hide_input_in_errors=True
@@ -40,7 +40,7 @@ class FromEnvironment(BaseSettings):
         """The settings from these arguments and the environment.
 
         Raises:
-            InvalidInput: One of them is not valid; the message names its environment variable or its argument.
+            InvalidInput: A setting is not valid; the message names its environment variable or its argument.
         """
         try:
             return cls(**given)
@@ -63,7 +63,7 @@ class FromEnvironment(BaseSettings):
 
     @classmethod
     def variables(cls, name: str) -> list[str]:
-        """The environment variables of a setting, the one that counts first."""
+        """The environment variables of a setting, in the order of their precedence."""
         alias = cls.model_fields[name].validation_alias
         if isinstance(alias, AliasChoices):
             return [str(choice) for choice in alias.choices if str(choice) != name]
@@ -78,7 +78,7 @@ Span = Annotated[timedelta, BeforeValidator(_seconds), Field(gt=timedelta(0))]
 
 
 class Settings(FromEnvironment):
-    """Settings of a process. Spans of time are `timedelta`, or seconds, or ISO 8601 text such as `PT5M`."""
+    """Settings of a process. A duration is a `timedelta`, a number of seconds, or ISO 8601 text such as `PT5M`."""
 
     model_config = SettingsConfigDict(env_prefix="PENSTOCK_")
 
@@ -88,39 +88,43 @@ class Settings(FromEnvironment):
         description="PostgreSQL to use, 15 or newer; none: the embedded server.",
     )
     data_dir: Path = Field(default=Path(".penstock"), description="Folder of the embedded server.")
-    pool_size: int = Field(default=4, ge=1, le=200, description="Most database connections of one process.")
+    pool_size: int = Field(default=4, ge=1, le=200, description="Maximum number of database connections of one process.")
     command_timeout: Span = Field(default=timedelta(seconds=30), description="Longest time for one database call.")
     connect_timeout: Span = Field(default=timedelta(seconds=10), description="Longest time to open a connection.")
     start_timeout: Span = Field(
         default=timedelta(seconds=60), description="How long a worker or server that starts waits for the database."
     )
     statement_cache: bool | None = Field(
-        default=None, description="Prepared statements; none: unless a pooler such as PgBouncer is found between."
+        default=None, description="Whether to prepare statements; none: unless a pooler such as PgBouncer is detected."
     )
     listen_url: SecretStr | None = Field(
         default=None, description="Direct connection for LISTEN when database_url leads through PgBouncer."
     )
 
-    concurrency: int = Field(default=100, ge=1, le=100_000, description="Async handlers at once in one process.")
-    threads: int = Field(default=16, ge=1, le=1_000, description="Threads for plain handlers in one process.")
-    processes_for_handlers: int = Field(default=2, ge=1, le=256, description='Processes for handlers with executor="process".')
-    claim_limit: int = Field(default=1_000, ge=1, le=10_000, description="Most jobs claimed at once.")
-    heartbeat_interval: Span = Field(default=timedelta(seconds=5), description="How often a worker says it lives.")
-    dead_after: Span = Field(default=timedelta(seconds=10), description="Silence after which others take its jobs.")
+    concurrency: int = Field(
+        default=100, ge=1, le=100_000, description="Maximum number of async handlers at once in one process."
+    )
+    threads: int = Field(default=16, ge=1, le=1_000, description="Number of threads for plain handlers in one process.")
+    processes_for_handlers: int = Field(
+        default=2, ge=1, le=256, description='Number of processes for handlers with executor="process".'
+    )
+    claim_limit: int = Field(default=1_000, ge=1, le=10_000, description="Maximum number of jobs claimed at once.")
+    heartbeat_interval: Span = Field(default=timedelta(seconds=5), description="Interval of a worker's heartbeats.")
+    dead_after: Span = Field(default=timedelta(seconds=10), description="Silence after which other workers take its jobs.")
     wedged_after: Span = Field(
         default=timedelta(minutes=5),
-        description="How long a process whose event loop makes no progress keeps what has no visibility timeout: partitions.",
+        description="How long a process whose event loop makes no progress keeps partitions, which have no visibility timeout.",
     )
-    poll_interval: Span = Field(default=timedelta(seconds=1), description="How often an idle worker looks unasked.")
-    care_interval: Span = Field(default=timedelta(seconds=1), description="How often lost jobs are looked for.")
+    poll_interval: Span = Field(default=timedelta(seconds=1), description="Interval at which an idle worker polls.")
+    care_interval: Span = Field(default=timedelta(seconds=1), description="Interval at which a worker looks for lost jobs.")
     handover_grace: Span = Field(
-        default=timedelta(seconds=10), description="Time for running handlers of pools when their slot goes to another worker."
+        default=timedelta(seconds=10), description="Time for running handlers of pools when their slot moves to another worker."
     )
     shutdown_grace: Span = Field(default=timedelta(seconds=30), description="Time for running handlers at shutdown.")
-    autoscale_interval: Span = Field(default=timedelta(seconds=5), description="How often --autoscale looks at the load.")
+    autoscale_interval: Span = Field(default=timedelta(seconds=5), description="Interval at which --autoscale measures the load.")
     autoscale_settle: Span = Field(default=timedelta(seconds=15), description="Pause of --autoscale after each step.")
     autoscale_patience: Span = Field(
-        default=timedelta(seconds=60), description="For how long fewer workers must do before --autoscale ends one."
+        default=timedelta(seconds=60), description="How long fewer workers must suffice before --autoscale removes one."
     )
     archive_retention: Span | None = Field(
         default=timedelta(days=30), description="How long finished jobs are kept; none: for ever."

@@ -1,4 +1,4 @@
-"""For tests of applications: throw-away databases, and running work in the test's own process. docs/testing.md shows it.
+"""Tools for tests of applications: temporary databases, and workers in the test's own process. See docs/testing.md.
 
 @pytest.fixture(scope="session")
 def databases():
@@ -39,18 +39,21 @@ from pydantic import SecretStr
 
 from penstock.app import Penstock
 from penstock.errors import InvalidInput, NotFound
-from penstock.job import JobRecord
-from penstock.ownership import balance
-from penstock.pools import Pool
-from penstock.postgres import jobs, migrate, ownership, pools
+from penstock.groups import queries as ownership
+from penstock.groups import rebalance as balance
+from penstock.jobs import queries as jobs
+from penstock.jobs.models import JobRecord
+from penstock.jobs.worked import WorkedType
+from penstock.pools import queries as pools
+from penstock.pools.pool import Pool
+from penstock.postgres import migrate
 from penstock.postgres.database import Database
 from penstock.postgres.embedded import EmbeddedServer
 from penstock.settings import Settings
-from penstock.streams import Stream
+from penstock.streams.stream import Stream
 from penstock.worker import Worker
-from penstock.worker.runner import Runner
-from penstock.worker.settler import Settler
-from penstock.worker.types import WorkedType
+from penstock.worker.completer import Completer
+from penstock.worker.executor import Executor
 
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - only folders with random names are made there
 _MEMORY_FREE_BYTES = 4 * 2**30
@@ -60,10 +63,10 @@ class TemporaryDatabases:
     """Makes databases with the Penstock schema, each in well under a second, as copies of one template.
 
     Args:
-        server_url: A server where databases may be created; None: an embedded one in a temporary folder.
-        bin_dir: PostgreSQL's programs for the embedded one; None: those of the wheel.
-        parent: Where the temporary folder is made; None: in memory where the system has a place for that, which makes databases
-            several times faster, else on disk.
+        server_url: URL of a server on which databases may be created; None: an embedded server in a temporary folder.
+        bin_dir: Folder of PostgreSQL's programs for the embedded server; None: those of the wheel.
+        parent: Parent of the temporary folder; None: a folder in memory where the system has one, which makes databases several
+            times faster, otherwise a folder on disk.
     """
 
     def __init__(self, server_url: str | None = None, *, bin_dir: Path | None = None, parent: Path | None = None) -> None:
@@ -100,11 +103,12 @@ class TemporaryDatabases:
     def database(self) -> Iterator[str]:
         """A fresh database; yields its URL and drops it at the end."""
         name = f"penstock_test_{secrets.token_hex(6)}"
-        # It needs a checkpoint, which is nothing on a server of one's own, and several times less than the write-ahead log.
+        # A file copy needs a checkpoint, which costs little on the embedded server, and far less than the write-ahead log.
         strategy = "strategy file_copy" if self._server is not None else ""
         self._run(f'create database "{name}" template "{self._template}" {strategy}')
         if self._server is None:
-            # As the embedded server has it: tables of the application never land in Penstock's schema, whatever the user's name.
+            # The same setting as on the embedded server: tables of the application are never created in Penstock's schema,
+            # whatever the name of the user.
             self._run(f'alter database "{name}" set search_path = public')
         try:
             yield self._url(name)
@@ -112,7 +116,7 @@ class TemporaryDatabases:
             self._run(f'drop database if exists "{name}" with (force)')
 
     def _run(self, statement: str) -> None:
-        # In a thread of its own, since the caller may be inside a loop.
+        # The statement runs in a thread of its own, since the caller may be inside an event loop.
         failure: list[BaseException] = []
 
         def run() -> None:
@@ -151,7 +155,7 @@ _SESSION = uuid.uuid4()
 
 
 async def _own(database: Database, pool: Pool[Any]) -> dict[int, int]:
-    """Take all slots of a pool; a test is to be its only worker."""
+    """Take all slots of a pool, whose only worker is the test."""
     await balance.join(database, pool.name, _MEMBER, _SESSION, timedelta(hours=1), {}, pool._assign)
     await balance.rebalance(database, pool.name, pool._assign)
     beat = await ownership.heartbeat(database, pool.name, _MEMBER, _SESSION)
@@ -163,55 +167,55 @@ async def run_due_jobs(app: Penstock, *names: str, limit: int = 10_000) -> list[
 
     Args:
         app: An open app.
-        names: Only these job types; none: all that have a handler.
-        limit: At most so many runs, against jobs that enqueue each other for ever.
+        names: Job types to run; none: all that have a handler.
+        limit: Maximum number of runs, in case jobs enqueue each other for ever.
 
     Returns:
-        The jobs that were run, as they are afterwards, in the order of their first run.
+        Records of the jobs after their runs, in the order of their first run.
     """
     database = await app.database()
     chosen = [t for t in app.types.values() if t.handler is not None and (not names or t.name in names)]
     worked = {t.name: WorkedType(t.name, t.options, t.codec, t.handler, t.group) for t in chosen if t.handler is not None}
     for declared in chosen:
-        if declared.pool is not None:
-            await declared.pool.declare()
+        if isinstance(declared.declarer, Pool):
+            await declared.declarer.declare()
     await app.subscribe(*(app.types[name] for name in worked))
     for worked_type in worked.values():
         worked_type.refresh(await jobs.declare_job_type(database, worked_type.name, worked_type.declared.as_json()))
-    queues = [t.name for t in chosen if t.pool is None]
-    keyed_pools = [t.pool for t in chosen if t.pool is not None]
-    settler = Settler(database, retried=lambda: None)
-    runner = Runner(database, worked, app.settings, settler.settle, settler.progress, lambda: None)
-    settling = asyncio.create_task(settler.run())
-    # Ends handlers at their time limits, as in a worker.
-    watching = asyncio.create_task(runner.run())
+    queues = [t.name for t in chosen if not isinstance(t.declarer, Pool)]
+    keyed_pools = [t.declarer for t in chosen if isinstance(t.declarer, Pool)]
+    completer = Completer(database)
+    executor = Executor(database, worked, app.settings, completer.settle, completer.progress)
+    completing = asyncio.create_task(completer.run())
+    # The executor ends handlers at their time limits, as in a worker.
+    watching = asyncio.create_task(executor.run())
     ran: dict[Any, None] = {}
     try:
         while limit > 0:
             await jobs.promote(database)
             claimed = (await jobs.claim(database, "testing", queues, min(limit, 1000), {})).jobs if queues else []
             for pool in keyed_pools:
-                # One of each key, so that the next of a key runs after it.
+                # One job of each key, so that the next job of a key runs after it.
                 keyed = await pools.claim(database, _MEMBER, pool.name, await _own(database, pool), 1000, 1, None, [])
                 claimed += [job for job, _ in keyed.jobs]
             if not claimed:
                 break
             limit -= len(claimed)
             ran.update(dict.fromkeys(job.id for job in claimed))
-            runner.submit(claimed, time.monotonic())
-            # A thread whose time is over may go on for longer than its job.
-            while not await runner.finished(0.05):
+            executor.submit(claimed, time.monotonic())
+            # A thread may continue after the time limit of its job.
+            while not await executor.finished(0.05):
                 await asyncio.sleep(0)
-            drained = asyncio.create_task(settler.drained())
-            await asyncio.wait([drained, settling], return_when=asyncio.FIRST_COMPLETED)
-            if settling.done():
+            drained = asyncio.create_task(completer.drained())
+            await asyncio.wait([drained, completing], return_when=asyncio.FIRST_COMPLETED)
+            if completing.done():
                 drained.cancel()
-                settling.result()
+                completing.result()
     finally:
-        settling.cancel()
+        completing.cancel()
         watching.cancel()
-        await asyncio.gather(settling, watching, return_exceptions=True)
-        runner.close()
+        await asyncio.gather(completing, watching, return_exceptions=True)
+        executor.close()
         for pool in keyed_pools:
             await balance.leave(database, pool.name, _MEMBER, _SESSION, None)
     found = await jobs.find(database, list(ran))
@@ -220,19 +224,19 @@ async def run_due_jobs(app: Penstock, *names: str, limit: int = 10_000) -> list[
 
 @contextmanager
 def on_database(app: Penstock, url: str) -> Iterator[Penstock]:
-    """Let an application use another database for a while, whatever its settings say; not while it is open.
+    """Let an application use another database within the block, whatever its settings. The application must not be open.
 
     Raises:
         InvalidInput: The application is open on this loop.
     """
     _refuse_open(app)
     before = app.settings
-    app.settings = before.model_copy(update={"database_url": SecretStr(url)})
+    app.context.settings = before.model_copy(update={"database_url": SecretStr(url)})
     try:
         yield app
     finally:
         app.sync.close()
-        app.settings = before
+        app.context.settings = before
 
 
 def _refuse_open(app: Penstock) -> None:
@@ -241,18 +245,19 @@ def _refuse_open(app: Penstock) -> None:
     except RuntimeError:
         return
     if app.is_open:
-        raise InvalidInput("the application is open already", hint="Choose its database before you open it.")
+        raise InvalidInput("the application is already open", hint="Choose its database before you open it.")
 
 
 @asynccontextmanager
-async def working(app: Penstock, *names: str) -> AsyncIterator[Worker]:
+async def running_worker(app: Penstock, *names: str, at_once: bool = False) -> AsyncIterator[Worker]:
     """A worker in this process, for what `run_due_jobs` does not run: consumers, schedules, standing jobs.
 
-    It stops at the end, and lets running handlers finish.
+    It stops at the end of the block.
 
     Args:
         app: An open app.
-        names: Only these job types; none: everything that has a handler.
+        names: Job types to work on; none: all that have a handler.
+        at_once: Whether it stops without waiting for running handlers; otherwise they get the grace period to finish.
     """
     worker = await app.worker(*names)
     running = asyncio.create_task(worker.run(), name="penstock worker of a test")
@@ -265,6 +270,8 @@ async def working(app: Penstock, *names: str) -> AsyncIterator[Worker]:
         yield worker
     finally:
         worker.stop()
+        if at_once:
+            worker.stop()
         await running
 
 
@@ -272,8 +279,8 @@ async def consumed(stream: Stream[Any], group: str, *, timeout: timedelta = time
     """Wait until a consumer group has committed everything that was appended before this call.
 
     Raises:
-        NotFound: There is no such group in all that time: no worker that consumes it has started.
-        TimeoutError: It did not get there in time; says how far it is, and the error at which it stands still.
+        NotFound: The group did not exist within the timeout: no worker that consumes it has started.
+        TimeoutError: The group was too slow; the message has its positions, and the error at which it stopped.
     """
     deadline = time.monotonic() + timeout.total_seconds()
     ends: dict[int, int] | None = None
@@ -282,7 +289,7 @@ async def consumed(stream: Stream[Any], group: str, *, timeout: timedelta = time
         try:
             found = await stream.lag(group)
         except NotFound:
-            # Its first consumer makes it, a moment after its worker has started.
+            # Its first consumer creates the group shortly after its worker has started.
             if late:
                 raise
             found = []
@@ -302,7 +309,7 @@ async def consumed(stream: Stream[Any], group: str, *, timeout: timedelta = time
 
 
 def _in_memory() -> Path | None:
-    """A folder in memory with room for databases. Containers often have a small one."""
+    """A folder in memory with enough space for databases; None where there is none, as in many containers."""
     if not os.access(_SHARED_MEMORY, os.W_OK | os.X_OK) or shutil.disk_usage(_SHARED_MEMORY).free < _MEMORY_FREE_BYTES:
         return None
     return _SHARED_MEMORY

@@ -6,29 +6,29 @@ import asyncio
 from typing import Any
 from uuid import UUID
 
-from penstock.consuming.consumer import Consumer
-from penstock.ownership.heartbeat import Heartbeat
-from penstock.ownership.member import Member
-from penstock.worker.keyed import KeyedClaimer
-from penstock.worker.runner import Runner
-from penstock.worker.worker import Worker
+from penstock.groups.heartbeat import Heartbeat
+from penstock.groups.membership import Membership
+from penstock.pools.fetcher import KeySource
+from penstock.streams.consumer.consumer import Consumer
+from penstock.worker.executor import Executor
+from penstock.worker.registration import Registration
 
 
 def deaf() -> None:
     """What was lost runs on: the worker does not stop what belongs to others now, and reports what came of it."""
-    cancel = Runner.cancel
+    cancel = Executor.cancel
 
-    def unless_lost(self: Runner, id: UUID, reason: str = "cancelled") -> None:
+    def unless_lost(self: Executor, id: UUID, reason: str = "cancelled") -> None:
         if reason != "lost":
             cancel(self, id, reason)
 
-    Runner.cancel = unless_lost  # type: ignore[method-assign]
-    Runner.abandon = lambda self, lost: []  # type: ignore[method-assign]
+    Executor.cancel = unless_lost  # type: ignore[method-assign]
+    Executor.abandon = lambda self, lost: []  # type: ignore[method-assign]
 
 
 def unfenced_start() -> None:
     """A worker starts what it had claimed for its queues, however long it was away."""
-    Worker._may_start = lambda self: True  # type: ignore[method-assign]
+    Registration.may_start = lambda self: True  # type: ignore[method-assign]
 
 
 def heartbeat_of_the_loop() -> None:
@@ -43,9 +43,9 @@ def unfenced_member() -> None:
     async def never(self: Any) -> None:
         await asyncio.Event().wait()
 
-    Member._watch_fence = never  # type: ignore[method-assign]
-    Member.owned = property(lambda self: self._state.owned)  # type: ignore[method-assign, assignment]
-    Member.may_work = lambda self, slot: self._state.holds(slot)  # type: ignore[method-assign]
+    Membership._watch_fence = never  # type: ignore[method-assign]
+    Membership.owned = property(lambda self: self._state.owned)  # type: ignore[method-assign, assignment]
+    Membership.may_work = lambda self, slot: self._state.holds(slot)  # type: ignore[method-assign]
 
 
 def revocation_ignored() -> None:
@@ -54,7 +54,7 @@ def revocation_ignored() -> None:
     async def at_once(self: Any, slot: int, epoch: int) -> bool:
         return True
 
-    KeyedClaimer.revoke = at_once  # type: ignore[method-assign]
+    KeySource.revoke = at_once  # type: ignore[method-assign]
     Consumer.revoke = at_once  # type: ignore[method-assign]
 
 

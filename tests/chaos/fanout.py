@@ -18,8 +18,9 @@ from typing import Any
 import asyncpg
 
 from penstock import NewMessage, Penstock, PenstockError, Topic
-from penstock.job import Outcome, Settlement
-from penstock.postgres import jobs, topics
+from penstock.jobs import queries as jobs
+from penstock.jobs.models import Outcome, Settlement
+from penstock.topics import queries as topics
 
 TOPICS = ["red", "green"]
 

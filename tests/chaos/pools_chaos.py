@@ -24,6 +24,7 @@ from seeking import end_if_cancelled, until_found
 from checker.history import Event, Gone, read
 from checker.jobs import Final, History, Rules, check_jobs
 from checker.keys import Ended, Placed, check_keys, check_standing
+from checker.noted import NOTE_TAKES, check_takes, takes
 from checker.tables import finals, pid_of, text
 from conftest import eventually
 from penstock import NewJob, Penstock, PenstockError, Settings
@@ -202,6 +203,9 @@ async def run_pools(
     history = folder / "history.jsonl"
     history.touch()
     async with Proxy(url) as proxy, Penstock(url, settings=Settings()) as app:
+        connection = await (await app.database()).connect()
+        await connection.execute(NOTE_TAKES)
+        await connection.close()
         if prepare is not None:
             await prepare(app)
         fleet = Fleet(url, proxy.url, history, sabotage, long)
@@ -296,6 +300,7 @@ async def check(
     final = await finals(app)
     found = await (await app.database()).fetch("select id, key || '/' || (data ->> 'n') as name from penstock.archived_jobs")
     names = {str(row["id"]): row["name"] for row in found}
+    taken = await takes(await app.database())
     recorded = read(path)
     gone = [*fleet.gone, *[Gone(worker, at) for worker, at in fleet.frozen.items()]]
     cut = [*fleet.cut, *[Gone(worker, at) for worker, at in fleet.cut_now.items()]]
@@ -308,6 +313,7 @@ async def check(
         rules = {"keyed": Rules(attempts=8)}
         violations = check_jobs(History(jobs, final, rules, gone, cut=cut, safe_silence_s=SAFE_SILENCE_S))
         violations += check_keys(keyed, placed, ended, gone, cut=cut, within_s=15, safe_silence_s=SAFE_SILENCE_S)
+        violations += check_takes(taken)
         return violations + check_standing(recorded, gone, wanted, until, within_s=15)
 
     return final, await asyncio.to_thread(checked)

@@ -13,8 +13,10 @@ class Proxy:
 
     def __init__(self, url: str) -> None:
         self._to = url
-        self._flows = asyncio.Event()
-        self._flows.set()
+        self._requests, self._answers = asyncio.Event(), asyncio.Event()
+        self._requests.set()
+        self._answers.set()
+        self._cutting: asyncio.TimerHandle | None = None
         self._writers: set[asyncio.StreamWriter] = set()
         self.url = ""
         self.refuses = False  # new connections are closed at once
@@ -37,14 +39,25 @@ class Proxy:
         self._server.close()
         self._close_all()
 
-    def cut(self) -> None:
-        """From now on nothing passes, in no direction; connections stay open."""
-        self._flows.clear()
+    def cut(self, answers_first_s: float = 0.0) -> None:
+        """From now on nothing passes, in no direction; connections stay open.
+
+        Args:
+            answers_first_s: So long requests still arrive, and are not answered.
+        """
+        self._answers.clear()
+        if answers_first_s:
+            self._cutting = asyncio.get_running_loop().call_later(answers_first_s, self._requests.clear)
+        else:
+            self._requests.clear()
 
     def mend(self) -> None:
         """Things pass again; connections from before are closed."""
         self._close_all()
-        self._flows.set()
+        if self._cutting is not None:
+            self._cutting.cancel()
+        self._requests.set()
+        self._answers.set()
 
     def _close_all(self) -> None:
         for writer in list(self._writers):
@@ -57,17 +70,19 @@ class Proxy:
         self._writers.add(writer)
         other_writer = None
         with suppress(OSError, asyncio.IncompleteReadError):
-            await self._flows.wait()
+            await self._requests.wait()
             other_reader, other_writer = await self._connect()
             self._writers.add(other_writer)
-            await asyncio.gather(self._pump(reader, other_writer), self._pump(other_reader, writer))
+            await asyncio.gather(
+                self._pump(reader, other_writer, self._requests), self._pump(other_reader, writer, self._answers)
+            )
         for each in filter(None, (writer, other_writer)):
             self._writers.discard(each)
             each.close()
 
-    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, flows: asyncio.Event) -> None:
         while data := await reader.read(65_536):
-            await self._flows.wait()
+            await flows.wait()
             writer.write(data)
             await writer.drain()
         writer.close()

@@ -154,12 +154,12 @@ POOLS = {
     "busy keys": Sabotage(
         "P6",
         (
-            Edit("claim_keys", r"bool_and\(job\.startable\) over \(order by job\.seq\)", "job.startable"),
+            Edit("choose_of_keys", r"bool_and\(job\.startable\) over \(order by job\.seq\)", "job.startable"),
             Edit("claim_keys", r"where ordered\.nth = ordered\.place", "where true"),
-            Edit("claim_keys", r"\((job|head)\.status = 'queued' and (job|head)\.run_after <= moment\) or", "true or"),
+            Edit("walk_keys", r"\((job|head)\.status = 'queued' and (job|head)\.run_after <= p_moment\) or", "true or"),
         ),
     ),
-    "keys from behind": Sabotage("P6", (Edit("claim_keys", r"order by each\.seq\s+limit", "order by each.seq desc limit"),)),
+    "keys from behind": Sabotage("P6", (Edit("choose_of_keys", r"order by each\.seq\s+limit", "order by each.seq desc limit"),)),
 }
 _COMMIT = (
     Edit("commit_offsets", r"and reached\.epoch = given\.epoch"),

@@ -11,8 +11,8 @@ from typing import Any
 from uuid import UUID
 
 from penstock import Backoff, Job, Options, Penstock, Settings, Tick
-from penstock.postgres import schedules
 from penstock.postgres.database import Database
+from penstock.schedules import queries as schedules
 
 app = Penstock(settings=Settings(dead_after=2.0, heartbeat_interval=0.4, care_interval=0.2, poll_interval=0.2))
 enqueue_run = schedules.enqueue_run

@@ -17,6 +17,9 @@ app = Penstock()
 stream = app.stream("chaos", str, partitions=6)
 SABOTAGE = os.environ.get("CHAOS_SABOTAGE", "")
 HELD = os.environ.get("CHAOS_HELD", "")
+SLOW = Path(os.environ["CHAOS_SLOW"]) / str(os.getpid())
+IN_HAND = SLOW.with_suffix(".in-hand")
+LONGEST_S = 40.0
 later: set[asyncio.Task[None]] = set()
 
 
@@ -45,10 +48,14 @@ async def work(batch: Batch[str]) -> None:
     if os.environ.get("CHAOS_LONG") and random.random() < 0.03:
         # Longer than others wait until they take over from one that is silent.
         await asyncio.sleep(6)
+    # What is in hand while this process is cut off lasts until others have its partitions.
+    while SLOW.exists() and time.monotonic() < begun + LONGEST_S:
+        IN_HAND.touch()
+        await asyncio.sleep(0.02)
     record(batch, begun)
 
 
-@app.consumer(stream, group="plain", size=20)
+@app.consumer(stream, group="plain", max_batch_size=20)
 async def plain(batch: Batch[str]) -> None:
     """Handle, then let it be committed. Sabotaged: the other way around."""
     if SABOTAGE == "commit_before_handling":
@@ -59,7 +66,7 @@ async def plain(batch: Batch[str]) -> None:
         await work(batch)
 
 
-@app.consumer(stream, group="exact", size=50)
+@app.consumer(stream, group="exact", max_batch_size=50)
 async def exact(batch: Batch[str]) -> None:
     """Write and commit in one transaction, whoever says stop: the database has to refuse what comes too late."""
     await asyncio.shield(keep_and_write(batch) if HELD else write(batch))

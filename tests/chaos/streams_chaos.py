@@ -6,24 +6,22 @@ import asyncio
 import os
 import random
 import signal
-import subprocess
-import sys
 import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-import held
+from consumers import Consumers, Ownership
 from proxy import Proxy
-from queue_chaos import seeded, until_taken, was_taken
+from queue_chaos import seeded
 from seeking import until_found
 
 from checker.history import Gone
+from checker.noted import NOTE_TAKES, check_takes, takes
 from checker.streams import (
     Committed,
     Consumed,
@@ -36,11 +34,11 @@ from checker.streams import (
     read_handled,
 )
 from checker.tables import clock_difference
+from conftest import eventually
 from penstock import NewEvent, Penstock, PenstockError, Stream
 from penstock.postgres.embedded import EmbeddedServer
 from penstock.settings import Settings
 
-CONSUMERS = 3
 PRODUCERS = 3
 NOTE_COMMITS = """
 create table public.chaos_commits (partition integer, next_offset bigint, at timestamptz);
@@ -68,129 +66,14 @@ when (new.group_id = 'exact' and new.epoch = old.epoch) execute function public.
 """
 
 
-class Consumers:
-    """Worker processes, as an operator would run them; the first one behind a proxy."""
-
-    def __init__(self, url: str, proxy: Proxy, history: Path, sabotage: str, long: bool) -> None:
-        self.gone: list[Gone] = []
-        self.cut: list[Gone] = []
-        self.frozen: dict[str, float] = {}
-        self.frozen_holders = 0
-        self.cut_now: dict[str, float] = {}
-        self._proxy = proxy
-        self._held = history.parent / "held"
-        self._held.mkdir()
-        self._urls = [proxy.url] + [url] * (CONSUMERS - 1)
-        self._environment = {
-            **os.environ,
-            "CHAOS_HISTORY": str(history),
-            "CHAOS_SABOTAGE": sabotage,
-            "CHAOS_LONG": "1" if long else "",
-            # What is missing in a worker is sought with the cuts, which these freezes would take the place of.
-            "CHAOS_HELD": str(self._held) if long and not sabotage else "",
-            "PENSTOCK_HEARTBEAT_INTERVAL": "0.4",
-            "PENSTOCK_DEAD_AFTER": "2",
-            "PENSTOCK_POLL_INTERVAL": "0.3",
-            "PENSTOCK_COMMAND_TIMEOUT": "3",
-        }
-        self._log = history.with_suffix(".log").open("ab")
-        self.processes = [self._start(place) for place in range(CONSUMERS)]
-
-    def _start(self, place: int) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", "penstock", "worker", "stream_workload:app"]
-        environment = {**self._environment, "PENSTOCK_DATABASE_URL": self._urls[place]}
-        return subprocess.Popen(command, env=environment, cwd=Path(__file__).parent, stdout=self._log, stderr=self._log)
-
-    def kill_one(self, chance: random.Random) -> None:
-        place = chance.randrange(CONSUMERS)
-        self.processes[place].kill()
-        self.processes[place].wait()
-        self.gone.append(Gone(str(self.processes[place].pid), time.monotonic()))
-        held.forget(self._held, str(self.processes[place].pid))
-        self.processes[place] = self._start(place)
-
-    async def freeze_one(
-        self, chance: random.Random, seconds: float, taken: Callable[[str], Awaitable[bool]] | None = None
-    ) -> None:
-        process = self.processes[chance.randrange(CONSUMERS)]
-        process.send_signal(signal.SIGSTOP)
-        at = self.frozen[str(process.pid)] = time.monotonic()
-        if taken is not None:
-            await until_taken(taken, process.pid)
-        await asyncio.sleep(seconds)
-        self.frozen.pop(str(process.pid), None)
-        # One that was killed meanwhile is gone already, for good.
-        self.gone.append(Gone(str(process.pid), at, time.monotonic()))
-        process.send_signal(signal.SIGCONT)
-
-    @property
-    def holders(self) -> set[str]:
-        """Processes that keep a batch in hand, to be frozen with it; not those that wait for one which was."""
-        keeping = {each.worker for each in held.notes(self._held) if not held.older_than(self._held, each)}
-        return keeping & {str(process.pid) for process in self.processes}
-
-    async def freeze_holder(self, chance: random.Random) -> None:
-        """Freeze one with a batch in hand until another member is at work on its partition: its commit is too late then."""
-        if not (holders := sorted(self.holders)):
-            return
-        worker = chance.choice(holders)
-        self.frozen_holders += 1
-        process = next(process for process in self.processes if str(process.pid) == worker)
-        process.send_signal(signal.SIGSTOP)
-        at = self.frozen[worker] = time.monotonic()
-        own = [each for each in held.notes(self._held) if each.worker == worker]
-
-        async def at_work(_: str) -> bool:
-            return any(other.later_than(each) for other in held.notes(self._held) for each in own)
-
-        await until_taken(at_work, process.pid)
-        self.frozen.pop(worker, None)
-        self.gone.append(Gone(worker, at, time.monotonic()))
-        held.thaw(self._held, worker)
-        process.send_signal(signal.SIGCONT)
-
-    async def cut_off(self, seconds: float, taken: Callable[[str], Awaitable[bool]] | None = None) -> None:
-        """Cut what goes through the proxy, a consumer and a producer: nothing passes, and nobody is told."""
-        self._proxy.cut()
-        worker, at = str(self.processes[0].pid), time.monotonic()
-        self.cut_now[worker] = at
-        try:
-            if taken is not None:
-                await until_taken(taken, int(worker))
-            await asyncio.sleep(seconds)
-        finally:
-            self._proxy.mend()
-            self.cut_now.clear()
-        # Its connections are new ones then.
-        self.cut.append(Gone(worker, at, time.monotonic() + 1.0))
-
-    def revive(self) -> None:
-        """Start those anew that ended by themselves, as a supervisor would: one that finds no database at its start gives up."""
-        for place, process in enumerate(self.processes):
-            if process.poll() is not None:
-                self.gone.append(Gone(str(process.pid), time.monotonic() - 1.0))
-                self.processes[place] = self._start(place)
-
-    def stop(self, at_once: bool = False) -> None:
-        for process in self.processes:
-            process.send_signal(signal.SIGCONT)
-            if at_once:
-                process.kill()
-            else:
-                process.terminate()
-        for process in self.processes:
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(30)
-            process.kill()
-            process.wait()
-
-
-async def produce(stream: Stream[str], name: int, until: float, sent: list[Sent], appended: dict[str, list[str]]) -> None:
+async def produce(
+    stream: Stream[str], name: int, goes_on: Callable[[], bool], sent: list[Sent], appended: dict[str, list[str]]
+) -> None:
     """Append batches under numbers of their own, again and again until each is acknowledged."""
     chance = random.Random(name)
     producer = stream.producer(f"producer-{name}")
     number = 0
-    while time.monotonic() < until:
+    while goes_on():
         batch = []
         for _ in range(chance.randrange(1, 20)):
             key = f"{name}-{chance.randrange(8)}"
@@ -248,7 +131,7 @@ async def run_streams(
     await stream.declare()
     database = await app.database()
     connection = await database.connect()
-    await connection.execute(NOTE_COMMITS)
+    await connection.execute(NOTE_COMMITS + NOTE_TAKES)
     await connection.close()
     if prepare is not None:
         await prepare(app)
@@ -264,23 +147,33 @@ async def run_streams(
     def cut_s() -> float:
         return chance.uniform(1, 2) if long else chance.uniform(1, 4)
 
-    taken = partial(was_taken, app) if long else None
+    ownership = Ownership(app) if long else None
 
     async def whole() -> Result:
-        until = time.monotonic() + seconds
+        until = float("inf")
         streams = [behind.stream("chaos", str, partitions=6), *[stream] * (PRODUCERS - 1)]
-        producing = [asyncio.create_task(produce(each, name, until, sent, appended)) for name, each in enumerate(streams)]
+        producing = [
+            asyncio.create_task(produce(each, name, lambda: time.monotonic() < until, sent, appended))
+            for name, each in enumerate(streams)
+        ]
         troubles.extend(producing)
-        cutting = asyncio.create_task(consumers.cut_off(cut_s(), taken))
+        # Before the producer behind the proxy has begun, or in the long run a consumer has partitions, a trouble meets nobody.
+        await eventually(lambda: any(each.key.startswith("0-") for each in list(sent)), "the first events", timeout=60)
+        if ownership is not None:
+            await eventually(lambda: ownership.is_shared(consumers.ids), "the consumers", timeout=60)
+        until = time.monotonic() + seconds
+        cutting = asyncio.create_task(consumers.cut_off(cut_s(), ownership))
         troubles.append(cutting)
         crash_at, grow_at = until - seconds * 0.5, until - seconds * 0.3
-        next_blow = time.monotonic() + 3
+        next_blow, shared_by = time.monotonic() + 3, time.monotonic() + 15
         # Until it has grown too: on a busy machine recovery and appends can hold that up for longer.
         while time.monotonic() < until or (grow_at < float("inf") and time.monotonic() < until + 60):
             consumers.revive()
             # Somebody has to be left to take what one of them had.
-            waits = taken is not None and (consumers.frozen or consumers.cut_now)
-            if time.monotonic() > next_blow and not waits:
+            waits = ownership is not None and (consumers.frozen or consumers.cut_now)
+            if waits or (ownership is not None and time.monotonic() < shared_by and not await ownership.is_shared(consumers.ids)):
+                pass
+            elif time.monotonic() > next_blow:
                 blow = chance.choice(["kill", "freeze", "cut", "cut", "cut"] if long else ["kill", "freeze", "cut"])
                 # Once for certain.
                 if long and consumers.holders and (consumers.frozen_holders == 0 or chance.random() < 0.5):
@@ -288,11 +181,13 @@ async def run_streams(
                 elif blow == "kill":
                     consumers.kill_one(chance)
                 elif blow == "cut" and cutting.done():
-                    cutting = asyncio.create_task(consumers.cut_off(cut_s(), taken))
+                    cutting = asyncio.create_task(consumers.cut_off(cut_s(), ownership))
                     troubles.append(cutting)
                 else:
-                    troubles.append(asyncio.create_task(consumers.freeze_one(chance, 1.5 if long else 3.5, taken)))
+                    troubles.append(asyncio.create_task(consumers.freeze_one(chance, 1.5 if long else 3.5, ownership)))
                 next_blow = time.monotonic() + chance.uniform(0.8, 2)
+                # Not for ever: what is missing may keep somebody from having any.
+                shared_by = time.monotonic() + 15
             if time.monotonic() > crash_at:
                 os.kill(int((folder / "server/postgres/postmaster.pid").read_text().split()[0]), signal.SIGKILL)
                 returning.append(asyncio.create_task(_return_of(stream, time.monotonic())))
@@ -369,6 +264,7 @@ async def check(
         "select distinct partition, written.epoch, noted.epoch as begun"
         " from public.chaos_written as written join public.chaos_epochs as noted using (transaction, partition)"
     )
+    taken = await takes(database)
     log: dict[int, list[tuple[int, str, str]]] = {}
     for partition, bounds in (await stream.bounds()).items():
         events: list[Any] = await stream.read(partition, 0, max(1, bounds.next))
@@ -376,6 +272,7 @@ async def check(
 
     def checked() -> list[str]:
         violations = check_log(log, said) + check_group(log, Consumed(handled, committed, gone, cut, away), keys)
+        violations += check_takes(taken)
         exact = check_exactly_once(log, written) + check_epochs(Stamped(*row) for row in stamped)  # type: ignore[arg-type]
         return violations + [f"{each} (by the group exact)" for each in exact]
 

@@ -21,7 +21,7 @@ import pytest
 
 from conftest import eventually
 from penstock import Penstock
-from penstock.postgres import topics
+from penstock.topics import queries as topics
 
 Sql: TypeAlias = "asyncpg.Connection[Any]"
 SECONDS = float(os.environ.get("CHAOS_SECONDS", "25")) / 2

@@ -100,7 +100,7 @@ async def test_an_event_that_ends_its_workers_is_set_aside_and_the_others_are_ha
             await eventually(lambda: sql.fetchrow(aside), "the quarantine of the partition", 240)
             [found] = await sql.fetch(aside)
             assert found["partition"] == killer["partition"]
-            assert found["paused_because"].startswith(f"offset {killer['event_offset']}: Fail: it has ended its workers")
+            assert found["paused_because"].startswith(f"offset {killer['event_offset']}: Fail: it has crashed its workers")
             ended = deaths()
             assert ended <= 10
 

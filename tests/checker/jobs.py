@@ -213,9 +213,18 @@ def _ending(
     if row.status != "cancelled" and any(event.kind == "cancelled" for event in events):
         yield f"P2: {what} was said to be cancelled and is archived as {row.status}"
     if row.status != "failed" and row.status != "cancelled":
-        failures = sum(run.outcome == "failed" and run.lost_at is None for run in runs)
+        failures = _failures(row, runs, excused)
         if failures >= rules.attempts or (rules.at_most_once and failures):
             yield f"P2: {what} failed {failures} times, has {rules.attempts} attempts, and is archived as {row.status}"
+
+
+def _failures(row: Final, runs: Sequence[Run], excused: Absences) -> int:
+    """How many runs failed and could say so: what is lost with its worker, the result included, uses up no attempt."""
+    until = [*(run.begin for run in runs[1:]), row.at]
+    return sum(
+        run.outcome == "failed" and run.lost_at is None and not excused.between(run.worker, run.end, end)
+        for run, end in zip(runs, until, strict=False)
+    )
 
 
 def _success(row: Final, runs: Sequence[Run]) -> Iterable[str]:

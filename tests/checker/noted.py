@@ -83,6 +83,51 @@ when (new.state = 'dead' and old.state <> 'dead') execute function public.chaos_
 """
 
 
+NOTE_TAKES = """
+create table public.chaos_takes (
+    n bigserial, group_name text, slot integer, owner text, epoch bigint, owner_before text, epoch_before bigint
+);
+create function public.chaos_note_take() returns trigger language plpgsql security definer as $do$
+begin
+    insert into public.chaos_takes (group_name, slot, owner, epoch, owner_before, epoch_before)
+    values (new.group_name, new.slot, new.owner, new.epoch, old.owner, old.epoch);
+    return null;
+end
+$do$;
+create trigger chaos_note_take after update on penstock.slots for each row
+when (new.owner is not null and new.owner is distinct from old.owner) execute function public.chaos_note_take();
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """A slot of a membership group came to an owner; `owner_before` is the one that had not released it, if any."""
+
+    group: str
+    slot: int
+    owner: str
+    epoch: int
+    owner_before: str | None
+    epoch_before: int
+
+
+async def takes(database: Any) -> list[Taken]:
+    """All of them, in their order."""
+    found = await database.fetch(
+        "select group_name, slot, owner, epoch, owner_before, epoch_before from public.chaos_takes order by n"
+    )
+    return [Taken(*row) for row in found]
+
+
+def check_takes(taken: Iterable[Taken]) -> Iterable[str]:
+    """A slot has one owner at a time, until that releases it or is evicted; each owner has an epoch of its own."""
+    for each in taken:
+        if each.owner_before is not None:
+            yield f"P4: slot {each.slot} of {each.group} was taken by {each.owner} while {each.owner_before} had it"
+        if each.epoch <= each.epoch_before:
+            yield f"P4: slot {each.slot} of {each.group} was taken by {each.owner} under the epoch {each.epoch}, which is not new"
+
+
 @dataclass(frozen=True, slots=True)
 class Noted:
     """What happened to a job or a worker, on the clock of the events.

@@ -14,8 +14,8 @@ from typing import Any, TypeAlias
 
 import asyncpg
 import pytest
-from test_cli import penstock
 
+from command_line import penstock
 from conftest import eventually
 
 Sql: TypeAlias = "asyncpg.Connection[Any]"

@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from command_line import penstock
+
 APP = """
 from penstock import Job, Penstock
 app = Penstock()
@@ -20,19 +22,6 @@ app = Penstock()
 async def square(job: Job[int]) -> int:
     return job.data ** 2
 """
-
-
-def penstock(url: str, *arguments: str, stdin: str = "", cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "penstock", *arguments],
-        env={**os.environ, "PENSTOCK_DATABASE_URL": url, "NO_COLOR": "1", "COLUMNS": "200"},
-        input=stdin,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        cwd=cwd,
-        check=False,
-    )
 
 
 def test_a_tour_of_the_streams(url: str) -> None:
@@ -48,13 +37,13 @@ def test_a_tour_of_the_streams(url: str) -> None:
     assert "no consumer groups" in penstock(url, "streams", "groups", "orders").stdout
     psql(url, "select penstock.declare_consumer_group('orders', 'billing')")
     assert json.loads(penstock(url, "streams", "groups", "orders", "--json").stdout)[0]["lag"] == 21
-    assert "paused: 4" in penstock(url, "streams", "pause", "orders", "billing", "--because", "lunch").stdout
+    assert "paused: 4" in penstock(url, "streams", "pause", "orders", "billing", "--reason", "lunch").stdout
     assert "lunch" in penstock(url, "streams", "lag", "orders").stdout
     assert "resumed: 4" in penstock(url, "streams", "resume", "orders", "billing").stdout
     penstock(url, "streams", "reset", "orders", "billing", "--to", "latest")
     assert sum(lag["lag"] for lag in json.loads(penstock(url, "streams", "lag", "orders", "billing", "--json").stdout)) == 0
     penstock(url, "streams", "reset", "orders", "billing", "--to", "earliest")
-    assert "paused: 4" in penstock(url, "streams", "pause", "orders", "billing", "--because", "lunch").stdout
+    assert "paused: 4" in penstock(url, "streams", "pause", "orders", "billing", "--reason", "lunch").stdout
     assert "8 partitions" in penstock(url, "streams", "grow", "orders", "8").stdout
     for command in ("groups", "lag"):
         assert "4 new partitions wait for partition 0, which is paused" in penstock(url, "streams", command, "orders").stdout

@@ -82,7 +82,7 @@ def project() -> Iterator[Project]:
         try:
             yield project
         finally:
-            app._held[os.getpid()].stop()
+            app.context._held[os.getpid()].stop()
 
 
 def tables(project: Project, schema: str) -> set[str]:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import shutil
 import subprocess
 import sys
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import asyncpg
 import httpx
+import psycopg
 import pytest
 
 import penstock as package
@@ -19,6 +22,7 @@ from conftest import eventually
 from penstock import Job, Penstock, SchemaMismatch
 from penstock.postgres import migrate
 from penstock.postgres.database import Database
+from penstock.postgres.embedded import EmbeddedServer
 from penstock.settings import Settings
 
 
@@ -37,7 +41,7 @@ def version(folder: Path, number: str, protocol: int, oldest: int, tables: str =
     if tables:
         (schema / "tables" / "9999_second.sql").write_text(tables)
     if functions:
-        (schema / "functions" / "99_second.sql").write_text(functions)
+        (schema / "functions" / "worker" / "zz_second.sql").write_text(functions)
     return there
 
 
@@ -105,6 +109,52 @@ async def test_a_worker_goes_on_at_a_newer_schema_that_serves_it(app: Penstock, 
     assert await sql.fetchval("select version from penstock.protocol") == "9.0.0"
 
 
+async def test_a_worker_of_the_version_before_works_on_as_long_as_the_functions_that_it_calls_are_kept(
+    app: Penstock, url: str, sql: Any, tmp_path: Path
+) -> None:
+    """The next version calls `promote` with a further parameter, the one after it no longer serves those that do not."""
+    second, third = version(tmp_path, "9.0.0", 2, 1), version(tmp_path, "9.1.0", 3, 2)
+    for there in (second, third):
+        functions = there / "penstock" / "postgres" / "schema" / "functions"
+        file = functions / "jobs" / "maintenance.sql"
+        before, start, rest = file.read_text().partition("create or replace function penstock.promote(")
+        promote, end, after = rest.partition("$$;\n")
+        changed = start + promote.replace("p_limit integer default 1000", "p_limit integer, p_further text", 1) + end
+        comment, _, after = after.partition("create or replace")
+        named = changed + comment.replace("promote(integer)", "promote(integer, text)")
+        file.write_text(f"{before}{named}create or replace{after}")
+        if there is second:
+            (functions / "kept").mkdir()
+            (functions / "kept" / "protocol_1.sql").write_text(start + promote + end + comment)
+
+    app.job("mail")(nothing)
+    worker = await app.worker()
+    running = asyncio.create_task(worker.run())
+    await worker.started()
+    done = await asyncio.to_thread(run, second, url, "migrate")
+    assert done.returncode == 0, done.stderr
+    signatures = "select array_agg(oid::regprocedure::text order by 1) from pg_proc where proname = 'promote'"
+    assert await sql.fetchval(signatures) == ["penstock.promote(integer)", "penstock.promote(integer,text)"]
+    await app.enqueue("mail", {}, run_after=timedelta(milliseconds=10))
+    await eventually(lambda: worked(app, sql), "the deferred job is done")
+    assert not running.done()
+    done = await asyncio.to_thread(run, third, url, "migrate")
+    assert done.returncode == 0, done.stderr
+    assert await sql.fetchval(signatures) == ["penstock.promote(integer,text)"]
+    await eventually(running.done, "the worker stops")
+    with pytest.raises(SchemaMismatch, match="serves protocols 2 to 3"):
+        await running
+
+
+async def test_a_version_whose_schema_is_the_same_takes_it_over(app: Penstock, url: str, tmp_path: Path) -> None:
+    second = version(tmp_path, "9.0.0", 1, 1)
+    refused = await asyncio.to_thread(run, second, url, "types")
+    assert refused.returncode != 0 and "are older than this version" in " ".join(refused.stderr.split()), refused.stderr
+    for command in ("migrate", "types"):
+        done = await asyncio.to_thread(run, second, url, command)
+        assert done.returncode == 0, done.stderr
+
+
 async def test_a_worker_stops_when_what_it_calls_is_gone_whatever_the_numbers_say(app: Penstock, url: str, sql: Any) -> None:
     app.job("mail")(nothing)
     worker = await app.worker()
@@ -125,12 +175,12 @@ async def test_two_builds_of_one_version_are_told_apart(app: Penstock, url: str,
     assert refused.returncode != 0
     assert f"another build of version {same}" in " ".join(refused.stderr.split()), refused.stderr
     assert "penstock migrate" in refused.stderr
-    tables = functions / "penstock" / "postgres" / "schema" / "tables" / "0015_scan.sql"
+    tables = functions / "penstock" / "postgres" / "schema" / "tables" / "0009_history.sql"
     tables.write_text(tables.read_text() + "-- edited\n")
     for command in ("types", "migrate"):
         refused = await asyncio.to_thread(run, functions, url, command)
         assert refused.returncode != 0
-        assert "0015_scan.sql differs from what was applied" in " ".join(refused.stderr.split()), refused.stderr
+        assert "0009_history.sql differs from what was applied" in " ".join(refused.stderr.split()), refused.stderr
 
 
 async def test_an_older_schema_wants_a_migration(url: str, sql: asyncpg.Connection, tmp_path: Path) -> None:
@@ -139,6 +189,37 @@ async def test_an_older_schema_wants_a_migration(url: str, sql: asyncpg.Connecti
     second = version(tmp_path, "9.0.0", 2, 2, "create table penstock.second (n integer);")
     refused = await asyncio.to_thread(run, second, url, "types")
     assert refused.returncode != 0 and "lacks 9999_second.sql" in refused.stderr and "penstock migrate" in refused.stderr
+
+
+def test_a_data_folder_from_before_the_first_release_is_refused_and_its_data_can_be_exported(tmp_path: Path) -> None:
+    folder = tmp_path / "data of before"
+    environment = {**os.environ, "PENSTOCK_DATA_DIR": str(folder), "COLUMNS": "1000"}
+    environment.pop("PENSTOCK_DATABASE_URL", None)
+
+    def command(line: str) -> subprocess.CompletedProcess[str]:
+        programs = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+        return subprocess.run(
+            ["sh", "-c", line], env={**environment, "PATH": programs},
+            capture_output=True, text=True, timeout=120, check=False, cwd=tmp_path,
+        )  # fmt: skip
+
+    rows = "select count(*), min(data ->> 'customer') from penstock.queued_jobs"
+    with EmbeddedServer(folder) as server, psycopg.connect(server.url, autocommit=True) as connection:
+        connection.execute((Path(__file__).parents[1] / "before_release.sql").read_text())
+        for line in ("penstock types", "penstock migrate", "penstock enqueue invoice '{}'"):
+            refused = command(line)
+            said = " ".join(refused.stderr.split())
+            assert refused.returncode != 0 and f"the data folder {folder} was made before the first release" in said, said
+            assert "Traceback" not in said
+            assert connection.execute(rows).fetchone() == (1, "7")
+            assert connection.execute("select to_regclass('penstock.jobs')").fetchone() == (None,)
+        # What the message advises: to export, and then to drop.
+        export, drop = re.findall(r"^  (PENSTOCK_DATA_DIR=.+)$", refused.stderr, re.MULTILINE)
+        assert command(export).returncode == 0
+        assert '{"customer": 7}' in (tmp_path / "penstock.sql").read_text()
+        assert command(drop).returncode == 0
+        done = command("penstock types")
+        assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("processes", [1, 2])
@@ -191,3 +272,24 @@ async def test_a_consumer_of_its_own_ends_when_a_migration_leaves_it_behind(app:
     await eventually(consuming.done, "the consumer ends")
     with pytest.raises(SchemaMismatch, match="serves protocols 2 to 2"):
         await consuming
+
+
+async def test_a_worker_that_pulls_ends_when_a_migration_leaves_it_behind(app: Penstock, url: str, tmp_path: Path) -> None:
+    second = version(tmp_path, "9.0.0", 2, 2, "create table penstock.second (n integer);", DROPS)
+    pool = app.pool("work", int)
+    await pool.enqueue("ada", 1)
+    seen = []
+
+    async def pull() -> None:
+        async with pool.worker() as worker:
+            async for job in worker.jobs():
+                seen.append(job.data)
+                await job.ack()
+
+    pulling = asyncio.create_task(pull())
+    await eventually(lambda: seen == [1], "the job")
+    done = await asyncio.to_thread(run, second, url, "migrate")
+    assert done.returncode == 0, done.stderr
+    await eventually(pulling.done, "the worker ends")
+    with pytest.raises(SchemaMismatch, match="serves protocols 2 to 2"):
+        await pulling

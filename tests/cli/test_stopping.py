@@ -13,7 +13,8 @@ from pathlib import Path
 
 import httpx
 import pytest
-from test_cli import penstock
+
+from command_line import penstock
 
 STUBBORN = """
 import asyncio, time

@@ -105,7 +105,7 @@ class Page:
     async def python(self, block: Block) -> None:
         """Run Python; what is for threads without a loop runs in one."""
         lines = block.code.splitlines()
-        alone = [line for line in lines if line.startswith("app.sync.")]
+        alone = [line for line in lines if re.match(r"\w+\.sync\.", line)]
         await run_python("\n".join(line for line in lines if line not in alone), self.names, str(block))
         for line in alone:
             await asyncio.to_thread(eval, line, self.names)

@@ -19,8 +19,8 @@ import pytest
 from conftest import eventually
 from debian import find, missing
 from penstock import Penstock
-from penstock.gearman import Bridge
-from penstock.gearman_wire import Server
+from penstock.integrations.gearman.bridge import Bridge
+from penstock.integrations.gearman.wire import Server
 
 WITHOUT_GEARMAN = missing("gearmand", "gearman")
 

@@ -5,9 +5,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from typing import Any
 from uuid import uuid4
@@ -17,23 +14,13 @@ import httpx
 import pytest
 from http_server import Served, serving
 
+from command_line import penstock
 from conftest import eventually
-from penstock.http.auth import Credentials, Door, OneUser, Principal, Refused, Role, Throttle
+from penstock.http.auth import Authenticator, Credentials, OneUser, Principal, Refused, Role, Throttle
 from penstock.http.errors import ApiError
 from penstock.testing import TemporaryDatabases
 
 JOB = "job_0190b7a0-0000-7000-8000-000000000001"
-
-
-def penstock(url: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "penstock", *arguments],
-        env={**os.environ, "PENSTOCK_DATABASE_URL": url, "NO_COLOR": "1", **environment},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
 
 
 @pytest.fixture(scope="module")
@@ -243,7 +230,7 @@ class Ours:
 
 
 async def test_ones_own_authorizer_decides() -> None:
-    door = Door(Ours())
+    door = Authenticator(Ours())
     assert (await door.enter(None, "", "/")).name == "anonymous"
     with pytest.raises(Refused):
         await door.enter(b"Basic " + base64.b64encode(b"x:y"), "", "/")
@@ -262,7 +249,7 @@ async def test_failures_of_one_client_are_limited_whatever_the_user() -> None:
 
 
 async def test_who_was_let_in_is_not_kept_out_by_the_failures_of_others() -> None:
-    door = Door(OneUser("ada", "s3cret"))
+    door = Authenticator(OneUser("ada", "s3cret"))
     good = b"Basic " + base64.b64encode(b"ada:s3cret")
     await door.enter(good, "proxy", "/")
     for number in range(100):
@@ -276,7 +263,7 @@ async def test_who_was_let_in_is_not_kept_out_by_the_failures_of_others() -> Non
 
 
 async def test_who_is_known_is_not_asked_again() -> None:
-    door = Door(OneUser("ada", "s3cret"))
+    door = Authenticator(OneUser("ada", "s3cret"))
     header = b"Basic " + base64.b64encode(b"ada:s3cret")
     assert door.known(header) is None
     entered = await door.enter(header, "", "/")
@@ -314,7 +301,7 @@ async def test_good_ones_among_many_at_once_pass() -> None:
                 raise Refused
             return Principal(credentials.user, Role.READ)
 
-    door = Door(Slow())
+    door = Authenticator(Slow())
     good = b"Basic " + base64.b64encode(b"ada:good")
     assert len(await asyncio.gather(*(door.enter(good, "here", "/") for _ in range(500)))) == 500
     many = await asyncio.gather(*(door.enter(b"Basic " + base64.b64encode(b"user%d:good" % n), "here", "/") for n in range(300)))

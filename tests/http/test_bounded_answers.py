@@ -14,9 +14,9 @@ import httpx
 import pytest
 from http_server import Served, serving
 
-from penstock.http.auth import Credentials, Door, Principal, Refused, Role
+from penstock.http.auth import Authenticator, Credentials, Principal, Refused, Role
+from penstock.http.cached import Kept
 from penstock.http.errors import ApiError
-from penstock.http.kept import Kept
 from penstock.testing import TemporaryDatabases
 
 PASSWORD = "password-of-tests"
@@ -164,7 +164,7 @@ async def test_no_flood_of_guesses_keeps_a_user_out() -> None:
             return error.status
         return 200
 
-    door = Door(_Directory())
+    door = Authenticator(_Directory())
     assert {await enter(f"user{number}", "x") for number in range(100)} == {403}
     # The address of a proxy: others behind it get in, names that nobody has do not; and the answer does not tell them apart.
     assert await enter("somebody", "x") == 429

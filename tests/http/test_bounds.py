@@ -16,7 +16,7 @@ import pytest
 from http_calls import until
 from http_server import Served
 
-from penstock.payload import check_numbers
+from penstock.core.serialization import check_numbers
 
 POISON = ["1e131071", "-1e400", "1e-400", '{"a": [1E+00999]}', json.dumps([10**310]), "[" + "1e131071," * 3000 + "1]"]
 DOORS: dict[str, tuple[str, str, str]] = {

@@ -11,7 +11,7 @@ import asyncpg
 import httpx
 import pytest
 from http_server import TOKEN, Served
-from test_streams import append, append_lines, create
+from stream_requests import append, append_lines, create
 
 from conftest import eventually
 from penstock.client import Client
@@ -199,7 +199,7 @@ def test_a_group_is_moved_paused_and_resumed(client: httpx.Client) -> None:
     assert data(member.read()) == [3, 4]
     client.post(f"{groups}/seek", json={"time": "2020-01-01T00:00:00Z"})
     assert len(data(member.read())) == 5
-    assert client.post(f"{groups}/pause", json={"because": "a look at it"}).json() == {"partitions": 1}
+    assert client.post(f"{groups}/pause", json={"reason": "a look at it"}).json() == {"partitions": 1}
     assert client.post(f"{groups}/pause").json() == {"partitions": 0}
     assert data(member.read()) == []
     assert group(client, stream)["partitions"][0]["paused_because"] == "a look at it"
@@ -218,8 +218,8 @@ async def test_what_retention_dropped_is_gone_or_skipped(client: httpx.Client, s
     await sql.close()
     answer = client.post(f"{member.path}/read", json={"session": member.session})
     assert (answer.status_code, answer.json()["id"]) == (410, "offset_gone")
-    assert data(member.read(gone="earliest")) == [2]
-    assert data(member.read(gone="latest")) == []
+    assert data(member.read(auto_offset_reset="earliest")) == [2]
+    assert data(member.read(auto_offset_reset="latest")) == []
 
 
 def test_a_misspelled_key_of_an_event_is_refused(client: httpx.Client) -> None:

@@ -15,7 +15,7 @@ import pytest
 from http_calls import claim
 from http_server import TOKEN, Served, serving
 from live_calls import AUTHORIZATION, follow, frame, socket, subprotocol
-from test_topics import declare, publish, subscribe
+from topic_calls import declare, publish, subscribe
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from conftest import eventually
@@ -453,6 +453,122 @@ def test_nothing_is_lost_whatever_a_broken_connection_took_with_it(served: Serve
     assert sorted(set(seen)) == list(range(total))
     in_turn = [n for n in dict.fromkeys(seen) if n % 5]
     assert in_turn == sorted(in_turn)
+
+
+def ask_often(client: httpx.Client) -> None:
+    """So many requests that reach the database that what else the server does goes on meanwhile, unless it is held up."""
+    for _ in range(15):
+        assert client.get("/v1/topics").status_code == 200
+
+
+def receiving(served: Served, path: str, last: str | None, count: int, **params: Any) -> tuple[threading.Thread, list[Any]]:
+    """Receive so many in a thread: their payloads."""
+    found: list[Any] = []
+
+    def receive() -> None:
+        with served.client() as one, follow(one, path, last, **params) as events:
+            assert events.next().event == "subscribed"
+            for _ in range(count):
+                found.append(events.next().json()["data"])
+
+    thread = threading.Thread(target=receive)
+    thread.start()
+    return thread, found
+
+
+async def connection_of(sql: asyncpg.Connection[Any], queue: str) -> Any:
+    return await sql.fetchval("select connection from penstock.subscriptions where queue = $1", queue)
+
+
+async def test_what_was_just_written_to_a_cut_connection_comes_to_the_next_one(
+    served: Served, client: httpx.Client, topic: str
+) -> None:
+    """The client is back before the database knows what its last connection was given."""
+    path, mine = f"/v1/topics/{topic}/deliveries", {"client_id": "me", "stay": True}
+    sql = await asyncpg.connect(served.database_url)
+    try:
+        with follow(client, path, **mine) as events:
+            events.next()
+            settling = sql.transaction()
+            await settling.start()
+            # What was given is archived, which has to wait for this.
+            await sql.execute("lock table penstock.archived_jobs in share mode")
+            for n in range(1, 4):
+                publish(client, topic, n)
+            assert events.data(3) == [1, 2, 3]
+        first = await connection_of(sql, f"{topic}_me")
+
+        async def is_back() -> bool:
+            return bool(await connection_of(sql, f"{topic}_me") != first)
+
+        # Of the three it got one.
+        back, found = receiving(served, path, "1", 3, **mine)
+        await eventually(is_back, "the return of the client")
+        ask_often(client)
+        publish(client, topic, 4)
+        ask_often(client)
+        await settling.rollback()
+        back.join(60)
+        assert found == [2, 3, 4]
+    finally:
+        await sql.close()
+
+
+async def test_what_a_cut_connection_gives_back_comes_before_what_follows(
+    served: Served, client: httpx.Client, topic: str
+) -> None:
+    """The client is back before the database has again what its last connection could not write."""
+    total = 40
+    path, mine = f"/v1/topics/{topic}/deliveries", {"client_id": "me", "stay": True}
+    sql = await asyncpg.connect(served.database_url)
+    held = "select id from penstock.queued_jobs where name = $1 and status = 'in-progress'"
+    try:
+        with served.client() as one, follow(one, path, **mine) as events:
+            events.next()
+            # More than a connection takes that nobody reads from.
+            for n in range(total):
+                publish(client, topic, {"n": n, "padding": "x" * 800_000})
+
+            async def stuck() -> bool:
+                before = await sql.fetch(held, f"{topic}_me")
+                ask_often(client)
+                return bool(before) and await sql.fetch(held, f"{topic}_me") == before
+
+            await eventually(stuck, "the end of what the connection takes")
+            returning = sql.transaction()
+            await returning.start()
+            assert await sql.fetch(f"{held} for update", f"{topic}_me")
+        back, found = receiving(served, path, None, total + 1, since=0, **mine)
+        publish(client, topic, {"n": total})
+        ask_often(client)
+        await returning.rollback()
+        back.join(60)
+        assert [one["n"] for one in found] == list(range(total + 1))
+    finally:
+        await sql.close()
+
+
+async def test_what_another_held_while_later_ones_came_is_not_lost(served: Served, client: httpx.Client, topic: str) -> None:
+    """Such as another server, for a connection that broke."""
+    path, mine, queue = f"/v1/topics/{topic}/deliveries", {"client_id": "me", "stay": True}, f"{topic}_me"
+    sql = await asyncpg.connect(served.database_url)
+    try:
+        subscribe(client, topic, "me")
+        publish(client, topic, "held")
+        held = await sql.fetchrow("select id, attempts, lease from penstock.claim('other', array[$1], 1)", queue)
+        publish(client, topic, "next")
+        with follow(client, path, **mine) as events:
+            events.next()
+            (event,) = events.take(1)
+            assert (event.id, event.json()["data"]) == ("2", "next")
+        release = "select penstock.settle(array[$1::uuid], array[$2::smallint], array[$3::bigint], '{released}')"
+        assert (await sql.fetchval(release, *held))[1] == "released"
+    finally:
+        await sql.close()
+    with follow(client, path, "2", **mine) as events:
+        events.next()
+        publish(client, topic, "last")
+        assert [(event.id, event.json()["data"]) for event in events.take(2)] == [("2-1", "held"), ("3", "last")]
 
 
 def test_live_connections_are_counted(url: str) -> None:

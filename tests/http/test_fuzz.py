@@ -10,38 +10,15 @@ from typing import Any
 
 import httpx
 import pytest
+from fuzzing import JSON, torn
 from http_server import TOKEN, Served
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import PenstockError
 from penstock.http import auth, bodies
-from penstock.http.api import lists, types
 from penstock.http.errors import ApiError, from_penstock
-
-JSON: st.SearchStrategy[Any] = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.datetimes().map(lambda time: time.isoformat() + "Z"),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
-    max_leaves=12,
-)
-FIELDS = [
-    "data", "run_after", "expires_at", "key", "priority", "unique", "id", "status", "attempt", "retryable", "result", "error",
-    "type", "payload", "name", "delivery_strategy", "attempts", "concurrency",
-]  # fmt: skip
-VALUES = st.sampled_from(["succeeded", "failed", "at_least_once", 3, True, "2036-01-01T00:00:00Z", f"job_{'0' * 36}"]) | JSON
-OBJECTS = st.dictionaries(st.sampled_from(FIELDS), VALUES)
-BODIES = st.binary() | OBJECTS.map(lambda value: json.dumps(value).encode()) | JSON.map(lambda value: json.dumps(value).encode())
-
-
-@st.composite
-def torn(draw: st.DrawFn) -> bytes:
-    """A body with a few bytes changed, lost or added."""
-    body = bytearray(draw(BODIES))
-    for _ in range(draw(st.integers(0, 3))):
-        place = draw(st.integers(0, len(body)))
-        body[place : place + draw(st.integers(0, 3))] = draw(st.binary(max_size=3))
-    return bytes(body)
-
+from penstock.http.jobs import lists, types
 
 PARSERS: dict[str, Callable[[bytes], Any]] = {
     "new job": lambda body: bodies.check_data(bodies.new_job(body, "/")[1]),

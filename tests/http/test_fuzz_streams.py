@@ -10,13 +10,12 @@ from typing import Any
 
 import httpx
 import pytest
+from fuzzing import CHECKS, JSON, OPERATIONS, torn
 from http_server import Served, serving
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from test_access import penstock
-from test_fuzz import JSON, torn
-from test_openapi import CHECKS, OPERATIONS
 
+from command_line import penstock
 from penstock.http.auth import Role
 from penstock.testing import TemporaryDatabases
 
@@ -47,7 +46,8 @@ OURS = ["log", "raw", "mine"]
 FIELDS = [
     "data", "bytes", "key", "headers", "time", "name", "partitions", "format", "compression", "keep_age_s", "keep_bytes",
     "compact",
-    "session", "limit", "wait", "busy", "ahead", "gone", "commits", "partition", "epoch", "revision", "next_offset", "to",
+    "session", "limit", "wait", "busy", "ahead", "auto_offset_reset", "commits",
+    "partition", "epoch", "revision", "next_offset", "to",
     "offsets",
     "ttl_s", "filter", "since", "id", "unique", "run_after", "expires_at", "background", "timeout", "keep", "dead_after_s",
 ]  # fmt: skip

@@ -13,7 +13,7 @@ import pytest
 from http_server import TOKEN, Served, serving
 
 from penstock import DatabaseUnavailable, InvalidInput, NotFound
-from penstock.http.batching import GroupCommit
+from penstock.core.coalescing import GroupCommit
 
 AUTH = httpx.BasicAuth("admin", TOKEN)
 

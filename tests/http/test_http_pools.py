@@ -84,7 +84,7 @@ def test_a_job_is_enqueued_once_behind_the_others_of_its_key(client: httpx.Clien
     state = client.get(f"/v1/pools/{pool}/keys/acme").json()
     assert (state["ready"], state["owner"], state["weight"]) == (2, None, 1)
     assert state["oldest_ready_s"] >= 0
-    assert (state["next_job"], state["why"]["reason"]) == (id, "nobody")
+    assert (state["next_job"], state["why"]["reason"]) == (id, "no-worker")
 
 
 @pytest.mark.parametrize(

@@ -9,27 +9,13 @@ from typing import Any
 import httpx
 import pytest
 import schemathesis
+from fuzzing import CHECKS, OPERATIONS
 from http_server import TOKEN, Served, serving
 from hypothesis import HealthCheck, given, settings
-from schemathesis.checks import not_a_server_error
-from schemathesis.specs.openapi.checks import (
-    content_type_conformance,
-    response_headers_conformance,
-    response_schema_conformance,
-    status_code_conformance,
-)
 
-from penstock.http.server import http_routes
 from penstock.testing import TemporaryDatabases
 
 AUTH = {"Authorization": f"Bearer admin.{TOKEN}"}
-CHECKS = [
-    not_a_server_error,
-    status_code_conformance,
-    content_type_conformance,
-    response_headers_conformance,
-    response_schema_conformance,
-]
 
 
 @pytest.fixture(scope="module")
@@ -57,14 +43,6 @@ def quick(databases: TemporaryDatabases) -> Iterator[Served]:
 def ndjson(_: schemathesis.SerializationContext, value: Any) -> bytes:
     """A batch of up to three lines."""
     return b"\n".join([value if isinstance(value, bytes) else json.dumps(value).encode()] * 3)
-
-
-OPERATIONS = {
-    operation.label: operation
-    for operation in (
-        result.ok() for result in schemathesis.openapi.from_dict(http_routes(lifespan=None).openapi()).get_all_operations()
-    )
-}
 
 
 @pytest.mark.parametrize("label", list(OPERATIONS))

@@ -14,8 +14,8 @@ from aiohttp import web
 from pydantic import SecretStr
 
 from penstock import InvalidInput
-from penstock.handler import Job
-from penstock.posting import DownstreamSettings, Refused, Service
+from penstock.integrations.rickover.service import DownstreamSettings, Refused, Service
+from penstock.jobs.handler import Job
 
 
 @asynccontextmanager

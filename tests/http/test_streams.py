@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import json
 import random
-import secrets
 import threading
 import time
 from collections.abc import Iterator
@@ -16,8 +15,9 @@ import httpx
 import pytest
 from http_server import Served, serving
 from live_calls import follow
+from stream_requests import append, append_lines, create, outcomes
 
-from penstock.routing import partition_of
+from penstock.streams.partitioner import partition_of
 from penstock.testing import TemporaryDatabases
 
 AT = partition_of("N14228", 16)
@@ -26,26 +26,6 @@ AT = partition_of("N14228", 16)
 @pytest.fixture
 def stream(client: httpx.Client) -> str:
     return create(client)
-
-
-def create(client: httpx.Client, partitions: int = 1, **options: Any) -> str:
-    name = f"s-{secrets.token_hex(4)}"
-    answer = client.post("/v1/streams", json={"name": name, "partitions": partitions, **options})
-    assert answer.status_code == 201, answer.text
-    return name
-
-
-def append(client: httpx.Client, stream: str, data: Any, **fields: Any) -> dict[str, Any]:
-    answer = client.post(f"/v1/streams/{stream}/events", json={"data": data, **fields})
-    assert answer.status_code == 201, answer.text
-    appended: dict[str, Any] = answer.json()
-    return appended
-
-
-def append_lines(client: httpx.Client, stream: str, events: list[dict[str, Any]], **params: Any) -> httpx.Response:
-    body = b"\n".join(json.dumps(event).encode() for event in events)
-    headers = {"Content-Type": "application/x-ndjson"}
-    return client.post(f"/v1/streams/{stream}/events", content=body, headers=headers, params=params)
 
 
 def read(client: httpx.Client, stream: str, **params: Any) -> dict[str, Any]:
@@ -89,7 +69,7 @@ def test_a_growth_that_waits_for_a_paused_partition_is_shown(client: httpx.Clien
     append(client, name, 1)
     groups = f"/v1/streams/{name}/groups"
     client.put(f"{groups}/g/members/m", json={})
-    client.post(f"{groups}/g/pause", json={"partitions": [0], "because": "lunch"})
+    client.post(f"{groups}/g/pause", json={"partitions": [0], "reason": "lunch"})
     client.patch(f"/v1/streams/{name}", json={"partitions": 3})
     held = {"group": "g", "partition": 0, "paused_because": "lunch", "quarantined": False, "holds": [1, 2]}
     assert client.get(f"/v1/streams/{name}").json()["held_back"] == [held]
@@ -148,7 +128,8 @@ def test_bytes_travel_as_base64(client: httpx.Client, compression: str | None) -
 
 def test_many_events_are_appended_in_the_order_of_their_lines(client: httpx.Client, stream: str) -> None:
     events = [{"data": n, "key": f"k{n % 7}"} for n in range(2_500)]
-    assert append_lines(client, stream, events).json()["appended"] == 2_500
+    told = outcomes(append_lines(client, stream, events))
+    assert [(one["line"], one["outcome"], one["offset"]) for one in told] == [(n + 1, "appended", n) for n in range(2_500)]
     found: list[Any] = []
     offset = 0
     while page := (answer := read(client, stream, offset=offset, limit=999))["events"]:
@@ -165,10 +146,11 @@ def test_keys_go_where_sql_and_python_send_them(client: httpx.Client) -> None:
 
 
 def test_a_producers_repeated_batch_is_there_once(client: httpx.Client, stream: str) -> None:
-    first = append_lines(client, stream, [{"data": n} for n in range(1_500)], producer="p", sequence=1).json()
-    assert (first["appended"], first["sequence"]) == (1_500, 2)
-    again = append_lines(client, stream, [{"data": n} for n in range(1_500)], producer="p", sequence=1).json()
-    assert again["sequence"] == 2
+    first = outcomes(append_lines(client, stream, [{"data": n} for n in range(1_500)], producer="p", sequence=1))
+    assert (len(first), first[0]["sequence"], first[-1]["sequence"]) == (1_500, 1, 2)
+    again = outcomes(append_lines(client, stream, [{"data": n} for n in range(1_500)], producer="p", sequence=1))
+    assert (again[0]["outcome"], again[-1]["sequence"]) == ("duplicate", 2)
+    assert again[1_000:] == first[1_000:]
     assert append(client, stream, 1_500)["offset"] == 1_500
     one = client.post(f"/v1/streams/{stream}/events", params={"producer": "p", "sequence": 3}, json={"data": "x"})
     repeated = client.post(f"/v1/streams/{stream}/events", params={"producer": "p", "sequence": 3}, json={"data": "x"})
@@ -181,12 +163,31 @@ def test_a_producers_repeated_batch_is_there_once(client: httpx.Client, stream: 
     assert client.get(f"/v1/streams/{stream}").json()["events"] == 1_502
 
 
-def test_a_bad_line_says_where_it_is_and_what_is_there(client: httpx.Client, stream: str) -> None:
+def test_a_bad_line_does_not_stop_the_others(client: httpx.Client, stream: str) -> None:
     events: list[Any] = [{"data": n} for n in range(1_200)]
-    answer = append_lines(client, stream, [*events, {"dat": 1}, {"data": 1}])
-    assert (answer.status_code, answer.json()["title"][:10]) == (400, "Line 1201:")
-    assert "1,000 events before are there" in answer.json()["detail"]
-    assert client.get(f"/v1/streams/{stream}").json()["events"] == 1_000
+    told = outcomes(append_lines(client, stream, [*events, {"dat": 1}, {"data": 1}]))
+    assert [one["line"] for one in told if "error" in one] == [1_201]
+    assert (told[-1]["line"], told[-1]["offset"]) == (1_202, 1_200)
+    assert client.get(f"/v1/streams/{stream}").json()["events"] == 1_201
+
+
+@pytest.mark.parametrize("numbered", [False, True])
+def test_an_event_that_the_database_refuses_is_alone_or_takes_its_numbered_part(client: httpx.Client, numbered: bool) -> None:
+    stream = create(client, max_event_bytes=1_000)
+    events: list[Any] = [{"data": n} for n in range(1_500)]
+    events[1_200]["data"] = "x" * 2_000
+    params = {"producer": "p", "sequence": 1} if numbered else {}
+    told = outcomes(append_lines(client, stream, [*events, *events[:1_000]], **params))
+    refused = [one["line"] for one in told if "error" in one and "line" in one]
+    assert refused == ([*range(1_001, 2_001)] if numbered else [1_201])
+    # The number of the part that was refused is not given to the next one.
+    there = 1_000 if numbered else 2_499
+    assert client.get(f"/v1/streams/{stream}").json()["events"] == there
+    if numbered:
+        assert [one["lines"] for one in told if "lines" in one] == [[[2_001, 2_500]]]
+        again = outcomes(append_lines(client, stream, events[:1_000], **params))
+        assert {one["outcome"] for one in again} == {"appended"}
+        assert client.get(f"/v1/streams/{stream}").json()["events"] == there
 
 
 def test_memory_does_not_grow_with_the_body(served: Served, client: httpx.Client, stream: str) -> None:
@@ -203,7 +204,7 @@ def test_memory_does_not_grow_with_the_body(served: Served, client: httpx.Client
     client.post(f"/v1/streams/{stream}/events", content=body(5_000), headers=headers)
     before = server.memory_info().rss
     answer = client.post(f"/v1/streams/{stream}/events", content=body(40_000), headers=headers)
-    assert answer.json()["appended"] == 40_000
+    assert sum(one["outcome"] == "appended" for one in outcomes(answer)) == 40_000
     # Forty megabytes came in.
     assert server.memory_info().rss - before < 20_000_000
 

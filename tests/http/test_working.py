@@ -52,7 +52,7 @@ def test_each_outcome(
     assert bool(stored["errors"]) == ("error" in fields)
 
 
-@pytest.mark.parametrize("wrong", [{"attempts": 2}, {"lease": 1}, {"id": new_id()}])
+@pytest.mark.parametrize("wrong", [{"attempts": 2}, {"lease": 1 << 40}, {"id": new_id()}])
 def test_what_is_not_the_workers_is_stale(client: httpx.Client, echo: str, wrong: dict[str, Any]) -> None:
     id = put(client, echo)["id"]
     (job,) = claim(client, echo)

@@ -326,19 +326,19 @@ async def test_no_login_can_keep_others_from_recovering_jobs(app: Penstock, sql:
         do $$ begin create role test_nobody; exception when duplicate_object then null; end $$;
         """
     )
-    # All advisory locks that the functions of care are known to take.
+    # All advisory locks that the functions of maintenance are known to take.
     names = await sql.fetch(
         "select distinct (regexp_matches(prosrc, 'hashtext\\(''(penstock[.][a-z_]+)''\\)', 'g'))[1] as name"
         " from pg_proc where pronamespace = 'penstock'::regnamespace"
-        " and proname in ('recover', 'tend_topics', 'promote', 'expire')"
+        " and proname in ('recover', 'maintain_topics', 'promote', 'expire')"
     )
     other = await asyncpg.connect(url)
     try:
         await other.execute("set role test_nobody")
-        for name in {"penstock.recover", "penstock.tend_topics", *[row["name"] for row in names]}:
+        for name in {"penstock.recover", "penstock.maintain_topics", *[row["name"] for row in names]}:
             await other.execute("select pg_advisory_lock(hashtext($1))", name)
         with pytest.raises(asyncpg.InsufficientPrivilegeError):
-            await other.execute("select from penstock.care for update")
+            await other.execute("select from penstock.maintenance for update")
         assert await sql.fetchval("select penstock.recover()") == 1
     finally:
         await other.close()
@@ -348,7 +348,7 @@ async def test_no_login_can_keep_others_from_recovering_jobs(app: Penstock, sql:
         await reader.execute("set role test_nobody")
         for strength in ("key share", "update"):
             with pytest.raises(asyncpg.InsufficientPrivilegeError):
-                await reader.execute(f"select from penstock.care for {strength}")
+                await reader.execute(f"select from penstock.maintenance for {strength}")
     finally:
         await reader.close()
         await sql.execute("select penstock.revoke_access('test_nobody')")

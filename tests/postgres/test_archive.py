@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from conftest import eventually
 from penstock import Penstock, Settings
 from penstock.errors import InvalidInput
-from penstock.postgres import history
+from penstock.history import queries as history
 from penstock.postgres.database import Database
-from penstock.spark.archive import EARLIEST, Archive
-from penstock.spark.offsets import Position
+from penstock.spark.jobs.archive import EARLIEST, Archive
+from penstock.spark.jobs.offsets import Position
 from penstock.testing import TemporaryDatabases
 
 Sql: TypeAlias = "asyncpg.Connection[Any]"

@@ -181,7 +181,7 @@ BAD_SQL = [
 
 
 async def snapshot(sql: Sql) -> list[Any]:
-    tables = ("jobs", "lanes", "queued_jobs", "archived_jobs", "leases", "workers", "rate_windows", "access_grants")
+    tables = ("jobs", "type_priorities", "queued_jobs", "archived_jobs", "leases", "workers", "rate_windows", "access_grants")
     tables += ("topics", "subscriptions", "topic_messages", "ended_queues")
     return [await sql.fetch(f"select * from penstock.{table} order by 1") for table in tables]
 

@@ -10,7 +10,9 @@ import pytest
 from sql_roles import ACCESSES, prepare
 
 from penstock import NewJob, Penstock
-from penstock.postgres import http, jobs, topics
+from penstock.jobs import http_queries as http
+from penstock.jobs import queries as jobs
+from penstock.topics import queries as topics
 
 Sql: TypeAlias = "asyncpg.Connection[Any]"
 # Parameters that say how much a call does or returns.

@@ -23,7 +23,7 @@ from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session, async_ses
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 from penstock import InvalidInput, NotFound, Penstock
-from penstock.job import Admission, Enqueued
+from penstock.jobs.models import Admission, Enqueued
 
 
 def sqlalchemy_url(url: str, driver: str) -> str:
@@ -149,6 +149,34 @@ async def test_async_connections(app: Penstock, url: str, way: Callable[..., Awa
     else:
         with pytest.raises(NotFound):
             await app.find(receipts[0].id)
+
+
+@pytest.mark.parametrize("way", [by_asyncpg, by_psycopg, by_sqlalchemy_connection, by_sqlalchemy_session])
+async def test_a_blocking_call_refuses_an_asynchronous_connection(url: str, way: Callable[..., Awaitable[None]]) -> None:
+    ship = Penstock(url).job_type("ship")
+    refused: list[InvalidInput] = []
+
+    async def use(connection: Any) -> None:
+        try:
+            ship.sync.enqueue({}, connection=connection)
+        except InvalidInput as error:
+            refused.append(error)
+
+    async with AsyncExitStack() as stack:
+        await way(url, use, False, stack)
+    assert "this connection is async" in str(refused)
+
+
+async def test_a_blocking_call_through_a_connection_needs_no_other_one_whatever_runs_in_its_thread(
+    app: Penstock, url: str
+) -> None:
+    ship = app.job_type("ship")
+    await ship.declare()
+    with psycopg.connect(url) as connection:
+        receipts = ship.sync.enqueue_many([{"n": n} for n in range(10_001)], connection=connection)
+    assert len({receipt.id for receipt in receipts}) == 10_001
+    assert app.context.background.loop is None
+    assert (await app.counts())[0].ready == 10_001
 
 
 def test_blocking_connections_and_the_sync_facade(url: str) -> None:

@@ -26,6 +26,7 @@ BUILDS_STATEMENTS = {
     "compact_stream": "names of segments, from segments and a sequence",
     "drop_retired": "names of segments, from retired_segments",
     "end_load": "the number of a segment, from stream_partitions",
+    "drop_undeclared": "names from the catalogue; not a definer function, so the caller's rights decide",
     "ensure_archive": "a date, as to_char writes it",
     "grant_access": "quoted role names; not a definer function, so the caller's rights decide",
     "offsets_at": "names of segments, from segments",
@@ -35,6 +36,7 @@ BUILDS_STATEMENTS = {
     "refresh_access": "no parameter",
     "revoke_access": "quoted role names; not a definer function, so the caller's rights decide",
     "revoke_all": "quoted role names; not a definer function, so the caller's rights decide",
+    "set_planner_profiles": "what planner_profiles lists; not a definer function, so the caller's rights decide",
     "stream_bounds": "names of segments, from segments",
 }
 
@@ -264,7 +266,7 @@ async def test_a_load_takes_only_what_its_own_transaction_copied(role: Any, sql:
     with pytest.raises(asyncpg.InsufficientPrivilegeError):
         await one.execute("select from penstock.loaded_chunks")
     await sql.execute("update penstock.loaded_chunks set loaded_at = loaded_at - interval '2 days'")
-    assert await sql.fetchval("select penstock.sweep_staged()") == 1
+    assert await sql.fetchval("select penstock.prune_staged()") == 1
 
 
 # What a session of a worker does, a call or more of each room.
@@ -298,7 +300,7 @@ CALLS = [
     "select penstock.subscribe('topic', 'c')",
     "select penstock.publish('topic', '1')",
     "select penstock.read_topic('topic')",
-    "select penstock.tend_topics()",
+    "select penstock.maintain_topics()",
     "select penstock.declare_stream('events', 2, '{}')",
     "select penstock.append('events', '1', 'k', '{\"h\": \"v\"}', now())",
     'select penstock.append_json(\'events\', \'[{"key": "k", "data": 1}]\')',
@@ -310,9 +312,9 @@ CALLS = [
     "select penstock.offsets_at('events', now())",
     "select penstock.declare_consumer_group('events', 'g')",
     "select penstock.group_lag('events', 'g')",
-    "select penstock.tend_stream('events')",
+    "select penstock.maintain_stream('events')",
     "select penstock.compact_stream('events')",
-    "select penstock.sweep_streams()",
+    "select penstock.streams_to_maintain()",
     "select penstock.drop_retired()",
     'select penstock.scan(\'archived_jobs\', \'{id, data}\', \'[{"column": "name", "op": "=", "value": "mail"}]\')',
     "select penstock.scan_events('events', null, '{0}', '{0}', '{10}', '{value}')",
@@ -394,7 +396,7 @@ async def test_no_function_leaves_a_changed_setting_behind(app: Penstock, sql: S
         "select penstock.retire_segments('events')",
         "select penstock.change_stream('events', '{\"segment_events\": 1}')",
         "select penstock.append('events', '1')",
-        "select penstock.tend_stream('events')",
+        "select penstock.maintain_stream('events')",
         "select penstock.drop_stream('events', true)",
         "select penstock.drop_retired()",
         "select penstock.prune('1 day')",

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import closing, suppress
 from pathlib import Path
@@ -16,6 +15,7 @@ from pathlib import Path
 import psutil
 import psycopg
 import pytest
+from embedded_processes import belonging_to, execute, postmaster, until
 
 from penstock.postgres.embedded import EmbeddedServer
 
@@ -39,40 +39,11 @@ def folder(tmp_path: Path) -> Iterator[Path]:
             process.kill()
 
 
-def belonging_to(folder: Path) -> list[psutil.Process]:
-    found = []
-    for process in psutil.process_iter():
-        with suppress(psutil.Error):
-            if any(str(folder) in part for part in process.cmdline()) and process.pid != os.getpid():
-                found.append(process)
-    return found
-
-
-def until(condition: object, what: str, timeout: float = 40.0) -> None:
-    deadline = time.monotonic() + timeout
-    while not condition():  # type: ignore[operator]
-        assert time.monotonic() < deadline, f"{what} did not come true"
-        time.sleep(0.02)
-
-
 def start_user(folder: Path) -> subprocess.Popen[str]:
     user = subprocess.Popen([sys.executable, "-c", USER, str(folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert user.stdout is not None
     assert user.stdout.readline().startswith("postgresql://")
     return user
-
-
-def postmaster(folder: Path) -> int | None:
-    try:
-        return int((folder / "postgres" / "postmaster.pid").read_text().splitlines()[0])
-    except (OSError, ValueError, IndexError):
-        return None
-
-
-def execute(url: str, statement: str) -> list[tuple[object, ...]]:
-    with psycopg.connect(url, autocommit=True, connect_timeout=10) as connection:
-        cursor = connection.execute(statement)
-        return cursor.fetchall() if cursor.description else []
 
 
 def answers(url: str) -> bool:
@@ -128,14 +99,14 @@ def test_data_survives_the_death_of_everything(folder: Path) -> None:
         assert execute(server.url, "select n from t") == [(42,)]
 
 
-def test_a_server_without_its_keeper_is_adopted(folder: Path) -> None:
+def test_a_server_without_its_supervisor_is_adopted(folder: Path) -> None:
     user = start_user(folder)
     pid = postmaster(folder)
     for process in belonging_to(folder):
         with suppress(psutil.Error):
-            if any(part.endswith("keeper.py") for part in process.cmdline()):
+            if any(part.endswith("supervisor.py") for part in process.cmdline()):
                 process.kill()
-                until(lambda process=process: process.status() == psutil.STATUS_ZOMBIE, "the end of the keeper")
+                until(lambda process=process: process.status() == psutil.STATUS_ZOMBIE, "the end of the supervisor")
     other = start_user(folder)
     assert postmaster(folder) == pid
     user.kill()
@@ -184,7 +155,7 @@ def test_two_of_one_process_share_the_server_until_the_last_stops(folder: Path, 
     pid = postmaster(folder)
     first.stop()
     first.stop()
-    # Whoever could lock exclusively would be the keeper, about to end the server.
+    # Whoever could lock exclusively would be the supervisor, about to end the server.
     other = start_user(folder)
     other.communicate()
     assert postmaster(folder) == pid

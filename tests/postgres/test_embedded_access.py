@@ -15,7 +15,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from test_embedded import belonging_to, execute, postmaster, until
+from embedded_processes import belonging_to, execute, postmaster, until
 
 from penstock.errors import EmbeddedServerError
 from penstock.postgres import embedded
@@ -156,10 +156,10 @@ def test_another_user_can_read_no_log_and_hold_no_lock(folder: Path) -> None:
     with EmbeddedServer(folder):
         pass
     stopped(folder)
-    for name in ("postgres.log", "users.lock", "keeper.lock"):
+    for name in ("postgres.log", "users.lock", "supervisor.lock"):
         (folder / name).chmod(0o644)  # as older versions made them
     with EmbeddedServer(folder):
-        for name in ("postgres.log", "keeper.log", "users.lock", "keeper.lock"):
+        for name in ("postgres.log", "supervisor.log", "users.lock", "supervisor.lock"):
             assert run_as(NOBODY, NOBODY, "cat", folder / name).returncode != 0, name
             assert stat.S_IMODE((folder / name).stat().st_mode) == 0o600
 
@@ -179,11 +179,11 @@ def test_without_a_user_of_its_own_the_server_is_told_from_others_by_a_group(fol
     """There may be no user postgres: then the server runs as nobody, as other programs do."""
     server = EmbeddedServer(folder)
     os.umask(0o022)
-    program = "import runpy, sys; k = runpy.run_path(sys.argv[1]); g = k['Keeper'].run.__globals__; "
+    program = "import runpy, sys; k = runpy.run_path(sys.argv[1]); g = k['Supervisor'].run.__globals__; "
     program += "g['ACCOUNTS'] = ('nobody',); from pathlib import Path; "
-    program += "sys.exit(k['Keeper'](Path(sys.argv[2]), Path(sys.argv[3])).run())"
-    command = [sys.executable, "-c", program, str(embedded._KEEPER), str(folder), str(wheel_bin_dir())]
-    server._spawn_keeper = lambda: subprocess.Popen(command, cwd=folder, start_new_session=True)  # type: ignore[method-assign]
+    program += "sys.exit(k['Supervisor'](Path(sys.argv[2]), Path(sys.argv[3])).run())"
+    command = [sys.executable, "-c", program, str(embedded._SUPERVISOR), str(folder), str(wheel_bin_dir())]
+    server._spawn_supervisor = lambda: subprocess.Popen(command, cwd=folder, start_new_session=True)  # type: ignore[method-assign]
     with server:
         assert execute(server.url, "select 1") == [(1,)]
         pid = postmaster(folder)
@@ -199,7 +199,7 @@ def test_without_a_user_of_its_own_the_server_is_told_from_others_by_a_group(fol
     stopped(folder)
 
 
-def test_the_keeper_is_isolated_from_the_environment_and_from_its_folder(
+def test_the_supervisor_is_isolated_from_the_environment_and_from_its_folder(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder.mkdir()
@@ -209,8 +209,8 @@ def test_the_keeper_is_isolated_from_the_environment_and_from_its_folder(
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     with EmbeddedServer(folder) as server:
         assert execute(server.url, "select 1") == [(1,)]
-        keepers = [p for p in belonging_to(folder) if any(part.endswith("keeper.py") for part in p.cmdline())]
-        assert keepers and all("-I" in keeper.cmdline() for keeper in keepers)
+        supervisors = [p for p in belonging_to(folder) if any(part.endswith("supervisor.py") for part in p.cmdline())]
+        assert supervisors and all("-I" in supervisor.cmdline() for supervisor in supervisors)
     assert not (tmp_path / "imported").exists()
     stopped(folder)
 

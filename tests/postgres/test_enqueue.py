@@ -10,7 +10,7 @@ import asyncpg
 import pytest
 
 from penstock import InvalidInput, NewJob, Penstock
-from penstock.job import Admission, Enqueued
+from penstock.jobs.models import Admission, Enqueued
 
 Sql: TypeAlias = "asyncpg.Connection[Any]"
 
@@ -53,7 +53,7 @@ def test_loops_that_ended_are_forgotten(url: str) -> None:
 
     async def last() -> int:
         async with app:
-            assert len(app._databases) == 1
+            assert len(app.context._databases) == 1
             return (await app.counts())[0].ready
 
     assert asyncio.run(last()) == 3

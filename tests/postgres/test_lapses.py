@@ -34,7 +34,7 @@ async def test_the_time_of_a_subscription_does_not_run_while_the_server_is_away(
         # As it is when the server comes back after a long time.
         await sql.execute("update penstock.subscriptions set expires_at = now() - interval '1 hour'")
         await news.publish({})
-        ended, removed = await sql.fetchrow("select * from penstock.tend_topics()")
+        ended, removed = await sql.fetchrow("select * from penstock.maintain_topics()")
         assert (ended, removed) == (0, 0)
         assert [subscriber.client_id for subscriber in await news.subscribers()] == ["ada"]
         assert await news.renew("ada")
@@ -42,7 +42,7 @@ async def test_the_time_of_a_subscription_does_not_run_while_the_server_is_away(
         # One whose time has run out since the server started has ended.
         await sql.execute("update penstock.subscriptions set ttl = '1 microsecond', expires_at = now() - interval '1 s'")
         assert not await news.renew("ada")
-        assert (await sql.fetchrow("select * from penstock.tend_topics()"))["ended"] == 1
+        assert (await sql.fetchrow("select * from penstock.maintain_topics()"))["ended"] == 1
         await sql.close()
 
 
@@ -76,7 +76,7 @@ async def test_a_worker_that_was_cut_off_goes_on_where_it_was(app: Penstock, sql
             "select penstock.publish_many('news', array(select jsonb_build_object('n', n) from generate_series(20, 24) n))"
         )
         assert await sql.fetchval("select count(*) from penstock.subscriptions") == 0
-    await sql.execute("select penstock.tend_topics()")
+    await sql.execute("select penstock.maintain_topics()")
     await eventually(lambda: sql.fetchval("select count(*) from penstock.subscriptions"), "the worker to subscribe again")
     free.set()
     await eventually(lambda: len(seen) == 25, "all messages")

@@ -65,7 +65,7 @@ class Protocol(RuleBasedStateMachine):
         self.held: list[Held] = []
         self.paused: set[str] = set()
         self.places = 0
-        for table in ("queued_jobs", "leases", "archived_jobs", "lanes", "jobs", "idle_workers"):
+        for table in ("queued_jobs", "leases", "archived_jobs", "type_priorities", "jobs", "idle_workers"):
             self.connection.execute(f"truncate penstock.{table} cascade")
         self.set_clock()
         self.call("select penstock.create_job_type('plain', '{\"attempts\": 3, \"backoff_jitter\": 0}')")
@@ -307,6 +307,7 @@ def connection(databases: TemporaryDatabases) -> Iterator[psycopg.Connection[Any
         yield connection
 
 
+@pytest.mark.timeout(400)  # As many calls as chance gives, each with a look at all tables.
 def test_the_protocol_does_what_the_model_says(connection: psycopg.Connection[Any]) -> None:
     Protocol.connection = connection
     run_state_machine_as_test(

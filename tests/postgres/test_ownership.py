@@ -14,9 +14,9 @@ import pytest
 
 from conftest import eventually
 from penstock import Conflict, InvalidInput, NotFound, Penstock
-from penstock.ownership import balance
-from penstock.ownership.assign import jump_hash, key_hash, slot_of
-from penstock.postgres import ownership
+from penstock.groups import queries as ownership
+from penstock.groups import rebalance as balance
+from penstock.groups.assignors import jump_hash, key_hash, slot_of
 from penstock.postgres.database import Database
 
 Sql: TypeAlias = "asyncpg.Connection[Any]"

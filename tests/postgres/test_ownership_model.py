@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from ownership_model import Group, Rules
 
 from penstock import Conflict, NotFound, Penstock
-from penstock.ownership import balance
-from penstock.postgres import ownership
+from penstock.groups import queries as ownership
+from penstock.groups import rebalance as balance
 from penstock.postgres.database import Database
 
 SLOTS = 7

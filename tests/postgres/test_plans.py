@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Iterator
-from typing import Any, TypeAlias
+from pathlib import Path
+from typing import Any
 
-import asyncpg
 import pytest
+from plans import Sql, explain, nodes, seq_scans
 
-Sql: TypeAlias = "asyncpg.Connection[Any]"
+import penstock
+
+FUNCTIONS = Path(penstock.__file__).parent / "postgres" / "schema" / "functions"
 
 
 # What stands for a function's variables when its statement is explained outside of it.
@@ -19,9 +20,9 @@ VARIABLES = {
     "moment": "now()",
     "job_type.name": "'ship'::text",
     "job_type.visibility_timeout": "interval '5 min'",
-    "lane": "0::smallint",
+    "of_priority": "0::smallint",
     "room": "100",
-    "p_marks": "'{}'::jsonb",
+    "p_watermarks": "'{}'::jsonb",
     "p_worker": "'w1'::text",
     "p_limit": "1000",
     "latest": "'9999-12-31'::timestamptz",
@@ -29,42 +30,8 @@ VARIABLES = {
 }
 
 
-async def explain(sql: Sql, function: str, first: str, last: str, variables: dict[str, str]) -> dict[str, Any]:
-    """The plan, with real row and page counts, of a statement that stands in a function, under the function's settings.
-
-    The statement is the function's own source from `first` to `last`; its effect is rolled back.
-    """
-    source, settings = await sql.fetchrow(
-        "select prosrc, proconfig from pg_proc where proname = $1 and pronamespace = 'penstock'::regnamespace", function
-    )
-    statement = source[source.index(first) : source.index(last, source.index(first))]
-    for name, value in sorted(variables.items(), key=lambda pair: -len(pair[0])):
-        statement = re.sub(rf"(?<![\w.]){re.escape(name)}(?![\w(.])", value, statement)
-    transaction = sql.transaction()
-    await transaction.start()
-    try:
-        for setting in settings:
-            name, _, value = setting.partition("=")
-            await sql.execute("select set_config($1, $2, true)", name, value)
-        (row,) = await sql.fetch(f"explain (analyze, buffers, timing off, format json) {statement}")
-    finally:
-        await transaction.rollback()
-    plan: dict[str, Any] = json.loads(row[0])[0]["Plan"]
-    return plan
-
-
-def nodes(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    yield plan
-    for child in plan.get("Plans", []):
-        yield from nodes(child)
-
-
 async def explain_claim(sql: Sql) -> dict[str, Any]:
     return await explain(sql, "claim", "with claimed as", ";\n            get diagnostics", VARIABLES)
-
-
-def seq_scans(plan: dict[str, Any]) -> list[str]:
-    return [node["Relation Name"] for node in nodes(plan) if node["Node Type"] == "Seq Scan"]
 
 
 @pytest.fixture(autouse=True)
@@ -97,12 +64,12 @@ async def test_hot_statements_use_their_indexes(sql: Sql, statistics: str) -> No
     assert "queued_jobs" not in seq_scans(claim)
     assert sum(node.get("Actual Rows", 0) for node in nodes(claim) if node["Node Type"] == "Limit") == 100
 
-    weigh = await explain(
-        sql, "weigh", "select\n            octet_length", "\n    loop",
-        {"p_name": "'ship'::text", "p_priority": "0::smallint", "p_mark": "0::bigint", "p_moment": "now()", "p_room": "100"},
+    fitting = await explain(
+        sql, "jobs_that_fit", "select\n            octet_length", "\n    loop",
+        {"p_name": "'ship'::text", "p_priority": "0::smallint", "p_watermark": "0::bigint", "p_moment": "now()", "p_room": "100"},
     )  # fmt: skip
-    assert "queued_jobs_ready" in {node.get("Index Name") for node in nodes(weigh)}
-    assert seq_scans(weigh) == []
+    assert "queued_jobs_ready" in {node.get("Index Name") for node in nodes(fitting)}
+    assert seq_scans(fitting) == []
 
     ids = "array[" + ",".join(f"'{row['id']}'" for row in rows) + "]::uuid[]"
     await sql.execute("select penstock.ensure_archive(now())")
@@ -163,8 +130,9 @@ async def test_a_publish_goes_by_the_indexes_and_its_copies_are_claimed_hot(sql:
     publish = await explain(
         sql, "insert_copies", "insert into", "    get diagnostics",
         {
-            "prefix": "'01a1fe2e-6b58-7000-8001-'", "is_ready": "true", "p_run_after": "null::timestamptz", "p_moment": "now()",
-            "p_expires_at": "null::timestamptz", "p_number": "1::bigint", "p_topic": "'t'::text", "p_data": "'{}'::jsonb",
+            "prefix": "'01a1fe2e-6b58-7000-'", "rest": "(1::bigint << 63)", "is_ready": "true",
+            "p_run_after": "null::timestamptz", "p_moment": "now()", "p_expires_at": "null::timestamptz",
+            "p_number": "1::bigint", "p_topic": "'t'::text", "p_data": "'{}'::jsonb",
         },
     )  # fmt: skip
     assert {node.get("Index Name") for node in nodes(publish)} >= {"subscriptions_pkey", "jobs_pkey"}
@@ -184,7 +152,7 @@ async def test_a_publish_goes_by_the_indexes_and_its_copies_are_claimed_hot(sql:
 async def test_many_clients_are_looked_up_one_by_one_though_the_tables_were_small(sql: Sql) -> None:
     await sql.execute("select penstock.declare_topic('t')")
     await sql.execute("select penstock.subscribe('t', 'first')")
-    await sql.execute("analyze penstock.subscriptions, penstock.jobs, penstock.lanes")
+    await sql.execute("analyze penstock.subscriptions, penstock.jobs, penstock.type_priorities")
     clients = "array(select 'c' || n from generate_series(1, 5000) as n)"
     calls = [
         f"penstock.subscribe_many('t', {clients}, '1 minute')",
@@ -195,10 +163,10 @@ async def test_many_clients_are_looked_up_one_by_one_though_the_tables_were_smal
         "penstock.publish_many('t', array_fill('{}'::jsonb, array[3]))",
         "penstock.list_subscribers('t')",
         f"penstock.unsubscribe_many('t', {clients}, true)",
-        "penstock.tend_topics(1000)",
+        "penstock.maintain_topics(1000)",
     ]
     read = "select sum(seq_tup_read + idx_tup_fetch) from pg_stat_user_tables where relname = any ($1)"
-    tables = ["subscriptions", "jobs", "lanes", "ended_queues", "queued_jobs"]
+    tables = ["subscriptions", "jobs", "type_priorities", "ended_queues", "queued_jobs"]
     await sql.execute("select pg_stat_force_next_flush()")
     before = await sql.fetchval(read, tables)
     for call in calls:
@@ -216,10 +184,10 @@ async def test_a_claim_of_many_types_tries_only_those_that_have_ready_jobs(sql: 
         await sql.execute("select penstock.enqueue($1, '{}', p_priority => $2::smallint)", name, priority)
     await sql.execute("select penstock.enqueue('type5', '{}', p_run_after => now() + interval '1 hour')")
     if statistics == "fresh":
-        await sql.execute("analyze penstock.queued_jobs, penstock.jobs, penstock.lanes")
+        await sql.execute("analyze penstock.queued_jobs, penstock.jobs, penstock.type_priorities")
     names = "array(select 'type' || n from generate_series(1, 300) as n)"
     tried = await explain(
-        sql, "claim", "select jobs.*", "\n    loop", {"p_names": names, "many": "true", "p_marks": "'{}'::jsonb"}
+        sql, "claim", "select jobs.*", "\n    loop", {"p_names": names, "many": "true", "p_watermarks": "'{}'::jsonb"}
     )
     assert tried["Actual Rows"] == 3
     assert seq_scans(tried) == []
@@ -266,10 +234,17 @@ async def test_renewals_are_hot_updates(sql: Sql) -> None:
 
 
 def test_every_table_column_and_function_of_the_schema_is_commented_where_it_is_public() -> None:
-    from importlib import resources
-
-    folder = resources.files("penstock.postgres") / "schema" / "functions"
-    text = "".join(file.read_text("utf-8") for file in folder.iterdir())
+    text = "".join(file.read_text("utf-8") for file in FUNCTIONS.rglob("*.sql"))
     defined = set(re.findall(r"create or replace function penstock\.(\w+)", text))
     commented = set(re.findall(r"comment on function penstock\.(\w+)", text))
     assert defined == commented
+
+
+def test_a_function_of_more_than_two_screens_says_why_at_its_head() -> None:
+    silent = []
+    for file in FUNCTIONS.rglob("*.sql"):
+        for found in re.finditer(r"(.*)\n(create or replace function penstock\.(\w+)\((?:.*\n)+?\$\$;\n)", file.read_text()):
+            above, text, name = found.groups()
+            if text.count("\n") > 100 and not above.startswith("-- "):
+                silent.append(name)
+    assert not silent, f"split them, or say above them why they are long: {silent}"

@@ -368,7 +368,7 @@ async def test_roles_can_do_what_they_were_granted_and_nothing_else(sql: Sql) ->
         "select penstock.enqueue('ship')": {"producer", "worker", "admin"},
         "select penstock.claim('w', '{ship}', 1)": {"worker", "admin"},
         "select penstock.pause('ship')": {"admin"},
-        "insert into penstock.lanes values ('x', 0)": set(),
+        "insert into penstock.type_priorities values ('x', 0)": set(),
         "delete from penstock.archived_jobs": set(),
     }
     for call, allowed in calls.items():

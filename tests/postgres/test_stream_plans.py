@@ -6,7 +6,7 @@ from typing import Any, TypeAlias
 
 import asyncpg
 import pytest
-from test_plans import explain, nodes, seq_scans
+from plans import explain, nodes, seq_scans
 
 Sql: TypeAlias = "asyncpg.Connection[Any]"
 PARTITIONS = 64

@@ -19,7 +19,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 
 from conftest import eventually
 from penstock import Conflict, InvalidInput, NewEvent, NotFound, OffsetGone, Penstock, Position, Retention, StreamOptions
-from penstock.routing import bucket_of, partition_of, routes_of
+from penstock.streams.partitioner import bucket_of, partition_of, routes_of
 
 Sql: TypeAlias = "asyncpg.Connection[Any]"
 
@@ -407,11 +407,11 @@ async def test_readers_that_would_wait_for_ever_are_refused(app: Penstock) -> No
             await anext(events.tail(start))  # type: ignore[arg-type]
     with pytest.raises(NotFound, match="no partition 2"):
         await anext(events.tail("earliest", partitions=[0, 2]))
-    for options in ({"size": 0}, {"within": -1.0}):
-        with pytest.raises(InvalidInput, match="(size|within) must be"):
+    for options in ({"max_batch_size": 0}, {"linger": timedelta(seconds=-1)}):
+        with pytest.raises(InvalidInput, match="(max_batch_size|linger) must be"):
             events.consume("g", **options)  # type: ignore[arg-type]
-    with pytest.raises(InvalidInput, match="size must be"):
-        app.consumer(events, group="g", size=0)(lambda event: None)
+    with pytest.raises(InvalidInput, match="max_batch_size must be"):
+        app.consumer(events, group="g", max_batch_size=0)(lambda event: None)
     assert list(await events.producer().append_many([])) == []
 
 
@@ -431,7 +431,7 @@ async def test_offsets_are_found_by_time(app: Penstock, sql: Sql) -> None:
 
 
 async def test_a_tail_follows_and_sees_new_partitions(app: Penstock) -> None:
-    app.settings = app.settings.model_copy(update={"poll_interval": timedelta(milliseconds=50)})
+    app.context.settings = app.settings.model_copy(update={"poll_interval": timedelta(milliseconds=50)})
     events = app.stream("events", int, partitions=2)
     await events.append_many(range(10))
     seen: list[int] = []
@@ -455,8 +455,8 @@ async def test_a_tail_follows_and_sees_new_partitions(app: Penstock) -> None:
 
 
 async def tend(sql: Sql) -> None:
-    for (name,) in await sql.fetch("select penstock.sweep_streams()"):
-        await sql.execute("select penstock.tend_stream($1)", name)
+    for (name,) in await sql.fetch("select penstock.streams_to_maintain()"):
+        await sql.execute("select penstock.maintain_stream($1)", name)
     await sql.execute("select penstock.drop_retired()")
 
 
@@ -534,7 +534,7 @@ async def test_a_tail_that_was_overtaken_goes_on_as_asked(app: Penstock, sql: Sq
     await tend(sql)
     with pytest.raises(OffsetGone):
         await anext(aiter(events.tail({0: 0})))
-    async with events.tail({0: 0}, gone=gone) as tail:
+    async with events.tail({0: 0}, auto_offset_reset=gone) as tail:
         following = asyncio.ensure_future(anext(tail))
         if gone == "latest":
             await eventually(lambda: sql.fetchval("select count(*) from penstock.idle_readers"), "the tail to wait")

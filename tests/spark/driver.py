@@ -22,12 +22,12 @@ from typing import Any
 
 from pyspark.sql.datasource import DataSource
 
-from penstock.lake import Lake
+from penstock.history.lake import Lake
 from penstock.spark import fleet, session
-from penstock.spark import sink as sinks
 from penstock.spark.history import Pipeline
+from penstock.spark.jobs import sink as sinks
 from penstock.spark.source import PenstockSource
-from penstock.spark.stream_source import EventStreamReader
+from penstock.spark.streams.source import EventStreamReader
 
 FAST = {
     "spark.driver.memory": "600m",

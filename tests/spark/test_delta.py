@@ -8,10 +8,10 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from penstock.delta import DeltaLog
 from penstock.errors import NotFound
-from penstock.lake import Lake
-from penstock.postgres.lakes import LakeFile
+from penstock.history.delta import DeltaLog
+from penstock.history.lake import Lake
+from penstock.history.lake_queries import LakeFile
 
 pytestmark = pytest.mark.no_jvm
 DAY = date(2026, 3, 1)

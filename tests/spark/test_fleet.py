@@ -12,8 +12,8 @@ import pytest
 from conftest import eventually
 from penstock import Penstock
 from penstock.errors import Conflict, NotFound
-from penstock.postgres import fleets
 from penstock.spark import fleet
+from penstock.worker import fleets
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

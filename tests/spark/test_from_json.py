@@ -14,10 +14,10 @@ import pyarrow as pa
 import pytest
 
 from penstock.errors import InvalidInput
-from penstock.spark import times
-from penstock.spark.from_json import CORRUPT, FromJson, java_double
-from penstock.spark.loose_json import decoded
-from penstock.spark.stream_rows import fields_of, quick_fields
+from penstock.spark.json import times
+from penstock.spark.json.from_json import CORRUPT, FromJson, java_double
+from penstock.spark.json.loose_json import decoded
+from penstock.spark.streams.rows import fields_of, quick_fields
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from penstock import Penstock
-from penstock.lake import Lake
-from penstock.postgres import lakes
+from penstock.history import lake_queries as lakes
+from penstock.history.lake import Lake
 from penstock.spark.blocking import Blocking
 from penstock.spark.history import Pipeline, compact, read_lake
 from penstock.spark.sketches import merged, quantiles
@@ -184,7 +184,7 @@ def test_a_continuous_run_goes_on_until_it_is_stopped(
     spark: SparkSession, url: str, ask: Ask, lake: Lake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stepped_back: list[timedelta] = []
-    monkeypatch.setattr("penstock.spark.history.let_others_go_first", stepped_back.append)
+    monkeypatch.setattr("penstock.spark.history.throttle", stepped_back.append)
 
     def until_the_lake_has(jobs: int) -> None:
         deadline = time.monotonic() + 120

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from programs import Program
 
-from penstock.lake import Lake
+from penstock.history.lake import Lake
 
 Ask = Callable[..., list[Any]]
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(600)]

@@ -1,4 +1,4 @@
-"""What a micro-batch costs: tasks, statements and connections. Streams that are dropped and made anew. No JVM."""
+"""What a micro-batch costs: tasks, statements and connections. Streams that are dropped and created again. No JVM."""
 
 from __future__ import annotations
 
@@ -15,13 +15,15 @@ from pyspark.sql.types import IntegerType, LongType, StructField, StructType
 from conftest import eventually
 from penstock.errors import OffsetGone
 from penstock.postgres.database import Database
-from penstock.postgres.staging import Batch
-from penstock.spark import scans, sink, stream_sink
+from penstock.spark import scans
 from penstock.spark.connections import Connections
-from penstock.spark.stream_offsets import STREAMS
-from penstock.spark.stream_options import StreamReadOptions
-from penstock.spark.stream_sink import EventWriteOptions
-from penstock.spark.stream_source import EventStreamReader
+from penstock.spark.jobs import sink
+from penstock.spark.staging import Batch
+from penstock.spark.streams import sink as stream_sink
+from penstock.spark.streams.offsets import STREAMS
+from penstock.spark.streams.options import StreamReadOptions
+from penstock.spark.streams.sink import EventWriteOptions
+from penstock.spark.streams.source import EventStreamReader
 
 Ask = Callable[..., list[Any]]
 pytestmark = pytest.mark.no_jvm
@@ -132,10 +134,10 @@ def test_a_stream_that_was_made_anew_is_not_read_from_the_middle(url: str, ask: 
     ask("select penstock.create_stream('a', 1)")
     if later:
         append(ask, "a", later)
-    with pytest.raises(OffsetGone, match="stream a was dropped and made anew"):
+    with pytest.raises(OffsetGone, match="stream a was dropped and created again"):
         strict.latestOffset(here, ReadAllAvailable())
     # What was planned of the old one is not read from the new one.
-    with pytest.raises(OffsetGone, match="made anew"):
+    with pytest.raises(OffsetGone, match="created again"):
         strict.partitions(start, here)
     assert lenient.partitions(start, here) == []
     with pytest.raises(OffsetGone):

@@ -9,7 +9,7 @@ from uuid import uuid4
 import pytest
 from rich.console import Console
 
-from penstock.postgres.lakes import Failure
+from penstock.history.lake_queries import Failure
 from penstock.spark import report
 
 if TYPE_CHECKING:

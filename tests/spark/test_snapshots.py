@@ -24,8 +24,8 @@ from penstock.spark.scans import APPLICATION, connect
 from penstock.spark.scans import read as scan
 from penstock.spark.schemas import arrow_schema, columns_of
 from penstock.spark.source import ArchiveStreamReader, Reader
-from penstock.spark.stream_options import StreamReadOptions
-from penstock.spark.stream_source import EventReader, EventStreamReader
+from penstock.spark.streams.options import StreamReadOptions
+from penstock.spark.streams.source import EventReader, EventStreamReader
 
 pytestmark = pytest.mark.no_jvm
 BOUND_S = 3.0  # a statement of a reader takes some milliseconds

@@ -16,10 +16,11 @@ import pytest
 from pyspark.sql.types import StringType, StructField, StructType
 
 from penstock.errors import Conflict, InvalidInput
-from penstock.postgres.staging import Batch
-from penstock.spark import sink, stream_sink
+from penstock.spark.jobs import sink
 from penstock.spark.options import WriteOptions
-from penstock.spark.stream_sink import EventWriteOptions
+from penstock.spark.staging import Batch
+from penstock.spark.streams import sink as stream_sink
+from penstock.spark.streams.sink import EventWriteOptions
 
 Ask = Callable[..., list[Any]]
 pytestmark = pytest.mark.no_jvm

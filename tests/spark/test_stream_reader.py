@@ -19,15 +19,16 @@ from pyspark.sql.types import DataType, StructType
 
 from penstock import Penstock
 from penstock.errors import Conflict, InvalidInput, NotFound, OffsetGone
-from penstock.event import NewEvent
-from penstock.postgres.staging import Batch
-from penstock.routing import partition_of
-from penstock.spark import sink, stream_sink
-from penstock.spark.stream_offsets import LAG, Since
-from penstock.spark.stream_options import StreamReadOptions
-from penstock.spark.stream_rows import columns_of, fields_of, unpacked
-from penstock.spark.stream_sink import EventWriteOptions
-from penstock.spark.stream_source import EventReader, EventStreamReader
+from penstock.spark.jobs import sink
+from penstock.spark.staging import Batch
+from penstock.spark.streams import sink as stream_sink
+from penstock.spark.streams.offsets import LAG, Since
+from penstock.spark.streams.options import StreamReadOptions
+from penstock.spark.streams.rows import columns_of, fields_of, unpacked
+from penstock.spark.streams.sink import EventWriteOptions
+from penstock.spark.streams.source import EventReader, EventStreamReader
+from penstock.streams.models import NewEvent
+from penstock.streams.partitioner import partition_of
 
 Ask = Callable[..., list[Any]]
 pytestmark = pytest.mark.no_jvm

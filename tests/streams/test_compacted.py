@@ -9,8 +9,8 @@ import asyncpg
 import pytest
 
 from penstock import NewEvent, Penstock, Retention, Stream
-from penstock.postgres import streams
-from penstock.worker.care import Care
+from penstock.streams import queries as streams
+from penstock.worker.maintenance import Maintenance
 
 Sql: TypeAlias = "asyncpg.Connection[Any]"
 # Of these the last thousand of the first compacted row and the first of the next are not neighbours.
@@ -81,7 +81,7 @@ async def test_workers_tend_each_stream_for_itself(app: Penstock, sql: Sql) -> N
     for name in ("broken", "sound"):
         await app.stream(name, int, partitions=1, compact=True, keep=Retention(events=10)).append_many(range(100))
     await sql.execute("drop table penstock.events_1")
-    care = Care(await app.database(), app.settings, lambda: None)
+    care = Maintenance(await app.database(), app.settings)
     await care.tend_streams()
     await care.tend_streams()
     assert [segment.closed_at is None for segment in await app.streams["sound"].segments()] == [False, True]

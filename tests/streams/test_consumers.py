@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from datetime import timedelta
 from itertools import product
 from typing import Any, TypeAlias
@@ -34,25 +34,15 @@ from penstock import (
     Stream,
 )
 from penstock.errors import NotFound
-from penstock.event import Lag
-from penstock.routing import partition_of
 from penstock.settings import Settings
+from penstock.streams.models import Lag
+from penstock.streams.partitioner import partition_of
+from penstock.testing import running_worker
 from penstock.worker import Worker
 
 Sql: TypeAlias = "asyncpg.Connection[Any]"
 KEYS = "ABCDEFGHIJ"
 AT_ONCE = Backoff(base=timedelta(0), cap=timedelta(0))
-
-
-@asynccontextmanager
-async def working(app: Penstock) -> AsyncIterator[Worker]:
-    worker = await app.worker()
-    running = asyncio.create_task(worker.run())
-    try:
-        yield worker
-    finally:
-        worker.stop()
-        await running
 
 
 async def lag(stream: Stream[Any], group: str) -> int:
@@ -116,7 +106,7 @@ async def test_every_event_is_seen_once_and_in_order(
 
         elif form == "batch":
 
-            @each.consumer(stream, size=size, within=0.01, **options)
+            @each.consumer(stream, max_batch_size=size, linger=timedelta(seconds=0.01), **options)
             async def many(batch: Batch[int]) -> None:
                 assert len(batch) <= size
                 seen.extend((event.key, event.data) for event in batch)
@@ -132,14 +122,14 @@ async def test_every_event_is_seen_once_and_in_order(
 
             @each.consumer(stream, **options)
             async def taking(events: Events[int]) -> None:
-                async for batch in events.take(size, within=0.01):
+                async for batch in events.take(size, linger=timedelta(seconds=0.01)):
                     assert 1 <= len(batch) <= size
                     seen.extend((event.key, event.data) for event in batch)
 
         else:
 
             async def pull(stream: Stream[Any] = stream) -> None:
-                async with stream.consume("g", size=size) as batches:
+                async with stream.consume("g", max_batch_size=size) as batches:
                     async for batch in batches:
                         seen.extend((event.key, event.data) for event in batch)
 
@@ -178,7 +168,7 @@ async def test_whoever_waits_for_a_batch_only_for_a_while_loses_none(app: Pensto
         for n in range(60):
             await events.append(n, key=str(n))
 
-    async with events.consume("g", size=3) as batches:
+    async with events.consume("g", max_batch_size=3) as batches:
         writing = asyncio.create_task(write())
         async with asyncio.timeout(60):
             while len(seen) < 60:
@@ -206,7 +196,7 @@ async def test_a_slow_key_does_not_stop_other_partitions(app: Penstock) -> None:
     others = sum(
         1 for partition, bounds in (await events.bounds()).items() if partition != slow.partition for _ in range(bounds.next)
     )
-    async with working(app):
+    async with running_worker(app):
         await eventually(lambda: len(seen) == others, "the other partitions to be consumed")
         assert -1 not in seen
         release.set()
@@ -222,7 +212,7 @@ async def failing(app: Penstock, url: str, policy: Any, size: int = 1) -> tuple[
     seen: list[int] = []
     tried: dict[int, int] = defaultdict(int)
 
-    @app.consumer(events, group="g", size=size, on_failure=policy)
+    @app.consumer(events, group="g", max_batch_size=size, on_failure=policy)
     async def handle(batch: Batch[int]) -> None:
         for event in batch:
             tried[event.data] += 1
@@ -236,7 +226,7 @@ async def failing(app: Penstock, url: str, policy: Any, size: int = 1) -> tuple[
 
 async def test_skip_goes_on(app: Penstock, url: str) -> None:
     events, seen, tried = await failing(app, url, OnFailure(attempts=3, then="skip", backoff=AT_ONCE))
-    async with working(app):
+    async with running_worker(app):
         await eventually(caught_up(events, "g"))
     assert seen == [0, 1, 2, 3, 4, 6, 7, 8, 9]
     assert tried[5] == 3
@@ -246,7 +236,7 @@ async def test_skip_goes_on(app: Penstock, url: str) -> None:
 async def test_dead_letters_can_be_read_and_replayed(app: Penstock, url: str, size: int, dead: list[int]) -> None:
     events, seen, _ = await failing(app, url, "dead-letter", size)
     letters = app.stream("events.dead", int, partitions=1)
-    async with working(app):
+    async with running_worker(app):
         await eventually(caught_up(events, "g"))
         assert seen == [n for n in range(10) if n not in dead]
         found = await letters.read(0)
@@ -280,7 +270,7 @@ async def test_quarantine_pauses_one_partition_visibly(app: Penstock, sql: Sql) 
 
     receipts = await events.append_many([NewEvent(n, str(n)) for n in range(100)])
     place = receipts[50]
-    async with working(app):
+    async with running_worker(app):
 
         async def quarantined() -> bool:
             found = await lags(events, "g")
@@ -321,7 +311,7 @@ async def test_retry_waits_as_long_as_the_handler_says_and_keeps_the_order(app: 
         seen.append(event.data)
 
     await events.append_many(range(6))
-    async with working(app):
+    async with running_worker(app):
         await eventually(caught_up(events, "g"))
     assert seen == list(range(6))
     assert times == 2
@@ -337,7 +327,7 @@ async def test_fail_is_not_retried(app: Penstock) -> None:
         raise Fail("never")
 
     await events.append_many(range(3))
-    async with working(app):
+    async with running_worker(app):
         await eventually(caught_up(events, "g"))
     assert calls == [0, 1, 2]
 
@@ -349,14 +339,14 @@ async def test_a_payload_that_does_not_fit_is_a_failure_of_its_own(app: Penstock
     orders = app.stream("orders", Order, partitions=1)
     seen: list[int] = []
 
-    @app.consumer(orders, group="g", size=10, on_failure="skip")
+    @app.consumer(orders, group="g", max_batch_size=10, on_failure="skip")
     async def handle(batch: Batch[Any]) -> None:
         seen.extend(order.total for order in batch.records())
 
     await orders.append_many([Order(total=n) for n in range(3)])
     await sql.execute("select penstock.append('orders', '{\"total\": \"many\"}')")
     await orders.append_many([Order(total=n) for n in range(3, 6)])
-    async with working(app):
+    async with running_worker(app):
         await eventually(caught_up(orders, "g"))
     assert seen == list(range(6))
 
@@ -371,7 +361,7 @@ async def test_plain_handlers_run_in_threads(app: Penstock) -> None:
         seen.append(event.data)
 
     await events.append_many([NewEvent(n, str(n)) for n in range(20)])
-    async with working(app):
+    async with running_worker(app):
         await eventually(caught_up(events, "g"))
     assert sorted(seen) == list(range(20))
 
@@ -389,12 +379,12 @@ async def test_middleware_is_called_around_each_batch_outermost_first(app: Penst
         calls.append("inner")
         await call_next(batch)
 
-    @app.consumer(events, group="g", size=10, middleware=[outer, inner])
+    @app.consumer(events, group="g", max_batch_size=10, middleware=[outer, inner])
     async def handle(batch: Batch[int]) -> None:
         calls.append(batch.records())
 
     await events.append_many(range(3))
-    async with working(app):
+    async with running_worker(app):
         await eventually(caught_up(events, "g"))
     assert calls == ["outer", "inner", [0, 1, 2], "outer done"]
 
@@ -407,8 +397,8 @@ def test_handlers_that_cannot_be_used_are_refused() -> None:
             app.consumer(events, group="g")(bad)
     with pytest.raises(InvalidInput, match="unknown policy"):
         app.consumer(events, group="g", on_failure="pray")(lambda event: None)  # type: ignore[arg-type]
-    with pytest.raises(InvalidInput, match="within"):
-        app.consumer(events, group="g", within=5, grace=timedelta(seconds=1))(lambda event: None)
+    with pytest.raises(InvalidInput, match="linger"):
+        app.consumer(events, group="g", linger=timedelta(seconds=5), grace=timedelta(seconds=1))(lambda event: None)
 
     def iterate(events: Events[int]) -> None: ...
 
@@ -428,7 +418,7 @@ async def test_the_offset_is_committed_in_the_transaction_of_the_handler(app: Pe
     await events.append_many(range(50))
     fail = iter([True, False] * 100)
 
-    @app.consumer(events, group="g", size=10, on_failure=OnFailure(backoff=AT_ONCE))
+    @app.consumer(events, group="g", max_batch_size=10, on_failure=OnFailure(backoff=AT_ONCE))
     async def handle(batch: Batch[int]) -> None:
         connection = await asyncpg.connect(url)
         try:
@@ -440,7 +430,7 @@ async def test_the_offset_is_committed_in_the_transaction_of_the_handler(app: Pe
         finally:
             await connection.close()
 
-    async with working(app):
+    async with running_worker(app):
         await eventually(caught_up(events, "g"))
     assert [row["n"] for row in await sql.fetch("select n from sums order by n")] == list(range(50))
 
@@ -449,12 +439,12 @@ async def test_a_group_can_be_moved_back_and_forth_while_it_consumes(app: Pensto
     events = app.stream("events", int, partitions=2)
     seen: list[int] = []
 
-    @app.consumer(events, group="g", size=7)
+    @app.consumer(events, group="g", max_batch_size=7)
     async def handle(batch: Batch[int]) -> None:
         seen.extend(batch.records())
 
     await events.append_many([NewEvent(n, str(n)) for n in range(100)])
-    async with working(app) as worker:
+    async with running_worker(app) as worker:
         await eventually(caught_up(events, "g"))
         assert sorted(seen) == list(range(100))
         seen.clear()
@@ -462,7 +452,7 @@ async def test_a_group_can_be_moved_back_and_forth_while_it_consumes(app: Pensto
         await eventually(lambda: len(seen) == 100, "everything to be seen again")
         seen.clear()
         await events.pause("g")
-        parts = worker._consumers[0].parts
+        parts = worker._consumers[0].partitions
         await eventually(lambda: parts and all(part.paused for part in parts.values()), "the consumer to hear of the pause")
         await events.append_many([NewEvent(n, str(n)) for n in range(100, 200)])
         await events.seek("g", "latest")
@@ -483,11 +473,11 @@ async def test_a_paused_partition_waits(app: Penstock) -> None:
         seen.append(event.data)
 
     await events.append(0, key=paused)
-    async with working(app) as worker:
+    async with running_worker(app) as worker:
         await eventually(lambda: seen == [0])
-        assert await events.pause("g", [0], because="maintenance") == 1
+        assert await events.pause("g", [0], reason="maintenance") == 1
         assert (await events.lag("g"))[0].paused_because == "maintenance"
-        await eventually(lambda: worker._consumers[0].parts[0].paused, "the consumer to hear of it")
+        await eventually(lambda: worker._consumers[0].partitions[0].paused, "the consumer to hear of it")
         await events.append(1, key=paused)
         # One fetch serves all partitions: whoever has heard of what came later would have this one too.
         for number in (2, 3):
@@ -514,10 +504,10 @@ async def test_a_group_that_retention_overtook_goes_on_as_told(app: Penstock, sq
     await sql.execute("select penstock.declare_consumer_group('events', 'g')")
     await sql.execute("select penstock.roll_segment('events')")
     await events.append_many(range(100, 110))
-    await sql.execute("select penstock.tend_stream('events')")
+    await sql.execute("select penstock.maintain_stream('events')")
     with pytest.raises(OffsetGone):
         await events.read(0, 0)
-    async with events.consume("g", gone=gone) as batches:
+    async with events.consume("g", auto_offset_reset=gone) as batches:
         if gone == "earliest":
             assert (await anext(batches)).records()[0] == first
         elif gone == "latest":
@@ -543,7 +533,7 @@ async def test_members_that_come_and_go_lose_and_repeat_nothing(app: Penstock, u
         each = Penstock(url, settings=settings)
         stream = each.stream("events", int, partitions=8)
 
-        @each.consumer(stream, group="g", size=5)
+        @each.consumer(stream, group="g", max_batch_size=5)
         async def handle(batch: Batch[int]) -> None:
             await asyncio.sleep(random.random() * 0.005)
             seen.extend((event.key, event.data) for event in batch)
@@ -607,14 +597,14 @@ async def test_growth_keeps_the_order_of_each_key_in_a_group(app: Penstock, sql:
     seen: list[tuple[str | None, int]] = []
     gate = asyncio.Event()
 
-    @app.consumer(events, group="g", size=10)
+    @app.consumer(events, group="g", max_batch_size=10)
     async def handle(batch: Batch[int]) -> None:
         await gate.wait()
         await asyncio.sleep(random.random() * 0.002)
         seen.extend((event.key, event.data) for event in batch)
 
     await events.append_many([NewEvent(i, f"k{i % 50}") for i in range(500)])
-    async with working(app):
+    async with running_worker(app):
         await events.grow(8)
         await events.append_many([NewEvent(i, f"k{i % 50}") for i in range(500, 1000)])
         gate.set()
@@ -641,7 +631,7 @@ async def test_a_growth_that_waits_for_a_paused_partition_says_so(app: Penstock)
         return any(lag.quarantined for lag in await lags(events, "g"))
 
     with structlog.testing.capture_logs() as logs:
-        async with working(app):
+        async with running_worker(app):
             await eventually(quarantined, "the partition to be in quarantine")
             assert await events.held_back() == []
             await events.grow(4)
@@ -667,7 +657,7 @@ async def test_a_growth_that_waits_for_a_paused_partition_says_so(app: Penstock)
 async def test_a_commit_under_an_old_epoch_is_refused(app: Penstock, sql: Sql) -> None:
     events = app.stream("events", int, partitions=1)
     await events.append_many(range(10))
-    async with events.consume("g", size=5) as batches:
+    async with events.consume("g", max_batch_size=5) as batches:
         batch = await anext(batches)
         # Another takes the partition over while this one does not look.
         await sql.execute(

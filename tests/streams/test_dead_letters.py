@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Any, TypeAlias
 
 import asyncpg
@@ -13,19 +12,9 @@ import pytest
 
 from conftest import eventually
 from penstock import Conflict, Event, InvalidInput, NewEvent, NotFound, Penstock, Retention, Stream
+from penstock.testing import running_worker
 
 Sql: TypeAlias = "asyncpg.Connection[Any]"
-
-
-@asynccontextmanager
-async def working(app: Penstock) -> AsyncIterator[None]:
-    worker = await app.worker()
-    running = asyncio.create_task(worker.run())
-    try:
-        yield
-    finally:
-        worker.stop()
-        await running
 
 
 def caught_up(stream: Stream[Any], group: str) -> Callable[[], Awaitable[bool]]:
@@ -51,12 +40,12 @@ async def test_letters_of_all_partitions_are_replayed_once_and_for_their_group_a
             raise ValueError("odd")
         billed[event.data] += 1
 
-    @app.consumer(orders, group="audit", size=10)
+    @app.consumer(orders, group="audit", max_batch_size=10)
     async def audit(event: Event[int]) -> None:
         audited[event.data] += 1
 
     await orders.append_many([NewEvent(n, str(n), headers={"n": n}) for n in range(40)])
-    async with working(app):
+    async with running_worker(app):
         await eventually(caught_up(orders, "billing"))
         await eventually(caught_up(orders, "audit"))
         ends = [bounds.next for bounds in (await letters.bounds()).values()]
@@ -87,7 +76,7 @@ async def test_replayed_letters_at_the_end_and_in_gaps_hold_no_group_up(app: Pen
     other = {"replayed": {"group": "other"}}
     await orders.append_many([NewEvent(2, headers=other), NewEvent(3), NewEvent(4, headers=other), NewEvent(5, headers=other)])
     seen = []
-    async with orders.consume("g", size=2) as batches:
+    async with orders.consume("g", max_batch_size=2) as batches:
         async for batch in batches:
             seen += batch.records()
             if len(seen) == 3:
@@ -106,7 +95,7 @@ async def test_a_stream_with_a_long_name_has_dead_letters(app: Penstock) -> None
         raise ValueError("no")
 
     await orders.append(1)
-    async with working(app):
+    async with running_worker(app):
         await eventually(caught_up(orders, "g" * 90))
     assert [event.data for event in await app.stream(f"{name}.dead", int).read(0)] == [1]
     with pytest.raises(InvalidInput, match="invalid stream name"):
@@ -156,7 +145,7 @@ async def test_what_is_gone_is_said_of_its_own_partition(app: Penstock, sql: Sql
     @app.consumer(events, group="g")
     async def handle(event: Event[int]) -> None: ...
 
-    async with working(app):
+    async with running_worker(app):
 
         async def quarantined() -> bool:
             return all(lag.quarantined for lag in await events.lag("g"))
@@ -164,6 +153,6 @@ async def test_what_is_gone_is_said_of_its_own_partition(app: Penstock, sql: Sql
         await eventually(quarantined, "all partitions to be in quarantine")
     for lag in await events.lag("g"):
         reason = (
-            f"offset 0 of partition {lag.partition} of stream events is gone: the first that is there is {firsts[lag.partition]}"
+            f"offset 0 of partition {lag.partition} of stream events is gone: the first stored offset is {firsts[lag.partition]}"
         )
         assert lag.paused_because == reason

@@ -12,8 +12,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from typing_extensions import TypedDict
 
 from penstock import Batch, InvalidInput, NewEvent, Penstock, Retention
-from penstock.event import StreamOptions
-from penstock.routing import partition_of
+from penstock.streams.models import StreamOptions
+from penstock.streams.partitioner import partition_of
 
 
 class Order(BaseModel):
@@ -171,12 +171,12 @@ async def test_options_are_not_lost_when_they_are_said_together(app: Penstock) -
     ("options", "message"),
     [
         ({"start": "first"}, "start must be earliest or latest, not 'first'"),
-        ({"gone": "skip"}, "gone must be error, earliest or latest, not 'skip'"),
-        ({"within": 11.0}, r"within \(11 s\) must not be longer than the grace \(10 s\)"),
-        ({"within": "1"}, "within must be a number of seconds"),
-        ({"within": -1}, "within must be a number of seconds"),
-        ({"size": 0}, "size must be an integer"),
-        ({"size": "10"}, "size must be an integer"),
+        ({"auto_offset_reset": "skip"}, "auto_offset_reset must be error, earliest or latest, not 'skip'"),
+        ({"linger": timedelta(seconds=11)}, r"linger \(11 s\) must not be longer than the grace \(10 s\)"),
+        ({"linger": "1"}, "linger must be a span of time"),
+        ({"linger": timedelta(seconds=-1)}, "linger must be a span of time"),
+        ({"max_batch_size": 0}, "max_batch_size must be an integer"),
+        ({"max_batch_size": "10"}, "max_batch_size must be an integer"),
         ({"group": "a/b"}, "invalid name of a consumer group: 'a/b'"),
         ({"group": None}, "invalid name of a consumer group: None"),
     ],
@@ -190,7 +190,7 @@ async def test_options_of_a_consumer_are_checked_where_it_is_declared(options: d
         async def handle(batch: Batch[Any]) -> None: ...
 
     with pytest.raises(InvalidInput, match=message):
-        app.sync.consume(orders, **{"group": "billing", **options})
+        orders.sync.consume(**{"group": "billing", **options})
 
 
 @pytest.mark.parametrize(
@@ -201,7 +201,7 @@ async def test_options_of_a_consumer_are_checked_where_it_is_declared(options: d
         ({"grace": 3}, "grace must be a span of time"),
         ({"on_failure": "retri"}, "unknown policy: 'retri'"),
         ({"on_failure": None}, "unknown policy: None"),
-        ({"within": 2.0, "grace": timedelta(seconds=1)}, "longer than the grace"),
+        ({"linger": timedelta(seconds=2), "grace": timedelta(seconds=1)}, "longer than the grace"),
     ],
 )
 async def test_options_of_a_handler_are_checked_where_it_is_declared(options: dict[str, Any], message: str) -> None:

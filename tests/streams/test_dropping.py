@@ -10,7 +10,7 @@ import pytest
 
 from conftest import eventually
 from penstock import Conflict, DatabaseUnavailable, Event, Job, NotFound, Penstock
-from penstock.postgres import streams
+from penstock.streams import queries as streams
 
 Sql: TypeAlias = "asyncpg.Connection[Any]"
 LEFT = [
@@ -50,7 +50,7 @@ async def test_dead_letters_outlive_their_stream(app: Penstock, sql: Sql) -> Non
     async with events.consume("g") as batches:
         batch = await anext(batches)
         consumer: Any = batches._consumer
-        await consumer.outcomes.dead_letter(consumer.parts[0], batch.first_offset, batch.next_offset, "bad")
+        await consumer.committer.dead_letter(consumer.partitions[0], batch.first_offset, batch.next_offset, "bad")
     await events.drop()
     dead = await app.find_stream("events.dead", int)
     assert [event.data for event in await dead.read(0)] == [1]
@@ -70,7 +70,7 @@ async def test_a_stream_with_live_members_is_only_dropped_by_force(app: Penstock
         assert "p_force" in str(refused.value)
         assert len(await events.read(0)) == 1
         await events.drop(force=True)
-        with pytest.raises(NotFound, match="cannot be consumed any more"):
+        with pytest.raises(NotFound, match="can no longer be consumed"):
             await anext(batches)
     assert await what_is_left(sql) == {}
 
@@ -110,7 +110,7 @@ async def test_a_worker_loses_the_consumer_and_nothing_else(app: Penstock, url: 
     await echo.enqueue(1)
     await eventually(lambda: ran == [1], "the job to run")
     worker.stop()
-    with pytest.raises(NotFound, match="events/g cannot be consumed any more"):
+    with pytest.raises(NotFound, match="events/g can no longer be consumed"):
         await running
 
 
@@ -180,8 +180,8 @@ async def test_a_drop_gives_way_to_an_append_that_stays_open(app: Penstock, sql:
 def test_without_a_loop(url: str) -> None:
     app = Penstock(url)
     events = app.stream("events", int, partitions=1)
-    app.sync.append(events, 1)
-    app.sync.drop_stream(events)
+    events.sync.append(1)
+    events.sync.drop()
     with pytest.raises(NotFound):
         app.sync.drop_stream("events")
     app.sync.close()

@@ -11,8 +11,8 @@ import pytest
 
 from conftest import eventually
 from penstock import Backoff, Batch, Conflict, OnFailure, Penstock, Stream
-from penstock.postgres import streams
-from penstock.postgres.streams import Commit
+from penstock.streams import queries as streams
+from penstock.streams.queries import Commit
 
 Sql: TypeAlias = "asyncpg.Connection[Any]"
 AT_ONCE = OnFailure(backoff=Backoff(base=timedelta(0), cap=timedelta(0)))
@@ -34,7 +34,7 @@ async def test_a_handler_that_fails_after_its_commit_is_not_called_with_the_same
     await sql.execute("create table sums (n integer)")
     await events.append_many(range(30))
 
-    @app.consumer(events, group="g", size=10, on_failure=AT_ONCE)
+    @app.consumer(events, group="g", max_batch_size=10, on_failure=AT_ONCE)
     async def handle(batch: Batch[int]) -> None:
         connection = await asyncpg.connect(url)
         try:
@@ -62,7 +62,7 @@ async def test_a_commit_that_arrives_while_its_events_are_handled_again_counts_a
     refused: list[Exception] = []
     second: list[int] = []
 
-    @app.consumer(events, group="g", size=10, on_failure=AT_ONCE)
+    @app.consumer(events, group="g", max_batch_size=10, on_failure=AT_ONCE)
     async def handle(batch: Batch[int]) -> None:
         attempts.append(batch.attempt)
         if len(attempts) == 1:
@@ -99,7 +99,7 @@ async def test_a_commit_that_arrives_while_its_events_are_handled_again_counts_a
 async def test_a_dead_letter_whose_answer_was_lost_is_there_once(app: Penstock) -> None:
     events = app.stream("events", int, partitions=1)
     await events.append_many(range(5))
-    async with events.consume("g", size=3) as batches:
+    async with events.consume("g", max_batch_size=3) as batches:
         batch = await anext(batches)
         fence = batch._fence
         commit = Commit(0, fence.epoch, fence.revision, 3)

@@ -10,9 +10,10 @@ import pytest
 
 from conftest import eventually
 from penstock import Event, Halted, Job, NewEvent, NotFound, OnFailure, Penstock, Stream
-from penstock.event import Lag
-from penstock.postgres import fleets, http
-from penstock.routing import partition_of
+from penstock.jobs import http_queries as http
+from penstock.streams.models import Lag
+from penstock.streams.partitioner import partition_of
+from penstock.worker import fleets
 
 PARTITIONS = 4
 BAD = 7

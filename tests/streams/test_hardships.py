@@ -64,11 +64,11 @@ async def test_large_events_are_not_all_fetched_at_once(app: Penstock) -> None:
     events = app.stream("events", str, partitions=1)
     for n in range(60):
         await events.append(str(n % 10) * 400_000)
-    async with asyncio.timeout(60), events.consume("g", size=1) as batches:
+    async with asyncio.timeout(60), events.consume("g", max_batch_size=1) as batches:
         seen = 0
         async for batch in batches:
             assert batches._consumer is not None
-            assert batches._consumer.parts[0].bytes <= 3_000_000
+            assert batches._consumer.partitions[0].bytes <= 3_000_000
             seen += len(batch)
             if seen == 60:
                 break
@@ -79,12 +79,12 @@ async def test_a_commit_of_an_owner_that_hangs_holds_up_its_partition_alone(app:
     for n in range(4):
         await events.append(n)
     hanging = await asyncpg.connect(url)
-    async with asyncio.timeout(60), events.consume("g", size=1) as batches:
+    async with asyncio.timeout(60), events.consume("g", max_batch_size=1) as batches:
         batch = await anext(batches)
         await hanging.execute("begin")
         await batch.commit(hanging)
         mine = batch.partition
-    async with asyncio.timeout(60), events.consume("g", size=1) as batches:
+    async with asyncio.timeout(60), events.consume("g", max_batch_size=1) as batches:
         seen = [await anext(batches), await anext(batches)]
         assert {batch.partition for batch in seen} == {1 - mine}
         await hanging.execute("commit")
@@ -135,8 +135,8 @@ async def test_what_retention_made_a_group_skip_is_done(app: Penstock, sql: Sql)
     await sql.execute("select penstock.declare_consumer_group('events', 'g')")
     await sql.execute("select penstock.roll_segment('events')")
     await events.append_many(range(100, 110))
-    await sql.execute("select penstock.tend_stream('events')")
-    async with events.consume("g", gone="latest") as batches:
+    await sql.execute("select penstock.maintain_stream('events')")
+    async with events.consume("g", auto_offset_reset="latest") as batches:
         pulling = asyncio.ensure_future(anext(batches))
         # Otherwise a consumer that starts again would skip what came since.
         await eventually(lambda: all_done(events))
@@ -165,7 +165,7 @@ async def test_payloads_are_compressed_in_many_threads_at_once(app: Penstock) ->
 
 
 async def test_a_tail_of_some_partitions_does_not_turn_to_the_others(app: Penstock, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.tail._GROWN_EVERY_S", 0.0)
+    monkeypatch.setattr("penstock.streams.reader._GROWN_EVERY_S", 0.0)
     events = app.stream("events", int, partitions=4)
     by_partition = {event.partition: n for n, event in enumerate(await events.append_many(numbered(40)))}
     bounds = await events.bounds()

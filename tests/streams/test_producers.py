@@ -13,9 +13,6 @@ import pytest
 
 from conftest import eventually
 from penstock import Conflict, InvalidInput, NewEvent, Penstock, Stream
-from penstock.postgres import migrate
-from penstock.postgres.database import Database
-from penstock.settings import Settings
 
 Sql: TypeAlias = "asyncpg.Connection[Any]"
 
@@ -162,19 +159,7 @@ async def test_the_highest_number_can_be_repeated(app: Penstock, sql: Sql) -> No
         assert [tuple(row) for row in await sql.fetch(MANY, "1", 2**63 - 1)] == [(0, 0, 1)]
 
 
-async def test_a_name_from_before_roles_goes_to_the_first_role_that_appends_under_it(
-    url: str, sql: Sql, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    early = tuple(file for file in migrate._files("tables") if file.name < "0034")
-    later = migrate._files("functions")
-    await sql.execute("drop schema penstock cascade")
-    database = f'"{await sql.fetchval("select current_database()")}"'
-    # The functions of today name columns that tables of before do not have.
-    await sql.execute(f"alter database {database} set check_function_bodies = off")
-    with monkeypatch.context() as patch:
-        patch.setattr(migrate, "_files", lambda kind: early if kind == "tables" else later)
-        assert (await migrate.migrate(Database(url, Settings()))).tables == [file.name for file in early]
-    await sql.execute(f"alter database {database} reset check_function_bodies")
+async def test_a_name_without_a_role_goes_to_the_first_role_that_appends_under_it(app: Penstock, sql: Sql) -> None:
     await sql.execute("select penstock.create_stream('events', 1)")
     assert await sql.fetchval("select event_offset from penstock.append('events', '-1')") == 0
     digest = "penstock.digest_of(array['41'::json], null, null, null, null)"
@@ -185,7 +170,6 @@ async def test_a_name_from_before_roles_goes_to_the_first_role_that_appends_unde
         from penstock.streams, (values ('p', interval '1 day'), ('q', '1 day'), ('old', '31 days')) as noted (name, age)
         """
     )
-    assert "0034_producers.sql" in (await migrate.migrate(Database(url, Settings()))).tables
     await sql.execute("do $$ begin create role test_producer; exception when duplicate_object then null; end $$")
     await sql.execute("select penstock.grant_access('test_producer', 'producer')")
 
@@ -204,7 +188,7 @@ async def test_a_name_from_before_roles_goes_to_the_first_role_that_appends_unde
     assert len(await sql.fetch(MANY.replace("'p'", "'q'"), "42", 42)) == 1
     await sql.execute("reset session authorization")
     assert await sql.fetchval("select penstock.last_sequence('events', 'q')") == 0
-    await sql.execute("select penstock.sweep_streams()")
+    await sql.execute("select penstock.streams_to_maintain()")
     noted = await sql.fetch("select producer, role, sequence from penstock.stream_producers order by producer, sequence desc")
     assert [tuple(row) for row in noted] == [("p", owner, 42), ("p", "test_producer", 1), ("q", "test_producer", 42)]
 

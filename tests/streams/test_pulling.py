@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import asyncpg
 import pytest
 
-from penstock import OffsetGone, Penstock, Retention
+from penstock import InvalidInput, OffsetGone, Penstock, Retention
 
 Sql: TypeAlias = "asyncpg.Connection[Any]"
 
@@ -17,31 +17,45 @@ Sql: TypeAlias = "asyncpg.Connection[Any]"
 async def test_a_batch_in_hand_at_break_is_not_done(app: Penstock) -> None:
     events = app.stream("events", int, partitions=1)
     await events.append_many(range(10))
-    async with events.consume("g", size=2) as batches:
+    async with events.consume("g", max_batch_size=2) as batches:
         async for batch in batches:
             if batch.records() == [2, 3]:
                 break
-    async with events.consume("g", size=2) as batches:
+    async with events.consume("g", max_batch_size=2) as batches:
         async for batch in batches:
             assert batch.records() == [2, 3]
             batches.done()
             break
-    async with events.consume("g", size=2) as batches:
+    async with events.consume("g", max_batch_size=2) as batches:
         assert (await anext(batches)).records() == [4, 5]
 
 
 def test_a_batch_in_hand_at_break_is_not_done_without_a_loop(url: str) -> None:
     app = Penstock(url)
     events = app.stream("events", int, partitions=1)
-    with closing(app.sync) as sync:
-        sync.append_many(events, range(10))
+    with closing(app.sync):
+        events.sync.append_many(range(10))
         for expected, done in (([0, 1], False), ([0, 1], True), ([2, 3], False)):
-            with sync.consume(events, "g", size=2, patience=timedelta(seconds=30)) as batches:
+            with events.sync.consume("g", max_batch_size=2, idle_timeout=timedelta(seconds=30)) as batches:
                 for batch in batches:
                     assert batch.records() == expected
                     if done:
                         batches.done()
                     break
+
+
+async def test_an_idle_timeout_ends_the_iteration(app: Penstock) -> None:
+    events = app.stream("events", int, partitions=1)
+    await events.append_many(range(10))
+    idle = timedelta(seconds=0.5)
+    async with events.consume("g", max_batch_size=4, idle_timeout=idle) as batches:
+        assert [batch.records() async for batch in batches] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+    assert [lag.lag for lag in await events.lag("g")] == [0]
+    async with events.tail("earliest", idle_timeout=idle) as tail:
+        assert [event.data async for event in tail] == list(range(10))
+    for refused in (0.5, timedelta(0)):
+        with pytest.raises(InvalidInput, match="idle_timeout must be a span of time"):
+            events.tail(idle_timeout=refused)  # type: ignore[arg-type]
 
 
 async def test_a_pull_consumer_is_told_that_what_comes_next_is_gone(app: Penstock, sql: Sql) -> None:
@@ -52,7 +66,7 @@ async def test_a_pull_consumer_is_told_that_what_comes_next_is_gone(app: Penstoc
     await events.append_many(range(100, 110))
     await sql.execute("select penstock.retire_segments('events')")
     async with events.consume("g") as batches:
-        with pytest.raises(OffsetGone, match="offset 0 of partition . of stream events is gone: the first that is there is 100"):
+        with pytest.raises(OffsetGone, match="offset 0 of partition . of stream events is gone: the first stored offset is 100"):
             while True:
                 await anext(batches)
     assert not any(lag.quarantined or lag.owner for lag in await events.lag("g"))

@@ -10,9 +10,9 @@ import asyncpg
 
 from conftest import eventually
 from penstock import NewEvent, Penstock
-from penstock.event import StreamOptions
-from penstock.postgres import streams
-from penstock.routing import partition_of
+from penstock.streams import queries as streams
+from penstock.streams.models import StreamOptions
+from penstock.streams.partitioner import partition_of
 
 Sql: TypeAlias = "asyncpg.Connection[Any]"
 PARTITIONS = 4
@@ -32,7 +32,7 @@ async def test_an_open_append_does_not_hold_up_other_partitions_while_a_segment_
     tending = asyncio.create_task(streams.tend(await app.database(), "events"))
     waits = """
         select count(*) from pg_stat_activity
-        where datname = current_database() and wait_event_type = 'Lock' and query like '%tend_stream%'
+        where datname = current_database() and wait_event_type = 'Lock' and query like '%maintain_stream%'
     """
     await eventually(lambda: sql.fetchval(waits), "the new segment to wait for the open append")
     # While it waits, nobody else does: an append that had to wait for it would be refused at once.

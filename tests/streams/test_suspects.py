@@ -10,8 +10,8 @@ import pytest
 
 from conftest import eventually
 from penstock import Backoff, Batch, Event, NewEvent, OnFailure, Penstock
-from penstock.routing import partition_of
-from penstock.testing import consumed, working
+from penstock.streams.partitioner import partition_of
+from penstock.testing import consumed, running_worker
 
 Sql: TypeAlias = "asyncpg.Connection[Any]"
 SUSPECT = "update penstock.group_offsets set crashes = $1, crashed_at = next_offset"
@@ -31,11 +31,11 @@ async def test_an_event_that_ended_its_workers_twice_is_set_aside_as_the_policy_
     await orders.append_many([13, 1, 2])
     await sql.execute("select penstock.declare_consumer_group('orders', 'g')")
     await sql.execute(SUSPECT, 4)
-    async with working(app):
+    async with running_worker(app):
         if policy == "retry":
             aside = "select paused_because from penstock.group_offsets where quarantined"
             because = await eventually(lambda: sql.fetchval(aside), "the quarantine")
-            assert because == "offset 0: Fail: it has ended its workers, twice while no other suspect was handled"
+            assert because == "offset 0: Fail: it has crashed its workers, twice while no other suspect was handled"
             assert handled == []
             # Who resumes it has mended it.
             await sql.execute("select penstock.resume_partitions('orders', 'g')")
@@ -64,13 +64,13 @@ async def test_suspects_are_on_trial_one_at_a_time_until_they_are_past_the_place
     trials: list[tuple[int, int, int, list[tuple[int, int, int]]]] = []
     database = await app.database()
 
-    @app.consumer(orders, group="g", size=100)
+    @app.consumer(orders, group="g", max_batch_size=100)
     async def handle(batch: Batch[int]) -> None:
         rows = await database.fetch("select partition, next_offset, tried from penstock.group_offsets where tried > 0")
         if rows:
             trials.append((batch.partition, batch.first_offset, len(batch), [tuple(row) for row in rows]))
 
-    async with working(app):
+    async with running_worker(app):
         await consumed(orders, "g")
         over = "select bool_and(tried = 0) from penstock.group_offsets"
         await eventually(lambda: sql.fetchval(over), "the end of the trials")
@@ -98,7 +98,7 @@ async def test_a_suspect_whose_handler_fails_holds_up_no_other(app: Penstock, sq
     @app.consumer(fine, group="g")
     async def handle(event: Event[int]) -> None: ...
 
-    async with working(app):
+    async with running_worker(app):
         failing = "select exists (select from penstock.group_offsets where failing_since is not null)"
         await eventually(lambda: sql.fetchval(failing), "the failure")
         await fine.append_many(range(3))

@@ -29,59 +29,57 @@ def plain(url: str) -> Iterator[Penstock]:
 
 def test_events_are_appended_read_and_followed(plain: Penstock, url: str) -> None:
     events = plain.stream("events", int, partitions=3)
-    sync = plain.sync
-    first = sync.append(events, 0, key="a")
-    assert (first.offset, sync.append(events, 1, key="a").offset) == (0, 1)
+    first = events.sync.append(0, key="a")
+    assert (first.offset, events.sync.append(1, key="a").offset) == (0, 1)
     with psycopg.connect(url) as connection:
-        receipts = sync.append_many(events, [NewEvent(2, "a"), 3, NewEvent(4, "b")], connection=connection)
+        receipts = events.sync.append_many([NewEvent(2, "a"), 3, NewEvent(4, "b")], connection=connection)
         connection.rollback()
-        again = sync.append_many(events, [NewEvent(2, "a"), NewEvent(3, "b")], connection=connection)
+        again = events.sync.append_many([NewEvent(2, "a"), NewEvent(3, "b")], connection=connection)
         with pytest.raises(InvalidInput):
-            sync.append_many(events, [NewEvent(9, "a\x00")], connection=connection)
+            events.sync.append_many([NewEvent(9, "a\x00")], connection=connection)
     engine = sqlalchemy.create_engine(url.replace("postgresql://", "postgresql+psycopg://"))
     with engine.begin() as core:
-        sync.append(events, 4, key="a", connection=core)
+        events.sync.append(4, key="a", connection=core)
     engine.dispose()
     assert (receipts[0], again[0]) == (again[0], receipts[0])
-    assert [event.data for event in sync.read_events(events, first.partition)][:4] == [0, 1, 2, 4]
-    assert sync.load(events, (NewEvent(n, "a") for n in range(5, 8))) == 3
-    followed = [event.data for event in sync.tail(events, "earliest", patience=PATIENCE)]
+    assert [event.data for event in events.sync.read(first.partition)][:4] == [0, 1, 2, 4]
+    assert events.sync.load(NewEvent(n, "a") for n in range(5, 8)) == 3
+    followed = [event.data for event in events.sync.tail("earliest", idle_timeout=PATIENCE)]
     assert sorted(followed) == list(range(8))
 
 
 def test_a_group_is_dropped(plain: Penstock) -> None:
     events = plain.stream("events", int, partitions=1)
-    plain.sync.append(events, 1)
-    with plain.sync.consume(events, "g", patience=PATIENCE) as batches:
+    events.sync.append(1)
+    with events.sync.consume("g", idle_timeout=PATIENCE) as batches:
         assert next(iter(batches)).records() == [1]
-    plain.sync.drop_group(events, "g")
-    assert plain.sync.lag(events) == []
+    events.sync.drop_group("g")
+    assert events.sync.lag() == []
 
 
 def test_a_tail_sees_what_another_thread_appends(plain: Penstock) -> None:
     events = plain.stream("events", int)
-    plain.sync.declare(events)
-    writer = threading.Thread(target=lambda: [plain.sync.append(events, n) for n in range(20)])
-    following = plain.sync.tail(events, "earliest")
+    events.sync.declare()
+    writer = threading.Thread(target=lambda: [events.sync.append(n) for n in range(20)])
+    following = events.sync.tail("earliest")
     writer.start()
     assert sorted(next(following).data for _ in range(20)) == list(range(20))
-    following.close()  # type: ignore[attr-defined]
+    following.close()
     writer.join()
 
 
 def test_a_group_is_consumed_exactly_once_with_a_connection_that_blocks(plain: Penstock, url: str) -> None:
     events = plain.stream("events", int, partitions=2)
-    sync = plain.sync
-    sync.append_many(events, [NewEvent(n, str(n)) for n in range(100)])
+    events.sync.append_many([NewEvent(n, str(n)) for n in range(100)])
     with psycopg.connect(url, autocommit=True) as connection:
         connection.execute("create table written (n integer primary key)")
-        with pytest.raises(ZeroDivisionError), sync.consume(events, "g", size=10) as batches:
+        with pytest.raises(ZeroDivisionError), events.sync.consume("g", max_batch_size=10) as batches:
             for batch in batches:
                 with connection.transaction():
                     connection.cursor().executemany("insert into written values (%s)", [(n,) for n in batch.records()])
                     batch.commit_blocking(connection)
                 raise ZeroDivisionError
-        with sync.consume(events, "g", size=10, patience=PATIENCE) as batches:
+        with events.sync.consume("g", max_batch_size=10, idle_timeout=PATIENCE) as batches:
             for batch in batches:
                 with connection.transaction():
                     connection.cursor().executemany("insert into written values (%s)", [(n,) for n in batch.records()])
@@ -89,44 +87,44 @@ def test_a_group_is_consumed_exactly_once_with_a_connection_that_blocks(plain: P
         assert sorted(row[0] for row in connection.execute("select n from written")) == list(range(100))
         with pytest.raises(Conflict, match="no longer consumed"):
             batch.commit_blocking(connection)
-    assert [lag.lag for lag in sync.lag(events, "g")] == [0, 0]
-    sync.seek(events, "g", "earliest")
-    assert sum(lag.lag for lag in sync.lag(events, "g")) == 100
-    assert sync.pause_group(events, "g", [1], because="repairs") == 1
-    assert sync.resume_group(events, "g") == 1
+    assert [lag.lag for lag in events.sync.lag("g")] == [0, 0]
+    events.sync.seek("g", "earliest")
+    assert sum(lag.lag for lag in events.sync.lag("g")) == 100
+    assert events.sync.pause("g", [1], reason="repairs") == 1
+    assert events.sync.resume("g") == 1
 
 
 def test_messages_are_published_in_blocking_transactions(plain: Penstock, url: str) -> None:
-    sync = plain.sync
-    assert sync.subscribe("memos", "bob", ttl=timedelta(minutes=1)).created
-    assert sync.renew("memos", "bob")
-    assert [subscriber.client_id for subscriber in sync.subscribers("memos")] == ["bob"]
+    memos = plain.topic("memos").sync
+    assert memos.subscribe("bob", ttl=timedelta(minutes=1)).created
+    assert memos.renew("bob")
+    assert [subscriber.client_id for subscriber in memos.subscribers()] == ["bob"]
     with psycopg.connect(url) as connection:
-        receipts = sync.publish_many("memos", [1, NewMessage(2, unique="u"), NewMessage(3, unique="u")], connection=connection)
+        receipts = memos.publish_many([1, NewMessage(2, unique="u"), NewMessage(3, unique="u")], connection=connection)
         connection.rollback()
     assert [(r.seq, r.coalesced) for r in receipts] == [(1, 0), (2, 0), (3, 1)]
-    assert [r.seq for r in sync.publish_many("memos", range(1500))] == list(range(1, 1501))
-    receipt = sync.outcomes("memos", sync.publish("memos", "x"))
+    assert [r.seq for r in memos.publish_many(range(1500))] == list(range(1, 1501))
+    receipt = memos.outcomes(memos.publish("x"))
     assert [outcome.status for outcome in receipt.outcomes or []] == [Status.QUEUED]
-    assert len(sync.read("memos", limit=2000)) == 1501
+    assert len(memos.read(limit=2000)) == 1501
 
 
 def test_jobs_of_pools_and_standing_jobs(plain: Penstock) -> None:
     pool = plain.pool("accounts", payload=int, slots=4)
     sync = plain.sync
-    record = sync.find(sync.enqueue(pool, 1, key="acme").id)
+    record = sync.find(pool.sync.enqueue("acme", 1).id)
     assert (record.name, record.key, record.data) == ("accounts", "acme", 1)
-    assert len(sync.enqueue_many(pool, [NewJob(n, key="acme") for n in range(3)])) == 3
+    assert len(pool.sync.enqueue_many([NewJob(n, key="acme") for n in range(3)])) == 3
 
     @pool.standing
     async def watch(standing: Any) -> None: ...
 
-    assert sync.start(pool, "acme") == "starting"
-    assert sync.start(pool, "acme") == "unchanged"
-    sync.notify(pool, "acme", {"hello": 1})
-    assert sync.reconcile(pool, {"other": {}}) == (1, 0, 1)
-    assert sync.stop(pool, "other")
-    assert not sync.stop(pool, "other")
+    assert pool.sync.start("acme") == "starting"
+    assert pool.sync.start("acme") == "unchanged"
+    pool.sync.notify("acme", {"hello": 1})
+    assert pool.sync.reconcile({"other": {}}) == (1, 0, 1)
+    assert pool.sync.stop("other")
+    assert not pool.sync.stop("other")
 
 
 async def test_handlers_in_threads_append_and_commit_beside_those_on_the_loop(app: Penstock, url: str) -> None:
@@ -135,11 +133,11 @@ async def test_handlers_in_threads_append_and_commit_beside_those_on_the_loop(ap
 
     @app.consumer(events, group="g")
     def copy(event: Event[int]) -> None:
-        app.sync.append(copies, event.data, key=event.key)
+        copies.sync.append(event.data, key=event.key)
 
     @app.job("late")
     def late(job: Job[Any]) -> None:
-        app.sync.append(copies, -1)
+        copies.sync.append(-1)
 
     worker: Worker = await app.worker()
     working = asyncio.create_task(worker.run())
@@ -174,8 +172,8 @@ def test_appends_survive_the_end_of_a_loop(url: str) -> None:
 
     for n in range(3):
         asyncio.run(asyncio.wait_for(cut_short(n), 30))
-    assert {0, 1, 2} <= {event.data for at in range(events.partitions) for event in app.sync.read_events(events, at)}
-    assert len(events._appenders) == 1, "loops that ended are remembered"
+    assert {0, 1, 2} <= {event.data for at in range(events.partitions) for event in events.sync.read(at)}
+    assert len(events._accumulators) == 1, "loops that ended are remembered"
     app.sync.close()
     gc.collect()
 
@@ -183,12 +181,14 @@ def test_appends_survive_the_end_of_a_loop(url: str) -> None:
 def test_closing_ends_what_a_call_that_took_too_long_left_behind(url: str) -> None:
     app = Penstock(url)
     app.sync.counts()
-    loop, thread = app.sync._loop, app.sync._thread
+    loop, thread = app.context.background.loop, app.context.background.thread
     assert loop is not None and thread is not None
     with psycopg.connect(url) as blocker:
         blocker.execute("lock table penstock.jobs in access exclusive mode")
+        app.context.background.timeout = timedelta(seconds=0.2)
         with pytest.raises(DatabaseUnavailable, match="did not end in time"):
-            app.sync._call(app.counts(), timedelta(seconds=0.2))
+            app.sync.counts()
+        app.context.background.timeout = timedelta(seconds=60)
         app.sync.close()
     assert not thread.is_alive()
     assert loop.is_closed()

@@ -10,7 +10,7 @@ import pytest
 
 from conftest import eventually
 from penstock import Batch, DatabaseUnavailable, NewEvent, Penstock, Position, Retention, Stream, StreamOptions
-from penstock.postgres import streams
+from penstock.streams import queries as streams
 
 KEEP = 600
 WRITERS = 4
@@ -108,7 +108,7 @@ async def test_nothing_that_is_retained_is_lost(app: Penstock, url: str, unread:
     for other in others:
         theirs: Stream[int] = other.stream("events", int, partitions=2, keep=keep, options=options)
 
-        @other.consumer(theirs, group="g", size=50, gone="earliest")
+        @other.consumer(theirs, group="g", max_batch_size=50, auto_offset_reset="earliest")
         async def handle(batch: Batch[int]) -> None:
             for event in batch:
                 seen[str(event.key)].append(event.data)

@@ -1,4 +1,4 @@
-"""The ownership protocol of functions/11_ownership.sql as plain Python, for the simulation: same names, same rules, no SQL.
+"""The ownership protocol of functions/groups/membership.sql as plain Python, for the simulation: same names, same rules, no SQL.
 
 `rules` can switch single rules off, to show that the simulation notices.
 """
@@ -10,12 +10,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
 
-from penstock.ownership.assign import Assignor, Candidate, sticky
+from penstock.groups.assignors import Assignor, Candidate, sticky
 
 
 @dataclass(frozen=True, slots=True)
 class Beat:
-    """As `penstock.postgres.ownership.Beat`."""
+    """As `penstock.groups.queries.Beat`."""
 
     known: bool
     dead_after_s: float = 0.0

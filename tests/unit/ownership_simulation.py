@@ -20,9 +20,9 @@ from typing import Any
 
 from ownership_model import Beat, Group, Rules
 
-from penstock.ownership.assign import Assignor, sticky
-from penstock.ownership.member import looks_every
-from penstock.ownership.state import Change, MemberState
+from penstock.groups.assignors import Assignor, sticky
+from penstock.groups.membership import looks_every
+from penstock.groups.state import Change, MemberState
 
 DEAD_AFTER = 10.0
 INTERVAL = 5.0
@@ -163,7 +163,7 @@ class Process:
         )
 
     def _heard(self, beat: Beat, sent_at: float) -> None:
-        self._apply(self.state.heard(beat, sent_at, self.world.now))
+        self._apply(self.state.answered(beat, sent_at, self.world.now))
         if not beat.known:
             if self.leaving:
                 self._end()

@@ -9,8 +9,8 @@ import pytest
 
 import penstock
 from penstock.errors import Conflict, NotFound
-from penstock.http.advice import for_http
 from penstock.http.errors import from_penstock
+from penstock.http.hints import for_http
 
 FUNCTIONS = Path(penstock.__file__).parent / "postgres" / "schema" / "functions"
 HINT = re.compile(r"hint\s*=\s*(?:format\()?'((?:[^']|'')*)'")

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock import InvalidInput
-from penstock.ownership.assign import Candidate, jump, jump_hash, key_hash, slot_of, sticky
-from penstock.ownership.member import looks_every
+from penstock.groups.assignors import Candidate, jump, jump_hash, key_hash, slot_of, sticky
+from penstock.groups.membership import looks_every
 
 Target = dict[int, str]
 

@@ -45,6 +45,18 @@ def test_the_run_of_a_worker_that_was_stopped_for_long_ended_for_the_limit() -> 
     assert_rejected(violations, "P4")
 
 
+def test_a_failure_whose_worker_was_gone_before_it_could_say_so_uses_up_no_attempt() -> None:
+    """The worker `w` is killed after the handler has failed, and before its result is written."""
+    failing = [ran("a", 2 * n, 2 * n + 1, attempts=n, outcome="failed") for n in range(1, RULES["plain"].attempts + 1)]
+    lost = [replace(event, worker="killed") for event in failing.pop()]
+    last = ran("a", 30, 31, attempts=RULES["plain"].attempts + 1)
+    events = [event for run in [*failing, lost, last] for event in run]
+    final = [Final("a", "plain", "succeeded", RULES["plain"].attempts + 1, True, 31.1, "w")]
+    killed = Gone("killed", lost[-1].at + 0.2)
+    assert check_jobs(history_of(*events, final=final, gone=(killed,))) == []
+    assert_rejected(check_jobs(history_of(*events, final=final)), "P2")
+
+
 # -- mutations: each takes a history that is right and breaks one promise; None: this history gives no occasion
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from checker.history import Event, Gone
 from checker.jobs import Final, History, Rules, check_jobs
-from checker.noted import Noted
+from checker.noted import Noted, Taken, check_takes
 from checker.uniques import Asked, check_uniques
 
 RULES = {"plain": Rules(attempts=3), "once": Rules(at_most_once=True, attempts=1)}
@@ -124,3 +124,21 @@ def asked(id: str, new: bool, begun: float) -> Asked:
 )
 def test_a_job_coalesces_while_it_is_queued(second: Asked, violation: str | None) -> None:
     assert check_uniques([asked("a", True, 1.0), second], QUEUED) == ([] if violation is None else [violation])
+
+
+FIRST, NEXT = Taken("g", 3, "a", 1, None, 0), Taken("g", 3, "b", 2, None, 1)
+
+
+def test_a_slot_that_was_released_may_be_taken_under_a_new_epoch() -> None:
+    assert list(check_takes([FIRST, NEXT])) == []
+
+
+@pytest.mark.parametrize(
+    ("second", "violation"),
+    [
+        (replace(NEXT, owner_before="a"), "P4: slot 3 of g was taken by b while a had it"),
+        (replace(NEXT, epoch=1), "P4: slot 3 of g was taken by b under the epoch 1, which is not new"),
+    ],
+)
+def test_a_slot_of_another_owner_and_an_old_epoch_are_rejected(second: Taken, violation: str) -> None:
+    assert list(check_takes([FIRST, second])) == [violation]

@@ -6,7 +6,7 @@ import pytest
 
 from penstock.errors import InvalidInput
 from penstock.http.settings import HttpSettings
-from penstock.posting import DownstreamSettings
+from penstock.integrations.rickover.service import DownstreamSettings
 from penstock.settings import FromEnvironment, Settings
 
 

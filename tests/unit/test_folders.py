@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock import folders
+from penstock.core import folders
 
 ME = os.geteuid()
 as_root = pytest.mark.skipif(ME != 0, reason="only root can give away a folder")

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import InvalidInput
-from penstock.spark.offsets import Position, Snapshot, advance, finish, window
-from penstock.spark.plan import Slice, Split, choose, even, slices
+from penstock.spark.jobs.offsets import Position, Snapshot, advance, finish, window
+from penstock.spark.jobs.plan import Slice, Split, choose, even, slices
 
 
 @st.composite

@@ -12,7 +12,8 @@ import pytest
 import structlog
 
 import penstock
-from penstock import Fail, InvalidInput, Retry, logs
+from penstock import Fail, InvalidInput, Retry
+from penstock.core import logs
 from penstock.postgres.database import translate
 
 SECRET = "s3cret-of-the-payload"

@@ -14,8 +14,8 @@ import pytest
 from ownership_model import Rules
 from ownership_simulation import Settings, Violation, Weather, World
 
-from penstock.ownership.assign import jump
-from penstock.ownership.state import Change, MemberState, _Held
+from penstock.groups.assignors import jump
+from penstock.groups.state import Change, MemberState, _Held
 
 SECONDS = float(os.environ.get("PENSTOCK_SIMULATION_S", "1000"))
 
@@ -62,11 +62,11 @@ class WithoutFence(MemberState):
 class Forgetful(MemberState):
     """Works again on a slot whose release may be under way."""
 
-    def heard(self, beat, sent_at, now):  # type: ignore[no-untyped-def]
+    def answered(self, beat, sent_at, now):  # type: ignore[no-untyped-def]
         again = [Change("gained", slot, epoch) for slot, epoch in self._releasing.items() if beat.owned.get(slot) == epoch]
         self._held.update((change.slot, _Held(change.epoch)) for change in again)
         self._releasing.clear()
-        return again + super().heard(beat, sent_at, now)
+        return again + super().answered(beat, sent_at, now)
 
 
 def sabotaged(settings: Settings) -> dict[str, Settings]:

@@ -12,9 +12,9 @@ from pydantic import BaseModel
 from typing_extensions import TypedDict
 
 from penstock import Conflict, InvalidInput, Job, Penstock, PenstockError, Retry
-from penstock.handler import group_of, payload_type
-from penstock.job import parse_id
-from penstock.payload import Codec
+from penstock.core.serialization import Codec, load_json
+from penstock.jobs.handler import group_of, payload_type
+from penstock.jobs.models import parse_id
 
 
 class Model(BaseModel):
@@ -110,3 +110,10 @@ def test_a_job_without_a_worker_says_so() -> None:
     assert not job.cancelled
     with pytest.raises(Conflict):
         job.progress(1)
+
+
+@pytest.mark.parametrize("digits", [18, 19, 20, 21, 40, 300])
+def test_whole_numbers_of_any_length_are_read_exactly_wherever_they_stand(digits: int) -> None:
+    number = int("1234567890"[: digits % 10] + "1234567890" * (digits // 10))
+    for before in range(40):
+        assert load_json(f'["{"é" * before}", {number}, "x"]')[1] == number

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from penstock.ownership.assign import Candidate
-from penstock.ownership.rules import Placed, place_keys
+from penstock.groups.assignors import Candidate
+from penstock.groups.placement import Placed, place_keys
 
 GROUP = [Candidate("old", {"clients": ["ada"]}), Candidate("young", {"clients": ["bob"]})]
 
@@ -52,14 +52,14 @@ async def coroutine() -> int:
 @pytest.mark.parametrize(
     ("answer", "error"),
     [
-        (lambda: -1, "assign returned -1 for 2 workers: a place is 0 to 1"),
+        (lambda: -1, "assign returned -1 for 2 workers; the index must be from 0 to 1"),
         (lambda: 2, "assign returned 2 for 2 workers"),
         (lambda: "0", "assign returned '0'"),
         (lambda: 1.0, "assign returned 1.0"),
         (lambda: True, "assign returned True"),
         (coroutine, "assign returned <coroutine"),
         (fail(KeyError("ada")), "KeyError: 'ada'"),
-        (fail(Unspeakable()), "Unspeakable (its text cannot be had"),
+        (fail(Unspeakable()), "Unspeakable (its text cannot be read"),
         (fail(SystemExit(3)), "SystemExit: 3"),
         (fail(KeyboardInterrupt()), "KeyboardInterrupt"),
         (fail(asyncio.CancelledError()), "CancelledError"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.scaling import Autoscale, Load, ScaleAdvice, advise
+from penstock.jobs.scaling import Autoscale, Load, ScaleAdvice, advise
 
 
 @pytest.mark.parametrize(

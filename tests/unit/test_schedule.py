@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from penstock import InvalidInput
-from penstock.schedule import Cron, Every, Schedule
+from penstock.schedules.schedule import Cron, Every, Schedule
 
 HOURLY = Cron("0 * * * *", "UTC")
 

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from penstock.shares import Shares
+from penstock.integrations.rickover.shares import Shares
 
 
 def test_one_that_takes_all_it_can_leaves_the_shares_of_the_others() -> None:

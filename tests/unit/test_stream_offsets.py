@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import InvalidInput, OffsetGone
-from penstock.spark import stream_offsets as so
-from penstock.spark.stream_offsets import Extent, Growth, Run
+from penstock.spark.streams import offsets as so
+from penstock.spark.streams.offsets import Extent, Growth, Run
 
 places = st.tuples(st.sampled_from(["a", "b"]), st.integers(0, 5))
 offsets = st.dictionaries(places, st.integers(0, 200), min_size=1)
@@ -73,7 +73,7 @@ def test_offsets_that_stand_for_the_ends_are_resolved() -> None:
     ("start", "goes_on", "words"),
     [
         ({("a", 0): 2, ("a", 1): 7}, {("a", 0): 5, ("a", 1): 7}, "offsets 2 to 4"),
-        ({("a", 0): 11, ("a", 1): 7}, {("a", 0): 5, ("a", 1): 7}, "made anew"),
+        ({("a", 0): 11, ("a", 1): 7}, {("a", 0): 5, ("a", 1): 7}, "created again"),
         ({("a", 0): 6, ("a", 1): 7, ("b", 0): 1}, {("a", 0): 6, ("a", 1): 7}, "partition 0 of b is gone"),
     ],
 )

@@ -13,7 +13,8 @@ import asyncpg
 
 from conftest import eventually
 from penstock import Options, Penstock, Status
-from penstock.postgres import fleets, http
+from penstock.jobs import http_queries as http
+from penstock.worker import fleets
 
 APP = """
 import asyncio, os, time

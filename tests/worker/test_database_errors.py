@@ -7,10 +7,10 @@ from typing import Any
 
 import asyncpg
 import pytest
-from test_worker import Running
 
 from conftest import eventually
 from penstock import DatabaseUnavailable, InvalidInput, Job, JobFailed, Penstock, PenstockError, Settings, Status
+from penstock.testing import running_worker
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ async def test_a_worker_outlives_a_server_that_turns_read_only(url: str, sql: as
         @app.job("steady")
         async def steady(job: Job[Any]) -> None: ...
 
-        async with Running(app):
+        async with running_worker(app, at_once=True):
             await app.wait((await steady.enqueue()).id)
             name = await sql.fetchval("select current_database()")
             await sql.execute(f'alter database "{name}" set default_transaction_read_only = on')
@@ -81,7 +81,7 @@ async def test_a_worker_outlives_the_cancellation_of_its_calls(url: str, sql: as
         @app.job("steady")
         async def steady(job: Job[Any]) -> None: ...
 
-        async with Running(app):
+        async with running_worker(app, at_once=True):
             async with sql.transaction():
                 await sql.execute("lock table penstock.queued_jobs in access exclusive mode")
                 cancel = (
@@ -89,7 +89,7 @@ async def test_a_worker_outlives_the_cancellation_of_its_calls(url: str, sql: as
                     " where query like any (array['%penstock.claim(%', '%penstock.wait_for_jobs(%'])"
                     " and wait_event_type = 'Lock' and pid <> pg_backend_pid()"
                 )
-                await eventually(lambda: sql.fetchval(cancel), "a call of the claimer that waits")
+                await eventually(lambda: sql.fetchval(cancel), "a call of the fetcher that waits")
             await app.wait((await steady.enqueue()).id)
 
 
@@ -106,7 +106,7 @@ async def test_a_result_that_the_database_refuses_fails_its_own_job_alone(app: P
         return job.data
 
     receipts = await result.enqueue_many(["good", "bad", "fine"])
-    async with Running(app):
+    async with running_worker(app, at_once=True):
         with pytest.raises(JobFailed, match="result was refused.*too large"):
             await app.wait(receipts[1].id)
         assert [(await app.wait(receipts[place].id)).result for place in (0, 2)] == ["good", "fine"]
@@ -124,7 +124,7 @@ async def test_progress_that_the_database_refuses_does_not_end_the_worker(app: P
         "create function refuse() returns trigger language plpgsql as"
         " $$ begin raise exception 'refused' using errcode = 'XX000'; end $$"
     )
-    async with Running(app):
+    async with running_worker(app, at_once=True):
         receipt = await import_rows.enqueue()
         await eventually(lambda: _in_progress(app, receipt.id), "a start")
         await sql.execute("create trigger refuse before update on penstock.queued_jobs for each row execute function refuse()")

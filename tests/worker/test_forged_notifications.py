@@ -8,10 +8,10 @@ from typing import Any, TypeAlias
 
 import asyncpg
 import pytest
-from test_worker import Running
 
 from conftest import eventually
 from penstock import Job, JobFailed, Penstock
+from penstock.testing import running_worker
 
 Sql: TypeAlias = "asyncpg.Connection[Any]"
 ODD = ["", "x", "not-an-id", "00000000-0000-0000-0000-000000000000", "a:b", "\N{GRINNING FACE}" * 1_000]
@@ -41,7 +41,7 @@ async def test_a_notification_alone_cancels_nothing(app: Penstock, sql: Sql, kin
             await check_pulled(app, sql, pool)
             return
     database = await app.database()
-    async with Running(app):
+    async with running_worker(app, at_once=True):
         await eventually(lambda: database.fetchval("select exists(select from penstock.jobs where name = 'work')"))
         ids = [await sql.fetchval("select penstock.enqueue('work', $1, p_key => $2)", f'"{name}"', name) for name in ("a", "b")]
         await eventually(lambda: began.total() == 2, "both to run")

@@ -12,11 +12,10 @@ from typing import Any, TypeAlias
 
 import asyncpg
 import pytest
-from test_worker import Running
 
 from conftest import eventually
 from penstock import Event, Fail, Job, JobFailed, NotFound, Penstock, Settings, Standing, Status, Stream
-from penstock.testing import run_due_jobs
+from penstock.testing import run_due_jobs, running_worker
 
 Sql: TypeAlias = "asyncpg.Connection[Any]"
 
@@ -58,7 +57,7 @@ async def test_whatever_a_handler_raises_its_job_fails(url: str, plain: bool) ->
 
         odd = app.job("odd", attempts=1)(raise_plain if plain else raise_async)
         receipts = await odd.enqueue_many(list(range(len(ODD))))
-        async with Running(app):
+        async with running_worker(app, at_once=True):
             for receipt in receipts:
                 with pytest.raises(JobFailed):
                     await app.wait(receipt.id, timeout=timedelta(seconds=30))
@@ -88,7 +87,7 @@ async def test_extending_a_job_moves_its_time_limit(app: Penstock, span: timedel
             await asyncio.sleep(0.1)
             await job.extend(span)
 
-    async with Running(app):
+    async with running_worker(app, at_once=True):
         await app.wait((await long.enqueue()).id)
 
 
@@ -107,7 +106,7 @@ async def test_jobs_that_waited_in_a_worker_too_long_are_handed_back(url: str) -
         quick = await uneven.enqueue_many([False] * 500)
         slow = await uneven.enqueue_many([True] * 20)
         database = await app.database()
-        async with Running(app):
+        async with running_worker(app, at_once=True):
             await app.wait(quick[-1].id)
             await eventually(lambda: _held(database, at_least=2), "jobs taken ahead")
             with pytest.raises(JobFailed, match="time limit"):
@@ -141,7 +140,7 @@ async def test_whatever_a_consumer_raises_its_policy_is_followed(app: Penstock, 
 
     app.consumer(events, group="g", on_failure="dead-letter")(handle if plain else handle_async)
     await events.append_many([*range(len(ODD)), 99])
-    async with Running(app):
+    async with running_worker(app, at_once=True):
         await eventually(lambda: handled == [99], "the event behind those that fail")
         dead = app.stream("events.dead", int)
         await eventually(lambda: _ends(dead, len(ODD)), "the dead letters")
@@ -166,7 +165,7 @@ async def test_whatever_a_standing_job_raises_the_others_run(app: Penstock, sql:
 
     for number in range(len(ODD) + 1):
         await pool.start(f"key-{number}", number)
-    async with Running(app):
+    async with running_worker(app, at_once=True):
         failed = "select count(*) from penstock.standing_jobs where failures >= 2"
 
         async def all_failed_twice() -> bool:
@@ -195,5 +194,5 @@ async def test_whatever_a_timer_raises_its_next_time_comes(app: Penstock, plain:
 
     for number in range(len(ODD)):
         declare(number)
-    async with Running(app):
+    async with running_worker(app, at_once=True):
         await eventually(lambda: all(calls[number] >= 3 for number in range(len(ODD))), "three times of each timer")

@@ -7,16 +7,16 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from test_worker import Running
 
 from conftest import eventually
 from penstock import Job, Penstock, Settings, Status
-from penstock.handler import Group
-from penstock.job import ClaimedJob, Options, Outcome, Settlement
-from penstock.payload import Codec
-from penstock.postgres import jobs
-from penstock.worker.runner import Runner
-from penstock.worker.types import WorkedType
+from penstock.core.serialization import Codec
+from penstock.jobs import queries as jobs
+from penstock.jobs.handler import Group
+from penstock.jobs.models import ClaimedJob, Options, Outcome, Settlement
+from penstock.jobs.worked import WorkedType
+from penstock.testing import running_worker
+from penstock.worker.executor import Executor
 
 PLACES = 4
 
@@ -28,7 +28,7 @@ async def small(url: str) -> AsyncIterator[Penstock]:
 
 
 class Harness:
-    """A runner with real jobs, without a fetcher beside it: the test decides what happens between two steps of the loop."""
+    """An executor with real jobs, without a fetcher beside it: the test decides what happens between two steps of the loop."""
 
     def __init__(self, app: Penstock, group: Group) -> None:
         self.app = app
@@ -49,9 +49,7 @@ class Harness:
         self.database = await self.app.database()
         await jobs.declare_job_type(self.database, "brief", options.as_json())
         await jobs.register_worker(self.database, "w", ["brief"], "", 0, 1, self.app.settings.dead_after)
-        self.runner = Runner(
-            self.database, {"brief": worked}, self.app.settings, self.results.append, lambda *_: None, lambda: None
-        )
+        self.executor = Executor(self.database, {"brief": worked}, self.app.settings, self.results.append, lambda *_: None)
 
     async def claim(self) -> list[ClaimedJob]:
         await self.app.enqueue_many("brief", [{}] * PLACES)
@@ -63,7 +61,7 @@ async def harness(small: Penstock, request: pytest.FixtureRequest) -> AsyncItera
     harness = Harness(small, request.param)
     await harness.open()
     yield harness
-    harness.runner.close()
+    harness.executor.close()
 
 
 @pytest.mark.parametrize(
@@ -73,25 +71,25 @@ async def test_a_job_that_is_stopped_before_its_first_step_frees_its_place_and_i
     harness: Harness, reason: str, outcome: Outcome
 ) -> None:
     claimed = await harness.claim()
-    harness.runner.submit(claimed, asyncio.get_running_loop().time())
+    harness.executor.submit(claimed, asyncio.get_running_loop().time())
     for job in claimed:  # no step of the loop in between
-        harness.runner.cancel(job.id, reason)
+        harness.executor.cancel(job.id, reason)
     await eventually(lambda: len(harness.results) == PLACES, "all results")
     assert {result.id for result in harness.results} == {job.id for job in claimed}
     if harness.group != "thread":  # what is in a thread cannot be stopped
         assert harness.entered == 0
         assert {(result.outcome, result.detail) for result in harness.results} == {(outcome, None)}
-    await eventually(lambda: harness.runner.room(harness.group) == PLACES, "free places")
-    assert harness.runner.in_flight == 0
+    await eventually(lambda: harness.executor.room(harness.group) == PLACES, "free places")
+    assert harness.executor.in_flight == 0
 
 
 async def test_a_job_that_is_lost_before_its_first_step_frees_its_place(harness: Harness) -> None:
     claimed = await harness.claim()
-    harness.runner.submit(claimed, asyncio.get_running_loop().time())
-    ending = harness.runner.abandon([job.id for job in claimed])
+    harness.executor.submit(claimed, asyncio.get_running_loop().time())
+    ending = harness.executor.abandon([job.id for job in claimed])
     await asyncio.gather(*ending, return_exceptions=True)
-    await eventually(lambda: harness.runner.room(harness.group) == PLACES, "free places")
-    assert (harness.runner.in_flight, harness.results) == (0, [])
+    await eventually(lambda: harness.executor.room(harness.group) == PLACES, "free places")
+    assert (harness.executor.in_flight, harness.results) == (0, [])
 
 
 @pytest.mark.parametrize("keyed", [False, True], ids=["queue", "pool"])
@@ -120,7 +118,7 @@ async def test_thousands_of_jobs_cancelled_as_they_start_leave_every_place_free(
     async def over() -> bool:
         return all(count.ready + count.deferred + count.in_progress == 0 for count in await small.counts())
 
-    async with Running(small):
+    async with running_worker(small, at_once=True):
         await asyncio.gather(*[cancel_each(number) for number in range(8)])
         await eventually(over, "the end of all jobs")
         # Only when all places are free can these run at once.

@@ -11,10 +11,10 @@ from uuid import UUID, uuid4
 import asyncpg
 import pytest
 from pydantic import BaseModel
-from test_worker import Running
 
 from conftest import eventually
 from penstock import Conflict, InvalidInput, Job, Penstock
+from penstock.testing import running_worker
 
 Sql: TypeAlias = "asyncpg.Connection[Any]"
 
@@ -71,7 +71,7 @@ async def working(app: Penstock, done: list[str]) -> AsyncIterator[None]:
     app.job("typed")(typed)
     app.job("plain_thread")(threaded)
     app.pool("pool", slots=1).handler(plain)
-    async with Running(app):
+    async with running_worker(app, at_once=True):
         yield
 
 
@@ -103,7 +103,7 @@ async def test_rows_that_no_door_admits_stop_only_themselves(app: Penstock, sql:
             assert error["type"] == "Quarantined" and error["message"], case
         await eventually(lambda: set(healthy) <= set(done), "all healthy jobs ran", timeout=60)
         assert sorted(done) == sorted(healthy)
-        assert await sql.fetchval("select count(*) from penstock.queued_jobs") == 0
+        await eventually(lambda: sql.fetchval("select count(*) = 0 from penstock.queued_jobs"), "the last results are written")
     listed = await app.find_many(status="failed", reason="quarantined")
     assert {job.id for job in listed} == set(poison.values())
     assert all(job.reason == "quarantined" for job in listed)

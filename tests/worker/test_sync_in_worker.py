@@ -7,9 +7,8 @@ import subprocess
 import sys
 from typing import Any
 
-from test_worker import Running
-
 from penstock import Job, Penstock, Status
+from penstock.testing import running_worker
 
 FORK = """
 import os, sys
@@ -37,7 +36,7 @@ async def test_a_plain_handler_can_enqueue_through_sync(app: Penstock) -> None:
     @app.job("second")
     async def second(job: Job[Any]) -> None: ...
 
-    async with Running(app):
+    async with running_worker(app, at_once=True):
         record = await app.wait((await first.enqueue()).id)
         assert (await app.wait(record.result)).status is Status.SUCCEEDED
     app.sync.close()

@@ -11,11 +11,11 @@ from typing import Any, TypeAlias
 
 import asyncpg
 import pytest
-from test_pools import Working
 
 from conftest import eventually
 from penstock import Job, Options, Penstock, RateLimit
-from penstock.ownership.assign import Candidate
+from penstock.groups.assignors import Candidate
+from workers import Workers
 
 Sql: TypeAlias = "asyncpg.Connection[Any]"
 
@@ -56,10 +56,10 @@ async def test_a_quiet_key_on_one_worker_gets_its_turn_beside_saturated_keys_on_
 
         first, second = each
         await pool.enqueue_many([(f"noisy{n}", n) for n in range(10)] * 200)
-        await stack.enter_async_context(Working(first.app))
+        await stack.enter_async_context(Workers(first.app))
         await eventually(lambda: sum(first.ran.values()) > 20, "that the limit is reached")
         await pool.enqueue_many([("quiet", n) for n in range(20)])
-        await stack.enter_async_context(Working(second.app))
+        await stack.enter_async_context(Workers(second.app))
         await eventually(lambda: first.ran["quiet"] == 20, "the quiet key's jobs")
         assert sum(first.ran.values()) < 1000, "the quiet key had to wait for the noisy ones"
         await first.app.pause("work")
@@ -78,7 +78,7 @@ async def test_workers_of_a_queue_with_a_limit_take_turns(url: str, seconds: flo
 
         await each[0].app.enqueue_many("work", range(1_200))
         for process in each:
-            await stack.enter_async_context(Working(process.app))
+            await stack.enter_async_context(Workers(process.app))
         ran = each[0].ran
         await eventually(lambda: sum(ran.values()) == 1_200, "all jobs")
     assert min(ran[process.name] for process in each) >= 60, ran
@@ -99,7 +99,7 @@ async def test_a_worker_that_does_not_come_for_its_place_loses_it(url: str, sql:
         await sql.execute("update penstock.jobs set concurrency = 1")
         claimed = await sql.fetch("select * from penstock.claim('other', '{work}', 1)")
         assert [row["name"] for row in await sql.fetch("select * from penstock.wait_for_places('stopped', '{work}')")] == ["work"]
-        async with Working(app):
+        async with Workers(app):
             await sql.execute(
                 "select penstock.settle($1, $2, $3)", *[[row[name] for row in claimed] for name in ("id", "attempts", "lease")]
             )
@@ -156,7 +156,7 @@ async def test_a_rate_limit_is_used_up_and_never_passed(url: str, sql: Sql, work
 
         await each[0].app.enqueue_many("work", range(61))
         for process in each:
-            await stack.enter_async_context(Working(process.app))
+            await stack.enter_async_context(Workers(process.app))
         await eventually(lambda: sum(each[0].ran.values()) == 61, "all jobs")
     await check_rate(sql, 20)
 
@@ -174,7 +174,7 @@ async def test_the_rate_limit_of_a_key_is_used_up_and_never_passed(url: str, sql
 
         await pool.enqueue_many([("a", n) for n in range(61)])
         for process in each:
-            await stack.enter_async_context(Working(process.app))
+            await stack.enter_async_context(Workers(process.app))
         await eventually(lambda: sum(each[0].ran.values()) == 61, "all jobs")
     await check_rate(sql, 20)
 

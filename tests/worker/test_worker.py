@@ -17,29 +17,9 @@ from pydantic import BaseModel
 
 from conftest import eventually
 from penstock import Backoff, Fail, Job, JobFailed, Options, Penstock, Retry, Settings, Status
-from penstock.testing import run_due_jobs
-from penstock.worker import Worker
+from penstock.testing import run_due_jobs, running_worker
 
 QUICK = Backoff(base=timedelta(milliseconds=10), cap=timedelta(milliseconds=20))
-
-
-class Running:
-    """A worker in the background of a test."""
-
-    def __init__(self, app: Penstock) -> None:
-        self.app = app
-        self.worker: Worker
-
-    async def __aenter__(self) -> Worker:
-        self.worker = await self.app.worker()
-        self.task = asyncio.create_task(self.worker.run())
-        await self.worker.started()
-        return self.worker
-
-    async def __aexit__(self, *_: object) -> None:
-        self.worker.stop()
-        self.worker.stop()
-        await self.task
 
 
 class Shipment(BaseModel):
@@ -54,7 +34,7 @@ async def test_a_typed_payload_reaches_an_async_handler(app: Penstock) -> None:
     async def ship(job: Job[Shipment]) -> None:
         seen.append(job.data)
 
-    async with Running(app):
+    async with running_worker(app, at_once=True):
         receipt = await ship.enqueue(Shipment(id="shp_123"))
         record = await app.wait(receipt.id)
     assert seen == [Shipment(id="shp_123")]
@@ -70,7 +50,7 @@ async def test_a_plain_handler_runs_in_a_thread_and_its_result_is_kept(app: Pens
         threads.append(threading.current_thread().name)
         return job.data**2
 
-    async with Running(app):
+    async with running_worker(app, at_once=True):
         record = await app.wait((await square.enqueue(12)).id)
     assert record.result == 144
     assert threads[0].startswith("penstock-handler")
@@ -82,7 +62,7 @@ async def test_a_failure_is_retried_and_every_error_is_kept(app: Penstock) -> No
         if job.attempt < 3:
             raise ValueError(f"attempt {job.attempt}")
 
-    async with Running(app):
+    async with running_worker(app, at_once=True):
         record = await app.wait((await flaky.enqueue()).id)
     assert [error["message"] for error in record.errors] == ["attempt 1", "attempt 2"]
     assert all("Traceback" in error["traceback"] and error["worker"] for error in record.errors)
@@ -97,7 +77,7 @@ async def test_a_job_fails_when_its_attempts_are_used_or_it_says_so(app: Penstoc
     async def hopeless(job: Job[Any]) -> None:
         raise raised
 
-    async with Running(app):
+    async with running_worker(app, at_once=True):
         receipt = await hopeless.enqueue()
         with pytest.raises(JobFailed, match="never|again|soon"):
             await app.wait(receipt.id)
@@ -113,7 +93,7 @@ async def test_an_at_most_once_job_is_not_retried(app: Penstock) -> None:
         starts += 1
         raise ValueError("card declined")
 
-    async with Running(app):
+    async with running_worker(app, at_once=True):
         receipt = await charge.enqueue()
         with pytest.raises(JobFailed, match="card declined"):
             await app.wait(receipt.id)
@@ -125,7 +105,7 @@ async def test_a_payload_that_does_not_fit_fails_for_good(app: Penstock) -> None
     async def ship(job: Job[Shipment]) -> None:
         raise AssertionError("must not run")
 
-    async with Running(app):
+    async with running_worker(app, at_once=True):
         database = await app.database()
         id = await database.fetchval("select penstock.enqueue('ship', '{\"weight_kg\": 1}')")
         with pytest.raises(JobFailed, match="invalid payload for ship: id: Field required"):
@@ -138,7 +118,7 @@ async def test_no_error_is_too_odd_to_be_kept(app: Penstock, raised: BaseExcepti
     async def odd(job: Job[Any]) -> None:
         raise raised
 
-    async with Running(app):
+    async with running_worker(app, at_once=True):
         receipt = await odd.enqueue()
         with pytest.raises(JobFailed):
             await app.wait(receipt.id)
@@ -152,7 +132,7 @@ async def test_a_result_that_cannot_be_stored_fails_its_own_job_alone(app: Penst
     async def result(job: Job[Any]) -> Any:
         return {"function": result} if job.data else "fine"
 
-    async with Running(app):
+    async with running_worker(app, at_once=True):
         bad, good = await result.enqueue_many([True, False])
         with pytest.raises(JobFailed, match="not JSON"):
             await app.wait(bad.id)
@@ -172,7 +152,7 @@ async def test_a_running_job_can_be_cancelled(app: Penstock) -> None:
             cancelled.set()
             raise
 
-    async with Running(app):
+    async with running_worker(app, at_once=True):
         receipt = await long.enqueue()
         await asyncio.wait_for(started.wait(), 30)
         assert await app.cancel(receipt.id) == "cancelling"
@@ -186,7 +166,7 @@ async def test_a_handler_over_its_time_limit_is_stopped(app: Penstock) -> None:
     async def stuck(job: Job[Any]) -> None:
         await asyncio.sleep(600)
 
-    async with Running(app):
+    async with running_worker(app, at_once=True):
         receipt = await stuck.enqueue()
         with pytest.raises(JobFailed, match="time limit"):
             await app.wait(receipt.id)
@@ -201,7 +181,7 @@ async def test_progress_and_extend_reach_the_database(app: Penstock) -> None:
         await job.extend(timedelta(hours=2))
         await go_on.wait()
 
-    async with Running(app):
+    async with running_worker(app, at_once=True):
         receipt = await import_rows.enqueue()
 
         async def progress() -> Any:
@@ -251,7 +231,7 @@ async def test_what_a_worker_claims_after_it_was_taken_for_dead_is_handed_back(u
             await go_on.wait()
 
         database = await app.database()
-        async with Running(app) as worker:
+        async with running_worker(app, at_once=True) as worker:
             dead = worker.id
             await database.fetch("delete from penstock.workers where id = $1", dead)
             receipt = await long.enqueue()
@@ -275,7 +255,7 @@ async def test_context_variables_do_not_leak_from_job_to_job(app: Penstock) -> N
         seen.append(tenant.get())
         tenant.set(job.data)
 
-    async with Running(app):
+    async with running_worker(app, at_once=True):
         for name in ("acme", "globex"):
             await app.wait((await note.enqueue(name)).id)
     assert seen == ["nobody", "nobody"]
@@ -285,7 +265,7 @@ async def test_a_deferred_job_starts_in_time_and_a_paused_type_waits(app: Pensto
     @app.job("later")
     async def later(job: Job[Any]) -> None: ...
 
-    async with Running(app):
+    async with running_worker(app, at_once=True):
         receipt = await later.enqueue(run_after=timedelta(milliseconds=300))
         record = await app.wait(receipt.id)
         assert record.started_at is not None and record.started_at >= record.run_after
@@ -300,7 +280,7 @@ async def test_lost_database_connections_come_back_by_themselves(app: Penstock, 
     async def steady(job: Job[Any]) -> None: ...
 
     database = await app.database()
-    async with Running(app):
+    async with running_worker(app, at_once=True):
         await app.wait((await steady.enqueue()).id)
         for _ in range(3):
             await database.fetch(
@@ -419,7 +399,7 @@ async def test_process_handlers_run_in_processes_and_are_ended_at_their_time_lim
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setenv("PENSTOCK_DATABASE_URL", url)
     crunching = importlib.import_module("crunching")
-    async with crunching.app as app, Running(app):
+    async with crunching.app as app, running_worker(app, at_once=True):
         record = await app.wait((await crunching.crunch.enqueue(12)).id)
         assert record.result[0] == 144
         assert record.result[1] != os.getpid()

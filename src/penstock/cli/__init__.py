@@ -8,7 +8,6 @@ from typing import Annotated
 
 import typer
 
-from penstock import logs
 from penstock._version import __version__
 from penstock.cli import (
     bulk,
@@ -27,6 +26,7 @@ from penstock.cli import (
     workers,
 )
 from penstock.cli.output import err
+from penstock.core import logs
 from penstock.errors import DatabaseUnavailable, PenstockError
 
 app = typer.Typer(
@@ -74,7 +74,7 @@ def choose(
         source = context.get_parameter_source("server")
         if source is not None and source.name == "COMMANDLINE" and "@" in server:
             raise typer.BadParameter(
-                "everybody on this machine sees its password in the list of processes: set PENSTOCK_SERVER_TOKEN",
+                "every user of this machine sees its password in the list of processes: set PENSTOCK_SERVER_TOKEN",
                 param_hint="--server",
             )
         os.environ["PENSTOCK_SERVER_URL"] = server

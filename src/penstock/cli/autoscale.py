@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 import typer
 
 from penstock.app import Penstock
+from penstock.core.logs import get_logger
 from penstock.errors import PenstockError
-from penstock.logs import get_logger
-from penstock.scaling import Autoscale, ScaleAdvice
+from penstock.jobs.scaling import Autoscale, ScaleAdvice
 from penstock.settings import Settings
 
 log = get_logger("penstock.worker")
@@ -67,7 +67,7 @@ class Autoscaler:
                 try:
                     self._advice = [one for one in await app.scale_advice(wait_s=self._wait_s) if one.name in names]
                 except PenstockError as error:
-                    # Nobody knows: all stays as it is.
+                    # The load is not known: all stays as it is.
                     self._advice = ()
                     log.warning("autoscale_advice_failed", error=error)
                 await asyncio.sleep(self._interval_s)

@@ -9,8 +9,9 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from penstock.app import Penstock
+from penstock.cli.backend import database_app, with_database
 from penstock.cli.history import Master
-from penstock.cli.output import AsJson, err, holding, out, print_json, with_app
+from penstock.cli.output import AsJson, err, holding, out, print_json
 from penstock.errors import InvalidInput
 
 app = typer.Typer(help="Bulk work on Spark: enqueue, replay, export.", no_args_is_help=True)
@@ -44,8 +45,8 @@ def enqueue(
 ) -> None:
     """Enqueue every row of a source as a job."""
     from penstock.spark import bulk, session
+    from penstock.spark.jobs.sink import check_schema
     from penstock.spark.options import WriteOptions
-    from penstock.spark.sink import check_schema
 
     penstock, url = _opened()
     columns = bulk.Columns(data, key, id, priority, run_after, expires_at, unique)
@@ -131,12 +132,12 @@ def export(
 
 
 def _opened() -> tuple[Penstock, str]:
-    penstock = Penstock()
+    penstock = database_app()
 
     async def url(opened: Penstock) -> str:
         return await opened.start_server()
 
-    return penstock, with_app(url, penstock)
+    return penstock, with_database(url, penstock)
 
 
 def _pairs(given: list[str] | None) -> dict[str, Any]:

@@ -13,10 +13,10 @@ import orjson
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from penstock.app import Penstock
-from penstock.cli.output import AsJson, err, moment, out, print_json, with_app
+from penstock.cli.backend import Backend, with_backend
+from penstock.cli.output import AsJson, err, moment, out, print_json
 from penstock.errors import InvalidInput
-from penstock.job import Enqueued, NewJob
+from penstock.jobs.models import Enqueued, NewJob
 
 _BATCH = 5_000
 _FIELDS = {"data", "id", "key", "priority", "run_after", "expires_at", "unique"}
@@ -60,13 +60,13 @@ def enqueue(
             raise InvalidInput("give a payload or a file, not both")
         if id is not None:
             raise InvalidInput("jobs of a file cannot all have one id", hint="Put an id into each line.")
-        with_app(lambda app: _from_file(app, name, file, job, as_json))
+        with_backend(lambda app: _from_file(app, name, file, job, as_json))
         return
 
-    async def one(app: Penstock) -> Enqueued:
+    async def one(app: Backend) -> Enqueued:
         return (await app.enqueue_many(name, [job]))[0]
 
-    receipt = with_app(one)
+    receipt = with_backend(one)
     if as_json:
         print_json(receipt)
     else:
@@ -81,7 +81,7 @@ def parse_json(text: str | bytes, what: str) -> Any:
         raise InvalidInput(f"{what} is not JSON: {error}", hint='For example: {"shipmentId": "shp_123"}') from None
 
 
-async def _from_file(app: Penstock, name: str, file: Path, defaults: NewJob, as_json: bool) -> None:
+async def _from_file(app: Backend, name: str, file: Path, defaults: NewJob, as_json: bool) -> None:
     counted: Counter[str] = Counter()
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     source: IO[bytes]

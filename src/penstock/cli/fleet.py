@@ -7,8 +7,9 @@ from typing import Annotated, Any
 import typer
 
 from penstock.app import Penstock
-from penstock.cli.output import AsJson, out, print_json, print_table, with_app
-from penstock.postgres import fleets
+from penstock.cli.backend import with_database
+from penstock.cli.output import AsJson, out, print_json, print_table
+from penstock.worker import fleets
 
 app = typer.Typer(help="Fleets of workers on Spark: status, drain.", no_args_is_help=True)
 
@@ -20,7 +21,7 @@ def status(as_json: AsJson = False) -> None:
     async def gather(opened: Penstock) -> Any:
         return await fleets.fleets(await opened.database())
 
-    found = with_app(gather)
+    found = with_database(gather)
     if as_json:
         print_json(found)
         return
@@ -38,5 +39,5 @@ def drain(name: Annotated[str, typer.Argument(help="Name of the fleet.")]) -> No
     async def run(opened: Penstock) -> None:
         await fleets.drain(await opened.database(), name)
 
-    with_app(run)
+    with_database(run)
     out.print(f"draining: {name}", highlight=False)

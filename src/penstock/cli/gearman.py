@@ -8,9 +8,9 @@ from typing import Annotated
 
 import typer
 
-from penstock import logs
-from penstock.app import Penstock
+from penstock.cli.backend import database_app
 from penstock.cli.output import out
+from penstock.core import logs
 from penstock.errors import InvalidInput
 from penstock.worker.worker import stop_on
 
@@ -29,18 +29,18 @@ def gearman(
 ) -> None:
     """Serve subscribe_fanout, unsubscribe_fanout and fanout on gearmands until SIGTERM or Ctrl-C."""
     try:
-        from penstock.gearman import Bridge
-        from penstock.gearman_wire import Server
+        from penstock.integrations.gearman.bridge import Bridge
+        from penstock.integrations.gearman.wire import Server
     except ImportError as error:
         raise InvalidInput(f"the package {error.name} is missing", hint="Run: pip install 'penstock[gearman]'") from None
 
     logs.configure()
 
     async def run() -> None:
-        app = Penstock()
-        await app.open(patience=app.settings.start_timeout)
+        app = database_app()
+        await app.open(timeout=app.settings.start_timeout)
         async with app:
-            app.settings = app.settings.model_copy(update={"concurrency": max(app.settings.concurrency, 1_000)})
+            app.context.settings = app.settings.model_copy(update={"concurrency": max(app.settings.concurrency, 1_000)})
             bridge = Bridge(
                 app,
                 [Server.parse(text) for text in server],

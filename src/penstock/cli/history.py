@@ -11,10 +11,11 @@ from typing import Annotated, Any
 import typer
 
 from penstock.app import Penstock
-from penstock.cli.output import AsJson, holding, out, print_json, print_table, span, with_app
-from penstock.delta import DeltaLog
-from penstock.lake import Lake
-from penstock.postgres import lakes
+from penstock.cli.backend import database_app, with_database
+from penstock.cli.output import AsJson, holding, out, print_json, print_table, span
+from penstock.history import lake_queries as lakes
+from penstock.history.delta import DeltaLog
+from penstock.history.lake import Lake
 
 app = typer.Typer(help="History: bring finished jobs into a lake of Parquet, and report on them.", no_args_is_help=True)
 Place = Annotated[
@@ -46,9 +47,9 @@ def run(
     from penstock.spark import session
     from penstock.spark.history import Pipeline
 
-    penstock = Penstock()
+    penstock = database_app()
     # The server is started, and held, for as long as Spark needs it.
-    url, lake = with_app(lambda opened: _prepared(opened, name, place), penstock)
+    url, lake = with_database(lambda opened: _prepared(opened, name, place), penstock)
     here = master is None or master.startswith("local")
     wait = span(patience) if continuous and here else timedelta(0)
     if sys.platform != "win32" and here:
@@ -81,7 +82,7 @@ def report(
     async def gather(opened: Penstock) -> Any:
         return await reports.report(await opened.database(), name, since, until)
 
-    found = with_app(gather)
+    found = with_database(gather)
     if as_json:
         print_json({"types": found.types, "failures": found.failures, "keys": found.keys, "workers": found.workers})
     else:
@@ -100,7 +101,7 @@ def failures(name: Name = "main", days: Annotated[int, typer.Option(min=1)] = 7,
     async def gather(opened: Penstock) -> Any:
         return await lakes.failures(await opened.database(), name, datetime.now(UTC).date(), days)
 
-    found = with_app(gather)
+    found = with_database(gather)
     if as_json:
         print_json(found)
         return
@@ -121,7 +122,7 @@ def status(as_json: AsJson = False) -> None:
     async def gather(opened: Penstock) -> Any:
         return await lakes.lakes(await opened.database())
 
-    found = with_app(gather)
+    found = with_database(gather)
     if as_json:
         print_json(found)
         return
@@ -137,8 +138,8 @@ def compact_lake(place: Place = None, name: Name = "main") -> None:
     """Make one file of the many small ones of each day and type."""
     from penstock.spark.history import compact
 
-    penstock = Penstock()
-    url, lake = with_app(lambda opened: _prepared(opened, name, place), penstock)
+    penstock = database_app()
+    url, lake = with_database(lambda opened: _prepared(opened, name, place), penstock)
     with holding(penstock):
         replaced = compact(url, lake)
     out.print(f"{replaced} files replaced", highlight=False)
@@ -152,7 +153,7 @@ def versions(
     as_json: AsJson = False,
 ) -> None:
     """The states of a lake with Delta tables, to which a reader can go back."""
-    _, lake = with_app(lambda opened: _prepared(opened, name, place))
+    _, lake = with_database(lambda opened: _prepared(opened, name, place))
     found = DeltaLog(lake).versions(kind)
     if as_json:
         print_json(found)
@@ -169,7 +170,7 @@ def vacuum(
     keep: Annotated[str, typer.Option(help="How far back a reader can still go.")] = "7d",
 ) -> None:
     """Delete the files of a lake with Delta tables that compaction has replaced, and that no state since then has."""
-    _, lake = with_app(lambda opened: _prepared(opened, name, place))
+    _, lake = with_database(lambda opened: _prepared(opened, name, place))
     out.print(f"{DeltaLog(lake).vacuum(span(keep))} files deleted", highlight=False)
 
 

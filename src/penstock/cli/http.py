@@ -14,8 +14,9 @@ from typing import Annotated, Any
 
 import typer
 
-from penstock import logs
-from penstock.cli.output import AsJson, err, opened, out, print_json, print_table, with_app
+from penstock.cli.backend import database_app, require_database, with_database
+from penstock.cli.output import AsJson, err, opened, out, print_json, print_table
+from penstock.core import logs
 from penstock.errors import InvalidInput, PenstockError
 
 _STOPS_WITHIN_S = 30.0
@@ -36,6 +37,7 @@ def server(
     log_format: Annotated[str | None, typer.Option(help="console or json.")] = None,
 ) -> None:
     """Serve the HTTP API until SIGTERM or Ctrl-C."""
+    require_database()
     _serve({"host": host, "port": port, "processes": processes, "log_format": log_format})
 
 
@@ -81,12 +83,12 @@ def dequeue(
 
     The password of its user jobs comes from DOWNSTREAM_WORKER_AUTH.
     """
-    from penstock.app import Penstock
     from penstock.worker.worker import stop_on
 
+    require_database()
     try:
-        from penstock.downstream import DownstreamWorker
-        from penstock.posting import DownstreamSettings
+        from penstock.integrations.rickover.downstream import DownstreamWorker
+        from penstock.integrations.rickover.service import DownstreamSettings
     except ModuleNotFoundError as error:
         raise _not_installed(error) from None
     given = {"url": downstream_url, "concurrency": concurrency}
@@ -99,13 +101,13 @@ def dequeue(
     logs.show_payloads(settings.debug_traffic or logs.payloads_shown())
 
     async def run() -> None:
-        app = Penstock()
+        app = database_app()
         # Rickover's dequeuer gives what runs ten seconds.
         update: dict[str, Any] = {"pool_size": settings.pool_size}
         if "shutdown_grace" not in app.settings.model_fields_set:
             update["shutdown_grace"] = timedelta(seconds=10)
-        app.settings = app.settings.model_copy(update=update)
-        await app.open(patience=app.settings.start_timeout)
+        app.context.settings = app.settings.model_copy(update=update)
+        await app.open(timeout=app.settings.start_timeout)
         async with app:
             worker = DownstreamWorker(await app.database(), app.settings, settings, names or [])
             stop_on(worker.stop, asyncio.get_running_loop())
@@ -134,15 +136,16 @@ def add_user(
 ) -> None:
     """Add a user of the HTTP API."""
     from penstock.app import Penstock
-    from penstock.postgres import users as table
+    from penstock.http import user_queries as table
 
+    require_database()
     try:
         from penstock.http.users import hash_secret, new_secret
     except ModuleNotFoundError as error:
         raise _not_installed(error) from None
     if password is not None:
         raise typer.BadParameter(
-            "everybody on this machine sees it in the list of processes: use --password-file, --ask or PENSTOCK_USER_PASSWORD",
+            "every user of this machine sees it in the list of processes: use --password-file, --ask or PENSTOCK_USER_PASSWORD",
             param_hint="--password",
         )
     given = _password(name, password_file, ask)
@@ -152,7 +155,7 @@ def add_user(
     async def run(app: Penstock) -> None:
         await table.add_user(await app.database(), name, role, hashed, types or None, replace=replace)
 
-    with_app(run)
+    with_database(run)
     out.print(f"added: {name} ({role})", highlight=False)
     if given is None:
         out.print(f"password: {secret}\ntoken:    {name}.{secret}", highlight=False, soft_wrap=True)
@@ -175,12 +178,12 @@ def _password(name: str, file: Path | None, ask: bool) -> str | None:
 def list_users(as_json: AsJson = False) -> None:
     """List the users."""
     from penstock.app import Penstock
-    from penstock.postgres import users as table
+    from penstock.http import user_queries as table
 
     async def run(app: Penstock) -> list[table.UserRecord]:
         return await table.list_users(await app.database())
 
-    found = with_app(run)
+    found = with_database(run)
     if as_json:
         print_json(found)
         return
@@ -192,12 +195,12 @@ def list_users(as_json: AsJson = False) -> None:
 def remove_user(name: Annotated[str, typer.Argument(help="The user.")]) -> None:
     """Remove a user; servers refuse it within seconds."""
     from penstock.app import Penstock
-    from penstock.postgres import users as table
+    from penstock.http import user_queries as table
 
     async def run(app: Penstock) -> None:
         await table.remove_user(await app.database(), name)
 
-    with_app(run)
+    with_database(run)
     out.print(f"removed: {name}", highlight=False)
 
 

@@ -9,9 +9,10 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from penstock import JobRecord, Penstock, Status, Why
+from penstock import JobRecord, Status, Why
+from penstock.cli.backend import Backend, with_backend
 from penstock.cli.enqueueing import parse_json
-from penstock.cli.output import AsJson, cell, out, print_json, print_table, with_app
+from penstock.cli.output import AsJson, cell, out, print_json, print_table
 
 app = typer.Typer(help="Jobs: list, show, cancel, replay.", no_args_is_help=True)
 Id = Annotated[str, typer.Argument(help="Id of the job, with or without job_.")]
@@ -27,7 +28,7 @@ def list_jobs(
     as_json: AsJson = False,
 ) -> None:
     """List jobs, latest first."""
-    found = with_app(lambda penstock: penstock.find_many(name=name, status=status, key=key, reason=reason, limit=limit))
+    found = with_backend(lambda penstock: penstock.find_many(name=name, status=status, key=key, reason=reason, limit=limit))
     if as_json:
         print_json(found)
         return
@@ -53,11 +54,11 @@ def list_jobs(
 def show(id: Id, as_json: AsJson = False) -> None:
     """Show everything known of a job."""
 
-    async def read(penstock: Penstock) -> tuple[JobRecord, Why | None]:
+    async def read(penstock: Backend) -> tuple[JobRecord, Why | None]:
         job = await penstock.find(id)
         return job, await penstock.why(id) if job.status is Status.QUEUED else None
 
-    job, why = with_app(read)
+    job, why = with_backend(read)
     if as_json:
         print_json({**asdict(job), "why": why})
         return
@@ -84,7 +85,7 @@ def show(id: Id, as_json: AsJson = False) -> None:
 @app.command()
 def cancel(id: Id, as_json: AsJson = False) -> None:
     """Cancel a job: a queued one at once, of a running one the handler is told."""
-    status = with_app(lambda penstock: penstock.cancel(id))
+    status = with_backend(lambda penstock: penstock.cancel(id))
     if as_json:
         print_json({"id": id, "status": status})
     else:
@@ -100,7 +101,7 @@ def replay(
 ) -> None:
     """Enqueue a copy of a running or finished job."""
     payload = None if data is None else parse_json(data, "the payload")
-    receipt = with_app(lambda penstock: penstock.replay(id, data=payload, force=force))
+    receipt = with_backend(lambda penstock: penstock.replay(id, data=payload, force=force))
     if as_json:
         print_json(receipt)
     else:

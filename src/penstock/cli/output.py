@@ -1,17 +1,15 @@
-"""What the commands share: options, running a coroutine on an open app, tables for people and JSON for programs."""
+"""What the commands share: options, tables for people and JSON for programs."""
 
 from __future__ import annotations
 
-import asyncio
 import json
-import os
 import sys
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, is_dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import IO, Annotated, Any, TypeVar
+from typing import IO, Annotated, Any
 
 import orjson
 import typer
@@ -19,11 +17,10 @@ from rich.console import Console
 from rich.table import Table
 
 from penstock.app import Penstock
-from penstock.errors import InvalidInput, PenstockError
+from penstock.errors import InvalidInput
 from penstock.postgres.embedded import EmbeddedServer
 
-T = TypeVar("T")
-# Nobody folds the output of a pipe.
+# The output of a pipe is not folded.
 out = Console(width=None if sys.stdout.isatty() else 200)
 err = Console(stderr=True)
 
@@ -37,28 +34,6 @@ def pass_on_json(context: typer.Context, as_json: bool) -> bool:
     if as_json:
         context.default_map = {context.invoked_subcommand: {"as_json": True}}
     return True
-
-
-def with_app(work: Callable[[Penstock], Awaitable[T]], app: Penstock | None = None) -> T:
-    """Run `work` on an open app, and close it."""
-
-    async def run() -> T:
-        async with app or _penstock() as opened:
-            return await work(opened)
-
-    return asyncio.run(run())
-
-
-def _penstock() -> Any:
-    """The app, or a client of a server when one is configured: both have the same methods."""
-    url = os.environ.get("PENSTOCK_SERVER_URL")
-    if not url:
-        return Penstock()
-    try:
-        from penstock.client import AsyncClient
-    except ModuleNotFoundError as error:
-        raise PenstockError(f"{error.name} is not installed", hint="Install the extra: pip install 'penstock[http]'") from None
-    return AsyncClient(url, token=os.environ.get("PENSTOCK_SERVER_TOKEN") or None)
 
 
 class holding:  # noqa: N801 - reads as a verb

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
 
-from penstock.cli.output import AsJson, out, pass_on_json, print_json, print_table, with_app
-from penstock.cli.pool_doors import PoolDoor, all_pools, with_pool
-from penstock.job import Why
+from penstock.cli.backend import Backend, BackendPool, with_backend, with_pool
+from penstock.cli.output import AsJson, out, pass_on_json, print_json, print_table
+from penstock.errors import NotFound
+from penstock.jobs.models import Why
+from penstock.pools.models import PoolDetails
 
 Name = Annotated[str, typer.Argument(help="Pool.")]
 Key = Annotated[str, typer.Argument(help="Key.")]
@@ -31,11 +34,13 @@ def list_pools(context: typer.Context, as_json: AsJson = False) -> None:
     if pass_on_json(context, as_json):
         return
 
-    rows = with_app(all_pools)
+    columns = ["name", "workers", "slots", "moving", "ready", "in_progress", "oldest_ready_s", "standing", "standing_running"]
+    found = with_backend(lambda backend: backend.list_pools())
+    rows = [dict(zip(columns, _row(pool), strict=True)) for pool in found]
     if as_json:
         print_json(rows)
     else:
-        print_table(list(rows[0]) if rows else [], [list(row.values()) for row in rows], empty="no pools yet")
+        print_table(columns, [list(row.values()) for row in rows], empty="no pools yet")
 
 
 def create(
@@ -47,7 +52,15 @@ def create(
     as_json: AsJson = False,
 ) -> None:
     """Create a pool, for programs that enqueue before its application has run."""
-    _say(with_pool(name, lambda pool: pool.create(slots, convert=convert)), f"created: {name}", as_json)
+
+    async def run(backend: Backend) -> PoolDetails:
+        if not convert:
+            with suppress(NotFound):
+                # As a declaration does it: a pool that is there is left as it is.
+                return await (await backend.find_pool(name)).details()
+        return await backend.create_pool(name, slots=slots, convert=convert)
+
+    _say(with_backend(run), f"created: {name}", as_json)
 
 
 def show(name: Name, as_json: AsJson = False) -> None:
@@ -58,7 +71,7 @@ def show(name: Name, as_json: AsJson = False) -> None:
         return
     print_table(
         ["worker", "state", "joined", "seen", "slots", "coming"],
-        [(w.id or "(nobody)", w.state, w.joined_at, w.seen_at, _ranges(w.slots), _ranges(w.coming)) for w in workers],
+        [(w.id or "(unowned)", w.state, w.joined_at, w.seen_at, _ranges(w.slots), _ranges(w.coming)) for w in workers],
         empty="no workers",
     )
 
@@ -77,7 +90,12 @@ def resize(
     name: Name, slots: Annotated[int, typer.Argument(help="New number of slots, more than now.")], as_json: AsJson = False
 ) -> None:
     """Give a live pool more slots."""
-    _say(with_pool(name, lambda pool: pool.resize(slots)), f"{name} has {slots} slots", as_json)
+
+    async def run(pool: BackendPool) -> PoolDetails:
+        await pool.resize(slots)
+        return await pool.details()
+
+    _say(with_pool(name, run), f"{name} has {slots} slots", as_json)
 
 
 def key(
@@ -88,10 +106,10 @@ def key(
 ) -> None:
     """Where a key is: its slot, who has it, what waits and for what; why it is quarantined."""
 
-    async def read(pool: PoolDoor) -> tuple[dict[str, Any], Why | None]:
+    async def read(pool: BackendPool) -> tuple[dict[str, Any], Why | None]:
         if release:
-            await pool.release(key)
-        place = await pool.key(key)
+            await pool.release_key(key)
+        place = await pool.key_state(key)
         state = {name: value for name, value in asdict(place).items() if name != "key"}
         return state | {"quarantined": await pool.quarantine_of(key)}, place.why
 
@@ -113,7 +131,7 @@ def keys(
     as_json: AsJson = False,
 ) -> None:
     """Keys that are quarantined, since the pool's rule fails for them: their jobs wait."""
-    found = [asdict(bad) for bad in with_pool(name, lambda pool: pool.quarantined(after, limit))]
+    found = [asdict(bad) for bad in with_pool(name, lambda pool: pool.quarantined_keys(after=after, limit=limit))]
     if as_json:
         print_json(found)
     else:
@@ -128,11 +146,25 @@ def weight(
 ) -> None:
     """Say how many jobs a key gets in each of its turns."""
 
-    async def work(pool: PoolDoor) -> dict[str, int]:
+    async def work(pool: BackendPool) -> dict[str, int]:
         await pool.set_weight(key, weight)
         return await pool.weights()
 
     _say({"weights": with_pool(name, work)}, f"{key} gets {weight} jobs a turn", as_json)
+
+
+def _row(pool: PoolDetails) -> list[Any]:
+    return [
+        pool.name,
+        pool.workers,
+        pool.slots,
+        pool.moving_slots,
+        pool.ready,
+        pool.in_progress,
+        pool.oldest_ready_s,
+        pool.standing,
+        pool.standing_running,
+    ]
 
 
 def _say(value: Any, text: str, as_json: bool) -> None:

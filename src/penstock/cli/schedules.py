@@ -6,9 +6,10 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli.output import AsJson, cell, out, pass_on_json, print_json, print_table, with_app
+from penstock.cli.backend import with_backend
+from penstock.cli.output import AsJson, cell, out, pass_on_json, print_json, print_table
 from penstock.errors import NotFound
-from penstock.schedule import ScheduleRecord
+from penstock.schedules.schedule import ScheduleRecord
 
 app = typer.Typer(help="Schedules: next and last runs; dropping one.", invoke_without_command=True)
 Name = Annotated[str, typer.Argument(help="Schedule.")]
@@ -26,7 +27,7 @@ def schedules(context: typer.Context, as_json: AsJson = False) -> None:
 @app.command("list")
 def list_schedules(as_json: AsJson = False) -> None:
     """Every timer and cron schedule: when it is due, and what became of its last run."""
-    found = with_app(lambda opened: opened.list_schedules())
+    found = with_backend(lambda opened: opened.list_schedules())
     if as_json:
         print_json(found)
         return
@@ -40,7 +41,7 @@ def list_schedules(as_json: AsJson = False) -> None:
 @app.command()
 def show(name: Name, as_json: AsJson = False) -> None:
     """One schedule with its last run and its last error."""
-    found = with_app(lambda opened: opened.list_schedules())
+    found = with_backend(lambda opened: opened.list_schedules())
     record = next((one for one in found if one.name == name), None)
     if record is None:
         raise NotFound(f"no such schedule: {name}", hint="See: penstock schedules")
@@ -67,7 +68,7 @@ def show(name: Name, as_json: AsJson = False) -> None:
 @app.command()
 def drop(name: Name, as_json: AsJson = False) -> None:
     """Forget a schedule that left the code. Its job type and the history of its runs stay."""
-    with_app(lambda opened: opened.drop_schedule(name))
+    with_backend(lambda opened: opened.drop_schedule(name))
     if as_json:
         print_json({"name": name, "dropped": True})
     else:

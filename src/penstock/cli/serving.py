@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import importlib
 import os
 import shutil
 import signal
@@ -18,18 +17,19 @@ from urllib.parse import parse_qs, urlsplit
 
 import typer
 
-from penstock import logs
-from penstock.app import Penstock
+from penstock.app import Penstock, load
 from penstock.cli.autoscale import Autoscaler, parse_range
+from penstock.cli.backend import database_app, require_database
 from penstock.cli.http import serving_beside
-from penstock.cli.output import AsJson, holding, out, print_json
-from penstock.cli.supervisor import Told, supervise
-from penstock.errors import InvalidInput
-from penstock.logs import get_logger
+from penstock.cli.output import AsJson, err, holding, out, print_json
+from penstock.cli.worker_processes import Told, supervise
+from penstock.core import logs
+from penstock.core.logs import get_logger
+from penstock.errors import InvalidInput, SchemaMismatch
 from penstock.postgres.embedded import wheel_bin_dir
 from penstock.worker import Worker
-from penstock.worker.garbage import collect_seldom
-from penstock.worker.runner import HANDLER_THREADS
+from penstock.worker.executor import HANDLER_THREADS
+from penstock.worker.garbage_collection import collect_seldom
 from penstock.worker.worker import stop_on
 
 log = get_logger("penstock.worker")
@@ -47,22 +47,6 @@ def add_to(app: typer.Typer) -> None:
     app.command()(migrate)
     app.command()(declare)
     app.command("exec", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(execute)
-
-
-def load(target: str) -> Penstock:
-    """The app at MODULE:APP. Raises `InvalidInput` when it is not there."""
-    module_name, _, attribute = target.partition(":")
-    sys.path.insert(0, str(Path.cwd()))
-    try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name and not (module_name == error.name or module_name.startswith(error.name + ".")):
-            raise
-        raise InvalidInput(f"there is no module {module_name}", hint="Give MODULE:APP, as seen from this folder.") from None
-    found = getattr(module, attribute or "app", None)
-    if not isinstance(found, Penstock):
-        raise InvalidInput(f"{target} is not a Penstock app", hint="Give MODULE:APP, such as shop.jobs:app.")
-    return found
 
 
 def worker(
@@ -83,6 +67,7 @@ def worker(
     ship: Annotated[Path | None, typer.Option(help="Folder with modules for the executors, with --on spark.")] = None,
 ) -> None:
     """Run jobs until SIGTERM or Ctrl-C; a second signal stops at once. With --on spark: penstock fleet drain."""
+    require_database()
     app = load(target)
     for name in names or []:
         if name not in app.consumers:
@@ -112,6 +97,7 @@ def up(
     port: Annotated[int | None, typer.Option("--port", "-p", min=0, max=65535, help="Of --http; 0: any free one.")] = None,
 ) -> None:
     """Run everything here: the database (embedded unless one is configured), its schema, a worker for an app, the HTTP API."""
+    require_database()
     app = load(target) if target else Penstock()
     asyncio.run(_announce(app))
     with serving_beside(port=port) if http else nullcontext():
@@ -127,7 +113,7 @@ def migrate(as_json: AsJson = False) -> None:
     """Create the schema penstock in the database, or bring it to this version."""
 
     async def run() -> Any:
-        app = Penstock()
+        app = database_app()
         try:
             return await app.migrate()
         finally:
@@ -144,6 +130,7 @@ def migrate(as_json: AsJson = False) -> None:
 
 def declare(target: Target, as_json: AsJson = False) -> None:
     """Write what an app declares into the database: job types, pools, topics, streams. For deploys; workers do it too."""
+    require_database()
     app = load(target)
 
     async def run() -> list[str]:
@@ -160,9 +147,13 @@ def declare(target: Target, as_json: AsJson = False) -> None:
 
 def execute(command: Annotated[list[str], typer.Argument(metavar="COMMAND...", help="The program and its arguments.")]) -> None:
     """Run a command that finds the database in DATABASE_URL (and libpq's variables); the embedded server runs until it ends."""
-    app = Penstock()
+    app = database_app()
     with holding(app):
-        asyncio.run(app.migrate(patience=app.settings.start_timeout))
+        try:
+            asyncio.run(app.migrate(timeout=app.settings.start_timeout))
+        except SchemaMismatch as error:
+            # The command may be there to look at what is in the database, to export it or to drop it.
+            err.print(f"warning: {error}", markup=False, highlight=False, soft_wrap=True)
         url = app.database_url()
         environment = {**os.environ, "DATABASE_URL": url, "PENSTOCK_DATABASE_URL": url}
         if app.settings.database_url is None:
@@ -194,13 +185,13 @@ def run_worker(target: str, names: list[str], concurrency: int | None, told: Tol
     app = load(target)
     logs.configure()
     if concurrency is not None:
-        app.settings = app.settings.model_copy(update={"concurrency": concurrency})
+        app.context.settings = app.settings.model_copy(update={"concurrency": concurrency})
     collect_seldom()
 
     async def run() -> None:
         code = 1
         try:
-            await app.open(patience=app.settings.start_timeout)
+            await app.open(timeout=app.settings.start_timeout)
             async with app:
                 working = await app.worker(*names)
                 _obey(working, told, asyncio.get_running_loop())
@@ -276,7 +267,7 @@ async def _still_running() -> bool:
 
 async def _announce(app: Penstock) -> None:
     url = await app.start_server()
-    await app.migrate(patience=app.settings.start_timeout)
+    await app.migrate(timeout=app.settings.start_timeout)
     shown = url if app.settings.database_url is None else "the configured PostgreSQL"
     out.print(f"database: {shown}", highlight=False, soft_wrap=True)
 

@@ -6,11 +6,12 @@ from typing import Annotated, Any
 
 import typer
 
+from penstock.cli.backend import with_backend, with_pool
 from penstock.cli.enqueueing import parse_json
-from penstock.cli.output import AsJson, out, print_json, print_table, with_app
-from penstock.cli.pool_doors import fields_of, with_pool
+from penstock.cli.output import AsJson, out, print_json, print_table
 from penstock.cli.pools import Key, Name, pool_commands
 from penstock.errors import NotFound
+from penstock.pools.models import StandingState
 
 Data = Annotated[str, typer.Argument(help="Any JSON.")]
 
@@ -29,9 +30,9 @@ def add_to(app: typer.Typer) -> None:
 
 def standing(name: Name, as_json: AsJson = False) -> None:
     """The standing jobs of a pool: what runs where."""
-    found = with_pool(name, lambda pool: pool.standing())
+    found = with_pool(name, lambda pool: pool.standing_jobs())
     if as_json:
-        print_json([fields_of(job) for job in found])
+        print_json(found)
         return
     print_table(
         ["key", "slot", "owner", "runs on", "since", "failures", "next try", "messages", "error"],
@@ -46,9 +47,8 @@ def standing(name: Name, as_json: AsJson = False) -> None:
     )  # fmt: skip
 
 
-def _error(job: Any) -> str | None:
-    error = fields_of(job)["error"]
-    return None if error is None else f"{error.get('type')}: {error.get('message')}"[:80]
+def _error(job: StandingState) -> str | None:
+    return None if job.error is None else f"{job.error.get('type')}: {job.error.get('message')}"[:80]
 
 
 def start(
@@ -83,7 +83,7 @@ def advise(
     as_json: AsJson = False,
 ) -> None:
     """For each job type: how long jobs wait, how long the backlog takes at the recent rate, and how many workers it needs."""
-    advice = with_app(lambda app: app.scale_advice(wait_s=wait_s))
+    advice = with_backend(lambda app: app.scale_advice(wait_s=wait_s))
     if as_json:
         print_json(advice)
         return

@@ -11,13 +11,13 @@ import orjson
 import typer
 
 from penstock.app import Penstock
+from penstock.cli.backend import BackendStream, with_backend, with_database, with_stream
 from penstock.cli.enqueueing import parse_json
-from penstock.cli.output import AsJson, moment, opened, out, print_json, print_table, with_app
+from penstock.cli.output import AsJson, moment, opened, out, print_json, print_table
 from penstock.cli.types import parse_options
 from penstock.errors import InvalidInput
-from penstock.event import Event, Lag, NewEvent, held_back
-from penstock.streams import Stream
-from penstock.tail import Start
+from penstock.streams.models import Event, Lag, NewEvent, held_back
+from penstock.streams.reader import Start
 
 app = typer.Typer(help="Streams: create, append, follow, and consumer groups.", no_args_is_help=True)
 Name = Annotated[str, typer.Argument(help="Stream.")]
@@ -38,29 +38,21 @@ def create(
     options: Option = None,
 ) -> None:
     """Create a stream."""
-    from penstock.postgres import streams
-
-    async def run(app: Any) -> None:
-        if isinstance(app, Penstock):
-            await streams.create_stream(await app.database(), name, partitions, parse_options(options))
-        else:
-            await app.stream(name).create(partitions, **parse_options(options))
-
-    with_app(run)
+    with_backend(lambda backend: backend.create_stream(name, partitions, **parse_options(options)))
     out.print(f"created: {name}, {partitions} partitions", highlight=False)
 
 
 @app.command()
 def change(name: Name, options: Option = None) -> None:
     """Change options of a stream."""
-    with_app(lambda app: _on(app, name, lambda stream: stream.change(**parse_options(options))))
+    with_stream(name, lambda stream: stream.change(**parse_options(options)))
     out.print(f"changed: {name}", highlight=False)
 
 
 @app.command()
 def grow(name: Name, partitions: Annotated[int, typer.Argument(help="How many it is to have.")]) -> None:
     """Give a stream more partitions while it is in use; the order of each key is kept."""
-    with_app(lambda app: _on(app, name, lambda stream: stream.grow(partitions)))
+    with_stream(name, lambda stream: stream.grow(partitions))
     out.print(f"{name} has {partitions} partitions", highlight=False)
 
 
@@ -73,44 +65,19 @@ def drop(
     """Drop a stream with its events and consumer groups. Its dead letters are a stream of their own and stay."""
     if not yes:
         typer.confirm(f"Drop stream {name} with all its events?", abort=True)
-    with_app(lambda app: _on(app, name, lambda stream: stream.drop(force=force)))
+    with_stream(name, lambda stream: stream.drop(force=force))
     out.print(f"dropped: {name}", highlight=False)
 
 
 @app.command("list")
 def list_streams(as_json: AsJson = False) -> None:
     """All streams: how many events, how large, how long they are kept."""
-    from penstock.postgres import streams
-
-    async def run(app: Any) -> list[dict[str, Any]]:
-        if not isinstance(app, Penstock):
-            there = [await app.stream(stream["name"]).describe() for stream in await app.streams()]
-            return [{**stream, "keep_age": stream["keep_age_s"]} for stream in there]
-        database = await app.database()
-        found = []
-        for record in await streams.list_streams(database):
-            segments = await streams.segments(database, record.name)
-            found.append(
-                {
-                    "name": record.name,
-                    "partitions": record.partitions,
-                    "events": sum(segment.events for segment in segments),
-                    "bytes": sum(segment.bytes for segment in segments),
-                    "segments": len(segments),
-                    "format": record.options.format,
-                    "keep_age": record.options.keep_age,
-                    "compact": record.options.compact,
-                    "created_at": record.created_at,
-                }
-            )
-        return found
-
-    found = with_app(run)
+    found = with_backend(lambda backend: backend.list_streams())
     if as_json:
         print_json(found)
     else:
         columns = ["name", "partitions", "events", "bytes", "segments", "format", "keep_age", "compact", "created_at"]
-        print_table(columns, [[row[column] for column in columns] for row in found], empty="no streams yet")
+        print_table(columns, [[getattr(row, column) for column in columns] for row in found], empty="no streams yet")
 
 
 @app.command()
@@ -131,10 +98,10 @@ def append(
     if (file is None) == (data is None):
         raise InvalidInput("give a payload or a file")
 
-    async def one(stream: Stream[Any]) -> Any:
+    async def one(stream: BackendStream) -> Any:
         return await stream.append(parse_json(data or "", "the payload"), key=key)
 
-    async def many(stream: Stream[Any]) -> int:
+    async def many(stream: BackendStream) -> int:
         count = 0
         with opened(file or Path("-")) as source:
             batch: list[Any] = []
@@ -149,13 +116,13 @@ def append(
         return count + len(batch)
 
     if file is None:
-        position = with_app(lambda app: _on(app, name, one))
+        position = with_stream(name, one)
         if as_json:
             print_json(position)
         else:
             out.print(f"appended: partition {position.partition}, offset {position.offset}", highlight=False)
     else:
-        count = with_app(lambda app: _on(app, name, many))
+        count = with_stream(name, many)
         out.print(f"{count:,} appended" if not as_json else orjson.dumps({"appended": count}).decode(), highlight=False)
 
 
@@ -169,9 +136,9 @@ def tail(
 ) -> None:
     """Print events as they come, until Ctrl-C."""
 
-    async def run(stream: Stream[Any]) -> None:
+    async def run(stream: BackendStream) -> None:
         seen = 0
-        async with _following(stream, _start(start), partition) as events:
+        async with aclosing(stream.tail(_start(start), partitions=partition)) as events:
             async for event in events:
                 _show(event, as_json)
                 seen += 1
@@ -179,13 +146,13 @@ def tail(
                     return
 
     with suppress(KeyboardInterrupt):
-        with_app(lambda app: _on(app, name, run))
+        with_stream(name, run)
 
 
 @app.command()
 def groups(name: Name, as_json: AsJson = False) -> None:
     """The consumer groups of a stream: their members, how far behind they are, what is paused or waits for a paused partition."""
-    lags = with_app(lambda app: _on(app, name, lambda stream: stream.lag()))
+    lags = with_stream(name, lambda stream: stream.lag())
     columns = ["group", "owners", "lag", "unowned", "paused", "quarantined", "halted", "failing", "waiting"]
     groups: dict[str, dict[str, Any]] = {}
     for lag in lags:
@@ -211,7 +178,7 @@ def lag(
     name: Name, group: Annotated[str | None, typer.Argument(help="Only this consumer group.")] = None, as_json: AsJson = False
 ) -> None:
     """How far groups are in each partition."""
-    found = with_app(lambda app: _on(app, name, lambda stream: stream.lag(group)))
+    found = with_stream(name, lambda stream: stream.lag(group))
     if as_json:
         print_json(found)
         return
@@ -240,26 +207,20 @@ def reset(
 ) -> None:
     """Move a group to another place; its consumers go on from there."""
 
-    async def run(stream: Any) -> dict[int, int] | None:
+    async def run(stream: BackendStream) -> dict[int, int]:
         if to.isdecimal():
             if not partition:
                 raise InvalidInput("an offset needs its partition", hint="Give --partition.")
-            places = dict.fromkeys(partition, int(to))
-        elif not isinstance(stream, Stream):
-            if partition:
-                raise InvalidInput("a server moves all partitions to a name or a time", hint="Give an offset, or no --partition.")
-            await stream.seek(group, _start(to))
-            return None
+            places: Start = dict.fromkeys(partition, int(to))
+        elif partition:
+            places = {at: offset for at, offset in (await stream.places(_start(to))).items() if at in partition}
         else:
-            places = {at: offset for at, offset in (await stream.places(_start(to))).items() if not partition or at in partition}
+            places = _start(to)
         await stream.seek(group, places)
-        return places
+        return {lag.partition: lag.next for lag in await stream.lag(group) if not partition or lag.partition in partition}
 
-    places = with_app(lambda app: _on(app, name, run))
-    if places is None:
-        out.print(f"moved: {group}", highlight=False)
-    else:
-        print_table(["partition", "next"], list(places.items()), empty="nothing to move")
+    places = with_stream(name, run)
+    print_table(["partition", "next"], list(places.items()), empty="nothing to move")
 
 
 @app.command()
@@ -267,17 +228,17 @@ def pause(
     name: Name,
     group: Group,
     partition: Partition = None,
-    because: Annotated[str | None, typer.Option(help="Shown to others.")] = None,
+    reason: Annotated[str | None, typer.Option(help="Shown to others.")] = None,
 ) -> None:
     """Give a group no more events (of these partitions)."""
-    count = with_app(lambda app: _on(app, name, lambda stream: stream.pause(group, partition, because=because)))
+    count = with_stream(name, lambda stream: stream.pause(group, partition, reason=reason))
     out.print(f"paused: {count} partitions")
 
 
 @app.command()
 def resume(name: Name, group: Group, partition: Partition = None) -> None:
     """End a pause or quarantine."""
-    count = with_app(lambda app: _on(app, name, lambda stream: stream.resume(group, partition)))
+    count = with_stream(name, lambda stream: stream.resume(group, partition))
     out.print(f"resumed: {count} partitions")
 
 
@@ -294,7 +255,11 @@ def replay_dead(
     if (offset is None) != (not partition):
         raise InvalidInput("an offset needs its partition", hint="Give --offset and --partition, or neither.")
     offsets = None if offset is None else dict.fromkeys(partition or [], offset)
-    count = with_app(lambda app: _on(app, name, lambda stream: _only_here(stream).replay_dead(offsets=offsets, limit=limit)))
+
+    async def run(app: Penstock) -> int:
+        return await (await app.find_stream(name)).replay_dead(offsets=offsets, limit=limit)
+
+    count = with_database(run)
     out.print(f"replayed: {count}")
 
 
@@ -316,24 +281,6 @@ def _say_held_back(name: str, lags: list[Lag]) -> None:
             f" penstock streams reset {name} {held.group} -p {held.partition} --to OFFSET",
             highlight=False, markup=False, soft_wrap=True,
         )  # fmt: skip
-
-
-def _following(stream: Any, start: Start, partitions: list[int] | None) -> Any:
-    """Events of a stream, or of one on a server."""
-    if isinstance(stream, Stream):
-        return stream.tail(start, partitions=partitions)
-    return aclosing(stream.follow(start, partitions=partitions))
-
-
-def _only_here(stream: Any) -> Any:
-    """Raises `InvalidInput` for a stream on a server, which does not do such things."""
-    if not isinstance(stream, Stream):
-        raise InvalidInput("this needs the database itself", hint="Leave --server out and unset PENSTOCK_SERVER_URL.")
-    return stream
-
-
-async def _on(app: Penstock, name: str, work: Any) -> Any:
-    return await work(await app.find_stream(name))
 
 
 def _start(text: str) -> Start:

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import orjson
 import typer
 
-from penstock.app import Penstock
+from penstock.cli.backend import BackendTopic, with_backend, with_topic
 from penstock.cli.enqueueing import parse_json
-from penstock.cli.output import AsJson, moment, opened, out, pass_on_json, print_json, print_table, span, with_app
-from penstock.errors import InvalidInput, NotFound
-from penstock.message import NewMessage
-from penstock.postgres import topics
+from penstock.cli.output import AsJson, moment, opened, out, pass_on_json, print_json, print_table, span
+from penstock.errors import InvalidInput
+from penstock.topics.models import NewMessage
 
 app = typer.Typer(help="Topics: list, create, publish, subscribe, read.", invoke_without_command=True)
 Name = Annotated[str, typer.Argument(help="Topic.")]
-T = TypeVar("T")
 _BATCH = 1_000
 _FIELDS = {"data", "id", "unique", "run_after", "expires_at"}
 Client = Annotated[str, typer.Argument(help="Client id: names the subscriber within the topic.")]
@@ -30,7 +26,7 @@ def list_topics(context: typer.Context, as_json: AsJson = False) -> None:
     """Topics: list, create, publish, subscribe, read."""
     if pass_on_json(context, as_json):
         return
-    found = with_app(lambda penstock: penstock.topic_counts())
+    found = with_backend(lambda backend: backend.topic_counts())
     if as_json:
         print_json(found)
         return
@@ -46,7 +42,7 @@ def create(
     name: Name, keep: Annotated[int | None, typer.Option(min=0, help="Messages that a new subscriber gets.")] = None
 ) -> None:
     """Create a topic, or change how many messages it keeps for new subscribers."""
-    with_app(lambda penstock: penstock.topic(name, keep=keep).declare())
+    with_backend(lambda backend: backend.topic(name, keep=keep).declare())
     out.print(f"created: {name}", highlight=False)
 
 
@@ -72,22 +68,20 @@ def publish(
     if file is not None:
         if data is not None or id or unique or run_after or expires_at or wait:
             raise InvalidInput("what a file publishes is said in its lines", hint="Give a file, or a payload with its options.")
-        count = with_app(lambda penstock: _publish_file(penstock, name, file))
+        count = with_topic(name, lambda topic: _publish_file(topic, file))
         out.print(f"{count:,} published" if not as_json else orjson.dumps({"published": count}).decode(), highlight=False)
         return
     options: dict[str, Any] = {"background": False, "timeout": span(wait)} if wait else {}
-    receipt = with_app(
-        _on(
-            name,
-            lambda topic: topic.publish(
-                parse_json("{}" if data is None else data, "the payload"),
-                id=id,
-                unique=unique,
-                run_after=moment(run_after) if run_after else None,
-                expires_at=moment(expires_at) if expires_at else None,
-                **options,
-            ),
-        )
+    receipt = with_topic(
+        name,
+        lambda topic: topic.publish(
+            parse_json("{}" if data is None else data, "the payload"),
+            id=id,
+            unique=unique,
+            run_after=moment(run_after) if run_after else None,
+            expires_at=moment(expires_at) if expires_at else None,
+            **options,
+        ),
     )
     if as_json:
         print_json(receipt)
@@ -117,16 +111,14 @@ def subscribe(
     as_json: AsJson = False,
 ) -> None:
     """Subscribe a client; again, renew it."""
-    receipt = with_app(
-        _on(
-            name,
-            lambda topic: topic.subscribe(
-                client,
-                filter=parse_json(filter, "the filter") if filter else None,
-                ttl=span(ttl) if ttl else None,
-                since=since,
-            ),
-        )
+    receipt = with_topic(
+        name,
+        lambda topic: topic.subscribe(
+            client,
+            filter=parse_json(filter, "the filter") if filter else None,
+            ttl=span(ttl) if ttl else None,
+            since=since,
+        ),
     )
     if as_json:
         print_json(receipt)
@@ -143,22 +135,14 @@ def unsubscribe(
     drop: Annotated[bool, typer.Option("--drop", help="Archive what waits as expired.")] = False,
 ) -> None:
     """End a subscription."""
-
-    async def run(penstock: Penstock) -> bool:
-        topic = await _found(penstock, name)
-        with suppress(NotFound):
-            # A client of a server returns nothing, and raises that error.
-            return await topic.unsubscribe(client, drop=drop) is not False
-        return False
-
-    ended = with_app(run)
+    ended = with_topic(name, lambda topic: topic.unsubscribe(client, drop=drop))
     out.print(f"{'unsubscribed' if ended else 'was not subscribed'}: {client}", highlight=False)
 
 
 @app.command()
 def subscribers(name: Name, as_json: AsJson = False) -> None:
     """List who is subscribed."""
-    found = with_app(_on(name, lambda topic: topic.subscribers()))
+    found = with_topic(name, lambda topic: topic.subscribers())
     if as_json:
         print_json(found)
         return
@@ -180,7 +164,7 @@ def read(
     as_json: AsJson = False,
 ) -> None:
     """Read messages, without a subscription."""
-    found = with_app(_on(name, lambda topic: topic.read(since, limit=limit)))
+    found = with_topic(name, lambda topic: topic.read(since, limit=limit))
     if as_json:
         print_json(found)
         return
@@ -191,23 +175,8 @@ def read(
     )
 
 
-async def _found(penstock: Any, name: str) -> Any:
-    """The topic, which is there: a misspelled name must not make another one. Raises `NotFound`; a server does so itself."""
-    if isinstance(penstock, Penstock) and await topics.topic(await penstock.database(), name) is None:
-        raise NotFound(f"no such topic: {name}", hint=f"Create it first: penstock topics create {name}")
-    return penstock.topic(name)
-
-
-def _on(name: str, work: Callable[[Any], Awaitable[T]]) -> Callable[[Any], Awaitable[T]]:
-    async def run(penstock: Any) -> T:
-        return await work(await _found(penstock, name))
-
-    return run
-
-
-async def _publish_file(penstock: Penstock, name: str, file: Path) -> int:
+async def _publish_file(topic: BackendTopic, file: Path) -> int:
     count = 0
-    topic = await _found(penstock, name)
     with opened(file) as source:
         batch: list[NewMessage[Any]] = []
         for number, line in enumerate(source, 1):

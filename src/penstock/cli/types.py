@@ -6,8 +6,10 @@ from typing import Annotated, Any
 
 import typer
 
+from penstock.app import Penstock
+from penstock.cli.backend import with_backend, with_database
 from penstock.cli.enqueueing import parse_json
-from penstock.cli.output import AsJson, out, pass_on_json, print_json, print_table, span, with_app
+from penstock.cli.output import AsJson, out, pass_on_json, print_json, print_table, span
 
 Name = Annotated[str, typer.Argument(help="Job type.")]
 
@@ -32,7 +34,7 @@ def list_types(context: typer.Context, as_json: AsJson = False) -> None:
     """Job types: list, create, change."""
     if pass_on_json(context, as_json):
         return
-    types = with_app(lambda app: app.job_types())
+    types = with_backend(lambda app: app.job_types())
     if as_json:
         print_json(types)
         return
@@ -61,31 +63,31 @@ Option = Annotated[
 
 def create(name: Name, options: Option = None, as_json: AsJson = False) -> None:
     """Create a job type."""
-    created = with_app(lambda app: app.create_job_type(name, **parse_options(options)))
+    created = with_backend(lambda app: app.create_job_type(name, **parse_options(options)))
     _say(created, f"created: {created.name}", as_json)
 
 
 def change(name: Name, options: Option = None, as_json: AsJson = False) -> None:
     """Change options of a job type; takes effect at once."""
-    changed = with_app(lambda app: app.change_job_type(name, **parse_options(options)))
+    changed = with_backend(lambda app: app.change_job_type(name, **parse_options(options)))
     _say(changed, f"changed: {name}", as_json)
 
 
 def pause(name: Name, as_json: AsJson = False) -> None:
     """Start no more jobs of a type; running ones go on."""
-    with_app(lambda app: app.pause(name))
+    with_backend(lambda app: app.pause(name))
     _say({"name": name, "paused": True}, f"paused: {name}", as_json)
 
 
 def resume(name: Name, as_json: AsJson = False) -> None:
     """End a pause."""
-    with_app(lambda app: app.resume(name))
+    with_backend(lambda app: app.resume(name))
     _say({"name": name, "paused": False}, f"resumed: {name}", as_json)
 
 
 def stats(as_json: AsJson = False) -> None:
     """How each job type is doing: waiting, running, finished in the last hour."""
-    counts = with_app(lambda app: app.counts())
+    counts = with_backend(lambda app: app.counts())
     if as_json:
         print_json(counts)
         return
@@ -108,7 +110,7 @@ def prune(
     keep: Annotated[str, typer.Option(help="How long finished jobs are kept: 30d, 12h.")] = "30d", as_json: AsJson = False
 ) -> None:
     """Drop the days of the archive that are older. Their ids can then be used again."""
-    dropped = with_app(lambda app: app.prune(span(keep)))
+    dropped = with_database(lambda app: app.prune(span(keep)))
     if as_json:
         print_json(dropped)
     else:
@@ -122,20 +124,20 @@ def grant(
 ) -> None:
     """Let a database role read, enqueue, work, serve HTTP, or do everything; it replaces the access that the role had."""
 
-    async def run(app: Any) -> None:
+    async def run(app: Penstock) -> None:
         await (await app.database()).fetch("select penstock.grant_access($1::name, $2)", role, access)
 
-    with_app(run)
+    with_database(run)
     _say({"role": role, "access": access}, f"granted: {role} is {access}", as_json)
 
 
 def revoke(role: Annotated[str, typer.Argument(help="A database role that has access.")], as_json: AsJson = False) -> None:
     """Take all access from a database role."""
 
-    async def run(app: Any) -> None:
+    async def run(app: Penstock) -> None:
         await (await app.database()).fetch("select penstock.revoke_access($1::name)", role)
 
-    with_app(run)
+    with_database(run)
     _say({"role": role, "access": None}, f"revoked: {role} has no access", as_json)
 
 

@@ -7,22 +7,23 @@ from typing import Annotated
 import typer
 
 from penstock.app import Penstock
-from penstock.cli.output import AsJson, out, pass_on_json, print_json, print_table, with_app
-from penstock.postgres import fleets
+from penstock.cli.backend import with_database
+from penstock.cli.output import AsJson, out, pass_on_json, print_json, print_table
+from penstock.worker import fleets
 
 app = typer.Typer(help="Workers: who works, and where; draining one.", invoke_without_command=True)
 
 
 @app.callback(invoke_without_command=True)
 def workers(context: typer.Context, as_json: AsJson = False) -> None:
-    """Every worker: where it runs, the fleet that it is of, what it has in hand, and the job that blocks its event loop."""
+    """Every worker: where it runs, the fleet that it is of, what it runs, and the job that blocks its event loop."""
     if pass_on_json(context, as_json):
         return
 
     async def gather(opened: Penstock) -> list[fleets.WorkerRecord]:
         return await fleets.workers(await opened.database())
 
-    found = with_app(gather)
+    found = with_database(gather)
     if as_json:
         print_json(found)
         return
@@ -61,7 +62,7 @@ def drain(worker: Annotated[str, typer.Argument(help="Id of the worker.")], as_j
     async def run(opened: Penstock) -> str:
         return await fleets.drain_worker(await opened.database(), worker)
 
-    fleet = with_app(run)
+    fleet = with_database(run)
     if as_json:
         print_json({"worker": worker, "fleet": fleet})
     else:

@@ -1,14 +1,19 @@
 """A typed client of the HTTP API, for threads (`Client`) and for asyncio (`AsyncClient`)."""
 
+from penstock.client.aio.client import AsyncClient
+from penstock.client.aio.pools import AsyncPool
+from penstock.client.aio.streams import AsyncMembership, AsyncStream
+from penstock.client.aio.topics import AsyncTopic
 from penstock.client.answers import AccessDenied
 from penstock.client.calls import Claimed, Result
-from penstock.client.clients import AsyncClient, Client
-from penstock.client.sockets import Delivery
+from penstock.client.deliveries import Delivery
 from penstock.client.stream_calls import MemberBatch, Reading
-from penstock.client.streams import AsyncMembership, AsyncStream, Membership, Stream
-from penstock.client.topics import AsyncTopic, Topic
+from penstock.client.sync.client import Client
+from penstock.client.sync.pools import Pool
+from penstock.client.sync.streams import Membership, Stream
+from penstock.client.sync.topics import Topic
 
 __all__ = [
-    "AccessDenied", "AsyncClient", "AsyncMembership", "AsyncStream", "AsyncTopic", "Claimed", "Client", "Delivery", "MemberBatch",
-    "Membership", "Reading", "Result", "Stream", "Topic",
+    "AccessDenied", "AsyncClient", "AsyncMembership", "AsyncPool", "AsyncStream", "AsyncTopic", "Claimed", "Client", "Delivery",
+    "MemberBatch", "Membership", "Pool", "Reading", "Result", "Stream", "Topic",
 ]  # fmt: skip

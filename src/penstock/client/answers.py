@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx
 import orjson
+from pydantic import ValidationError
 
+from penstock.core.records import from_object
 from penstock.errors import Conflict, DatabaseUnavailable, InvalidInput, NotFound, OffsetGone, PenstockError
-from penstock.job import Backoff, Delivery, JobRecord, JobTypeRecord, Options, RateLimit, Status, Why, parse_id
-from penstock.schedule import ScheduleRecord
+from penstock.jobs.models import Backoff, Delivery, JobRecord, JobTypeRecord, Options, RateLimit, Status, Why, parse_id
+
+T = TypeVar("T")
 
 
 class AccessDenied(PenstockError):
@@ -49,12 +53,43 @@ def json_of(response: httpx.Response) -> Any:
         ) from None
 
 
+def record_of(kind: type[T], response: httpx.Response) -> T:
+    """A record, or such as `list[Record]`. Raises `PenstockError` when the answer is none: another version, another server."""
+    found = json_of(response)
+    try:
+        return from_object(kind, found)
+    except ValidationError as error:
+        where = ".".join(str(part) for part in error.errors()[0]["loc"])
+        raise PenstockError(
+            f"the answer of {response.url.copy_with(query=None)} is not what this version expects: {where or 'it'}",
+            hint="Use a client and a server of the same version.",
+        ) from None
+
+
+def reader(kind: type[T]) -> Callable[[httpx.Response], T]:
+    """What reads such a record from an answer."""
+    return lambda response: record_of(kind, response)
+
+
+def outcomes_of(response: httpx.Response, what: str, many: int) -> list[dict[str, Any]]:
+    """What became of each line that was sent. Raises the error of the first that was refused; the others are done."""
+    found = []
+    for line in response.content.splitlines():
+        outcome: dict[str, Any] = orjson.loads(line)
+        if error := outcome.get("error"):
+            place = outcome.get("line") or outcome["lines"][0][0]
+            kind = Conflict if error["id"] == "conflict" else InvalidInput
+            raise kind(f"{what} {place} of {many}: {error['title']}", hint=error.get("detail"))
+        found.append(outcome)
+    return found
+
+
 def time_of(text: str | None) -> Any:
     """A time, or None."""
     return None if text is None else datetime.fromisoformat(text)
 
 
-def record_of(job: dict[str, Any]) -> JobRecord:
+def job_of(job: dict[str, Any]) -> JobRecord:
     """A job with its details."""
     return JobRecord(
         id=parse_id(job["id"]),
@@ -86,14 +121,7 @@ def why_of(why: dict[str, Any] | None) -> Why | None:
     """Why a job waits, if it does."""
     if why is None:
         return None
-    times = {name: time_of(why[name]) for name in ("since", "until", "expires_at")}
-    return Why(**{**why, **times, "by_job": None if why["by_job"] is None else parse_id(why["by_job"])})
-
-
-def schedule_of(one: dict[str, Any]) -> ScheduleRecord:
-    """A schedule with its last run."""
-    times = {name: time_of(value) for name, value in one.items() if name.endswith("_at")}
-    return ScheduleRecord(**{**one, **times, "job_id": None if one["job_id"] is None else parse_id(one["job_id"])})
+    return from_object(Why, why)
 
 
 def type_of(one: dict[str, Any]) -> JobTypeRecord:

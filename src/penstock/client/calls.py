@@ -1,4 +1,4 @@
-"""The calls of the HTTP API as data: what is sent, and how the answer is read. What `client.py` sends."""
+"""The calls of the HTTP API as data: what is sent, and how the answer is read. What the clients send."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from uuid import UUID
 import httpx
 import orjson
 
-from penstock.client.answers import error_of, json_of, record_of, schedule_of, time_of, type_of, why_of
-from penstock.errors import InvalidInput
-from penstock.job import Admission, Enqueued, JobCounts, JobRecord, JobTypeRecord, NewJob, Status, Why, make_id, parse_id
-from penstock.payload import dump_json
-from penstock.schedule import ScheduleRecord
+from penstock.client.answers import error_of, job_of, json_of, outcomes_of, reader, time_of, type_of, why_of
+from penstock.core.serialization import dump_json
+from penstock.errors import InvalidInput, JobFailed
+from penstock.jobs.models import Admission, Enqueued, JobCounts, JobRecord, JobTypeRecord, NewJob, Status, Why, make_id, parse_id
+from penstock.schedules.schedule import ScheduleRecord
 
 T = TypeVar("T")
 _BATCH = 10_000
@@ -155,14 +155,8 @@ def enqueue_many(name: str, new: Iterable[Any]) -> Iterator[Call[list[Enqueued]]
 
 def _batch(name: str, batch: list[NewJob]) -> Call[list[Enqueued]]:
     def parse(response: httpx.Response) -> list[Enqueued]:
-        receipts = []
-        for line in response.content.splitlines():
-            outcome = orjson.loads(line)
-            if error := outcome.get("error"):
-                place = outcome.get("line") or outcome["lines"][0][0]
-                raise InvalidInput(f"job {place} of {len(batch)}: {error['title']}", hint=error.get("detail"))
-            receipts.append(Enqueued(parse_id(outcome["id"]), Admission(outcome["outcome"])))
-        return receipts
+        found = outcomes_of(response, "job", len(batch))
+        return [Enqueued(parse_id(outcome["id"]), Admission(outcome["outcome"])) for outcome in found]
 
     return Call("POST", f"/v1/jobs/{quoted(name)}/batch", parse, lines=b"\n".join(map(_line, batch)))
 
@@ -177,7 +171,7 @@ def _line(job: NewJob) -> bytes:
 def find(id: UUID | str, wait_s: float = 0.0) -> Call[JobRecord]:
     """One job."""
     params = {"details": "true"} | ({"wait": f"{wait_s:.3f}s"} if wait_s > 0 else {})
-    return Call("GET", f"/v1/jobs/job_{parse_id(id)}", lambda response: record_of(json_of(response)), params=params)
+    return Call("GET", f"/v1/jobs/job_{parse_id(id)}", lambda response: job_of(json_of(response)), params=params)
 
 
 def why(id: UUID | str) -> Call[Why]:
@@ -212,7 +206,7 @@ def find_many(name: str | None, status: Status | str | None, key: str | None, re
 
 
 def _page(response: httpx.Response) -> Page:
-    records = [record_of(job) for job in json_of(response)]
+    records = [job_of(job) for job in json_of(response)]
     following = response.links.get("next", {}).get("url")
     if following is None:
         return records, None
@@ -223,6 +217,14 @@ def _page(response: httpx.Response) -> Page:
 def latest(records: list[JobRecord], limit: int) -> list[JobRecord]:
     """The latest of jobs from several lists."""
     return sorted(records, key=lambda job: (job.finished_at or job.created_at, job.id), reverse=True)[:limit]
+
+
+def succeeded(record: JobRecord) -> JobRecord:
+    """The same job. Raises `JobFailed` when it ended without success."""
+    if record.status is not Status.SUCCEEDED:
+        message = record.errors[-1].get("message") if record.errors else None
+        raise JobFailed(f"job {record.id} {record.status}" + (f": {message}" if message else ""))
+    return record
 
 
 def result(name: str, id: UUID | str, wait_s: float) -> Call[Result]:
@@ -281,7 +283,7 @@ def change_job_type(name: str, options: dict[str, Any]) -> Call[JobTypeRecord]:
 
 def list_schedules() -> Call[list[ScheduleRecord]]:
     """All schedules."""
-    return Call("GET", "/v1/schedules", lambda response: [schedule_of(one) for one in json_of(response)])
+    return Call("GET", "/v1/schedules", reader(list[ScheduleRecord]))
 
 
 def drop_schedule(name: str) -> Call[None]:
@@ -301,8 +303,7 @@ def resume(name: str) -> Call[None]:
 
 def counts() -> Call[list[JobCounts]]:
     """Statistics."""
-    names = JobCounts.__dataclass_fields__
-    return Call("GET", "/v1/stats", lambda response: [JobCounts(**{n: one[n] for n in names}) for one in json_of(response)])
+    return Call("GET", "/v1/stats", reader(list[JobCounts]))
 
 
 def claim(name: str, worker: str, limit: int, wait_s: float) -> Call[list[Claimed]]:
@@ -321,11 +322,11 @@ def claim(name: str, worker: str, limit: int, wait_s: float) -> Call[list[Claime
     return Call("POST", f"/v1/jobs/{quoted(name)}/claim", parse, body, repeatable=False)
 
 
-def extend(jobs: Sequence[Claimed], span: timedelta | None) -> Call[dict[UUID, int]]:
+def extend(jobs: Sequence[Claimed], duration: timedelta | None) -> Call[dict[UUID, int]]:
     """Extend leases of jobs of one type. Not repeated: the first time already made the lease another one."""
     if len({job.name for job in jobs}) != 1:
         raise InvalidInput("extend takes jobs of one type", hint="Call it once for each type.")
-    body = {"jobs": [_held(job) for job in jobs], "for_s": None if span is None else span.total_seconds()}
+    body = {"jobs": [_held(job) for job in jobs], "for_s": None if duration is None else duration.total_seconds()}
     path = f"/v1/jobs/{quoted(jobs[0].name)}/extend"
 
     def parse(response: httpx.Response) -> dict[UUID, int]:
@@ -380,11 +381,12 @@ def at(time: datetime | timedelta | None) -> datetime | None:
 def _outside(options: dict[str, Any]) -> dict[str, Any]:
     """Options as HTTP has them: spans in seconds, with the unit in the name."""
     return {
-        f"{name}_s" if name in _SPANS else name: _seconds(value) if name in _SPANS else value for name, value in options.items()
+        f"{name}_s" if name in _SPANS else name: seconds_of(value) if name in _SPANS else value for name, value in options.items()
     }
 
 
-def _seconds(value: Any) -> Any:
+def seconds_of(value: Any) -> Any:
+    """A span of time, or such as `90s` or `7 days`, in seconds; anything else as it is. Raises `InvalidInput`."""
     if isinstance(value, timedelta):
         return value.total_seconds()
     if isinstance(value, str):

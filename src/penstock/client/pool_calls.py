@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, TypeAlias
 from urllib.parse import parse_qsl, quote, urlsplit
@@ -12,128 +11,41 @@ from uuid import UUID
 import httpx
 import orjson
 
-from penstock.client.answers import json_of, time_of, why_of
+from penstock.client.answers import json_of, reader, record_of
 from penstock.client.calls import Call, at, new_receipt, quoted
+from penstock.core.serialization import dump_json
 from penstock.errors import InvalidInput
-from penstock.job import Enqueued, Why, make_id, parse_id
-from penstock.payload import dump_json
-from penstock.pool_workers import PoolMember
-from penstock.scaling import ScaleAdvice
+from penstock.jobs.models import Enqueued, make_id, parse_id
+from penstock.jobs.scaling import ScaleAdvice
+from penstock.pools.models import KeyState, PoolDetails, PoolMember, QuarantinedKey, StandingState
+
+Page: TypeAlias = "tuple[list[StandingState], Call[Page] | None]"
 
 
-@dataclass(frozen=True, slots=True)
-class PoolState:
-    """A pool as the server shows it: its options, its slots, its jobs, its standing jobs."""
-
-    name: str
-    slots: int
-    assignor: str
-    on_retry: str
-    key_concurrency: int
-    key_rate_limit: int | None
-    key_rate_period_s: float | None
-    workers: int
-    unowned_slots: int
-    moving_slots: int
-    ready: int
-    deferred: int
-    in_progress: int
-    oldest_ready_s: float | None
-    standing: int
-    standing_running: int
-    created_at: datetime
-
-
-@dataclass(frozen=True, slots=True)
-class KeyPlace:
-    """Where a key is and what waits for it; counts end at 10,000."""
-
-    key: str
-    slot: int | None
-    owner: str | None
-    target: str | None
-    epoch: int | None
-    weight: int
-    ready: int
-    in_progress: int
-    oldest_ready_s: float | None
-    standing: bool
-    next_job: UUID | None = None
-    why: Why | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class QuarantinedKey:
-    """A key for which the pool's rule fails, and how many jobs wait; at most 10,000 are counted."""
-
-    key: str
-    slot: int
-    error: str
-    failed_at: datetime
-    jobs: int
-
-
-@dataclass(frozen=True, slots=True)
-class StandingPlace:
-    """A standing job, and where it runs."""
-
-    key: str
-    slot: int
-    owner: str | None
-    running_by: str | None
-    wanted: bool
-    started_at: datetime | None
-    failures: int
-    retry_at: datetime | None
-    messages: int
-    created_at: datetime
-    updated_at: datetime
-    data: Any
-    state: Any
-    error: Any
-    entered_at: datetime | None
-    crashes: int
-    quarantined_at: datetime | None
-
-
-Page: TypeAlias = "tuple[list[StandingPlace], Call[Page] | None]"
-_TIMES = (
-    "created_at",
-    "updated_at",
-    "started_at",
-    "retry_at",
-    "joined_at",
-    "seen_at",
-    "failed_at",
-    "entered_at",
-    "quarantined_at",
-)
-
-
-def pools() -> Call[list[PoolState]]:
+def pools() -> Call[list[PoolDetails]]:
     """All pools."""
-    return Call("GET", "/v1/pools", lambda response: [PoolState(**_timed(one)) for one in json_of(response)])
+    return Call("GET", "/v1/pools", reader(list[PoolDetails]))
 
 
-def create_pool(name: str, options: Mapping[str, Any]) -> Call[PoolState]:
+def create_pool(name: str, options: Mapping[str, Any]) -> Call[PoolDetails]:
     """Create a pool. Not repeated: the second time it would be there."""
-    return Call("POST", "/v1/pools", _pool, {"name": name, **_outside(options)}, repeatable=False)
+    return Call("POST", "/v1/pools", reader(PoolDetails), {"name": name, **_outside(options)}, repeatable=False)
 
 
 def scale_advice(wait_s: float) -> Call[list[ScaleAdvice]]:
     """How many workers each type needs."""
     params = {"wait_s": str(wait_s)}
-    return Call("GET", "/v1/scale", lambda response: [ScaleAdvice(**one) for one in json_of(response)], params=params)
+    return Call("GET", "/v1/scale", reader(list[ScaleAdvice]), params=params)
 
 
-def details(pool: str) -> Call[PoolState]:
+def details(pool: str) -> Call[PoolDetails]:
     """One pool."""
-    return Call("GET", _path(pool), _pool)
+    return Call("GET", _path(pool), reader(PoolDetails))
 
 
-def change(pool: str, options: Mapping[str, Any]) -> Call[PoolState]:
+def change(pool: str, options: Mapping[str, Any]) -> Call[PoolDetails]:
     """Change limits, or give it more slots."""
-    return Call("PATCH", _path(pool), _pool, _outside(options))
+    return Call("PATCH", _path(pool), reader(PoolDetails), _outside(options))
 
 
 def enqueue(
@@ -149,23 +61,17 @@ def enqueue(
 
 def workers(pool: str) -> Call[list[PoolMember]]:
     """The workers and their slots."""
-    return Call("GET", _path(pool, "workers"), lambda response: [PoolMember(**_timed(one)) for one in json_of(response)])
+    return Call("GET", _path(pool, "workers"), reader(list[PoolMember]))
 
 
 def drain(pool: str, worker: str, way: str) -> Call[PoolMember]:
     """Drain a worker, or undrain it."""
-    return Call("POST", _path(pool, "workers", quoted(worker), way), lambda response: PoolMember(**_timed(json_of(response))))
+    return Call("POST", _path(pool, "workers", quoted(worker), way), reader(PoolMember))
 
 
-def _key_place_of(response: httpx.Response) -> KeyPlace:
-    place = json_of(response)
-    next_job = place.get("next_job")
-    return KeyPlace(**{**place, "next_job": next_job and parse_id(next_job), "why": why_of(place.get("why"))})
-
-
-def key_place(pool: str, key: str) -> Call[KeyPlace]:
+def key_place(pool: str, key: str) -> Call[KeyState]:
     """Where a key is."""
-    return Call("GET", _path(pool, "keys", _key(key)), _key_place_of)
+    return Call("GET", _path(pool, "keys", _key(key)), reader(KeyState))
 
 
 def quarantined(pool: str, after: str | None, limit: int) -> Call[list[QuarantinedKey]]:
@@ -174,14 +80,14 @@ def quarantined(pool: str, after: str | None, limit: int) -> Call[list[Quarantin
     return Call(
         "GET",
         _path(pool, "quarantined"),
-        lambda response: [QuarantinedKey(**_timed(one)) for one in json_of(response)],
+        reader(list[QuarantinedKey]),
         params=params,
     )
 
 
-def release(pool: str, key: str) -> Call[KeyPlace]:
+def release(pool: str, key: str) -> Call[KeyState]:
     """Have the rule asked again about a key."""
-    return Call("POST", _path(pool, "quarantined", _key(key)), _key_place_of)
+    return Call("POST", _path(pool, "quarantined", _key(key)), reader(KeyState))
 
 
 def weights(pool: str) -> Call[dict[str, int]]:
@@ -240,21 +146,13 @@ def reconcile(pool: str, wanted: Mapping[str, Any]) -> Call[tuple[int, int, int]
     return Call("PUT", _path(pool, "standing"), parse, body)
 
 
-def _pool(response: httpx.Response) -> PoolState:
-    return PoolState(**_timed(json_of(response)))
-
-
 def _page(response: httpx.Response) -> Page:
-    found = [StandingPlace(**_timed(one)) for one in json_of(response)]
+    found = record_of(list[StandingState], response)
     following = response.links.get("next", {}).get("url")
     if following is None:
         return found, None
     parts = urlsplit(following)
     return found, Call("GET", parts.path, _page, params=dict(parse_qsl(parts.query)))
-
-
-def _timed(fields: dict[str, Any]) -> dict[str, Any]:
-    return {name: time_of(value) if name in _TIMES else value for name, value in fields.items()}
 
 
 def _path(pool: str, *parts: str) -> str:

@@ -5,18 +5,20 @@ from __future__ import annotations
 import base64
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
 import orjson
 
-from penstock.client.answers import json_of, time_of
-from penstock.client.calls import Call, quoted
+from penstock.client.answers import json_of, outcomes_of, time_of
+from penstock.client.calls import Call, quoted, seconds_of
+from penstock.core.serialization import dump_json
 from penstock.errors import InvalidInput
-from penstock.event import Event, Lag, NewEvent, Position
-from penstock.job import make_id
-from penstock.payload import dump_json
+from penstock.jobs.models import make_id
+from penstock.streams.models import Event, Lag, NewEvent, Position, StreamSummary
+
+_SPANS = {"keep_age", "segment_age"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +58,14 @@ def event_of(one: dict[str, Any]) -> Event[Any]:
 
 def create(name: str, partitions: int, options: Mapping[str, Any]) -> Call[dict[str, Any]]:
     """Create a stream. Not repeated: the second time it is there."""
-    return Call("POST", "/v1/streams", json_of, {"name": name, "partitions": partitions, **options}, repeatable=False)
+    return Call("POST", "/v1/streams", json_of, {"name": name, "partitions": partitions, **_outside(options)}, repeatable=False)
 
 
 def change(name: str, partitions: int | None, options: Mapping[str, Any]) -> Call[dict[str, Any]]:
     """Change options of a stream, or the number of its partitions."""
-    return Call("PATCH", path_of(name), json_of, {**({} if partitions is None else {"partitions": partitions}), **options})
+    return Call(
+        "PATCH", path_of(name), json_of, {**({} if partitions is None else {"partitions": partitions}), **_outside(options)}
+    )
 
 
 def drop(name: str, force: bool) -> Call[None]:
@@ -79,6 +83,24 @@ def streams() -> Call[list[dict[str, Any]]]:
     return Call("GET", "/v1/streams", json_of)
 
 
+def summary_of(described: Mapping[str, Any]) -> StreamSummary:
+    """A stream in a list."""
+    keep_s = described["keep_age_s"]
+    fields = ("name", "partitions", "events", "bytes", "segments", "format", "compact")
+    return StreamSummary(
+        **{field: described[field] for field in fields},
+        keep_age=None if keep_s is None else timedelta(seconds=keep_s),
+        created_at=time_of(described["created_at"]),
+    )
+
+
+def _outside(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options as HTTP has them: spans in seconds, with the unit in the name."""
+    return {
+        f"{name}_s" if name in _SPANS else name: seconds_of(value) if name in _SPANS else value for name, value in options.items()
+    }
+
+
 def append(name: str, event: NewEvent[Any], producer: str | None, sequence: int | None) -> Call[Position | None]:
     """Append one event; repeated only when it has a number. None: an older batch, whose place is not known any more."""
 
@@ -92,10 +114,14 @@ def append(name: str, event: NewEvent[Any], producer: str | None, sequence: int 
 
 def append_many(name: str, events: Iterable[Any], producer: str | None, sequence: int | None) -> Call[int | None]:
     """Append events; the result is the number of the producer's last batch. Repeated only when it has a number."""
-    lines = b"\n".join(_line(event if isinstance(event, NewEvent) else NewEvent(event)) for event in events)
+    lines = [_line(event if isinstance(event, NewEvent) else NewEvent(event)) for event in events]
+
+    def parse(response: Any) -> int | None:
+        found = outcomes_of(response, "event", len(lines))
+        return found[-1].get("sequence") if found else None
+
     params = _numbered(producer, sequence)
-    path = path_of(name, "events")
-    return Call("POST", path, lambda r: json_of(r)["sequence"], None, params, producer is not None, lines)
+    return Call("POST", path_of(name, "events"), parse, None, params, producer is not None, b"\n".join(lines))
 
 
 def read(name: str, partition: int, offset: int, limit: int, wait_s: float) -> Call[list[Event[Any]]]:
@@ -140,11 +166,11 @@ def seek(name: str, group: str, to: str | datetime | Mapping[int, int]) -> Call[
     return Call("POST", path_of(name, "groups", quoted(group), "seek"), lambda r: int(json_of(r)["partitions"]), body)
 
 
-def pause(name: str, group: str, word: str, partitions: Collection[int] | None, because: str | None) -> Call[int]:
+def pause(name: str, group: str, word: str, partitions: Collection[int] | None, reason: str | None) -> Call[int]:
     """Pause or resume partitions."""
     body: dict[str, Any] = {"partitions": None if partitions is None else list(partitions)}
-    if because is not None:
-        body["because"] = because
+    if reason is not None:
+        body["reason"] = reason
     return Call("POST", path_of(name, "groups", quoted(group), word), lambda r: int(json_of(r)["partitions"]), body)
 
 
@@ -176,9 +202,16 @@ class Seat:
         body = {"session": str(self.session), "start": start, "dead_after_s": dead_after_s, "metadata": dict(metadata or {})}
         return Call("PUT", self._path(), lambda _: None, body)
 
-    def read(self, limit: int, wait_s: float, busy: Collection[int], ahead: Mapping[int, int], gone: str) -> Call[Reading]:
+    def read(
+        self, limit: int, wait_s: float, busy: Collection[int], ahead: Mapping[int, int], auto_offset_reset: str
+    ) -> Call[Reading]:
         """Read on."""
-        body: dict[str, Any] = {"session": str(self.session), "limit": limit, "busy": list(busy), "gone": gone}
+        body: dict[str, Any] = {
+            "session": str(self.session),
+            "limit": limit,
+            "busy": list(busy),
+            "auto_offset_reset": auto_offset_reset,
+        }
         body["ahead"] = {str(partition): offset for partition, offset in ahead.items()}
         if wait_s > 0:
             body["wait"] = f"{wait_s:.3f}s"

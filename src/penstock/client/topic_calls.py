@@ -9,11 +9,12 @@ from uuid import UUID
 
 import orjson
 
-from penstock.client.answers import json_of, time_of
+from penstock.client.answers import json_of, outcomes_of, reader
 from penstock.client.calls import Call, quoted
-from penstock.job import Status, make_id, parse_id
-from penstock.message import Message, NewMessage, Published, ReceiverOutcome, Subscribed, Subscriber, TopicCounts
-from penstock.payload import dump_json
+from penstock.core.records import from_object
+from penstock.core.serialization import dump_json
+from penstock.jobs.models import make_id, parse_id
+from penstock.topics.models import Message, NewMessage, Published, Subscribed, Subscriber, TopicCounts
 
 
 def path_of(topic: str, *rest: str) -> str:
@@ -23,11 +24,12 @@ def path_of(topic: str, *rest: str) -> str:
 
 def topics() -> Call[list[TopicCounts]]:
     """All topics."""
+    return Call("GET", "/v1/topics", reader(list[TopicCounts]))
 
-    def parse(response: Any) -> list[TopicCounts]:
-        return [TopicCounts(**{**one, "last_published_at": time_of(one["last_published_at"])}) for one in json_of(response)]
 
-    return Call("GET", "/v1/topics", parse)
+def details(topic: str) -> Call[Any]:
+    """One topic."""
+    return Call("GET", path_of(topic), json_of)
 
 
 def declare(topic: str, keep: int | None) -> Call[None]:
@@ -46,36 +48,30 @@ def publish(
         "expires_at": _moment(expires_at), "background": background, "timeout": f"{timeout_s:.3f}s",
     }  # fmt: skip
     return Call(
-        "POST", path_of(topic, "messages"), _published, {name: value for name, value in body.items() if value is not None}
+        "POST", path_of(topic, "messages"), reader(Published), {name: value for name, value in body.items() if value is not None}
     )
 
 
 def publish_many(topic: str, messages: Iterable[Any]) -> Call[int]:
     """Publish messages. The ids are made here, so that it can be repeated."""
-    lines = b"\n".join(_line(message if isinstance(message, NewMessage) else NewMessage(message)) for message in messages)
+    lines = [_line(message if isinstance(message, NewMessage) else NewMessage(message)) for message in messages]
 
     def parse(response: Any) -> int:
-        found = json_of(response)
-        return int(found["published"] + found["duplicates"])
+        return len(outcomes_of(response, "message", len(lines)))
 
-    return Call("POST", path_of(topic, "messages"), parse, lines=lines)
+    return Call("POST", path_of(topic, "messages"), parse, lines=b"\n".join(lines))
 
 
 def read(topic: str, since: int | None, limit: int) -> Call[list[Message[Any]]]:
     """Read messages."""
     params = {"limit": str(limit)} | ({} if since is None else {"since": str(since)})
-    return Call("GET", path_of(topic, "messages"), lambda r: [message_of(one) for one in json_of(r)], params=params)
+    return Call("GET", path_of(topic, "messages"), reader(list[Message[Any]]), params=params)
 
 
 def subscribe(topic: str, client_id: str, ttl: timedelta | None, filter: Any, since: int | None) -> Call[Subscribed]:
     """Subscribe."""
     body = {"ttl_s": None if ttl is None else ttl.total_seconds(), "filter": filter, "since": since}
-
-    def parse(response: Any) -> Subscribed:
-        found = json_of(response)
-        return Subscribed(**{**found, "expires_at": time_of(found["expires_at"])})
-
-    return Call("PUT", path_of(topic, "subscribers", quoted(client_id)), parse, body)
+    return Call("PUT", path_of(topic, "subscribers", quoted(client_id)), reader(Subscribed), body)
 
 
 def renew(topic: str, client_id: str) -> Call[bool]:
@@ -91,23 +87,12 @@ def unsubscribe(topic: str, client_id: str, drop: bool) -> Call[None]:
 
 def subscribers(topic: str) -> Call[list[Subscriber]]:
     """The subscribers."""
-
-    def parse(response: Any) -> list[Subscriber]:
-        return [
-            Subscriber(
-                one["client_id"], one["queue"], one["key"], one["filter"],
-                None if one["ttl_s"] is None else timedelta(seconds=one["ttl_s"]), time_of(one["expires_at"]), one["after_seq"],
-                time_of(one["created_at"]),
-            )
-            for one in json_of(response)
-        ]  # fmt: skip
-
-    return Call("GET", path_of(topic, "subscribers"), parse)
+    return Call("GET", path_of(topic, "subscribers"), reader(list[Subscriber]))
 
 
 def message_of(one: dict[str, Any]) -> Message[Any]:
     """A message."""
-    return Message(one["seq"], parse_id(one["id"]), time_of(one["published_at"]), one["data"])
+    return from_object(Message[Any], one)
 
 
 def _line(message: NewMessage[Any]) -> bytes:
@@ -117,17 +102,6 @@ def _line(message: NewMessage[Any]) -> bytes:
         "unique": message.unique, "run_after": _moment(message.run_after), "expires_at": _moment(message.expires_at),
     }  # fmt: skip
     return orjson.dumps({name: value for name, value in fields.items() if value is not None})
-
-
-def _published(response: Any) -> Published:
-    found = json_of(response)
-    outcomes = None
-    if found["outcomes"] is not None:
-        outcomes = [
-            ReceiverOutcome(one["client_id"], parse_id(one["job"]), Status(one["status"]), one["result"], one["errors"])
-            for one in found["outcomes"]
-        ]
-    return Published(parse_id(found["id"]), found["seq"], found["receivers"], found["coalesced"], found["duplicate"], outcomes)
 
 
 def _moment(given: datetime | timedelta | None) -> Any:

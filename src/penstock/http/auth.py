@@ -84,7 +84,7 @@ class Refused(ApiError):
 
 
 class Authorizer(Protocol):
-    """Decides who somebody is.
+    """Decides which principal a client is.
 
     It may also have `async def knows(self, user: str) -> bool`, whether there is such a user: then an address from which many
     logins failed keeps out guesses at names that there are not, and no user.
@@ -112,7 +112,7 @@ class OneUser:
     Args:
         name: Its name.
         secret: Its password, or with the name before it its token.
-        others: Decides about everybody else; None: nobody else is let in.
+        others: Decides about all other users; None: no other user is admitted.
     """
 
     def __init__(self, name: str, secret: str, others: Authorizer | None = None) -> None:
@@ -177,7 +177,7 @@ class Throttle:
             for key in keys:
                 if not self._under_way[key]:
                     del self._under_way[key]
-            # Whoever waits looks again; whoever comes to wait now waits for the next one.
+            # Requests that wait look again; those that come now wait for the next one.
             self._ended.set()
             self._ended = asyncio.Event()
 
@@ -219,11 +219,11 @@ class Throttle:
 
 
 def _keys(client: str, user: str) -> tuple[tuple[str, str | None], tuple[str, str | None]]:
-    # No user has a longer name, but whoever guesses may.
+    # No user has a longer name, but a client that guesses may send one.
     return (household(client), user[:65]), (household(client), None)
 
 
-class Door:
+class Authenticator:
     """Lets requests in.
 
     Args:
@@ -252,7 +252,7 @@ class Door:
             return principal
         credentials = parse_authorization(header, client, instance)
         digest = hashlib.blake2b(header or b"", key=self._key, digest_size=16).digest()
-        # Whoever was let in before is not kept out by the failures of others behind the same proxy.
+        # A user who was admitted before is not kept out by the failures of others behind the same proxy.
         if credentials is None or digest in self._known:
             return await self._authorize(credentials, digest, client, instance)
         known = await self._is_user(client, credentials.user)

@@ -11,8 +11,8 @@ from uuid import UUID, uuid4
 import msgspec
 from msgspec import Raw, Struct
 
+from penstock.core.serialization import storable
 from penstock.http.errors import ApiError, bad_json, invalid_parameter, missing, too_large
-from penstock.payload import storable
 
 LARGEST_DATA = 102_400
 DATA_TOO_LARGE = "Data parameter is too large (100KB max)"

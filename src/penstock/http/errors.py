@@ -10,6 +10,7 @@ from typing import Any
 
 import orjson
 
+from penstock.core.serialization import plain_text
 from penstock.errors import (
     Conflict,
     DatabaseUnavailable,
@@ -19,8 +20,7 @@ from penstock.errors import (
     PenstockError,
     SchemaMismatch,
 )
-from penstock.http.advice import for_http
-from penstock.payload import plain_text
+from penstock.http.hints import for_http
 
 JSON = b"application/json; charset=utf-8"
 

@@ -10,8 +10,8 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from penstock.http.scaling import ScalingGauges
-from penstock.job import Admission, JobCounts
-from penstock.scaling import ScaleAdvice
+from penstock.jobs.models import Admission, JobCounts
+from penstock.jobs.scaling import ScaleAdvice
 
 _LATENCIES = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 _MOST_TYPES = 1_000
@@ -25,7 +25,7 @@ _QUEUE = {
     "failed_last_hour": ("penstock_failed_last_hour", "Jobs that failed for good within the last hour."),
     "quarantined_last_hour": (
         "penstock_quarantined_last_hour",
-        "Jobs that were quarantined within the last hour: nobody can read them, or they end their workers.",
+        "Jobs that were quarantined within the last hour: no worker can read them, or they end their workers.",
     ),
     "expired_last_hour": ("penstock_expired_last_hour", "Jobs that expired within the last hour."),
     "cancelled_last_hour": ("penstock_cancelled_last_hour", "Jobs that were cancelled within the last hour."),

@@ -29,7 +29,7 @@ SECURITY = [
     (b"cross-origin-opener-policy", b"same-origin"),
 ]
 PLAIN = [*SECURITY, _POLICY, _NO_STORE]
-"""The headers of every answer that is no page and that nobody may keep."""
+"""The headers of every answer that is no page and that no cache may keep."""
 
 
 def page_policy(**sources: str) -> str:

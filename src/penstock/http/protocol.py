@@ -91,7 +91,7 @@ class Protocol(HttpToolsProtocol):
         self._start_clock()
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """A header, or a trailer after a body, which nobody reads."""
+        """A header, or a trailer after a body, which no part reads."""
         if self._in_head:
             super().on_header(name, value)
 

@@ -14,9 +14,9 @@ from datetime import timedelta
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from penstock.postgres import pool_views
+from penstock.jobs.scaling import Load, ScaleAdvice, advise
+from penstock.pools import views as pool_views
 from penstock.postgres.database import Database
-from penstock.scaling import Load, ScaleAdvice, advise
 
 _KEPT_S = 5.0
 _SHARE = 20.0

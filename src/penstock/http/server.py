@@ -10,7 +10,7 @@ import os
 import signal
 import tempfile
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from types import FrameType
@@ -19,49 +19,47 @@ from typing import Any
 import uvicorn
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
-from fastapi.openapi.utils import get_openapi
 from starlette.exceptions import HTTPException
+from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp
 from uvicorn.supervisors import Multiprocess
 
-from penstock import logs
 from penstock._version import __version__
 from penstock.app import Penstock
+from penstock.core import logs
+from penstock.core.logs import get_logger
 from penstock.errors import InvalidInput, PenstockError, SchemaMismatch
-from penstock.http.api import (
-    batch,
-    deliveries,
-    events,
-    groups,
-    jobber,
-    jobs,
-    lists,
-    pools,
-    schedules,
-    standing,
-    streams,
-    system,
-    topics,
-    types,
-    working,
-)  # fmt: skip
-from penstock.http.api.common import SCHEMAS, error_answer
-from penstock.http.auth import Authorizer, Door, OneUser
+from penstock.http import system
+from penstock.http import user_queries as users
+from penstock.http.assembly import Assembly
+from penstock.http.auth import Authenticator, Authorizer, OneUser
+from penstock.http.call import METHODS, Call
 from penstock.http.errors import ApiError, from_penstock, invalid_parameter, method_not_allowed, not_found, server_error
-from penstock.http.gate import Gate
-from penstock.http.metrics import Metrics
-from penstock.http.service import Service
+from penstock.http.jobs import batches as batch
+from penstock.http.jobs import jobber, lists, types
+from penstock.http.jobs import routes as jobs
+from penstock.http.middleware import Middleware
+from penstock.http.openapi import document
+from penstock.http.pools import routes as pools
+from penstock.http.pools import standing
+from penstock.http.routing import error_answer
+from penstock.http.schedules import routes as schedules
 from penstock.http.settings import HttpSettings
+from penstock.http.streams import event_routes as events
+from penstock.http.streams import group_routes as groups
+from penstock.http.streams import routes as streams
+from penstock.http.topics import delivery_routes as deliveries
+from penstock.http.topics import routes as topics
 from penstock.http.users import Users, new_secret
-from penstock.logs import get_logger
-from penstock.postgres import users
+from penstock.http.workers import routes as working
 from penstock.postgres.listener import Listener
+from penstock.postgres.notifications import Kind, Notifications
 from penstock.postgres.schema_watch import left_behind
-from penstock.worker.care import Care
+from penstock.worker import maintenance
 
 log = get_logger("penstock.http")
 # The first route that fits is taken: /v1/jobs/job_... is a job before it is a job type.
-_PARTS = (
+_RESOURCES = (
     system, jobs, types, batch, working, lists, jobber, pools, schedules, standing, streams, events, groups, topics, deliveries,
 )  # fmt: skip
 # After that uvicorn kills a process as hung and starts another; on a busy machine its five seconds are few.
@@ -69,7 +67,6 @@ _SILENCE_OF_A_PROCESS_S = 60
 # Where the processes of a server leave word for the one that started them, and what they call it.
 _FOLDER = "PENSTOCK_SERVER_FOLDER"
 _LEFT_BEHIND = "left-behind"
-_DESCRIPTION = "Background work on PostgreSQL. Basic auth, or a bearer token `NAME.SECRET`."
 
 
 def create_app(
@@ -82,31 +79,24 @@ def create_app(
 
     Args:
         app: The jobs' app; None: one from the environment.
-        authorizer: Who decides who somebody is; None: the user admin with the token of the settings, else the users in the
-            database.
+        authorizer: Decides which principal a client is; None: the user admin with the token of the settings, else the users in
+            the database.
         settings: None: from the environment.
         on_left_behind: Called when a migration has made the schema one that this version cannot use; until it is ended the
             application answers 503.
     """
     http_settings = settings or HttpSettings.read()
     penstock = app or Penstock()
-    penstock.settings = penstock.settings.model_copy(update={"pool_size": http_settings.pool_size})
-    running: list[Service] = []
+    penstock.context.settings = penstock.settings.model_copy(update={"pool_size": http_settings.pool_size})
+    running: list[Assembly] = []
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        await penstock.open(patience=penstock.settings.start_timeout)
+        await penstock.open(timeout=penstock.settings.start_timeout)
         async with penstock:
             database = await penstock.database()
             chosen = authorizer or _authorizer(http_settings, Users(database))
-            care = Care(database, penstock.settings, lambda: service.heard("due"))
-
-            def heard(payload: str) -> None:
-                if payload == "schema":
-                    database.schema_changed.set()
-                    return
-                care.look()
-                service.heard(payload)
+            upkeep = maintenance.of(database, penstock.settings)
 
             async def watch_schema() -> None:
                 error = await left_behind(database)
@@ -114,24 +104,28 @@ def create_app(
                 if on_left_behind is not None:
                     on_left_behind(error)
 
-            listener = Listener(database, ["penstock"], heard)
-            service = Service(penstock, database, Door(chosen), http_settings, Metrics(), listener)
-            running.append(service)
-            parts = (listener.run(), care.run_promotion(), care.run_recovery(), care.run_streams(), watch_schema())
+            notifications = Notifications()
+            listener = Listener(database, ["penstock"], notifications.dispatch)
+            assembly = Assembly(penstock, database, Authenticator(chosen), http_settings, listener)
+            assembly.subscribe(notifications)
+            notifications.wake(upkeep.look, Kind.JOBS, Kind.FULL_SCAN, Kind.PLACE, Kind.CONNECTED)
+            notifications.wake(database.schema_changed.set, Kind.SCHEMA)
+            running.append(assembly)
+            parts = (listener.run(), upkeep.run(assembly.jobs_ready), watch_schema())
             tasks = [asyncio.create_task(part) for part in parts]
-            _on_signals(service.stop)
+            _on_signals(assembly.stop)
             try:
                 yield
             finally:
-                service.stop()
-                await service.close()
+                assembly.stop()
+                await assembly.close()
                 for task in tasks:
                     task.cancel()
                 await asyncio.gather(*tasks, return_exceptions=True)
                 running.clear()
 
     inner = http_routes(lifespan)
-    return Gate(inner, [route for part in _PARTS for route in part.api.routes], lambda: running[0] if running else None)
+    return Middleware(inner, inner.routes, lambda: running[0].service if running else None)
 
 
 def serve(settings: HttpSettings, announce: Any = print) -> None:
@@ -214,7 +208,7 @@ def _end_behind(error: SchemaMismatch) -> None:
 
 
 def _end_with(parent: int) -> None:
-    """Stop this process in an orderly way when the one that started it was killed: nobody else would."""
+    """Stop this process in an orderly way when the process that started it was killed: no other process would."""
     multiprocessing.connection.wait([parent])
     os.kill(os.getpid(), signal.SIGTERM)
 
@@ -239,7 +233,7 @@ def _on_signals(stop: Callable[[], None]) -> None:
 async def _with_token(settings: HttpSettings, announce: Any) -> HttpSettings:
     """The settings with a token when there are no users and this machine alone can reach the server."""
     app = Penstock()
-    await app.open(patience=app.settings.start_timeout)
+    await app.open(timeout=app.settings.start_timeout)
     async with app:
         there_are_users = bool(await users.list_users(await app.database()))
     if there_are_users or settings.token is not None:
@@ -269,19 +263,17 @@ def _authorizer(settings: HttpSettings, stored: Users) -> Authorizer:
 
 
 def http_routes(lifespan: Any) -> FastAPI:
-    """All routes as an application, without the gate before them."""
+    """All routes as an application, without the middleware before them."""
     inner = FastAPI(
         title="Penstock",
         version=__version__,
-        description=_DESCRIPTION,
         lifespan=lifespan,
+        routes=[route for resource in _RESOURCES for route in resource.api.routes],
         docs_url=None,
         redoc_url=None,
         openapi_url=None,
         redirect_slashes=False,
     )
-    for part in _PARTS:
-        inner.include_router(part.api)
 
     @inner.exception_handler(PenstockError)
     async def _penstock(request: Request, error: PenstockError) -> Response:
@@ -297,9 +289,12 @@ def http_routes(lifespan: Any) -> FastAPI:
 
     @inner.exception_handler(HTTPException)
     async def _http(request: Request, error: HTTPException) -> Response:
-        path = request.url.path
-        known = {404: not_found(path), 405: method_not_allowed(path, "")}
-        return error_answer(known.get(error.status_code) or ApiError(error.status_code, "invalid_request", str(error.detail)))
+        path = request.scope["path"]
+        if error.status_code == 404:
+            return error_answer(not_found(path))
+        if error.status_code == 405:
+            return _other_method(request, inner.routes)
+        return error_answer(ApiError(error.status_code, "invalid_request", str(error.detail)))
 
     @inner.exception_handler(Exception)
     async def _unexpected(_request: Request, _error: Exception) -> Response:
@@ -307,44 +302,24 @@ def http_routes(lifespan: Any) -> FastAPI:
 
     def openapi() -> dict[str, Any]:
         if inner.openapi_schema is None:
-            inner.openapi_schema = _openapi(inner)
+            inner.openapi_schema = document(inner.routes)
         return inner.openapi_schema
 
     inner.openapi = openapi  # type: ignore[method-assign]
     return inner
 
 
-def _openapi(inner: FastAPI) -> dict[str, Any]:
-    document = get_openapi(
-        title=inner.title, version=inner.version, openapi_version="3.1.0", description=inner.description, routes=inner.routes
-    )
-    components = document.setdefault("components", {})
-    components.setdefault("schemas", {}).update(SCHEMAS)
-    components["securitySchemes"] = {
-        "basic": {"type": "http", "scheme": "basic"},
-        "bearer": {"type": "http", "scheme": "bearer", "description": "NAME.SECRET"},
-    }
-    document["security"] = [{"basic": []}, {"bearer": []}]
-    for path, operations in document["paths"].items():
-        for operation in operations.values():
-            # What does not fit is answered with 400.
-            operation["responses"].pop("422", None)
-            for response in operation["responses"].values():
-                _show_example(response, components["schemas"])
-            if path in ("/healthz", "/readyz"):
-                operation["security"] = []
-    return document
-
-
-def _show_example(response: dict[str, Any], schemas: dict[str, Any]) -> None:
-    """Give an answer the example of its model."""
-    for content in response.get("content", {}).values():
-        if "example" in content:
-            continue
-        schema = content.get("schema", {})
-        many = schema.get("type") == "array"
-        inner = schema["items"] if many else schema
-        reference = inner.get("$ref") or next((one["$ref"] for one in inner.get("anyOf", []) if "$ref" in one), "")
-        example = schemas.get(reference.rpartition("/")[2], {}).get("example")
-        if example is not None:
-            content["example"] = [example] if many else example
+def _other_method(request: Request, routes: Sequence[BaseRoute]) -> Response:
+    """The answer to a method that no route takes for a path: to OPTIONS the methods that there are, to any other a 405."""
+    allowed: set[str] = set()
+    for route in routes:
+        if route.matches(request.scope)[0] is Match.PARTIAL:
+            allowed |= getattr(route, "methods", None) or set()
+    if "GET" in allowed:
+        allowed.add("HEAD")
+    names = ", ".join([*(method for method in METHODS if method in allowed), "OPTIONS"])
+    call: Call = request.scope["call"]
+    call.route = "other method"
+    if call.method == "OPTIONS":
+        return Response(headers={"allow": names})
+    return error_answer(method_not_allowed(request.scope["path"], names))

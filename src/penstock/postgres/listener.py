@@ -1,6 +1,6 @@
 """Notifications: one direct connection of a process that listens, and comes back when it is lost.
 
-A notification is a hint. Whoever relies on it also polls, so nothing here must be delivered.
+A notification is a hint. Its receivers also poll, so no notification has to be delivered.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ from typing import Any
 
 import asyncpg
 
+from penstock.core.logs import get_logger
+from penstock.core.polling import happens
 from penstock.errors import DatabaseUnavailable, PenstockError
-from penstock.logs import get_logger
 from penstock.postgres.database import Database
-from penstock.waiting import happens
+from penstock.postgres.notifications import Kind, Notification, parse
 
 log = get_logger("penstock.listener")
 
@@ -25,20 +26,20 @@ class Listener:
     """Listens on channels until it is cancelled.
 
     Args:
-        database: Where.
+        database: Database to listen on.
         channels: Names of channels.
-        heard: Called on the loop with each payload, and with "connected" whenever listening began (anew), since
-            something may have been missed before.
+        heard: Called on the loop with each notification, and with `CONNECTED` whenever listening begins, also after a break,
+            since something may have been missed before. Usually `Notifications.dispatch`.
     """
 
-    def __init__(self, database: Database, channels: list[str], heard: Callable[[str], None]) -> None:
+    def __init__(self, database: Database, channels: list[str], heard: Callable[[Notification], None]) -> None:
         self._database = database
         self._wanted = Counter(channels)
         self._heard = heard
         self._stirred = asyncio.Event()
 
     def add(self, channel: str) -> None:
-        """Listen on one more channel, soon: "listening <channel>" is heard once that is so. To be removed as often as added."""
+        """Listen on one more channel soon; `LISTENING` reports it. Call `remove` once for each `add`."""
         self._wanted[channel] += 1
         self._stirred.set()
 
@@ -50,7 +51,7 @@ class Listener:
         self._stirred.set()
 
     async def run(self) -> None:
-        """Listen, for ever; reconnect with pauses of 0.1 s growing to 5 s."""
+        """Listen until cancelled; reconnect with pauses of 0.1 s growing to 5 s."""
         pause = 0.1
         while True:
             try:
@@ -82,14 +83,14 @@ class Listener:
         connection.add_termination_listener(losing)
         heard: set[str] = set()
         await self._keep_up(connection, heard)
-        self._heard("connected")
+        self._heard(Notification(Kind.CONNECTED))
         while not lost:
             if not await happens(self._stirred, 30):
-                # A connection can die without a word (a firewall, a pulled cable): ask now and then.
+                # A connection can be lost silently (a firewall, a pulled cable): check it at intervals.
                 await connection.fetchval("select 1", timeout=10)
             if not lost:
                 for channel in await self._keep_up(connection, heard):
-                    self._heard(f"listening {channel}")
+                    self._heard(Notification(Kind.LISTENING, channel))
 
     async def _keep_up(self, connection: asyncpg.Connection[Any], heard: set[str]) -> list[str]:
         """Listen on what is wanted by now, and on nothing else. Returns the channels that are new."""
@@ -104,8 +105,7 @@ class Listener:
         return new
 
     def _received(self, _connection: object, _pid: int, _channel: str, payload: object) -> None:
-        try:
-            self._heard(str(payload))
-        except ValueError:
-            # Anybody's: whoever may connect to the database can send one.
+        if (notification := parse(str(payload))) is None:
             log.debug("notification_not_understood")
+        else:
+            self._heard(notification)

@@ -1,9 +1,13 @@
 """Brings the schema in a database to this version.
 
-Tables come in numbered files that are applied once, in order, and never edited. Functions stand in whole files that are
-re-applied whenever one of them changed. Everything happens in one transaction under an advisory lock, so any number of
-processes may migrate at once, and one that dies halfway leaves nothing behind. An older Penstock never overwrites the
-functions of a newer one, so a rolling deployment may restart its processes in any order.
+Tables come in numbered files that are applied once, in order, and never edited. Functions stand in whole files, a folder for
+each capability, that are re-applied whenever one of them changed. Their order does not matter: the bodies are not checked while
+they are applied, and what needs a function at once, as a trigger does, stands below it in its file. The schema belongs to
+Penstock: a function in it that no file declares any more is dropped, so a function that changes its parameters or its result, or
+goes, is edited in its file and nowhere else. What other versions still call stays in `functions/kept`. Everything happens in one
+transaction under an advisory lock, so any number of processes may migrate at once, and one that dies halfway leaves nothing
+behind. An older Penstock never overwrites the functions of a newer one, so a rolling deployment may restart its processes in any
+order.
 
 Who fits whom. The functions speak a protocol, which has a number, and serve clients back to an oldest one; a migration notes
 both in `penstock.protocol`. A process works with every schema whose range holds its own `PROTOCOL`, a newer one too. Within one
@@ -13,7 +17,9 @@ version nothing may differ: the checksums of what was applied are those of the f
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+import re
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
@@ -23,8 +29,8 @@ from typing import Any
 import asyncpg
 
 from penstock._version import __version__
+from penstock.core.logs import get_logger
 from penstock.errors import SchemaMismatch
-from penstock.logs import get_logger
 from penstock.postgres.database import Database, translate
 
 log = get_logger("penstock.migrate")
@@ -35,11 +41,12 @@ OLDEST_SERVER = 15
 PROTOCOL = 1
 OLDEST_CLIENT = 1
 _LOCK = 0x70656E73
+_APPLIED = "select name, checksum, version from penstock.migrations"
 
 
 @dataclass(frozen=True, slots=True)
 class _File:
-    """A file of the schema, as this process found it when it first looked."""
+    """A file of the schema, as this process found it when it first looked; its name is its path below its kind."""
 
     name: str
     text: str
@@ -63,7 +70,7 @@ async def migrate(database: Database) -> Migrated:
     connection = await database.connect()
     try:
         async with connection.transaction():
-            return await _migrate(connection)
+            return await _migrate(database, connection)
     except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError) as error:
         raise (translate(error) or error) from error
     finally:
@@ -73,7 +80,8 @@ async def migrate(database: Database) -> Migrated:
 async def check(database: Database) -> None:
     """Raise `SchemaMismatch` unless the schema is there and fits this version."""
     known = {file.name: file for file in _files("tables")}
-    rows = {row["name"]: row for row in await database.fetch("select name, checksum, version from penstock.migrations")}
+    rows = {row["name"]: row for row in await database.fetch(_APPLIED)}
+    _refuse_before_release(database, rows)
     if missing := sorted(known.keys() - rows.keys()):
         raise SchemaMismatch(f"the Penstock schema lacks {', '.join(missing)}", hint="Run: penstock migrate")
     stored = await database.fetchrow("select number, oldest, version from penstock.protocol")
@@ -89,49 +97,106 @@ async def check(database: Database) -> None:
         )
 
 
-async def _migrate(connection: asyncpg.Connection[Any]) -> Migrated:
+async def _migrate(database: Database, connection: asyncpg.Connection[Any]) -> Migrated:
     server = int(await connection.fetchval("show server_version_num")) // 10_000
     if server < OLDEST_SERVER:
         raise SchemaMismatch(f"PostgreSQL {server} is too old", hint=f"Penstock needs PostgreSQL {OLDEST_SERVER} or newer.")
     await connection.execute("select pg_advisory_xact_lock($1)", _LOCK)
+    applied: dict[str, Any] = {}
+    if await connection.fetchval("select to_regclass('penstock.migrations') is not null"):
+        applied = {row["name"]: row for row in await connection.fetch(_APPLIED)}
+        _refuse_before_release(database, applied)
     await connection.execute((_schema() / "migrations.sql").read_text("utf-8"))
-    applied = {row["name"]: row for row in await connection.fetch("select name, checksum, version from penstock.migrations")}
 
     tables = _files("tables")
-    if "0017c_protocol.sql" in applied:
+    if applied:
         stored = await connection.fetchrow("select number, oldest, version from penstock.protocol")
         _refuse_range(stored)
         if stored is not None and (stored["number"] > PROTOCOL or _number(stored["version"]) > _number(__version__)):
             # A newer schema that serves this version; it is not for this version to change it.
             return Migrated(tables=[], functions=False)
     _refuse_edited(applied)
-    done = []
-    for file in tables:
-        if file.name not in applied:
-            await connection.execute(file.text)
-            await _record(connection, file.name, _checksum((file,)))
-            done.append(file.name)
+    new = [file for file in tables if file.name not in applied]
+    for file in new:
+        await connection.execute(file.text)
+    done = [file.name for file in new]
 
     functions = _files("functions")
     checksum = _checksum(functions)
     before = applied.get("functions")
-    stale = before is None or (before["checksum"] != checksum and _number(before["version"]) <= _number(__version__))
+    applied_now = before is not None and (before["version"], before["checksum"]) == (__version__, checksum)
+    stale = not applied_now and (before is None or _number(before["version"]) <= _number(__version__))
     if stale or done:
-        for file in functions:
-            await connection.execute(file.text)
+        dropped = await _apply_functions(connection, functions)
+        await connection.execute("select penstock.set_planner_profiles()")
         await connection.execute("select penstock.refresh_access()")
         await connection.execute("select penstock.ensure_archive(penstock.clock())")
+        for file in new:
+            await _record(connection, file.name, _checksum((file,)))
         await _record(connection, "functions", checksum)
         await connection.execute("select penstock.record_protocol($1, $2, $3)", PROTOCOL, OLDEST_CLIENT, __version__)
         # Workers of other versions look whether they can go on.
         await connection.execute("select pg_notify('penstock', 'schema')")
-    if done or stale:
-        log.info("migrated", tables=done, functions=stale)
+        log.info("migrated", tables=done, functions=stale, dropped=dropped)
     return Migrated(tables=done, functions=stale)
+
+
+async def _apply_functions(connection: asyncpg.Connection[Any], files: Sequence[_File]) -> list[str]:
+    """Create or replace the functions of the files, and drop the others of the schema. Returns those that were dropped."""
+    before = await connection.fetch(
+        "select oid, xmin::text as version from pg_proc where pronamespace = 'penstock'::regnamespace"
+    )
+    await connection.execute("set local check_function_bodies = off")
+    try:
+        for file in files:
+            await _replace(connection, file)
+        dropped: list[str] = await connection.fetchval(
+            "select penstock.drop_undeclared($1, $2)", [row["oid"] for row in before], [row["version"] for row in before]
+        )
+    except asyncpg.DependentObjectsStillExistError as error:
+        raise SchemaMismatch(
+            f"the database uses functions of Penstock that this version drops: {error.detail}",
+            hint="Drop what depends on them, or change it, and then run: penstock migrate. Nothing has been changed.",
+        ) from error
+    return dropped
+
+
+async def _replace(connection: asyncpg.Connection[Any], file: _File) -> None:
+    while True:
+        try:
+            async with connection.transaction():
+                await connection.execute(file.text)
+            return
+        except asyncpg.InvalidFunctionDefinitionError as error:
+            # `create or replace` keeps the result and the parameters' names and defaults. The hint is the command that helps.
+            command = re.search(r"DROP FUNCTION .+\)", error.hint or "")
+            if command is None:
+                raise
+            await connection.execute(command[0])
 
 
 async def _record(connection: asyncpg.Connection[Any], name: str, checksum: str) -> None:
     await connection.execute("select penstock.record_migration($1, $2, $3)", name, checksum, __version__)
+
+
+def _refuse_before_release(database: Database, applied: Mapping[str, Any]) -> None:
+    """Refuse the schemas of before the first release, whose numbered files were others."""
+    if not applied or _files("tables")[0].name in applied:
+        return
+    if database.data_dir is None:
+        place, run, other = "the database", "", "use another database"
+    else:
+        folder = database.data_dir.resolve()
+        place, other = f"the data folder {folder}", "use another folder (PENSTOCK_DATA_DIR)"
+        run = f"PENSTOCK_DATA_DIR={shlex.quote(str(folder))} penstock exec "
+    raise SchemaMismatch(
+        f"the schema penstock in {place} was made before the first release of Penstock, and cannot be brought up to date",
+        hint="Nothing in it has been changed. To keep what is in it, export it:\n"
+        f"  {run}pg_dump --schema=penstock --file=penstock.sql\n"
+        "Then drop it:\n"
+        f"  {run}psql --command='drop schema penstock cascade'\n"
+        f"Or {other}.",
+    )
 
 
 def _refuse_range(stored: Any) -> None:
@@ -165,8 +230,15 @@ def _schema() -> Traversable:
 @cache
 def _files(kind: str) -> tuple[_File, ...]:
     # Read once: a package that is replaced under a running process is not the code that runs.
-    found = (_File(file.name, file.read_text("utf-8")) for file in (_schema() / kind).iterdir() if file.name.endswith(".sql"))
-    return tuple(sorted(found, key=lambda file: file.name))
+    return tuple(sorted(_read(_schema() / kind, ""), key=lambda file: file.name))
+
+
+def _read(folder: Traversable, path: str) -> Iterator[_File]:
+    for entry in folder.iterdir():
+        if entry.is_dir():
+            yield from _read(entry, f"{path}{entry.name}/")
+        elif entry.name.endswith(".sql"):
+            yield _File(path + entry.name, entry.read_text("utf-8"))
 
 
 @cache

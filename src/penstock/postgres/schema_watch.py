@@ -1,22 +1,22 @@
-"""Watches whether the schema stays one that this version can use: a migration may leave running processes behind."""
+"""Watches whether this version can still use the schema, since a migration may leave running processes behind."""
 
 from __future__ import annotations
 
 import asyncio
 
+from penstock.core.polling import happens
 from penstock.errors import PenstockError, SchemaMismatch
 from penstock.postgres import migrate
 from penstock.postgres.database import Database
-from penstock.waiting import happens
 
 _LOOK_S = 60.0
 _MOST_MISSING = 5
 
 
 async def left_behind(database: Database) -> SchemaMismatch:
-    """Wait until the schema is one that this version cannot use. Returns what is wrong with it.
+    """Wait until this version cannot use the schema any more. Returns the error.
 
-    It is looked at when a migration says that it was there, once a minute, and after each call that found something missing.
+    The schema is checked after the notification of a migration, once a minute, and after each call that misses an object.
     """
     unanswered = 0
     while True:
@@ -28,9 +28,9 @@ async def left_behind(database: Database) -> SchemaMismatch:
         except SchemaMismatch as found:
             return found
         except PenstockError:
-            # Away; whoever works says so.
+            # The database is unavailable; the worker's own calls report it.
             continue
-        # It fits by its numbers. A function that is missing all the same, again and again, does not come back.
+        # The version number matches. A function that is still missing after several calls will not appear any more.
         unanswered = 0 if error is None or not _lacks_function(error) else unanswered + 1
         if error is not None and unanswered >= _MOST_MISSING:
             return error

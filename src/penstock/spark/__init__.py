@@ -1,7 +1,7 @@
 """Spark, the data engine: a data source and sink, the history pipeline, bulk work, and workers on executors.
 
-Needs the extra `spark` (and `jdk` where the machine has no Java). Only `session` and `register` are for everybody; the
-rest is reached through `spark.read.format("penstock")` and through the commands `penstock history` and `penstock bulk`.
+Needs the extra `spark` (and `jdk` where the machine has no Java). Only `session` and `register` are for applications; the
+rest is used through `spark.read.format("penstock")` and through the commands `penstock history` and `penstock bulk`.
 """
 
 from __future__ import annotations

@@ -10,17 +10,18 @@ from datetime import datetime, timedelta
 from types import TracebackType
 from typing import Any, TypeVar
 
-from penstock.postgres import history, streams
+from penstock.core.polling import happens
+from penstock.history import queries as history
 from penstock.postgres.database import Database
 from penstock.postgres.listener import Listener
 from penstock.settings import Settings
-from penstock.spark.archive import EARLIEST, Archive
 from penstock.spark.connections import Connections
-from penstock.spark.offsets import Position
+from penstock.spark.jobs.archive import EARLIEST, Archive
+from penstock.spark.jobs.offsets import Position
 from penstock.spark.scans import APPLICATION
-from penstock.spark.stream_log import StreamLog
-from penstock.spark.stream_offsets import Offsets
-from penstock.waiting import happens
+from penstock.spark.streams.log import StreamLog
+from penstock.spark.streams.offsets import Offsets
+from penstock.streams import queries as streams
 
 T = TypeVar("T")
 _PATIENCE_S = 60.0
@@ -99,7 +100,7 @@ class Blocking:
     async def next_events(
         self, log: StreamLog, start: Offsets, limit: int | None, until: Offsets | None, wait: timedelta, least: int = 1
     ) -> Offsets:
-        """The end of the next batch of streams; while less than `least` is there, waits for notifications, at most so long."""
+        """The end of the next batch of streams; while fewer than `least` events exist, wait for notifications, at most `wait`."""
 
         async def there() -> Offsets:
             enough = least <= 1 or await log.lag(start) >= least
@@ -107,32 +108,37 @@ class Blocking:
 
         deadline = time.monotonic() + wait.total_seconds()
         while True:
-            # Before the look, so that what comes after it is heard of.
-            heard = self._listen(self._channel) if until is None else None
+            # The reader listens before it reads, so that later events notify it.
+            notified = self._listen(self._channel) if until is None else None
             end = await there()
             left = deadline - time.monotonic()
-            if heard is None or left <= 0 or log.is_anew or any(offset > start.get(place, 0) for place, offset in end.items()):
+            if (
+                notified is None
+                or left <= 0
+                or log.was_recreated
+                or any(offset > start.get(place, 0) for place, offset in end.items())
+            ):
                 return end
             if (now := time.monotonic()) > self._announced_until:
-                # One statement in a while says of all streams that this reader waits; then once more, for what came in between.
+                # One statement registers this reader for all streams; then it reads once more, for events that came in between.
                 await streams.wait_for_events_of(self.database, [name for name, _ in log.seen], self._channel)
                 self._announced_until = now + _ANNOUNCED_S
-            elif not await happens(heard, min(left, self._announced_until - now)) and time.monotonic() >= deadline:
+            elif not await happens(notified, min(left, self._announced_until - now)) and time.monotonic() >= deadline:
                 return end
 
     async def events_found(self) -> None:
-        """Take back that this reader waits: appends would notify it for nothing while it has a batch to read."""
+        """Remove the registration of this reader: appends would notify it needlessly while it has a batch to read."""
         if self._announced_until > 0:
             self._announced_until = 0.0
             await streams.stop_waiting(self.database, self._channel)
 
     async def _notified(self, start: Position, within: float) -> None:
-        heard = self._listen(history.CHANNEL)
+        notified = self._listen(history.CHANNEL)
         await history.wait(self.database, self._reader, True)
         try:
-            # Once more, since something may have come in between.
+            # The reader checks once more, since jobs may have been archived in between.
             if not await self.archive.waiting(start):
-                await happens(heard, within)
+                await happens(notified, within)
         finally:
             await history.wait(self.database, self._reader, False)
 

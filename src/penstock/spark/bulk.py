@@ -18,7 +18,8 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import MapType, StructType
 
 from penstock.errors import InvalidInput, NotFound
-from penstock.postgres import jobs, staging
+from penstock.jobs import queries as jobs
+from penstock.spark import staging
 from penstock.spark.blocking import Blocking
 from penstock.spark.options import job_target
 

@@ -1,8 +1,8 @@
 """Connections that a Python process of Spark keeps from one task to the next.
 
 Spark uses its Python processes for task after task, so a micro-batch need not connect. A connection is lent to one user at a
-time, is looked at before it is lent again, and is closed when nobody wants it for a while, or when there are enough. A process
-that is forked off leaves those of its parent alone: whatever it sent on them, even a goodbye, would be the parent's.
+time, is checked before it is lent again, and is closed when it has been idle for a while or when enough others exist. A forked
+process leaves the connections of its parent alone, since all that it sent on them, even a close, would act on the parent's.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Connections(Generic[C]):
         usable: Whether one that was kept can be used still.
         close: Closes one.
         most: Kept at most, for all databases together.
-        idle_s: How long one is kept that nobody uses.
+        idle_s: How long an idle connection is kept, in seconds.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class Connections(Generic[C]):
             self._end(one.connection)
 
     def _sweep(self) -> None:
-        """Close what nobody uses, until there is nothing left."""
+        """Close idle connections until none is left."""
         while True:
             with self._lock:
                 old = time.monotonic() - self._idle_s

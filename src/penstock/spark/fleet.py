@@ -1,9 +1,9 @@
 """A fleet: the ordinary worker, many times, on the executors of any Spark cluster.
 
-Spark starts the workers and starts them again where one fails; everything else they do as anywhere: they claim, settle,
-heartbeat and recover through Postgres. Spark ends Python with SIGKILL, without a word to the handler. So a fleet is drained
-through Postgres: each worker looks at its row in `fleets`, stops in its orderly way when it says so, and then its task
-ends. When Spark kills nevertheless, leases bring the jobs back, as after any crash.
+Spark starts the workers, and starts them again after a failure. Apart from that they are ordinary workers: they claim, settle,
+heartbeat and recover through Postgres. Spark ends Python with SIGKILL and does not notify the handler. A fleet is therefore
+drained through Postgres: each worker reads its row in `fleets`, stops in order when the row says so, and then its task ends.
+When Spark kills a worker nevertheless, its leases expire and its jobs run again, as after any crash.
 """
 
 from __future__ import annotations
@@ -21,13 +21,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from penstock import logs
+from penstock.app import load
+from penstock.core import logs
+from penstock.core.logs import get_logger
 from penstock.errors import DatabaseUnavailable, PenstockError
-from penstock.logs import get_logger
-from penstock.postgres import fleets
 from penstock.postgres.database import Database
 from penstock.settings import Settings
 from penstock.spark.blocking import Blocking
+from penstock.worker import fleets
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -110,15 +111,13 @@ def serve(member: Member, part: Iterable[int]) -> Iterator[str]:
 
 
 async def _serve(member: Member) -> str:
-    from penstock.cli.serving import load
-
     app = load(member.target)
     logs.configure()
     changes: dict[str, object] = {"database_url": Settings(database_url=member.url).database_url}
     if member.concurrency is not None:
         changes["concurrency"] = member.concurrency
-    app.settings = app.settings.model_copy(update=changes)
-    await app.open(patience=app.settings.start_timeout)
+    app.context.settings = app.settings.model_copy(update=changes)
+    await app.open(timeout=app.settings.start_timeout)
     async with app:
         worker = await app.worker(*member.names)
         looking = asyncio.create_task(_look(worker, member, await app.database()), name="penstock-fleet")

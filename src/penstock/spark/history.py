@@ -16,15 +16,15 @@ from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from penstock.delta import DeltaLog
-from penstock.lake import Lake
-from penstock.logs import get_logger
-from penstock.postgres import lakes
-from penstock.postgres.lakes import LakeFile, LakeRecord
+from penstock.core.logs import get_logger
+from penstock.history import lake_queries as lakes
+from penstock.history.delta import DeltaLog
+from penstock.history.lake import Lake
+from penstock.history.lake_queries import LakeFile, LakeRecord
 from penstock.spark import frames, schemas
 from penstock.spark.blocking import Blocking
-from penstock.spark.courtesy import let_others_go_first
 from penstock.spark.sketches import merged, quantiles
+from penstock.spark.throttle import throttle
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -110,7 +110,7 @@ class Pipeline:
         return Ran(len(self._ran), sum(self._ran))
 
     def _batch(self, archive: DataFrame, number: int) -> None:
-        let_others_go_first(self._patience)
+        throttle(self._patience)
         with Blocking(self._url) as database:
             record = database.run(lakes.open_lake(database.database, self._lake.name, self._lake.uri))
             if record.batch >= number:
@@ -121,7 +121,7 @@ class Pipeline:
 
     def _do(self, database: Blocking, record: LakeRecord, archive: DataFrame, number: int) -> None:
         lake = self._lake
-        # Files of this number belong to nobody but an earlier try.
+        # Files of this number can only be those of an earlier attempt.
         lake.discard(number)
         self._write(frames.jobs(archive).drop("xid"), number, "jobs")
         self._after_step("jobs written")

@@ -20,7 +20,7 @@ from functools import lru_cache
 from importlib import util
 from pathlib import Path
 
-from penstock import folders
+from penstock.core import folders
 from penstock.errors import PenstockError
 
 SUPPORTED = (17, 21, 25)
@@ -78,8 +78,8 @@ def find_java() -> Java:
 def without_vector(home: Path) -> Path:
     """A Java home that runs the Java of `home` without asking for the vector module. Made once, in the user's cache.
 
-    What is in it is run: where the cache is somebody else's, or others may write there, it is made anew for this process, in a
-    temporary folder with a name that nobody can guess.
+    Its files are executed. Where the cache belongs to another user, or others may write there, the home is made for this process
+    alone, in a temporary folder with a random name.
     """
     if os.name == "nt":
         raise JavaNotFound(f"the Java in {home} lacks the module {_VECTOR}", hint=_REMEDY)

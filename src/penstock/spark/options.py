@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from penstock.errors import DatabaseUnavailable, InvalidInput
 from penstock.postgres.embedded import EmbeddedServer
 from penstock.settings import Settings
-from penstock.spark.offsets import Position
+from penstock.spark.jobs.offsets import Position
 
 N = TypeVar("N", int, float)
 _MILLISECONDS = {"ms": 1, "s": 1_000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
@@ -214,7 +214,7 @@ def moment(name: str, text: str) -> datetime:
 
 
 def parallelism() -> int:
-    """How many tasks are worth having when nobody says: Spark's cores are not known where a read is planned."""
+    """The default number of tasks: the number of Spark's cores is not known where a read is planned."""
     return max(2, os.cpu_count() or 2)
 
 

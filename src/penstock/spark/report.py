@@ -6,6 +6,7 @@ plotting over the same rollups.
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -16,18 +17,21 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
+from penstock.core.logs import get_logger
 from penstock.errors import NotFound
-from penstock.postgres import lakes
+from penstock.history import lake_queries as lakes
+from penstock.history.lake_queries import Failure, Rollup
 from penstock.postgres.database import Database
-from penstock.postgres.lakes import Failure, Rollup
 from penstock.spark.sketches import merged, quantiles
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+log = get_logger("penstock.history")
 _WIDE = 140
 _BARS = "▁▂▃▄▅▆▇█"
 _MOST_ROWS = 10
+_LONGEST_PICTURE_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,15 +200,33 @@ def plot(spark: SparkSession, found: Report, folder: Path, *, png: bool = True) 
     written = [page]
     if png:
         for name, figure in figures.items():
-            try:
-                figure.write_image(folder / f"{name}.png", width=1000, height=500)
-            except Exception as error:
-                # Pictures need Chrome or Chromium; the page does not.
-                if "chrom" not in str(error).lower():
-                    raise
+            if not _draw(figure, folder / f"{name}.png"):
                 break
             written.append(folder / f"{name}.png")
     return written
+
+
+def _draw(figure: Any, path: Path) -> bool:
+    """Write a figure as a picture. False when there is no browser for it, or the browser does not answer in time."""
+    failed: list[Exception] = []
+
+    def write() -> None:
+        try:
+            figure.write_image(path, width=1000, height=500)
+        except Exception as error:
+            failed.append(error)
+
+    # The library that talks to the browser waits without a limit. A thread that hangs there does not keep the process alive.
+    thread = threading.Thread(target=write, name="penstock-picture", daemon=True)
+    thread.start()
+    thread.join(_LONGEST_PICTURE_S)
+    if thread.is_alive():
+        log.warning("picture_not_drawn", path=str(path), waited_s=_LONGEST_PICTURE_S)
+        return False
+    # Pictures need Chrome or Chromium; the page does not.
+    if failed and "chrom" not in str(failed[0]).lower():
+        raise failed[0]
+    return not failed
 
 
 def _figures(spark: SparkSession, found: Report) -> dict[str, Any]:

@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.errors import DatabaseUnavailable, OffsetGone, PenstockError
 from penstock.spark.connections import Connections
-from penstock.spark.stream_offsets import Run
-from penstock.spark.stream_rows import rows, stored_columns, unpacked
+from penstock.spark.streams.offsets import Run
+from penstock.spark.streams.rows import rows, stored_columns, unpacked
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from penstock.spark.stream_options import StreamReadOptions
+    from penstock.spark.streams.options import StreamReadOptions
 
 APPLICATION = "penstock-spark"  # as pg_stat_activity shows it
 IN_MEMORY = 64 * 1024 * 1024
@@ -105,7 +105,7 @@ def read_events(
         in_memory: As for `read`.
 
     Raises:
-        OffsetGone: Retention dropped events meanwhile, or the stream was made anew.
+        OffsetGone: Retention dropped events meanwhile, or the stream was created again.
         InvalidInput: A payload does not fit, with `fail_fast`.
     """
     from adbc_driver_manager import Error
@@ -136,7 +136,7 @@ def read_events(
                 raise OffsetGone(
                     f"events of {', '.join(f'partition {run.partition} from {run.begin} to {run.end - 1}' for run in runs[:3])}"
                     f"{' and others' if len(runs) > 3 else ''} of {stream} are gone",
-                    hint="Retention, or a stream made anew: set failOnDataLoss to false to go on without them.",
+                    hint="Retention, or a recreated stream: set failOnDataLoss to false to continue without them.",
                 ) from None
             raise PenstockError(f"the database refused a scan: {error}") from None
         taken = _taken(cursor, query, in_memory)

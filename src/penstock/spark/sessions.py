@@ -1,6 +1,6 @@
-"""The Spark session: made with what the connector needs, or taken as it is from the user.
+"""The Spark session: created with the settings that the connector needs, or given by the user.
 
-Everything that is set here can be set by hand on any session; `register` alone is enough on one that somebody else made.
+All settings here can be set manually on any session; `register` alone is sufficient on a session of the user.
 """
 
 from __future__ import annotations

@@ -16,19 +16,19 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows
 
 from penstock.errors import InvalidInput
-from penstock.postgres import history
+from penstock.history import queries as history
 from penstock.postgres.database import Database
-from penstock.spark import stream_rows
 from penstock.spark.blocking import KEPT, Blocking
 from penstock.spark.filters import pushed
-from penstock.spark.following import FollowingReader
-from penstock.spark.offsets import Position
+from penstock.spark.jobs.offsets import Position
+from penstock.spark.jobs.plan import even
 from penstock.spark.options import ReadOptions, WriteOptions, parallelism
-from penstock.spark.plan import even
+from penstock.spark.readers import FollowingReader
 from penstock.spark.scans import read
 from penstock.spark.schemas import arrow_schema, columns_of, ddl, seldom_of
-from penstock.spark.stream_options import StreamReadOptions
-from penstock.spark.stream_source import EventReader, EventStreamReader, PushingEventReader
+from penstock.spark.streams import rows as stream_rows
+from penstock.spark.streams.options import StreamReadOptions
+from penstock.spark.streams.source import EventReader, EventStreamReader, PushingEventReader
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -106,8 +106,8 @@ class PenstockSource(DataSource):
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """A batch writer to the queue or to streams."""
-        from penstock.spark.sink import job_writer
-        from penstock.spark.stream_sink import EventWriteOptions, event_writer
+        from penstock.spark.jobs.sink import job_writer
+        from penstock.spark.streams.sink import EventWriteOptions, event_writer
 
         if EventWriteOptions.wanted(self.options, schema):
             return event_writer(EventWriteOptions.parse(self.options), schema, overwrite)
@@ -115,8 +115,8 @@ class PenstockSource(DataSource):
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802
         """A streaming writer to the queue or to streams."""
-        from penstock.spark.sink import job_stream_writer
-        from penstock.spark.stream_sink import EventWriteOptions, event_stream_writer
+        from penstock.spark.jobs.sink import job_stream_writer
+        from penstock.spark.streams.sink import EventWriteOptions, event_stream_writer
 
         if EventWriteOptions.wanted(self.options, schema):
             return event_stream_writer(EventWriteOptions.parse(self.options), schema, overwrite)
@@ -211,7 +211,7 @@ class PushingReader(Reader):
 
 
 class ArchiveStreamReader(FollowingReader):
-    """Follows the archive in commit order. Offsets are positions, see `penstock.spark.offsets`.
+    """Follows the archive in commit order. Offsets are positions, see `penstock.spark.jobs.offsets`.
 
     Spark asks for the initial offset several times, also after a restart that finds the first batch planned but not done,
     and "now" is then another one. So the end of the first batch says where the batch began (`since`), and that is believed.

@@ -1,6 +1,6 @@
-"""The worker: claims jobs in batches, runs their handlers, settles them in batches, and cares for the queue meanwhile.
+"""The worker: claims jobs in batches, runs their handlers, settles them in batches, and maintains the queue.
 
-A job goes claimer -> runner -> settler, never back. `worker.py` puts the parts together; each has one loop with a name.
+A job goes fetcher -> executor -> completer, never back. `worker.py` puts the parts together; each has one loop with a name.
 """
 
 from penstock.worker.worker import Worker

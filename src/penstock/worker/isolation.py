@@ -1,13 +1,13 @@
 """Isolation: runs jobs alone whose workers were lost twice while they held them.
 
-Nobody can tell which of the jobs in flight killed a worker. After the second crash the database sets those that were in flight
-apart (see `tables/0021_crashes.sql`), and no claim sees them. A worker that finds such jobs stops claiming, waits until it has
-nothing in hand and everything is settled, and runs them one after the other with nothing beside them. What survives goes its
-ordinary way; what ends the process is archived as failed with the reason `quarantined` by whoever recovers it.
+No process can tell which of the jobs in flight killed a worker. After the second crash the database sets those that were in
+flight apart (see `tables/0002_jobs.sql`), and no claim sees them. A worker that finds such jobs stops claiming, waits until it
+has nothing in flight and everything is settled, and runs them one after the other with nothing beside them. What survives goes
+its ordinary way; what ends the process is archived as failed with the reason `quarantined` by the worker that recovers it.
 
 So that the ordinary work goes on, one worker in four does this at a time, for a few seconds, and then works as usual for at
 least as long. A worker that does not get empty in time tries again later with more patience. Standing jobs and consumers of
-streams run beside: they are not condemned by anything.
+streams run beside: they are not set apart by anything.
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from typing import Protocol
 
+from penstock.core.logs import get_logger
+from penstock.core.polling import happens
 from penstock.errors import NotFound, PenstockError
-from penstock.job import ClaimedJob
-from penstock.logs import get_logger
-from penstock.postgres import jobs
+from penstock.jobs import queries as jobs
+from penstock.jobs.claiming import Fetcher, Source
+from penstock.jobs.models import ClaimedJob
 from penstock.postgres.database import Database
 from penstock.settings import Settings
-from penstock.waiting import happens
 
 log = get_logger("penstock.isolation")
 _SESSION_S = 5.0
@@ -34,18 +35,12 @@ _MOST_PATIENCE_S = 3_600.0
 _LOOK_S = 0.01
 
 
-class Fetches(Protocol):
-    """What claims jobs of its own accord, and can be made to wait: the fetcher of queues, or that of a pool."""
-
-    progressed_at: float
-
-    @property
-    def paused(self) -> asyncio.Lock:
-        """While this is held it claims nothing."""
+class RunsAlone(Source, Protocol):
+    """A source of a fetcher whose jobs can be run alone."""
 
     @property
     def empty(self) -> bool:
-        """Whether nothing that it claimed is in hand or unsettled."""
+        """Whether nothing that it claimed is in flight or unsettled."""
 
     async def claim_alone(self) -> ClaimedJob | None:
         """Claim one job that waits to run alone, and start it."""
@@ -62,16 +57,16 @@ class Isolation:
         fetchers: Everything that claims jobs in this process.
         settings: Intervals.
         settled: Waits until everything that is done is written.
-        worker: Id of the worker's row; empty: it has none.
+        worker: Id of the worker's row.
     """
 
     def __init__(
         self,
         database: Database,
-        fetchers: Sequence[Fetches],
+        fetchers: Sequence[Fetcher[RunsAlone]],
         settings: Settings,
         settled: Callable[[], Awaitable[None]],
-        worker: Callable[[], str] = lambda: "",
+        worker: Callable[[], str],
     ) -> None:
         self._database = database
         self._fetchers = fetchers
@@ -90,17 +85,17 @@ class Isolation:
         while not self._stopping.is_set():
             await happens(self._stopping, self._interval * random.uniform(0.7, 1.3))
             try:
-                names = [name for fetcher in self._fetchers for name in fetcher.types_apart()]
+                names = [name for fetcher in self._fetchers for name in fetcher.source.types_apart()]
                 if names and not self._stopping.is_set() and await jobs.are_apart(self._database, names):
                     began = time.monotonic()
-                    await self._take_turn()
+                    await self._run_some()
                     await happens(self._stopping, time.monotonic() - began)
             except PenstockError as error:
                 log.warning("isolation_failed", error=error)
 
-    async def _take_turn(self) -> None:
+    async def _run_some(self) -> None:
         worker = self._worker()
-        if worker and not await jobs.isolate(self._database, worker, True):
+        if not await jobs.isolate(self._database, worker, True):
             return
         try:
             async with AsyncExitStack() as stack:
@@ -115,13 +110,12 @@ class Isolation:
                 while time.monotonic() < until and not self._stopping.is_set() and await self._run_one():
                     pass
         finally:
-            if worker:
-                await jobs.isolate(self._database, worker, False)
+            await jobs.isolate(self._database, worker, False)
 
     async def _run_one(self) -> bool:
         for fetcher in self._fetchers:
             try:
-                job = await fetcher.claim_alone()
+                job = await fetcher.source.claim_alone()
             except NotFound:
                 continue
             if job is not None:
@@ -132,7 +126,7 @@ class Isolation:
 
     async def _emptied(self, patience_s: float | None) -> bool:
         until = float("inf") if patience_s is None else time.monotonic() + patience_s
-        while not all(fetcher.empty for fetcher in self._fetchers):
+        while not all(fetcher.source.empty for fetcher in self._fetchers):
             if time.monotonic() >= until or self._stopping.is_set():
                 return False
             now = time.monotonic()

@@ -6,10 +6,10 @@ import importlib
 from functools import reduce
 from typing import Any
 
-from penstock.contained import message_of
-from penstock.handler import Job, payload_type
-from penstock.job import ClaimedJob
-from penstock.payload import Codec
+from penstock.core.serialization import Codec
+from penstock.core.user_code import message_of
+from penstock.jobs.handler import Job, payload_type
+from penstock.jobs.models import ClaimedJob
 
 
 class UnreadablePayload(Exception):

@@ -9,14 +9,7 @@ create table if not exists penstock.migrations (
     applied_at timestamptz not null default now()
 );
 comment on table penstock.migrations is 'Numbered files that were applied, and the state of the functions.';
-
-create or replace function penstock.record_migration(p_name text, p_checksum text, p_version text)
-returns void
-language sql
-as $$
-    insert into penstock.migrations (name, checksum, version)
-    values (p_name, p_checksum, p_version)
-    on conflict (name) do update
-    set checksum = excluded.checksum, version = excluded.version, applied_at = now()
-$$;
-comment on function penstock.record_migration(text, text, text) is 'Part of a migration: notes a file as applied.';
+comment on column penstock.migrations.name is 'Name of the file, or functions.';
+comment on column penstock.migrations.checksum is 'SHA-256 of the file, or of all files of functions.';
+comment on column penstock.migrations.version is 'The version of Penstock that applied it.';
+comment on column penstock.migrations.applied_at is 'When it was applied.';

@@ -1,0 +1,276 @@
+"""The client.
+
+    async with AsyncClient("http://127.0.0.1:9090", "admin", "secret") as penstock:
+        receipt = await penstock.enqueue("invoice-shipments", {"shipmentId": "shp_123"})
+        record = await penstock.wait(receipt.id)
+
+The methods are those of `penstock.Penstock`, with the same words in and out, so one can take the place of the other. Calls that
+can be repeated are repeated for a while when the server is away: all but `claim`. What is sent, and how an answer is read, is
+described as data, a `Call`; the client only sends it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
+from types import TracebackType
+from typing import Any, Self, TypeVar
+from uuid import UUID
+
+import httpx
+
+from penstock.client import calls, pool_calls, stream_calls, topic_calls
+from penstock.client.aio.pools import AsyncPool
+from penstock.client.aio.streams import AsyncStream
+from penstock.client.aio.topics import AsyncTopic
+from penstock.client.answers import unavailable
+from penstock.client.calls import Call, Claimed, Result
+from penstock.client.connection import LONGEST_WAIT_S, options_for, pause_after
+from penstock.errors import DatabaseUnavailable, InvalidInput
+from penstock.jobs.models import Enqueued, JobCounts, JobRecord, JobTypeRecord, NewJob, Status, Why
+from penstock.jobs.scaling import ScaleAdvice
+from penstock.pools.models import PoolDetails
+from penstock.schedules.schedule import ScheduleRecord
+from penstock.streams.models import StreamSummary
+from penstock.topics.models import TopicCounts
+
+T = TypeVar("T")
+
+
+class AsyncClient:
+    """A client for asyncio.
+
+    Args:
+        url: Of the server; may have a user and a password in it.
+        user: Name for basic auth.
+        password: For basic auth.
+        token: A bearer token, instead of a user.
+        timeout_s: Longest time for a try, waits not counted, and for repeating it while the server is away.
+    """
+
+    def __init__(
+        self, url: str, user: str | None = None, password: str = "", *, token: str | None = None, timeout_s: float = 30.0
+    ) -> None:
+        self._timeout_s = timeout_s
+        self._http = httpx.AsyncClient(**options_for(url, user, password, token, timeout_s))
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._http.aclose()
+
+    async def enqueue(
+        self, name: str, data: Any = None, *, id: UUID | str | None = None, key: str | None = None, priority: int = 0,
+        run_after: datetime | timedelta | None = None, expires_at: datetime | timedelta | None = None, unique: str | None = None,
+    ) -> Enqueued:  # fmt: skip
+        """Enqueue one job. See `Penstock.enqueue`."""
+        return await self._send(calls.enqueue(name, data, id, key, priority, run_after, expires_at, unique))
+
+    async def enqueue_many(self, name: str, new: Iterable[NewJob | Any]) -> list[Enqueued]:
+        """Enqueue many jobs, in batches of 10,000. Raises `InvalidInput` for the first bad one; the others are enqueued."""
+        return [receipt for call in calls.enqueue_many(name, new) for receipt in await self._send(call)]
+
+    async def find(self, id: UUID | str) -> JobRecord:
+        """Everything known of a job. Raises `NotFound`."""
+        return await self._send(calls.find(id))
+
+    async def why(self, id: UUID | str) -> Why:
+        """Why a job waits: the first thing that has to change for it to start. Raises `NotFound`."""
+        return await self._send(calls.why(id))
+
+    async def find_many(
+        self,
+        *,
+        name: str | None = None,
+        status: Status | str | None = None,
+        key: str | None = None,
+        reason: str | None = None,
+        limit: int = 50,
+    ) -> list[JobRecord]:
+        """Jobs, latest first, by type, status, key and reason."""
+        found: list[JobRecord] = []
+        for call in calls.find_many(name, status, key, reason):
+            page: Call[calls.Page] | None = call
+            left = limit
+            while page is not None and left > 0:
+                jobs, page = await self._send(page)
+                found += jobs[:left]
+                left -= len(jobs)
+        return calls.latest(found, limit)
+
+    async def wait(self, id: UUID | str, *, timeout: timedelta = timedelta(minutes=1)) -> JobRecord:
+        """Wait until a job is finished. Raises `JobFailed`, `NotFound`, `TimeoutError`."""
+        deadline = time.monotonic() + timeout.total_seconds()
+        while True:
+            left = deadline - time.monotonic()
+            record = await self._send(calls.find(id, wait_s=min(max(left, 0.0), LONGEST_WAIT_S)))
+            if record.status.finished:
+                return calls.succeeded(record)
+            if time.monotonic() >= deadline:
+                raise TimeoutError(f"job {record.id} is {record.status}")
+
+    async def result(self, name: str, id: UUID | str, *, wait: timedelta = timedelta(0)) -> Result:
+        """What became of a job; `status` says whether it is finished."""
+        return await self._send(calls.result(name, id, wait.total_seconds()))
+
+    async def cancel(self, id: UUID | str) -> str:
+        """Cancel a job. See `Penstock.cancel`."""
+        return await self._send(calls.cancel(id))
+
+    async def replay(
+        self, id: UUID | str, *, new_id: UUID | str | None = None, data: Any = None, force: bool = False
+    ) -> Enqueued:
+        """Enqueue a copy of a running or finished job. See `Penstock.replay`.
+
+        Raises:
+            InvalidInput: It is queued.
+            Conflict: It was replayed already, and `force` is not given.
+        """
+        return await self._send(calls.replay(id, new_id, data, force))
+
+    async def record_status(
+        self, name: str, id: UUID | str, attempt: int, status: Status | str, *, retryable: bool = True,
+        result: Any = None, error: Any = None,
+    ) -> None:  # fmt: skip
+        """The callback of a downstream service. Raises `InvalidInput` when the attempt is stale or the job finished."""
+        await self._send(calls.record_status(name, id, attempt, status, retryable, result, error))
+
+    async def job_types(self) -> list[JobTypeRecord]:
+        """All job types that the user may see."""
+        return await self._send(calls.job_types())
+
+    async def create_job_type(self, name: str, **options: Any) -> JobTypeRecord:
+        """Create a job type. Raises `InvalidInput` when it exists."""
+        return await self._send(calls.create_job_type(name, options))
+
+    async def change_job_type(self, name: str, **options: Any) -> JobTypeRecord:
+        """Change options of a job type. Raises `NotFound`, `InvalidInput`."""
+        return await self._send(calls.change_job_type(name, options))
+
+    async def pause(self, name: str) -> None:
+        """Claim no more jobs of a type. Raises `NotFound`."""
+        await self._send(calls.pause(name))
+
+    async def resume(self, name: str) -> None:
+        """End a pause. Raises `NotFound`, `Conflict`."""
+        await self._send(calls.resume(name))
+
+    async def list_schedules(self) -> list[ScheduleRecord]:
+        """All schedules that the user may see, with their last runs."""
+        return await self._send(calls.list_schedules())
+
+    async def drop_schedule(self, name: str) -> None:
+        """Forget a schedule that left the code. Raises `NotFound`, `Conflict`."""
+        await self._send(calls.drop_schedule(name))
+
+    async def counts(self) -> list[JobCounts]:
+        """How each job type is doing."""
+        return await self._send(calls.counts())
+
+    async def claim(self, name: str, worker: str, *, limit: int = 1, wait: timedelta = timedelta(0)) -> list[Claimed]:
+        """Claim jobs, waiting for one for a while. Not repeated when the answer is lost."""
+        return await self._send(calls.claim(name, worker, limit, wait.total_seconds()))
+
+    async def extend(self, jobs: Sequence[Claimed], duration: timedelta | None = None) -> dict[UUID, int]:
+        """Keep jobs of one type for longer: their new leases. A job that is missing is no longer the worker's."""
+        return await self._send(calls.extend(jobs, duration))
+
+    async def settle(
+        self, job: Claimed, outcome: str = "succeeded", *, result: Any = None, error: Any = None,
+        retry_after: timedelta | None = None,
+    ) -> str:  # fmt: skip
+        """Say what became of a job. Returns what came of that; "stale": it was no longer the worker's."""
+        return await self._send(calls.settle(job, outcome, result, error, retry_after))
+
+    async def heartbeat(self, worker: str, **fields: Any) -> Mapping[str, Any]:
+        """Say that a worker lives: names, in_flight, concurrency, dead_after_s. Returns known, cancelled, leases."""
+        return await self._send(calls.heartbeat(worker, fields))
+
+    async def unregister(self, worker: str) -> None:
+        """The orderly end of a worker."""
+        await self._send(calls.unregister(worker))
+
+    def pool(self, name: str) -> AsyncPool:
+        """A pool, to enqueue into, look at and steer."""
+        return AsyncPool(name, self._send)
+
+    async def list_pools(self) -> list[PoolDetails]:
+        """All pools that the user may see."""
+        return await self._send(pool_calls.pools())
+
+    async def find_pool(self, name: str) -> AsyncPool:
+        """A pool that is there. Raises `NotFound`."""
+        pool = self.pool(name)
+        await pool.details()
+        return pool
+
+    async def create_pool(self, name: str, *, convert: bool = False, **options: Any) -> PoolDetails:
+        """Create a pool, or (convert) make one of a job type: slots, assignor, on_retry, ... Raises `Conflict` when it exists."""
+        return await self._send(pool_calls.create_pool(name, {**options, "convert": convert}))
+
+    async def scale_advice(self, *, wait_s: float = 5.0) -> list[ScaleAdvice]:
+        """How many workers each job type and pool needs for jobs to wait no longer than `wait_s` seconds."""
+        return await self._send(pool_calls.scale_advice(wait_s))
+
+    def stream(self, name: str) -> AsyncStream:
+        """A stream on the server, which need not exist yet."""
+        return AsyncStream(self._send, self._http, name, self._timeout_s)
+
+    def topic(self, name: str, *, keep: int | None = None) -> AsyncTopic:
+        """A topic on the server, which need not exist yet. `keep` is for `declare`, how many messages a new subscriber gets."""
+        return AsyncTopic(self._send, self._http, name, self._timeout_s, keep)
+
+    async def find_stream(self, name: str) -> AsyncStream:
+        """A stream that is there. Raises `NotFound`."""
+        stream = self.stream(name)
+        await stream.describe()
+        return stream
+
+    async def topic_counts(self) -> list[TopicCounts]:
+        """How each topic is doing."""
+        return await self._send(topic_calls.topics())
+
+    async def find_topic(self, name: str) -> AsyncTopic:
+        """A topic that is there. Raises `NotFound`."""
+        topic = self.topic(name)
+        await self._send(topic_calls.details(name))
+        return topic
+
+    async def list_streams(self) -> list[StreamSummary]:
+        """All streams that the user may see, and how large they are."""
+        names = [one["name"] for one in await self._send(stream_calls.streams())]
+        return [stream_calls.summary_of(await self.stream(name).describe()) for name in names]
+
+    async def create_stream(self, name: str, partitions: int = 16, **options: Any) -> dict[str, Any]:
+        """Create a stream, with the options of `POST /v1/streams`. Raises `Conflict` when it exists."""
+        return await self.stream(name).create(partitions, **options)
+
+    async def drop_stream(self, name: str, *, force: bool = False) -> None:
+        """Drop a stream with its events and groups. Raises `NotFound`, `Conflict` while a group has live members."""
+        await self.stream(name).drop(force=force)
+
+    async def _send(self, call: Call[T]) -> T:
+        deadline = time.monotonic() + self._timeout_s
+        for attempt in itertools.count():
+            try:
+                response = await self._http.request(
+                    call.method, call.path, params=call.params, content=call.content, headers=call.headers
+                )
+                return call.read(response)
+            except httpx.InvalidURL as error:
+                raise InvalidInput(f"the server's URL is not valid: {error}") from None
+            except (httpx.RequestError, DatabaseUnavailable) as error:
+                if not call.repeatable or time.monotonic() > deadline:
+                    raise unavailable(error) from error
+            await asyncio.sleep(pause_after(attempt))
+        raise AssertionError

@@ -1,0 +1,34 @@
+"""How a client reaches its server: what httpx is told, and how long a call that failed is repeated."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import httpx
+
+LONGEST_WAIT_S = 30.0
+
+
+def options_for(url: str, user: str | None, password: str, token: str | None, timeout_s: float) -> dict[str, Any]:
+    """Arguments for httpx. A user in the URL is as good as one beside it."""
+    parsed = httpx.URL(url)
+    headers = {"User-Agent": "penstock-client"}
+    auth: tuple[str, str] | None = None
+    if token is not None:
+        headers["Authorization"] = f"Bearer {token}"
+    elif user is not None:
+        auth = (user, password)
+    elif parsed.username:
+        auth = (parsed.username, parsed.password)
+    return {
+        "base_url": parsed.copy_with(username=None, password=None),
+        "auth": auth,
+        "headers": headers,
+        "timeout": httpx.Timeout(timeout_s, read=timeout_s + LONGEST_WAIT_S),
+    }
+
+
+def pause_after(attempt: int) -> float:
+    """Seconds before a call is repeated."""
+    return min(0.1 * 2.0**attempt, 2.0) * random.uniform(0.5, 1.0)

@@ -1,0 +1,146 @@
+"""Topics on a server.
+
+Generated: change what this is generated from, and run `make format` (scripts/generate_sync).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from datetime import datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+import httpx
+
+from penstock.client import topic_calls
+from penstock.client.calls import Send
+from penstock.client.deliveries import Delivery
+from penstock.client.following import Following
+from penstock.client.sync.sse import follow
+from penstock.client.sync.websocket import work
+from penstock.core.serialization import dump_json
+from penstock.errors import NotFound
+from penstock.topics.models import Message, NewMessage, Published, Subscribed, Subscriber
+
+
+class Topic:
+    """A topic on the server. Made by `Client.topic`."""
+
+    def __init__(self, send: Send, http: httpx.Client, name: str, patience_s: float, keep: int | None = None) -> None:
+        self.name = name
+        self._keep = keep
+        self._send = send
+        self._http = http
+        self._patience_s = patience_s
+
+    def declare(self, *, keep: int | None = None) -> None:
+        """Make the topic, or change how many messages it keeps for new subscribers."""
+        self._send(topic_calls.declare(self.name, self._keep if keep is None else keep))
+
+    def publish(
+        self,
+        data: Any = None,
+        *,
+        id: UUID | str | None = None,
+        unique: str | None = None,
+        run_after: datetime | timedelta | None = None,
+        expires_at: datetime | timedelta | None = None,
+        background: bool = True,
+        timeout: timedelta = timedelta(seconds=30),
+    ) -> Published:
+        """Publish a message. See `penstock.Topic.publish`."""
+        seconds = timeout.total_seconds()
+        return self._send(topic_calls.publish(self.name, data, id, unique, run_after, expires_at, background, seconds))
+
+    def publish_many(self, messages: Iterable[NewMessage[Any] | Any]) -> int:
+        """Publish messages, payloads or `NewMessage`, in their order. Returns how many there are.
+
+        Raises:
+            InvalidInput: One is refused, and the error says which; all others are published.
+        """
+        return self._send(topic_calls.publish_many(self.name, messages))
+
+    def read(self, since: int | None = None, *, limit: int = 100) -> list[Message[Any]]:
+        """Messages after a number, without a subscription. Raises `Conflict` when some of them are gone."""
+        return self._send(topic_calls.read(self.name, since, limit))
+
+    def subscribe(
+        self, client_id: str, *, filter: Any = None, ttl: timedelta | None = None, since: int | None = None
+    ) -> Subscribed:
+        """Subscribe a client: each message is a job in its queue. See `penstock.Topic.subscribe`."""
+        return self._send(topic_calls.subscribe(self.name, client_id, ttl, filter, since))
+
+    def renew(self, client_id: str) -> bool:
+        """Renew a subscription with a time to live. False: it has ended."""
+        return self._send(topic_calls.renew(self.name, client_id))
+
+    def unsubscribe(self, client_id: str, *, drop: bool = False) -> bool:
+        """End a subscription. Returns whether there was one."""
+        try:
+            self._send(topic_calls.unsubscribe(self.name, client_id, drop))
+        except NotFound:
+            return False
+        return True
+
+    def subscribers(self) -> list[Subscriber]:
+        """Who is subscribed now, oldest first."""
+        return self._send(topic_calls.subscribers(self.name))
+
+    def receive(
+        self,
+        client_id: str | None = None,
+        *,
+        stay: bool = False,
+        ttl: timedelta | None = None,
+        filter: Any = None,
+        since: int | None = None,
+    ) -> Iterator[Message[Any]]:
+        """Messages as they come, for ever, each once; goes on where it was when the connection breaks.
+
+        Args:
+            client_id: As whom; None: a new name for each connection.
+            stay: Whether the subscription is there when the iteration has ended. Needs a client id.
+            ttl: How long a subscription that stays outlives its connection.
+            filter: Only messages that contain this JSON.
+            since: Begin after the message with this number.
+
+        Raises:
+            Conflict: What comes next is gone.
+        """
+        following = Following(
+            topic_calls.path_of(self.name, "deliveries"), _params(client_id, stay, ttl, filter), self._patience_s
+        )
+        following.last = None if since is None else str(since)
+        for message in follow(self._http, following):
+            yield topic_calls.message_of(message)
+
+    def work(
+        self,
+        client_id: str | None = None,
+        *,
+        stay: bool = False,
+        ttl: timedelta | None = None,
+        filter: Any = None,
+        since: int | None = None,
+        window: int = 100,
+    ) -> Iterator[Delivery[None]]:
+        """Messages on a WebSocket, each to be acknowledged: `ack` or `fail`. Ends when the server ends the connection.
+
+        What is not acknowledged then comes to the next connection of a client that stays. `window`: most of them at once.
+
+        Raises:
+            DatabaseUnavailable: The connection broke; begin again.
+        """
+        params = _params(client_id, stay, ttl, filter) | {"window": window} | ({} if since is None else {"since": since})
+        for delivery in work(self._http, topic_calls.path_of(self.name, "deliveries"), params):
+            yield delivery
+
+
+def _params(client_id: str | None, stay: bool, ttl: timedelta | None, filter: Any) -> dict[str, Any]:
+    given = {
+        "client_id": client_id,
+        "stay": "true" if stay else None,
+        "ttl_s": None if ttl is None else ttl.total_seconds(),
+        "filter": None if filter is None else dump_json(filter, "a filter"),
+    }
+    return {name: value for name, value in given.items() if value is not None}

@@ -1,0 +1,49 @@
+"""Checks of arguments: an error names the argument and its value before anything reaches the database."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from datetime import datetime, timedelta
+from typing import Any
+
+from penstock.errors import InvalidInput
+
+
+def check_number(what: str, value: Any, low: int, high: int) -> None:
+    """Raise `InvalidInput` unless the value is an integer in this range."""
+    if type(value) is not int or not low <= value <= high:
+        raise InvalidInput(f"{what} must be an integer from {low:,} to {high:,}, not {value!r}")
+
+
+def check_mapping(what: str, value: Any, example: str) -> None:
+    """Raise `InvalidInput` unless the value is a mapping whose keys are text."""
+    if not isinstance(value, Mapping) or any(not isinstance(key, str) for key in value):
+        raise InvalidInput(f"{what} must be a mapping with text as keys, not {value!r:.100}", hint=f"For example: {example}")
+
+
+def check_flag(what: str, value: Any) -> None:
+    """Raise `InvalidInput` unless the value is True or False."""
+    if not isinstance(value, bool):
+        raise InvalidInput(f"{what} must be True or False, not {value!r:.100}")
+
+
+def check_span(what: str, value: Any, *, zero: bool = False) -> None:
+    """Raise `InvalidInput` unless the value is a positive timedelta. `zero` also allows a timedelta of zero."""
+    if not isinstance(value, timedelta) or value < timedelta(0) or (not zero and not value):
+        raise InvalidInput(f"{what} must be a span of time, not {value!r:.100}", hint="For example: timedelta(minutes=5)")
+
+
+def check_choice(what: str, value: Any, choices: Iterable[str]) -> None:
+    """Raise `InvalidInput` unless the value is one of these choices."""
+    known = list(choices)
+    if not isinstance(value, str) or value not in known:
+        raise InvalidInput(f"{what} must be {', '.join(known[:-1])} or {known[-1]}, not {value!r:.100}")
+
+
+def check_time(what: str, value: Any) -> datetime:
+    """Return the value. Raises `InvalidInput` unless it is a datetime with a time zone."""
+    if not isinstance(value, datetime):
+        raise InvalidInput(f"{what} must be a datetime, not {value!r:.100}", hint="For example: datetime.now(UTC)")
+    if value.utcoffset() is None:
+        raise InvalidInput(f"{what} has no time zone: {value.isoformat()}", hint="Use datetime.now(UTC).")
+    return value

@@ -1,0 +1,113 @@
+"""Group commit: requests that arrive while a batch is under way form the next batch.
+
+One transaction for each batch instead of one for each request makes thousands of single requests a second possible. Each
+request gets its own outcome. When the database refuses a batch, the batch is halved until the invalid requests are alone, so
+that an invalid request does not fail the valid ones.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Hashable
+from typing import Generic, TypeVar
+
+from penstock.errors import DatabaseUnavailable, NotFound, PenstockError
+
+K = TypeVar("K", bound=Hashable)
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+class GroupCommit(Generic[K, T, R]):
+    """Gathers items by lane; each lane has one batch under way at a time.
+
+    Args:
+        commit: Commits a batch of a lane and returns one result for each item, in order.
+        most: Largest number of items in one batch.
+        identity: Key of an item that is unique within a batch; an item whose key is in the batch already waits for the next
+            one. None: items may repeat.
+    """
+
+    def __init__(
+        self,
+        commit: Callable[[K, list[T]], Awaitable[list[R]]],
+        *,
+        most: int = 1_000,
+        identity: Callable[[T], Hashable] | None = None,
+    ) -> None:
+        self._commit = commit
+        self._most = most
+        self._identity = identity
+        self._lanes: dict[K, list[tuple[T, asyncio.Future[R]]]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def submit(self, lane: K, item: T) -> R:
+        """Return the outcome of one item when its batch is committed. Raises the error that the item caused in its batch."""
+        future: asyncio.Future[R] = asyncio.get_running_loop().create_future()
+        waiting = self._lanes.get(lane)
+        if waiting is not None:
+            waiting.append((item, future))
+        else:
+            self._lanes[lane] = [(item, future)]
+            task = asyncio.create_task(self._run(lane), name="penstock-group-commit")
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        return await future
+
+    async def _run(self, lane: K) -> None:
+        while waiting := self._lanes[lane]:
+            batch, later = self._next(waiting)
+            self._lanes[lane] = later
+            await self._settle(lane, batch)
+        del self._lanes[lane]
+
+    def _next(
+        self, waiting: list[tuple[T, asyncio.Future[R]]]
+    ) -> tuple[list[tuple[T, asyncio.Future[R]]], list[tuple[T, asyncio.Future[R]]]]:
+        batch, later = waiting[: self._most], waiting[self._most :]
+        if self._identity is None:
+            return batch, later
+        seen: set[Hashable] = set()
+        again: list[tuple[T, asyncio.Future[R]]] = []
+        chosen: list[tuple[T, asyncio.Future[R]]] = []
+        for entry in batch:
+            identity = self._identity(entry[0])
+            (again if identity in seen else chosen).append(entry)
+            seen.add(identity)
+        return chosen, again + later
+
+    async def _settle(self, lane: K, batch: list[tuple[T, asyncio.Future[R]]]) -> None:
+        try:
+            results = await self._commit_with_retry(lane, [item for item, _ in batch])
+        except PenstockError as error:
+            if len(batch) == 1 or isinstance(error, (NotFound, DatabaseUnavailable)):
+                for _, future in batch:
+                    _fail(future, error)
+                return
+            middle = len(batch) // 2
+            await self._settle(lane, batch[:middle])
+            await self._settle(lane, batch[middle:])
+            return
+        except BaseException as error:
+            for _, future in batch:
+                _fail(future, error)
+            if not isinstance(error, Exception):
+                raise
+            return
+        for (_, future), result in zip(batch, results, strict=True):
+            if not future.done():
+                future.set_result(result)
+
+    async def _commit_with_retry(self, lane: K, items: list[T]) -> list[R]:
+        """Commit, and try once more at once: a pooled connection shows only in use that the server has closed it."""
+        try:
+            return await self._commit(lane, items)
+        except DatabaseUnavailable:
+            return await self._commit(lane, items)
+
+
+def _fail(future: asyncio.Future[R], error: BaseException) -> None:
+    if not future.done():
+        future.set_exception(error if isinstance(error, Exception) else RuntimeError("the server is stopping"))
+        # A request whose client has disconnected never reads its exception; asyncio would log it as never retrieved.
+        future.exception()

@@ -1,0 +1,151 @@
+"""Waiting until there is something to do: for an event with a limit, and in a loop that looks again and again."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from datetime import timedelta
+from typing import TypeVar
+
+from penstock.core.checks import check_span
+
+T = TypeVar("T")
+_SHORTEST_WAIT_S = 0.002
+_FIRST_BACK_OFF_S = 0.05
+_LONGEST_WAIT_S = 30.0
+
+
+async def happens(event: asyncio.Event, within: float) -> bool:
+    """Wait for an event, at most `within` seconds. Returns whether it happened.
+
+    `asyncio.wait_for` is not used, because up to Python 3.11 it can swallow the cancellation of the waiting task.
+    """
+    try:
+        async with asyncio.timeout(within):
+            await event.wait()
+    except TimeoutError:
+        return False
+    return True
+
+
+def idle_seconds(idle_timeout: timedelta | None) -> float | None:
+    """An idle timeout in seconds. Raises `InvalidInput` when it is not a positive timedelta."""
+    if idle_timeout is None:
+        return None
+    check_span("idle_timeout", idle_timeout)
+    return idle_timeout.total_seconds()
+
+
+async def next_in_time(item: Awaitable[T], idle_s: float) -> T:
+    """The next item of an iteration. Raises `StopAsyncIteration` when it does not come within the idle timeout."""
+    try:
+        async with asyncio.timeout(idle_s) as limit:
+            return await item
+    except TimeoutError:
+        if limit.expired():
+            raise StopAsyncIteration from None
+        raise
+
+
+class Polling:
+    """When a loop that looks for work looks again.
+
+    Under load it looks at once. When it found nothing it looks again and again for a short while, since work often comes in
+    bursts; then it announces that it is idle, looks once more for what came in between, and waits to be woken. Announcements are
+    valid for a while only, and notifications can be lost, so it also looks, and announces itself, now and then.
+
+    Each round of the loop calls `begin`, looks, and then one of `found`, `rest` and `back_off`.
+
+    Args:
+        poll_s: Longest wait of an idle loop in seconds, less a jitter.
+        quiet_s: How long after the last find the loop looks without being announced.
+        first_pauses_s: The first pauses after an announcement, where what was committed just then may have notified no one.
+        announce_every_s: How long an announcement is valid; 0: until the first wait that ends by itself.
+        clock: Seconds of a monotonic clock.
+    """
+
+    def __init__(
+        self,
+        poll_s: float,
+        *,
+        quiet_s: float = 0.0,
+        first_pauses_s: Sequence[float] = (),
+        announce_every_s: float = 0.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.poll_s = poll_s
+        self._quiet_s = quiet_s
+        self._first_pauses_s = first_pauses_s
+        self._announce_every_s = announce_every_s
+        self._rests = 0  # since the announcement
+        self._announced_at = 0.0
+        self._clock = clock
+        self._woken = asyncio.Event()
+        self._found_at = clock()
+        self._announced = False
+        self._failures = 0
+
+    def wake(self) -> None:
+        """There may be something: look."""
+        self._woken.set()
+
+    def begin(self) -> None:
+        """Before a look: what wakes the loop from now on may have come too late for this look."""
+        self._woken.clear()
+
+    def found(self) -> None:
+        """The look found something, so that the announcement is over."""
+        self._found_at = self._clock()
+        self._announced = False
+        self._failures = 0
+
+    def announce_again(self) -> None:
+        """What is announced has changed: announce it before the next rest, and look at once."""
+        self._announced = False
+        self.wake()
+
+    async def rest(
+        self, announce: Callable[[], Awaitable[None]] | None = None, due_in_s: float | None = None, at_most_s: float | None = None
+    ) -> None:
+        """The look found nothing: return when the next one is due.
+
+        Args:
+            announce: Announces that the loop is idle. None: it is announced otherwise.
+            due_in_s: When there will be something, as far as that is known.
+            at_most_s: Longest wait.
+        """
+        self._failures = 0
+        if announce is not None and not self._announced:
+            quiet_for_s = self._clock() - self._found_at
+            if quiet_for_s < self._quiet_s:
+                await self.wait(0.002 + quiet_for_s / 8)
+                return
+            await announce()
+            # And look once more, since something may have come in between.
+            self._announced, self._announced_at, self._rests = True, self._clock(), 0
+            return
+        first = self._rests < len(self._first_pauses_s)
+        pause = self._first_pauses_s[self._rests] if first else self._pause()
+        self._rests += 1
+        if at_most_s is not None:
+            pause = min(pause, at_most_s)
+        if due_in_s is not None and due_in_s < pause:
+            await self.wait(max(due_in_s, _SHORTEST_WAIT_S))
+        elif not await self.wait(pause) and not first and self._clock() - self._announced_at >= self._announce_every_s:
+            self._announced = False
+
+    async def wait(self, seconds: float) -> bool:
+        """Wait until woken, at most so long. Returns whether it was woken."""
+        return await happens(self._woken, seconds)
+
+    async def back_off(self) -> None:
+        """The look failed: wait, twice as long after each failure in a row, up to the pause of an idle loop."""
+        self._announced = False
+        pause = min(_FIRST_BACK_OFF_S * 2.0 ** min(self._failures, 20) * random.uniform(0.7, 1.0), self._pause())
+        self._failures += 1
+        await asyncio.sleep(pause)
+
+    def _pause(self) -> float:
+        return min(self.poll_s, _LONGEST_WAIT_S) * random.uniform(0.7, 1.0)

@@ -1,0 +1,158 @@
+"""Statements through a connection that the caller owns, in the caller's own transaction.
+
+Every driver can send two text parameters, so the data travels as a name and one JSON document. asyncpg supports arrays and can
+use a faster statement.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Awaitable, Callable
+from functools import partial, wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+import asyncpg
+from asyncpg.pool import PoolConnectionProxy
+
+from penstock.core.blocking import asynchronous, without_loop
+from penstock.errors import Conflict, InvalidInput, NotFound, Outgrown, PenstockError
+
+P = ParamSpec("P")
+T = TypeVar("T")
+_BY_SQLSTATE: dict[str, type[PenstockError]] = {
+    "PS400": InvalidInput, "PS413": InvalidInput, "PS404": NotFound, "PS409": Conflict, "PS412": Outgrown,
+}  # fmt: skip
+
+
+def in_callers_task(call: Callable[Concatenate[Any, P], Awaitable[T]]) -> Callable[Concatenate[Any, P], Awaitable[T]]:
+    """Resolve a scoped session before the call: the call may continue in another task, which would get another session."""
+
+    @wraps(call)
+    def begin(connection: Any, /, *args: P.args, **options: P.kwargs) -> Awaitable[T]:
+        if _of(connection, "sqlalchemy.ext.asyncio", "async_scoped_session"):
+            connection = connection()
+        return call(connection, *args, **options)
+
+    return begin
+
+
+def is_asyncpg(connection: Any) -> bool:
+    """Whether the connection is one of asyncpg, a subclass of it, or a pool's proxy.
+
+    Raises:
+        InvalidInput: The argument is a pool of asyncpg, which has no transaction.
+    """
+    if isinstance(connection, asyncpg.Pool):
+        raise _no_transaction(connection)
+    return isinstance(connection, (asyncpg.Connection, PoolConnectionProxy))
+
+
+async def fetch(connection: Any, statement: str, *args: Any) -> Any:
+    """The rows of a statement through a connection of asyncpg, with the database's errors translated to Penstock's."""
+    if without_loop():
+        raise asynchronous()
+    try:
+        return await connection.fetch(statement, *args)
+    except Exception as error:
+        raise (_translated(error) or error) from error
+
+
+async def fetch_document(connection: Any, call: str, name: str, document: str) -> Any:
+    """The rows of a statement with a name and a document, through a connection or session of any supported kind.
+
+    Args:
+        connection: Connection or session of asyncpg, psycopg, SQLAlchemy or Django.
+        call: Statement, with `{0}` and `{1}` in the places of the two parameters.
+        name: First parameter.
+        document: Second parameter, JSON text.
+
+    Raises:
+        InvalidInput: The connection is of no supported kind, or an asynchronous one in a blocking call.
+    """
+    if is_asyncpg(connection):
+        return await fetch(connection, call.format("$1", "$2::text"), name, document)
+    try:
+        return await _rows(_execute(connection, call, name, document))
+    except PenstockError:
+        raise
+    except Exception as error:
+        raise (_translated(error) or error) from error
+
+
+async def _rows(result: Any) -> Any:
+    if inspect.isawaitable(result):
+        if without_loop():
+            if inspect.iscoroutine(result):
+                result.close()
+            raise asynchronous()
+        result = await result
+    if hasattr(result, "fetchall"):
+        result = result.fetchall()
+        if inspect.isawaitable(result):
+            result = await result
+    return result
+
+
+def _execute(connection: Any, call: str, name: str, document: str) -> Any:
+    if (execute := _sqlalchemy_execute(connection)) is not None:
+        from sqlalchemy import text
+
+        return execute(text(call.format(":name", ":document")), {"name": name, "document": document})
+    statement = call.format("%s", "%s")
+    if _of(connection, "psycopg", "Connection", "AsyncConnection", "Cursor", "AsyncCursor"):
+        return connection.execute(statement, (name, document))
+    # Django, and other connections that follow the DB-API.
+    if hasattr(connection, "cursor"):
+        with connection.cursor() as cursor:
+            cursor.execute(statement, (name, document))
+            return cursor.fetchall()
+    raise InvalidInput(
+        f"cannot write through a {type(connection).__qualname__}",
+        hint="Give a connection or session of asyncpg, psycopg, SQLAlchemy or Django.",
+    )
+
+
+def _sqlalchemy_execute(connection: Any) -> Callable[..., Any] | None:
+    """The execute method of a connection or session of SQLAlchemy, or of a subclass such as SQLModel's; None for other kinds."""
+    if _of(connection, "sqlalchemy", "Engine") or _of(connection, "sqlalchemy.ext.asyncio", "AsyncEngine"):
+        raise _no_transaction(connection)
+    if _of(connection, "sqlalchemy.orm", "sessionmaker", "scoped_session"):
+        if not _of(connection, "sqlalchemy.orm", "scoped_session"):
+            raise _no_transaction(connection)
+        connection = connection()
+    if _of(connection, "sqlalchemy.orm", "Session"):
+        # The method of the class: SQLModel overrides that of the object with one that warns of its use.
+        return partial(sys.modules["sqlalchemy.orm"].Session.execute, connection)
+    if _of(connection, "sqlalchemy.ext.asyncio", "AsyncSession"):
+        return partial(sys.modules["sqlalchemy.ext.asyncio"].AsyncSession.execute, connection)
+    if _of(connection, "sqlalchemy", "Connection") or _of(connection, "sqlalchemy.ext.asyncio", "AsyncConnection"):
+        execute: Callable[..., Any] = connection.execute
+        return execute
+    return None
+
+
+def _of(connection: Any, module: str, *names: str) -> bool:
+    """Whether the connection is of a class, by its module and name. A module that is not imported has no instances."""
+    found = sys.modules.get(module)
+    kinds = tuple(kind for name in names if isinstance(kind := getattr(found, name, None), type))
+    return bool(kinds) and isinstance(connection, kinds)
+
+
+def _no_transaction(connection: Any) -> InvalidInput:
+    return InvalidInput(
+        f"a {type(connection).__qualname__} has no transaction to write in",
+        hint="Give the connection or session that your transaction is on.",
+    )
+
+
+def _translated(error: BaseException) -> PenstockError | None:
+    cause = getattr(error, "orig", None) or getattr(error, "__cause__", None) or error
+    for candidate in (error, cause, getattr(cause, "__cause__", None)):
+        state = getattr(candidate, "sqlstate", None) or getattr(candidate, "pgcode", None)
+        if state in _BY_SQLSTATE:
+            diagnostics = getattr(candidate, "diag", None)
+            message = getattr(diagnostics, "message_primary", None) or str(candidate)
+            hint = getattr(diagnostics, "message_hint", None) or getattr(candidate, "hint", None)
+            return _BY_SQLSTATE[state](message, hint=hint)
+    return None

@@ -1,1 +1,0 @@
-"""The routes: a file for each resource."""

@@ -1,0 +1,147 @@
+"""Single jobs and callbacks that come at the same time: enqueued in one statement and one commit, settled in another."""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+from penstock.core.coalescing import GroupCommit
+from penstock.errors import NotFound
+from penstock.http import bodies, shapes
+from penstock.http.auth import Principal
+from penstock.http.errors import ApiError, no_such_type
+from penstock.http.metrics import Metrics
+from penstock.jobs import http_queries as http
+from penstock.jobs.http_queries import Callback, Put
+from penstock.jobs.models import Admission, Status
+from penstock.jobs.queries import Batch
+from penstock.postgres.database import Database
+
+_MOST_CALLBACKS = 500
+
+
+class New:
+    """A job on its way to a group commit."""
+
+    __slots__ = ("body", "data", "id")
+
+    def __init__(self, id: UUID, data: str, body: bodies.NewJobBody) -> None:
+        self.id = id
+        self.data = data
+        self.body = body
+
+
+class SingleJobs:
+    """Enqueues and settles the single jobs of all requests of this process.
+
+    Args:
+        database: Database to write to.
+        metrics: Counters.
+    """
+
+    def __init__(self, database: Database, metrics: Metrics) -> None:
+        self._database = database
+        self._metrics = metrics
+        self._puts: GroupCommit[str, New, Put] = GroupCommit(self._put)
+        self._callbacks: GroupCommit[None, Callback, str] = GroupCommit(
+            self._settle, most=_MOST_CALLBACKS, identity=lambda callback: callback.id
+        )
+
+    async def put(self, principal: Principal, name: str, given_id: str, body: bytes, instance: str) -> tuple[bytes, Admission]:
+        """Enqueue one job and return its QueuedJob and what was done. Raises `ApiError` in Rickover's order of checks."""
+        new, data = bodies.new_job(body, instance)
+        id = bodies.job_id(given_id, random=True)
+        principal.require(name, instance)
+        put = await self.enqueue(name, id, bodies.check_data(data), new)
+        if put.name is not None:
+            # The id may be that of a job of another type.
+            principal.require_job(put.name, instance)
+        if put.name is None or put.admission is Admission.ARCHIVED:
+            raise ApiError(
+                400, "job_already_archived", "Job has already been archived", instance=f"/v1/jobs/{name}/{shapes.job_id(id)}"
+            )
+        return shapes.put_job(put, data), put.admission
+
+    async def enqueue(self, name: str, id: UUID, data: str, body: bodies.NewJobBody) -> Put:
+        """Enqueue one job with others of its type that come at the same time. Raises `ApiError` 404."""
+        try:
+            put = await self._puts.submit(name, New(id, data, body))
+        except NotFound:
+            raise no_such_type(name) from None
+        self._metrics.admitted(name, put.admission)
+        return put
+
+    async def record_status(self, principal: Principal, name: str, given_id: str, body: bytes, path: str) -> None:
+        """Settle one attempt by its number: the callback. Raises `ApiError` in Rickover's order of checks."""
+        parsed, attempt = bodies.status(body, path)
+        id = bodies.job_id(given_id)
+        principal.require(name, path)
+        if parsed.status == "succeeded":
+            outcome, detail = "succeeded", bodies.text(parsed.result, "the result")
+        else:
+            outcome = "failed-for-good" if parsed.retryable is False else "failed"
+            detail = bodies.failure(bodies.text(parsed.error, "the error"))
+        if attempt == 0 and outcome == "succeeded":
+            attempt = await self._only_attempt(name, id)
+        what = await self._callbacks.submit(None, Callback(name, id, attempt, outcome, detail))
+        self._metrics.settled(name, what)
+        if what == "unknown":
+            raise ApiError(
+                400, "duplicate_status_request", "This job has already been archived, or was never queued", instance=path
+            )
+        if what == "stale":
+            raise ApiError(
+                400,
+                "decrement_failed",
+                "could not decrement queued job counter; job may have been archived or attempt number may not match the database",
+                instance=path,
+                in_body=True,
+            )
+
+    async def _only_attempt(self, name: str, id: UUID) -> int:
+        """The number of a job's first attempt while there was no other, else 0.
+
+        Rickover looks at the number of a failure only, and its own example of a service sends 0 with every success. While a job
+        has had one attempt there is none that the callback could be confused with.
+        """
+        job = (await http.stored_jobs(self._database, [id])).get(id)
+        if job is None or job.name != name or job.status is not Status.IN_PROGRESS or job.attempts != job.max_attempts:
+            return 0
+        return job.attempts
+
+    async def _put(self, name: str, jobs: list[New]) -> list[Put]:
+        self._metrics.batch(len(jobs))
+        # In the same order in every process, so that two batches with the same ids or unique keys wait for each other once
+        # and not both ways. What is enqueued at the same time has no order.
+        order = sorted(range(len(jobs)), key=lambda place: (jobs[place].body.unique or "", jobs[place].id))
+        puts = await http.put_jobs(self._database, batch_of(name, [jobs[place] for place in order]))
+        in_order = dict(zip(order, puts, strict=True))
+        return [in_order[place] for place in range(len(jobs))]
+
+    async def _settle(self, _: None, callbacks: list[Callback]) -> list[str]:
+        return await http.settle_attempts(self._database, callbacks)
+
+
+def batch_of(name: str, jobs: list[New]) -> Batch:
+    """The columns of some jobs; those that are at their default for all are left out."""
+    plain = all(
+        job.body.run_after is None
+        and job.body.expires_at is None
+        and job.body.key is None
+        and not job.body.priority
+        and job.body.unique is None
+        for job in jobs
+    )
+    ids, data = [job.id for job in jobs], [job.data for job in jobs]
+    if plain:
+        return Batch(name, ids, data)
+    return Batch(
+        name,
+        ids,
+        data,
+        [job.body.key for job in jobs],
+        [job.body.priority or 0 for job in jobs],
+        [job.body.run_after for job in jobs],
+        [job.body.expires_at for job in jobs],
+        # All null would send the batch the slow way.
+        [job.body.unique for job in jobs] if any(job.body.unique is not None for job in jobs) else None,
+    )

@@ -1,0 +1,367 @@
+"""The bodies and answers of the API as models: what the OpenAPI document shows, and what Penstock's own routes check."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, Field
+
+from penstock.core.records import example
+from penstock.http.models import AT, ID, Model, Seconds, Word
+from penstock.jobs.models import JobTypeRecord
+
+Delivery = Literal["at_least_once", "at_most_once"]
+
+
+class JobTypeOptions(Model):
+    """What can be changed of a job type. Fields left out stay as they are."""
+
+    delivery_strategy: Delivery | None = None
+    attempts: Annotated[int, Field(ge=1, le=32_767)] | None = None
+    concurrency: Annotated[int, Field(ge=0, le=2_147_483_647)] | None = Field(None, description="null: no limit; 0: paused.")
+    visibility_timeout_s: Annotated[float, Field(ge=1, le=2_592_000)] | None = None
+    time_limit_s: Seconds | None = None
+    backoff_base_s: Seconds | None = None
+    backoff_factor: Annotated[float, Field(ge=1, le=100)] | None = None
+    backoff_cap_s: Seconds | None = None
+    backoff_jitter: Annotated[float, Field(ge=0, le=1)] | None = None
+    rate_limit: Annotated[int, Field(ge=1, le=2_147_483_647)] | None = None
+    rate_period_s: Seconds | None = None
+    keep_result: bool | None = None
+
+    def as_options(self) -> dict[str, Any]:
+        """The options as the SQL functions take them."""
+        given = self.model_dump(exclude_unset=True)
+        return {
+            name.removesuffix("_s"): f"{value:.6f} seconds" if name.endswith("_s") and value is not None else value
+            for name, value in given.items()
+        }
+
+
+class NewJobType(BaseModel):
+    """A job type to be created."""
+
+    name: str = Field(description='Its name; `"id"` is accepted as well.')
+    delivery_strategy: Delivery
+    attempts: int = Field(ge=1, le=32_767)
+    concurrency: int | None = Field(ge=1, le=32_767, description="Most jobs in flight at once, over all workers; null: no limit.")
+
+
+class JobType(BaseModel):
+    """A job type."""
+
+    model_config = example(
+        {"name": "invoice-shipments", "delivery_strategy": "at_least_once", "attempts": 3, "concurrency": 5, "created_at": AT}
+    )
+
+    name: str
+    delivery_strategy: Delivery
+    attempts: int
+    concurrency: int | None
+    created_at: datetime
+
+    @classmethod
+    def of(cls, record: JobTypeRecord) -> Self:
+        """The same as Rickover shows it."""
+        options = record.options
+        return cls(
+            name=record.name,
+            delivery_strategy=options.delivery.value,
+            attempts=options.attempts or 0,
+            concurrency=options.concurrency,
+            created_at=record.created_at,
+        )
+
+
+class JobTypeDetails(JobType):
+    """A job type with everything that Rickover does not have."""
+
+    model_config = example({
+        "name": "invoice-shipments", "delivery_strategy": "at_least_once", "attempts": 3, "concurrency": 5, "created_at": AT,
+        "visibility_timeout_s": 420, "time_limit_s": 300, "backoff_base_s": 2, "backoff_factor": 2, "backoff_cap_s": 3600,
+        "backoff_jitter": 0.1, "rate_limit": None, "rate_period_s": None, "keep_result": False, "paused_at": None,
+        "updated_at": AT,
+    })  # fmt: skip
+
+    visibility_timeout_s: float
+    time_limit_s: float | None
+    backoff_base_s: float
+    backoff_factor: float
+    backoff_cap_s: float
+    backoff_jitter: float
+    rate_limit: int | None
+    rate_period_s: float | None
+    keep_result: bool
+    paused_at: datetime | None
+    updated_at: datetime
+
+    @classmethod
+    def of(cls, record: JobTypeRecord) -> Self:
+        """The same with all options."""
+        options, limit = record.options, record.options.rate_limit
+        return cls(
+            **JobType.of(record).__dict__,
+            visibility_timeout_s=options.visibility_timeout.total_seconds(),
+            time_limit_s=None if options.time_limit is None else options.time_limit.total_seconds(),
+            backoff_base_s=options.backoff.base.total_seconds(),
+            backoff_factor=options.backoff.factor,
+            backoff_cap_s=options.backoff.cap.total_seconds(),
+            backoff_jitter=options.backoff.jitter,
+            rate_limit=None if limit is None else limit.limit,
+            rate_period_s=None if limit is None else limit.period.total_seconds(),
+            keep_result=options.keep_result,
+            paused_at=record.paused_at,
+            updated_at=record.updated_at,
+        )
+
+
+class NewJob(BaseModel):
+    """A job to be enqueued. Unknown fields are ignored."""
+
+    data: Any = Field(description="Any JSON, up to 100 KiB.")
+    run_after: datetime | None = Field(None, description="Not to be started before.")
+    expires_at: datetime | None = Field(None, description="Not to be started after.")
+    key: Word | None = Field(None, description="Whose job it is.")
+    priority: Annotated[int, Field(ge=-100, le=100)] | None = Field(None, description="Lower first.")
+    unique: Word | None = Field(None, description="While a job with it is queued, that job is returned.")
+
+
+class BatchJob(NewJob):
+    """A line of a batch."""
+
+    data: Any = Field({}, description="Any JSON, up to 100 KiB.")
+    id: str | None = Field(None, description="`job_` and a UUID; none: one is made.")
+
+
+class QueuedJob(BaseModel):
+    """A job that is not finished."""
+
+    model_config = example({
+        "id": ID, "name": "invoice-shipments", "attempts": 3, "run_after": AT, "expires_at": None, "created_at": AT,
+        "updated_at": AT, "status": "queued", "data": {"shipmentId": "shp_123"},
+    })  # fmt: skip
+
+    id: str
+    name: str
+    attempts: int = Field(description="Attempts that are left; to be given back in the callback.")
+    run_after: datetime
+    expires_at: datetime | None
+    created_at: datetime
+    updated_at: datetime
+    status: Literal["queued", "in-progress"]
+    data: Any
+
+
+class ArchivedJob(BaseModel):
+    """A job that is finished."""
+
+    model_config = example({
+        "id": ID, "name": "invoice-shipments", "attempts": 3, "status": "succeeded", "created_at": AT,
+        "data": {"shipmentId": "shp_123"}, "expires_at": None,
+    })  # fmt: skip
+
+    id: str
+    name: str
+    attempts: int
+    status: Literal["succeeded", "failed", "expired", "cancelled"]
+    created_at: datetime
+    data: Any
+    expires_at: datetime | None
+
+
+class Status(BaseModel):
+    """A callback: what became of an attempt."""
+
+    status: Literal["succeeded", "failed"]
+    attempt: int = Field(ge=0, le=32_767, description="The number that came with the job.")
+    retryable: bool = Field(True, description="false: do not try again.")
+    result: Any = Field(None, description="Kept when the type keeps results.")
+    error: Any = Field(None, description="What went wrong, kept with the attempt: text or an object.")
+
+
+class Cancelled(BaseModel):
+    """What a cancel did: `cancelled`, `cancelling` (its handler is told), or the status of a finished job."""
+
+    model_config = example({"id": ID, "status": "cancelled"})
+
+    id: str
+    status: str
+
+
+class Result(BaseModel):
+    """What became of a job. `result` is null unless the type keeps results."""
+
+    model_config = example({"id": ID, "status": "succeeded", "result": {"price": 17.15}, "errors": []})
+
+    id: str
+    status: str
+    result: Any
+    errors: list[Any]
+
+
+WorkerId = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,50}$", description="Different for each worker process.")]
+
+
+class Claim(Model):
+    """A claim of jobs."""
+
+    worker: WorkerId
+    limit: int = Field(1, ge=1, le=1_000, description="Most jobs to claim.")
+    wait: str | None = Field(None, description="How long to wait for a job, such as 20s.", max_length=20)
+
+
+class ClaimedJob(BaseModel):
+    """A job that belongs to a worker until it is settled or the lease ends."""
+
+    id: str
+    name: str
+    attempts: int
+    max_attempts: int
+    priority: int
+    key: str | None
+    data: Any
+    created_at: datetime
+    run_after: datetime
+    lease: int
+    lease_s: float
+
+
+class ClaimedJobs(BaseModel):
+    """The jobs that a claim got; none when there are none."""
+
+    model_config = example({
+        "jobs": [
+            {
+                "id": ID, "name": "invoice-shipments", "attempts": 3, "max_attempts": 3, "priority": 0, "key": None,
+                "data": {"shipmentId": "shp_123"}, "created_at": AT, "run_after": AT, "lease": 17, "lease_s": 420,
+            }
+        ]
+    })  # fmt: skip
+
+    jobs: list[ClaimedJob]
+
+
+class Held(Model):
+    """A job as its worker holds it."""
+
+    id: str = Field(max_length=40)
+    attempt: int = Field(ge=0, le=32_767)
+    lease: int = Field(ge=0, le=9_223_372_036_854_775_807)
+
+
+class Extend(Model):
+    """Leases to be extended."""
+
+    jobs: list[Held] = Field(max_length=1_000)
+    for_s: Annotated[float, Field(gt=0, le=2_592_000)] | None = Field(None, description="From now; null: the visibility timeout.")
+
+
+class Extended(BaseModel):
+    """The new leases; a job that is missing no longer belongs to the worker."""
+
+    model_config = example({"leases": {ID: 18}})
+
+    leases: dict[str, int]
+
+
+class Settlement(Held):
+    """What became of an attempt."""
+
+    outcome: Literal["succeeded", "failed", "failed-for-good", "cancelled", "released"]
+    result: Any = None
+    error: Any = Field(None, description="Text, or an object such as type and message.")
+    retry_after_s: Seconds | None = None
+
+
+class Settle(Model):
+    """Attempts to be settled."""
+
+    jobs: list[Settlement] = Field(max_length=1_000)
+
+
+class Settled(BaseModel):
+    """What became of each job: succeeded, retried, failed, cancelled, released, or stale when it was not the worker's."""
+
+    model_config = example({"outcomes": {ID: "succeeded"}})
+
+    outcomes: dict[str, str]
+
+
+class Heartbeat(Model):
+    """A word from a worker; the first one registers it."""
+
+    names: list[Annotated[str, Field(max_length=200)]] = Field(default=[], max_length=1_000)
+    in_flight: int = Field(0, ge=0, le=1_000_000)
+    concurrency: int = Field(1, ge=1, le=1_000_000)
+    state: Literal["running", "draining"] = "running"
+    host: str = Field("", max_length=200)
+    pid: int = Field(0, ge=0, le=2_147_483_647)
+    dead_after_s: float = Field(30, ge=1, le=86_400, description="Silent for longer, its jobs are given to others.")
+
+
+class Beat(BaseModel):
+    """`known` false: the worker was new, or taken for dead, and holds nothing. `cancelled`: jobs to stop."""
+
+    model_config = example({"known": True, "cancelled": [], "leases": [17]})
+
+    known: bool
+    cancelled: list[str]
+    leases: list[int]
+
+
+class Worker(BaseModel):
+    """A worker process."""
+
+    model_config = example({
+        "id": "billing-1", "host": "web-3", "pid": 4711, "names": ["invoice-shipments"], "concurrency": 10, "state": "running",
+        "in_flight": 2, "started_at": AT, "seen_at": AT, "silent_s": 1.5,
+        "blocked_since": None, "blocked_by": None, "halted": {"orders/billing": "orders/billing, partition 3, offset 17: ..."},
+    })  # fmt: skip
+
+    id: str
+    host: str
+    pid: int
+    names: list[str]
+    concurrency: int
+    state: str
+    in_flight: int
+    started_at: datetime
+    seen_at: datetime
+    silent_s: float
+    blocked_since: datetime | None = Field(description="Since when its event loop has made no progress; null: it makes progress.")
+    blocked_by: str | None = Field(description="Type and id of the job that blocks its event loop, as far as that is known.")
+    halted: dict[str, str] = Field(description="Its consumers (stream/group) that have ended, each with its error.")
+
+
+class Stats(BaseModel):
+    """How a job type is doing; rates are of the last minute."""
+
+    model_config = example({
+        "name": "invoice-shipments", "paused": False, "ready": 12, "deferred": 3, "in_progress": 5, "oldest_ready_s": 0.8,
+        "succeeded_last_hour": 1042, "failed_last_hour": 2, "expired_last_hour": 0, "cancelled_last_hour": 0,
+        "quarantined_last_hour": 0,
+        "enqueued_per_s": 0.3, "finished_per_s": 0.3, "failed_per_s": 0.0,
+    })  # fmt: skip
+
+    name: str
+    paused: bool
+    ready: int
+    deferred: int
+    in_progress: int
+    oldest_ready_s: float | None
+    succeeded_last_hour: int
+    failed_last_hour: int
+    expired_last_hour: int
+    cancelled_last_hour: int
+    quarantined_last_hour: int = Field(description="Of the failed ones those that no worker can read, or that end their workers.")
+    enqueued_per_s: float
+    finished_per_s: float
+    failed_per_s: float
+
+
+class JobberJob(BaseModel):
+    """A job for Jobber."""
+
+    type: str = Field(min_length=1)
+    payload: Any = None

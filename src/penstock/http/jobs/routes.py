@@ -1,0 +1,205 @@
+"""Single jobs: enqueue, callback, look, wait, replay, cancel, result."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from typing import Annotated
+
+from fastapi import Depends, Query, Request, Response
+
+from penstock.core.records import raw, to_json
+from penstock.errors import Conflict, NotFound
+from penstock.http import bodies, shapes
+from penstock.http.auth import Role
+from penstock.http.call import Call
+from penstock.http.completion_waiter import JobWaiter
+from penstock.http.errors import ApiError, not_found, other_name
+from penstock.http.jobs.enqueuing import SingleJobs
+from penstock.http.jobs.models import ArchivedJob, Cancelled, NewJob, QueuedJob, Result, Status
+from penstock.http.openapi import json_body
+from penstock.http.routing import (
+    ENQUEUE,
+    READ,
+    CurrentService,
+    Details,
+    Id,
+    Instance,
+    Name,
+    RawBody,
+    User,
+    Wait,
+    hot,
+    listening,
+    raw_answer,
+    router,
+)
+from penstock.jobs import http_queries as http
+from penstock.jobs import queries as jobs
+from penstock.jobs.http_queries import StoredJob
+from penstock.jobs.models import Status as JobStatus
+from penstock.jobs.models import make_id
+
+api = router("jobs")
+_NEW = {"data": {"shipmentId": "shp_123"}, "run_after": "2026-01-11T18:26:26.000Z", "expires_at": "2026-01-11T20:26:26.000Z"}
+Force = Annotated[
+    bool, Query(description="false: refused (409) while an earlier replay of the job waits, runs or has succeeded.")
+]
+NewId = Annotated[str | None, Query(description="Id of the copy, so that a repeated call replays once.")]
+
+
+@hot(api, "PUT", "/v1/jobs/{name:name}/{id:job}", Role.ENQUEUE, takes=json_body(NewJob, _NEW), status=202, answers=QueuedJob)
+async def enqueue(call: Call, name: Name, id: Id) -> None:
+    """Enqueue a job. Idempotent: the same id again is the same job. The id `random_id` makes a new one, for load tests."""
+    jobs = call.service.part(SingleJobs)
+    job, admission = await jobs.put(call.user, name, id, await call.body(), call.path)
+    await call.send_json(202, job, (b"penstock-outcome", admission.encode()))
+
+
+@hot(
+    api,
+    "POST",
+    "/v1/jobs/{name:name}/{id:job}",
+    Role.WORK,
+    takes=json_body(Status, {"status": "succeeded", "attempt": 3}),
+    said="Recorded.",
+)
+async def record_status(call: Call, name: Name, id: Id) -> None:
+    """Record a job's success or failure: the callback of a downstream service. The attempt number must be the job's."""
+    await call.service.part(SingleJobs).record_status(call.user, name, id, await call.body(), call.path)
+    await call.send_json(200, b"")
+
+
+class _Jobs:
+    """The job of a path, for the user who asks."""
+
+    def __init__(self, service: CurrentService, user: User, path: Instance) -> None:
+        self.database = service.database
+        self._service = service
+        self._user = user
+        self.path = path
+
+    async def find(self, name: str | None, given: str) -> StoredJob:
+        """The job. Raises `ApiError`: no such job, another name, no access."""
+        id = bodies.job_id(given)
+        found = (await http.stored_jobs(self.database, [id])).get(id)
+        if found is None:
+            raise not_found(self.path)
+        # A user without access learns nothing about the name of the job's type.
+        if name is not None and found.name != name:
+            self._user.require(name, self.path)
+            raise other_name(self.path)
+        self._user.require_job(found.name, self.path)
+        return found
+
+    async def waited(self, request: Request, name: str | None, id: str, wait: str | None) -> StoredJob:
+        """The job when it is finished, or as it is when the time is over."""
+        service = self._service
+        within = bodies.span(wait, "wait", service.settings.longest_wait)
+        job = await self.find(name, id)
+        if within and not job.status.finished:
+            async with listening(request.receive, service.metrics) as gone:
+                finished = asyncio.ensure_future(service.part(JobWaiter).finished(job.id, within))
+                await asyncio.wait({finished, gone}, return_when=asyncio.FIRST_COMPLETED)
+                finished.cancel()
+                with suppress(asyncio.CancelledError):
+                    await finished
+                if gone.done():
+                    return job
+            job = await self.find(name, id)
+        return job
+
+    async def shown(self, job: StoredJob, details: bool) -> Response:
+        """The job as an answer."""
+        waits = None
+        if details and job.status is JobStatus.QUEUED:
+            # It may have been started, or even pruned, since it was read.
+            with suppress(NotFound):
+                waits = await jobs.why(self.database, job.id)
+        return raw_answer(to_json(shapes.job(job, details=details, waits=waits)))
+
+    async def replay(self, name: str | None, id: str, given_new: str | None, force: bool, body: bytes) -> Response:
+        """A copy of the job, as an answer."""
+        new_id = bodies.job_id(given_new) if given_new is not None else make_id()
+        data = bodies.replacement(body)
+        job = await self.find(name, id)
+        try:
+            copy = await jobs.replay(self.database, job.id, new_id, data, force=force)
+        except Conflict:
+            if str(job.status) != "queued":
+                raise
+            raise ApiError(
+                400, "invalid_replay_attempt", "Cannot replay a queued job. Wait for it to start", instance=self.path
+            ) from None
+        except NotFound:
+            raise not_found(self.path) from None
+        stored = (await http.stored_jobs(self.database, [copy]))[copy]
+        if stored.replay_of != job.id:
+            raise Conflict("new_id is the id of another job", hint="Take a new UUID for each replay.")
+        return raw_answer(to_json(shapes.job(stored)), 201)
+
+    async def cancel(self, name: str | None, id: str) -> Cancelled:
+        """Cancel the job."""
+        job = await self.find(name, id)
+        try:
+            status = await jobs.cancel(self.database, job.id)
+        except NotFound:
+            raise not_found(self.path) from None
+        return Cancelled(id=shapes.job_id(job.id), status=status)
+
+
+async def _jobs(service: CurrentService, user: User, path: Instance) -> _Jobs:
+    return _Jobs(service, user, path)
+
+
+Jobs = Annotated[_Jobs, Depends(_jobs)]
+
+
+@api.get("/v1/jobs/{id:only_job}", dependencies=[READ], response_model=QueuedJob | ArchivedJob)
+async def get_job_by_id(request: Request, jobs: Jobs, id: Id, details: Details = False, wait: Wait = None) -> Response:
+    """One job, queued or archived. With `wait` answers when it is finished, or as it is when the time is over."""
+    return await jobs.shown(await jobs.waited(request, None, id, wait), details)
+
+
+@api.get("/v1/jobs/{name:name}/{id:job}", dependencies=[READ], response_model=QueuedJob | ArchivedJob)
+async def get_job(request: Request, jobs: Jobs, name: Name, id: Id, details: Details = False, wait: Wait = None) -> Response:
+    """One job of a type. With `wait` answers when it is finished, or as it is when the time is over."""
+    return await jobs.shown(await jobs.waited(request, name, id, wait), details)
+
+
+@api.get(
+    "/v1/jobs/{name:name}/{id:job}/result",
+    dependencies=[READ],
+    responses={202: {"model": Result, "description": "Not finished yet."}},
+)
+async def get_result(request: Request, response: Response, jobs: Jobs, name: Name, id: Id, wait: Wait = None) -> Result:
+    """What became of a job: its status, result and errors. 202 while it is not finished."""
+    job = await jobs.waited(request, name, id, wait)
+    if not job.status.finished:
+        response.status_code = 202
+    # As they are stored: no parser rounds their numbers.
+    return Result.model_construct(id=shapes.job_id(job.id), status=job.status, result=raw(job.result), errors=raw(job.errors, []))
+
+
+@api.post("/v1/jobs/{id:only_job}/replay", dependencies=[ENQUEUE], status_code=201, response_model=QueuedJob)
+async def replay_by_id(jobs: Jobs, id: Id, body: RawBody, new_id: NewId = None, force: Force = True) -> Response:
+    """Enqueue a copy of a running or finished job under a new id; with another payload when there is a body `{"data": ...}`."""
+    return await jobs.replay(None, id, new_id, force, body)
+
+
+@api.post("/v1/jobs/{name:name}/{id:job}/replay", dependencies=[ENQUEUE], status_code=201, response_model=QueuedJob)
+async def replay(jobs: Jobs, name: Name, id: Id, body: RawBody, new_id: NewId = None, force: Force = True) -> Response:
+    """Enqueue a copy of a running or finished job of a type under a new id."""
+    return await jobs.replay(name, id, new_id, force, body)
+
+
+@api.post("/v1/jobs/{id:only_job}/cancel", dependencies=[ENQUEUE])
+async def cancel_by_id(jobs: Jobs, id: Id) -> Cancelled:
+    """Cancel a job: a queued one at once; of a running one the handler is told."""
+    return await jobs.cancel(None, id)
+
+
+@api.post("/v1/jobs/{name:name}/{id:job}/cancel", dependencies=[ENQUEUE])
+async def cancel(jobs: Jobs, name: Name, id: Id) -> Cancelled:
+    """Cancel a job of a type: a queued one at once; of a running one the handler is told."""
+    return await jobs.cancel(name, id)

@@ -1,0 +1,150 @@
+"""Job types: create, look, change, pause, resume."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import ValidationError
+
+from penstock.errors import Conflict, InvalidInput, NotFound
+from penstock.http import bodies
+from penstock.http.errors import ApiError, bad_json, invalid_parameter, missing, no_such_type, not_found
+from penstock.http.jobs.models import JobType, JobTypeDetails, JobTypeOptions, NewJobType
+from penstock.http.openapi import json_body
+from penstock.http.routing import (
+    ADMIN,
+    READ,
+    CurrentService,
+    Details,
+    Instance,
+    OpenDatabase,
+    OpenType,
+    RawBody,
+    User,
+    body,
+    router,
+    unfit,
+)
+from penstock.jobs import http_queries as http
+from penstock.jobs import queries as jobs
+from penstock.jobs.models import JobTypeRecord
+from penstock.postgres.database import Database
+
+api = router("job types")
+_EXAMPLE = {"name": "invoice-shipments", "delivery_strategy": "at_least_once", "attempts": 3, "concurrency": 5}
+_CHANGE = {"concurrency": 20, "visibility_timeout_s": 600}
+_NEW = json_body(NewJobType, _EXAMPLE)
+# Rickover gives up on a callback after five minutes and on a dead dequeuer after seven.
+_RICKOVER = {"visibility_timeout": "7 minutes", "time_limit": "5 minutes"}
+
+
+@api.post("/v1/jobs", dependencies=[ADMIN], status_code=201, openapi_extra=_NEW)
+@api.post("/v2/job-types", dependencies=[ADMIN], status_code=201, openapi_extra=_NEW)
+async def create_job_type(
+    database: OpenDatabase, user: User, path: Instance, sent: RawBody, details: Details = False
+) -> JobType | JobTypeDetails:
+    """Create a job type. Takes the options of `PATCH` as well."""
+    name, options = new_type(bodies.json_object(sent), path)
+    user.require(name, path)
+    try:
+        created = await jobs.create_job_type(database, name, _RICKOVER | options)
+    except Conflict:
+        raise invalid_parameter(f"A name already exists with this value ({name})", path) from None
+    return _shown(created, details)
+
+
+@api.get("/v1/jobs", dependencies=[READ])
+@api.get("/v2/job-types", dependencies=[READ])
+async def list_job_types(service: CurrentService, user: User) -> list[JobTypeDetails]:
+    """All job types that the user may see, by name."""
+    return [JobTypeDetails.of(record) for record in await service.app.job_types() if user.may(record.name)]
+
+
+@api.get("/v1/jobs/{name:name}", dependencies=[READ])
+@api.get("/v2/job-types/{name:name}", dependencies=[READ])
+async def get_job_type(
+    name: OpenType, database: OpenDatabase, path: Instance, details: Details = False
+) -> JobType | JobTypeDetails:
+    """One job type."""
+    return _shown(await _find(database, name, path), details)
+
+
+@api.patch("/v1/jobs/{name:name}", dependencies=[ADMIN])
+async def change_job_type(
+    name: OpenType, database: OpenDatabase, options: Annotated[JobTypeOptions, body(JobTypeOptions, _CHANGE)]
+) -> JobTypeDetails:
+    """Change options of a job type; takes effect with the next claim."""
+    try:
+        return JobTypeDetails.of(await jobs.change_job_type(database, name, options.as_options()))
+    except NotFound:
+        raise no_such_type(name) from None
+
+
+@api.post("/v1/jobs/{name:name}/pause", dependencies=[ADMIN])
+async def pause(name: OpenType, service: CurrentService, path: Instance) -> JobTypeDetails:
+    """Start no more jobs of a type; running ones go on. Idempotent."""
+    try:
+        await service.app.pause(name)
+    except (NotFound, InvalidInput):
+        raise no_such_type(name) from None
+    return JobTypeDetails.of(await _find(service.database, name, path))
+
+
+@api.post("/v1/jobs/{name:name}/resume", dependencies=[ADMIN])
+async def resume(name: OpenType, service: CurrentService, path: Instance) -> JobTypeDetails:
+    """End a pause. 409 while concurrency 0 is what holds the type."""
+    try:
+        await service.app.resume(name)
+    except (NotFound, InvalidInput):
+        raise no_such_type(name) from None
+    return JobTypeDetails.of(await _find(service.database, name, path))
+
+
+async def _find(database: Database, name: str, path: str) -> JobTypeRecord:
+    """The job type of that name. Raises `ApiError` 404."""
+    found = await http.job_type(database, name)
+    if found is None:
+        raise not_found(path)
+    return found
+
+
+def _shown(record: JobTypeRecord, details: bool) -> JobType | JobTypeDetails:
+    return JobTypeDetails.of(record) if details else JobType.of(record)
+
+
+def new_type(given: dict[str, Any], path: str) -> tuple[str, dict[str, Any]]:
+    """Name and options, checked in Rickover's order and words."""
+    name = given.pop("name", None) or given.pop("id", None) or ""
+    given.pop("id", None)
+    strategy = given.get("delivery_strategy") or ""
+    # Without a limit: null, which Rickover does not have.
+    unlimited = "concurrency" in given and given["concurrency"] is None
+    attempts, concurrency = (0 if given.get(field) is None else given[field] for field in ("attempts", "concurrency"))
+    if not isinstance(name, str) or not isinstance(strategy, str):
+        raise bad_json()
+    for number in (attempts, concurrency):
+        if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number <= 32_767:
+            raise bad_json()
+    if not name:
+        raise missing("name", path)
+    if not strategy:
+        raise missing("delivery_strategy", path)
+    if strategy not in ("at_least_once", "at_most_once"):
+        raise ApiError(400, "invalid_delivery_strategy", f"Invalid delivery strategy: {strategy}", instance=path)
+    if strategy == "at_most_once" and attempts > 1:
+        raise ApiError(
+            400,
+            "invalid_attempts",
+            "Cannot set retry attempts to a number greater than 1 if the delivery strategy is at_most_once",
+            detail="The at_most_once strategy implies only one attempt will be made.",
+            instance=path,
+        )
+    if attempts == 0:
+        raise invalid_parameter("Attempts must be set to a number greater than zero", path)
+    if concurrency == 0 and not unlimited:
+        raise invalid_parameter("Concurrency must be set to a number greater than zero", path)
+    known = {field: value for field, value in given.items() if field in JobTypeOptions.model_fields}
+    try:
+        return name, JobTypeOptions.model_validate(known).as_options()
+    except ValidationError as error:
+        raise unfit(error, path) from None

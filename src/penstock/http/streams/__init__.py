@@ -1,0 +1,1 @@
+"""Streams and consumer groups over HTTP."""

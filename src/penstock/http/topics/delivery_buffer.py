@@ -1,0 +1,238 @@
+"""What is at hand for a connection that receives a topic: `deliveries` fills it, the connection empties it."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections import OrderedDict, deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from uuid import UUID
+
+import orjson
+
+from penstock.core.polling import happens
+from penstock.errors import PenstockError
+from penstock.jobs.models import ClaimedJob
+from penstock.postgres.database import Database
+from penstock.topics import queries as topics
+from penstock.topics.models import Message
+
+_MOST_REMEMBERED = 10_000
+_MOST_MISSED = 1_000
+_MOST_LATE = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """A copy of a message, claimed for a connection; `body` is the message as JSON, shared by all copies of it.
+
+    Attributes:
+        job: Id of the copy.
+        attempts: The number that has to come back with the outcome.
+        lease: Under which it was claimed.
+        attempt: Which delivery this is, from 1.
+        late: Whether it comes out of turn: it was put off, or is tried again.
+        seq: Sequence number of the message.
+        id: Of the message.
+        body: The message as JSON.
+    """
+
+    job: UUID
+    attempts: int
+    lease: int
+    attempt: int
+    late: bool
+    seq: int
+    id: UUID
+    body: bytes
+
+    @classmethod
+    def of(cls, job: ClaimedJob, seq: int, id: UUID, published_at: datetime, *, like: Copy | None) -> Copy:
+        """A claimed copy; `like`: another one of the same message, whose body it shares."""
+        body = like.body if like is not None else body_of(seq, id, published_at, job.data)
+        attempt = job.max_attempts - job.attempts + 1
+        late = attempt > 1 or job.run_after > job.created_at
+        return cls(job.id, job.attempts, job.lease, attempt, late, seq, id, body)
+
+
+def body_of(seq: int, id: UUID, published_at: datetime, data: str) -> bytes:
+    """A message as JSON."""
+    fields = {"seq": seq, "id": str(id), "published_at": published_at, "data": orjson.Fragment(data)}
+    return orjson.dumps(fields, option=orjson.OPT_UTC_Z)
+
+
+class DeliveryBuffer:
+    """One connection.
+
+    Args:
+        topic: What it receives.
+        client_id: As whom; None: a new name for this connection.
+        ttl: How long the subscription outlives what renews it; None: it stays.
+        filter: Only messages that contain this JSON, as text.
+        stays: Whether the subscription is there when the connection has ended.
+        window: How many copies it may have at hand.
+        alone: Whether it takes the place of another connection with this client id, instead of sharing the copies with it.
+    """
+
+    def __init__(
+        self,
+        topic: str,
+        client_id: str | None,
+        *,
+        ttl: timedelta | None,
+        filter: str | None,
+        stays: bool,
+        window: int,
+        alone: bool,
+    ) -> None:
+        self.id = secrets.token_hex(8)
+        self.topic = topic
+        self.client_id = client_id or f"live-{self.id}"
+        self.queue = f"{topic}_{self.client_id}"
+        self.ttl = ttl
+        self.filter = filter
+        self.stays = stays
+        self.alone = alone
+        self.last_seq = 0
+        self.ended: str | None = None
+        self.error: PenstockError | None = None
+        self.event = asyncio.Event()
+        self.late: deque[UUID] = deque(maxlen=_MOST_LATE)
+        self._window = window
+        self._since = 0
+        self._last = 0
+        self._came_back = False
+        self._waiting: deque[Copy] = deque()
+        self._handed: dict[UUID, Copy] = {}
+        self._missed: deque[Message[str]] = deque()
+        self._recent: OrderedDict[UUID, None] = OrderedDict()
+        self._expected: OrderedDict[UUID, None] = OrderedDict()
+
+    # -- filling
+
+    @property
+    def at_hand(self) -> int:
+        """How many copies are not settled."""
+        return len(self._waiting) + len(self._handed)
+
+    @property
+    def room(self) -> int:
+        """How many more it may have."""
+        return 0 if self.ended else self._window - self.at_hand
+
+    @property
+    def leases(self) -> Iterable[int]:
+        """Of the copies that are not settled."""
+        return [copy.lease for copy in (*self._waiting, *self._handed.values())]
+
+    def put(self, copy: Copy) -> None:
+        """A copy came."""
+        self._waiting.append(copy)
+        self.event.set()
+
+    def begins(self, seq: int) -> None:
+        """The receiver is new: it gets what is in its queue, and what comes after this message."""
+        self._since = self._last = self.last_seq = seq
+
+    def comes_back(self, since: int, last: int | None = None) -> None:
+        """The receiver has what was handed out up to message `since`, and of what came late what was up to `last`."""
+        self.begins(since)
+        self._last = since if last is None else last
+        self._came_back = True
+
+    def end(self, reason: str) -> None:
+        """End the connection."""
+        if self.ended is None:
+            self.ended = reason
+            self.event.set()
+
+    def fail(self, error: PenstockError) -> None:
+        """End the connection with an error."""
+        self.error = error
+        self.end(error.message)
+
+    def came_too_late(self, job: UUID) -> None:
+        """A copy that was settled was no longer this connection's."""
+        if job in self._expected:
+            self.late.append(job)
+            self.event.set()
+
+    def expect(self, job: UUID) -> None:
+        """Note that the receiver said what became of a copy, and wants to hear when that came too late."""
+        self._expected[job] = None
+        if len(self._expected) > _MOST_LATE:
+            self._expected.popitem(last=False)
+
+    async def look_for_missed(self, database: Database) -> None:
+        """Find what was handed out and may have been lost on the way, since the message that the receiver saw last."""
+        # First what is late: while it is missing, an id with a higher number would hide it.
+        late = await topics.late(database, self.topic, self.client_id, self._since, self._last, _MOST_MISSED)
+        self._missed += [message for message in late if message.id not in self._recent]
+        since = self._since
+        while found := await topics.missed(database, self.topic, self.client_id, since, _MOST_MISSED):
+            self._missed += [message for message in found if message.id not in self._recent]
+            since = found[-1].seq
+            if len(found) < _MOST_MISSED or len(self._missed) > _MOST_REMEMBERED:
+                break
+
+    # -- emptying
+
+    async def wait(self, within: float) -> bool:
+        """Wait until something is there, or the connection is to end. False: nothing came in time."""
+        if self._missed or self._waiting or self.late or self.ended:
+            return True
+        self.event.clear()
+        return await happens(self.event, within)
+
+    def missed(self) -> list[tuple[int, bytes]]:
+        """Messages that were lost on the way: number, and JSON. They belong to no connection any more."""
+        found = []
+        while self._missed:
+            message = self._missed.popleft()
+            if self._remember(message.id):
+                self.last_seq = max(self.last_seq, message.seq)
+                found.append((message.seq, body_of(message.seq, message.id, message.published_at, message.data)))
+        return found
+
+    def take(self, most: int) -> list[Copy]:
+        """Copies to be handed out; each is to be settled, or given back. See `settled`."""
+        taken: list[Copy] = []
+        while self._waiting and len(taken) < most:
+            copy = self._waiting.popleft()
+            self._handed[copy.job] = copy
+            self.last_seq = max(self.last_seq, copy.seq)
+            taken.append(copy)
+        return taken
+
+    def was_seen(self, copy: Copy) -> bool:
+        """Whether it is the message that a receiver which came back saw last: a crash brought it back to the queue.
+
+        Of any other message a number below that says nothing: what is in the queue was never handed out, since it was put off,
+        or held by another connection when later ones came; or a crash brought it back, and then it rather comes twice than never.
+        """
+        return self._came_back and copy.seq == self._last
+
+    def is_new(self, copy: Copy) -> bool:
+        """Whether the message was not handed out to this connection before."""
+        return self._remember(copy.id)
+
+    def settled(self, job: UUID) -> Copy | None:
+        """The receiver has said what became of a copy. None: it is not at hand."""
+        return self._handed.pop(job, None)
+
+    def give_back(self) -> list[Copy]:
+        """Everything that is not settled."""
+        copies = [*self._handed.values(), *self._waiting]
+        self._handed.clear()
+        self._waiting.clear()
+        return copies
+
+    def _remember(self, id: UUID) -> bool:
+        if id in self._recent:
+            return False
+        self._recent[id] = None
+        if len(self._recent) > _MOST_REMEMBERED:
+            self._recent.popitem(last=False)
+        return True

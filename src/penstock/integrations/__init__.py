@@ -1,0 +1,1 @@
+"""Other systems: Gearman, Rickover's downstream worker, Jobber's route."""

@@ -1,0 +1,1 @@
+"""The bridge to a Gearman server."""

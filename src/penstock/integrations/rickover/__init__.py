@@ -1,0 +1,1 @@
+"""The downstream worker: jobs are sent to a service over HTTP, as Rickover does."""

@@ -1,0 +1,317 @@
+"""The downstream worker: sends jobs to a service over HTTP and waits for its callbacks.
+
+It is an ordinary worker whose handler, for every job type, POSTs the job to `/v1/jobs/{name}/{id}` of the service. When the
+service has the job, the handler waits: as a suspended coroutine, without a thread or a connection. The callback goes to any
+HTTP server, which settles the job by its attempt number and tells this process with one notification for each batch of
+callbacks. What notifications miss is found by one look-up every two seconds for all jobs that are waited for.
+
+What the answer of the service means:
+
+* 2xx: it has the job. A connection that breaks after the request was sent, or no answer in time: it may have it, so wait. An
+  attempt is not sent again when that happens.
+* An error with the id `service_unavailable`: try again after 0.5, 1 and 2 seconds; then the attempt has failed.
+* Any other error, or a service that cannot be reached: the attempt has failed.
+
+Job types share the connections, and the places of jobs in flight: half of them is divided among the types, the other half goes to
+the types that need it. A type is claimed while a connection is free for it, and the time limit of a job begins when it has one; a
+job that gets none is released unchanged.
+
+Without a callback within the time limit of the type (5 minutes unless it is set), the attempt has failed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from datetime import timedelta
+from difflib import get_close_matches
+from typing import Any
+from uuid import UUID
+
+from penstock.core.logs import get_logger
+from penstock.core.polling import happens
+from penstock.core.serialization import Codec
+from penstock.errors import PenstockError
+from penstock.integrations.rickover.service import DownstreamSettings, Service, Unavailable
+from penstock.integrations.rickover.shares import Shares
+from penstock.jobs import http_queries as http
+from penstock.jobs import queries as jobs
+from penstock.jobs.handler import Job
+from penstock.jobs.models import Delivery, JobTypeRecord
+from penstock.jobs.worked import NotStarted, SettledElsewhere, WorkedType
+from penstock.postgres.database import Database
+from penstock.postgres.notifications import Kind, Notification
+from penstock.settings import Settings
+from penstock.worker import Worker
+from penstock.worker.roles import WorkerExecutor
+from penstock.worker.running import Running
+
+log = get_logger("penstock.downstream")
+_LOOK_FOR_TYPES_S = 0.5
+_LOOK_FOR_CALLBACKS_S = 2.0
+_WARN_EVERY_S = 60.0
+_PAUSES_S = (0.5, 1.0, 2.0)
+_CALLBACK_WITHIN = timedelta(minutes=5)
+
+
+class _Text(Codec[str]):
+    """Payloads stay JSON text, as they are stored."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(Any, what)
+
+    def load(self, text: str) -> str:
+        return text
+
+
+class Callbacks:
+    """The attempts that wait for their callbacks."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[tuple[UUID, int], tuple[int, asyncio.Future[None]]] = {}
+        self._told: set[tuple[UUID, int]] = set()
+        self.came = asyncio.Event()
+        """Set when a notification says that one of these attempts is settled."""
+
+    def expect(self, id: UUID, attempts: int, lease: int) -> asyncio.Future[None]:
+        """A future that is done when the attempt is settled."""
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting[id, attempts] = (lease, future)
+        return future
+
+    def forget(self, id: UUID, attempts: int) -> None:
+        """Stop waiting for an attempt."""
+        self._waiting.pop((id, attempts), None)
+
+    def settled(self, id: UUID, attempts: int) -> None:
+        """The attempt is settled."""
+        if (entry := self._waiting.get((id, attempts))) is not None and not entry[1].done():
+            entry[1].set_result(None)
+
+    def told(self, words: str) -> None:
+        """A notification says that attempts are settled. Every role that may connect can send one: it is looked up."""
+        for settled in words.split():
+            id, _, attempts = settled.partition(":")
+            with suppress(ValueError):
+                if (attempt := (UUID(id), int(attempts))) in self._waiting:
+                    self._told.add(attempt)
+        if self._told:
+            self.came.set()
+
+    def to_look_up(self) -> list[tuple[UUID, int, int]]:
+        """Id, attempts and lease of the attempts to look up: those that notifications named, or all when none was named."""
+        self.came.clear()
+        told, self._told = self._told, set()
+        attempts = [attempt for attempt in told if attempt in self._waiting] or list(self._waiting)
+        return [(*attempt, self._waiting[attempt][0]) for attempt in attempts]
+
+
+class DownstreamWorker:
+    """Sends the jobs of all types (or of some) to a downstream service.
+
+    It is the ordinary worker, whose handler of every type sends the job, and which is told what may be claimed now. An
+    `AdmissionControl`.
+
+    Args:
+        database: An open database.
+        settings: Intervals, grace period.
+        downstream: The service.
+        names: Only these job types; none: all, those that come later too.
+    """
+
+    def __init__(self, database: Database, settings: Settings, downstream: DownstreamSettings, names: Sequence[str] = ()) -> None:
+        self._database = database
+        self._types: dict[str, WorkedType] = {}
+        self._records: dict[str, JobTypeRecord] = {}
+        self._only = set(names)
+        self._service = Service(downstream)
+        self._callbacks = Callbacks()
+        self._connections = Shares(downstream.connections)
+        self._in_flight = Shares(downstream.concurrency)
+        self._held_back = False
+        self._known: list[str] = []
+        self._warn_at = 0.0
+        # What the service has, or may have.
+        self._sent: set[tuple[UUID, int, int]] = set()
+        self._worker = Worker(
+            database,
+            self._types,
+            settings.model_copy(update={"concurrency": downstream.concurrency}),
+            beside={"types": self._look_for_types, "callbacks": self._look_for_callbacks},
+            dispatches=True,
+            admission=self,
+            before_stopping_handlers=self._leave_to_callbacks,
+        )
+        self._worker.notifications.subscribe(self._settled, Kind.SETTLED)
+
+    def stop(self) -> None:
+        """See `Worker.stop`."""
+        self._worker.stop()
+
+    def retire(self) -> None:
+        """See `Worker.retire`."""
+        self._worker.retire()
+
+    async def run(self) -> None:
+        """Work until `stop`."""
+        await self._service.open()
+        try:
+            self._take(await jobs.job_types(self._database))
+            self._warn_of_missing()
+            self._worker.work_on(self._types)
+            await self._worker.run()
+        finally:
+            await self._service.close()
+
+    def admit(self, names: list[str], limit: int) -> tuple[list[str], int]:
+        """See `AdmissionControl`: the types for which a connection is free."""
+        admitted = [name for name in names if self._connections.free(name) and self._in_flight.free(name)]
+        self._held_back = len(admitted) < len(names)
+        return admitted, min(limit, max(1, self._connections.vacant))
+
+    def _warn_of_missing(self) -> None:
+        """Types that were asked for may come later: until then say that they are waited for, and what looks alike."""
+        missing = sorted(self._only - self._types.keys())
+        if not missing or time.monotonic() < self._warn_at:
+            return
+        self._warn_at = time.monotonic() + _WARN_EVERY_S
+        alike = {name: close for name in missing if (close := get_close_matches(name, self._known))}
+        log.warning(
+            "no_such_job_type",
+            types=missing,
+            did_you_mean=alike or None,
+            hint="These do not exist, so nothing of them is sent until they do. Types that exist: penstock stats.",
+        )
+
+    def _settled(self, notification: Notification) -> None:
+        self._callbacks.told(notification.subject)
+        self._worker.look()
+
+    async def _leave_to_callbacks(self, executor: WorkerExecutor) -> None:
+        """What the service has stays in progress: its callback still counts when this process is gone."""
+        try:
+            left = await http.leave_to_callback(self._database, list(self._sent))
+        except PenstockError as error:
+            log.warning("jobs_not_left", error=error)
+            return
+        if left:
+            log.info("jobs_left_to_callbacks", jobs=left)
+        for id, attempts, _ in list(self._sent):
+            self._callbacks.settled(id, attempts)
+        await executor.finished(1.0)
+
+    def _take(self, records: list[JobTypeRecord]) -> bool:
+        """Take over what the database says of the types. Returns whether there are new ones."""
+        new = False
+        self._known = [record.name for record in records]
+        for record in records:
+            if self._only and record.name not in self._only:
+                continue
+            self._records[record.name] = record
+            if record.name not in self._types:
+                new = True
+                text = _Text(record.name)
+                self._types[record.name] = WorkedType(record.name, record.options, text, self._send, "async")
+            worked = self._types[record.name]
+            worked.refresh(record)
+            worked.limit = worked.limit or _CALLBACK_WITHIN
+        if new:
+            self._connections.divide(self._types)
+            self._in_flight.divide(self._types)
+        return new
+
+    async def _look_for_types(self) -> None:
+        while True:
+            await asyncio.sleep(_LOOK_FOR_TYPES_S)
+            try:
+                if self._take(await jobs.job_types(self._database)):
+                    log.info("job_types_changed", types=sorted(self._types))
+                    self._worker.work_on(self._types)
+                self._warn_of_missing()
+            except PenstockError as error:
+                log.warning("job_types_unknown", error=error)
+
+    async def _look_for_callbacks(self) -> None:
+        while True:
+            await happens(self._callbacks.came, _LOOK_FOR_CALLBACKS_S)
+            expected = self._callbacks.to_look_up()
+            if not expected:
+                continue
+            try:
+                there = await http.attempts_of(self._database, [id for id, _, _ in expected])
+            except PenstockError as error:
+                log.warning("callbacks_unknown", error=error)
+                continue
+            for id, attempts, lease in expected:
+                if there.get(id) != (attempts, lease):
+                    self._callbacks.settled(id, attempts)
+
+    async def _send(self, job: Job[str]) -> None:
+        """The handler of every type."""
+        assert isinstance(job.control, Running)  # noqa: S101
+        self._in_flight.take(job.name)
+        try:
+            await self._wait_for_connection(job.name, job.control)
+            await self._send_connected(job, job.control)
+        finally:
+            self._in_flight.give(job.name)
+            self._stir()
+
+    async def _wait_for_connection(self, name: str, running: Running) -> None:
+        """Take a connection before the attempt begins, whose time counts from then on. Raises `NotStarted` when none was free."""
+        running.deadline = running.latest
+        try:
+            async with asyncio.timeout(max(0.0, running.latest - running.limit / 2 - time.monotonic())):
+                await self._connections.wait(name)
+        except TimeoutError:
+            raise NotStarted from None
+        except asyncio.CancelledError:
+            if running.reason == "cancelled":
+                raise
+            raise NotStarted from None
+        running.deadline = min(running.latest, time.monotonic() + running.limit)
+
+    def _connection_left(self, name: str) -> None:
+        self._connections.give(name)
+        self._stir()
+
+    def _stir(self) -> None:
+        """A place is free: let the fetcher look at the types that it passed over."""
+        if self._held_back:
+            self._held_back = False
+            self._worker.look()
+
+    async def _send_connected(self, job: Job[str], running: Running) -> None:
+        held = (job.id, job.attempts, running.lease)
+        settled = self._callbacks.expect(*held)
+        try:
+            again = self._records[job.name].options.delivery is Delivery.AT_LEAST_ONCE
+            try:
+                await self._deliver(job, held, settled, again)
+            except PenstockError:
+                # The service may have called back and then stumbled over its own answer.
+                if settled.done():
+                    raise SettledElsewhere from None
+                raise
+            await settled
+            raise SettledElsewhere
+        finally:
+            self._sent.discard(held)
+            self._callbacks.forget(job.id, job.attempts)
+
+    async def _deliver(self, job: Job[str], held: tuple[UUID, int, int], settled: asyncio.Future[None], again: bool) -> None:
+        for pause in (*_PAUSES_S, None):
+            self._sent.add(held)
+            try:
+                await self._service.post(job, again=again)
+                return
+            except Unavailable:
+                if pause is None or settled.done():
+                    raise
+                self._sent.discard(held)
+            finally:
+                self._connection_left(job.name)
+            await asyncio.sleep(pause)
+            await self._connections.wait(job.name)

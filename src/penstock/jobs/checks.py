@@ -1,0 +1,39 @@
+"""Checks of the options of job types: an error names the option and its value before anything reaches the database."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+from penstock.core.checks import check_number
+from penstock.errors import InvalidInput
+from penstock.jobs.models import Backoff, Options, RateLimit
+
+
+def check_options(name: str, options: Any) -> None:
+    """Raise `InvalidInput` unless these are valid options of a job type."""
+    if not isinstance(options, Options):
+        raise InvalidInput(f"options of {name} must be Options, not {options!r}", hint="For example: options=Options(attempts=3)")
+    if not isinstance(options.backoff, Backoff):
+        raise InvalidInput(
+            f"backoff of {name} must be a Backoff, not {options.backoff!r}",
+            hint="For example: Backoff(base=timedelta(seconds=2))",
+        )
+    for option in ("attempts", "concurrency"):
+        if (value := getattr(options, option)) is not None:
+            check_number(f"{option} of {name}", value, 0 if option == "concurrency" else 1, 2**31 - 1)
+    check_rate(f"rate_limit of {name}", options.rate_limit)
+    if not isinstance(options.keep_result, bool):
+        raise InvalidInput(f"keep_result of {name} must be True or False, not {options.keep_result!r}")
+
+
+def check_rate(what: str, value: Any) -> None:
+    """Raise `InvalidInput` unless the value is a `RateLimit` or None."""
+    hint = "For example: RateLimit(10, timedelta(seconds=1))"
+    if value is None:
+        return
+    if not isinstance(value, RateLimit):
+        raise InvalidInput(f"{what} must be a RateLimit, not {value!r}", hint=hint)
+    if not isinstance(value.period, timedelta):
+        raise InvalidInput(f"the period of {what} must be a timedelta, not {value.period!r}", hint=hint)
+    check_number(f"the limit of {what}", value.limit, 1, 2**31 - 1)

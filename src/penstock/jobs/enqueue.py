@@ -1,0 +1,163 @@
+"""Enqueueing: from the arguments of the caller to the columns that travel to the database, and back to receipts.
+
+A batch is prepared while the database processes the one before it, in slices between which the loop can send and receive.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from datetime import datetime, timedelta
+from typing import Any, TypeAlias
+from uuid import UUID
+
+from penstock.core.blocking import without_loop
+from penstock.core.serialization import Codec
+from penstock.errors import InvalidInput
+from penstock.jobs import queries
+from penstock.jobs.models import Admission, Enqueued, NewJob, make_id, parse_id
+from penstock.jobs.queries import Batch
+from penstock.jobs.transactional import enqueue_through
+from penstock.postgres.context import Context
+
+Exceptions: TypeAlias = dict[int, tuple[UUID, Admission]]
+MOST_AT_ONCE = 10_000
+_SLICE = 1_000
+
+
+async def enqueue_many(context: Context, name: str, codec: Codec[Any], new: Iterable[Any], connection: Any) -> list[Enqueued]:
+    """Enqueue payloads or `NewJob`s of one type, in batches of 10,000. Each batch is atomic.
+
+    Args:
+        context: Open databases of the application.
+        name: Name of the job type.
+        codec: Codec of its payloads.
+        new: Payloads or `NewJob`s.
+        connection: Connection of the caller, in whose transaction to enqueue; None: a connection of the application.
+    """
+    items = list(new)
+    if without_loop():
+        return await _send_in_turn(name, codec, items, connection)
+    if connection is not None:
+        return await send_batches(name, codec, items, lambda batch: enqueue_through(connection, batch))
+    database = await context.database()
+    return await send_batches(name, codec, items, lambda batch: queries.enqueue_many(database, batch))
+
+
+async def send_batches(
+    name: str, codec: Codec[Any], items: Sequence[Any], send: Callable[[Batch], Awaitable[Exceptions]]
+) -> list[Enqueued]:
+    """Send payloads or `NewJob`s in atomic batches of 10,000. Returns a receipt for each, in order.
+
+    When a batch cannot be prepared or sent, the batches before it are enqueued and those after it are not.
+    """
+    receipts: list[Enqueued] = []
+    sending: asyncio.Task[Exceptions] | None = None
+    under_way: Batch | None = None
+    try:
+        for start in range(0, len(items), MOST_AT_ONCE):
+            slices = []
+            for at in range(start, min(start + MOST_AT_ONCE, len(items)), _SLICE):
+                slices.append(make_batch(name, codec, items[at : min(at + _SLICE, start + MOST_AT_ONCE)]))
+                await asyncio.sleep(0)
+            exceptions = await sending if sending is not None else {}
+            before, under_way = under_way, _joined(slices)
+            sending = asyncio.ensure_future(send(under_way))
+            await asyncio.sleep(0)
+            if before is not None:
+                receipts += receipts_of(before, exceptions)
+        if under_way is not None and sending is not None:
+            receipts += receipts_of(under_way, await sending)
+    except asyncio.CancelledError:
+        if sending is not None:
+            sending.cancel()
+        raise
+    except Exception:
+        if sending is not None:
+            await asyncio.wait([sending])
+        raise
+    return receipts
+
+
+async def _send_in_turn(name: str, codec: Codec[Any], items: Sequence[Any], connection: Any) -> list[Enqueued]:
+    """`send_batches` in a blocking call, where there is no loop to make a batch while another one is sent."""
+    receipts: list[Enqueued] = []
+    for start in range(0, len(items), MOST_AT_ONCE):
+        batch = make_batch(name, codec, items[start : start + MOST_AT_ONCE])
+        receipts += receipts_of(batch, await enqueue_through(connection, batch))
+    return receipts
+
+
+def make_batch(name: str, codec: Codec[Any], items: Sequence[Any]) -> Batch:
+    """The columns of jobs that are given as payloads or `NewJob`s. A column is None when all its values are the default."""
+    if not any(isinstance(item, NewJob) for item in items):
+        return Batch(name, [make_id() for _ in items], [codec.dump(data) for data in items])
+    new = [item if isinstance(item, NewJob) else NewJob(item) for item in items]
+
+    def column(values: list[Any], default: Any = None) -> list[Any] | None:
+        return values if any(value != default for value in values) else None
+
+    if wrong := [job.priority for job in new if type(job.priority) is not int]:
+        raise InvalidInput(
+            f"priority must be an integer, not {wrong[0]!r}", hint="A priority is an integer from -100 (first) to 100 (last)."
+        )
+    if bad := next((job.priority for job in new if not -100 <= job.priority <= 100), None):
+        raise InvalidInput(f"priority {bad} is out of range", hint="A priority is an integer from -100 (first) to 100 (last).")
+    return Batch(
+        name,
+        [make_id() if job.id is None else parse_id(job.id) for job in new],
+        [codec.dump(job.data) for job in new],
+        column([job.key for job in new]),
+        column([job.priority for job in new], 0),
+        column([aware(job.run_after) for job in new]),
+        column([aware(job.expires_at) for job in new]),
+        column([job.unique for job in new]),
+    )
+
+
+def receipts_of(batch: Batch, exceptions: Exceptions) -> list[Enqueued]:
+    """A receipt for each job of a batch."""
+    queued = Admission.QUEUED
+    if not exceptions:
+        return [Enqueued(id, queued) for id in batch.ids]
+    return [Enqueued(*exceptions.get(place, (id, queued))) for place, id in enumerate(batch.ids)]
+
+
+def _joined(slices: Sequence[Batch]) -> Batch:
+    if len(slices) == 1:
+        return slices[0]
+
+    def column(name: str, default: Any = None) -> list[Any] | None:
+        columns = [getattr(part, name) for part in slices]
+        if all(values is None for values in columns):
+            return None
+        return [
+            value
+            for part, values in zip(slices, columns, strict=True)
+            for value in (values if values is not None else [default] * len(part.ids))
+        ]
+
+    return Batch(
+        slices[0].name,
+        [id for part in slices for id in part.ids],
+        [data for part in slices for data in part.data],
+        column("keys"),
+        column("priorities", 0),
+        column("run_after"),
+        column("expires_at"),
+        column("unique"),
+    )
+
+
+def aware(time: datetime | timedelta | None) -> datetime | timedelta | None:
+    """Return the time. Raises `InvalidInput` unless it is a timedelta, None or a datetime with a time zone."""
+    if time is None or isinstance(time, timedelta):
+        return time
+    if not isinstance(time, datetime):
+        raise InvalidInput(
+            f"a time must be a datetime or a timedelta, not {type(time).__name__}",
+            hint="Use datetime.now(UTC) or a timedelta.",
+        )
+    if time.utcoffset() is None:
+        raise InvalidInput(f"{time.isoformat()} has no time zone", hint="Use datetime.now(UTC) or a timedelta.")
+    return time

@@ -1,0 +1,204 @@
+"""One typed function for each SQL function that only the HTTP API calls. No logic beyond converting rows to models."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import TypedDict
+from uuid import UUID
+
+import orjson
+
+from penstock.jobs.models import Admission, JobTypeRecord, Status
+from penstock.jobs.queries import Batch, enqueue_arguments, job_type_of
+from penstock.postgres.database import Database, in_parts
+
+
+@dataclass(frozen=True, slots=True)
+class Put:
+    """The result of one job of a put. `name` is None for an archived job; `data` is JSON text, None when it is as given."""
+
+    admission: Admission
+    id: UUID
+    name: str | None
+    attempts: int
+    run_after: datetime
+    expires_at: datetime | None
+    created_at: datetime
+    updated_at: datetime
+    status: str
+    data: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Callback:
+    """A downstream service's report of an attempt. `outcome` is succeeded, failed or failed-for-good; `detail` is JSON text."""
+
+    name: str
+    id: UUID
+    attempts: int
+    outcome: str
+    detail: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StoredJob:
+    """A job as it is stored, queued or archived. JSON remains text, so that no parser rounds its numbers."""
+
+    id: UUID
+    name: str
+    status: Status
+    attempts: int
+    max_attempts: int
+    priority: int
+    key: str | None
+    unique: str | None
+    data: str
+    created_at: datetime
+    run_after: datetime
+    expires_at: datetime | None
+    started_at: datetime | None
+    finished_at: datetime | None
+    worker: str | None
+    errors: str | None
+    result: str | None
+    progress: str | None
+    replay_of: UUID | None
+    cancel_requested_at: datetime | None
+    reason: str | None
+    replayed_by: list[UUID]
+    updated_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """Jobs per second of one type over the last minute."""
+
+    name: str
+    enqueued_per_s: float
+    finished_per_s: float
+    failed_per_s: float
+
+
+async def put_jobs(database: Database, batch: Batch) -> list[Put]:
+    """Enqueue a batch and return each job as it is stored, in order."""
+    rows = await database.fetch(
+        "select * from penstock.put_jobs($1, $2::jsonb[], $3::uuid[], $4, $5::smallint[], $6, $7, $8)", *enqueue_arguments(batch)
+    )
+    return [Put(Admission(row[1]), *tuple(row)[2:]) for row in rows]
+
+
+async def settle_attempts(database: Database, callbacks: Sequence[Callback]) -> list[str]:
+    """Settle jobs by attempt number. Returns outcomes in order: succeeded, retried, failed, cancelled, stale or unknown."""
+    rows = await database.fetch(
+        "select outcome from penstock.settle_attempts($1, $2, $3::smallint[], $4, $5::jsonb[]) order by ordinal",
+        [callback.name for callback in callbacks],
+        [callback.id for callback in callbacks],
+        [callback.attempts for callback in callbacks],
+        [callback.outcome for callback in callbacks],
+        [callback.detail for callback in callbacks],
+    )
+    return [row[0] for row in rows]
+
+
+async def leave_to_callback(database: Database, jobs: Sequence[tuple[UUID, int, int]]) -> int:
+    """Leave jobs (id, attempts, lease) to their callbacks. Returns how many still belonged to the caller."""
+    ids, attempts, leases = [list(column) for column in zip(*jobs, strict=True)] if jobs else ([], [], [])
+    return int(
+        await database.fetchval("select penstock.leave_to_callback($1, $2::smallint[], $3::bigint[])", ids, attempts, leases)
+    )
+
+
+async def stored_jobs(database: Database, ids: Sequence[UUID]) -> dict[UUID, StoredJob]:
+    """The stored jobs with these ids; unknown ids are left out."""
+    found: dict[UUID, StoredJob] = {}
+    for row in await database.fetch("select * from penstock.stored_jobs($1)", ids):
+        values = list(row)
+        values[2] = Status(values[2])
+        found[row["id"]] = StoredJob(*values)
+    return found
+
+
+async def attempts_of(database: Database, ids: Sequence[UUID]) -> dict[UUID, tuple[int, int | None]]:
+    """Attempts and lease of the jobs that are not finished."""
+    found: dict[UUID, tuple[int, int | None]] = {}
+    for some in in_parts(ids):
+        rows = await database.fetch("select * from penstock.attempts_of($1)", some)
+        found |= {row["id"]: (row["attempts"], row["lease"]) for row in rows}
+    return found
+
+
+async def page_of_jobs(
+    database: Database,
+    *,
+    archived: bool,
+    names: Sequence[str] | None = None,
+    status: str | None = None,
+    key: str | None = None,
+    since: datetime | None = None,
+    until: datetime | None = None,
+    limit: int = 100,
+    before: tuple[datetime, UUID] | None = None,
+    reason: str | None = None,
+) -> list[tuple[UUID, datetime]]:
+    """Ids and times of one page of jobs, latest first."""
+    rows = await database.fetch(
+        "select * from penstock.page_of_jobs($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)",
+        archived,
+        names,
+        status,
+        key,
+        since,
+        until,
+        limit,
+        *(before or (None, None)),
+        reason,
+    )
+    return [(row["id"], row["at"]) for row in rows]
+
+
+async def job_rates(database: Database, over: timedelta = timedelta(minutes=1)) -> dict[str, Rates]:
+    """Rates of each job type."""
+    return {row["name"]: Rates(*tuple(row)) for row in await database.fetch("select * from penstock.job_rates($1)", over)}
+
+
+async def names_of(database: Database, ids: Sequence[UUID]) -> dict[UUID, str]:
+    """Names of the job types of the jobs that are not finished."""
+    rows = await database.fetch("select id, name from penstock.queued_jobs where id = any($1)", ids)
+    return {row["id"]: row["name"] for row in rows}
+
+
+class WorkerRecord(TypedDict):
+    """A worker process."""
+
+    id: str
+    host: str
+    pid: int
+    names: list[str]
+    concurrency: int
+    state: str
+    in_flight: int
+    started_at: datetime
+    seen_at: datetime
+    silent_s: float
+    blocked_since: datetime | None
+    blocked_by: str | None
+    halted: dict[str, str]
+
+
+async def workers(database: Database, id: str | None = None) -> list[WorkerRecord]:
+    """All worker processes, oldest first, or the one with this id."""
+    rows = await database.fetch(
+        "select id, host, pid, names, concurrency, state, in_flight, started_at, seen_at,"
+        " extract(epoch from penstock.clock() - seen_at)::double precision as silent_s,"
+        " blocked_since, blocked_by, halted from penstock.workers where $1::text is null or id = $1 order by started_at, id",
+        id,
+    )
+    return [WorkerRecord(**{**row, "halted": orjson.loads(row["halted"])}) for row in rows]  # type: ignore[typeddict-item]
+
+
+async def job_type(database: Database, name: str) -> JobTypeRecord | None:
+    """One job type, or None."""
+    row = await database.fetchrow("select * from penstock.jobs where name = $1", name)
+    return None if row is None else job_type_of(row)

@@ -1,0 +1,358 @@
+"""Models of jobs and job types: plain data, no input or output."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+from uuid import UUID
+
+import asyncpg.pgproto.pgproto
+import uuid_utils
+from pydantic import BeforeValidator, ConfigDict, Field, PlainSerializer, WithJsonSchema
+
+from penstock.core.records import example
+from penstock.errors import InvalidInput
+
+Executor = Literal["auto", "thread", "process"]
+
+
+def parse_id(value: UUID | str) -> UUID:
+    """A job id from a UUID or text, with or without the prefix `job_`. Raises `InvalidInput`."""
+    if isinstance(value, UUID):
+        return value
+    try:
+        return UUID(value.removeprefix("job_"))
+    except (ValueError, AttributeError):
+        raise InvalidInput(
+            f"invalid job id: {str(value)[:100]!r}", hint="A job id is a UUID, with or without the prefix job_."
+        ) from None
+
+
+JobId = Annotated[
+    UUID,
+    BeforeValidator(parse_id),
+    PlainSerializer(lambda id: f"job_{id}", return_type=str),
+    WithJsonSchema({"type": "string"}),
+]
+"""The id of a job: a UUID, in JSON with its prefix."""
+
+
+class Delivery(enum.StrEnum):
+    """How often a job may be started."""
+
+    AT_LEAST_ONCE = "at_least_once"
+    AT_MOST_ONCE = "at_most_once"
+
+
+class Status(enum.StrEnum):
+    """Status of a job; the last four are terminal."""
+
+    QUEUED = "queued"
+    IN_PROGRESS = "in-progress"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    EXPIRED = "expired"
+    CANCELLED = "cancelled"
+
+    @property
+    def finished(self) -> bool:
+        """Whether the job is archived."""
+        return self not in (Status.QUEUED, Status.IN_PROGRESS)
+
+
+class Admission(enum.StrEnum):
+    """What an enqueue did with a job."""
+
+    QUEUED = "queued"
+    DUPLICATE = "duplicate"
+    COALESCED = "coalesced"
+    ARCHIVED = "archived"
+
+
+class Outcome(enum.StrEnum):
+    """Outcome of an attempt, as a worker reports it."""
+
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    FAILED_FOR_GOOD = "failed-for-good"
+    QUARANTINED = "quarantined"
+    CANCELLED = "cancelled"
+    RELEASED = "released"
+
+
+@dataclass(frozen=True, slots=True)
+class Backoff:
+    """Delays between attempts: `base * factor ** n`, at most `cap`, with a random jitter of the share `jitter`."""
+
+    base: timedelta = timedelta(seconds=2)
+    factor: float = 2.0
+    cap: timedelta = timedelta(hours=1)
+    jitter: float = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class RateLimit:
+    """At most `limit` starts within any `period`, over all workers."""
+
+    limit: int
+    period: timedelta
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How the jobs of a type are delivered, retried and limited.
+
+    Attributes:
+        delivery: `at_least_once` retries a job; `at_most_once` starts it at most once, whatever crashes.
+        attempts: Maximum number of attempts before a job counts as failed; None: 5, or 1 for `at_most_once`.
+        concurrency: Maximum number of jobs in flight over all workers; None: no limit, 0: paused.
+        visibility_timeout: How long a claimed job belongs to its worker.
+        time_limit: How long a handler may run; None: nine tenths of the visibility timeout.
+        backoff: Delays between attempts.
+        rate_limit: Maximum number of starts in a period; None: no limit.
+        keep_result: Whether the value that the handler returns is kept.
+    """
+
+    delivery: Delivery = Delivery.AT_LEAST_ONCE
+    attempts: int | None = None
+    concurrency: int | None = None
+    visibility_timeout: timedelta = timedelta(minutes=5)
+    time_limit: timedelta | None = None
+    backoff: Backoff = field(default_factory=Backoff)
+    rate_limit: RateLimit | None = None
+    keep_result: bool = False
+
+    def as_json(self) -> dict[str, Any]:
+        """The options in the form that the SQL functions accept."""
+        once = self.delivery == Delivery.AT_MOST_ONCE
+        return {
+            "delivery_strategy": str(self.delivery),
+            "attempts": self.attempts if self.attempts is not None else (1 if once else 5),
+            "concurrency": self.concurrency,
+            "visibility_timeout": _interval(self.visibility_timeout),
+            "time_limit": _interval(self.time_limit),
+            "backoff_base": _interval(self.backoff.base),
+            "backoff_factor": self.backoff.factor,
+            "backoff_cap": _interval(self.backoff.cap),
+            "backoff_jitter": self.backoff.jitter,
+            "rate_limit": self.rate_limit.limit if self.rate_limit else None,
+            "rate_period": _interval(self.rate_limit.period) if self.rate_limit else None,
+            "keep_result": self.keep_result,
+        }
+
+
+def _interval(span: timedelta | None) -> str | None:
+    return None if span is None else f"{span.total_seconds():.6f} seconds"
+
+
+@dataclass(frozen=True, slots=True)
+class PoolOptions:
+    """Options of a pool beyond those of its job type.
+
+    Attributes:
+        slots: Number of parts into which the keys are divided, and of the workers that a pool can keep busy. It can grow later.
+        assignor: "sticky" moves the fewest slots; "jump" orders the workers by age; "custom" applies a rule of the application.
+        on_retry: "block": a job that waits for its retry blocks its key; "skip": later jobs of the key run before it.
+        key_concurrency: Maximum number of jobs of one key at once; more than 1 gives up their order.
+        key_rate: Maximum number of starts of one key in a period; None: no limit.
+        weights: Quantum of each key that gets more than one job in its turn.
+        prefetch_per_key: Maximum number of jobs of one key that a worker claims at once. After a crash, jobs whose results were
+            not written run again, in order; with 1, a job starts only when the result of the one before it is written.
+    """
+
+    slots: int = 256
+    assignor: Literal["sticky", "jump", "custom"] = "sticky"
+    on_retry: Literal["block", "skip"] = "block"
+    key_concurrency: int = 1
+    key_rate: RateLimit | None = None
+    weights: Mapping[str, int] = field(default_factory=dict)
+    prefetch_per_key: int = 500
+
+    def as_json(self) -> dict[str, Any]:
+        """The options in the form that the SQL function accepts."""
+        return {
+            "slots": self.slots,
+            "assignor": self.assignor,
+            "on_retry": self.on_retry,
+            "key_concurrency": self.key_concurrency,
+            "key_rate_limit": self.key_rate.limit if self.key_rate else None,
+            "key_rate_period": _interval(self.key_rate.period) if self.key_rate else None,
+            "weights": dict(self.weights),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class NewJob:
+    """One job of a bulk enqueue.
+
+    Attributes:
+        data: Payload: JSON, or a value of the job type's payload type.
+        id: Identity of the job; a repeated enqueue of the same id is the same job. None: a new UUIDv7.
+        key: Key of the job (a tenant, an account).
+        priority: -100 to 100, lower first, within a type.
+        run_after: Earliest start: a time, or a timedelta from now by the database's clock.
+        expires_at: Time after which a job that has not started is archived as expired: a time, or a timedelta from now.
+        unique: Coalescing key: while a job of the type with this key is queued, an enqueue returns that job.
+    """
+
+    data: Any = field(default_factory=dict)
+    id: UUID | str | None = None
+    key: str | None = None
+    priority: int = 0
+    run_after: datetime | timedelta | None = None
+    expires_at: datetime | timedelta | None = None
+    unique: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Enqueued:
+    """The receipt of an enqueue: the job's id (that of the queued job when coalesced) and what the enqueue did."""
+
+    id: UUID
+    admission: Admission
+
+
+class ClaimedJob(NamedTuple):
+    """A job as a claim returns it. Times are by the database's clock, `data` is JSON text.
+
+    This and `Settlement` are tuples, since each job needs one of both: a frozen dataclass takes several times as long to make.
+    """
+
+    id: UUID
+    name: str
+    attempts: int
+    max_attempts: int
+    priority: int
+    key: str | None
+    data: str
+    created_at: datetime
+    run_after: datetime
+    seq: int
+    lease: int
+    lease_s: float
+
+
+class Settlement(NamedTuple):
+    """The result of one attempt, on its way to the database."""
+
+    id: UUID
+    attempts: int
+    lease: int
+    outcome: Outcome
+    detail: str | None = None
+    retry_after: timedelta | None = None
+    name: str = ""  # name of the job type, for the log
+
+
+@dataclass(frozen=True, slots=True)
+class JobRecord:
+    """A job with all its stored fields, queued or archived.
+
+    `attempts` counts the attempts that are left. `errors` has one object for each failed attempt, oldest first.
+    `replayed_by` has the ids of the jobs that repeat this one.
+    `reason` says why a job ended where its status does not: `quarantined` when no worker can read it or it kills its workers.
+    """
+
+    id: UUID
+    name: str
+    status: Status
+    attempts: int
+    max_attempts: int
+    priority: int
+    key: str | None
+    unique: str | None
+    data: Any
+    created_at: datetime
+    run_after: datetime
+    expires_at: datetime | None
+    started_at: datetime | None
+    finished_at: datetime | None
+    worker: str | None
+    errors: list[dict[str, Any]]
+    result: Any
+    progress: Any
+    replay_of: UUID | None
+    cancel_requested_at: datetime | None
+    reason: str | None = None
+    replayed_by: tuple[UUID, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Why:
+    """Why a job waits: the first condition that must change before it can start.
+
+    Attributes:
+        reason: Machine-readable reason: `deferred`, `retry`, `expired`, `paused`, `no-worker` (no live worker has its type),
+            `quarantined-key`, `unplaced`, `moving`, `key-alone`, `key-retry`, `key-busy`, `key-rate`, `alone` (to run alone
+            after crashes), `concurrency`, `rate`, `behind`, `ready`; of a job that does not wait `running` or `finished`.
+        message: A sentence for people.
+        since: Time at which the reason began, where that is known.
+        until: Time at which the reason ends by itself, where that is known.
+        by_job: Job that holds its key.
+        worker: Worker, or member of the pool, that holds it or its key.
+        used: Number of places of the limit that are taken.
+        most: Number of places of the limit.
+        ahead: Number of jobs in front of it, at most 1,000.
+        expires_at: Time at which it expires unless it has started.
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = example({
+        "reason": "concurrency", "message": "The concurrency limit of the job type is full: 5 of 5.", "since": None,
+        "until": None, "by_job": None, "worker": None, "used": 5, "most": 5, "ahead": None, "expires_at": None,
+    })  # fmt: skip
+
+    reason: Annotated[
+        str, Field(description="For programs: deferred, retry, paused, no-worker, key-busy, key-retry, concurrency, rate, ...")
+    ]
+    message: Annotated[str, Field(description="For people.")]
+    since: datetime | None
+    until: Annotated[datetime | None, Field(description="When it ends by itself, where that is known.")]
+    by_job: Annotated[JobId | None, Field(description="The job that holds its key.")]
+    worker: Annotated[str | None, Field(description="Who holds it.")]
+    used: Annotated[int | None, Field(description="Places of the limit that are taken.")]
+    most: int | None
+    ahead: Annotated[int | None, Field(description="Jobs in front of it, 1,000 at most.")]
+    expires_at: datetime | None
+
+    def __str__(self) -> str:
+        times = [("since", self.since), ("until", self.until), ("expires", self.expires_at if self.reason != "expired" else None)]
+        known = [f"{word} {at.isoformat(' ', 'seconds')}" for word, at in times if at is not None and self.reason != "finished"]
+        if self.by_job is not None:
+            known.append(f"job {self.by_job}")
+        return self.message + (f" ({', '.join(known)})" if known else "")
+
+
+@dataclass(frozen=True, slots=True)
+class JobTypeRecord:
+    """A job type as it is stored."""
+
+    name: str
+    options: Options
+    paused_at: datetime | None
+    created_at: datetime
+    updated_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class JobCounts:
+    """Number of jobs of a type, by status. `oldest_ready_s` is None when no job is ready."""
+
+    name: str
+    paused: bool
+    ready: int
+    deferred: int
+    in_progress: int
+    oldest_ready_s: float | None
+    succeeded_last_hour: int
+    failed_last_hour: int
+    expired_last_hour: int
+    cancelled_last_hour: int
+    quarantined_last_hour: int = 0
+
+
+def make_id() -> UUID:
+    """A new UUIDv7 of the database driver's own class, which is several times as fast to make and to send as `uuid.UUID`."""
+    return asyncpg.pgproto.pgproto.UUID(uuid_utils.uuid7().bytes)

@@ -1,0 +1,497 @@
+"""One typed function for each SQL function about jobs and workers. No logic beyond converting rows to models.
+
+`retry=True` marks calls that a worker's loops repeat until the database is reachable again; all calls here are safe to repeat.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+import orjson
+
+from penstock.core.serialization import load_json, plain_text
+from penstock.errors import DatabaseUnavailable, InvalidInput
+from penstock.jobs.models import (
+    Admission,
+    Backoff,
+    ClaimedJob,
+    Delivery,
+    JobCounts,
+    JobRecord,
+    JobTypeRecord,
+    Options,
+    Outcome,
+    RateLimit,
+    Settlement,
+    Status,
+    Why,
+)
+from penstock.postgres.database import Database, in_parts
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Jobs of one type as columns, the form in which they travel to the database.
+
+    `data` is JSON text; None instead of a column means the default for all jobs; a timedelta counts from now.
+    """
+
+    name: str
+    ids: Sequence[UUID]
+    data: Sequence[str]
+    keys: Sequence[str | None] | None = None
+    priorities: Sequence[int] | None = None
+    run_after: Sequence[datetime | timedelta | None] | None = None
+    expires_at: Sequence[datetime | timedelta | None] | None = None
+    unique: Sequence[str | None] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PlacesWanted:
+    """Types at their limit for whose places a worker waits.
+
+    Attributes:
+        names: Names of the types.
+        is_new: Whether the worker did not wait for one of them before. It then claims once more, since a place may have become
+            free in between.
+        due_in_s: Seconds until a rate limit admits its next job; None: no rate limit applies.
+    """
+
+    names: frozenset[str]
+    is_new: bool
+    due_in_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """The answer to a claim. `horizon` and `ceiling` are transaction numbers, see `penstock.worker.watermarks`."""
+
+    jobs: list[ClaimedJob]
+    horizon: int
+    ceiling: int
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat:
+    """The answer to a heartbeat; `known` is False when the worker was declared dead."""
+
+    known: bool
+    cancelled: list[UUID]
+    leases: list[int]
+    workers: int
+
+
+async def create_job_type(database: Database, name: str, options: dict[str, Any]) -> JobTypeRecord:
+    """Create a job type. Raises `Conflict` when it exists."""
+    row = await database.fetchrow("select * from penstock.create_job_type($1, $2::jsonb)", name, _dump(options))
+    return job_type_of(row)
+
+
+async def change_job_type(database: Database, name: str, options: dict[str, Any]) -> JobTypeRecord:
+    """Change the given options of a job type. Raises `NotFound`."""
+    row = await database.fetchrow("select * from penstock.change_job_type($1, $2::jsonb)", name, _dump(options))
+    return job_type_of(row)
+
+
+async def declare_job_type(database: Database, name: str, options: dict[str, Any], *, retry: bool = False) -> JobTypeRecord:
+    """Create a job type, or change it when this declaration differs from the last one."""
+    row = await database.fetchrow("select * from penstock.declare_job_type($1, $2::jsonb)", name, _dump(options), retry=retry)
+    return job_type_of(row)
+
+
+async def job_types(database: Database, names: Sequence[str] | None = None) -> list[JobTypeRecord]:
+    """Job types in the order of their names: these, or all."""
+    rows = await database.fetch("select * from penstock.jobs where $1::text[] is null or name = any ($1) order by name", names)
+    return [job_type_of(row) for row in rows]
+
+
+async def pause(database: Database, name: str) -> None:
+    """Pause a job type. Raises `NotFound`."""
+    await database.fetch("select penstock.pause($1)", name)
+
+
+async def resume(database: Database, name: str) -> None:
+    """Resume a job type. Raises `NotFound`, and `Conflict` when its concurrency is 0."""
+    await database.fetch("select penstock.resume($1)", name)
+
+
+_ENQUEUE = "select * from penstock.enqueue_many($1, $2::jsonb[], $3::uuid[], $4, $5::smallint[], $6, $7, $8)"
+_ENQUEUE_JSON = "select * from penstock.enqueue_json($1, $2::jsonb) where outcome <> 'queued'"
+
+
+def enqueue_call(batch: Batch) -> tuple[Any, ...]:
+    """The statement that enqueues a batch, and its parameters. `exceptions_by_place` reads its rows."""
+    if any(isinstance(time, timedelta) for column in (batch.run_after, batch.expires_at) for time in column or ()):
+        return _ENQUEUE_JSON, batch.name, as_json(batch)
+    return _ENQUEUE, *enqueue_arguments(batch)
+
+
+def enqueue_arguments(batch: Batch) -> tuple[Any, ...]:
+    """A batch as the parameters of `penstock.enqueue_many`, which does not accept intervals."""
+    return (
+        batch.name,
+        batch.data,
+        batch.ids,
+        batch.keys,
+        batch.priorities,
+        batch.run_after,
+        batch.expires_at,
+        batch.unique,
+    )
+
+
+def as_json(batch: Batch) -> str:
+    """A batch as the document of `penstock.enqueue_json`, in which a timedelta is a number of seconds."""
+    columns = {
+        "key": batch.keys,
+        "priority": batch.priorities,
+        "run_after": batch.run_after,
+        "expires_at": batch.expires_at,
+        "unique_key": batch.unique,
+    }
+    documents = []
+    for place, (id, data) in enumerate(zip(batch.ids, batch.data, strict=True)):
+        document: dict[str, Any] = {"id": str(id), "data": orjson.Fragment(data)}
+        for name, values in columns.items():
+            if values is not None and values[place] is not None:
+                document[name] = values[place]
+        documents.append(document)
+    return orjson.dumps(documents, default=timedelta.total_seconds).decode()
+
+
+async def enqueue_many(database: Database, batch: Batch, *, retry: bool = False) -> dict[int, tuple[UUID, Admission]]:
+    """Enqueue up to 100,000 jobs. Returns those with another outcome than `queued`, by their place from 0."""
+    return exceptions_by_place(await database.fetch(*enqueue_call(batch), retry=retry))
+
+
+def exceptions_by_place(rows: Sequence[Any]) -> dict[int, tuple[UUID, Admission]]:
+    """The rows of `enqueue_call`, by place from 0."""
+    return {row["ordinal"] - 1: (row["id"], Admission(row["outcome"])) for row in rows}
+
+
+_CLAIM = "select * from penstock.claim($1, $2, $3, $4::jsonb)"
+
+
+async def claim(
+    database: Database, worker: str, names: Sequence[str], limit: int, watermarks: dict[str, dict[str, int]]
+) -> Claim:
+    """Claim up to `limit` ready jobs of these types. The call is not retried, since a lost answer leaves jobs claimed."""
+    rows = await database.fetch(_CLAIM, worker, names, limit, _dump(watermarks))
+    if not rows:
+        return Claim([], 0, 0)
+    jobs = await only_readable(database, [ClaimedJob._make(row[:12]) for row in rows])
+    return Claim(jobs, rows[0]["horizon"], rows[0]["ceiling"])
+
+
+async def wait_for_places(
+    database: Database, worker: str, names: Sequence[str], watermarks: dict[str, dict[str, int]], channel: str | None = None
+) -> PlacesWanted | None:
+    """Register the worker for places of those types that are at their limit while jobs are ready. None: no type is."""
+    rows = await database.fetch(
+        "select * from penstock.wait_for_places($1, $2, $3::jsonb, $4)", worker, names, _dump(watermarks), channel
+    )
+    if not rows:
+        return None
+    due = [row["due_in_s"] for row in rows if row["due_in_s"] is not None]
+    return PlacesWanted(frozenset(row["name"] for row in rows), any(row["is_new"] for row in rows), min(due, default=None))
+
+
+async def only_readable(database: Database, claimed: list[ClaimedJob]) -> list[ClaimedJob]:
+    """The claimed jobs whose payload was returned. The others, whose payload is too large for any worker, are quarantined."""
+    unreadable = [job for job in claimed if job.data is None]
+    if not unreadable:
+        return claimed
+    detail = quarantined("its payload is larger than 4 MiB as text")
+    await settle(database, [Settlement(job.id, job.attempts, job.lease, Outcome.QUARANTINED, detail) for job in unreadable])
+    return [job for job in claimed if job.data is not None]
+
+
+async def quarantine_unreadable(database: Database, worker: str, names: Sequence[str], known: Callable[[], Sequence[int]]) -> int:
+    """Quarantine unreadable jobs, after a claim that failed, or whose answer could not be read, because of one of its jobs.
+
+    Jobs that the worker holds without knowing are read one by one; those that can be read remain for `release_unknown`.
+
+    Returns the number of quarantined jobs.
+    """
+    done = int(await database.fetchval("select penstock.quarantine_unreadable($1)", names))
+    for held in await database.fetch("select * from penstock.held_jobs($1, $2::bigint[])", worker, known()):
+        try:
+            row = await database.fetchrow("select * from penstock.read_held($1, $2)", worker, held["id"])
+            problem = "its payload is larger than 4 MiB as text" if row is not None and row["data"] is None else None
+        except DatabaseUnavailable:
+            raise
+        except Exception as error:
+            problem = f"{type(error).__name__}: {error}"
+        if problem is not None:
+            given = Settlement(held["id"], held["attempts"], held["lease"], Outcome.QUARANTINED, quarantined(problem))
+            await settle(database, [given])
+            done += 1
+    return done
+
+
+def quarantined(problem: str) -> str:
+    """The error of a quarantined job, as JSON text."""
+    return orjson.dumps({"type": "Quarantined", "message": plain_text(problem[:2_000])}).decode()
+
+
+async def claim_alone(
+    database: Database, holder: str, names: Sequence[str], slots: Mapping[int, int] | None = None
+) -> tuple[ClaimedJob, int] | None:
+    """Claim one job that waits to run alone. Returns it with its slot, -1 for a job without one.
+
+    `slots` has the epoch of each slot that the holder owns, when `names` is the name of a pool.
+    """
+    row = await database.fetchrow(
+        "select * from penstock.claim_alone($1, $2, $3, $4)",
+        holder,
+        names,
+        None if slots is None else list(slots.keys()),
+        None if slots is None else list(slots.values()),
+    )
+    return None if row is None else (ClaimedJob._make(row[:12]), -1 if row["at_slot"] is None else row["at_slot"])
+
+
+async def promise_to_begin(database: Database, holder: str, kind: str, *, retry: bool = False) -> None:
+    """Promise to call `begin` before an at_most_once job starts ("worker"), or before any job starts ("dispatcher")."""
+    await database.fetch("select penstock.promise_to_begin($1, $2)", holder, kind, retry=retry)
+
+
+async def begin(database: Database, ids: Sequence[UUID], leases: Sequence[int]) -> set[UUID]:
+    """Mark claimed jobs as begun. Returns those that may be started."""
+    rows = await database.fetch("select * from penstock.begin_jobs($1, $2::bigint[])", ids, leases, retry=True)
+    return {row[0] for row in rows}
+
+
+async def are_apart(database: Database, names: Sequence[str]) -> bool:
+    """Whether jobs of these types wait to run alone."""
+    return bool(await database.fetchval("select penstock.has_isolated_jobs($1)", names))
+
+
+async def isolate(database: Database, worker: str, begin: bool) -> bool:
+    """Begin or end to run jobs alone. Returns False when enough other workers already do so."""
+    return bool(await database.fetchval("select penstock.isolate($1, $2)", worker, begin))
+
+
+async def settle(database: Database, settlements: Sequence[Settlement]) -> dict[UUID, str]:
+    """Settle attempts. Returns the outcomes of those that are not plain successes; "stale" means that nothing changed."""
+    plain = all(s.outcome is Outcome.SUCCEEDED and s.detail is None for s in settlements)
+    rows = await database.fetch(
+        "select * from penstock.settle($1, $2::smallint[], $3::bigint[], $4, $5::jsonb[], $6)",
+        [s.id for s in settlements],
+        [s.attempts for s in settlements],
+        [s.lease for s in settlements],
+        None if plain else [str(s.outcome) for s in settlements],
+        None if plain else [s.detail for s in settlements],
+        None if plain else [s.retry_after for s in settlements],
+        retry=True,
+    )
+    return {row["id"]: row["outcome"] for row in rows}
+
+
+async def extend(database: Database, job: ClaimedJob | Settlement, lease: int, duration: timedelta | None) -> int | None:
+    """Extend the lease of one job. Returns its new lease, or None when the job no longer belongs to the caller."""
+    return (await extend_many(database, [job.id], [job.attempts], [lease], duration)).get(job.id)
+
+
+async def extend_many(
+    database: Database, ids: Sequence[UUID], attempts: Sequence[int], leases: Sequence[int], duration: timedelta | None
+) -> dict[UUID, int]:
+    """Extend the leases of jobs. Returns the new leases; a job that is missing no longer belongs to the caller."""
+    rows = await database.fetch(
+        "select * from penstock.extend($1, $2::smallint[], $3::bigint[], $4)", ids, attempts, leases, duration, retry=True
+    )
+    return {row["id"]: int(row["lease"]) for row in rows}
+
+
+async def run_now(database: Database, ids: Sequence[UUID]) -> set[UUID]:
+    """Make deferred jobs due at once, at most 10,000 in one call. Returns those that were deferred."""
+    return {row["run_now"] for row in await database.fetch("select * from penstock.run_now($1)", ids, retry=True)}
+
+
+async def report_progress(database: Database, progress: Sequence[tuple[UUID, int, str]]) -> None:
+    """Write the progress of running jobs: (id, lease, JSON text)."""
+    await database.fetch(
+        "select penstock.report_progress($1, $2::bigint[], $3::jsonb[])",
+        [id for id, _, _ in progress],
+        [lease for _, lease, _ in progress],
+        [text for _, _, text in progress],
+        retry=True,
+    )
+
+
+async def promote(database: Database, limit: int = 1000) -> tuple[int, datetime | None]:
+    """Make due jobs ready. Returns their number, and when the next job is due."""
+    row = await database.fetchrow("select * from penstock.promote($1)", limit)
+    return int(row["promoted"]), row["next_due"]
+
+
+async def due_in(database: Database) -> tuple[int, float | None]:
+    """`promote`, with the seconds until the next job is due, by the database's clock."""
+    row = await database.fetchrow(
+        "select promoted, extract(epoch from next_due - penstock.clock())::double precision as due_in from penstock.promote()"
+    )
+    return int(row["promoted"]), row["due_in"]
+
+
+async def expire(database: Database, limit: int = 1000) -> int:
+    """Archive queued jobs whose `expires_at` has passed. Returns their number."""
+    return int(await database.fetchval("select penstock.expire($1)", limit))
+
+
+async def recover(database: Database) -> int:
+    """Recover the jobs of dead workers and of expired leases. Returns their number."""
+    return int(await database.fetchval("select penstock.recover()"))
+
+
+async def prune(database: Database, keep: timedelta) -> dict[str, int]:
+    """Drop the days of the archive that ended longer ago than `keep`. Returns the jobs dropped, by partition."""
+    return {row["partition"]: row["jobs"] for row in await database.fetch("select * from penstock.prune($1)", keep)}
+
+
+async def register_worker(
+    database: Database, worker: str, names: Sequence[str], host: str, pid: int, concurrency: int, dead_after: timedelta
+) -> None:
+    """Register a worker. Raises `Conflict` when its id is taken."""
+    await database.fetch(
+        "select penstock.register_worker($1, $2, $3, $4, $5, $6)", worker, names, host, pid, concurrency, dead_after
+    )
+
+
+async def heartbeat(database: Database, worker: str, in_flight: int, state: str) -> Heartbeat:
+    """Report that a worker is alive."""
+    row = await database.fetchrow("select * from penstock.heartbeat($1, $2, $3)", worker, in_flight, state)
+    return Heartbeat(row["known"], row["cancelled"] or [], row["leases"] or [], row["workers"])
+
+
+async def note_halted(database: Database, worker: str, consumer: str, error: str) -> None:
+    """Record that a consumer of a worker has halted while the worker continues."""
+    await database.fetch("select penstock.note_halted($1, $2, $3)", worker, consumer, error)
+
+
+async def unregister_worker(database: Database, worker: str) -> None:
+    """Unregister a worker that ends in order."""
+    await database.fetch("select penstock.unregister_worker($1)", worker)
+
+
+async def release_unknown(database: Database, worker: str, known: Callable[[], Sequence[int]]) -> int:
+    """Release leases that the worker holds without knowing. Returns the number of jobs.
+
+    `known` is evaluated for each attempt, before the call: a job that finishes meanwhile stays known until it is settled.
+    """
+
+    async def once() -> int:
+        return int(await database.fetchval("select penstock.release_unknown($1, $2::bigint[])", worker, known()))
+
+    return await database.retrying(once)
+
+
+async def wait_for_jobs(database: Database, worker: str, names: Sequence[str]) -> None:
+    """Register a worker as idle, so that new jobs notify it."""
+    await database.fetch("select penstock.wait_for_jobs($1, $2)", worker, names)
+
+
+async def cancel(database: Database, id: UUID) -> str:
+    """Cancel a job. Returns "cancelled", "cancelling", or the status of a finished job. Raises `NotFound`."""
+    return str(await database.fetchval("select penstock.cancel($1)", id, retry=False))
+
+
+async def replay(database: Database, id: UUID, new_id: UUID, data: str | None = None, *, force: bool = True) -> UUID:
+    """Enqueue a copy of a running or finished job, with its own payload or another (JSON text). Raises `NotFound`, `Conflict`.
+
+    Without `force`, the database refuses the replay while an earlier one waits, runs or has succeeded.
+    """
+    replayed: UUID = await database.fetchval("select penstock.replay($1, $2, $3::jsonb, $4)", id, new_id, data, force)
+    return replayed
+
+
+async def find(database: Database, ids: Sequence[UUID]) -> dict[UUID, JobRecord]:
+    """The records of these jobs; unknown ids are left out."""
+    found: dict[UUID, JobRecord] = {}
+    for some in in_parts(ids):
+        rows = await database.fetch("select * from penstock.find_jobs($1)", some)
+        found |= {row["id"]: _record(row) for row in rows}
+    return found
+
+
+async def why(database: Database, id: UUID) -> Why:
+    """Why a job waits. Raises `NotFound`."""
+    return Why(*tuple(await database.fetchrow("select * from penstock.why($1)", id)))
+
+
+async def list_ids(
+    database: Database, name: str | None, status: str | None, key: str | None, limit: int, reason: str | None = None
+) -> list[UUID]:
+    """Ids of jobs, latest first."""
+    query = "select * from penstock.list_jobs($1, $2, $3, $4, p_reason => $5)"
+    rows = await database.fetch(query, name, status, key, limit, reason)
+    return [row[0] for row in rows]
+
+
+async def counts(database: Database) -> list[JobCounts]:
+    """Number of jobs of each type, by status."""
+    return [JobCounts(*tuple(row)) for row in await database.fetch("select * from penstock.job_counts()")]
+
+
+def _dump(value: object) -> str:
+    return orjson.dumps(value).decode()
+
+
+def load_or_text(text: str | None) -> Any:
+    """The value of a JSON text for display: the text itself when it cannot be parsed."""
+    if text is None:
+        return None
+    try:
+        return load_json(text)
+    except InvalidInput:
+        return text
+
+
+def _record(row: Any) -> JobRecord:
+    return JobRecord(
+        id=row["id"],
+        name=row["name"],
+        status=Status(row["status"]),
+        attempts=row["attempts"],
+        max_attempts=row["max_attempts"],
+        priority=row["priority"],
+        key=row["key"],
+        unique=row["unique_key"],
+        data=load_or_text(row["data"]),
+        created_at=row["created_at"],
+        run_after=row["run_after"],
+        expires_at=row["expires_at"],
+        started_at=row["started_at"],
+        finished_at=row["finished_at"],
+        worker=row["worker"],
+        errors=load_or_text(row["errors"]) or [],
+        result=load_or_text(row["result"]),
+        progress=load_or_text(row["progress"]),
+        replay_of=row["replay_of"],
+        replayed_by=tuple(row["replayed_by"]),
+        cancel_requested_at=row["cancel_requested_at"],
+        reason=row["reason"],
+    )
+
+
+def job_type_of(row: Any) -> JobTypeRecord:
+    """A row of `penstock.jobs` as a record."""
+    return JobTypeRecord(
+        name=row["name"],
+        options=Options(
+            delivery=Delivery(row["delivery_strategy"]),
+            attempts=row["attempts"],
+            concurrency=row["concurrency"],
+            visibility_timeout=row["visibility_timeout"],
+            time_limit=row["time_limit"],
+            backoff=Backoff(row["backoff_base"], row["backoff_factor"], row["backoff_cap"], row["backoff_jitter"]),
+            rate_limit=RateLimit(row["rate_limit"], row["rate_period"]) if row["rate_limit"] is not None else None,
+            keep_result=row["keep_result"],
+        ),
+        paused_at=row["paused_at"],
+        created_at=row["created_at"],
+        updated_at=row["updated_at"],
+    )

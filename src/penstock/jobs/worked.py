@@ -1,0 +1,51 @@
+"""A job type in a worker: its handler, where the handler runs, and the options that apply while it runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Protocol
+
+from penstock.core.serialization import Codec
+from penstock.jobs.handler import Group, Handler
+from penstock.jobs.models import Delivery, JobTypeRecord, Options
+
+
+class Held(Protocol):
+    """A claimed job. Its lease gets a new number with each extension."""
+
+    lease: int
+
+
+class NotStarted(Exception):
+    """Raised by a handler that has not started its work: the job is released as if it had not been claimed."""
+
+
+class SettledElsewhere(Exception):
+    """Raised by a handler whose job has been settled elsewhere, as by a callback: the worker has nothing left to settle."""
+
+
+@dataclass(slots=True)
+class WorkedType:
+    """One job type of a worker. Its limits are refreshed from the database while the worker runs."""
+
+    name: str
+    declared: Options
+    codec: Codec[Any]
+    handler: Handler
+    group: Group
+    limit: timedelta | None = None
+    keep_result: bool = False
+    limited: bool = False
+    once: bool = False
+
+    def refresh(self, record: JobTypeRecord) -> None:
+        """Apply the options that the database has."""
+        self.limit = record.options.time_limit
+        self.keep_result = record.options.keep_result
+        self.limited = record.options.concurrency is not None or record.options.rate_limit is not None
+        self.once = record.options.delivery is Delivery.AT_MOST_ONCE
+
+    def time_limit(self, lease_s: float) -> float:
+        """Seconds that a handler may run, counted from before the claim, so that it ends before its lease does."""
+        return min(self.limit.total_seconds(), lease_s) if self.limit is not None else lease_s * 0.9

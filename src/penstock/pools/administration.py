@@ -1,0 +1,65 @@
+"""What people and programs do with pools by their names, declared here or not: a part of `Penstock`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from penstock.jobs import queries as jobs
+from penstock.jobs.job_type import JobType
+from penstock.jobs.models import Options, PoolOptions
+from penstock.pools import queries as pools
+from penstock.pools import views as pool_views
+from penstock.pools.declarations import PoolDeclarations
+from penstock.pools.models import PoolDetails
+from penstock.pools.pool import Pool
+from penstock.postgres.database import Database
+
+
+class _Found:
+    """What a pool that was looked up belongs to: it is as it is, and nothing is declared."""
+
+    works = False
+
+    async def declare_type(self, database: Database, options: Options) -> None:
+        """See `Declarer`."""
+
+
+class PoolAdministration(PoolDeclarations):
+    """Finds, lists and creates pools."""
+
+    async def find_pool(self, name: str) -> Pool[Any]:
+        """An existing pool, whether or not this app declares it. Raises `NotFound`."""
+        declared = self.types.get(name)
+        if declared is not None and isinstance(declared.declarer, Pool):
+            return declared.declarer
+        record = await pool_views.require(await self.context.database(), name)
+        found: JobType[Any] = JobType(self.context, name, Any, Options(), None, "async")
+        found.declarer = _Found()
+        pool: Pool[Any] = Pool(found, PoolOptions(slots=record.slots, assignor=record.assignor), None, self.pool_worker)
+        pool.found = True
+        return pool
+
+    async def list_pools(self) -> list[PoolDetails]:
+        """All pools in the database, by name."""
+        database = await self.context.database()
+        counts = {count.name: count for count in await jobs.counts(database)}
+        return [pool.with_counts(counts.get(pool.name)) for pool in await pool_views.details(database)]
+
+    async def create_pool(self, name: str, *, convert: bool = False, **options: Any) -> PoolDetails:
+        """Create a pool in the database, options by their names in SQL. One that is there is left as it is.
+
+        Args:
+            name: Name of the pool and of its job type.
+            convert: Turn the plain job type of this name, with its jobs, into a pool.
+            options: `slots`, `assignor`, `on_retry`, `key_concurrency`, ...
+
+        Raises:
+            Conflict: There is a plain job type of this name, and `convert` is not given.
+            InvalidInput: An option is not valid.
+        """
+        database = await self.context.database()
+        if convert:
+            await pools.convert_to_pool(database, name, options)
+        else:
+            await pools.declare_pool(database, name, options, {})
+        return await (await self.find_pool(name)).details()

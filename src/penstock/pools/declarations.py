@@ -1,0 +1,67 @@
+"""What an application declares about pools: a part of `Penstock`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from penstock.groups.assignors import KeyAssign
+from penstock.jobs.checks import check_options
+from penstock.jobs.declarations import JobDeclarations
+from penstock.jobs.models import Options, PoolOptions, RateLimit
+from penstock.pools.checks import check_pool
+from penstock.pools.pool import Pool, WorkerFactory
+
+
+class PoolDeclarations(JobDeclarations):
+    """Declares pools."""
+
+    # What makes a worker that pulls jobs of a pool; the application knows workers, pools do not.
+    pool_worker: WorkerFactory
+
+    def pool(
+        self,
+        name: str,
+        payload: Any = Any,
+        *,
+        slots: int = 256,
+        assign: KeyAssign | None = None,
+        assignor: Literal["sticky", "jump"] = "sticky",
+        on_retry: Literal["block", "skip"] = "block",
+        key_concurrency: int = 1,
+        key_rate: RateLimit | None = None,
+        weights: Mapping[str, int] | None = None,
+        prefetch_per_key: int = 500,
+        options: Options = Options(),
+    ) -> Pool[Any]:
+        """Declare a pool: jobs of one key run in order, one at a time, on the worker that owns the key.
+
+        Args:
+            name: Name of the pool and of its job type.
+            payload: Payload type; taken from the handler's annotation when there is one.
+            slots: Parts into which the keys are divided; the most workers that the pool can keep busy. Can grow later.
+            assign: A rule of your own, `assign(key, workers) -> index`; workers come oldest first, with ids and metadata.
+                None: the assignor places slots.
+            assignor: How slots go to workers without such a rule; see `penstock.groups.assignors`.
+            on_retry: "block": a job that is to be retried holds up its key; "skip": later jobs of the key pass it.
+            key_concurrency: Jobs of one key at once; more than 1 gives up their order.
+            key_rate: Most starts of one key in a period.
+            weights: Keys that get more than one job a turn.
+            prefetch_per_key: See `PoolOptions`.
+            options: How the jobs are delivered, retried and limited; see `Penstock.job`.
+        """
+        check_options(name, options)
+        check_pool(name, slots, assign, assignor, on_retry, key_concurrency, key_rate, weights, prefetch_per_key)
+        declared = self.declare_type(name, payload, options, None, "async")
+        pool_options = PoolOptions(
+            slots,
+            "custom" if assign is not None else assignor,
+            on_retry,
+            key_concurrency,
+            key_rate,
+            weights or {},
+            prefetch_per_key,
+        )
+        pool = Pool(declared, pool_options, assign, self.pool_worker)
+        declared.declarer = pool
+        return pool

@@ -1,0 +1,286 @@
+"""The keys of one pool, from which its fetcher claims (see `jobs.claiming`): keeps the key queues supplied from the slots owned.
+
+It walks the ring of its keys, claim by claim, and goes on where the last walk ended. While there are many keys it takes one
+job of each; when there are fewer keys than places it takes more of each, as many as run in about a tenth of a second. Slots
+come and go (see `penstock.groups.membership`): a revoked one is drained, a lost one dropped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from typing import Any, Protocol
+from uuid import UUID
+
+from penstock.core.logs import get_logger
+from penstock.core.polling import happens
+from penstock.errors import NotFound, PenstockError
+from penstock.groups.draining import DrainingTasks
+from penstock.groups.membership import Membership
+from penstock.jobs import queries as jobs
+from penstock.jobs.claiming import FailedClaims, Look
+from penstock.jobs.models import ClaimedJob
+from penstock.pools import queries as pools
+from penstock.pools.key_queues import KeyQueues
+from penstock.postgres.database import Database
+from penstock.postgres.notifications import Kind, Notification
+from penstock.settings import Settings
+
+log = get_logger("penstock.worker")
+QUIET_S = 0.1
+_LOOKAHEAD_S = 0.1
+_STOP_S = 2.0
+_CLAIM_S = 5.0
+_NO_SLOTS_S = 1.0
+
+
+class PoolExecutor(Protocol):
+    """What a pool needs of an executor: one that runs handlers, or one that hands jobs to a program."""
+
+    def room(self) -> int:
+        """How many more it can start soon."""
+
+    def start(self, job: ClaimedJob, claimed_at: float, may_start: Callable[[], bool], ahead: bool) -> None:
+        """Run a job that was claimed at this (monotonic) time, if it may start then; its result goes to `Results.finish`.
+
+        `ahead`: before those that wait for a place, since its key's quantum is not used up.
+        """
+
+    def cancel(self, id: UUID, reason: str) -> None:
+        """Tell a job to stop."""
+
+    def give_back(self, ids: Iterable[UUID]) -> None:
+        """Hand back those that have not started."""
+
+    def abandon(self, lost: Iterable[UUID]) -> list[asyncio.Task[Any]]:
+        """Stop jobs without settling them. Returns what still ends."""
+
+    def leases(self) -> Iterable[int]:
+        """Leases of the jobs that run."""
+
+
+class KeySource:
+    """The keys of one pool in the slots of one member. A `Source` whose jobs can run alone, and a `SlotUser`.
+
+    Args:
+        database: Database to claim from.
+        name: The pool.
+        settings: Batch size, intervals, grace of a hand-over.
+        member: Whose slots they are.
+        executor: Has the jobs that run.
+        key_queues: Take the claimed jobs.
+        unsettled_leases: Leases of results that are not known to be written.
+        wake: Lets the fetcher look.
+        paused: Held while the fetcher claims.
+        prefetch_per_key: Most jobs of a key to claim at once; 1: each starts only when the result of the one before is written.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        name: str,
+        settings: Settings,
+        member: Membership,
+        executor: PoolExecutor,
+        key_queues: KeyQueues,
+        unsettled_leases: Callable[[], Iterable[int]],
+        wake: Callable[[], None],
+        paused: asyncio.Lock,
+        prefetch_per_key: int,
+    ) -> None:
+        self.name = name
+        self.grace_s = settings.handover_grace.total_seconds()
+        self._cancellations = asyncio.Event()
+        self._database = database
+        self._settings = settings
+        self._member = member
+        self._executor = executor
+        self._key_queues = key_queues
+        self._unsettled_leases = unsettled_leases
+        self._wake = wake
+        self._paused = paused
+        self._prefetch_per_key = prefetch_per_key
+        self._failed = FailedClaims(database, lambda: member.id, lambda: [name], self._known_leases, pool=name)
+        self._depth = 1
+        self._after: tuple[int, str] | None = None
+        self._quantum_left: int | None = None
+        self._stops_at: float | None = None
+        self._kept: dict[int, int] = {}
+        self._draining = DrainingTasks()
+
+    # -- see `Source`
+
+    def blocked_s(self) -> float | None:
+        """See `Source`."""
+        return None if self._member.owned else _NO_SLOTS_S
+
+    async def look(self) -> Look:
+        """See `Source`."""
+        now, room = time.monotonic(), self._room()
+        if room <= 0:
+            return Look(full=True)
+        member = self._member
+        claim = await pools.claim(
+            self._database,
+            member.id,
+            self.name,
+            member.owned,
+            room,
+            self._depth,
+            self._after,
+            self._in_hand(),
+            self._quantum_left,
+        )
+        if not claim.walked:
+            wanted = await jobs.wait_for_places(self._database, member.id, [self.name], {})
+            return Look(wanted=wanted, only_wanted=wanted is not None, due_in_s=None if wanted is None else wanted.due_in_s)
+        self._after, self._quantum_left = claim.at, claim.quantum_left
+        self._key_queues.submit(claim.jobs, now, claim.quanta)
+        fast = max(1, int(_LOOKAHEAD_S / max(self._key_queues.duration_s, 1e-5)))
+        most = min(self._prefetch_per_key, fast)
+        if claim.at is not None:
+            self._depth = max(1, min(self._depth // 2, most))
+        elif claim.jobs and len(claim.jobs) < room:
+            # All keys together do not fill the places: take more of each.
+            self._depth = min(self._depth * 2, most)
+        return Look(len(claim.jobs), unfinished=claim.at is not None, due_in_s=claim.due_in_s)
+
+    async def announce(self) -> None:
+        """See `Source`."""
+        try:
+            await pools.wait_for_slots(self._database, self.name, self._member.id)
+        except NotFound as error:
+            await self.recover(error)
+            raise
+
+    async def recover(self, error: PenstockError) -> None:
+        """See `Source`."""
+        if isinstance(error, NotFound):
+            # Evicted: the member finds out by itself, and joins again.
+            self._member.wake()
+        else:
+            await self._failed.recover(error)
+
+    # -- see `RunsAlone`
+
+    @property
+    def empty(self) -> bool:
+        """See `RunsAlone`."""
+        return len(self._key_queues) == 0
+
+    def types_apart(self) -> list[str]:
+        """See `RunsAlone`: those of this pool, as long as it has slots."""
+        return [self.name] if self._member.owned else []
+
+    async def claim_alone(self) -> ClaimedJob | None:
+        """See `RunsAlone`."""
+        if not (owned := self._member.owned):
+            return None
+        now = time.monotonic()
+        try:
+            found = await jobs.claim_alone(self._database, self._member.id, [self.name], owned)
+        except PenstockError:
+            await self._failed.release()
+            raise
+        if found is None:
+            return None
+        self._key_queues.submit([found], now)
+        return found[0]
+
+    # -- cancellations
+
+    def cancelled(self, notification: Notification) -> None:
+        """A job may have been cancelled. Every role that may connect to the database can say so: it is looked up."""
+        with suppress(ValueError):
+            if notification.kind is Kind.CONNECTED or self._key_queues.holds(UUID(notification.subject)):
+                self._cancellations.set()
+
+    async def watch_cancellations(self) -> None:
+        """Tell handlers whose jobs were cancelled, until cancelled; the notification of it may have been missed."""
+        while True:
+            await happens(self._cancellations, self._settings.heartbeat_interval.total_seconds())
+            self._cancellations.clear()
+            if len(self._key_queues):
+                try:
+                    for id in await pools.cancelled_of(self._database, self.name, self._member.id):
+                        self._executor.cancel(id, "cancelled")
+                except PenstockError as error:
+                    log.warning("cancellations_unknown", pool=self.name, error=error)
+
+    # -- the slots
+
+    def gained(self, slot: int, epoch: int) -> None:
+        """See `SlotUser`."""
+        self._wake()
+
+    def stop(self, grace_s: float) -> None:
+        """The worker stops: what waits is handed back, what runs gets so many seconds from now on, then it is cancelled."""
+        self.grace_s = grace_s
+        self._stops_at = time.monotonic() + grace_s
+        self._key_queues.release_waiting()
+
+    async def revoke(self, slot: int, epoch: int) -> bool:
+        """See `SlotUser`: hand back what waits, and let what runs finish.
+
+        While this worker lives no other needs the slot so much that handlers had to be cut off. When they take longer than the
+        grace period the slot is kept for a while and its other keys go on; each further time these wait twice as long, up to the
+        lease of what runs. A worker that stops cancels what runs at the end of its grace period.
+        """
+        self._key_queues.release_waiting(slot)
+        self._executor.give_back(self._key_queues.running(slot))
+        # A claim that is under way may still take jobs of the slot. Were it released first, they would lose an attempt.
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_CLAIM_S), self._paused:
+                pass
+        if await self._drained(slot):
+            self._kept.pop(slot, None)
+            return True
+        if self._stops_at is None and self._grace_of(slot) < self._key_queues.lease_s(slot):
+            self._kept[slot] = self._kept.get(slot, 0) + 1
+            return False
+        self._kept.pop(slot, None)
+        for id in self._key_queues.running(slot):
+            self._executor.cancel(id, "moved")
+        if not await self._key_queues.drained(slot, _STOP_S):
+            # It does not stop, or cannot be settled. The release ends its attempt, and its result will not count.
+            log.error(
+                "handover_without_drain", pool=self.name, slot=slot, jobs=[str(id) for id in self._key_queues.running(slot)]
+            )
+            self.lost(slot, epoch)
+        return True
+
+    async def _drained(self, slot: int) -> bool:
+        """Wait for what runs; the grace period changes when the worker is told to stop meanwhile."""
+        began = time.monotonic()
+        while True:
+            ends_at = began + self._grace_of(slot) if self._stops_at is None else self._stops_at
+            left = ends_at - time.monotonic()
+            if await self._key_queues.drained(slot, max(0.0, min(left, _STOP_S))):
+                return True
+            if left <= 0:
+                return False
+
+    def _grace_of(self, slot: int) -> float:
+        return self.grace_s * float(2 ** min(self._kept.get(slot, 0), 30))
+
+    def lost(self, slot: int, epoch: int) -> None:
+        """See `SlotUser`."""
+        for task in self._executor.abandon(self._key_queues.drop(slot)):
+            self._draining.add(task, slot, self.grace_s + _STOP_S)
+
+    def draining(self, slot: int) -> bool:
+        """See `SlotUser`. Handlers get as long as before a hand-over to another worker."""
+        return self._draining.holds(slot)
+
+    def _in_hand(self) -> list[str]:
+        return self._key_queues.in_hand() if self._depth > 1 else []
+
+    def _room(self) -> int:
+        # Key queues of slow keys hold jobs that the executor does not see; they are not to grow for ever.
+        claim_limit = self._settings.claim_limit
+        return min(self._executor.room(), claim_limit, 4 * claim_limit - len(self._key_queues))
+
+    def _known_leases(self) -> list[int]:
+        return [*self._key_queues.leases, *self._executor.leases(), *self._unsettled_leases()]

@@ -1,0 +1,258 @@
+"""Key queues: the jobs of one key wait in a queue of their own, and one of them runs at a time.
+
+They stand between the claim of a pool and the executor. The database hands out the first jobs of a key, in order, to the owner
+of its slot alone; here they are started one after the other. The next one starts when the one before has ended well, while that
+one's result is on its way to the database: after a crash the jobs whose results were not written run again, in order.
+
+A key queue closes when a job has to run again (or was lost): what waits behind it is handed back, and so is what is claimed for
+the key before the database has all results of the queue. The next claim then finds the failed job at the head of its key.
+
+A claim always reads a key from its lowest visible number, also while jobs of the key are held here. What it returns goes
+behind those: they were visible earlier, so their transactions committed earlier, whatever their numbers are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from uuid import UUID
+
+from penstock.core.polling import happens
+from penstock.jobs.models import ClaimedJob, Outcome, Settlement
+
+# A job that waited longer than this share of its lease is handed back: it would not have the time to run.
+_LONGEST_WAIT = 0.25
+_MOST_IN_HAND = 100
+
+
+class _KeyQueue:
+    __slots__ = ("closed", "half", "quantum", "quantum_left", "running", "slot", "unsettled", "waiting")
+
+    def __init__(self, slot: int) -> None:
+        self.slot = slot
+        # A list, since there are many queues and most are short.
+        self.waiting: list[tuple[ClaimedJob, float]] = []
+        self.running: dict[UUID, ClaimedJob] = {}
+        self.unsettled: dict[UUID, Settlement] = {}
+        self.closed = False
+        self.half = 0
+        self.quantum = 1
+        self.quantum_left = 0
+
+    @property
+    def empty(self) -> bool:
+        return not self.waiting and not self.running and not self.unsettled
+
+
+class KeyQueues:
+    """The key queues of one pool in one process.
+
+    Args:
+        concurrency: Jobs of one key at once; 1 keeps their order.
+        blocking: Whether a job that is to be retried holds up its key.
+        start: Starts a job that was claimed at a (monotonic) time, if at the last moment it still may; ahead of the jobs of
+            other keys, when the quantum of its key is not used up.
+        settle: Takes a result on its way to the database.
+        may_work: Whether a slot is still this process's to work on.
+        freed: Called when a key became free, so that its next jobs can be claimed.
+    """
+
+    def __init__(
+        self,
+        concurrency: int,
+        blocking: bool,
+        start: Callable[[ClaimedJob, float, Callable[[], bool], bool], None],
+        settle: Callable[[Settlement], None],
+        may_work: Callable[[int], bool],
+        freed: Callable[[], None],
+    ) -> None:
+        self.concurrency = concurrency
+        self.blocking = blocking
+        self._start = start
+        self._settle = settle
+        self._may_work = may_work
+        self._freed = freed
+        self._queues: dict[str, _KeyQueue] = {}
+        self._asked_for: dict[str, _KeyQueue] = {}
+        self._of_job: dict[UUID, str] = {}
+        self._leases: dict[UUID, int] = {}
+        self._began: dict[UUID, float] = {}
+        self._stopped = False
+        self._changed = asyncio.Event()
+        self.duration_s = 0.0
+
+    def __len__(self) -> int:
+        return len(self._of_job)
+
+    @property
+    def leases(self) -> set[int]:
+        """Leases of the jobs held here, settled ones too until that is written."""
+        return set(self._leases.values())
+
+    def holds(self, id: UUID) -> bool:
+        """Whether a job is in one of the queues."""
+        return id in self._of_job
+
+    def submit(self, claimed: Sequence[tuple[ClaimedJob, int]], now: float, quanta: Mapping[str, int] | None = None) -> None:
+        """Take claimed jobs with their slots; `now` is the monotonic time before the claim.
+
+        `quanta` has the keys whose quantum is larger than 1.
+        """
+        mine = {slot for slot in {slot for _, slot in claimed} if self._may_work(slot)}
+        keys: dict[str, None] = {}
+        for job, slot in sorted(claimed, key=lambda pair: pair[0].seq):
+            key = str(job.key)
+            keys[key] = None
+            queue = self._queues.get(key)
+            if queue is None:
+                queue = self._queues[key] = _KeyQueue(slot)
+            if self._asked_for and (asked_for := self._asked_for.get(key)) is not None and asked_for.closed:
+                # The claim went past jobs that are to run again, in a queue that has come and gone meanwhile.
+                queue.closed = True
+            if job.id in self._of_job:
+                # Its earlier attempt was taken away and has not ended here: what is held here no longer counts, nor its order.
+                self._close(queue)
+                self._settle(_handed_back(job))
+                continue
+            self._of_job[job.id] = key
+            self._leases[job.id] = job.lease
+            if queue.closed or self._stopped or slot not in mine:
+                self._release(queue, job)
+            else:
+                queue.waiting.append((job, now))
+                queue.half = len(queue.waiting) // 2
+        self._asked_for.clear()
+        for key, quantum in (quanta or {}).items():
+            if key in self._queues:
+                self._queues[key].quantum = quantum
+        for key in keys:
+            self._advance(key)
+
+    def in_hand(self) -> list[str]:
+        """Keys whose queues run low: more of them may be claimed before what is held here is settled.
+
+        For the next claim, whose jobs `submit` gets; when a queue has closed by then, what was claimed behind it is handed back.
+        """
+        self._asked_for.clear()
+        if self.concurrency > 1:
+            return []
+        for key, queue in self._queues.items():
+            if queue.half and not queue.closed and len(queue.waiting) <= queue.half:
+                self._asked_for[key] = queue
+                if len(self._asked_for) == _MOST_IN_HAND:
+                    break
+        return list(self._asked_for)
+
+    def finished(self, result: Settlement) -> None:
+        """A job ended, well or not; its result goes on to the database."""
+        key = self._of_job[result.id]
+        queue = self._queues[key]
+        queue.running.pop(result.id, None)
+        queue.unsettled[result.id] = result
+        if (began := self._began.pop(result.id, None)) is not None:
+            self.duration_s += 0.1 * (time.monotonic() - began - self.duration_s)
+        again = result.outcome is Outcome.RELEASED or (self.blocking and result.outcome is Outcome.FAILED)
+        self._settle(result)
+        if again:
+            self._close(queue)
+        elif queue.half and len(queue.waiting) == queue.half:
+            # Time to claim what follows, before the queue stands still.
+            self._freed()
+        self._advance(key)
+
+    def written(self, results: Iterable[Settlement], outcomes: Mapping[UUID, str]) -> None:
+        """Results are in the database; `outcomes` has those that are not plain successes."""
+        for result in results:
+            key = self._of_job.get(result.id)
+            # A job that was lost meanwhile, and may even have been claimed again, is not this one.
+            if key is None or self._queues[key].unsettled.get(result.id) is not result:
+                continue
+            queue = self._queues[key]
+            del queue.unsettled[result.id], self._of_job[result.id], self._leases[result.id]
+            if outcomes.get(result.id) == "stale":
+                # It was taken away, and those behind it may have been too.
+                self._close(queue)
+            self._tidy(key)
+        self._freed()
+
+    def release_waiting(self, slot: int | None = None) -> None:
+        """Hand back what did not start, in one slot or (for good) in all."""
+        if slot is None:
+            self._stopped = True
+        for key, queue in list(self._queues.items()):
+            if slot is None or queue.slot == slot:
+                self._close(queue)
+                self._tidy(key)
+
+    async def drained(self, slot: int, within: float) -> bool:
+        """Wait until nothing of a slot runs or is unsettled. False when `within` seconds were not enough."""
+        deadline = time.monotonic() + within
+        while any(queue.slot == slot for queue in self._queues.values()):
+            self._changed.clear()
+            if time.monotonic() >= deadline or not await happens(self._changed, deadline - time.monotonic()):
+                return not any(queue.slot == slot for queue in self._queues.values())
+        return True
+
+    def lease_s(self, slot: int) -> float:
+        """The longest lease, in seconds, of the jobs of a slot that run: none of them runs longer unless it extends its lease."""
+        return max(
+            (job.lease_s for queue in self._queues.values() if queue.slot == slot for job in queue.running.values()), default=0.0
+        )
+
+    def running(self, slot: int) -> list[UUID]:
+        """The jobs of a slot that run."""
+        return [id for queue in self._queues.values() if queue.slot == slot for id in queue.running]
+
+    def drop(self, slot: int) -> list[UUID]:
+        """Forget the jobs of a slot that belong to others now. Returns those that run, to be stopped without settling."""
+        dropped = []
+        for key, queue in list(self._queues.items()):
+            if queue.slot == slot:
+                dropped += list(queue.running)
+                for id in [job.id for job, _ in queue.waiting] + list(queue.running) + list(queue.unsettled):
+                    self._of_job.pop(id, None)
+                    self._leases.pop(id, None)
+                    self._began.pop(id, None)
+                queue.closed = True
+                del self._queues[key]
+        self._changed.set()
+        return dropped
+
+    def _advance(self, key: str) -> None:
+        queue = self._queues.get(key)
+        if queue is None:
+            return
+        while queue.waiting and len(queue.running) < self.concurrency:
+            job, claimed_at = queue.waiting.pop(0)
+            now = time.monotonic()
+            if not self._may_work(queue.slot) or now - claimed_at > job.lease_s * _LONGEST_WAIT:
+                queue.waiting.insert(0, (job, claimed_at))
+                self._close(queue)
+                break
+            queue.running[job.id] = job
+            self._began[job.id] = now
+            ahead = queue.quantum_left > 0
+            queue.quantum_left = queue.quantum_left - 1 if ahead else queue.quantum - 1
+            self._start(job, claimed_at, partial(self._may_work, queue.slot), ahead)
+        self._tidy(key)
+
+    def _close(self, queue: _KeyQueue) -> None:
+        queue.closed = True
+        waiting, queue.waiting = queue.waiting, []
+        for job, _ in waiting:
+            self._release(queue, job)
+
+    def _release(self, queue: _KeyQueue, job: ClaimedJob) -> None:
+        queue.unsettled[job.id] = _handed_back(job)
+        self._settle(queue.unsettled[job.id])
+
+    def _tidy(self, key: str) -> None:
+        if self._queues[key].empty:
+            del self._queues[key]
+            self._changed.set()
+
+
+def _handed_back(job: ClaimedJob) -> Settlement:
+    return Settlement(job.id, job.attempts, job.lease, Outcome.RELEASED)

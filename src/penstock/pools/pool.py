@@ -1,0 +1,336 @@
+"""Pools: jobs of one key run in order, one at a time, on the one worker that owns the key.
+
+    fibonacci = app.pool("fibonacci", payload=int)
+
+    @fibonacci.handler
+    async def fib(job: Job[int]) -> None: ...
+
+    await fibonacci.enqueue("key", 42)
+
+Keys are divided into slots, slots among the workers that are alive; different keys run in parallel, and take turns.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
+from uuid import UUID
+
+from penstock.core.checks import check_mapping, check_number
+from penstock.core.serialization import Codec, dump_json
+from penstock.errors import InvalidInput, JobFailed
+from penstock.groups import queries as ownership
+from penstock.groups import rebalance as balance
+from penstock.groups.assignors import KeyAssign, slot_of
+from penstock.jobs import queries as jobs
+from penstock.jobs.handler import Job, group_of, payload_type
+from penstock.jobs.job_type import JobType
+from penstock.jobs.models import Enqueued, Executor, NewJob, Options, PoolOptions
+from penstock.jobs.worked import WorkedType
+from penstock.pools import queries as pools
+from penstock.pools import views as pool_views
+from penstock.pools.members import workers_of
+from penstock.pools.models import KeyState, PoolDetails, PoolMember, QuarantinedKey, StandingState
+from penstock.pools.service import declare
+from penstock.pools.sync import SyncPool
+from penstock.pools.worked import WorkedPool
+from penstock.postgres.context import Context
+from penstock.postgres.database import Database
+
+if TYPE_CHECKING:
+    from penstock.worker.receiver import PoolWorker
+
+T = TypeVar("T")
+_PAGE = 1_000
+WorkerFactory: TypeAlias = "Callable[[Context, WorkedPool, Codec[Any], str | None, int], PoolWorker[Any]]"
+
+
+class Pool(Generic[T]):
+    """A declared pool. Made by `Penstock.pool`."""
+
+    def __init__(self, type: JobType[T], options: PoolOptions, assign: KeyAssign | None, make_worker: WorkerFactory) -> None:
+        self.name = type.name
+        self.options = options
+        self._type = type
+        self._assign = assign
+        self._make_worker = make_worker
+        self._context = type.context
+        # Looked up by its name: the options here are not those that it was declared with.
+        self.found = False
+        self._standing: Callable[[Any], Any] | None = None
+        self._standing_codec: Codec[Any] = Codec(Any, self.name)
+
+    @property
+    def sync(self) -> SyncPool[T]:
+        """The blocking half, for threads without an event loop."""
+        return SyncPool(self, self._context.background)
+
+    # -- declaring
+
+    def handler(self, handler: Callable[[Job[T]], Any] | None = None, *, executor: Executor = "auto") -> Any:
+        """Declare what runs the pool's jobs: a function of one `Job[T]`, async, or plain (in a thread or process).
+
+        Used as `@pool.handler` or `@pool.handler(executor="process")`.
+
+        Raises:
+            InvalidInput: The handler cannot be used, or there is one already.
+        """
+        if handler is None:
+            return lambda function: self.handler(function, executor=executor)
+        if self._type.handler is not None:
+            raise InvalidInput(f"pool {self.name} has a handler already", hint="Give each pool one handler.")
+        annotated = payload_type(handler)
+        if annotated is not Any:
+            self._type.codec = Codec(annotated, self.name)
+        self._type.group = group_of(handler, executor)
+        self._type.handler = handler
+        return handler
+
+    def standing(self, handler: Callable[[Any], Any] | None = None, *, payload: Any = Any) -> Any:
+        """Declare what runs the pool's standing jobs: a function of one `Standing`.
+
+        An async generator that yields once, between its start side and its stop side; or an async function that runs until it
+        is cancelled; or anything that makes an async context manager. Used as `@pool.standing` or
+        `@pool.standing(payload=Tenant)`.
+
+        Raises:
+            InvalidInput: There is one already.
+        """
+        if handler is None:
+            return lambda function: self.standing(function, payload=payload)
+        if self._standing is not None:
+            raise InvalidInput(f"pool {self.name} has a handler for standing jobs already")
+        self._standing = handler
+        self._standing_codec = Codec(payload, self.name)
+        return handler
+
+    # -- standing jobs
+
+    async def start(self, key: str, data: Any = None, *, replace: bool = False, timeout: timedelta | None = None) -> str:
+        """Start the standing job of a key: it runs on the owner of the key, and moves with it, until `stop`.
+
+        Args:
+            key: Whose job it is.
+            data: The payload.
+            replace: Replace the payload when it is there with another one.
+            timeout: How long to wait until its start side has succeeded on a worker; None: return when the start is written.
+
+        Returns:
+            "starting", "unchanged" when it is there with this payload, or "replaced"; with a timeout "started" for "starting".
+
+        Raises:
+            Conflict: It is there with another payload, and `replace` was not said.
+            JobFailed: Its start side failed, or it is quarantined; the worker tries again by itself, unless it is quarantined.
+            TimeoutError: It did not run in time, for example since there is no worker.
+        """
+        text = self._standing_codec.dump({} if data is None else data)
+        database = await self._declared()
+        outcome = await pools.start_standing(database, self.name, key, text, replace=replace)
+        if timeout is None:
+            return outcome
+        pause = 0.01
+        async with asyncio.timeout(timeout.total_seconds()):
+            while not await self._runs(database, key):
+                await asyncio.sleep(pause)
+                pause = min(pause * 1.5, 0.5)
+        return "started" if outcome == "starting" else outcome
+
+    async def _runs(self, database: Database, key: str) -> bool:
+        """Whether the start side of a standing job has succeeded. Raises `JobFailed`."""
+        found = await pool_views.standing_jobs(database, self.name, key=key)
+        if not found or not found[0].wanted:
+            raise JobFailed(f"standing job {key} of pool {self.name} was stopped meanwhile")
+        job = found[0]
+        if job.running_by is not None:
+            return job.entered_at is not None
+        if job.error is not None:
+            what = f"{job.error.get('type')}: {job.error.get('message')}"
+            raise JobFailed(f"standing job {key} of pool {self.name} failed: {what}")
+        return False
+
+    async def stop(self, key: str) -> bool:
+        """Stop the standing job of a key, wherever it runs. False when there was none."""
+        return await pools.stop_standing(await self._declared(), self.name, key)
+
+    async def notify(self, key: str, message: Any) -> None:
+        """Send a message, any JSON, to the standing job of a key. Raises `NotFound`."""
+        await pools.notify_standing(await self._declared(), self.name, key, dump_json(message, f"a message to {key}"))
+
+    async def reconcile(self, wanted: Mapping[str, Any]) -> tuple[int, int, int]:
+        """Make the standing jobs equal to a wanted set, payloads by key, in one transaction.
+
+        Returns:
+            How many were started, replaced since their payload is another, and stopped.
+        """
+        check_mapping("wanted standing jobs", wanted, '{"acme": {"plan": "gold"}}')
+        texts = {key: self._standing_codec.dump(data) for key, data in wanted.items()}
+        return await pools.reconcile_standing(await self._declared(), self.name, texts)
+
+    async def standing_jobs(self) -> list[StandingState]:
+        """All standing jobs, and where they run. Raises `NotFound`."""
+        database = await self._context.database()
+        found: list[StandingState] = []
+        while True:
+            after = found[-1].key if found else None
+            page = await pool_views.standing_jobs(database, self.name, after=after, limit=_PAGE)
+            found += page
+            if len(page) < _PAGE:
+                return found
+
+    async def _declared(self) -> Database:
+        await self._type.declare()
+        return await self._context.database()
+
+    # -- enqueueing
+
+    async def enqueue(
+        self,
+        key: str,
+        data: T | None = None,
+        *,
+        id: UUID | str | None = None,
+        run_after: datetime | timedelta | None = None,
+        expires_at: datetime | timedelta | None = None,
+        unique: str | None = None,
+        connection: Any = None,
+    ) -> Enqueued:
+        """Enqueue one job behind the others of its key. See `Penstock.enqueue`.
+
+        A job for later (`run_after`) stands in the line from when it is due.
+        """
+        return await self._type.enqueue(
+            data, id=id, key=key, run_after=run_after, expires_at=expires_at, unique=unique, connection=connection
+        )
+
+    async def enqueue_many(self, new: Iterable[NewJob | tuple[str, T]], *, connection: Any = None) -> list[Enqueued]:
+        """Enqueue many jobs: `NewJob` with a key, or pairs of key and payload. See `Penstock.enqueue_many`."""
+        items = [NewJob(item[1], key=item[0]) if isinstance(item, tuple) else item for item in new]
+        return await self._type.enqueue_many(items, connection=connection)
+
+    def slot_of(self, key: str) -> int:
+        """The slot of a key, as far as the pool has not been resized by others."""
+        return slot_of(key, self.options.slots)
+
+    # -- working
+
+    def worker(self, id: str | None = None, *, prefetch: int = 10, metadata: Mapping[str, Any] | None = None) -> PoolWorker[T]:
+        """A worker that pulls jobs instead of having a handler run.
+
+            async with pool.worker("my-worker") as worker:
+                async for job in worker.jobs():
+                    ...
+                    await job.ack()
+
+        Args:
+            id: Unique in the pool; None: a new one.
+            prefetch: Most jobs claimed and not settled at once, each of another key.
+            metadata: What the worker says of itself, for the pool's `assign`.
+        """
+        check_number("prefetch", prefetch, 1, 10_000)
+        if self.found:
+            raise InvalidInput(f"pool {self.name} is not declared in this application", hint="Declare it: app.pool(...).")
+        return self._make_worker(self._context, self.worked(metadata=metadata), self._type.codec, id, prefetch)
+
+    def worked(self, *, metadata: Mapping[str, Any] | None = None) -> WorkedPool:
+        """The pool as a worker takes part in it."""
+        if metadata is not None:
+            check_mapping("metadata", metadata, '{"clients": ["ada"]}')
+        declared = self._type
+        worked = None
+        if declared.handler is not None:
+            worked = WorkedType(declared.name, declared.options, declared.codec, declared.handler, declared.group)
+        return WorkedPool(
+            self.name,
+            declared.options,
+            self.options,
+            worked,
+            self._assign,
+            self._standing,
+            self._standing_codec,
+            dict(metadata or {}),
+        )
+
+    @property
+    def works(self) -> bool:
+        """Whether there is something here for a worker to run."""
+        return self._type.handler is not None or self._standing is not None
+
+    # -- looking and steering
+
+    async def declare(self) -> None:
+        """Create the pool in the database, or change it when this declaration is a new one."""
+        if not self.found:
+            await declare(await self._context.database(), self.worked())
+
+    async def details(self) -> PoolDetails:
+        """The options of the pool in the database, its slots, and what waits. Raises `NotFound`."""
+        database = await self._context.database()
+        record = await pool_views.require(database, self.name)
+        return record.with_counts(next((one for one in await jobs.counts(database) if one.name == self.name), None))
+
+    async def declare_type(self, database: Database, options: Options) -> None:
+        """See `Declarer`."""
+        await declare(database, self.worked())
+
+    async def workers(self) -> list[PoolMember]:
+        """The workers, oldest first, with their slots; last, without an id, the slots that no worker has."""
+        return await workers_of(await self._context.database(), self.name)
+
+    async def slots(self) -> list[ownership.Slot]:
+        """Who has which slot, and who is to have it."""
+        return await ownership.slots(await self._context.database(), self.name)
+
+    async def resize(self, slots: int) -> None:
+        """Give the live pool more slots; only keys that go to new slots move. Set `slots` in the declaration too.
+
+        Raises:
+            Conflict: Fewer than it has, or the pool has a rule of its own.
+            DatabaseUnavailable: A transaction that enqueues has been open for seconds; try again.
+        """
+        check_number("slots", slots, 1, 65_536)
+        database = await self._context.database()
+        await pools.resize(database, self.name, slots)
+        self.options = replace(self.options, slots=slots)
+        await balance.rebalance(database, self.name, self._assign)
+
+    async def drain(self, worker: str) -> PoolMember:
+        """Move a worker out: it stays in the pool, without slots. Raises `NotFound`."""
+        return await self._drain(worker, drain=True)
+
+    async def undrain(self, worker: str) -> PoolMember:
+        """Let a drained worker take part again. Raises `NotFound`."""
+        return await self._drain(worker, drain=False)
+
+    async def _drain(self, worker: str, *, drain: bool) -> PoolMember:
+        database = await self._context.database()
+        await balance.drain(database, self.name, worker, self._assign, drain=drain)
+        return next(member for member in await workers_of(database, self.name) if member.id == worker)
+
+    async def key_state(self, key: str) -> KeyState:
+        """The slot of a key, the worker that has it, and what waits. Raises `NotFound`."""
+        return await pool_views.key_state(await self._context.database(), self.name, key)
+
+    async def quarantined_keys(self, *, after: str | None = None, limit: int = 100) -> list[QuarantinedKey]:
+        """Keys for which the pool's `assign` fails, and why; their jobs wait. From the key `after` on, `limit` at most."""
+        return await pool_views.quarantined_keys(await self._context.database(), self.name, after=after, limit=limit)
+
+    async def quarantine_of(self, key: str) -> str | None:
+        """Why a key is quarantined; None when it is not."""
+        found = await pool_views.quarantined_keys(await self._context.database(), self.name, key=key)
+        return found[0].error if found else None
+
+    async def release_key(self, key: str) -> None:
+        """Have `assign` asked again about a quarantined key, now. Raises `NotFound` when it is not quarantined."""
+        await ownership.release_keys(await self._context.database(), self.name, key)
+
+    async def set_weight(self, key: str, weight: int) -> None:
+        """How many jobs a key gets in each of its turns, 1 to 1,000. Raises `InvalidInput`."""
+        check_number(f"the weight of {key!r}", weight, 1, 1_000)
+        await pools.set_weight(await self._context.database(), self.name, key, weight)
+
+    async def weights(self) -> dict[str, int]:
+        """The keys that have a weight, 10,000 at most. Raises `NotFound`."""
+        return await pool_views.weights(await self._context.database(), self.name)

@@ -1,0 +1,215 @@
+"""One typed function for each SQL function about pools and standing jobs. No logic beyond turning rows into words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from uuid import UUID
+
+import orjson
+
+from penstock.jobs import queries as jobs
+from penstock.jobs.models import ClaimedJob
+from penstock.postgres.database import Database
+
+
+@dataclass(frozen=True, slots=True)
+class KeyedClaim:
+    """What a claim in a pool returned.
+
+    Attributes:
+        jobs: The jobs, each with its slot.
+        at: Where the walk of the ring of keys ended, to go on from; None: it saw every key.
+        due_in_s: When a job that is waited for is due; None: none is.
+        quantum_left: How many jobs of its quantum the key at `at` has left, since limits of the type cut it short.
+        quanta: The quantum of those keys that have a larger one than 1.
+        walked: False when there was no walk, since the type is paused or at its limit: go on from where the last one ended.
+    """
+
+    jobs: list[tuple[ClaimedJob, int]]
+    at: tuple[int, str] | None
+    due_in_s: float | None
+    quantum_left: int | None = None
+    quanta: Mapping[str, int] = field(default_factory=dict)
+    walked: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class StandingJob:
+    """A standing job that a member should run. `data` and `state` are JSON text."""
+
+    key: str
+    slot: int
+    epoch: int
+    data: str
+    state: str | None
+    version: int
+    start_in_s: float
+    crashes: int
+
+
+async def declare_pool(
+    database: Database, name: str, options: Mapping[str, Any], type_options: Mapping[str, Any], *, retry: bool = False
+) -> None:
+    """Create a pool, or change it when this declaration is a new one. Raises `InvalidInput`, `Conflict`."""
+    await database.fetch(
+        "select penstock.declare_pool($1, $2::jsonb, $3::jsonb)", name, _dump(options), _dump(type_options), retry=retry
+    )
+
+
+async def convert_to_pool(database: Database, name: str, options: Mapping[str, Any]) -> None:
+    """Turn a plain job type, with its jobs, into a pool. Raises `NotFound`, `InvalidInput`, `Conflict`."""
+    await database.fetch("select penstock.convert_to_pool($1, $2::jsonb)", name, _dump(options))
+
+
+async def claim(
+    database: Database,
+    member: str,
+    name: str,
+    owned: Mapping[int, int],
+    limit: int,
+    depth: int,
+    after: tuple[int, str] | None,
+    in_hand: Sequence[str],
+    quantum_left: int | None = None,
+) -> KeyedClaim:
+    """Claim jobs from owned slots. Not retried: an answer that is lost leaves jobs claimed. Raises `NotFound` when evicted."""
+    slot, key = after if after is not None else (None, None)
+    rows = await database.fetch(
+        "select * from penstock.claim_keys($1, $2, $3, $4, $5, $6, $7, $8, $9::jsonb, $10)",
+        member,
+        name,
+        list(owned.keys()),
+        list(owned.values()),
+        limit,
+        depth,
+        slot,
+        key,
+        _dump(dict.fromkeys(in_hand, 1)),
+        quantum_left,
+    )
+    if not rows:
+        return KeyedClaim([], None, None, walked=False)
+    last = rows[-1]
+    at = None if last["at_slot"] is None else (last["at_slot"], last["at_key"])
+    quanta = {} if last["weights"] is None else orjson.loads(last["weights"])
+    found = [(ClaimedJob._make(row[:12]), row["at_slot"]) for row in rows[:-1]]
+    if any(job.data is None for job, _ in found):
+        readable = {job.id for job in await jobs.only_readable(database, [job for job, _ in found])}
+        found = [(job, slot) for job, slot in found if job.id in readable]
+    return KeyedClaim(found, at, last["due_in_s"], last["turn_left"], quanta)
+
+
+async def wait_for_slots(database: Database, name: str, member: str) -> None:
+    """Say that a member is idle and wants to be notified."""
+    await database.fetch("select penstock.wait_for_slots($1, $2)", name, member)
+
+
+async def cancelled_of(database: Database, name: str, member: str) -> list[UUID]:
+    """Jobs of a member that are to be cancelled."""
+    return await database.fetchval("select penstock.cancelled_of($1, $2)", name, member) or []
+
+
+async def resize(database: Database, name: str, slots: int) -> None:
+    """Give a live pool more slots. Raises `Conflict`, `NotFound`, `DatabaseUnavailable` while a transaction holds it up."""
+    await database.fetch("select penstock.resize_pool($1, $2)", name, slots)
+
+
+async def set_weight(database: Database, name: str, key: str, weight: int) -> None:
+    """How many jobs a key gets in each turn. Raises `InvalidInput`, `NotFound`."""
+    await database.fetch("select penstock.set_weight($1, $2, $3)", name, key, weight)
+
+
+async def forget_keys(database: Database, name: str) -> int:
+    """In a pool with a rule of its own: remove the slots of keys long unused. Returns how many."""
+    return int(await database.fetchval("select penstock.forget_keys($1)", name))
+
+
+async def start_standing(database: Database, name: str, key: str, data: str, *, replace: bool) -> str:
+    """Start a standing job. Returns "starting", "unchanged" or "replaced". Raises `Conflict`, `NotFound`, `InvalidInput`."""
+    return str(await database.fetchval("select penstock.start_standing($1, $2, $3::jsonb, $4)", name, key, data, replace))
+
+
+async def stop_standing(database: Database, name: str, key: str) -> bool:
+    """Stop a standing job. False when there was none."""
+    return bool(await database.fetchval("select penstock.stop_standing($1, $2)", name, key))
+
+
+async def notify_standing(database: Database, name: str, key: str, data: str) -> None:
+    """Send a message to a standing job. Raises `NotFound`."""
+    await database.fetch("select penstock.notify_standing($1, $2, $3::jsonb)", name, key, data)
+
+
+async def reconcile_standing(database: Database, name: str, wanted: Mapping[str, str]) -> tuple[int, int, int]:
+    """Make the standing jobs equal to a wanted set: JSON text by key. Returns how many started, replaced, stopped."""
+    document = _dump({key: orjson.Fragment(data) for key, data in wanted.items()})
+    row = await database.fetchrow("select * from penstock.reconcile_standing($1, $2::jsonb)", name, document)
+    return row["started"], row["replaced"], row["stopped"]
+
+
+async def standing_of(database: Database, name: str, member: str, owned: Mapping[int, int]) -> list[StandingJob]:
+    """The standing jobs that a member should run."""
+    rows = await database.fetch(
+        "select * from penstock.standing_of($1, $2, $3, $4)", name, member, list(owned.keys()), list(owned.values())
+    )
+    return [StandingJob(*tuple(row)) for row in rows]
+
+
+async def begin_standing(
+    database: Database, name: str, member: str, job: StandingJob, tried_with: int | None = None
+) -> tuple[str, str | None] | None:
+    """Begin a run. Returns its payload and the state that the last run left (JSON text), or None when it may not.
+
+    `tried_with`: with how many suspects it is on trial, itself included; None: it is not.
+    """
+    query = "select * from penstock.begin_standing($1, $2, $3, $4, $5, $6, $7)"
+    row = await database.fetchrow(query, name, job.key, member, job.slot, job.epoch, job.version, tried_with)
+    return None if row is None else (row["data"], row["state"])
+
+
+async def enter_standing(database: Database, name: str, member: str, runs: Sequence[StandingJob]) -> None:
+    """Note that the start sides of these runs have succeeded."""
+    keys, epochs = [job.key for job in runs], [job.epoch for job in runs]
+    await database.fetch("select penstock.enter_standing($1, $2, $3, $4)", name, member, keys, epochs)
+
+
+async def acquit_standing(database: Database, name: str, member: str, keys: Sequence[str]) -> None:
+    """End the trial of standing jobs that have survived it."""
+    await database.fetch("select penstock.acquit_standing($1, $2, $3)", name, member, list(keys), retry=True)
+
+
+async def save_standing(database: Database, name: str, member: str, job: StandingJob, state: str) -> bool:
+    """Keep the state of a run. False when the run is no longer the caller's."""
+    return bool(
+        await database.fetchval(
+            "select penstock.save_standing($1, $2, $3, $4, $5::jsonb)", name, job.key, member, job.epoch, state
+        )
+    )
+
+
+async def end_standing(
+    database: Database, name: str, member: str, job: StandingJob, state: str | None, error: Mapping[str, Any] | None
+) -> bool:
+    """End a run. False when it was no longer the caller's."""
+    return bool(
+        await database.fetchval(
+            "select penstock.end_standing($1, $2, $3, $4, $5::jsonb, $6::jsonb)",
+            name,
+            job.key,
+            member,
+            job.epoch,
+            state,
+            None if error is None else _dump(error),
+        )
+    )
+
+
+async def take_messages(database: Database, name: str, member: str, keys: Sequence[str], limit: int) -> list[tuple[str, str]]:
+    """Take messages to those of these standing jobs that a member runs, oldest first: (key, JSON text)."""
+    rows = await database.fetch("select * from penstock.take_messages($1, $2, $3, $4)", name, member, keys, limit)
+    return [(row["key"], row["data"]) for row in rows]
+
+
+def _dump(value: object) -> str:
+    return orjson.dumps(value).decode()

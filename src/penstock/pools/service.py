@@ -1,0 +1,173 @@
+"""One pool in one worker process: its membership, its claims and its standing jobs, put together."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import re
+import secrets
+import socket
+from collections.abc import Callable, Coroutine, Iterable
+from typing import Any
+
+from penstock.core.logs import get_logger
+from penstock.core.polling import Polling
+from penstock.errors import PenstockError
+from penstock.groups.membership import Membership, SlotUser
+from penstock.jobs import queries as jobs
+from penstock.jobs.claiming import Fetcher
+from penstock.jobs.models import Settlement
+from penstock.pools import queries as pools
+from penstock.pools.fetcher import QUIET_S, KeySource, PoolExecutor
+from penstock.pools.key_queues import KeyQueues
+from penstock.pools.standing import StandingExecutor, two_sides
+from penstock.pools.worked import WorkedPool
+from penstock.postgres.database import Database
+from penstock.postgres.notifications import Kind, Notifications
+from penstock.settings import Settings
+
+log = get_logger("penstock.worker")
+_FORGET_EVERY_S = 300.0
+
+
+def new_member_id() -> str:
+    """An id that no other member has."""
+    host = re.sub(r"[^A-Za-z0-9_.-]", "-", socket.gethostname())
+    return f"{host[:24]}.{os.getpid()}.{secrets.token_hex(3)}"
+
+
+class PoolService:
+    """A pool in a worker: takes part in its group and works on the slots that it gets. A `SlotUser`.
+
+    Args:
+        database: Database of the pool.
+        pool: The pool to work on.
+        settings: Intervals and grace periods.
+        executor: Has the jobs that run; None: this process runs none of them, only standing jobs.
+        settle: Takes results.
+        unsettled_leases: Leases of results that are not known to be written.
+        id: Its id in the group.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        pool: WorkedPool,
+        settings: Settings,
+        executor: PoolExecutor | None,
+        settle: Callable[[Settlement], None],
+        unsettled_leases: Callable[[], Iterable[int]],
+        id: str,
+    ) -> None:
+        self.name = pool.name
+        self._stopping = False
+        self._database = database
+        self._pool = pool
+        keep_s = pool.declared.visibility_timeout.total_seconds()
+        self.member = Membership(database, pool.name, id, self, settings, pool.assign, pool.metadata, keep_s)
+        self.key_queues: KeyQueues | None = None
+        self.fetcher: Fetcher[KeySource] | None = None
+        if executor is not None:
+            options = pool.options
+            polling, paused = Polling(settings.poll_interval.total_seconds(), quiet_s=QUIET_S), asyncio.Lock()
+            self.key_queues = KeyQueues(
+                options.key_concurrency, options.on_retry == "block", executor.start, settle, self.member.may_work, polling.wake
+            )
+            keys = KeySource(
+                database, pool.name, settings, self.member, executor, self.key_queues, unsettled_leases, polling.wake, paused,
+                options.prefetch_per_key,
+            )  # fmt: skip
+            self.fetcher = Fetcher(keys, polling, paused)
+        self.standing: StandingExecutor | None = None
+        if pool.standing is not None and pool.standing_codec is not None:
+            self.standing = StandingExecutor(
+                database, pool.name, self.member, two_sides(pool.standing), pool.standing_codec, settings
+            )
+        self._slot_users: list[SlotUser] = [] if self.fetcher is None else [self.fetcher.source]
+        self._slot_users += [] if self.standing is None else [self.standing]
+
+    def subscribe(self, notifications: Notifications) -> None:
+        """Be told of what is said on the member's channel about this pool."""
+        notifications.wake(self.member.wake, Kind.SLOTS, Kind.CONNECTED, subject=self.name)
+        if self.fetcher is not None:
+            notifications.wake(self.fetcher.wake, Kind.KEYS, Kind.PLACE, Kind.CONNECTED, subject=self.name)
+            notifications.subscribe(self.fetcher.source.cancelled, Kind.CANCEL, Kind.CONNECTED)
+        if self.standing is not None:
+            notifications.wake(self.standing.wake, Kind.STANDING, Kind.CONNECTED, subject=self.name)
+
+    async def join(self) -> None:
+        """Declare the pool, promise to write what is begun, and join; waits while the database is away.
+
+        Raises:
+            Conflict: A live worker of the pool has this id.
+        """
+        await declare(self._database, self._pool, retry=True)
+        await jobs.promise_to_begin(self._database, self.member.id, "worker", retry=True)
+        await self.member.join()
+
+    async def run(self) -> None:
+        """Take part until `stop`. Raises `Conflict` when another member has this id by now."""
+        loops: dict[str, Coroutine[Any, Any, None]] = {}
+        if self.fetcher is not None:
+            loops["key-fetcher"] = self.fetcher.run()
+            loops["cancellations"] = self.fetcher.source.watch_cancellations()
+        if self.standing is not None:
+            loops["standing"] = self.standing.run()
+        if self._pool.assign is not None:
+            loops["forget-keys"] = self._forget_keys()
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(loop, name=f"penstock-{name}") for name, loop in loops.items()]
+            await self.member.run()
+            for task in tasks:
+                task.cancel()
+
+    async def _forget_keys(self) -> None:
+        """With a rule of its own the pool has a slot for each key: remove those long unused."""
+        while True:
+            await asyncio.sleep(_FORGET_EVERY_S * max(1, self.member.members) * random.uniform(0.7, 1.3))
+            try:
+                await pools.forget_keys(self._database, self.name)
+            except PenstockError as error:
+                log.warning("forget_keys_failed", pool=self.name, error=error)
+
+    def stop(self, grace_s: float) -> None:
+        """Drain, hand over and leave; `run` ends then. Handlers get so many seconds to finish."""
+        self._stopping = True
+        if self.fetcher is not None:
+            self.fetcher.source.stop(grace_s)
+        if self.standing is not None:
+            self.standing.grace_s = grace_s
+        self.member.stop()
+
+    # -- see `SlotUser`
+
+    def gained(self, slot: int, epoch: int) -> None:
+        """See `SlotUser`."""
+        for user in self._slot_users:
+            user.gained(slot, epoch)
+
+    async def revoke(self, slot: int, epoch: int) -> bool:
+        """See `SlotUser`. Standing jobs stop last, since the slot may be kept for the sake of jobs that run."""
+        if self._stopping:
+            return all(await asyncio.gather(*[user.revoke(slot, epoch) for user in self._slot_users]))
+        for user in self._slot_users:
+            if not await user.revoke(slot, epoch):
+                return False
+        return True
+
+    def lost(self, slot: int, epoch: int) -> None:
+        """See `SlotUser`."""
+        for user in self._slot_users:
+            user.lost(slot, epoch)
+
+    def draining(self, slot: int) -> bool:
+        """See `SlotUser`."""
+        return any(user.draining(slot) for user in self._slot_users)
+
+
+async def declare(database: Database, pool: WorkedPool, *, retry: bool = False) -> None:
+    """Declare a pool and learn what the database has of its type."""
+    await pools.declare_pool(database, pool.name, pool.options.as_json(), pool.declared.as_json(), retry=retry)
+    if pool.type is not None:
+        pool.type.refresh(await jobs.declare_job_type(database, pool.name, pool.declared.as_json(), retry=retry))

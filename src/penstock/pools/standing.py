@@ -1,0 +1,376 @@
+"""Standing jobs: one run of each key on the owner of the key, from `start` until `stop`.
+
+A handler has a start side and a stop side: an async generator that yields once in between, or anything that makes an async
+context manager. A coroutine function is one too: it runs until it is cancelled. A run begins and ends in the database under
+the epoch of its slot, so there are never two; what it leaves in `job.state` is what the next one gets, wherever that is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Generic, TypeVar
+
+import orjson
+
+from penstock.core.logs import get_logger
+from penstock.core.polling import happens
+from penstock.core.serialization import Codec, dump_json
+from penstock.core.user_code import message_of
+from penstock.errors import Conflict, InvalidInput, PenstockError
+from penstock.groups.membership import Membership
+from penstock.groups.trials import SUSPECT, Trials, trial_s
+from penstock.pools import queries as pools
+from penstock.postgres.database import Database, in_parts
+from penstock.settings import Settings
+
+log = get_logger("penstock.standing")
+T = TypeVar("T")
+_STOP_S = 2.0
+_REFUSED_S = 0.2
+_MOST_UNREAD = 1_000
+
+
+@dataclass(slots=True, eq=False)
+class Standing(Generic[T]):
+    """A standing job as its handler gets it.
+
+    Attributes:
+        key: Whose job it is.
+        data: The payload.
+        state: Small JSON: what the run before left, None at first. Set it; the next run gets it when this one has stopped.
+        stopping: Set when the run is to stop.
+    """
+
+    key: str
+    data: T
+    state: Any
+    stopping: asyncio.Event = field(default_factory=asyncio.Event, repr=False)
+    _messages: asyncio.Queue[Any] = field(default_factory=asyncio.Queue, repr=False)
+    _save: Callable[[Any], Any] | None = field(default=None, repr=False)
+    _all_read: Callable[[], None] | None = field(default=None, repr=False)
+
+    async def save(self, state: Any) -> None:
+        """Set the state, and write it now, for the case that this worker dies.
+
+        Raises:
+            Conflict: The run is no longer this worker's; stop.
+        """
+        self.state = state
+        if self._save is not None:
+            await self._save(state)
+
+    async def messages(self) -> AsyncIterator[Any]:
+        """What is sent with `Pool.notify`, as it comes."""
+        while True:
+            yield await self._messages.get()
+            if self._all_read is not None and self._messages.empty():
+                self._all_read()
+
+
+Sides = Callable[[Standing[Any]], AbstractAsyncContextManager[Any]]
+
+
+def two_sides(handler: Callable[[Any], Any]) -> Sides:
+    """A handler as a function that makes an async context manager."""
+    if inspect.isasyncgenfunction(handler):
+        return asynccontextmanager(handler)
+    if inspect.iscoroutinefunction(handler):
+
+        @asynccontextmanager
+        async def until_cancelled(job: Standing[Any]) -> AsyncIterator[asyncio.Task[Any]]:
+            running = asyncio.create_task(handler(job), name=f"penstock-standing-{job.key}")
+            try:
+                yield running
+            finally:
+                running.cancel()
+                await asyncio.gather(running, return_exceptions=True)
+
+        return until_cancelled
+
+    def made(job: Standing[Any]) -> AbstractAsyncContextManager[Any]:
+        manager = handler(job)
+        if not isinstance(manager, AbstractAsyncContextManager):
+            raise InvalidInput(
+                f"{handler.__qualname__} returned no async context manager",
+                hint="Write an async generator that yields once, or an async function that runs until it is cancelled.",
+            )
+        return manager
+
+    return made
+
+
+class _Run:
+    def __init__(self, job: pools.StandingJob, tried_with: int | None) -> None:
+        self.job = job
+        self.tried_with = tried_with
+        self.stop = asyncio.Event()
+        self.messages: asyncio.Queue[Any] = asyncio.Queue()
+        self.full = False  # more messages may wait in the database
+        self.task: asyncio.Task[None] | None = None
+        self.stopping: asyncio.Task[None] | None = None
+        self.late = False
+        self.wait_s = 0.0  # before the key is looked at again
+
+
+class StandingExecutor:
+    """Runs the standing jobs of the slots that this process owns. A `SlotUser`.
+
+    Args:
+        database: Where.
+        name: The pool.
+        member: Whose slots they are.
+        handler: What to run.
+        codec: Reads payloads.
+        settings: Intervals and grace.
+    """
+
+    def __init__(
+        self, database: Database, name: str, member: Membership, handler: Sides, codec: Codec[Any], settings: Settings
+    ) -> None:
+        self._database = database
+        self._name = name
+        self._member = member
+        self._handler = handler
+        self._codec = codec
+        self._interval = settings.heartbeat_interval.total_seconds()
+        self.grace_s = settings.handover_grace.total_seconds()
+        self._runs: dict[str, _Run] = {}
+        # Runs that this process lost and that still end: the key may be its own again before they have.
+        self._ending: dict[str, asyncio.Task[None]] = {}
+        self._awake = asyncio.Event()
+        # Runs whose start side has succeeded, which is not noted yet.
+        self._entered: list[_Run] = []
+        self._trials = Trials.of(database)
+        self._on_trial: list[_Run] = []
+
+    def wake(self) -> None:
+        """Something about the standing jobs may have changed."""
+        self._awake.set()
+
+    def gained(self, slot: int, epoch: int) -> None:
+        """See `SlotUser`."""
+        self.wake()
+
+    async def revoke(self, slot: int, epoch: int) -> bool:
+        """See `SlotUser`: stop the runs of the slot, and write their state."""
+        await self._stop([run for run in self._runs.values() if run.job.slot == slot])
+        return True
+
+    def lost(self, slot: int, epoch: int) -> None:
+        """See `SlotUser`."""
+        for key, run in list(self._runs.items()):
+            if run.job.slot == slot:
+                del self._runs[key]
+                if run.task is not None and not run.task.done():
+                    run.task.cancel("lost")
+                    self._ending[key] = run.task
+                    run.task.add_done_callback(partial(self._ended, key))
+
+    def draining(self, slot: int) -> bool:
+        """See `SlotUser`. Each key waits by itself: `_reconcile` does not start what still ends."""
+        return False
+
+    def _ended(self, key: str, task: asyncio.Task[None]) -> None:
+        if self._ending.get(key) is task:
+            del self._ending[key]
+        self.wake()
+
+    async def run(self) -> None:
+        """Start and stop until cancelled."""
+        try:
+            while True:
+                self._awake.clear()
+                wait = self._interval
+                try:
+                    wait = min(wait, await self._reconcile())
+                except PenstockError as error:
+                    log.warning("standing_jobs_unknown", pool=self._name, error=error)
+                    wait = min(wait, 1.0)
+                await happens(self._awake, wait)
+        finally:
+            self._trials.end(self, survived=False)
+            tasks = [run.task for run in self._runs.values() if run.task is not None]
+            stops = [run.stopping for run in self._runs.values() if run.stopping is not None]
+            for task in [*tasks, *stops]:
+                task.cancel("lost")
+            await asyncio.gather(*tasks, *stops, *self._ending.values(), return_exceptions=True)
+
+    async def _reconcile(self) -> float:
+        owned = self._member.owned
+        wanted = (
+            {job.key: job for job in await pools.standing_of(self._database, self._name, self._member.id, owned)} if owned else {}
+        )
+        for key, run in self._runs.items():
+            job = wanted.get(key)
+            other = job is None or (job.version, job.slot, job.epoch) != (run.job.version, run.job.slot, run.job.epoch)
+            if other and run.stopping is None:
+                run.stopping = asyncio.create_task(self._stop([run]), name=f"penstock-stop-{key}")
+        wait = self._interval
+        suspects: list[pools.StandingJob] = []
+        for key, job in wanted.items():
+            if key in self._runs or key in self._ending or not self._member.may_work(job.slot):
+                continue
+            if job.start_in_s > 0:
+                wait = min(wait, job.start_in_s)
+                continue
+            if job.crashes >= SUSPECT:
+                suspects.append(job)
+            else:
+                self._start(job, None)
+        if suspects or self._on_trial:
+            wait = min(wait, await self._try(suspects))
+        await self._deliver()
+        if entered := self._entered:
+            self._entered = []
+            try:
+                runs = [run.job for run in entered if self._runs.get(run.job.key) is run]
+                await pools.enter_standing(self._database, self._name, self._member.id, runs)
+            except PenstockError:
+                self._entered += entered
+                raise
+        return wait
+
+    def _start(self, job: pools.StandingJob, tried_with: int | None) -> _Run:
+        run = self._runs[job.key] = _Run(job, tried_with)
+        run.task = asyncio.create_task(self._attempt(run), name=f"penstock-standing-{job.key}")
+        run.task.add_done_callback(partial(self._forget, run))
+        return run
+
+    async def _try(self, suspects: list[pools.StandingJob]) -> float:
+        """Start what may have ended other workers, few at a time. Returns the seconds until the next step."""
+        if (left := self._trials.left_s(self)) is not None:
+            alive = [run.job.key for run in self._on_trial if self._runs.get(run.job.key) is run]
+            if left > 0 and alive:
+                return left
+            if alive:
+                await pools.acquit_standing(self._database, self._name, self._member.id, alive)
+            self._on_trial = []
+            self._trials.end(self, survived=True)
+        if not suspects:
+            self._trials.none_left(self)
+            return self._interval
+        chosen = suspects[: self._trials.begin(self)]
+        if not chosen:
+            return 1.0
+        log.warning("standing_jobs_on_trial", pool=self._name, keys=[job.key for job in chosen[:10]], jobs=len(chosen))
+        seconds = max(trial_s(job.crashes) for job in chosen)
+        self._trials.last(seconds)
+        self._on_trial = [self._start(job, len(chosen)) for job in chosen]
+        return seconds
+
+    async def _deliver(self) -> None:
+        # A run that is slow to read leaves the rest in the database.
+        receivers = {key: run for key, run in self._runs.items() if run.messages.qsize() < _MOST_UNREAD}
+        if not receivers:
+            return
+        left = False
+        for keys in in_parts(list(receivers)):
+            taken = await pools.take_messages(self._database, self._name, self._member.id, keys, _MOST_UNREAD)
+            for key, data in taken:
+                receivers[key].messages.put_nowait(orjson.loads(data))
+            left |= len(taken) == _MOST_UNREAD
+        for run in self._runs.values():
+            run.full = run.messages.qsize() >= _MOST_UNREAD
+        if left:
+            self.wake()
+
+    async def _attempt(self, run: _Run) -> None:
+        refused = False
+        try:
+            begun = await pools.begin_standing(self._database, self._name, self._member.id, run.job, run.tried_with)
+            if begun is None:
+                # Not as it was thought; or a begin or end of this process was lost on its way. That run is over: say so.
+                refused = not await self._end(run, None, None)
+            elif not self._member.may_work(run.job.slot):
+                await self._end(run, None, None)
+            else:
+                state, error = await self._between(run, *begun)
+                await self._end(run, state, error)
+        except PenstockError as error:
+            refused = True
+            log.warning("standing_job_unknown", pool=self._name, key=run.job.key, error=error)
+        if refused:
+            run.wait_s = _REFUSED_S
+
+    def _forget(self, run: _Run, task: asyncio.Task[None]) -> None:
+        """A run is over, even if its task was cancelled before its first step: the key may run again."""
+        if self._runs.get(run.job.key) is run:
+            del self._runs[run.job.key]
+        if run.wait_s > 0:
+            asyncio.get_running_loop().call_later(run.wait_s, self.wake)
+        else:
+            self.wake()
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("standing_job_failed_oddly", pool=self._name, key=run.job.key, exc_info=error)
+
+    async def _end(self, run: _Run, state: str | None, error: dict[str, Any] | None) -> bool:
+        """Write that the run has ended; again and again, until it is known to be written, or the slot lost."""
+        return await self._database.retrying(
+            lambda: pools.end_standing(self._database, self._name, self._member.id, run.job, state, error)
+        )
+
+    async def _between(self, run: _Run, data: str, state: str | None) -> tuple[str | None, dict[str, Any] | None]:
+        """Run it from its start side to its stop side. Returns the state that it left, and the error that ended it."""
+        standing: Standing[Any] | None = None
+        error: dict[str, Any] | None = None
+        try:
+            before = None if state is None else orjson.loads(state)
+            standing = Standing(run.job.key, self._codec.load(data), before, run.stop, run.messages)
+            standing._save = lambda value: self._save(run, value)
+            standing._all_read = lambda: self.wake() if run.full else None
+            self.wake()  # there may be messages for it
+            async with self._handler(standing) as entered:
+                log.debug("standing_job_started", pool=self._name, key=run.job.key)
+                self._entered.append(run)
+                self.wake()
+                stop = asyncio.create_task(run.stop.wait())
+                ending = [entered] if isinstance(entered, asyncio.Task) else []
+                try:
+                    await asyncio.wait([stop, *ending], return_when=asyncio.FIRST_COMPLETED)
+                finally:
+                    stop.cancel()
+                if ending and entered.done() and not run.stop.is_set():
+                    entered.result()
+                    raise RuntimeError("the handler returned; a standing job runs until it is stopped")
+        except asyncio.CancelledError as cancelled:
+            if cancelled.args == ("lost",):
+                raise
+            error = {"type": "Cancelled", "message": "it did not stop within its time"}
+        except BaseException as failure:
+            # A handler that calls sys.exit() fails; it does not end worker after worker.
+            error = self._failure(run, failure)
+        left = None if standing is None else standing.state
+        try:
+            return (None if left is None else dump_json(left, f"the state of {run.job.key}")), error
+        except InvalidInput as failure:
+            return None, error or self._failure(run, failure)
+
+    def _failure(self, run: _Run, failure: BaseException) -> dict[str, Any]:
+        log.warning("standing_job_failed", pool=self._name, key=run.job.key, error=failure)
+        return {"type": type(failure).__qualname__, "message": message_of(failure)}
+
+    async def _save(self, run: _Run, state: Any) -> None:
+        text = dump_json(state, f"the state of {run.job.key}")
+        if not await pools.save_standing(self._database, self._name, self._member.id, run.job, text):
+            raise Conflict(f"the standing job {run.job.key} no longer runs here", hint="Stop: it may be running elsewhere.")
+
+    async def _stop(self, runs: list[_Run]) -> None:
+        tasks = [run.task for run in runs if run.task is not None]
+        for run in runs:
+            run.stop.set()
+        if not tasks:
+            return
+        await asyncio.wait(tasks, timeout=self.grace_s)
+        for run in runs:
+            # Once: a second one would end what a handler does about the first.
+            if run.task is not None and not run.task.done() and not run.late:
+                run.late = True
+                run.task.cancel("stop")
+        _, stuck = await asyncio.wait(tasks, timeout=_STOP_S)
+        for task in stuck:
+            log.error("standing_job_does_not_stop", pool=self._name, task=task.get_name())

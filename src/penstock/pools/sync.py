@@ -1,0 +1,149 @@
+"""The blocking half of penstock.pools.pool.
+
+Generated: change what this is generated from, and run `make format` (scripts/generate_sync).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from datetime import datetime, timedelta
+    from typing import Any
+    from uuid import UUID
+
+    from penstock.core.blocking import BackgroundLoop
+    from penstock.groups import queries as ownership
+    from penstock.jobs.models import Enqueued, NewJob
+    from penstock.pools.models import KeyState, PoolDetails, PoolMember, QuarantinedKey, StandingState
+    from penstock.pools.pool import Pool
+T = TypeVar("T")
+
+
+class SyncPool(Generic[T]):
+    """The blocking half of `Pool`, for threads without an event loop: `Pool.sync`."""
+
+    def __init__(self, of: Pool[T], loop: BackgroundLoop) -> None:
+        self._of = of
+        self._loop = loop
+
+    def start(self, key: str, data: Any = None, *, replace: bool = False, timeout: timedelta | None = None) -> str:
+        """Start the standing job of a key: it runs on the owner of the key, and moves with it, until `stop`.
+
+        Args:
+            key: Whose job it is.
+            data: The payload.
+            replace: Replace the payload when it is there with another one.
+            timeout: How long to wait until its start side has succeeded on a worker; None: return when the start is written.
+
+        Returns:
+            "starting", "unchanged" when it is there with this payload, or "replaced"; with a timeout "started" for "starting".
+
+        Raises:
+            Conflict: It is there with another payload, and `replace` was not said.
+            JobFailed: Its start side failed, or it is quarantined; the worker tries again by itself, unless it is quarantined.
+            TimeoutError: It did not run in time, for example since there is no worker.
+        """
+        return self._loop.run(self._of.start(key, data, replace=replace, timeout=timeout), wait=timeout)
+
+    def stop(self, key: str) -> bool:
+        """Stop the standing job of a key, wherever it runs. False when there was none."""
+        return self._loop.run(self._of.stop(key))
+
+    def notify(self, key: str, message: Any) -> None:
+        """Send a message, any JSON, to the standing job of a key. Raises `NotFound`."""
+        self._loop.run(self._of.notify(key, message))
+
+    def reconcile(self, wanted: Mapping[str, Any]) -> tuple[int, int, int]:
+        """Make the standing jobs equal to a wanted set, payloads by key, in one transaction.
+
+        Returns:
+            How many were started, replaced since their payload is another, and stopped.
+        """
+        return self._loop.run(self._of.reconcile(wanted))
+
+    def standing_jobs(self) -> list[StandingState]:
+        """All standing jobs, and where they run. Raises `NotFound`."""
+        return self._loop.run(self._of.standing_jobs())
+
+    def enqueue(
+        self,
+        key: str,
+        data: T | None = None,
+        *,
+        id: UUID | str | None = None,
+        run_after: datetime | timedelta | None = None,
+        expires_at: datetime | timedelta | None = None,
+        unique: str | None = None,
+        connection: Any = None,
+    ) -> Enqueued:
+        """Enqueue one job behind the others of its key. See `Penstock.enqueue`.
+
+        A job for later (`run_after`) stands in the line from when it is due.
+        """
+        return self._loop.run(
+            self._of.enqueue(key, data, id=id, run_after=run_after, expires_at=expires_at, unique=unique, connection=connection),
+            connection=connection,
+        )
+
+    def enqueue_many(self, new: Iterable[NewJob | tuple[str, T]], *, connection: Any = None) -> list[Enqueued]:
+        """Enqueue many jobs: `NewJob` with a key, or pairs of key and payload. See `Penstock.enqueue_many`."""
+        return self._loop.run(self._of.enqueue_many(new, connection=connection), connection=connection)
+
+    def declare(self) -> None:
+        """Create the pool in the database, or change it when this declaration is a new one."""
+        self._loop.run(self._of.declare())
+
+    def details(self) -> PoolDetails:
+        """The options of the pool in the database, its slots, and what waits. Raises `NotFound`."""
+        return self._loop.run(self._of.details())
+
+    def workers(self) -> list[PoolMember]:
+        """The workers, oldest first, with their slots; last, without an id, the slots that no worker has."""
+        return self._loop.run(self._of.workers())
+
+    def slots(self) -> list[ownership.Slot]:
+        """Who has which slot, and who is to have it."""
+        return self._loop.run(self._of.slots())
+
+    def resize(self, slots: int) -> None:
+        """Give the live pool more slots; only keys that go to new slots move. Set `slots` in the declaration too.
+
+        Raises:
+            Conflict: Fewer than it has, or the pool has a rule of its own.
+            DatabaseUnavailable: A transaction that enqueues has been open for seconds; try again.
+        """
+        self._loop.run(self._of.resize(slots))
+
+    def drain(self, worker: str) -> PoolMember:
+        """Move a worker out: it stays in the pool, without slots. Raises `NotFound`."""
+        return self._loop.run(self._of.drain(worker))
+
+    def undrain(self, worker: str) -> PoolMember:
+        """Let a drained worker take part again. Raises `NotFound`."""
+        return self._loop.run(self._of.undrain(worker))
+
+    def key_state(self, key: str) -> KeyState:
+        """The slot of a key, the worker that has it, and what waits. Raises `NotFound`."""
+        return self._loop.run(self._of.key_state(key))
+
+    def quarantined_keys(self, *, after: str | None = None, limit: int = 100) -> list[QuarantinedKey]:
+        """Keys for which the pool's `assign` fails, and why; their jobs wait. From the key `after` on, `limit` at most."""
+        return self._loop.run(self._of.quarantined_keys(after=after, limit=limit))
+
+    def quarantine_of(self, key: str) -> str | None:
+        """Why a key is quarantined; None when it is not."""
+        return self._loop.run(self._of.quarantine_of(key))
+
+    def release_key(self, key: str) -> None:
+        """Have `assign` asked again about a quarantined key, now. Raises `NotFound` when it is not quarantined."""
+        self._loop.run(self._of.release_key(key))
+
+    def set_weight(self, key: str, weight: int) -> None:
+        """How many jobs a key gets in each of its turns, 1 to 1,000. Raises `InvalidInput`."""
+        self._loop.run(self._of.set_weight(key, weight))
+
+    def weights(self) -> dict[str, int]:
+        """The keys that have a weight, 10,000 at most. Raises `NotFound`."""
+        return self._loop.run(self._of.weights())

@@ -1,0 +1,97 @@
+"""One typed function for each SQL function by which people, servers and scalers see and steer pools."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from typing import Any
+
+import orjson
+
+from penstock.core.serialization import load_json
+from penstock.errors import NotFound
+from penstock.jobs.models import Why
+from penstock.jobs.scaling import Load
+from penstock.pools.models import KeyState, PoolDetails, QuarantinedKey, StandingState
+from penstock.postgres.database import Database
+
+
+async def details(database: Database, name: str | None = None) -> list[PoolDetails]:
+    """A pool, or all by name."""
+    return [PoolDetails(*tuple(row)) for row in await database.fetch("select * from penstock.pool_details($1)", name)]
+
+
+async def require(database: Database, name: str) -> PoolDetails:
+    """The pool of that name. Raises `NotFound`."""
+    found = await details(database, name)
+    if not found:
+        known = [pool.name for pool in await details(database)]
+        raise NotFound(f"no such pool: {name}", hint=f"There are: {', '.join(known[:20]) or 'none'}.")
+    return found[0]
+
+
+async def change_pool(database: Database, name: str, options: Mapping[str, Any]) -> None:
+    """Change limits of a pool. Raises `InvalidInput`, `NotFound`."""
+    await database.fetch("select penstock.change_pool($1, $2::jsonb)", name, orjson.dumps(options).decode())
+
+
+async def weights(database: Database, name: str) -> dict[str, int]:
+    """The keys that have a weight, 10,000 at most. Raises `NotFound`."""
+    rows = await database.fetch("select * from penstock.key_weights_of($1)", name)
+    return {row["key"]: row["weight"] for row in rows}
+
+
+async def quarantined_keys(
+    database: Database, name: str, *, after: str | None = None, limit: int = 100, key: str | None = None
+) -> list[QuarantinedKey]:
+    """Quarantined keys, from `after` on, or the one of a key. Raises `NotFound` when there is no such pool."""
+    rows = await database.fetch("select * from penstock.quarantined_keys($1, $2, $3, $4)", name, after, limit, key)
+    return [QuarantinedKey(*tuple(row)) for row in rows]
+
+
+async def quarantined_counts(database: Database) -> dict[str, int]:
+    """Every pool, and how many of its keys are quarantined."""
+    return {row["name"]: row["keys"] for row in await database.fetch("select * from penstock.quarantined_counts()")}
+
+
+async def key_state(database: Database, name: str, key: str) -> KeyState:
+    """Where a key is, and what waits for it. Raises `NotFound` when there is no such pool."""
+    row = await database.fetchrow("select * from penstock.key_state($1, $2)", name, key)
+    why = Why(*tuple(row)[10:]) if row["next_job"] is not None else None
+    names = ("slot", "owner", "target", "epoch", "weight", "ready", "in_progress", "oldest_ready_s", "standing", "next_job")
+    return KeyState(key, **{name: row[name] for name in names}, why=why)
+
+
+async def standing_jobs(
+    database: Database,
+    name: str,
+    *,
+    after: str | None = None,
+    limit: int = 100,
+    key: str | None = None,
+    read: Callable[[str], Any] = load_json,
+) -> list[StandingState]:
+    """Standing jobs by key, from `after` on, or the one of a key. Raises `NotFound` when there is no such pool.
+
+    Args:
+        database: Database to read from.
+        name: The pool.
+        after: The last key of the page before.
+        limit: Most standing jobs.
+        key: Only the one of this key.
+        read: Reads JSON text: `data`, `state` and `error`.
+    """
+    rows = await database.fetch("select * from penstock.standing_list($1, $2, $3, $4)", name, after, limit, key)
+    words = ("data", "state", "error")
+    return [StandingState(**{**row, **{word: None if row[word] is None else read(row[word]) for word in words}}) for row in rows]
+
+
+async def load_of_types(database: Database, over: timedelta) -> list[Load]:
+    """How each job type is doing, for scaling advice."""
+    return [
+        Load(
+            row["name"], row["ready"], row["in_progress"], row["oldest_ready_s"], row["finished"], over.total_seconds(),
+            row["workers"], row["most_workers"],
+        )
+        for row in await database.fetch("select * from penstock.load_of_types($1)", over)
+    ]  # fmt: skip

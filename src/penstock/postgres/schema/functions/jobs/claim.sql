@@ -1,0 +1,386 @@
+-- Claim: give a batch of ready jobs to a worker.
+--
+-- A claim walks the ready queue of each type from a watermark: the number below which the worker knows that nothing can
+-- appear any more (see horizon and ceiling below). Without a watermark it starts at the beginning, which is correct and
+-- only slower when many dead rows lie there. Rows that another claim holds are skipped, never waited for.
+--
+-- Limits are exact because a type that has one is claimed under an advisory lock until the claim commits: the jobs in
+-- flight are then the sum over its leases. That needs a fresh snapshot after the lock, so read committed.
+
+create or replace function penstock.rate_room(p_name text, p_key text, p_limit integer, p_period interval, p_moment timestamptz)
+returns integer
+language plpgsql
+as $$
+declare
+    room integer;
+begin
+    delete from penstock.rate_windows
+    where name = p_name and key = p_key and ends_at <= p_moment - p_period;
+    -- A window counts until its end has left the period: never more than the limit in any period, and at most
+    -- a hundredth of a period late.
+    select p_limit - coalesce(sum(started), 0) into room
+    from penstock.rate_windows
+    where name = p_name and key = p_key;
+    return room;
+end
+$$;
+comment on function penstock.rate_room(text, text, integer, interval, timestamptz) is
+    'Part of claim and claim_keys: how many jobs the rate limit of a type (p_key empty), or of a key of a pool, admits now.';
+
+create or replace function penstock.note_starts(p_name text, p_key text, p_jobs integer, p_period interval, p_moment timestamptz)
+returns void
+language plpgsql
+as $$
+begin
+    insert into penstock.rate_windows (name, key, ends_at, started)
+    values (p_name, p_key, date_bin(p_period / 100, p_moment, 'epoch') + p_period / 100, p_jobs)
+    on conflict (name, key, ends_at) do update set started = rate_windows.started + excluded.started;
+end
+$$;
+comment on function penstock.note_starts(text, text, integer, interval, timestamptz) is
+    'Part of claim and claim_keys: counts the jobs that they started toward the rate limit of the type (p_key empty), or of a key of a pool. p_period: of the limit.';
+
+create or replace function penstock.lock_limits(p_names text[])
+returns void
+language plpgsql
+as $$
+declare
+    number integer;
+begin
+    -- In one order for all claims, so that none waits in a circle.
+    for number in
+        select distinct hashtext(jobs.name)
+        from penstock.jobs
+        where jobs.name = any (p_names)
+            and (jobs.concurrency > 0 or jobs.rate_limit is not null)
+            and jobs.paused_at is null
+        order by 1
+    loop
+        perform pg_advisory_xact_lock(hashtext('penstock.claim'), number);
+    end loop;
+end
+$$;
+comment on function penstock.lock_limits(text[]) is
+    'Part of claim: locks those of the types that have a limit until the claim commits. Count and read the clock after it.';
+
+create or replace function penstock.admit(job_type penstock.jobs, p_limit integer, p_moment timestamptz)
+returns integer
+language plpgsql
+as $$
+declare
+    room integer := p_limit;
+begin
+    if job_type.concurrency is not null or job_type.rate_limit is not null then
+        if job_type.concurrency is not null then
+            select least(room, job_type.concurrency - coalesce(sum(open_jobs), 0)) into room
+            from penstock.leases
+            where name = job_type.name;
+        end if;
+        if job_type.rate_limit is not null and room > 0 then
+            room := least(room, penstock.rate_room(job_type.name, '', job_type.rate_limit, job_type.rate_period, p_moment));
+        end if;
+    end if;
+    return room;
+end
+$$;
+comment on function penstock.admit(penstock.jobs, integer, timestamptz) is
+    'Part of claim: how many jobs the concurrency and the rate limit of a type admit now, p_limit at most. Call lock_limits before.';
+
+create or replace function penstock.jobs_that_fit(p_name text, p_priority smallint, p_watermark bigint, p_room integer, p_moment timestamptz)
+returns integer
+language plpgsql
+as $$
+declare
+    most constant integer := 33554432;
+    waiting record;
+    bytes bigint := 0;
+    jobs integer := 0;
+begin
+    -- They stay locked, so that the claim that follows takes the very same.
+    for waiting in
+        select
+            octet_length(case
+                when ready.message is null then ready.data::text
+                else (select message.data::text from penstock.topic_messages as message where message.number = ready.message)
+            end) as size
+        from penstock.queued_jobs as ready
+        where ready.name = p_name
+            and ready.priority = p_priority
+            and ready.seq > coalesce(p_watermark, 0)
+            and ready.slot is null
+            and ready.status = 'queued'
+            and (ready.expires_at is null or ready.expires_at > p_moment)
+        order by ready.seq
+        limit p_room
+        for update skip locked
+    loop
+        -- What cannot be read is not handed out either.
+        bytes := bytes + case when waiting.size > 4194304 then 0 else coalesce(waiting.size, 0) end;
+        exit when bytes > most and jobs > 0;
+        jobs := jobs + 1;
+    end loop;
+    return jobs;
+end
+$$;
+comment on function penstock.jobs_that_fit(text, smallint, bigint, integer, timestamptz) is
+    'Part of claim, of types with large payloads: how many jobs from the front of a queue have 32 MiB together, and at least one if there is any. Locks them.';
+
+-- Long, since it is the hottest call: what a claim of one priority does is one statement inside the two loops over types and their
+-- priorities. A function of its own would add a call and a copy of the rows to each.
+create or replace function penstock.claim(
+    p_worker text,
+    p_names text[],
+    p_limit integer,
+    p_watermarks jsonb default '{}'
+)
+returns table (
+    id uuid,
+    name text,
+    attempts smallint,
+    max_attempts smallint,
+    priority smallint,
+    key text,
+    data text,
+    created_at timestamptz,
+    run_after timestamptz,
+    seq bigint,
+    lease bigint,
+    lease_s double precision,
+    horizon bigint,
+    ceiling bigint
+)
+language plpgsql
+security definer
+set search_path = penstock, pg_temp
+as $$
+#variable_conflict use_column
+declare
+    moment timestamptz;
+    job_type penstock.jobs;
+    of_priority smallint;
+    left_to_claim integer := p_limit;
+    places integer;
+    type_room integer;
+    room integer;
+    claimed integer;
+    claimed_in_all integer := 0;
+    new_lease bigint;
+    heavy boolean;
+    -- See shown_time, which would cost more here.
+    latest constant timestamptz := penstock.shown_time('infinity');
+    earliest constant timestamptz := penstock.shown_time('-infinity');
+    -- Of many types (each subscriber has its own) most have nothing: a look costs a fraction of an attempt to claim.
+    many constant boolean := cardinality(p_names) > 16;
+begin
+    if cardinality(p_names) > 10000 then
+        perform penstock.check_size(cardinality(p_names), 10000, 'job types');
+    end if;
+    perform penstock.check_worker(p_worker);
+    if p_limit is null or p_limit not between 1 and 10000 then
+        raise exception 'invalid limit: %', p_limit
+            using errcode = 'PS400', hint = 'Claim between 1 and 10,000 jobs at once.';
+    end if;
+    if current_setting('transaction_isolation') <> 'read committed' then
+        raise exception 'claim needs the isolation level read committed'
+            using errcode = 'PS409', hint = 'Claim in a transaction of its own with the default isolation level.';
+    end if;
+
+    perform penstock.lock_limits(p_names);
+    moment := penstock.clock();
+    if exists (select from penstock.queued_jobs where expires_at <= moment and status = 'queued') then
+        perform penstock.expire(1000);
+    end if;
+
+    for job_type in
+        select jobs.*
+        from unnest(p_names) with ordinality as wanted (name, ordinal)
+        join penstock.jobs on jobs.name = wanted.name
+        where jobs.paused_at is null
+            and jobs.concurrency is distinct from 0
+            and (
+                not many
+                or exists (
+                    select
+                    from penstock.type_priorities
+                    cross join lateral (
+                        select from penstock.queued_jobs as ready
+                        where ready.name = type_priorities.name
+                            and ready.priority = type_priorities.priority
+                            and ready.seq > coalesce((p_watermarks -> type_priorities.name ->> type_priorities.priority::text)::bigint, 0)
+                            and ready.slot is null
+                            and ready.status = 'queued'
+                        limit 1
+                    ) as waiting
+                    where type_priorities.name = jobs.name
+                )
+            )
+        order by wanted.ordinal
+    loop
+        exit when left_to_claim <= 0;
+        type_room := left_to_claim;
+        places := null;
+        if job_type.concurrency is not null or job_type.rate_limit is not null then
+            places := penstock.admit(job_type, 1000000, moment);
+            type_room := least(left_to_claim, penstock.fair_places(job_type.name, p_worker, places));
+        end if;
+        room := type_room;
+        heavy := exists (select from penstock.large_payloads where large_payloads.name in (job_type.name, job_type.topic));
+
+        for of_priority in
+            select distinct type_priorities.priority from penstock.type_priorities where type_priorities.name = job_type.name order by type_priorities.priority
+        loop
+            exit when room <= 0;
+            if heavy then
+                room := least(room, penstock.jobs_that_fit(job_type.name, of_priority, (p_watermarks -> job_type.name ->> of_priority::text)::bigint, room, moment));
+                continue when room = 0;
+            end if;
+            new_lease := nextval('penstock.lease_id');
+            return query
+            with claimed as (
+                update penstock.queued_jobs as job
+                set status = 'in-progress',
+                    lease = new_lease,
+                    updated_at = moment,
+                    coalesces = false
+                where job.ctid = any (array(
+                    select ready.ctid
+                    from penstock.queued_jobs as ready
+                    where ready.name = job_type.name
+                        and ready.priority = of_priority
+                        and ready.seq > coalesce((p_watermarks -> job_type.name ->> of_priority::text)::bigint, 0)
+                        and ready.slot is null
+                        and ready.status = 'queued'
+                        and (ready.expires_at is null or ready.expires_at > moment)
+                    order by ready.seq
+                    limit room
+                    for update skip locked
+                ))
+                returning
+                    job.id, job.attempts, job.max_attempts, job.key, job.created_at, job.run_after, job.seq, job.message,
+                    case when job.message is null then job.data::text end as text
+            ),
+            opened as (
+                select penstock.open_lease(
+                    new_lease, job_type.name, p_worker, of_priority, moment, job_type.visibility_timeout, min(claimed.seq), max(claimed.seq),
+                    count(*), null
+                ) as lease
+                from claimed
+            )
+            select
+                claimed.id, job_type.name, claimed.attempts, claimed.max_attempts, of_priority, claimed.key,
+                case
+                    when claimed.message is null then case when octet_length(claimed.text) <= 4194304 then claimed.text end
+                    when octet_length(shared.text) <= 4194304 then shared.text
+                end,
+                greatest(least(claimed.created_at, latest), earliest), greatest(least(claimed.run_after, latest), earliest),
+                claimed.seq,
+                -- What is the same for all is computed once: with the first job, so that no lease is opened without one.
+                (select opened.lease from opened),
+                (select extract(epoch from job_type.visibility_timeout)::double precision),
+                (select pg_snapshot_xmin(pg_current_snapshot())::text::bigint),
+                (select pg_snapshot_xmax(pg_current_snapshot())::text::bigint)
+            from claimed
+            -- Joined, so that the text of a message is made once for its copies that follow each other.
+            left join lateral (
+                select message.data::text as text
+                from penstock.topic_messages as message
+                where message.number = claimed.message and claimed.message is not null
+                offset 0
+            ) as shared on true;
+            get diagnostics claimed = row_count;
+            room := room - claimed;
+        end loop;
+
+        claimed := type_room - room;
+        if places > 0 then
+            perform penstock.pass_on_places(job_type.name, p_worker, places, type_room, claimed, left_to_claim);
+        end if;
+        if claimed > 0 then
+            left_to_claim := left_to_claim - claimed;
+            claimed_in_all := claimed_in_all + claimed;
+            if job_type.rate_limit is not null then
+                perform penstock.note_starts(job_type.name, '', claimed, job_type.rate_period, moment);
+            end if;
+        end if;
+    end loop;
+
+    if claimed_in_all = 0 and exists (select from penstock.pools where pools.name = any (p_names))
+        and not exists (select from unnest(p_names) as wanted (name) where wanted.name not in (select pools.name from penstock.pools))
+    then
+        raise exception '% is a pool', left((select min(wanted) from unnest(p_names) as wanted), 100)
+            using errcode = 'PS409',
+                  hint = 'Its jobs go to the owners of their keys: join with penstock.join_group, take slots, and claim with penstock.claim_keys.';
+    end if;
+    if claimed_in_all > 0 then
+        delete from penstock.idle_workers where worker = p_worker;
+    end if;
+end
+$$;
+comment on function penstock.claim(text, text[], integer, jsonb) is
+    'Claims up to p_limit ready jobs of the given types, types in the given order, within a type by priority and age. The jobs belong to the worker for the visibility timeout (lease_s seconds). data is null when the payload has more than 4 MiB of text, which no door admits: settle the job as quarantined. Of types with large payloads a claim takes no more than about 32 MiB. p_watermarks ({"type": {"priority": seq}}) lets the search start behind what is known to be done: a seq seen in one claim with its ceiling is such a watermark once a later claim reports a horizon >= that ceiling.';
+
+create or replace function penstock.extend(
+    p_ids uuid[],
+    p_attempts smallint[],
+    p_leases bigint[] default null,
+    p_for interval default null
+)
+returns table (id uuid, lease bigint)
+language plpgsql
+security definer
+set search_path = penstock, pg_temp
+as $$
+#variable_conflict use_column
+declare
+    moment constant timestamptz := penstock.clock();
+    held record;
+    new_lease bigint;
+begin
+    perform penstock.check_size(greatest(cardinality(p_ids), cardinality(p_attempts), cardinality(p_leases)), 100000, 'jobs');
+    if coalesce(cardinality(p_ids), 0) > 0 and (p_leases is null or array_position(p_leases, null) is not null) then
+        raise exception 'a job is to be extended without its lease'
+            using errcode = 'PS400', hint = 'Give the lease that claim or extend returned for each job.';
+    end if;
+    if p_for <= interval '0' or p_for > interval '30 days' then
+        raise exception 'cannot extend a lease by %', p_for
+            using errcode = 'PS400', hint = 'Extend by more than nothing and at most 30 days; null means the visibility timeout of the type.';
+    end if;
+    for held in
+        with locked as (
+            select job.id, job.lease, job.seq
+            from unnest(p_ids, p_attempts, p_leases) as given (id, attempts, lease)
+            join penstock.queued_jobs as job on job.id = given.id
+            where job.status = 'in-progress'
+                and job.attempts = given.attempts
+                and (
+                    given.lease is null
+                    or job.lease = given.lease
+                    or exists (select from penstock.leases as held where held.id = job.lease and held.renews = given.lease)
+                )
+            for update of job
+        )
+        select
+            locked.lease,
+            array_agg(distinct locked.id) as ids,
+            min(locked.seq) as first_seq,
+            max(locked.seq) as last_seq,
+            count(distinct locked.id)::integer as jobs
+        from locked
+        group by locked.lease
+        order by locked.lease
+    loop
+        select penstock.split_lease(
+            old.id, held.ids, held.first_seq, held.last_seq, old.worker, moment + coalesce(p_for, jobs.visibility_timeout),
+            -- Of a repeated extend the lease that the caller knows.
+            coalesce((select max(given) from unnest(p_leases) as given where given = old.renews), old.id), moment
+        )
+        into new_lease
+        from penstock.leases as old
+        join penstock.jobs on jobs.name = old.name
+        where old.id = held.lease;
+        return query select extended, new_lease from unnest(held.ids) as extended;
+    end loop;
+end
+$$;
+comment on function penstock.extend(uuid[], smallint[], bigint[], interval) is
+    'Makes jobs belong to their worker for p_for from now (default: the visibility timeout). Returns each job extended with its new lease; a job that is missing no longer belongs to the caller. May be repeated with the same arguments when an answer was lost.';

@@ -1,0 +1,432 @@
+-- Enqueue: one job, many jobs, many jobs as JSON. All three end in enqueue_many.
+--
+-- Idempotency. The id is the identity of a job. An id that is queued or in progress is a duplicate (the primary key
+-- of queued_jobs says so), one that is archived is refused as archived. A settle moves a row from one table to the
+-- other in one transaction; an enqueue of the same id that runs at that moment waits for it on the primary key, then
+-- inserts, and only then looks into the archive, with a newer snapshot: so it cannot slip through between the two.
+-- (With the isolation level repeatable read there is no newer snapshot; there, a retry may slip through.)
+--
+-- The archive has one index for each day. A job is archived after its id was made, so UUIDv7 ids need to be looked
+-- up in the days since then only; that is exact because a UUIDv7 from more than a day ahead is refused.
+
+create or replace function penstock.check_jobs(
+    p_name text, p_data jsonb[], p_ids uuid[], p_keys text[], p_priorities smallint[], p_unique_keys text[], p_moment timestamptz
+)
+returns void
+language plpgsql
+as $$
+declare
+    word constant text := '^[^[:cntrl:]]{1,255}$';
+    -- The first UUIDv7 of the time from which on ids are refused: ids compare like their times.
+    future constant uuid := (lpad(to_hex((extract(epoch from p_moment + interval '1 day') * 1000)::bigint), 12, '0') || '70008000000000000000')::uuid;
+    place bigint;
+    problem text;
+    advice text;
+begin
+    begin
+        -- One look at what is ordinary.
+        perform
+        from unnest(p_data, p_ids, p_keys, p_priorities, p_unique_keys) as job (data, id, key, priority, unique_key)
+        where job.data is null
+            or pg_column_size(job.data) > 16384
+            or strpos(job.data::text, '0000000000000000000000000000000000000000000000000000000000000000') > 0
+            or (p_ids is not null and (job.id is null or (job.id > future and get_byte(uuid_send(job.id), 6) >> 4 = 7)))
+            or (job.key is not null and job.key !~ word)
+            or (job.unique_key is not null and job.unique_key !~ word)
+            or job.priority not between -100 and 100
+        limit 1;
+        if not found then
+            return;
+        end if;
+    exception
+        when program_limit_exceeded then
+            -- Something is too large to have a text.
+            null;
+    end;
+    place := penstock.first_problem(p_data);
+    if place is not null then
+        perform penstock.refuse(
+            format('job %s of %s for %s: data', place, cardinality(p_data), p_name), penstock.problem_of(p_data[place])
+        );
+    end if;
+    if exists (select from unnest(p_data) as given where pg_column_size(given) > 16384) then
+        perform penstock.note_large(p_name);
+    end if;
+    select min(job.place) into place
+    from unnest(p_data, p_ids, p_keys, p_priorities, p_unique_keys)
+        with ordinality as job (data, id, key, priority, unique_key, place)
+    where job.data is null
+        or (p_ids is not null and (job.id is null or (job.id > future and get_byte(uuid_send(job.id), 6) >> 4 = 7)))
+        or (job.key is not null and job.key !~ word)
+        or (job.unique_key is not null and job.unique_key !~ word)
+        or job.priority not between -100 and 100;
+    if place is null then
+        return;
+    end if;
+    case
+        when p_data[place] is null then
+            problem := 'data is null';
+            advice := 'Give each job a JSON payload; JSON null is written ''null''::jsonb.';
+        when p_keys[place] is not null and p_keys[place] !~ word then
+            problem := 'invalid key ' || quote_literal(left(p_keys[place], 100));
+            advice := 'A key has 1 to 255 characters and no control characters.';
+        when p_unique_keys[place] is not null and p_unique_keys[place] !~ word then
+            problem := 'invalid unique key ' || quote_literal(left(p_unique_keys[place], 100));
+            advice := 'A unique key has 1 to 255 characters and no control characters.';
+        when p_priorities[place] not between -100 and 100 then
+            problem := 'priority ' || p_priorities[place] || ' is out of range';
+            advice := 'A priority is a number from -100 (first) to 100 (last).';
+        when p_ids[place] is null then
+            problem := 'id is null';
+            advice := 'Give an id for every job, or none at all.';
+        else
+            problem := 'id ' || p_ids[place] || ' is a UUIDv7 from the future';
+            advice := 'Correct the clock of the machine that made it.';
+    end case;
+    raise exception 'job % of % for %: %', place, cardinality(p_data), p_name, problem
+        using errcode = 'PS400', hint = advice;
+end
+$$;
+comment on function penstock.check_jobs(text, jsonb[], uuid[], text[], smallint[], text[], timestamptz) is
+    'Part of enqueue_many: raises PS400 or PS413 for the first job of a batch that cannot be enqueued.';
+
+create or replace function penstock.finished_before(p_ids uuid[])
+returns uuid[]
+language plpgsql
+stable
+as $$
+declare
+    lowest uuid;
+    floor timestamptz := '-infinity';
+    highest_archived uuid;
+begin
+    select given.id into lowest from unnest(p_ids) as given (id) order by given.id limit 1;
+    if not exists (select from unnest(p_ids) as given (id) where get_byte(uuid_send(given.id), 6) >> 4 <> 7) then
+        floor := penstock.id_time(lowest) - interval '1 day';
+        -- New ids are higher than all that are archived, as long as all are UUIDv7: one probe a day instead of one an id.
+        select archived.id into highest_archived
+        from penstock.archived_jobs as archived
+        where archived.finished_at >= floor
+        order by archived.id desc
+        limit 1;
+        if not found or highest_archived < lowest then
+            return '{}';
+        end if;
+    end if;
+    return array(
+        select archived.id
+        from penstock.archived_jobs as archived
+        where archived.id = any (p_ids)
+            and archived.finished_at >= floor
+    );
+end
+$$;
+comment on function penstock.finished_before(uuid[]) is 'Part of enqueue_many: which of the ids are in the archive.';
+
+create or replace function penstock.insert_jobs(
+    p_name text, p_data jsonb[], p_ids uuid[], p_keys text[], p_priorities smallint[], p_run_after timestamptz[],
+    p_expires_at timestamptz[], p_unique_keys text[], p_replay_of uuid, p_moment timestamptz, p_attempts smallint,
+    p_slots integer[]
+)
+returns void
+language plpgsql
+as $$
+begin
+    insert into penstock.queued_jobs (
+        id, name, seq, run_after, expires_at, created_at, updated_at, attempts, max_attempts, priority,
+        key, unique_key, coalesces, data, replay_of, slot
+    )
+    select
+        job.id,
+        p_name,
+        case when job.run_after is null or job.run_after <= p_moment then nextval('penstock.job_seq') end,
+        coalesce(job.run_after, p_moment),
+        job.expires_at,
+        p_moment,
+        p_moment,
+        p_attempts,
+        p_attempts,
+        coalesce(job.priority, 0::smallint),
+        job.key,
+        job.unique_key,
+        job.unique_key is not null,
+        job.data,
+        p_replay_of,
+        job.slot
+    from unnest(p_data, p_ids, p_keys, p_priorities, p_run_after, p_expires_at, p_unique_keys, p_slots)
+        as job (data, id, key, priority, run_after, expires_at, unique_key, slot);
+end
+$$;
+comment on function penstock.insert_jobs(text, jsonb[], uuid[], text[], smallint[], timestamptz[], timestamptz[], text[], uuid, timestamptz, smallint, integer[]) is
+    'Part of enqueue_many: writes the rows. Raises unique_violation when one is there.';
+
+create or replace function penstock.enqueue_many(
+    p_name text,
+    p_data jsonb[],
+    p_ids uuid[] default null,
+    p_keys text[] default null,
+    p_priorities smallint[] default null,
+    p_run_after timestamptz[] default null,
+    p_expires_at timestamptz[] default null,
+    p_unique_keys text[] default null,
+    p_replay_of uuid default null
+)
+returns table (ordinal integer, id uuid, outcome text)
+language plpgsql
+security definer
+set search_path = penstock, pg_temp
+as $$
+#variable_conflict use_column
+declare
+    moment constant timestamptz := penstock.clock();
+    job_type constant penstock.jobs := penstock.require_type(p_name);
+    size constant integer := coalesce(cardinality(p_data), 0);
+    ids uuid[] := p_ids;
+    archived uuid[];
+    slots integer[];
+begin
+    if size > 100000 then
+        raise exception '% jobs are too many for one call', size
+            using errcode = 'PS413', hint = 'Enqueue at most 100,000 jobs at once.';
+    end if;
+    if size <> any (array[
+        coalesce(cardinality(p_ids), size), coalesce(cardinality(p_keys), size), coalesce(cardinality(p_priorities), size),
+        coalesce(cardinality(p_run_after), size), coalesce(cardinality(p_expires_at), size), coalesce(cardinality(p_unique_keys), size)
+    ]) then
+        raise exception 'the arrays differ in length'
+            using errcode = 'PS400', hint = 'Give one element for each job, or null instead of the array.';
+    end if;
+    perform penstock.check_jobs(p_name, p_data, p_ids, p_keys, p_priorities, p_unique_keys, moment);
+    if p_run_after is not null or p_expires_at is not null then
+        perform penstock.check_times(p_run_after || p_expires_at);
+    end if;
+    if size = 0 then
+        return;
+    end if;
+    if job_type.topic is not null then
+        -- The queue of a subscriber can go, but not while this transaction puts something into it.
+        perform from penstock.jobs where name = p_name for key share;
+        perform penstock.require_type(p_name);
+    end if;
+    if ids is null then
+        ids := array(select penstock.new_id() from generate_series(1, size));
+    end if;
+    slots := penstock.slots_for(p_name, p_keys, p_priorities);
+    if p_priorities is not null then
+        insert into penstock.type_priorities (name, priority)
+        select distinct p_name, coalesce(given.priority, 0::smallint)
+        from unnest(p_priorities) as given (priority)
+        where not exists (
+            select from penstock.type_priorities where type_priorities.name = p_name and type_priorities.priority = coalesce(given.priority, 0::smallint)
+        );
+    end if;
+
+    -- The xid before the first number: see the head of the tables.
+    perform pg_current_xact_id();
+    begin
+        if p_unique_keys is not null then
+            -- They are there to meet others: go the way that expects it.
+            raise unique_violation;
+        end if;
+        perform penstock.insert_jobs(
+            p_name, p_data, ids, p_keys, p_priorities, p_run_after, p_expires_at, null, p_replay_of, moment, job_type.attempts,
+            slots
+        );
+        if p_ids is not null then
+            archived := penstock.finished_before(p_ids);
+            if cardinality(archived) > 0 then
+                raise unique_violation;
+            end if;
+        end if;
+        if p_ids is null then
+            return query select given.place::integer, given.id, 'queued' from unnest(ids) with ordinality as given (id, place);
+        end if;
+    exception
+        when unique_violation then
+            return query select * from penstock.enqueue_one_by_one(
+                p_name, p_data, ids, p_keys, p_priorities, p_run_after, p_expires_at, p_unique_keys, p_replay_of, moment, job_type.attempts,
+                slots
+            );
+    end;
+
+    -- An idle worker looks for due jobs at least every five seconds by itself.
+    if p_run_after is null or exists (select from unnest(p_run_after) as due where due is null or due < moment + interval '5 seconds') then
+        if slots is null then
+            perform penstock.wake(p_name, size);
+        else
+            perform penstock.wake_slots(p_name, slots);
+        end if;
+    end if;
+end
+$$;
+comment on function penstock.enqueue_many(text, jsonb[], uuid[], text[], smallint[], timestamptz[], timestamptz[], text[], uuid) is
+    'Enqueues up to 100,000 jobs of one type, all or none. Outcomes: queued, duplicate (the id is queued already), coalesced (id is that of the queued job with the same unique key) or archived (the id was finished before; nothing enqueued). With p_ids returns only the jobs whose outcome is not queued, without p_ids all, with their new ids.';
+
+create or replace function penstock.enqueue_one_by_one(
+    p_name text, p_data jsonb[], p_ids uuid[], p_keys text[], p_priorities smallint[], p_run_after timestamptz[],
+    p_expires_at timestamptz[], p_unique_keys text[], p_replay_of uuid, p_moment timestamptz, p_attempts smallint,
+    p_slots integer[]
+)
+returns table (ordinal integer, id uuid, outcome text)
+language plpgsql
+as $$
+#variable_conflict use_column
+declare
+    tries integer;
+begin
+    for place in 1 .. cardinality(p_ids) loop
+        ordinal := place;
+        outcome := null;
+        tries := 0;
+        while outcome is null loop
+            id := p_ids[ordinal];
+            tries := tries + 1;
+            insert into penstock.queued_jobs (
+                id, name, seq, run_after, expires_at, created_at, updated_at, attempts, max_attempts, priority,
+                key, unique_key, coalesces, data, replay_of, slot
+            )
+            values (
+                p_ids[ordinal], p_name,
+                case when p_run_after[ordinal] is null or p_run_after[ordinal] <= p_moment then nextval('penstock.job_seq') end,
+                coalesce(p_run_after[ordinal], p_moment), p_expires_at[ordinal], p_moment, p_moment, p_attempts, p_attempts,
+                coalesce(p_priorities[ordinal], 0::smallint), p_keys[ordinal], p_unique_keys[ordinal],
+                p_unique_keys[ordinal] is not null, p_data[ordinal], p_replay_of, p_slots[ordinal]
+            )
+            on conflict do nothing;
+            if found then
+                if cardinality(penstock.finished_before(array[p_ids[ordinal]])) > 0 then
+                    delete from penstock.queued_jobs where queued_jobs.id = p_ids[ordinal];
+                    outcome := 'archived';
+                else
+                    outcome := 'queued';
+                end if;
+                exit;
+            end if;
+            perform from penstock.queued_jobs where queued_jobs.id = p_ids[ordinal];
+            if found then
+                outcome := 'duplicate';
+                exit;
+            end if;
+            if cardinality(penstock.finished_before(array[p_ids[ordinal]])) > 0 then
+                outcome := 'archived';
+                exit;
+            end if;
+            -- The share lock holds off the claim until the caller commits, so that the job that runs sees what the
+            -- caller wrote. A job that is being claimed at this moment no longer coalesces: then insert again.
+            select queued.id into id
+            from penstock.queued_jobs as queued
+            where queued.name = p_name and queued.unique_key = p_unique_keys[ordinal] and queued.coalesces
+                and (queued.slot is null or queued.key = p_keys[ordinal])
+            for share;
+            if found then
+                outcome := 'coalesced';
+                exit;
+            end if;
+            if tries >= 100 then
+                raise exception 'job % of type % conflicts with others again and again', p_ids[ordinal], p_name
+                    using errcode = '40001', hint = 'Retry the transaction.';
+            end if;
+        end loop;
+        return next;
+    end loop;
+end
+$$;
+comment on function penstock.enqueue_one_by_one(text, jsonb[], uuid[], text[], smallint[], timestamptz[], timestamptz[], text[], uuid, timestamptz, smallint, integer[]) is
+    'Part of enqueue_many: the slow way for a batch in which some ids or unique keys are there already; finds out for each job what becomes of it.';
+
+create or replace function penstock.enqueue(
+    p_name text,
+    p_data jsonb default '{}',
+    p_id uuid default null,
+    p_key text default null,
+    p_priority integer default 0,
+    p_run_after timestamptz default null,
+    p_expires_at timestamptz default null,
+    p_unique_key text default null
+)
+returns uuid
+language plpgsql
+security definer
+set search_path = penstock, pg_temp
+as $$
+declare
+    job_id uuid := coalesce(p_id, penstock.new_id());
+    enqueued record;
+begin
+    if p_priority is null or p_priority not between -100 and 100 then
+        raise exception 'priority % is out of range', p_priority
+            using errcode = 'PS400', hint = 'A priority is a number from -100 (first) to 100 (last).';
+    end if;
+    select * into enqueued from penstock.enqueue_many(
+        p_name,
+        array[p_data],
+        array[job_id],
+        case when p_key is not null then array[p_key] end,
+        case when p_priority <> 0 then array[p_priority::smallint] end,
+        case when p_run_after is not null then array[p_run_after] end,
+        case when p_expires_at is not null then array[p_expires_at] end,
+        case when p_unique_key is not null then array[p_unique_key] end
+    );
+    return coalesce(enqueued.id, job_id);
+end
+$$;
+comment on function penstock.enqueue(text, jsonb, uuid, text, integer, timestamptz, timestamptz, text) is
+    'Enqueues one job in the caller''s transaction and returns its id (of the job it coalesced with, if it did). The same id again is the same job.';
+
+create or replace function penstock.moment(p_time jsonb)
+returns timestamptz
+language sql
+stable
+as $$
+    select case jsonb_typeof(p_time)
+        when 'number' then penstock.clock() + make_interval(secs => p_time::double precision)
+        else (p_time #>> '{}')::timestamptz
+    end
+$$;
+comment on function penstock.moment(jsonb) is
+    'A time as JSON has it: text, or a number of seconds from now, so that no clock but the database''s counts.';
+
+create or replace function penstock.enqueue_json(p_name text, p_jobs jsonb)
+returns table (ordinal integer, id uuid, outcome text)
+language plpgsql
+security definer
+set search_path = penstock, pg_temp
+as $$
+#variable_conflict use_column
+declare
+    known constant text[] := array['data', 'id', 'key', 'priority', 'run_after', 'expires_at', 'unique_key'];
+    batch record;
+begin
+    perform penstock.check_documents(p_jobs, known, 'job', '{"data": {"shipmentId": "shp_123"}, "key": "acme"}');
+    begin
+        select
+            array_agg(coalesce(job -> 'data', '{}') order by place) as data,
+            array_agg(coalesce(regexp_replace(job ->> 'id', '^job_', '')::uuid, penstock.new_id()) order by place) as ids,
+            array_agg(job ->> 'key' order by place) as keys,
+            array_agg((job ->> 'priority')::smallint order by place) as priorities,
+            array_agg(penstock.moment(job -> 'run_after') order by place) as run_after,
+            array_agg(penstock.moment(job -> 'expires_at') order by place) as expires_at,
+            array_agg(job ->> 'unique_key' order by place) as unique_keys
+        into batch
+        from jsonb_array_elements(p_jobs) with ordinality as given (job, place);
+    exception
+        when data_exception then
+            raise exception 'invalid job: %', sqlerrm
+                using errcode = 'PS400', hint = 'id is a UUID, priority a number, run_after and expires_at are times such as "2026-01-31T12:00:00Z", or seconds from now.';
+    end;
+    return query
+    select given.place::integer, coalesce(enqueued.id, given.id), coalesce(enqueued.outcome, 'queued')
+    from unnest(batch.ids) with ordinality as given (id, place)
+    left join penstock.enqueue_many(
+        p_name, coalesce(batch.data, '{}'), coalesce(batch.ids, '{}'),
+        case when num_nonnulls(variadic batch.keys) > 0 then batch.keys end,
+        case when num_nonnulls(variadic batch.priorities) > 0 then batch.priorities end,
+        case when num_nonnulls(variadic batch.run_after) > 0 then batch.run_after end,
+        case when num_nonnulls(variadic batch.expires_at) > 0 then batch.expires_at end,
+        case when num_nonnulls(variadic batch.unique_keys) > 0 then batch.unique_keys end
+    ) as enqueued on enqueued.ordinal = given.place
+    order by given.place;
+end
+$$;
+comment on function penstock.enqueue_json(text, jsonb) is
+    'enqueue_many for clients without arrays: a JSON array of {data, id, key, priority, run_after, expires_at, unique_key}, each optional; times are text, or numbers of seconds from now.';

@@ -1,0 +1,278 @@
+-- Maintenance: what any worker does for all, again and again: promote due jobs, expire, recover lost jobs, keep the archive.
+-- Everything here may run in many processes at once.
+
+create or replace function penstock.try_maintenance(p_name text)
+returns boolean
+language plpgsql
+as $$
+begin
+    perform from penstock.maintenance where name = p_name for update skip locked;
+    return found;
+end
+$$;
+comment on function penstock.try_maintenance(text) is 'Part of maintenance: whether this transaction, and no other, does it until it ends.';
+
+create or replace function penstock.promote(p_limit integer default 1000)
+returns table (promoted integer, next_due timestamptz)
+language plpgsql
+security definer
+set search_path = penstock, pg_temp
+as $$
+declare
+    moment constant timestamptz := penstock.clock();
+    promoted_type record;
+begin
+    perform penstock.check_limit(p_limit, 100000);
+    promoted := 0;
+    if exists (select from penstock.queued_jobs where seq is null and run_after <= moment) then
+        perform pg_current_xact_id();
+        for promoted_type in
+            with due as (
+                update penstock.queued_jobs as job
+                set seq = nextval('penstock.job_seq')
+                where job.ctid = any (array(
+                    select waiting.ctid
+                    from penstock.queued_jobs as waiting
+                    where waiting.seq is null and waiting.run_after <= moment
+                    order by waiting.run_after
+                    limit p_limit
+                    for update skip locked
+                ))
+                returning job.name
+            )
+            select due.name, count(*)::integer as jobs from due group by due.name
+        loop
+            promoted := promoted + promoted_type.jobs;
+            perform penstock.wake(promoted_type.name, promoted_type.jobs);
+        end loop;
+    end if;
+    select penstock.shown_time(min(run_after)) into next_due from penstock.queued_jobs where seq is null;
+    return next;
+end
+$$;
+comment on function penstock.promote(integer) is
+    'Puts up to p_limit deferred jobs whose time has come into the ready queue. Returns how many, and when the next one is due.';
+
+create or replace function penstock.expire(p_limit integer default 1000)
+returns integer
+language plpgsql
+security definer
+set search_path = penstock, pg_temp
+as $$
+declare
+    moment constant timestamptz := penstock.clock();
+begin
+    perform penstock.check_limit(p_limit, 100000);
+    perform penstock.ensure_archive(moment);
+    return penstock.archive_waiting(
+        array(
+            select due.ctid
+            from penstock.queued_jobs as due
+            where due.expires_at <= moment and due.status = 'queued'
+            order by due.expires_at
+            limit p_limit
+            for update skip locked
+        ),
+        'expired', null, null, moment
+    );
+end
+$$;
+comment on function penstock.expire(integer) is 'Archives up to p_limit queued jobs whose expires_at has passed. Returns how many.';
+
+create or replace function penstock.jobs_of_lease(lease penstock.leases)
+returns setof penstock.queued_jobs
+language plpgsql
+stable
+as $$
+begin
+    if lease.jobs is not null then
+        return query
+        select job.*
+        from unnest(lease.jobs) as held (id)
+        join penstock.queued_jobs as job on job.id = held.id
+        where job.lease = lease.id and job.status = 'in-progress';
+    else
+        return query
+        select job.*
+        from penstock.queued_jobs as job
+        where job.name = lease.name
+            and job.priority = lease.priority
+            and job.seq between lease.first_seq and lease.last_seq
+            and job.slot is null
+            and job.lease = lease.id
+            and job.status = 'in-progress';
+    end if;
+end
+$$;
+comment on function penstock.jobs_of_lease(penstock.leases) is 'The jobs that a lease still holds.';
+
+create or replace function penstock.recover_leases(p_leases bigint[], p_error jsonb, p_moment timestamptz)
+returns integer
+language plpgsql
+as $$
+declare
+    lost penstock.leases;
+    ids uuid[];
+    attempts smallint[];
+    recovered integer := 0;
+begin
+    for lost in
+        select * from penstock.leases where id = any (p_leases) order by id for update skip locked
+    loop
+        select array_agg(job.id), array_agg(job.attempts)
+        into ids, attempts
+        from penstock.jobs_of_lease(lost) as job;
+        if ids is not null then
+            recovered := recovered + (
+                select count(*)
+                from penstock.end_attempts(
+                    ids, attempts, array_fill(lost.id, array[cardinality(ids)]),
+                    array_fill('lost'::text, array[cardinality(ids)]),
+                    array_fill(p_error, array[cardinality(ids)]),
+                    array_fill(interval '0', array[cardinality(ids)]),
+                    p_moment
+                )
+            );
+        end if;
+        delete from penstock.leases where id = lost.id;
+    end loop;
+    return recovered;
+end
+$$;
+comment on function penstock.recover_leases(bigint[], jsonb, timestamptz) is
+    'Part of recover: ends the attempts of leases as lost, to be retried at once from their place in the queue.';
+
+create or replace function penstock.recover(p_limit integer default 100)
+returns integer
+language plpgsql
+security definer
+set search_path = penstock, pg_temp
+as $$
+declare
+    moment constant timestamptz := penstock.clock();
+    dead text[];
+    recovered integer := 0;
+begin
+    perform penstock.check_limit(p_limit, 10000);
+    -- One at a time is enough, and the others have better things to do than to wait.
+    if not penstock.try_maintenance('recover') then
+        return 0;
+    end if;
+    -- Tomorrow's too, long before anybody needs it: a query that was planned while a partition is attached does not see it.
+    perform penstock.ensure_archive(moment);
+    perform penstock.ensure_archive(moment + interval '1 day');
+    delete from penstock.idle_workers where since < clock_timestamp() - interval '10 minutes';
+    delete from penstock.place_waiters where since < clock_timestamp() - interval '10 minutes';
+    -- No process is taken for dead in one look: see the head of tables/0003_workers.sql.
+    update penstock.workers
+    set suspected_at = moment
+    where id = any (array(
+        select id
+        from penstock.workers
+        where state <> 'dead'
+            and seen_at + dead_after * 0.6 < moment
+            and (suspected_at is null or suspected_at <= seen_at or suspected_at < pg_postmaster_start_time())
+        for update skip locked
+    ));
+    with gone as (
+        update penstock.workers
+        set state = 'dead'
+        where id = any (array(
+            select id
+            from penstock.workers
+            where state = 'dead'
+                or (seen_at + dead_after < moment and suspected_at > seen_at and suspected_at + dead_after * 0.5 < moment)
+            for update skip locked
+        ))
+        returning id
+    )
+    select array_agg(gone.id) into dead from gone;
+    if dead is not null then
+        delete from penstock.idle_workers where worker = any (dead);
+        recovered := penstock.recover_leases(
+            array(select id from penstock.leases where worker = any (dead)),
+            jsonb_build_object('type', 'WorkerLost', 'message', 'the worker died or lost contact while it held the job'),
+            moment
+        );
+        -- A lease that another transaction had locked is left for the next time.
+        delete from penstock.workers
+        where id = any (dead) and not exists (select from penstock.leases where leases.worker = workers.id);
+        -- What a holder promised outlives it until nothing that it held can be left, and the same for those that never came.
+        delete from penstock.holders
+        where since < moment - interval '1 hour'
+            and not exists (select from penstock.workers where workers.id = holders.id)
+            and not exists (select from penstock.members where members.id = holders.id)
+            and not exists (select from penstock.leases where leases.worker = holders.id);
+    end if;
+    recovered := recovered + penstock.recover_leases(
+        array(select id from penstock.leases where expires_at < moment order by expires_at limit p_limit),
+        jsonb_build_object('type', 'LeaseExpired', 'message', 'the visibility timeout ended before the job was settled'),
+        moment
+    );
+    return recovered;
+end
+$$;
+comment on function penstock.recover(integer) is
+    'Ends the attempts of workers that stopped beating and of up to p_limit leases whose time is up, so that others can take the jobs. Returns how many jobs.';
+
+create or replace function penstock.prune(p_keep interval)
+returns table (partition text, jobs bigint)
+language plpgsql
+security definer
+set search_path = penstock, pg_temp
+-- A drop waits for readers and holds off writers while it waits, so it gives up soon; the next prune tries again.
+set lock_timeout = '2s'
+as $$
+declare
+    old record;
+    newest xid8;
+    total bigint;
+    behind text;
+begin
+    if p_keep is null or p_keep < interval '0' then
+        raise exception 'cannot keep %', coalesce(p_keep::text, 'null')
+            using errcode = 'PS400', hint = 'Give the time for which finished jobs are kept, for example 30 days.';
+    end if;
+    for old in
+        select child.oid, child.relname, to_date(right(child.relname, 8), 'YYYYMMDD') as day
+        from pg_inherits
+        join pg_class as child on child.oid = pg_inherits.inhrelid
+        where pg_inherits.inhparent = 'penstock.archived_jobs'::regclass
+            and to_date(right(child.relname, 8), 'YYYYMMDD')::timestamp at time zone 'UTC' + interval '1 day'
+                <= penstock.clock() - p_keep
+        order by child.relname
+    loop
+        partition := old.relname;
+        -- Locked before it is counted, so that nothing comes in between the count and the drop.
+        execute format('lock table penstock.%I in access exclusive mode', old.relname);
+        execute format('select count(*), max(xid) from penstock.%I', old.relname) into total, newest;
+        select lakes.name into behind
+        from penstock.lakes
+        where lakes.guards
+            and total <> (
+                select coalesce(sum(file.rows), 0)
+                from penstock.lake_files as file
+                where file.lake = lakes.name and file.kind = 'jobs' and file.day = old.day
+            )
+        limit 1;
+        if found then
+            raise warning 'the lake % does not have all jobs of %, which are therefore kept', behind, old.day
+                using hint = 'Run: penstock history run';
+            continue;
+        end if;
+        if total > 0 then
+            insert into penstock.pruned_days as pruned (day, jobs, last_xid, pruned_at)
+            values (old.day, total, newest, penstock.clock())
+            on conflict (day) do update
+            set jobs = pruned.jobs + excluded.jobs, last_xid = greatest(pruned.last_xid, excluded.last_xid), pruned_at = excluded.pruned_at;
+        end if;
+        execute format('drop table penstock.%I', old.relname);
+        delete from penstock.quarantined_payloads
+        where quarantined_at < (old.day + 1)::timestamp at time zone 'UTC' - interval '1 second' and quarantined_at < penstock.clock() - p_keep;
+        jobs := total;
+        return next;
+    end loop;
+end
+$$;
+comment on function penstock.prune(interval) is
+    'Drops the days of the archive that ended longer ago than p_keep, but none whose jobs are not all in every lake that guards. An id can be used again once its day is gone. Returns what was dropped.';

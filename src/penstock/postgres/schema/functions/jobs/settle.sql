@@ -1,0 +1,428 @@
+-- Settle: report what became of claimed jobs, many at once.
+--
+-- The fence. A result counts only while the job is in progress with the same number of attempts left and, when the
+-- worker says under which lease it held the job, under that lease. A worker that lost a job (its lease ended and
+-- another worker recovered it) therefore changes nothing; it is told 'stale'.
+
+create or replace function penstock.close_leases(p_leases bigint[], p_jobs integer[])
+returns void
+language plpgsql
+as $$
+declare
+    closed bigint[];
+begin
+    if exists (select from penstock.place_waiters) then
+        perform penstock.announce_places(p_leases, p_jobs);
+    end if;
+    with counted as (
+        update penstock.leases
+        set open_jobs = leases.open_jobs - settled.jobs
+        from unnest(p_leases, p_jobs) as settled (lease, jobs)
+        where leases.id = settled.lease and leases.open_jobs > settled.jobs
+        returning leases.id
+    )
+    select coalesce(array_agg(counted.id), '{}') into closed from counted;
+    -- A statement of its own, and so a snapshot of its own: when the update waited for another that took jobs off the same
+    -- lease, what is left now is only visible from here.
+    delete from penstock.leases
+    using unnest(p_leases, p_jobs) as settled (lease, jobs)
+    where leases.id = settled.lease
+        and leases.id <> all (closed)
+        and leases.open_jobs <= settled.jobs;
+end
+$$;
+comment on function penstock.close_leases(bigint[], integer[]) is 'Part of settle: takes settled jobs off their leases; a lease without jobs goes.';
+
+create or replace function penstock.ensure_archive(p_moment timestamptz)
+returns void
+language plpgsql
+security definer
+set search_path = penstock, pg_temp
+as $$
+declare
+    day timestamptz := date_trunc('day', p_moment, 'UTC');
+    partition_name text := 'archived_jobs_p' || to_char(p_moment at time zone 'UTC', 'YYYYMMDD');
+begin
+    if to_regclass('penstock.' || partition_name) is not null then
+        return;
+    end if;
+    perform pg_advisory_xact_lock(hashtext('penstock.ensure_archive'));
+    if to_regclass('penstock.' || partition_name) is not null then
+        return;
+    end if;
+    -- Made beside and attached: unlike "partition of", that does not wait for readers and writers of the archive.
+    execute format('create table penstock.%I (like penstock.archived_jobs including defaults including constraints)', partition_name);
+    execute format('comment on table penstock.%I is %L', partition_name, 'Jobs that finished on ' || to_char(p_moment at time zone 'UTC', 'YYYY-MM-DD') || ' UTC.');
+    execute format(
+        'alter table penstock.archived_jobs attach partition penstock.%I for values from (%L) to (%L)',
+        partition_name, day, day + interval '1 day'
+    );
+end
+$$;
+comment on function penstock.ensure_archive(timestamptz) is 'Makes the partition of archived_jobs for the UTC day of p_moment when it is missing.';
+
+create or replace function penstock.requeue(p_ids uuid[], p_moment timestamptz)
+returns void
+language plpgsql
+as $$
+begin
+    update penstock.queued_jobs as job
+    set coalesces = true
+    from (
+        select distinct on (waiting.name, waiting.unique_key, case when waiting.slot is not null then waiting.key end) waiting.id
+        from penstock.queued_jobs as waiting
+        where waiting.id = any (p_ids)
+            and waiting.status = 'queued'
+            and waiting.unique_key is not null
+            and not waiting.coalesces
+            and not exists (
+                select from penstock.queued_jobs as other
+                where other.name = waiting.name and other.unique_key = waiting.unique_key and other.coalesces
+                    and (other.slot is null or other.key = waiting.key)
+            )
+        order by waiting.name, waiting.unique_key, case when waiting.slot is not null then waiting.key end, waiting.id
+    ) as first_of_key
+    where job.id = first_of_key.id;
+end
+$$;
+comment on function penstock.requeue(uuid[], timestamptz) is 'Part of settle: jobs that are queued again coalesce again, unless another job took their unique key.';
+
+-- Long for its checks: what settles is one statement for all that succeeded (out of the queue, into the archive, leases counted), which is
+-- most, and one call of end_attempts for the others.
+create or replace function penstock.settle(
+    p_ids uuid[],
+    p_attempts smallint[],
+    p_leases bigint[] default null,
+    p_outcomes text[] default null,
+    p_details jsonb[] default null,
+    p_retry_after interval[] default null
+)
+returns table (id uuid, outcome text)
+language plpgsql
+security definer
+set search_path = penstock, pg_temp
+as $$
+#variable_conflict use_column
+declare
+    moment constant timestamptz := penstock.clock();
+    size constant integer := coalesce(cardinality(p_ids), 0);
+    unknown text;
+    settled_ids uuid[];
+    leases bigint[];
+    jobs integer[];
+begin
+    if size > 100000 or size <> any (array[
+        coalesce(cardinality(p_attempts), 0), coalesce(cardinality(p_leases), size), coalesce(cardinality(p_outcomes), size),
+        coalesce(cardinality(p_details), size), coalesce(cardinality(p_retry_after), size)
+    ]) then
+        raise exception 'the arrays differ in length or have more than 100,000 elements'
+            using errcode = 'PS400', hint = 'Give one id and one attempt number for each job; the other arrays may be null.';
+    end if;
+    if size > 0 and (p_leases is null or array_position(p_leases, null) is not null) then
+        raise exception 'a job is to be settled without its lease'
+            using errcode = 'PS400',
+                  hint = 'Give the lease that claim or extend returned for each job. Who got a job without its lease calls penstock.settle_attempts.';
+    end if;
+    if p_outcomes is not null then
+        select coalesce(given, 'null') into unknown
+        from unnest(p_outcomes) as given
+        where given is null or given not in ('succeeded', 'failed', 'failed-for-good', 'quarantined', 'cancelled', 'released')
+        limit 1;
+        if unknown is not null then
+            raise exception 'unknown outcome: %', left(unknown, 100)
+                using errcode = 'PS400', hint = 'An outcome is succeeded, failed, failed-for-good, quarantined, cancelled or released.';
+        end if;
+    end if;
+    if interval '366 days' < any (p_retry_after) then
+        raise exception 'a job cannot be retried after %', (select max(given) from unnest(p_retry_after) as given)
+            using errcode = 'PS400', hint = 'Retry it after at most 366 days; null is the backoff of its type.';
+    end if;
+    if p_details is not null then
+        perform penstock.check_each_json(p_details, 'a result or an error');
+    end if;
+    perform penstock.ensure_archive(moment);
+
+    with settled as (
+        delete from penstock.queued_jobs as job
+        using unnest(p_ids, p_attempts, p_leases, p_outcomes, p_details) as given (id, attempts, lease, outcome, detail)
+        where job.id = given.id
+            and job.status = 'in-progress'
+            and job.attempts = given.attempts
+            and (given.lease is null or job.lease = given.lease)
+            and (given.outcome is null or given.outcome = 'succeeded')
+        returning
+            job.id, job.created_at, job.run_after, job.expires_at, job.attempts, job.max_attempts, job.priority, job.name, job.key,
+            job.unique_key, job.data, job.errors, job.replay_of, job.message, job.lease, given.detail
+    ),
+    archived as (
+        insert into penstock.archived_jobs (
+            id, finished_at, created_at, run_after, started_at, expires_at, status, attempts, attempts_used, priority,
+            name, worker, key, unique_key, data, errors, result, replay_of, message
+        )
+        select
+            settled.id, moment, settled.created_at, settled.run_after, lease.started_at, settled.expires_at, 'succeeded',
+            settled.attempts, settled.max_attempts - settled.attempts + 1, settled.priority, settled.name, lease.worker,
+            settled.key, settled.unique_key, settled.data, settled.errors, settled.detail, settled.replay_of, settled.message
+        from settled
+        left join penstock.leases as lease on lease.id = settled.lease
+    ),
+    closing as (
+        select settled.lease, count(*)::integer as jobs
+        from settled
+        group by settled.lease
+        order by settled.lease
+    )
+    select
+        coalesce((select array_agg(settled.id) from settled), '{}'),
+        (select array_agg(closing.lease) from closing),
+        (select array_agg(closing.jobs) from closing)
+    into settled_ids, leases, jobs;
+    if leases is not null then
+        perform penstock.close_leases(leases, jobs);
+    end if;
+    if cardinality(settled_ids) = size then
+        return;
+    end if;
+
+    if p_outcomes is not null then
+        return query
+        with ended as (
+            select * from penstock.end_attempts(p_ids, p_attempts, p_leases, p_outcomes, p_details, p_retry_after, moment)
+        )
+        select ended.id, ended.outcome from ended
+        union all
+        select given.id, 'stale'
+        from unnest(p_ids) as given (id)
+        where given.id <> all (settled_ids)
+            and not exists (select from ended where ended.id = given.id);
+    else
+        return query
+        select given.id, 'stale' from unnest(p_ids) as given (id) where given.id <> all (settled_ids);
+    end if;
+end
+$$;
+comment on function penstock.settle(uuid[], smallint[], bigint[], text[], jsonb[], interval[]) is
+    'Settles claimed jobs. Outcomes: succeeded (detail: the result, or null), failed (detail: the error as an object; retried while attempts are left, after p_retry_after or the backoff of the type), failed-for-good (no retry), quarantined (no retry either; archived as failed with the reason quarantined, for what cannot be read or ends its worker), cancelled, released (handed back without having used an attempt). Without p_outcomes all succeeded. Returns only what is not plain success: id and succeeded, retried, failed, cancelled, released, or stale when the job was no longer the caller''s and nothing changed.';
+
+-- Long, since what becomes of an attempt is decided in one place, row by row under their locks: outcome, reason, delay and errors follow
+-- from the same facts, and the two statements below carry out what was decided.
+create or replace function penstock.end_attempts(
+    p_ids uuid[], p_attempts smallint[], p_leases bigint[], p_outcomes text[], p_details jsonb[], p_retry_after interval[],
+    p_moment timestamptz
+)
+returns table (id uuid, outcome text)
+language plpgsql
+as $$
+#variable_conflict use_column
+declare
+    ended_ids uuid[];
+    outcomes text[];
+    reasons text[];
+    retries interval[];
+    error_lists jsonb[];
+    leases bigint[];
+    jobs integer[];
+    blocking boolean[];
+    names_back text[];
+    back text;
+begin
+    perform pg_current_xact_id();
+    -- Lock, then decide, row by row, what comes of each attempt.
+    with locked as (
+        select job.*, given.outcome, given.detail, given.retry_after
+        from unnest(p_ids, p_attempts, p_leases, p_outcomes, p_details, p_retry_after)
+            as given (id, given_attempts, given_lease, outcome, detail, retry_after)
+        join penstock.queued_jobs as job on job.id = given.id
+        where given.outcome <> 'succeeded'
+            and job.status = 'in-progress'
+            and job.attempts = given.given_attempts
+            and (given.given_lease is null or job.lease = given.given_lease)
+        for update of job
+    ),
+    decided as (
+        select
+            locked.id,
+            locked.lease,
+            case
+                when locked.outcome = 'cancelled' then 'cancelled'
+                when locked.cancel_requested_at is not null then 'cancelled'
+                when locked.outcome in ('lost', 'moved') then case
+                    -- What its holder had not begun was never started.
+                    when holder.kind is not null and not locked.begun
+                        and (type.delivery_strategy = 'at_most_once' or holder.kind = 'dispatcher') then 'released'
+                    when type.delivery_strategy = 'at_most_once' then 'failed'
+                    when holder.kind is distinct from 'worker' then case when locked.attempts <= 1 then 'failed' else 'retried' end
+                    when locked.outcome = 'lost' and locked.crashes >= 3 then 'failed'
+                    else locked.outcome
+                end
+                when locked.outcome = 'released' and locked.detail is null then 'released'
+                when locked.outcome = 'released' and type.delivery_strategy = 'at_least_once' then 'released'
+                when locked.outcome in ('failed-for-good', 'quarantined', 'released') then 'failed'
+                when type.delivery_strategy = 'at_most_once' or locked.attempts <= 1 then 'failed'
+                else 'retried'
+            end as outcome,
+            case
+                when locked.cancel_requested_at is null and (
+                    locked.outcome = 'quarantined'
+                    or locked.outcome = 'lost' and locked.crashes >= 3 and holder.kind = 'worker' and type.delivery_strategy = 'at_least_once'
+                ) then 'quarantined'
+            end as reason,
+            coalesce(
+                locked.retry_after,
+                least(
+                    extract(epoch from type.backoff_cap),
+                    extract(epoch from type.backoff_base)
+                        * power(type.backoff_factor, least(locked.max_attempts - locked.attempts, 60))
+                        * (1 + type.backoff_jitter * (2 * random() - 1))
+                ) * interval '1 second'
+            ) as retry_after,
+            case
+                when locked.outcome in ('lost', 'moved') and holder.kind is not null and not locked.begun
+                    and (type.delivery_strategy = 'at_most_once' or holder.kind = 'dispatcher') then locked.errors
+                when locked.outcome in ('failed', 'failed-for-good', 'quarantined') or locked.detail is not null then
+                    coalesce(locked.errors, '[]') || jsonb_build_array(
+                        case
+                            when locked.outcome = 'lost' and locked.crashes >= 3 and holder.kind = 'worker'
+                                and type.delivery_strategy = 'at_least_once'
+                                then jsonb_build_object(
+                                    'type', 'Quarantined',
+                                    'message', 'its worker was lost three times, the last time while it ran alone: ' || coalesce(locked.detail ->> 'message', '')
+                                )
+                            else coalesce(locked.detail, '{}')
+                        end || jsonb_build_object(
+                            'attempt', locked.max_attempts - locked.attempts + 1,
+                            'worker', lease.worker,
+                            'started_at', lease.started_at,
+                            'failed_at', p_moment
+                        )
+                    )
+                else locked.errors
+            end as errors,
+            coalesce(pool.on_retry = 'block', false) as blocks
+        from locked
+        join penstock.jobs as type on type.name = locked.name
+        left join penstock.pools as pool on pool.name = locked.name
+        left join penstock.leases as lease on lease.id = locked.lease
+        left join penstock.holders as holder on holder.id = lease.worker
+    ),
+    closing as (
+        select decided.lease, count(distinct decided.id)::integer as jobs
+        from decided
+        group by decided.lease
+        order by decided.lease
+    )
+    select
+        (select array_agg(decided.id) from decided),
+        (select array_agg(decided.outcome) from decided),
+        (select array_agg(decided.reason) from decided),
+        (select array_agg(decided.retry_after) from decided),
+        (select array_agg(decided.errors) from decided),
+        (select array_agg(decided.blocks) from decided),
+        (select array_agg(closing.lease) from closing),
+        (select array_agg(closing.jobs) from closing)
+    into ended_ids, outcomes, reasons, retries, error_lists, blocking, leases, jobs;
+    if ended_ids is null then
+        return;
+    end if;
+
+    with ended as (
+        delete from penstock.queued_jobs as job
+        using unnest(ended_ids, outcomes, reasons, error_lists) as given (id, outcome, reason, errors)
+        where job.id = given.id and given.outcome in ('failed', 'cancelled')
+        returning job.*, given.outcome, given.reason, given.errors as all_errors
+    )
+    insert into penstock.archived_jobs (
+        id, finished_at, created_at, run_after, started_at, expires_at, status, reason, attempts, attempts_used, priority,
+        name, worker, key, unique_key, data, errors, replay_of, message
+    )
+    select
+        ended.id, p_moment, penstock.shown_time(ended.created_at), penstock.shown_time(ended.run_after), lease.started_at,
+        penstock.shown_time(ended.expires_at), ended.outcome::penstock.archived_job_status, ended.reason, ended.attempts - 1, ended.max_attempts - ended.attempts + 1,
+        ended.priority, ended.name, lease.worker, ended.key, ended.unique_key,
+        penstock.readable(ended.id, ended.data, p_moment),
+        ended.all_errors, ended.replay_of, ended.message
+    from ended
+    left join penstock.leases as lease on lease.id = ended.lease;
+
+    -- A released job, or one to be retried at once, keeps its place in the queue: it was first once. In a pool that blocks,
+    -- so does one to be retried later, and holds up its key until then.
+    with returned as (
+        update penstock.queued_jobs as job
+        set status = 'queued',
+            lease = null,
+            attempts = job.attempts - case when given.outcome = 'retried' then 1 else 0 end,
+            -- What was lost with its worker uses up none of the attempts, and its next one has a number of its own.
+            max_attempts = job.max_attempts + case when given.outcome in ('lost', 'moved') and job.max_attempts < 32767 then 1 else 0 end,
+            crashes = next.crashes,
+            begun = false,
+            seq = case
+                when next.crashes = 2 and not given.blocks then null
+                when given.outcome in ('released', 'moved') or given.retry_after <= interval '0' or given.blocks then job.seq
+            end,
+            run_after = case
+                when next.crashes = 2 then penstock.isolation_time()
+                when given.outcome = 'released' then job.run_after
+                else p_moment + greatest(given.retry_after, interval '0')
+            end,
+            errors = given.errors,
+            updated_at = p_moment
+        from unnest(ended_ids, outcomes, retries, error_lists, blocking) as given (id, outcome, retry_after, errors, blocks)
+        cross join lateral (
+            select case
+                when given.outcome = 'lost' then least(each.crashes + 1, 2)
+                -- Handed back before it was run alone to its end: it waits for another time.
+                when given.outcome in ('released', 'moved') then least(each.crashes, 2)
+                when each.crashes >= 2 then 0
+                else each.crashes
+            end as crashes
+            from penstock.queued_jobs as each
+            where each.id = given.id
+        ) as next
+        where job.id = given.id and given.outcome in ('released', 'retried', 'lost', 'moved')
+        returning job.name, job.seq
+    )
+    select array_agg(distinct returned.name) into names_back from returned where returned.seq is not null;
+    perform penstock.requeue(ended_ids, p_moment);
+    perform penstock.close_leases(leases, jobs);
+
+    foreach back in array coalesce(names_back, '{}') loop
+        if not exists (select from penstock.pools where name = back) then
+            -- They stand below the watermarks of the workers, which must look there again.
+            perform pg_notify('penstock', 'scan ' || back);
+        end if;
+        perform penstock.wake(back, cardinality(ended_ids));
+    end loop;
+    return query select * from unnest(ended_ids, outcomes);
+end
+$$;
+comment on function penstock.end_attempts(uuid[], smallint[], bigint[], text[], jsonb[], interval[], timestamptz) is
+    'Part of settle and recover: ends attempts that did not succeed. A released job with a detail had been started, which an at_most_once job may be only once: it fails.';
+
+create or replace function penstock.report_progress(p_ids uuid[], p_leases bigint[], p_progress jsonb[])
+returns void
+language plpgsql
+security definer
+set search_path = penstock, pg_temp
+as $$
+begin
+    perform penstock.check_size(greatest(cardinality(p_ids), cardinality(p_leases), cardinality(p_progress)), 100000, 'jobs');
+    if coalesce(cardinality(p_ids), 0) > 0 and (p_leases is null or array_position(p_leases, null) is not null) then
+        raise exception 'the progress of a job is to be noted without its lease'
+            using errcode = 'PS400', hint = 'Give the lease that claim or extend returned for each job.';
+    end if;
+    perform penstock.check_each_json(p_progress, 'the progress of a job');
+    update penstock.queued_jobs as job
+    set progress = given.progress,
+        updated_at = penstock.clock()
+    from unnest(p_ids, p_leases, p_progress) as given (id, lease, progress)
+    where job.id = given.id
+        and job.status = 'in-progress'
+        -- The answer to an extend may be under way: the client that knows the old lease has the job.
+        and (
+            job.lease = given.lease
+            or exists (select from penstock.leases as held where held.id = job.lease and held.renews = given.lease)
+        );
+end
+$$;
+comment on function penstock.report_progress(uuid[], bigint[], jsonb[]) is
+    'Notes how far running jobs are, any JSON; shown beside the job. p_leases: the lease under which each is held; a job that is held under another one belongs to another worker, and stays as it is.';

@@ -1,0 +1,289 @@
+-- Why a job waits: the one thing that has to change first for it to start.
+--
+-- The order of the questions is the order in which things have to come true. Its own time comes first: until then nothing else
+-- matters. Then whether any worker may start it at all (the type is paused, no worker has it, its key is quarantined), then what stands before it
+-- in its key, then the limits of the type, then those in front. Each question is one look into an index, and counts end at 1,000.
+
+-- Long, since it is one list of questions, in the order above, each of a few lines.
+create or replace function penstock.why_of(job penstock.queued_jobs)
+returns table (
+    reason text,
+    message text,
+    since timestamptz,
+    until timestamptz,
+    by_job uuid,
+    worker text,
+    used bigint,
+    most bigint,
+    ahead bigint
+)
+language plpgsql
+stable
+as $$
+declare
+    moment constant timestamptz := penstock.clock();
+    job_type penstock.jobs;
+    pool penstock.pools;
+    place penstock.slots;
+    head record;
+    seconds double precision;
+begin
+    select * into job_type from penstock.jobs where name = job.name;
+    select * into pool from penstock.pools where name = job.name;
+    if job.status = 'in-progress' then
+        reason := 'running';
+        select leases.started_at, leases.worker, leases.expires_at into since, worker, until
+        from penstock.leases where leases.id = job.lease;
+        message := format('It runs on %s.', worker);
+        return next;
+        return;
+    end if;
+    if job.expires_at <= moment then
+        reason := 'expired';
+        until := penstock.shown_time(job.expires_at);
+        message := 'It expired before it started; the next claim archives it as expired.';
+        return next;
+        return;
+    end if;
+    if job.crashes < 2 and job.run_after > moment then
+        reason := case when job.errors is null then 'deferred' else 'retry' end;
+        until := penstock.shown_time(job.run_after);
+        message := case when job.errors is null then 'It is deferred until its time.'
+            else format('Attempt %s of %s failed; the next one comes after a delay.', job.max_attempts - job.attempts, job.max_attempts) end;
+        return next;
+        return;
+    end if;
+    if job_type.paused_at is not null or job_type.concurrency = 0 then
+        reason := 'paused';
+        since := job_type.paused_at;
+        message := format('The job type %s is paused; resume it: penstock types resume %s.', job.name, job.name);
+        return next;
+        return;
+    end if;
+
+    if pool.name is not null and job.slot is not null then
+        select * into place from penstock.slots where group_name = job.name and slot = job.slot;
+        if place.error is not null then
+            reason := 'quarantined-key';
+            since := place.failed_at;
+            message := format('Its key is quarantined, since the rule of the pool fails for it: %s', left(place.error, 200));
+            return next;
+            return;
+        end if;
+        if not exists (select from penstock.members where group_name = job.name) then
+            reason := 'no-worker';
+            message := format('No worker of the pool %s lives; start one: penstock worker MODULE:APP.', job.name);
+            return next;
+            return;
+        end if;
+        if place.owner is null or place.owner is distinct from place.target then
+            since := place.changed_at;
+            worker := place.owner;
+            if place.owner is null and place.target is null then
+                reason := 'unplaced';
+                message := 'No worker has its key: the rule of the pool gives it to no worker now, or no worker takes part.';
+            else
+                reason := 'moving';
+                message := format('Its key moves from %s to %s.', coalesce(place.owner, 'no worker'), coalesce(place.target, 'no worker'));
+            end if;
+            return next;
+            return;
+        end if;
+    elsif not exists (
+            select from penstock.workers
+            where workers.state = 'running' and job.name = any (workers.names) and workers.seen_at > moment - workers.dead_after
+        )
+        -- Those who claim by SQL or over HTTP are not registered: they wait, or hold something.
+        and not exists (
+            select from penstock.idle_workers where job.name = any (idle_workers.names) and idle_workers.since > clock_timestamp() - interval '30 seconds'
+        )
+        and not exists (select from penstock.leases where leases.name = job.name and leases.expires_at > moment)
+    then
+        reason := 'no-worker';
+        message := format('No live worker has the job type %s; start one: penstock worker MODULE:APP.', job.name);
+        return next;
+        return;
+    end if;
+
+    if pool.name is not null and job.slot is not null and job.seq is not null then
+        -- The first of its key; where it is the job itself, nothing of its key holds it.
+        select earlier.* into head
+        from penstock.queued_jobs as earlier
+        where earlier.name = job.name and earlier.slot = job.slot and earlier.seq is not null and earlier.key collate "C" = job.key
+        order by earlier.seq
+        limit 1;
+        select count(*) into ahead
+        from (
+            select from penstock.queued_jobs as earlier
+            where earlier.name = job.name and earlier.slot = job.slot and earlier.key collate "C" = job.key and earlier.seq < job.seq
+            limit 1000
+        ) as before;
+        if head.id <> job.id and head.status = 'queued' and head.crashes = 2 then
+            by_job := head.id;
+            reason := 'key-alone';
+            message := 'A job of its key before it waits to run alone, since workers were lost that held it.';
+        elsif head.id <> job.id and head.status = 'queued' and head.run_after > moment and pool.on_retry = 'block' then
+            by_job := head.id;
+            reason := 'key-retry';
+            until := penstock.shown_time(head.run_after);
+            message := format('Its key is held by a job that failed and is retried: attempt %s of %s comes next.',
+                head.max_attempts - head.attempts + 1, head.max_attempts);
+        elsif pool.key_concurrency = 1 then
+            select earlier.id, leases.started_at, leases.worker, leases.expires_at into by_job, since, worker, until
+            from (
+                select earlier.id, earlier.lease
+                from penstock.queued_jobs as earlier
+                where earlier.name = job.name and earlier.slot = job.slot and earlier.key collate "C" = job.key and earlier.seq is not null
+                    and earlier.status = 'in-progress'
+                order by earlier.seq
+                limit 1
+            ) as earlier
+            left join penstock.leases on leases.id = earlier.lease;
+            if by_job is not null then
+                reason := 'key-busy';
+                message := format('Another job of its key runs on %s.', worker);
+            end if;
+        else
+            select count(*) into used
+            from (
+                select from penstock.queued_jobs as earlier
+                where earlier.name = job.name and earlier.slot = job.slot and earlier.key collate "C" = job.key and earlier.seq is not null
+                    and earlier.status = 'in-progress'
+                limit pool.key_concurrency
+            ) as running;
+            if used >= pool.key_concurrency then
+                reason := 'key-busy';
+                most := pool.key_concurrency;
+                message := format('%s of %s jobs of its key run, the most at once.', used, most);
+            else
+                used := null;
+            end if;
+        end if;
+        if reason is not null then
+            return next;
+            return;
+        end if;
+        if pool.key_rate_limit is not null then
+            select sum(started), min(ends_at) + pool.key_rate_period into used, until
+            from penstock.rate_windows
+            where rate_windows.name = job.name and rate_windows.key = job.key and ends_at > moment - pool.key_rate_period;
+            if used >= pool.key_rate_limit then
+                reason := 'key-rate';
+                most := pool.key_rate_limit;
+                message := format('The rate limit of its key is used up: %s starts in %s.', used, pool.key_rate_period);
+                return next;
+                return;
+            end if;
+            used := null;
+            until := null;
+        end if;
+    end if;
+
+    if job.crashes = 2 then
+        reason := 'alone';
+        since := penstock.shown_time(job.updated_at);
+        message := 'Workers were lost while they held it, so it waits until one runs nothing else and runs it alone.';
+        return next;
+        return;
+    end if;
+    if job_type.concurrency is not null then
+        select sum(open_jobs) into used from penstock.leases where leases.name = job.name;
+        if used >= job_type.concurrency then
+            reason := 'concurrency';
+            most := job_type.concurrency;
+            message := format('The concurrency limit of the job type is full: %s of %s.', used, most);
+            return next;
+            return;
+        end if;
+        used := null;
+    end if;
+    if job_type.rate_limit is not null then
+        seconds := penstock.next_place(job_type, 0, moment);
+        if seconds is not null then
+            reason := 'rate';
+            most := job_type.rate_limit;
+            until := moment + make_interval(secs => seconds);
+            message := format('The rate limit of the job type is used up: %s starts in %s.', most, job_type.rate_period);
+            return next;
+            return;
+        end if;
+    end if;
+    if job.seq is null then
+        reason := 'ready';
+        message := 'Its time has just come; it joins the queue in a moment.';
+        return next;
+        return;
+    end if;
+
+    if job.slot is null then
+        -- Of each priority, the last before this job: those at the front may be dead entries.
+        select count(*) into ahead
+        from (
+            select
+            from penstock.type_priorities
+            cross join lateral (
+                select before.status
+                from penstock.queued_jobs as before
+                where before.name = job.name
+                    and before.priority = type_priorities.priority
+                    and before.slot is null
+                    and before.seq is not null
+                    and (type_priorities.priority < job.priority or before.seq < job.seq)
+                order by before.seq desc
+                limit 1000
+            ) as before
+            where type_priorities.name = job.name and type_priorities.priority <= job.priority and before.status = 'queued'
+            limit 1000
+        ) as waiting;
+    end if;
+    reason := case when ahead > 0 then 'behind' else 'ready' end;
+    message := case when ahead = 0 then 'Nothing holds it; the next claim takes it.'
+        when pool.name is not null then format('%s of its key come first.', case when ahead = 1000 then '1,000 jobs or more' else ahead || ' job(s)' end)
+        else format('%s of its type come first.', case when ahead = 1000 then '1,000 jobs or more' else ahead || ' job(s)' end) end;
+    return next;
+end
+$$;
+comment on function penstock.why_of(penstock.queued_jobs) is 'Part of why and key_state: the first thing that has to change for a job to start.';
+
+create or replace function penstock.why(p_id uuid)
+returns table (
+    reason text,
+    message text,
+    since timestamptz,
+    until timestamptz,
+    by_job uuid,
+    worker text,
+    used bigint,
+    most bigint,
+    ahead bigint,
+    expires_at timestamptz
+)
+language plpgsql
+stable
+security definer
+set search_path = penstock, pg_temp
+as $$
+#variable_conflict use_column
+declare
+    job penstock.queued_jobs;
+begin
+    select * into job from penstock.queued_jobs where id = p_id;
+    if found then
+        return query
+        select answer.*, penstock.shown_time(job.expires_at) from penstock.why_of(job) as answer;
+        return;
+    end if;
+    return query
+    select
+        'finished', format('It is finished: %s.', archived.status), archived.started_at, archived.finished_at, null::uuid,
+        archived.worker, null::bigint, null::bigint, null::bigint, penstock.shown_time(archived.expires_at)
+    from penstock.archived_jobs as archived
+    where archived.id = p_id;
+    if not found then
+        raise exception 'no such job: %', p_id
+            using errcode = 'PS404', hint = 'Its day may have been pruned from the archive.';
+    end if;
+end
+$$;
+comment on function penstock.why(uuid) is
+    'Why a job waits, the first thing that has to change: deferred or retry (until), expired, paused, no-worker (no live worker has its type), quarantined-key, unplaced, moving, key-alone, key-retry (by_job, until), key-busy (by_job, since, worker; or used of most), key-rate, alone (it waits to run alone after crashes), concurrency (used of most), rate (until), behind (ahead, 1,000 at most), ready; or running, finished. PS404 when there is no such job.';

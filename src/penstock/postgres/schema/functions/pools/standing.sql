@@ -1,0 +1,484 @@
+-- Standing jobs: one run of each key, on the owner of the key, until it is stopped.
+--
+-- A run begins with begin_standing and ends with end_standing, both under the epoch of the slot; in between running_by says who
+-- runs it. No other worker can begin it meanwhile: the slot has one owner, and is not released before its runs have ended. A
+-- payload that is replaced gets a new version, and the owner stops the old run before it begins the new one. What a stopped
+-- run leaves (state) is what the next one gets. What ends its workers is set aside: tables/0005_pools.sql.
+
+create or replace function penstock.tell_standing(p_name text, p_slots integer[])
+returns void
+language plpgsql
+as $$
+declare
+    concerned text;
+begin
+    for concerned in
+        select distinct owner from penstock.slots where group_name = p_name and slot = any (p_slots) and owner is not null
+        union
+        -- The target of the slot may have taken it by the time that this is known, and looked before.
+        select distinct target from penstock.slots where group_name = p_name and slot = any (p_slots) and target is not null
+        union
+        select distinct running_by from penstock.standing_jobs where name = p_name and slot = any (p_slots) and running_by is not null
+    loop
+        perform pg_notify('penstock_' || concerned, 'standing ' || p_name);
+    end loop;
+end
+$$;
+comment on function penstock.tell_standing(text, integer[]) is 'Notifies the owners of slots that something about their standing jobs has changed.';
+
+create or replace function penstock.check_standing(p_name text, p_key text, p_data jsonb)
+returns void
+language plpgsql
+as $$
+begin
+    perform penstock.require_pool(p_name);
+    if p_key in ('.', '..') then
+        raise exception 'invalid key of a standing job: %', p_key
+            using errcode = 'PS400', hint = '"." and ".." are no parts of a path, so that HTTP clients could not name it.';
+    end if;
+    perform penstock.check_jobs(p_name, array[p_data], null, array[coalesce(p_key, '')], null, null, penstock.clock());
+end
+$$;
+comment on function penstock.check_standing(text, text, jsonb) is 'Raises PS400, PS404 or PS413 unless a standing job can have this pool, key and payload.';
+
+create or replace function penstock.start_standing(p_name text, p_key text, p_data jsonb default '{}', p_replace boolean default false)
+returns text
+language plpgsql
+security definer
+set search_path = penstock, pg_temp
+as $$
+declare
+    moment constant timestamptz := penstock.clock();
+    place integer;
+    present penstock.standing_jobs;
+begin
+    perform penstock.check_standing(p_name, p_key, p_data);
+    place := (penstock.slots_for(p_name, array[p_key], null))[1];
+    insert into penstock.standing_jobs (name, key, slot, data, created_at, updated_at)
+    values (p_name, p_key, place, p_data, moment, moment)
+    on conflict (name, key) do nothing;
+    if found then
+        perform penstock.tell_standing(p_name, array[place]);
+        return 'starting';
+    end if;
+    select * into present from penstock.standing_jobs where name = p_name and key = p_key for update;
+    if not found then
+        -- It was removed this moment.
+        return penstock.start_standing(p_name, p_key, p_data, p_replace);
+    end if;
+    if present.wanted and present.data = p_data and present.quarantined_at is null then
+        return 'unchanged';
+    end if;
+    if present.wanted and present.data <> p_data and not p_replace then
+        raise exception 'a standing job with key % runs in pool % with another payload', p_key, p_name
+            using errcode = 'PS409', hint = 'Stop it first, or replace it.';
+    end if;
+    update penstock.standing_jobs
+    set data = p_data,
+        version = version + 1,
+        wanted = true,
+        failures = 0,
+        crashes = 0,
+        tried_with = null,
+        quarantined_at = null,
+        retry_at = null,
+        error = null,
+        state = case when present.wanted then state end,
+        updated_at = moment
+    where name = p_name and key = p_key;
+    perform penstock.tell_standing(p_name, array[place]);
+    return case when present.wanted and present.data <> p_data then 'replaced' else 'starting' end;
+end
+$$;
+comment on function penstock.start_standing(text, text, jsonb, boolean) is
+    'Starts a standing job for a key: it runs on the owner of the key from now on. Returns starting (also one that was quarantined), unchanged (it is there with this payload) or, with p_replace, replaced; standing_list shows whether its start side has succeeded (entered_at). PS409 when it is there with another payload.';
+
+create or replace function penstock.stop_standing(p_name text, p_key text)
+returns boolean
+language plpgsql
+security definer
+set search_path = penstock, pg_temp
+as $$
+declare
+    place integer;
+begin
+    perform penstock.require_pool(p_name);
+    update penstock.standing_jobs
+    set wanted = false,
+        updated_at = penstock.clock()
+    where name = p_name and key = p_key and wanted
+    returning slot into place;
+    if not found then
+        return false;
+    end if;
+    delete from penstock.standing_jobs where name = p_name and key = p_key and running_by is null;
+    perform penstock.tell_standing(p_name, array[place]);
+    return true;
+end
+$$;
+comment on function penstock.stop_standing(text, text) is 'Stops the standing job of a key, wherever it runs. False when there was none.';
+
+create or replace function penstock.notify_standing(p_name text, p_key text, p_data jsonb)
+returns void
+language plpgsql
+security definer
+set search_path = penstock, pg_temp
+as $$
+declare
+    place integer;
+begin
+    perform penstock.check_standing(p_name, p_key, p_data);
+    select slot into place from penstock.standing_jobs where name = p_name and key = p_key and wanted for key share;
+    if not found then
+        raise exception 'no standing job with key % in pool %', left(p_key, 100), p_name
+            using errcode = 'PS404', hint = 'Start it first.';
+    end if;
+    if exists (
+        select from penstock.standing_messages where standing_messages.name = p_name and standing_messages.key = p_key offset 9999
+    ) then
+        raise exception '10,000 messages to key % in pool % wait already', left(p_key, 100), p_name
+            using errcode = 'PS409', hint = 'Is there a worker, and does its handler read messages()? Try again when it has read some.';
+    end if;
+    insert into penstock.standing_messages (name, key, data, sent_at) values (p_name, p_key, p_data, penstock.clock());
+    perform penstock.tell_standing(p_name, array[place]);
+end
+$$;
+comment on function penstock.notify_standing(text, text, jsonb) is
+    'Sends a message to the standing job of a key; it gets it while it runs, or when it runs next. PS404 when there is none, PS409 when 10,000 wait already.';
+
+-- Long, since it compares two sets as a whole: it stops, replaces, starts again and starts, each for all keys in one statement.
+create or replace function penstock.reconcile_standing(p_name text, p_wanted jsonb)
+returns table (started integer, replaced integer, stopped integer)
+language plpgsql
+security definer
+set search_path = penstock, pg_temp
+as $$
+#variable_conflict use_column
+declare
+    moment constant timestamptz := penstock.clock();
+    pool constant penstock.pools := penstock.require_pool(p_name);
+    -- Of what is not as it is wanted: keys and payloads, and the slots of all that changed.
+    keys text[];
+    documents jsonb[];
+    places integer[];
+    -- Of these keys: those that are there, to be replaced or started again.
+    present text[];
+    count_started integer;
+    count_replaced integer;
+    concerned integer[] := '{}';
+    wrong text;
+begin
+    if p_wanted is null or jsonb_typeof(p_wanted) <> 'object' then
+        raise exception 'wanted must be a JSON object of payloads by key'
+            using errcode = 'PS400', hint = 'For example {"acme": {"interval": 60}}.';
+    end if;
+    started := 0;
+    replaced := 0;
+    -- One at a time, so that two controllers do not undo each other halfway.
+    perform pg_advisory_xact_lock(hashtext('penstock.reconcile'), hashtext(p_name));
+
+    -- Rows are locked in the order of their keys, here and below.
+    with unwanted as (
+        select standing.key
+        from penstock.standing_jobs as standing
+        where standing.name = p_name and standing.wanted and not p_wanted ? standing.key
+        order by standing.key
+        for update
+    )
+    select array_agg(unwanted.key) into keys from unwanted;
+    stopped := coalesce(cardinality(keys), 0);
+    if stopped > 0 then
+        with ended as (
+            update penstock.standing_jobs as standing
+            set wanted = false, updated_at = moment
+            from unnest(keys) as given (key)
+            where standing.name = p_name and standing.key = given.key
+            returning standing.slot
+        )
+        select array_agg(distinct ended.slot) into concerned from ended;
+        delete from penstock.standing_jobs as standing
+        using unnest(keys) as given (key)
+        where standing.name = p_name and standing.key = given.key and standing.running_by is null;
+    end if;
+
+    loop
+        select array_agg(given.key order by given.key), array_agg(given.value order by given.key)
+        into keys, documents
+        from jsonb_each(p_wanted) as given
+        left join penstock.standing_jobs as standing on standing.name = p_name and standing.key = given.key and standing.wanted
+        where standing.data is distinct from given.value;
+        -- The second look finds nothing, unless another transaction started or stopped one of them between the first look and the locks.
+        exit when keys is null;
+        select given into wrong from unnest(keys) as given where given in ('.', '..') limit 1;
+        if wrong is not null then
+            perform penstock.check_standing(p_name, wrong, 'null');
+        end if;
+        perform penstock.check_jobs(p_name, documents, null, keys, null, null, moment);
+
+        with locked as (
+            select standing.key, standing.wanted
+            from unnest(keys) as given (key)
+            join penstock.standing_jobs as standing on standing.name = p_name and standing.key = given.key
+            order by standing.key
+            for update of standing
+        )
+        select array_agg(locked.key), count(*) filter (where not locked.wanted), count(*) filter (where locked.wanted)
+        into present, count_started, count_replaced
+        from locked;
+        started := started + count_started;
+        replaced := replaced + count_replaced;
+        with changed as (
+            update penstock.standing_jobs as standing
+            set data = given.data,
+                version = standing.version + 1,
+                wanted = true,
+                failures = 0,
+                crashes = 0,
+                tried_with = null,
+                quarantined_at = null,
+                retry_at = null,
+                error = null,
+                state = case when standing.wanted then standing.state end,
+                updated_at = moment
+            from unnest(keys, documents) as given (key, data)
+            join unnest(present) as there (key) on there.key = given.key
+            where standing.name = p_name and standing.key = given.key
+            returning standing.slot
+        )
+        select concerned || coalesce(array_agg(distinct changed.slot), '{}') into concerned from changed;
+
+        places := penstock.slots_for(p_name, keys, null);
+        with fresh as (
+            insert into penstock.standing_jobs (name, key, slot, data, created_at, updated_at)
+            select p_name, given.key, given.slot, given.data, moment, moment
+            from unnest(keys, documents, places) as given (key, data, slot)
+            where not exists (select from unnest(present) as there (key) where there.key = given.key)
+            order by given.key
+            on conflict (name, key) do nothing
+            returning slot
+        )
+        select count(*), concerned || coalesce(array_agg(distinct fresh.slot), '{}') into count_started, concerned from fresh;
+        started := started + count_started;
+    end loop;
+
+    if cardinality(concerned) > 0 then
+        perform penstock.tell_standing(p_name, concerned);
+    end if;
+    return next;
+end
+$$;
+comment on function penstock.reconcile_standing(text, jsonb) is
+    'Makes the standing jobs of a pool equal to a wanted set, {"key": payload}, in one transaction. Idempotent. Returns how many were started, replaced and stopped.';
+
+create or replace function penstock.move_standing(p_name text, p_slots integer)
+returns void
+language sql
+as $$
+    with moved as (
+        update penstock.standing_jobs
+        set slot = penstock.slot_of(key, p_slots)
+        where name = p_name and slot <> penstock.slot_of(key, p_slots)
+        returning slot, running_by
+    )
+    update penstock.slots
+    set settling = true
+    where group_name = p_name and slot in (select moved.slot from moved where moved.running_by is not null)
+$$;
+comment on function penstock.move_standing(text, integer) is 'Part of resize_pool: standing jobs go to the new slots of their keys.';
+
+create or replace function penstock.standing_of(p_name text, p_member text, p_slots integer[], p_epochs bigint[])
+returns table (
+    key text, slot integer, epoch bigint, data text, state text, version bigint, start_in_s double precision, crashes integer
+)
+language sql
+stable
+security definer
+set search_path = penstock, pg_temp
+as $$
+    select penstock.check_size(greatest(cardinality(p_slots), cardinality(p_epochs)), 1000000, 'slots');
+    select
+        standing.key, standing.slot, slots.epoch, penstock.shown(standing.data), penstock.shown(standing.state), standing.version,
+        greatest(extract(epoch from standing.retry_at - penstock.clock()), 0)::double precision, standing.crashes
+    from unnest(penstock.still_owned(p_name, p_member, p_slots, p_epochs)) as mine (slot)
+    join penstock.slots on slots.group_name = p_name and slots.slot = mine.slot
+    join penstock.standing_jobs as standing on standing.name = p_name and standing.slot = mine.slot
+    where standing.wanted and standing.quarantined_at is null
+$$;
+comment on function penstock.standing_of(text, text, integer[], bigint[]) is
+    'The standing jobs that a member should run for slots that it has under these epochs; data is null when it cannot be read. What it runs beyond these it has to stop.';
+
+create or replace function penstock.begin_standing(
+    p_name text, p_key text, p_member text, p_slot integer, p_epoch bigint, p_version bigint, p_tried_with integer default null
+)
+returns table (data text, state text)
+language plpgsql
+security definer
+set search_path = penstock, pg_temp
+as $$
+#variable_conflict use_column
+begin
+    perform from penstock.members where group_name = p_name and id = p_member for key share;
+    return query
+    update penstock.standing_jobs
+    set running_by = p_member,
+        running_epoch = p_epoch,
+        tried_with = p_tried_with,
+        entered_at = null,
+        started_at = penstock.clock(),
+        updated_at = penstock.clock()
+    where standing_jobs.name = p_name
+        and standing_jobs.key = p_key
+        and standing_jobs.slot = p_slot
+        and standing_jobs.version = p_version
+        and standing_jobs.wanted
+        and standing_jobs.running_by is null
+        and standing_jobs.quarantined_at is null
+        and penstock.owns(p_name, p_member, p_slot, p_epoch)
+    returning penstock.shown(standing_jobs.data), penstock.shown(standing_jobs.state);
+end
+$$;
+comment on function penstock.begin_standing(text, text, text, integer, bigint, bigint, integer) is
+    'Begins a run of a standing job; p_tried_with: with how many suspects it is on trial, itself included. No row: it may not, since the slot, the version or the run is not as the caller thought.';
+
+create or replace function penstock.acquit_standing(p_name text, p_member text, p_keys text[])
+returns void
+language sql
+security definer
+set search_path = penstock, pg_temp
+as $$
+    select penstock.check_size(cardinality(p_keys), 100000, 'keys');
+    update penstock.standing_jobs
+    set tried_with = null
+    where name = p_name and key = any (p_keys) and running_by = p_member;
+$$;
+comment on function penstock.acquit_standing(text, text, text[]) is
+    'Ends the trial of standing jobs that have survived it. Their crashes count until a run has lasted ten minutes.';
+
+create or replace function penstock.enter_standing(p_name text, p_member text, p_keys text[], p_epochs bigint[])
+returns void
+language sql
+security definer
+set search_path = penstock, pg_temp
+as $$
+    select penstock.check_size(greatest(cardinality(p_keys), cardinality(p_epochs)), 100000, 'keys');
+    update penstock.standing_jobs as standing
+    set entered_at = penstock.clock()
+    from unnest(p_keys, p_epochs) as entered (key, epoch)
+    where standing.name = p_name
+        and standing.key = entered.key
+        and standing.running_by = p_member
+        and standing.running_epoch = entered.epoch;
+$$;
+comment on function penstock.enter_standing(text, text, text[], bigint[]) is
+    'Notes that the start sides of these runs have succeeded.';
+
+create or replace function penstock.lose_standing(p_name text, p_member text)
+returns void
+language plpgsql
+as $$
+declare
+    on_trial constant boolean := exists (
+        select from penstock.standing_jobs where name = p_name and running_by = p_member and tried_with is not null
+    );
+begin
+    update penstock.standing_jobs
+    set crashes = case when started_at < penstock.clock() - interval '10 minutes' then 1 else crashes + 1 end,
+        quarantined_at = case when tried_with = 1 and crashes >= 3 then penstock.clock() end,
+        failures = case when tried_with = 1 and crashes >= 3 then failures + 1 else failures end,
+        error = case
+            when tried_with = 1 and crashes >= 3 then jsonb_build_object(
+                'type', 'Quarantined',
+                'message', format('%s workers were lost while they ran it, the last two while no other suspect started', crashes + 1)
+            )
+            else error
+        end,
+        updated_at = penstock.clock()
+    where name = p_name and running_by = p_member and wanted and (tried_with is not null or not on_trial);
+end
+$$;
+comment on function penstock.lose_standing(text, text) is
+    'Part of end_slots: a member was lost with its runs. Counts the crash for those that can have caused it, and sets aside what did so alone.';
+
+create or replace function penstock.save_standing(p_name text, p_key text, p_member text, p_epoch bigint, p_state jsonb)
+returns boolean
+language plpgsql
+security definer
+set search_path = penstock, pg_temp
+as $$
+begin
+    perform penstock.check_json(p_state, 'the state of a standing job');
+    update penstock.standing_jobs
+    set state = p_state,
+        updated_at = penstock.clock()
+    where name = p_name and key = p_key and running_by = p_member and running_epoch = p_epoch;
+    return found;
+end
+$$;
+comment on function penstock.save_standing(text, text, text, bigint, jsonb) is
+    'Keeps the state of a run, for the next one should this one die. False when the run is no longer the caller''s.';
+
+create or replace function penstock.end_standing(
+    p_name text, p_key text, p_member text, p_epoch bigint, p_state jsonb default null, p_error jsonb default null
+)
+returns boolean
+language plpgsql
+security definer
+set search_path = penstock, pg_temp
+as $$
+declare
+    moment constant timestamptz := penstock.clock();
+    place integer;
+begin
+    perform penstock.check_json(p_state, 'the state of a standing job');
+    perform penstock.check_json(p_error, 'the error of a standing job');
+    update penstock.standing_jobs
+    set running_by = null,
+        running_epoch = null,
+        state = coalesce(p_state, state),
+        error = p_error,
+        failures = case when p_error is null then 0 else failures + 1 end,
+        retry_at = case when p_error is not null then moment + least(power(2, least(failures, 10)), 60) * interval '1 second' end,
+        updated_at = moment
+    where name = p_name and key = p_key and running_by = p_member and running_epoch = p_epoch
+    returning slot into place;
+    if not found then
+        return false;
+    end if;
+    delete from penstock.standing_jobs where name = p_name and key = p_key and not wanted and running_by is null;
+    -- It may have moved to a slot whose new owner waits for this.
+    perform penstock.tell_standing(p_name, array[place]);
+    perform penstock.tell_member(p_name, slots.target)
+    from penstock.slots
+    where slots.group_name = p_name and slots.slot = place and slots.settling and slots.target is not null;
+    return true;
+end
+$$;
+comment on function penstock.end_standing(text, text, text, bigint, jsonb, jsonb) is
+    'Ends a run: p_state is for the next one (null: as it was); after p_error the next one waits 1, 2, 4, ... 60 seconds. False when the run was no longer the caller''s.';
+
+create or replace function penstock.take_messages(p_name text, p_member text, p_keys text[], p_limit integer default 1000)
+returns table (key text, data text)
+language sql
+security definer
+set search_path = penstock, pg_temp
+as $$
+    select penstock.check_size(cardinality(p_keys), 100000, 'keys');
+    select penstock.check_limit(p_limit, 10000);
+    with taken as (
+        delete from penstock.standing_messages as message
+        where message.id in (
+            select waiting.id
+            from penstock.standing_jobs as standing
+            join penstock.standing_messages as waiting on waiting.name = standing.name and waiting.key = standing.key
+            where standing.name = p_name
+                and standing.key = any (p_keys)
+                and standing.running_by = p_member
+            order by waiting.id
+            limit p_limit
+        )
+        returning message.id, message.key, message.data
+    )
+    select taken.key, penstock.shown(taken.data) from taken where penstock.shown(taken.data) is not null order by taken.id
+$$;
+comment on function penstock.take_messages(text, text, text[], integer) is
+    'Takes messages to those of these standing jobs that a member runs, oldest first. Delivered at most once.';

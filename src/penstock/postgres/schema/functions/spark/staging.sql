@@ -1,0 +1,301 @@
+-- The staged write: rows that tasks have copied to staged_jobs become jobs, once.
+
+create or replace function penstock.parts_of(p_epoch bigint, p_target text)
+returns text
+language sql
+immutable
+as $$
+    -- So that a writer's writes of one number to several targets do not clear away each other's rows.
+    select p_epoch || '.' || left(md5(p_target), 8) || '.'
+$$;
+comment on function penstock.parts_of(bigint, text) is 'How the names of all parts begin that are staged for an epoch and a target.';
+
+create or replace function penstock.note_epoch(
+    p_writer text, p_target text, p_epoch bigint, p_rows bigint, p_query text, p_offsets jsonb
+)
+returns boolean
+language plpgsql
+as $$
+declare
+    -- The functions run with the rights of the schema's owner; this is who called them.
+    caller constant text := session_user;
+    before penstock.sink_epochs;
+begin
+    if p_writer is null or length(p_writer) not between 1 and 200 then
+        raise exception 'invalid writer: %', coalesce(quote_literal(left(p_writer, 100)), 'null')
+            using errcode = 'PS400', hint = 'The name of a writer has 1 to 200 characters.';
+    end if;
+    if p_target is null or length(p_target) not between 1 and 200 then
+        raise exception 'invalid target: %', coalesce(quote_literal(left(p_target, 100)), 'null')
+            using errcode = 'PS400', hint = 'It is what is written, such as job invoice or stream orders, in 1 to 200 characters.';
+    end if;
+    if p_epoch is null then
+        raise exception 'writer % has no epoch', quote_literal(p_writer)
+            using errcode = 'PS400', hint = 'Number the writes of a writer: a number that was written before, or a lower one, is not written again.';
+    end if;
+    insert into penstock.sink_epochs as noted (role, writer, target, epoch, jobs, query, offsets, committed_at)
+    select caller, p_writer, p_target, p_epoch, p_rows, p_query, p_offsets, penstock.clock()
+    where not exists (
+        -- Noted before targets were: for all of them.
+        select from penstock.sink_epochs as early
+        where early.writer = p_writer and early.target = '' and early.role = '' and early.epoch >= p_epoch
+    )
+    on conflict (writer, target, role) do update
+    set epoch = excluded.epoch, jobs = excluded.jobs, offsets = excluded.offsets, committed_at = excluded.committed_at
+    where noted.epoch < excluded.epoch and noted.query is not distinct from excluded.query;
+    if found then
+        return true;
+    end if;
+    select * into before from penstock.sink_epochs as early where early.writer = p_writer and early.target = p_target and early.role = caller;
+    if found and before.query is distinct from p_query then
+        raise exception '% is written to % by %, up to batch %, and this is %',
+            p_writer, p_target, coalesce('the query ' || before.query, 'batch writes'), before.epoch, coalesce('the query ' || p_query, 'a batch write')
+            using errcode = 'PS409',
+                  hint = format(
+                      'A query is known by its checkpoint. Go on with the checkpoint of the other one; or leave writer out, or give another name, and everything that this one reads is written; or have it take over the name: begin it where the other one ended (%s), and then: select penstock.forget_writer(%L, %L).',
+                      coalesce('startingOffsets ' || left(before.offsets::text, 300), 'its sources'), p_writer, p_target
+                  );
+    end if;
+    return false;
+end
+$$;
+comment on function penstock.note_epoch(text, text, bigint, bigint, text, jsonb) is
+    'Part of commit_staged and commit_staged_events: notes a batch of a writer to a target. False when it, or a later one, was noted before. PS409 when the name belongs to another query.';
+
+create or replace function penstock.forget_writer(p_writer text, p_target text default null)
+returns bigint
+language sql
+security definer
+set search_path = penstock, pg_temp
+as $$
+    with forgotten as (
+        delete from penstock.sink_epochs
+        where writer = p_writer and role in (session_user, '') and (target = p_target or p_target is null)
+        returning 1
+    )
+    select count(*) from forgotten
+$$;
+comment on function penstock.forget_writer(text, text) is
+    'Forgets what the caller has written under a name, to one target or to all, so that another query may have the name. Returns how many notes.';
+
+create or replace function penstock.insert_staged(p_writer text, p_parts text[], p_moment timestamptz)
+returns void
+language plpgsql
+as $$
+declare
+    kind record;
+    job_type penstock.jobs;
+    one_part text;
+    doubtful boolean;
+begin
+    for kind in
+        select staged.name, coalesce(staged.priority, 0::smallint) as priority, count(*) as jobs
+        from penstock.staged_jobs as staged
+        where staged.writer = p_writer and staged.role = session_user and staged.part = any (p_parts)
+        group by 1, 2
+        order by 1, 2
+    loop
+        job_type := penstock.require_type(kind.name);
+        insert into penstock.type_priorities (name, priority)
+        select kind.name, kind.priority
+        where not exists (select from penstock.type_priorities where type_priorities.name = kind.name and type_priorities.priority = kind.priority);
+        foreach one_part in array p_parts loop
+            -- In order of the index, so that nothing is sorted and the queue has the order of the source.
+            with inserted as (
+                insert into penstock.queued_jobs (
+                    id, name, seq, run_after, expires_at, created_at, updated_at, attempts, max_attempts, priority, key, data
+                )
+                select
+                    coalesce(staged.made, penstock.new_id()), kind.name,
+                    case when staged.run_after is null or staged.run_after <= p_moment then nextval('penstock.job_seq') end,
+                    coalesce(staged.run_after, p_moment), staged.expires_at, p_moment, p_moment,
+                    job_type.attempts, job_type.attempts, kind.priority, staged.key, staged.data::jsonb
+                from penstock.staged_jobs as staged
+                where staged.writer = p_writer
+                    and staged.role = session_user
+                    and staged.part = one_part
+                    and staged.name = kind.name
+                    and coalesce(staged.priority, 0::smallint) = kind.priority
+                order by staged.place
+                returning
+                    pg_column_size(data) > 16384
+                        or strpos(data::text, '0000000000000000000000000000000000000000000000000000000000000000') > 0 as doubtful
+            )
+            select bool_or(inserted.doubtful) into doubtful from inserted;
+            if doubtful then
+                perform penstock.refuse_staged(p_writer, array[one_part], p_moment);
+                perform penstock.note_large(kind.name);
+            end if;
+        end loop;
+        perform penstock.wake(kind.name, least(kind.jobs, 1000)::integer);
+    end loop;
+end
+$$;
+comment on function penstock.insert_staged(text, text[], timestamptz) is
+    'Part of commit_staged: the fast way, for jobs of queues that have neither ids nor unique keys, so that there is nothing to meet.';
+
+create or replace function penstock.refuse_staged(p_writer text, p_parts text[], p_moment timestamptz)
+returns void
+language plpgsql
+as $$
+declare
+    wrong record;
+begin
+    for wrong in
+        select staged.*
+        from penstock.staged_jobs as staged
+        where staged.writer = p_writer
+            and staged.role = session_user
+            and staged.part = any (p_parts)
+            and (
+                octet_length(staged.data) > 1048576
+                or penstock.problem_of(staged.data::jsonb) is not null
+                or staged.run_after <> penstock.shown_time(staged.run_after)
+                or staged.expires_at <> penstock.shown_time(staged.expires_at)
+                or staged.key !~ '^[^[:cntrl:]]{1,255}$'
+                or staged.priority not between -100 and 100
+            )
+    loop
+        perform penstock.check_jobs(
+            wrong.name, array[wrong.data::jsonb], null, array[wrong.key], array[wrong.priority], null, p_moment
+        );
+        perform penstock.check_times(array[wrong.run_after, wrong.expires_at]);
+    end loop;
+end
+$$;
+comment on function penstock.refuse_staged(text, text[], timestamptz) is
+    'Part of commit_staged: refuses with the words of enqueue_many what enqueue_many would refuse.';
+
+create or replace function penstock.commit_staged(
+    p_writer text,
+    p_epoch bigint,
+    p_parts text[],
+    p_rows bigint,
+    p_target text,
+    p_query text default null,
+    p_offsets jsonb default null
+)
+returns table (queued bigint, known bigint)
+language plpgsql
+security definer
+set search_path = penstock, pg_temp
+as $$
+declare
+    moment constant timestamptz := penstock.clock();
+    chunk record;
+    present bigint;
+    noted boolean;
+    careful boolean;
+    doubtful boolean;
+    unusual bigint;
+begin
+    perform penstock.check_size(cardinality(p_parts), 1000000, 'parts');
+    noted := penstock.note_epoch(p_writer, p_target, p_epoch, p_rows, p_query, p_offsets);
+    queued := 0;
+    known := 0;
+    if noted and p_rows > 0 then
+        -- One look at everything: how many there are, what has to go the careful way, and what the rules of enqueue refuse.
+        select
+            count(*),
+            coalesce(bool_or(id is not null or unique_key is not null or name in (select pools.name from penstock.pools)), false),
+            coalesce(
+                bool_or(
+                    octet_length(data) > 1048576
+                    or run_after <> penstock.shown_time(run_after)
+                    or expires_at <> penstock.shown_time(expires_at)
+                    or key !~ '^[^[:cntrl:]]{1,255}$'
+                    or priority not between -100 and 100
+                ),
+                false
+            )
+        into present, careful, doubtful
+        from penstock.staged_jobs
+        where writer = p_writer and role = session_user and part = any (p_parts);
+        if present <> p_rows then
+            raise exception '% of % staged jobs of % are there', present, p_rows, p_writer
+                using errcode = 'PS409', hint = 'The server crashed since they were staged: write the batch again.';
+        end if;
+        if doubtful then
+            perform penstock.refuse_staged(p_writer, p_parts, moment);
+        end if;
+        if not careful then
+            perform penstock.insert_staged(p_writer, p_parts, moment);
+            queued := p_rows;
+            p_rows := 0;
+        end if;
+    end if;
+    if noted and p_rows > 0 then
+        for chunk in
+            -- Chunks of a size that a call takes, also when each row is large.
+            with sized as (
+                select
+                    staged.*,
+                    row_number() over staging as row_place,
+                    sum(octet_length(staged.data)) over staging as bytes
+                from penstock.staged_jobs as staged
+                where staged.writer = p_writer and staged.role = session_user and staged.part = any (p_parts)
+                window staging as (partition by staged.name order by staged.part, staged.place)
+            )
+            select
+                sized.name as job_name,
+                array_agg(sized.data::jsonb order by sized.row_place) as data,
+                case when bool_or(sized.id is not null) then array_agg(coalesce(sized.id::uuid, sized.made, penstock.new_id()) order by sized.row_place) end as ids,
+                case when bool_or(sized.key is not null) then array_agg(sized.key order by sized.row_place) end as keys,
+                case when bool_or(sized.priority is not null) then array_agg(sized.priority order by sized.row_place) end as priorities,
+                case when bool_or(sized.run_after is not null) then array_agg(sized.run_after order by sized.row_place) end as run_after,
+                case when bool_or(sized.expires_at is not null) then array_agg(sized.expires_at order by sized.row_place) end as expires_at,
+                case when bool_or(sized.unique_key is not null) then array_agg(sized.unique_key order by sized.row_place) end as unique_keys,
+                count(*) as rows
+            from sized
+            group by sized.name, (sized.row_place - 1) / 25000, sized.bytes / 50000000
+            order by sized.name, min(sized.row_place)
+        loop
+            select count(*) into unusual
+            from penstock.enqueue_many(
+                chunk.job_name, chunk.data, chunk.ids, chunk.keys, chunk.priorities, chunk.run_after, chunk.expires_at, chunk.unique_keys
+            )
+            where outcome <> 'queued';
+            known := known + unusual;
+            queued := queued + chunk.rows - unusual;
+        end loop;
+    end if;
+    -- Of this epoch, and what attempts that did not count or crashed writers have left.
+    delete from penstock.staged_jobs where writer = p_writer and role = session_user and (part = any (p_parts) or starts_with(part, penstock.parts_of(p_epoch, p_target)));
+    return next;
+end
+$$;
+comment on function penstock.commit_staged(text, bigint, text[], bigint, text, text, jsonb) is
+    'Enqueues what these parts have staged, p_rows jobs in all, unless the writer has committed this epoch or a later one to this target (see note_epoch). One transaction. Returns how many were queued, and how many there were already (by id or unique key).';
+
+create or replace function penstock.discard_staged(p_writer text, p_epoch bigint, p_target text)
+returns void
+language sql
+security definer
+set search_path = penstock, pg_temp
+as $$
+    delete from penstock.staged_jobs where writer = p_writer and role = session_user and starts_with(part, penstock.parts_of(p_epoch, p_target));
+    delete from penstock.staged_events where writer = p_writer and role = session_user and starts_with(part, penstock.parts_of(p_epoch, p_target));
+$$;
+comment on function penstock.discard_staged(text, bigint, text) is 'Drops what was staged for an epoch of a writer and a target that was given up.';
+
+create or replace function penstock.prune_staged()
+returns bigint
+language plpgsql
+security definer
+set search_path = penstock, pg_temp
+as $$
+declare
+    pruned bigint;
+    pruned_chunks bigint;
+    pruned_loads bigint;
+begin
+    delete from penstock.staged_jobs where staged_at < clock_timestamp() - interval '1 day';
+    get diagnostics pruned = row_count;
+    delete from penstock.staged_events where staged_at < clock_timestamp() - interval '1 day';
+    get diagnostics pruned_chunks = row_count;
+    delete from penstock.loaded_chunks where loaded_at < clock_timestamp() - interval '1 day';
+    get diagnostics pruned_loads = row_count;
+    return pruned + pruned_chunks + pruned_loads;
+end
+$$;
+comment on function penstock.prune_staged() is 'Drops what was staged or loaded more than a day ago by writers that never came back. Returns how many rows.';

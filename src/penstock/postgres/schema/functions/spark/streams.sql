@@ -1,0 +1,421 @@
+-- Streams for readers and writers of many events: the text of a scan (as scan in history/archive.sql), and the staged append.
+
+create or replace function penstock.growths()
+returns table (stream text, width integer, ends bigint[])
+language sql
+stable
+security definer
+set search_path = penstock, pg_temp
+as $$
+    select stream.name, growth.width, growth.ends
+    from penstock.stream_growths as growth
+    join penstock.streams as stream on stream.id = growth.stream
+    order by stream.name, growth.width
+$$;
+comment on function penstock.growths() is 'Each time that a stream got more partitions: how many from then on, and where the old ones ended.';
+
+create or replace function penstock.identity_of(p_stream penstock.streams)
+returns text
+language sql
+stable
+as $$
+    -- A restored or another database may give the same number again, but not at the same time.
+    select p_stream.id || '-' || floor(extract(epoch from p_stream.created_at) * 1000000)
+$$;
+comment on function penstock.identity_of(penstock.streams) is
+    'What tells a stream from one of the same name that was made after it was dropped.';
+
+create or replace function penstock.bounds_of_streams(p_streams text[])
+returns table (
+    stream text, format text, compression text, partition integer, first_offset bigint, next_offset bigint, identity text, growths jsonb
+)
+language sql
+stable
+security definer
+set search_path = penstock, pg_temp
+as $$
+    select penstock.check_size(cardinality(p_streams), 10000, 'streams');
+    select
+        wanted.name, stream.format, stream.compression, bounds.partition, bounds.first_offset, bounds.next_offset,
+        penstock.identity_of(stream),
+        case when bounds.partition = 0 then (
+            select jsonb_agg(jsonb_build_object('width', growth.width, 'ends', growth.ends) order by growth.width)
+            from penstock.stream_growths as growth
+            where growth.stream = stream.id
+        ) end
+    from unnest(p_streams) as wanted (name)
+    cross join lateral penstock.stream_bounds(wanted.name) as bounds
+    left join penstock.streams as stream on stream.name = wanted.name
+    order by wanted.name, bounds.partition
+$$;
+comment on function penstock.bounds_of_streams(text[]) is
+    'The bounds of all partitions of some streams, as one snapshot sees them: of a transaction that appended to several, all or nothing is before the ends. With them which stream the name stands for, and, at partition 0, each time that it got more partitions. PS404 for a stream that is not there.';
+
+create or replace function penstock.wait_for_events_of(p_streams text[], p_channel text)
+returns void
+language plpgsql
+security definer
+set search_path = penstock, pg_temp
+as $$
+begin
+    perform penstock.check_size(cardinality(p_streams), 10000, 'streams');
+    if p_channel is null or p_channel !~ '^penstock_[A-Za-z0-9_.-]{1,50}$' then
+        raise exception 'invalid channel: %', coalesce(quote_literal(left(p_channel, 100)), 'null')
+            using errcode = 'PS400', hint = 'A channel is penstock_ and 1 to 50 letters, digits, ".", "-" or "_".';
+    end if;
+    insert into penstock.idle_readers (stream, channel, since)
+    select stream.id, p_channel, clock_timestamp()
+    from penstock.streams as stream
+    where stream.name = any (p_streams)
+    order by stream.id
+    on conflict (stream, channel) do update set since = excluded.since;
+end
+$$;
+comment on function penstock.wait_for_events_of(text[], text) is 'As wait_for_events, for several streams; those that are not there are left out.';
+
+-- Long, since it makes the text of one query and checks all that goes into it, so that nothing of the caller's is unquoted.
+create or replace function penstock.scan_events(
+    p_stream text,
+    p_identity text,
+    p_partitions integer[],
+    p_from bigint[],
+    p_until bigint[],
+    p_columns text[],
+    p_filters jsonb default '[]',
+    p_lenient boolean default false
+)
+returns text
+language plpgsql
+stable
+security definer
+set search_path = penstock, pg_temp
+as $$
+declare
+    stream constant penstock.streams := penstock.require_stream(p_stream);
+    meant constant boolean := coalesce(p_identity = penstock.identity_of(stream), true);
+    kinds constant jsonb := '{"key": "text", "value": "text", "topic": "text", "partition": "integer", "offset": "bigint",
+        "timestamp": "timestamp with time zone", "happened_at": "timestamp with time zone", "header_keys": "text[]", "header_values": "text[]"}';
+    columns text[] := '{}';
+    conditions text[] := '{}';
+    parts text[];
+    wanted text;
+    filter jsonb;
+    gone record;
+begin
+    perform penstock.check_size(
+        greatest(cardinality(p_partitions), cardinality(p_from), cardinality(p_until)),
+        10000, 'partitions'
+    );
+    perform penstock.check_size(cardinality(p_columns), 1600, 'columns');
+    if cardinality(p_partitions) <> cardinality(p_from) or cardinality(p_partitions) <> cardinality(p_until) then
+        raise exception 'give two offsets for each partition' using errcode = 'PS400';
+    end if;
+    if not meant and not p_lenient then
+        raise exception 'stream % is not the one that was meant', p_stream
+            using errcode = 'PS410', hint = 'It was dropped and created again.';
+    end if;
+    select given.*, start.earliest
+    into gone
+    from unnest(p_partitions, p_from) as given (partition, low)
+    left join (
+        select partition, min(first_offset) as earliest from penstock.segment_starts where segment_starts.stream = stream.id group by partition
+    ) as start using (partition)
+    where start.earliest is null or (given.low < start.earliest and not p_lenient)
+    limit 1;
+    if found then
+        raise exception 'offset % of partition % of stream % is gone', gone.low, gone.partition, p_stream
+            using errcode = 'PS410', hint = format('The first that is there is %s.', coalesce(gone.earliest::text, 'none'));
+    end if;
+    foreach wanted in array coalesce(p_columns, '{}') loop
+        if not kinds ? wanted then
+            raise exception 'no such column: %', left(wanted, 100)
+                using errcode = 'PS400', hint = 'Columns are key, value, topic, partition, offset, timestamp, happened_at, header_keys and header_values.';
+        end if;
+        columns := columns || format('event.%I', wanted);
+    end loop;
+    for filter in select jsonb_array_elements(coalesce(p_filters, '[]')) loop
+        wanted := penstock.scan_filter(filter ->> 'column', kinds ->> (filter ->> 'column'), filter);
+        if wanted is null then
+            raise exception 'cannot filter by %', left(filter::text, 200)
+                using errcode = 'PS400', hint = 'A filter has a column, an op and a value.';
+        end if;
+        conditions := conditions || wanted;
+    end loop;
+    -- Of each segment the ranges that it may have. The chunk that holds the first offset begins at or before it.
+    select array_agg(
+        format(
+            $segment$
+            select stored.*, asked.low, asked.high
+            from unnest(%2$L::integer[], %3$L::bigint[], %4$L::bigint[]) as asked (partition, low, high)
+            cross join lateral (
+                select chunk.*
+                from penstock.%1$I as chunk
+                where chunk.partition = asked.partition
+                    and chunk.first_offset < asked.high
+                    and chunk.first_offset >= coalesce(
+                        (
+                            select before.first_offset
+                            from penstock.%1$I as before
+                            where before.partition = asked.partition and before.first_offset <= asked.low
+                            order by before.first_offset desc
+                            limit 1
+                        ),
+                        0
+                    )
+                order by chunk.first_offset
+            ) as stored
+            $segment$,
+            within.table_name, within.partitions, within.lows, within.highs
+        )
+        order by within.segment
+    )
+    into parts
+    from (
+        select
+            start.segment,
+            segment.table_name,
+            array_agg(given.partition order by given.partition) as partitions,
+            array_agg(given.low order by given.partition) as lows,
+            array_agg(given.high order by given.partition) as highs
+        from unnest(p_partitions, p_from, p_until) as given (partition, low, high)
+        join (
+            select
+                starts.partition,
+                starts.segment,
+                starts.first_offset,
+                lead(starts.first_offset) over (partition by starts.partition order by starts.segment) as next_start
+            from penstock.segment_starts as starts
+            where starts.stream = stream.id and starts.partition = any (p_partitions)
+        ) as start on start.partition = given.partition
+        join penstock.segments as segment on segment.id = start.segment
+        where start.first_offset < given.high
+            and coalesce(start.next_start > given.low, true)
+            and meant
+        group by start.segment, segment.table_name
+    ) as within;
+    return format(
+        $scan$
+        select %1$s
+        from (
+            select
+                event.key,
+                %2$s as value,
+                %3$L::text as topic,
+                chunk.partition,
+                coalesce(event.own_offset, chunk.first_offset + event.place - 1) as "offset",
+                chunk.appended_at as "timestamp",
+                event.happened_at,
+                case when event.headers is not null then array(select header.key from json_each_text(event.headers) as header) end as header_keys,
+                case when event.headers is not null then array(select header.value from json_each_text(event.headers) as header) end as header_values,
+                chunk.low,
+                chunk.high
+            from (select * from (%4$s) as stored order by partition, first_offset) as chunk
+            cross join lateral rows from (
+                generate_series(1, chunk.events), unnest(chunk.keys), unnest(chunk.times), unnest(chunk.headers), unnest(chunk.%5$I),
+                unnest(chunk.offsets)
+            ) as event (place, key, happened_at, headers, value, own_offset)
+        ) as event
+        where "offset" >= low and "offset" < high%6$s
+        $scan$,
+        case when cardinality(columns) = 0 then '1 as one' else array_to_string(columns, ', ') end,
+        case stream.format when 'json' then 'event.value::text' else 'event.value' end,
+        p_stream,
+        coalesce(array_to_string(parts, ' union all '), 'select *, 0::bigint as low, 0::bigint as high from penstock.event_segment where false'),
+        case stream.format when 'json' then 'data' else 'bytes' end,
+        case when cardinality(conditions) > 0 then ' and ' || array_to_string(conditions, ' and ') else '' end
+    );
+end
+$$;
+comment on function penstock.scan_events(text, text, integer[], bigint[], bigint[], text[], jsonb, boolean) is
+    'The text of a query over the events of some partitions, each from p_from to before p_until, in order within a partition, with columns and filters. PS410 when the first of them are gone, or when the stream is not the one of p_identity (null: whichever it is), unless p_lenient.';
+
+create or replace function penstock.route_anew(p_writer text, p_epoch bigint, p_parts text[], p_stream penstock.streams)
+returns text
+language plpgsql
+as $$
+declare
+    -- In a variable of its own it is unpacked once, not for each event.
+    routes constant smallint[] := p_stream.routes;
+    -- Beside the parts that it is made of.
+    routed constant text := regexp_replace(p_parts[1], '[^.]*$', 'routed ') || p_stream.id;
+begin
+    with stale as (
+        delete from penstock.staged_events as staged
+        where staged.writer = p_writer
+            and staged.role = session_user
+            and staged.part = any (p_parts)
+            and staged.stream = p_stream.name
+            and staged.width <> p_stream.partitions
+        returning staged.*
+    ),
+    single as (
+        select
+            event.*,
+            stale.data is not null as is_json,
+            coalesce(routes[penstock.bucket_of(event.key) + 1], stale.partition) as new_partition,
+            row_number() over (order by array_position(p_parts, stale.part), stale.place, event.at) as nth
+        from stale
+        cross join lateral rows from (
+            generate_series(1, stale.events), unnest(stale.keys), unnest(stale.times), unnest(stale.headers), unnest(stale.data),
+            unnest(stale.bytes)
+        ) as event (at, key, happened_at, headers, data, bytes)
+    ),
+    numbered as (
+        select single.*, (row_number() over (partition by single.new_partition order by single.nth) - 1) / 1000 as chunk from single
+    )
+    insert into penstock.staged_events (writer, part, place, stream, width, partition, events, keys, times, headers, data, bytes)
+    select
+        p_writer, routed, row_number() over (order by numbered.new_partition, numbered.chunk), p_stream.name, p_stream.partitions,
+        numbered.new_partition, count(*)::integer,
+        case when count(numbered.key) > 0 then array_agg(numbered.key order by numbered.nth) end,
+        case when count(numbered.happened_at) > 0 then array_agg(numbered.happened_at order by numbered.nth) end,
+        case when count(numbered.headers) > 0 then array_agg(numbered.headers order by numbered.nth) end,
+        case when bool_or(numbered.is_json) then array_agg(numbered.data order by numbered.nth) end,
+        case when not bool_or(numbered.is_json) then array_agg(numbered.bytes order by numbered.nth) end
+    from numbered
+    group by numbered.new_partition, numbered.chunk;
+    return routed;
+end
+$$;
+comment on function penstock.route_anew(text, bigint, text[], penstock.streams) is
+    'Part of commit_staged_events: routes what was staged before the stream grew for as many partitions as it has now. Returns the part in which it is.';
+
+create or replace function penstock.append_staged(p_writer text, p_epoch bigint, p_parts text[], p_name text)
+returns void
+language plpgsql
+as $$
+#variable_conflict use_column
+declare
+    stream penstock.streams := penstock.require_stream(p_name);
+    found_width integer;
+    active bigint;
+    oldest bigint;
+    wrong record;
+begin
+    select min(locked.width), max(locked.segment), min(locked.segment)
+    into found_width, active, oldest
+    from (
+        select width, segment
+        from penstock.stream_partitions
+        where stream_partitions.stream = stream.id
+        order by stream_partitions.partition
+        for no key update
+    ) as locked;
+    -- Read again: no transaction changes the number now.
+    stream := penstock.require_stream(p_name);
+    if exists (
+        select from penstock.staged_events
+        where writer = p_writer and role = session_user and part = any (p_parts) and staged_events.stream = p_name and width <> found_width
+    ) then
+        p_parts := p_parts || penstock.route_anew(p_writer, p_epoch, p_parts, stream);
+    end if;
+    select staged.partition, staged.data is null as is_bytes into wrong
+    from penstock.staged_events as staged
+    where staged.writer = p_writer
+            and staged.role = session_user
+        and staged.part = any (p_parts)
+        and staged.stream = p_name
+        and (
+            staged.partition not between 0 and found_width - 1
+            or staged.events is distinct from cardinality(case stream.format when 'json' then staged.data else null end)
+                and staged.events is distinct from cardinality(case stream.format when 'bytes' then staged.bytes else null end)
+        )
+    limit 1;
+    if found then
+        raise exception 'events for partition % do not fit stream %', wrong.partition, p_name
+            using errcode = 'PS400',
+                  hint = format('It has the partitions 0 to %s, and payloads in the format %s.', found_width - 1, stream.format);
+    end if;
+    if exists (
+        select
+        from penstock.staged_events as staged
+        cross join lateral (
+            select max(octet_length(payload)) as size from unnest(staged.data) as payload
+            union all
+            select max(octet_length(payload)) from unnest(staged.bytes) as payload
+        ) as largest
+        where staged.writer = p_writer
+            and staged.role = session_user
+            and staged.part = any (p_parts)
+            and staged.stream = p_name
+            and largest.size > stream.max_event_bytes
+    ) then
+        raise exception 'an event of stream % is larger than % bytes', p_name, stream.max_event_bytes
+            using errcode = 'PS413', hint = 'Keep large things elsewhere and append where they are, or change max_event_bytes.';
+    end if;
+    if oldest < active then
+        perform penstock.move_to_segment(stream.id, p_name, active, null);
+    end if;
+    execute format(
+        $insert$
+            insert into penstock.%1$I (partition, first_offset, events, appended_at, keys, times, headers, data, bytes)
+            select
+                chunk.partition,
+                coalesce(tail.next, penstock.start_of($1, chunk.partition, $2))
+                    + sum(chunk.events) over (partition by chunk.partition order by given.turn, chunk.place) - chunk.events,
+                chunk.events, $3, chunk.keys, chunk.times, chunk.headers::json[], chunk.data::json[], chunk.bytes
+            from unnest($4) with ordinality as given (part, turn)
+            join penstock.staged_events as chunk on chunk.writer = $5 and chunk.role = session_user and chunk.part = given.part and chunk.stream = $6
+            left join (
+                select place.partition, last.next
+                from penstock.stream_partitions as place
+                cross join lateral (
+                    select stored.first_offset + stored.events as next
+                    from penstock.%1$I as stored
+                    where stored.partition = place.partition
+                    order by stored.first_offset desc
+                    limit 1
+                ) as last
+                where place.stream = $1
+            ) as tail on tail.partition = chunk.partition
+        $insert$,
+        'events_' || active
+    )
+    using stream.id, active, penstock.clock(), p_parts, p_writer, p_name;
+    if exists (select from penstock.idle_readers where idle_readers.stream = stream.id) then
+        perform penstock.wake_readers(stream.id);
+    end if;
+end
+$$;
+comment on function penstock.append_staged(text, bigint, text[], text) is 'Part of commit_staged_events: appends what these parts have staged for one stream.';
+
+create or replace function penstock.commit_staged_events(
+    p_writer text,
+    p_epoch bigint,
+    p_parts text[],
+    p_rows bigint,
+    p_target text,
+    p_query text default null,
+    p_offsets jsonb default null
+)
+returns boolean
+language plpgsql
+security definer
+set search_path = penstock, pg_temp
+as $$
+declare
+    noted constant boolean := penstock.note_epoch(p_writer, p_target, p_epoch, p_rows, p_query, p_offsets);
+    present bigint;
+    wanted text;
+begin
+    perform penstock.check_size(cardinality(p_parts), 1000000, 'parts');
+    if noted and p_rows > 0 then
+        select coalesce(sum(events), 0) into present from penstock.staged_events where writer = p_writer and role = session_user and part = any (p_parts);
+        if present <> p_rows then
+            raise exception '% of % staged events of % are there', present, p_rows, p_writer
+                using errcode = 'PS409', hint = 'The server crashed since they were staged: write the batch again.';
+        end if;
+        -- In the order of names, and of partitions in each, so that two writers do not lock each other.
+        for wanted in
+            select distinct stream from penstock.staged_events where writer = p_writer and role = session_user and part = any (p_parts) order by stream
+        loop
+            perform penstock.append_staged(p_writer, p_epoch, p_parts, wanted);
+        end loop;
+    end if;
+    -- Of this epoch, and what attempts that did not count or crashed writers have left.
+    delete from penstock.staged_events where writer = p_writer and role = session_user and (part = any (p_parts) or starts_with(part, penstock.parts_of(p_epoch, p_target)));
+    return noted;
+end
+$$;
+comment on function penstock.commit_staged_events(text, bigint, text[], bigint, text, text, jsonb) is
+    'Appends what these parts have staged, p_rows events in all, unless the writer has committed this epoch or a later one to this target (see note_epoch). One transaction. False when it had been committed before.';

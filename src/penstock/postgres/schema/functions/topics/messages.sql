@@ -1,0 +1,363 @@
+-- Messages, looked at again: by late joiners, by readers that go on from a sequence number, by publishers that want to know
+-- what became of the copies.
+
+create or replace function penstock.read_topic(p_topic text, p_since bigint default null, p_limit integer default 100)
+returns table (seq bigint, id uuid, published_at timestamptz, data text)
+language plpgsql
+stable
+security definer
+set search_path = penstock, pg_temp
+as $$
+#variable_conflict use_column
+declare
+    topic penstock.topics;
+begin
+    if p_limit is null or p_limit not between 1 and 10000 then
+        raise exception 'invalid limit: %', p_limit
+            using errcode = 'PS400', hint = 'Read between 1 and 10,000 messages at once.';
+    end if;
+    select * into topic from penstock.topics where name = p_topic;
+    if not found then
+        perform penstock.refuse_topic(p_topic);
+    end if;
+    if p_since is not null then
+        perform penstock.check_since(topic, p_since);
+    end if;
+    return query
+    select message.seq, message.id, message.published_at, coalesce(penstock.shown(message.data), 'null')
+    from penstock.topic_messages as message
+    where message.topic = p_topic and message.seq > coalesce(p_since, 0)
+    order by message.seq
+    limit p_limit;
+end
+$$;
+comment on function penstock.read_topic(text, bigint, integer) is
+    'The messages of a topic after a sequence number (null: from the oldest), without a subscription. PS409 when some of them are gone.';
+
+create or replace function penstock.message_of(p_id uuid)
+returns table (topic text, seq bigint, id uuid, published_at timestamptz, unique_key text)
+language sql
+stable
+security definer
+set search_path = penstock, pg_temp
+as $$
+    select message.topic, message.seq, message.id, message.published_at, message.unique_key
+    from penstock.topic_messages as message
+    where message.number = coalesce(
+        (select job.message from penstock.queued_jobs as job where job.id = p_id),
+        (select job.message from penstock.archived_jobs as job where job.id = p_id order by job.finished_at desc limit 1)
+    )
+$$;
+comment on function penstock.message_of(uuid) is 'The message of which a job is a copy; no row when it is none.';
+
+create or replace function penstock.messages_of(p_ids uuid[])
+returns table (job uuid, seq bigint, id uuid, published_at timestamptz)
+language plpgsql
+stable
+security definer
+set search_path = penstock, pg_temp
+as $$
+#variable_conflict use_column
+begin
+    perform penstock.check_size(cardinality(p_ids), 10000, 'jobs');
+    return query
+    select copy.id, message.seq, message.id, message.published_at
+    from unnest(p_ids) as given (id)
+    join penstock.queued_jobs as copy on copy.id = given.id
+    join penstock.topic_messages as message on message.number = copy.message;
+end
+$$;
+comment on function penstock.messages_of(uuid[]) is
+    'The messages of which queued or running jobs are copies: for a client that claimed some. Jobs that are none are left out.';
+
+create or replace function penstock.missed_messages(p_topic text, p_client_id text, p_since bigint, p_limit integer default 1000)
+returns table (seq bigint, id uuid, published_at timestamptz, data text)
+language plpgsql
+stable
+security definer
+set search_path = penstock, pg_temp
+as $$
+#variable_conflict use_column
+declare
+    topic penstock.topics;
+    subscriber penstock.subscriptions;
+begin
+    perform penstock.check_limit(p_limit, 10000);
+    select * into topic from penstock.topics where name = p_topic;
+    if not found then
+        perform penstock.refuse_topic(p_topic);
+    end if;
+    perform penstock.check_since(topic, p_since);
+    select * into subscriber from penstock.subscriptions where subscriptions.topic = p_topic and client_id = p_client_id;
+    if not found then
+        raise exception '% is not subscribed to %', left(p_client_id, 100), p_topic
+            using errcode = 'PS404', hint = 'The subscription has ended: subscribe again, with p_since.';
+    end if;
+    return query
+    select message.seq, message.id, message.published_at, message.data::text
+    from penstock.topic_messages as message
+    cross join lateral (
+        select penstock.copy_id(penstock.first_copy_id(message.published_at, message.number), subscriber.number) as id
+    ) as copy
+    where message.topic = p_topic
+        and message.seq > p_since
+        and (subscriber.filter is null or message.data @> subscriber.filter)
+        and (message.expires_at is null or message.expires_at > penstock.clock())
+        -- What is still in the queue comes from there.
+        and not exists (select from penstock.queued_jobs where queued_jobs.id = copy.id)
+        -- Of a message with a unique key another copy may have stood in.
+        and (
+            message.unique_key is null
+            or exists (
+                select from penstock.archived_jobs
+                where archived_jobs.id = copy.id and archived_jobs.finished_at >= message.published_at
+            )
+        )
+    order by message.seq
+    limit p_limit;
+end
+$$;
+comment on function penstock.missed_messages(text, text, bigint, integer) is
+    'The messages after p_since that are for a subscriber and no longer in its queue: handed out, though perhaps lost on the way. For a subscriber that says which one it saw last. PS409 when some of them are gone, PS404 when it is not subscribed.';
+
+create or replace function penstock.late_messages(
+    p_topic text, p_client_id text, p_since bigint, p_last bigint, p_limit integer default 1000
+)
+returns table (seq bigint, id uuid, published_at timestamptz, data text)
+language plpgsql
+stable
+security definer
+set search_path = penstock, pg_temp
+as $$
+#variable_conflict use_column
+declare
+    subscriber penstock.subscriptions;
+    seen record;
+begin
+    perform penstock.check_limit(p_limit, 10000);
+    select * into subscriber from penstock.subscriptions where subscriptions.topic = p_topic and client_id = p_client_id;
+    select job.started_at, job.run_after > job.created_at or job.attempts_used > 1 as late
+    into seen
+    from penstock.topic_messages as message
+    join penstock.archived_jobs as job
+        on job.id = penstock.copy_id(penstock.first_copy_id(message.published_at, message.number), subscriber.number)
+        and job.finished_at >= message.published_at
+    where message.topic = p_topic and message.seq = p_last;
+    if not found then
+        return;
+    end if;
+    -- What one claim brought is handed out by number, and last of all what was put off or tried again.
+    return query
+    select message.seq, message.id, message.published_at, message.data::text
+    from penstock.archived_jobs as job
+    join penstock.topic_messages as message on message.number = job.message
+    cross join lateral (select job.run_after > job.created_at or job.attempts_used > 1 as late) as copy
+    where job.name = subscriber.queue
+        and job.finished_at >= seen.started_at
+        and job.started_at >= seen.started_at
+        and job.status = 'succeeded'
+        and message.topic = p_topic
+        and message.seq < p_since
+        and message.seq <> p_last
+        and (
+            job.started_at > seen.started_at
+            or (copy.late and not seen.late)
+            or (copy.late = seen.late and message.seq > p_last)
+        )
+    order by job.started_at, copy.late, message.seq
+    limit p_limit;
+end
+$$;
+comment on function penstock.late_messages(text, text, bigint, bigint, integer) is
+    'The messages up to p_since that were handed out to a subscriber after p_last, the one that it saw last: late ones, put off or tried again, perhaps lost on the way. No row when that cannot be told.';
+
+create or replace function penstock.unfinished_copies(p_id uuid)
+returns boolean
+language plpgsql
+stable
+security definer
+set search_path = penstock, pg_temp
+as $$
+declare
+    message penstock.topic_messages;
+    first_id uuid;
+begin
+    select * into message from penstock.topic_messages where id = p_id;
+    if not found then
+        raise exception 'no such message: %', p_id
+            using errcode = 'PS404', hint = 'It may have been pruned.';
+    end if;
+    first_id := penstock.first_copy_id(message.published_at, message.number);
+    return exists (select from penstock.queued_jobs where id between first_id and penstock.last_copy_id(first_id))
+        or exists (select from penstock.queued_jobs where id = any (message.coalesced));
+end
+$$;
+comment on function penstock.unfinished_copies(uuid) is 'Whether some receiver of a message has not settled its copy. PS404 when there is no such message.';
+
+create or replace function penstock.outcomes(p_id uuid)
+returns table (client_id text, job uuid, status text, result text, errors text)
+language plpgsql
+stable
+security definer
+set search_path = penstock, pg_temp
+as $$
+#variable_conflict use_column
+declare
+    message penstock.topic_messages;
+    first_id uuid;
+    last_id uuid;
+    name_starts integer;
+begin
+    select * into message from penstock.topic_messages where id = p_id;
+    if not found then
+        raise exception 'no such message: %', p_id
+            using errcode = 'PS404', hint = 'It may have been pruned.';
+    end if;
+    first_id := penstock.first_copy_id(message.published_at, message.number);
+    last_id := penstock.last_copy_id(first_id);
+    name_starts := length(message.topic) + 2;
+    return query
+    select substr(coalesce(job.key, job.name), name_starts), job.id, job.status::text, null, job.errors::text
+    from penstock.queued_jobs as job
+    where job.id between first_id and last_id
+    union all
+    select substr(coalesce(job.key, job.name), name_starts), job.id, job.status::text, job.result::text, job.errors::text
+    from penstock.archived_jobs as job
+    where job.id between first_id and last_id and job.finished_at >= message.published_at
+    union all
+    select substr(coalesce(job.key, job.name), name_starts), job.id, job.status::text, null, job.errors::text
+    from penstock.queued_jobs as job
+    where job.id = any (message.coalesced)
+    union all
+    select substr(coalesce(job.key, job.name), name_starts), job.id, job.status::text, job.result::text, job.errors::text
+    from penstock.archived_jobs as job
+    where job.id = any (message.coalesced) and job.finished_at >= message.published_at
+    order by 1;
+end
+$$;
+comment on function penstock.outcomes(uuid) is
+    'What became of a message at each receiver: the status of its copy (or of the job with which that coalesced), with result and errors. PS404 when there is no such message.';
+
+create or replace function penstock.topic_counts()
+returns table (name text, keep integer, last_seq bigint, subscribers bigint, messages bigint, bytes bigint, last_published_at timestamptz)
+language sql
+stable
+security definer
+set search_path = penstock, pg_temp
+as $$
+    select
+        topics.name, topics.keep, topics.last_seq,
+        (select count(*) from penstock.subscriptions as there where there.topic = topics.name),
+        coalesce(stored.messages, 0), coalesce(stored.bytes, 0), stored.last_published_at
+    from penstock.topics
+    left join (
+        select topic, count(*) as messages, sum(pg_column_size(data)) as bytes, max(published_at) as last_published_at
+        from penstock.topic_messages
+        group by topic
+    ) as stored on stored.topic = topics.name
+    order by topics.name
+$$;
+comment on function penstock.topic_counts() is 'For each topic: its subscribers and what is stored. Reads all messages: for people, not for loops.';
+
+create or replace function penstock.replay_messages(
+    topic penstock.topics, p_after bigint, p_subscriptions integer, p_since bigint, p_moment timestamptz
+)
+returns jsonb
+language plpgsql
+as $$
+declare
+    since constant bigint := coalesce(p_since, greatest(topic.last_seq - topic.keep, 0));
+    replayed jsonb;
+begin
+    if p_since is not null then
+        perform penstock.check_since(topic, p_since);
+    end if;
+    if (topic.last_seq - since) * p_subscriptions > 100000 then
+        raise exception '% messages of % for % subscribers are too many for one call', topic.last_seq - since, topic.name, p_subscriptions
+            using errcode = 'PS413', hint = 'Read them with penstock.read_topic, then subscribe with the sequence number of the last one.';
+    end if;
+    if since >= topic.last_seq then
+        return '{}';
+    end if;
+    perform pg_current_xact_id();
+    -- What waits from an earlier subscription of the same client is still its own, and comes once.
+    with standing as materialized (
+        select waiting.name, waiting.message
+        from penstock.subscriptions as subscriber
+        cross join lateral (
+            select job.name, job.message
+            from penstock.queued_jobs as job
+            where job.name = subscriber.queue and job.seq is not null and job.message is not null
+            offset 0
+        ) as waiting
+        where subscriber.topic = topic.name and subscriber.number > p_after and subscriber.key is null
+    ),
+    copies as (
+        insert into penstock.queued_jobs (
+            id, name, seq, run_after, expires_at, created_at, updated_at, attempts, max_attempts, key, unique_key, coalesces, data, message
+        )
+        select
+            penstock.copy_id(penstock.first_copy_id(kept.published_at, kept.number), kept.subscription),
+            kept.queue,
+            case when kept.run_after is null or kept.run_after <= p_moment then nextval('penstock.job_seq') end,
+            greatest(kept.run_after, p_moment),
+            kept.expires_at,
+            p_moment,
+            p_moment,
+            kept.attempts,
+            kept.attempts,
+            kept.key,
+            penstock.unique_of(kept.unique_key, kept.key),
+            kept.unique_key is not null,
+            'null',
+            kept.number
+        from (
+            select message.*, subscriber.number as subscription, subscriber.queue, subscriber.key, type.attempts
+            from penstock.subscriptions as subscriber
+            cross join lateral (select jobs.attempts from penstock.jobs where jobs.name = subscriber.queue offset 0) as type
+            cross join penstock.topic_messages as message
+            where subscriber.topic = topic.name
+                and subscriber.number > p_after
+                and message.topic = topic.name
+                and message.seq > since
+                and (message.expires_at is null or message.expires_at > p_moment)
+                and (subscriber.filter is null or message.data @> subscriber.filter)
+                and not exists (
+                    select from standing where standing.name = subscriber.queue and standing.message = message.number
+                )
+            order by message.seq, subscriber.number
+            offset 0
+        ) as kept
+        on conflict do nothing
+        returning coalesce(key, name) as queue
+    )
+    select jsonb_object_agg(counted.client_id, counted.copies) into replayed
+    from (
+        select substr(copies.queue, length(topic.name) + 2) as client_id, count(*) as copies
+        from copies
+        group by copies.queue
+    ) as counted;
+    perform penstock.wake_subscribers(topic.name);
+    return coalesce(replayed, '{}');
+end
+$$;
+comment on function penstock.replay_messages(penstock.topics, bigint, integer, bigint, timestamptz) is
+    'Part of subscribe: copies of the messages that a new subscriber gets from before its time; how many for each client id.';
+
+create or replace function penstock.check_since(topic penstock.topics, p_since bigint)
+returns void
+language plpgsql
+stable
+as $$
+begin
+    if p_since < 0 or p_since > topic.last_seq then
+        raise exception '% has no message %', topic.name, p_since
+            using errcode = 'PS400', hint = format('Its sequence numbers go from 1 to %s; 0 is before the first.', topic.last_seq);
+    end if;
+    if p_since < topic.pruned_seq then
+        raise exception 'messages of % after % are gone', topic.name, p_since
+            using errcode = 'PS409', hint = format('All after %s are kept.', topic.pruned_seq);
+    end if;
+end
+$$;
+comment on function penstock.check_since(penstock.topics, bigint) is 'Raises unless all messages after this sequence number are there.';

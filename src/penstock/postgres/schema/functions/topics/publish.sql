@@ -1,0 +1,372 @@
+-- Publish: one message to all subscribers of a topic, in the caller's transaction. And: what became of it.
+
+create or replace function penstock.first_copy_id(p_published_at timestamptz, p_number bigint)
+returns uuid
+language sql
+immutable
+strict
+parallel safe
+as $$
+    -- RFC 9562, version 7: 48 bits of milliseconds; then 26 bits of the number, which no other message of this millisecond has.
+    select (
+        lpad(to_hex((extract(epoch from p_published_at) * 1000)::bigint), 12, '0')
+        || '7' || lpad(to_hex((p_number >> 14) & 4095), 3, '0')
+        || to_hex(32768 | (p_number & 16383)) || '000000000000'
+    )::uuid
+$$;
+comment on function penstock.first_copy_id(timestamptz, bigint) is
+    'Where the ids of the copies of a message begin; they end 2^48 later. The last 48 bits are the number of the subscription.';
+
+create or replace function penstock.copy_id(p_first uuid, p_subscription bigint)
+returns uuid
+language sql
+immutable
+strict
+parallel safe
+as $$
+    select (left(p_first::text, 24) || lpad(to_hex(p_subscription), 12, '0'))::uuid
+$$;
+comment on function penstock.copy_id(uuid, bigint) is 'The id of the copy for one subscription.';
+
+create or replace function penstock.last_copy_id(p_first uuid)
+returns uuid
+language sql
+immutable
+strict
+parallel safe
+as $$
+    select (left(p_first::text, 24) || 'ffffffffffff')::uuid
+$$;
+comment on function penstock.last_copy_id(uuid) is 'Where the ids of the copies of a message end.';
+
+create or replace function penstock.check_message(p_topic text, p_data jsonb, p_unique_key text)
+returns void
+language plpgsql
+immutable
+as $$
+begin
+    if p_data is null then
+        raise exception 'the message for % is null', p_topic
+            using errcode = 'PS400', hint = 'Give a JSON payload; JSON null is written ''null''::jsonb.';
+    end if;
+    if p_unique_key is not null and p_unique_key !~ '^[^[:cntrl:]]{1,255}$' then
+        raise exception 'invalid unique key %', quote_literal(left(p_unique_key, 100))
+            using errcode = 'PS400', hint = 'A unique key has 1 to 255 characters and no control characters.';
+    end if;
+end
+$$;
+comment on function penstock.check_message(text, jsonb, text) is 'Part of publish: raises PS400 or PS413 for a message that cannot be published.';
+
+create or replace function penstock.insert_copies(
+    p_topic text, p_data jsonb, p_first uuid, p_number bigint, p_moment timestamptz, p_run_after timestamptz, p_expires_at timestamptz
+)
+returns integer
+language plpgsql
+as $$
+declare
+    copies integer;
+    -- As copy_id, with the last 64 bits as one number: the first of them is set, so that it has 16 digits.
+    prefix constant text := left(p_first::text, 19);
+    rest constant bigint := ('x' || translate(right(p_first::text, 17), '-', ''))::bit(64)::bigint;
+    is_ready constant boolean := p_run_after is null or p_run_after <= p_moment;
+begin
+    insert into penstock.queued_jobs (
+        id, name, seq, run_after, expires_at, created_at, updated_at, attempts, max_attempts, key, data, message
+    )
+    select
+        (prefix || to_hex(rest + subscriber.number))::uuid,
+        subscriber.queue,
+        case when is_ready then nextval('penstock.job_seq') end,
+        coalesce(p_run_after, p_moment),
+        p_expires_at,
+        p_moment,
+        p_moment,
+        type.attempts,
+        type.attempts,
+        subscriber.key,
+        'null',
+        p_number
+    from penstock.subscriptions as subscriber
+    cross join lateral (select jobs.attempts from penstock.jobs where jobs.name = subscriber.queue offset 0) as type
+    where subscriber.topic = p_topic
+        and (subscriber.filter is null or p_data @> subscriber.filter)
+    -- In the order of the queues: neighbours in the ready queue are written together.
+    order by subscriber.topic, subscriber.client_id;
+    get diagnostics copies = row_count;
+    return copies;
+end
+$$;
+comment on function penstock.insert_copies(text, jsonb, uuid, bigint, timestamptz, timestamptz, timestamptz) is
+    'Part of publish: writes a copy for each subscriber, and returns how many.';
+
+create or replace function penstock.insert_coalescing_copies(
+    p_topic text, p_data jsonb, p_first uuid, p_number bigint, p_moment timestamptz, p_run_after timestamptz, p_expires_at timestamptz,
+    p_unique_key text, out copies integer, out coalesced uuid[]
+)
+language plpgsql
+as $$
+declare
+    is_ready constant boolean := p_run_after is null or p_run_after <= p_moment;
+    numbers bigint[];
+    rest bigint[];
+    standing uuid[];
+begin
+    copies := 0;
+    coalesced := '{}';
+    numbers := array(
+        select subscriber.number
+        from penstock.subscriptions as subscriber
+        where subscriber.topic = p_topic and (subscriber.filter is null or p_data @> subscriber.filter)
+        order by subscriber.number
+    );
+    for tries in 1 .. 100 loop
+        insert into penstock.queued_jobs (
+            id, name, seq, run_after, expires_at, created_at, updated_at, attempts, max_attempts, key, unique_key, coalesces, data, message
+        )
+        select
+            penstock.copy_id(p_first, subscriber.number),
+            subscriber.queue,
+            case when is_ready then nextval('penstock.job_seq') end,
+            coalesce(p_run_after, p_moment),
+            p_expires_at,
+            p_moment,
+            p_moment,
+            type.attempts,
+            type.attempts,
+            subscriber.key,
+            penstock.unique_of(p_unique_key, subscriber.key),
+            true,
+            'null',
+            p_number
+        from unnest(numbers) as given (number)
+        cross join lateral (select * from penstock.subscriptions as found where found.number = given.number offset 0) as subscriber
+        cross join lateral (select jobs.attempts from penstock.jobs where jobs.name = subscriber.queue offset 0) as type
+        on conflict do nothing;
+        copies := (select count(*) from penstock.queued_jobs where id between p_first and penstock.last_copy_id(p_first));
+        -- As in enqueue: the share lock holds off the claim until the caller commits. A job that is being claimed at this
+        -- moment no longer coalesces: for its queue insert again.
+        with others as (
+            select subscriber.number, other.id
+            from unnest(numbers) as given (number)
+            cross join lateral (select * from penstock.subscriptions as found where found.number = given.number offset 0) as subscriber
+            left join lateral (
+                select queued.id
+                from penstock.queued_jobs as queued
+                where queued.name = subscriber.queue
+                    and queued.unique_key = penstock.unique_of(p_unique_key, subscriber.key)
+                    and queued.coalesces
+                for share of queued
+            ) as other on true
+        )
+        select
+            array_agg(others.id) filter (where others.id not between p_first and penstock.last_copy_id(p_first)),
+            array_agg(others.number) filter (where others.id is null)
+        into standing, rest
+        from others;
+        coalesced := coalesced || coalesce(standing, '{}');
+        if rest is null then
+            coalesced := nullif(coalesced, '{}');
+            return;
+        end if;
+        numbers := rest;
+    end loop;
+    raise exception 'copies for % conflict with others again and again', p_topic
+        using errcode = '40001', hint = 'Retry the transaction.';
+end
+$$;
+comment on function penstock.insert_coalescing_copies(text, jsonb, uuid, bigint, timestamptz, timestamptz, timestamptz, text) is
+    'Part of publish: writes a copy for each subscriber in whose queue none with the same unique key waits; coalesced: those that do.';
+
+create or replace function penstock.unique_of(p_unique_key text, p_key text)
+returns text
+language sql
+immutable
+parallel safe
+as $$
+    -- In a queue that several subscribers share, each coalesces for itself; a key has no white space.
+    select case when p_key is null then p_unique_key else p_key || ' ' || p_unique_key end
+$$;
+comment on function penstock.unique_of(text, text) is 'The unique key of a copy.';
+
+create or replace function penstock.wake_subscribers(p_topic text)
+returns void
+language plpgsql
+as $$
+declare
+    idle text;
+begin
+    for idle in
+        select distinct waiting.worker
+        from (
+            select there.worker, subscriber.queue, row_number() over (partition by subscriber.queue order by random()) as place
+            from penstock.idle_workers as there,
+                unnest(there.names) as wanted (name)
+            join lateral (
+                select candidate.queue, candidate.topic, candidate.key
+                from penstock.subscriptions as candidate
+                where candidate.queue = wanted.name
+                limit 1
+            ) as subscriber on true
+            where there.since > clock_timestamp() - interval '30 seconds'
+                -- A queue that subscribers share may have some of this topic.
+                and (subscriber.topic = p_topic or subscriber.key is not null)
+        ) as waiting
+        -- One more than there is work for, since it may have died; in a queue that subscribers share each brings more.
+        where waiting.place <= 2
+    loop
+        perform pg_notify('penstock_' || idle, 'jobs');
+    end loop;
+end
+$$;
+comment on function penstock.wake_subscribers(text) is 'Part of publish: notifies idle workers of the subscribers; does nothing when none is idle.';
+
+create or replace function penstock.write_message(
+    p_topic text, p_seq bigint, p_moment timestamptz, p_id uuid, p_data jsonb, p_unique_key text, p_run_after timestamptz,
+    p_expires_at timestamptz, out id uuid, out receivers integer, out coalesced integer
+)
+language plpgsql
+as $$
+declare
+    message_number constant bigint := nextval('penstock.message_number');
+    first_id constant uuid := penstock.first_copy_id(p_moment, message_number);
+    stood_in uuid[];
+begin
+    id := coalesce(p_id, first_id);
+    if p_unique_key is null then
+        receivers := penstock.insert_copies(p_topic, p_data, first_id, message_number, p_moment, p_run_after, p_expires_at);
+    else
+        select copies.copies + coalesce(cardinality(copies.coalesced), 0), copies.coalesced into receivers, stood_in
+        from penstock.insert_coalescing_copies(
+            p_topic, p_data, first_id, message_number, p_moment, p_run_after, p_expires_at, p_unique_key
+        ) as copies;
+    end if;
+    coalesced := coalesce(cardinality(stood_in), 0);
+    insert into penstock.topic_messages (number, seq, published_at, run_after, expires_at, id, receivers, topic, unique_key, coalesced, data)
+    values (message_number, p_seq, p_moment, p_run_after, p_expires_at, write_message.id, write_message.receivers, p_topic, p_unique_key, stood_in, p_data)
+    on conflict on constraint topic_messages_id_key do nothing;
+    if not found then
+        raise exception 'message % is being published to another topic', write_message.id
+            using errcode = 'PS409', hint = 'Every message needs an id of its own.';
+    end if;
+end
+$$;
+comment on function penstock.write_message(text, bigint, timestamptz, uuid, jsonb, text, timestamptz, timestamptz) is
+    'Part of publish: writes a message and its copies, for a caller who holds the topic.';
+
+create or replace function penstock.publish(
+    p_topic text,
+    p_data jsonb default '{}',
+    p_id uuid default null,
+    p_unique_key text default null,
+    p_run_after timestamptz default null,
+    p_expires_at timestamptz default null,
+    out id uuid,
+    out seq bigint,
+    out receivers integer,
+    out coalesced integer,
+    out outcome text
+)
+language plpgsql
+security definer
+set search_path = penstock, pg_temp
+as $$
+#variable_conflict use_column
+declare
+    topic penstock.topics;
+    moment timestamptz;
+    there record;
+begin
+    perform penstock.check_message(coalesce(p_topic, 'null'), p_data, p_unique_key);
+    if penstock.is_odd(p_data) then
+        perform penstock.check_json(p_data, format('the message for %s', p_topic));
+    end if;
+    if p_run_after is not null or p_expires_at is not null then
+        perform penstock.check_times(array[p_run_after, p_expires_at]);
+    end if;
+    topic := penstock.lock_topic(p_topic);
+    if pg_column_size(p_data) > 16384 then
+        perform penstock.note_large(p_topic);
+    end if;
+    if p_id is not null then
+        select message.topic, message.id, message.seq, message.receivers, coalesce(cardinality(message.coalesced), 0) as coalesced
+        into there
+        from penstock.topic_messages as message
+        where message.id = p_id;
+        if found then
+            if there.topic <> p_topic then
+                raise exception 'message % was published to %', p_id, there.topic
+                    using errcode = 'PS409', hint = 'Every message needs an id of its own.';
+            end if;
+            id := there.id;
+            seq := there.seq;
+            receivers := there.receivers;
+            coalesced := there.coalesced;
+            outcome := 'duplicate';
+            return;
+        end if;
+    end if;
+    moment := date_trunc('milliseconds', penstock.clock());
+    perform penstock.end_expired(p_topic, moment);
+    -- The xid before the first number of a job: see the head of the jobs' tables.
+    perform pg_current_xact_id();
+    seq := topic.last_seq + 1;
+    outcome := 'published';
+    select written.id, written.receivers, written.coalesced into id, receivers, coalesced
+    from penstock.write_message(p_topic, seq, moment, p_id, p_data, p_unique_key, p_run_after, p_expires_at) as written;
+    update penstock.topics set last_seq = topics.last_seq + 1 where topics.name = p_topic;
+    if receivers > coalesced and (p_run_after is null or p_run_after < moment + interval '5 seconds') then
+        perform penstock.wake_subscribers(p_topic);
+    end if;
+end
+$$;
+comment on function penstock.publish(text, jsonb, uuid, text, timestamptz, timestamptz) is
+    'Publishes a message to the subscribers that a topic has when the caller''s transaction commits: each gets a copy as a job. p_id: the same id again is the same message (outcome duplicate). p_unique_key: a subscriber in whose queue a copy with this key waits gets no other (counted in coalesced). p_run_after, p_expires_at: of each copy. Holds the topic until the transaction ends, so publish last. PS404 when there is no such topic.';
+
+create or replace function penstock.publish_json(p_topic text, p_message jsonb)
+returns table (id uuid, seq bigint, receivers integer, coalesced integer, outcome text)
+language plpgsql
+security definer
+set search_path = penstock, pg_temp
+as $$
+#variable_conflict use_column
+declare
+    known constant text[] := array['data', 'id', 'unique_key', 'run_after', 'expires_at'];
+    is_one constant boolean := jsonb_typeof(p_message) is distinct from 'array';
+    documents constant jsonb := case when is_one then jsonb_build_array(p_message) else p_message end;
+    given record;
+begin
+    perform penstock.check_documents(documents, known, 'message', '{"data": {"delay": 12}, "unique_key": "JFK"}');
+    begin
+        select
+            array_agg(coalesce(message -> 'data', '{}') order by place) as data,
+            array_agg((message ->> 'id')::uuid order by place) as ids,
+            array_agg(message ->> 'unique_key' order by place) as unique_keys,
+            array_agg(penstock.moment(message -> 'run_after') order by place) as run_after,
+            array_agg(penstock.moment(message -> 'expires_at') order by place) as expires_at
+        into given
+        from jsonb_array_elements(documents) with ordinality as one (message, place);
+    exception
+        when data_exception then
+            raise exception 'invalid message: %', sqlerrm
+                using errcode = 'PS400', hint = 'id is a UUID, run_after and expires_at are times such as "2026-01-31T12:00:00Z", or seconds from now.';
+    end;
+    if is_one then
+        return query
+        select published.*
+        from penstock.publish(
+            p_topic, given.data[1], given.ids[1], given.unique_keys[1], given.run_after[1], given.expires_at[1]
+        ) as published;
+    else
+        return query
+        select published.id, published.seq, published.receivers, published.coalesced, published.outcome
+        from penstock.publish_many(
+            p_topic, coalesce(given.data, '{}'),
+            array(select coalesce(one.id, penstock.new_id()) from unnest(given.ids) with ordinality as one (id, place) order by one.place),
+            given.unique_keys, given.run_after, given.expires_at
+        ) as published
+        order by published.ordinal;
+    end if;
+end
+$$;
+comment on function penstock.publish_json(text, jsonb) is
+    'publish with one JSON parameter: {data, id, unique_key, run_after, expires_at}, each optional; times are text, or numbers of seconds from now. An array of such objects: publish_many, with a row for each in their order.';

@@ -1,0 +1,167 @@
+-- Workers: one row each, kept alive by a heartbeat.
+
+create or replace function penstock.register_worker(
+    p_id text,
+    p_names text[],
+    p_host text default '',
+    p_pid integer default 0,
+    p_concurrency integer default 1,
+    p_dead_after interval default '10 seconds',
+    p_metadata jsonb default '{}'
+)
+returns void
+language plpgsql
+security definer
+set search_path = penstock, pg_temp
+as $$
+declare
+    moment constant timestamptz := penstock.clock();
+begin
+    perform penstock.check_size(cardinality(p_names), 10000, 'job types');
+    if p_id is null or p_id !~ '^(?![.]{1,2}$)[A-Za-z0-9_.-]{1,50}$' then
+        raise exception 'invalid worker id: %', coalesce(quote_literal(left(p_id, 100)), 'null')
+            using errcode = 'PS400', hint = 'A worker id has 1 to 50 letters, digits, ".", "-" or "_".';
+    end if;
+    if p_dead_after is null or p_dead_after not between interval '1 second' and interval '1 day' then
+        raise exception 'invalid dead_after: %', coalesce(p_dead_after::text, 'null')
+            using errcode = 'PS400', hint = 'Use between 1 second and 1 day, and heartbeat at least twice in that time.';
+    end if;
+    if p_concurrency is null or p_concurrency not between 0 and 1000000 then
+        raise exception 'invalid concurrency: %', coalesce(p_concurrency::text, 'null')
+            using errcode = 'PS400', hint = 'A worker runs between 0 and 1,000,000 jobs at once.';
+    end if;
+    perform penstock.check_json(p_metadata, 'the metadata of a worker', 65536);
+    insert into penstock.workers (id, host, pid, names, concurrency, metadata, started_at, seen_at, dead_after)
+    values (p_id, left(coalesce(p_host, ''), 255), coalesce(p_pid, 0), coalesce(p_names, '{}'), p_concurrency, coalesce(p_metadata, '{}'), moment, moment, p_dead_after)
+    on conflict (id) do nothing;
+    if not found then
+        raise exception 'worker % is registered already', p_id
+            using errcode = 'PS409', hint = 'Every worker process needs an id of its own.';
+    end if;
+end
+$$;
+comment on function penstock.register_worker(text, text[], text, integer, integer, interval, jsonb) is
+    'Announces a worker. From now on it must call heartbeat, or its jobs are recovered p_dead_after its last one. A client that claims without registering keeps its jobs for the visibility timeout.';
+
+create or replace function penstock.heartbeat(
+    p_id text,
+    p_in_flight integer default 0,
+    p_state text default 'running',
+    out known boolean,
+    out cancelled uuid[],
+    out leases bigint[],
+    out workers integer
+)
+language plpgsql
+security definer
+set search_path = penstock, pg_temp
+as $$
+begin
+    update penstock.workers
+    set seen_at = penstock.clock(),
+        in_flight = p_in_flight,
+        state = p_state
+    where id = p_id and state <> 'dead';
+    known := found;
+    select array_agg(held.id), array_agg(asked.job) filter (where asked.job is not null)
+    into leases, cancelled
+    from penstock.leases as held
+    left join lateral unnest(held.cancelled) as asked (job) on true
+    where held.worker = p_id;
+    select count(*) into workers from penstock.workers where state <> 'dead';
+end
+$$;
+comment on function penstock.heartbeat(text, integer, text) is
+    'Keeps a worker alive. known: false when it was taken for dead, so that it must drop its jobs and register again; cancelled: jobs it should cancel; leases: what it holds; workers: how many there are.';
+
+create or replace function penstock.note_halted(p_worker text, p_consumer text, p_error text)
+returns void
+language sql
+security definer
+set search_path = penstock, pg_temp
+as $$
+    update penstock.workers
+    set halted = halted || jsonb_build_object(left(p_consumer, 200), left(p_error, 1000))
+    where id = p_worker
+        and (halted ? left(p_consumer, 200) or (select count(*) from jsonb_object_keys(halted)) < 1000)
+$$;
+comment on function penstock.note_halted(text, text, text) is
+    'A worker says that one of its consumers (stream/group) has ended with an error, while it goes on with its other work.';
+
+create or replace function penstock.unregister_worker(p_id text)
+returns void
+language plpgsql
+security definer
+set search_path = penstock, pg_temp
+as $$
+begin
+    update penstock.workers set state = 'dead' where id = p_id;
+    delete from penstock.idle_workers where worker = p_id;
+    delete from penstock.place_waiters where worker = p_id;
+    perform penstock.ensure_archive(penstock.clock());
+    perform penstock.recover_leases(
+        array(select id from penstock.leases where worker = p_id),
+        jsonb_build_object('type', 'WorkerLost', 'message', 'the worker went away while it held the job'),
+        penstock.clock()
+    );
+    -- What was locked just now is left to recover, which finds it by this row.
+    delete from penstock.workers where id = p_id and not exists (select from penstock.leases where worker = p_id);
+end
+$$;
+comment on function penstock.unregister_worker(text) is 'The orderly end of a worker. What it still holds is recovered at once.';
+
+create or replace function penstock.release_unknown(p_worker text, p_known bigint[])
+returns integer
+language plpgsql
+security definer
+set search_path = penstock, pg_temp
+as $$
+declare
+    lost penstock.leases;
+    released integer := 0;
+begin
+    perform penstock.check_size(cardinality(p_known), 100000, 'leases');
+    for lost in
+        select *
+        from penstock.leases
+        where worker = p_worker
+            and id <> all (coalesce(p_known, '{}'))
+            -- The answer to an extend may be lost or under way: the client that knows the old lease has the jobs.
+            and (renews is null or renews <> all (coalesce(p_known, '{}')))
+        order by id
+    loop
+        released := released + (
+            select count(*)
+            from penstock.end_attempts(
+                jobs.ids, jobs.attempts, array_fill(lost.id, array[cardinality(jobs.ids)]),
+                array_fill('released'::text, array[cardinality(jobs.ids)]), null, null, penstock.clock()
+            )
+            where jobs.ids is not null
+        )
+        from (
+            select array_agg(job.id) as ids, array_agg(job.attempts) as attempts
+            from penstock.jobs_of_lease(lost) as job
+        ) as jobs;
+    end loop;
+    return released;
+end
+$$;
+comment on function penstock.release_unknown(text, bigint[]) is
+    'Hands back what a worker holds without knowing it, since the answer to its claim was lost. Returns how many jobs.';
+
+create or replace function penstock.wait_for_jobs(p_worker text, p_names text[])
+returns void
+language plpgsql
+security definer
+set search_path = penstock, pg_temp
+as $$
+begin
+    perform penstock.check_size(cardinality(p_names), 10000, 'job types');
+    perform penstock.check_worker(p_worker);
+    insert into penstock.idle_workers (worker, names, since)
+    values (p_worker, coalesce(p_names, '{}'), clock_timestamp())
+    on conflict (worker) do update set names = excluded.names, since = excluded.since;
+end
+$$;
+comment on function penstock.wait_for_jobs(text, text[]) is
+    'Says that a worker is idle and listens on the channel penstock_<worker>. Claim once more after it: a job may have come in between. The next successful claim takes it back.';

@@ -1,0 +1,44 @@
+-- Core: what a database knows of Penstock itself.
+--
+-- A migration writes the row of protocol (postgres/migrate.py says what it means). grant_access writes a row of access_grants for
+-- each role, and a migration repeats all grants from there.
+--
+-- Maintenance that one process at a time does for all locks its row of maintenance. Advisory locks would not do: any login of the database
+-- can hold one for ever, and lost jobs would no longer be recovered.
+
+create table penstock.protocol (
+    is_row boolean primary key default true,
+    number integer not null,
+    oldest integer not null,
+    version text not null,
+    changed_at timestamptz not null default now(),
+    constraint protocol_is_row_check check (is_row),
+    constraint protocol_range_check check (oldest between 1 and number)
+);
+comment on table penstock.protocol is 'The protocol that the functions speak. One row.';
+comment on column penstock.protocol.is_row is 'Always true: there is one row.';
+comment on column penstock.protocol.number is
+    'Number of the protocol; it grows when a function that clients call is added or changed.';
+comment on column penstock.protocol.oldest is
+    'The oldest protocol whose clients still find all that they call; it grows when a function is dropped or means something else.';
+comment on column penstock.protocol.version is 'The version of Penstock whose functions these are.';
+comment on column penstock.protocol.changed_at is 'When a migration last wrote it.';
+
+create table penstock.access_grants (
+    role_name name not null,
+    access text not null,
+    primary key (role_name)
+);
+comment on table penstock.access_grants is
+    'Which access each role was given, so that a migration can give it to new functions too. A role has one access, so that to give it less takes something away.';
+comment on column penstock.access_grants.role_name is 'The role.';
+comment on column penstock.access_grants.access is 'Its access: reader, producer, worker, server or admin.';
+
+create table penstock.maintenance (
+    name text primary key
+);
+comment on table penstock.maintenance is
+    'Maintenance that one process at a time does for all: a row for each kind, to be locked. Only functions of the owner can lock them.';
+comment on column penstock.maintenance.name is
+    'The work: recover (jobs of lost workers) or maintain_topics (subscriptions and queues that are over).';
+insert into penstock.maintenance (name) values ('recover'), ('maintain_topics');

@@ -1,0 +1,364 @@
+-- Jobs: the tables.
+--
+-- The life of a job. An enqueue writes one row to queued_jobs. When its time has come the row carries a number,
+-- seq, and stands in the ready queue of its type; while its time lies ahead (run_after) seq is null and the row
+-- stands among the deferred, which a claim never touches. A claim gives a batch of ready rows to a worker: it
+-- turns their status to in-progress and points them at one new row in leases. The worker settles its jobs in
+-- batches too: a settled job leaves queued_jobs and enters archived_jobs in one statement, or, when it failed and
+-- has attempts left, goes back to the deferred ones. When the last job of a lease is settled the lease is gone.
+-- A lease that ends otherwise (its time is up, or its worker stopped beating) is recovered by any other worker.
+-- A job that cannot be read, or that ends every worker which runs it, is archived as failed like any other that failed;
+-- its reason says that it is one of these.
+--
+-- What keeps this fast, and has to stay true:
+--
+-- * A claim is a HOT update: no index holds a column that a claim changes (status, lease, updated_at), neither as
+--   a key nor in its predicate, and pages are filled to 40 % so that every row has room for its second version.
+--   The one exception is a job with a unique key: claiming it frees the key, which must leave the index.
+-- * What a batch shared (worker, start, end) stands once in leases, not in each job. The number of jobs in flight
+--   of a type is therefore the sum over a few lease rows, exact and cheap.
+-- * seq is drawn only after the transaction has its xid (see enqueue_many), so that a worker can tell from a
+--   snapshot which numbers can no longer appear, and need not look below them again.
+-- * The archive is partitioned by the day a job finished, and is dropped by partition.
+-- * The first job with a new priority notes it in type_priorities, and the first large payload of a type in large_payloads. Neither has a
+--   unique index: it would make every other transaction that uses the priority wait for the end of that one, which is the caller's
+--   and may be long. So a row may be there more than once: at most as often as transactions were the first at the same time.
+--
+-- Crashes. It cannot be told which of the jobs in flight killed a worker. So none of them is condemned for it: a job that was lost
+-- with its worker goes back to its place, and no attempt of those that it may fail is used up (max_attempts grows instead, so that
+-- the number of the attempt does). After its second crash it waits in isolation (crashes = 2, run_after in the year 9999: no claim sees it)
+-- until a worker has nothing else to do and runs it alone (crashes = 3). What ends its worker then is archived as failed with the
+-- reason quarantined; what survives is an ordinary job again. In a pool that blocks, a job that waits in isolation keeps its number, and so
+-- holds its key.
+--
+-- A job that may be started only once needs more: a note (begun) that is written before it starts. A holder that promises to write
+-- it stands in holders; what it had not begun when it was lost was not started, and goes back untouched. What others hold counts as
+-- started when it is claimed. A dispatcher runs nothing itself but sends jobs elsewhere, under their attempt numbers: its loss uses
+-- up the attempt of what it had begun, since that number has been seen, and says nothing against any job.
+--
+-- The places of a limit go round. A type with a concurrency or a rate limit has so many places over all workers. The worker that
+-- settles a job could take the place that this frees at once, while the others only look now and then. Therefore a worker that found
+-- none waits with a ticket (place_waiters). A claim leaves their share to those with earlier tickets; what frees places, a settle or
+-- a claim that left some, notifies the first who waits. A worker that took a place and wants more goes behind all who wait; one
+-- that got all that it can use waits no more. An offer that is not taken within a second is void, so that a worker that died or is
+-- stopped holds up no other. The rows are written by claims, which the lock of the type puts in one order, and by waiters; a settle
+-- only reads them, since it may stand in a long transaction of a caller.
+
+create type penstock.delivery_strategy as enum ('at_least_once', 'at_most_once');
+create type penstock.job_status as enum ('queued', 'in-progress');
+create type penstock.archived_job_status as enum ('succeeded', 'failed', 'expired', 'cancelled');
+
+create sequence penstock.job_seq as bigint;
+comment on sequence penstock.job_seq is 'The place of a job in the ready queue of its type and priority.';
+
+create sequence penstock.lease_id as bigint;
+comment on sequence penstock.lease_id is 'Numbers leases; a number is never used twice, so it can fence.';
+
+create sequence penstock.place_ticket as bigint;
+comment on sequence penstock.place_ticket is 'Orders those who wait for a place of a limit.';
+
+create table penstock.jobs (
+    name text primary key,
+    delivery_strategy penstock.delivery_strategy not null default 'at_least_once',
+    attempts smallint not null default 5,
+    concurrency integer,
+    visibility_timeout interval not null default '5 minutes',
+    time_limit interval,
+    backoff_base interval not null default '2 seconds',
+    backoff_factor double precision not null default 2,
+    backoff_cap interval not null default '1 hour',
+    backoff_jitter double precision not null default 0.1,
+    rate_limit integer,
+    rate_period interval,
+    keep_result boolean not null default false,
+    paused_at timestamptz,
+    topic text,
+    declaration jsonb,
+    created_at timestamptz not null default now(),
+    updated_at timestamptz not null default now(),
+    constraint jobs_attempts_check check (attempts > 0),
+    constraint jobs_concurrency_check check (concurrency >= 0)
+);
+comment on table penstock.jobs is 'Job types: how the jobs of a name are delivered, retried and limited.';
+comment on column penstock.jobs.name is 'Name of the job type.';
+comment on column penstock.jobs.delivery_strategy is 'at_least_once retries; at_most_once starts a job once, whatever happens.';
+comment on column penstock.jobs.attempts is 'How often a job is started before it is archived as failed.';
+comment on column penstock.jobs.concurrency is 'Most jobs in flight at once over all workers; null: no limit, 0: paused.';
+comment on column penstock.jobs.visibility_timeout is
+    'How long a claimed job belongs to its worker unless the lease is extended.';
+comment on column penstock.jobs.time_limit is 'How long a handler may run; null: a little less than the visibility timeout.';
+comment on column penstock.jobs.backoff_base is 'Delay before the first retry.';
+comment on column penstock.jobs.backoff_factor is 'Each further retry waits this many times longer.';
+comment on column penstock.jobs.backoff_cap is 'The longest delay before a retry.';
+comment on column penstock.jobs.backoff_jitter is 'Share of the delay that is random, 0 to 1: 0.1 is plus or minus 10 %.';
+comment on column penstock.jobs.rate_limit is 'Most jobs started within any rate_period over all workers; null: no limit.';
+comment on column penstock.jobs.rate_period is 'The period of rate_limit.';
+comment on column penstock.jobs.keep_result is 'Whether what a handler returns is kept in archived_jobs.result.';
+comment on column penstock.jobs.paused_at is 'Since when the type is paused; null: it is not.';
+comment on column penstock.jobs.topic is 'The topic of which this is the queue of a subscriber; null: a job type of its own.';
+comment on column penstock.jobs.declaration is
+    'What the application declared last, so that a change made by hand outlives a restart.';
+comment on column penstock.jobs.created_at is 'When the type was created.';
+comment on column penstock.jobs.updated_at is 'When its options last changed.';
+
+create table penstock.type_priorities (
+    name text not null,
+    priority smallint not null
+);
+comment on table penstock.type_priorities is
+    'Which priorities each job type has ever used: a claim looks into each, lowest first. A priority may be noted more than once.';
+comment on column penstock.type_priorities.name is 'Name of the job type.';
+comment on column penstock.type_priorities.priority is 'A priority that its jobs have had.';
+
+create index type_priorities_name on penstock.type_priorities (name, priority);
+
+create table penstock.large_payloads (
+    name text not null
+);
+comment on table penstock.large_payloads is
+    'Job types and topics that ever had a payload above 16 KiB: a claim of these weighs what it takes. A name may be noted more than once: at most as often as transactions were the first at the same time.';
+comment on column penstock.large_payloads.name is 'Name of the job type or topic.';
+
+create index large_payloads_name on penstock.large_payloads (name);
+
+create table penstock.queued_jobs (
+    seq bigint,
+    lease bigint,
+    message bigint,
+    run_after timestamptz not null,
+    expires_at timestamptz,
+    created_at timestamptz not null,
+    updated_at timestamptz not null,
+    cancel_requested_at timestamptz,
+    id uuid not null,
+    status penstock.job_status not null default 'queued',
+    slot integer,
+    attempts smallint not null,
+    max_attempts smallint not null,
+    priority smallint not null default 0,
+    crashes smallint not null default 0,
+    coalesces boolean not null default false,
+    begun boolean not null default false,
+    name text not null,
+    key text,
+    unique_key text,
+    data jsonb not null,
+    errors jsonb,
+    progress jsonb,
+    replay_of uuid,
+    constraint queued_jobs_pkey primary key (id),
+    constraint queued_jobs_attempts_check check (attempts >= 0)
+)
+with (
+    fillfactor = 40,
+    autovacuum_vacuum_scale_factor = 0,
+    autovacuum_vacuum_threshold = 20000,
+    autovacuum_vacuum_insert_scale_factor = 0,
+    autovacuum_vacuum_insert_threshold = 200000,
+    autovacuum_analyze_scale_factor = 0,
+    autovacuum_analyze_threshold = 100000,
+    autovacuum_vacuum_cost_delay = 0,
+    vacuum_truncate = off
+);
+comment on table penstock.queued_jobs is 'Jobs that are not finished: ready, deferred, or in progress. Small and hot.';
+comment on column penstock.queued_jobs.seq is 'Place in the ready queue of (name, priority); null: deferred until run_after.';
+comment on column penstock.queued_jobs.lease is 'The lease under which a worker holds the job; null while queued.';
+comment on column penstock.queued_jobs.message is
+    'The topic message of which this is a copy, whose payload it has; then data is null in JSON.';
+comment on column penstock.queued_jobs.run_after is 'Not to be started before.';
+comment on column penstock.queued_jobs.expires_at is 'Archived as expired when not started by then; null: never.';
+comment on column penstock.queued_jobs.created_at is 'When it was enqueued.';
+comment on column penstock.queued_jobs.updated_at is 'When the row was last written.';
+comment on column penstock.queued_jobs.cancel_requested_at is 'When a cancellation was asked for while it was in progress.';
+comment on column penstock.queued_jobs.id is 'Made by the client (UUIDv7 by default); enqueueing it again is the same job.';
+comment on column penstock.queued_jobs.status is 'queued, or in-progress while a worker holds it.';
+comment on column penstock.queued_jobs.slot is 'In a pool: the slot of its key; null: a job of a plain queue.';
+comment on column penstock.queued_jobs.attempts is
+    'Attempts that are left, this one included; fences results of earlier attempts.';
+comment on column penstock.queued_jobs.max_attempts is
+    'Attempts that the job had when it was enqueued, and one more for each that was lost with its worker.';
+comment on column penstock.queued_jobs.priority is '-100 to 100, lower first, within a type.';
+comment on column penstock.queued_jobs.crashes is
+    'Workers lost while they held the job. 2: it waits to run alone (run_after is in the year 9999); 3: it runs alone.';
+comment on column penstock.queued_jobs.coalesces is 'While true, an enqueue with the same unique key returns this job.';
+comment on column penstock.queued_jobs.begun is 'Whether its holder, which promised to say so, has begun to start it.';
+comment on column penstock.queued_jobs.name is 'Name of the job type.';
+comment on column penstock.queued_jobs.key is 'Whose job it is (a tenant, an account); orders jobs in a pool.';
+comment on column penstock.queued_jobs.unique_key is 'Coalescing key, see coalesces; in a pool within the jobs of one key.';
+comment on column penstock.queued_jobs.data is 'The payload.';
+comment on column penstock.queued_jobs.errors is 'One object for each failed attempt, oldest first; null: none failed.';
+comment on column penstock.queued_jobs.progress is 'What the handler reported last.';
+comment on column penstock.queued_jobs.replay_of is 'The job that this one repeats.';
+
+-- The deferred jobs, in order of time over all types.
+create index queued_jobs_deferred on penstock.queued_jobs (run_after) where seq is null;
+create index queued_jobs_expiring on penstock.queued_jobs (expires_at) where expires_at is not null;
+-- The ready queue of plain queues. Only enqueue, promotion and retries write it, never a claim.
+create unique index queued_jobs_ready on penstock.queued_jobs (name, priority, seq) where seq is not null and slot is null;
+-- The ready queues of pools: one for each key, in which its jobs stand in order.
+create index queued_jobs_keyed on penstock.queued_jobs (name, slot, key collate "C", seq) where seq is not null and slot is not null;
+-- Jobs that wait to run alone.
+-- By their time and not by `crashes`: every change of a job compares the old and the new value of each column that an index knows,
+-- and this time is such a column already.
+create index queued_jobs_isolated on penstock.queued_jobs (name, seq) where run_after = '9999-01-01 00:00:00+00';
+-- In a pool a unique key is of its key: the same unique key of another key is another job.
+create unique index queued_jobs_unique on penstock.queued_jobs (name, unique_key, (case when slot is not null then key else '' end)) where coalesces;
+-- The replays of a job can be found from the job.
+create index queued_jobs_replays on penstock.queued_jobs (replay_of) where replay_of is not null;
+
+create table penstock.leases (
+    id bigint primary key,
+    first_seq bigint not null,
+    last_seq bigint not null,
+    renews bigint,
+    started_at timestamptz not null,
+    expires_at timestamptz not null,
+    open_jobs integer not null,
+    priority smallint not null,
+    name text not null,
+    worker text not null,
+    jobs uuid[],
+    cancelled uuid[],
+    constraint leases_open_jobs_check check (open_jobs >= 0)
+)
+with (
+    fillfactor = 50,
+    autovacuum_vacuum_scale_factor = 0,
+    autovacuum_vacuum_threshold = 1000,
+    autovacuum_vacuum_cost_delay = 0,
+    vacuum_truncate = off
+);
+comment on table penstock.leases is 'One row for each batch of jobs that a worker claimed and has not settled entirely.';
+comment on column penstock.leases.id is 'Number of the lease, from lease_id.';
+comment on column penstock.leases.first_seq is 'Its jobs are those of (name, priority) from here to last_seq that point to it.';
+comment on column penstock.leases.last_seq is 'See first_seq.';
+comment on column penstock.leases.renews is
+    'The lease from which an extend took its jobs: by it a repeated extend, whose first answer was lost, is recognised.';
+comment on column penstock.leases.started_at is 'When the batch was claimed.';
+comment on column penstock.leases.expires_at is 'When the jobs stop belonging to the worker.';
+comment on column penstock.leases.open_jobs is 'Jobs not settled yet; their sum over a type is its number of jobs in flight.';
+comment on column penstock.leases.priority is 'Priority of its jobs.';
+comment on column penstock.leases.name is 'Name of the job type.';
+comment on column penstock.leases.worker is 'Id of the worker, or of the member of a pool, that holds it.';
+comment on column penstock.leases.jobs is 'In a pool: the jobs of the batch, which stand in many key queues; null in a plain queue.';
+comment on column penstock.leases.cancelled is 'Jobs of this lease that are to be cancelled; the heartbeat tells the worker.';
+
+create index leases_name on penstock.leases (name);
+create index leases_worker on penstock.leases (worker);
+create index leases_expires_at on penstock.leases (expires_at);
+
+create table penstock.rate_windows (
+    name text not null,
+    key text not null,
+    ends_at timestamptz not null,
+    started integer not null,
+    primary key (name, key, ends_at)
+);
+comment on table penstock.rate_windows is
+    'Starts of rate-limited job types, and of the keys of pools that limit the rate of each key, summed over hundredths of the period.';
+comment on column penstock.rate_windows.name is 'Name of the job type.';
+comment on column penstock.rate_windows.key is 'The key; empty, which no key is: the starts of the type.';
+comment on column penstock.rate_windows.ends_at is 'End of the hundredth of the period.';
+comment on column penstock.rate_windows.started is 'Jobs that were started in it.';
+
+-- Old starts of keys are found whatever their key.
+create index rate_windows_keys on penstock.rate_windows (name, ends_at) where key <> '';
+
+create unlogged table penstock.place_waiters (
+    name text not null,
+    worker text not null,
+    channel text not null,
+    ticket bigint not null,
+    since timestamptz not null,
+    offered_at timestamptz,
+    primary key (name, worker)
+)
+with (fillfactor = 50);
+comment on table penstock.place_waiters is
+    'Workers that wait for a place of a type at its limit; unlogged, since they wait again after a restart.';
+comment on column penstock.place_waiters.name is 'The job type.';
+comment on column penstock.place_waiters.worker is 'The claimant: a worker, or a member of the pool.';
+comment on column penstock.place_waiters.channel is 'It listens on penstock_<channel>.';
+comment on column penstock.place_waiters.ticket is 'Its place among those who wait.';
+comment on column penstock.place_waiters.since is 'When it last said that it waits.';
+comment on column penstock.place_waiters.offered_at is 'Since when a place is kept for it; null: none is.';
+
+create table penstock.holders (
+    id text primary key,
+    kind text not null,
+    since timestamptz not null,
+    constraint holders_kind_check check (kind in ('worker', 'dispatcher'))
+);
+comment on table penstock.holders is 'Workers and members that call begin_jobs before they start an at_most_once job.';
+comment on column penstock.holders.id is 'Of the worker or member, as in leases.worker.';
+comment on column penstock.holders.kind is
+    'worker: it runs jobs; dispatcher: it sends them elsewhere under their attempt numbers, after begin_jobs.';
+comment on column penstock.holders.since is 'When it promised to call begin_jobs.';
+
+create table penstock.archived_jobs (
+    id uuid not null,
+    finished_at timestamptz not null,
+    created_at timestamptz not null,
+    run_after timestamptz not null,
+    xid xid8 not null default pg_current_xact_id(),
+    started_at timestamptz,
+    expires_at timestamptz,
+    message bigint,
+    status penstock.archived_job_status not null,
+    attempts smallint not null,
+    attempts_used smallint not null,
+    priority smallint not null,
+    name text not null,
+    worker text,
+    reason text,
+    key text,
+    unique_key text,
+    data jsonb not null,
+    errors jsonb,
+    result jsonb,
+    replay_of uuid,
+    constraint archived_jobs_pkey primary key (id, finished_at),
+    constraint archived_jobs_attempts_check check (attempts >= 0)
+)
+partition by range (finished_at);
+comment on table penstock.archived_jobs is 'Finished jobs, by day; insert-only.';
+comment on column penstock.archived_jobs.id is 'Id of the job.';
+comment on column penstock.archived_jobs.finished_at is 'When the job reached its terminal state.';
+comment on column penstock.archived_jobs.created_at is 'When it was enqueued.';
+comment on column penstock.archived_jobs.run_after is 'When it could start at the earliest.';
+comment on column penstock.archived_jobs.xid is 'The transaction that archived the job: what orders the archive by commit.';
+comment on column penstock.archived_jobs.started_at is 'When its last attempt was claimed; null: it never was.';
+comment on column penstock.archived_jobs.expires_at is
+    'It would have been archived as expired when not started by then; null: never.';
+comment on column penstock.archived_jobs.message is
+    'The topic message of which this is a copy, whose payload it has; then data is null in JSON.';
+comment on column penstock.archived_jobs.status is 'How it ended: succeeded, failed, expired or cancelled.';
+comment on column penstock.archived_jobs.attempts is
+    'Attempts that were left: as given to the worker when it succeeded, one less when it failed.';
+comment on column penstock.archived_jobs.attempts_used is 'How often it was claimed and not handed back.';
+comment on column penstock.archived_jobs.priority is 'As in queued_jobs.';
+comment on column penstock.archived_jobs.name is 'Name of the job type.';
+comment on column penstock.archived_jobs.worker is 'The worker that held the last attempt.';
+comment on column penstock.archived_jobs.reason is
+    'Why it ended so, where the status does not say it: quarantined, for a job that cannot be read or that ends its workers.';
+comment on column penstock.archived_jobs.key is 'As in queued_jobs.';
+comment on column penstock.archived_jobs.unique_key is 'As in queued_jobs.';
+comment on column penstock.archived_jobs.data is 'The payload.';
+comment on column penstock.archived_jobs.errors is 'One object for each failed attempt, oldest first.';
+comment on column penstock.archived_jobs.result is 'What the handler returned, when the type keeps results.';
+comment on column penstock.archived_jobs.replay_of is 'The job that it repeated.';
+
+create index archived_jobs_name on penstock.archived_jobs (name, finished_at);
+create index archived_jobs_xid on penstock.archived_jobs (xid);
+create index archived_jobs_replays on penstock.archived_jobs (replay_of) where replay_of is not null;
+
+create table penstock.quarantined_payloads (
+    id uuid primary key,
+    data jsonb not null,
+    quarantined_at timestamptz not null
+);
+comment on table penstock.quarantined_payloads is
+    'Payloads that no client can read, of jobs that were quarantined for it: archived_jobs has null instead, so that all others can be read.';
+comment on column penstock.quarantined_payloads.id is 'Id of the job.';
+comment on column penstock.quarantined_payloads.data is 'The payload.';
+comment on column penstock.quarantined_payloads.quarantined_at is 'When the job was quarantined.';

@@ -1,2 +1,0 @@
--- Its parameters change.
-drop function if exists penstock.scan(text, text[], jsonb, jsonb);

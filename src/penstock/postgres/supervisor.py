@@ -1,0 +1,410 @@
+"""The supervisor of an embedded server: runs PostgreSQL while a process uses it. See `penstock.postgres.embedded`.
+
+Run by its path with (data folder, folder of PostgreSQL's programs), in an isolated interpreter. It imports nothing of Penstock
+but `folders.py`, by its path, to be small. Exit codes: 0 the last user left, 3 another supervisor is there, 1 it could not start.
+
+Each start writes who may connect: only the operating system's user who owns the data folder, as any role.
+PostgreSQL refuses to run as root, so for root it runs as another user, who gets two folders: the data and the socket's. What root
+does to them, it does to the descriptors of folders that it made or checked.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import fasteners
+import psutil
+
+if TYPE_CHECKING:
+    from penstock.core import folders
+else:
+    _spec = importlib.util.spec_from_file_location("penstock_folders", Path(__file__).parents[1] / "core" / "folders.py")
+    folders = importlib.util.module_from_spec(_spec)
+    _spec.loader.exec_module(folders)
+
+USER = "penstock"
+SOCKET_RECORD = "socket-folder"
+LONGEST_SOCKET_FOLDER = 80
+ACCOUNTS = ("postgres", "pgserver", "nobody")
+"""The users as whom PostgreSQL runs for root: the first that exists, unless the data belong to another user already."""
+SHARED_ACCOUNTS = ("nobody",)
+"""Of those, who also runs what has nothing to do with PostgreSQL."""
+PRIVATE_GROUPS = range(50_000, 60_000)
+"""Numbers of groups: above what systems give to people, and within what a container without privileges has."""
+RULES_HEAD = "# Written by Penstock at each start of the server. What you add here is lost."
+# PostgreSQL looks for tables in the schema with the name of the user first. That is Penstock's: an application's own tables
+# would land there, or find Penstock's in their place. A user who set another path keeps it.
+PUBLIC_FIRST = f"""
+do $$ begin
+    if not exists (
+        select from pg_db_role_setting, unnest(setconfig) as setting
+        where setrole in (0, to_regrole('{USER}')) and setting like 'search\\_path=%'
+    ) then
+        alter role {USER} set search_path = public;
+    end if;
+end $$"""
+SETTINGS = {
+    "listen_addresses": "",
+    "unix_socket_permissions": "0700",
+    "max_connections": "200",
+    "shared_buffers": "128MB",
+    "max_wal_size": "2GB",
+    "wal_compression": "on",
+    "jit": "off",
+    "autovacuum_naptime": "10s",
+    "log_checkpoints": "off",
+    # Errors of statements quote payloads and reach their caller anyway; only messages about the server itself are logged.
+    "log_min_messages": "log",
+    "log_min_error_statement": "panic",
+    "timezone": "UTC",
+    "log_timezone": "UTC",
+}
+
+
+class Supervisor:
+    """One server, from its first user to its last."""
+
+    def __init__(self, folder: Path, bin_dir: Path) -> None:
+        self.folder = folder.resolve()
+        self.data = self.folder / "postgres"
+        self.bin_dir = bin_dir
+        self.socket_dir = self.folder / "socket"
+        self.ready = folder / "ready"
+        self.account: tuple[int, int] | None = None
+        self.identity: dict[str, Any] = {}
+        self.stopping = threading.Event()
+        self.server: psutil.Process | None = None
+
+    def run(self) -> int:
+        """Keep the server; returns the exit code."""
+        lock = fasteners.InterProcessLock(str(self.folder / "supervisor.lock"))
+        if not lock.acquire(blocking=False):
+            return 3
+        self.ready.unlink(missing_ok=True)
+        try:
+            self._prepare()
+        except folders.UnsafeFolder as error:
+            raise SystemExit(f"not started: {error}") from None
+        self.server = self._running() or self._start()
+        threading.Thread(target=self._await_last_user, daemon=True).start()
+        failures = 0
+        started = time.monotonic()
+        while True:
+            code = self._wait()
+            if self.stopping.is_set():
+                self.ready.unlink(missing_ok=True)
+                self._leave_socket_folder()
+                return 0
+            # A crash. What it left behind (shared memory held by its children) can be in the way for a moment.
+            failures = 0 if time.monotonic() - started > 60 else failures + 1
+            if failures > 20:
+                print(f"the server ended with {code} again and again", file=sys.stderr)
+                return 1
+            time.sleep(min(0.1 * 2**failures, 5.0))
+            started = time.monotonic()
+            self.server = self._start()
+
+    def _wait(self) -> int | None:
+        assert self.server is not None  # noqa: S101
+        server = self.server
+        while True:
+            try:
+                return server.wait(timeout=0.5)
+            except psutil.TimeoutExpired:
+                if not self.ready.exists() and self._answers():
+                    self._create_database()
+                    self.ready.touch()
+            except psutil.NoSuchProcess:
+                return None
+
+    def _await_last_user(self) -> None:
+        users = fasteners.InterProcessReaderWriterLock(str(self.folder / "users.lock"))
+        users.acquire_write_lock(blocking=True, delay=0.05, max_delay=0.25)
+        # The lock is held until the end of this process: a process that comes now waits for it and starts a new supervisor.
+        self.stopping.set()
+        if self.server is not None:
+            try:
+                self.server.send_signal(signal.SIGINT)
+            except psutil.NoSuchProcess:
+                return
+
+    def _open_the_way(self) -> None:
+        """Let the server's user reach its files. Each start does so, since the parent folders may have been closed meanwhile."""
+        for path in (self.data, self.socket_dir, (self.bin_dir / "postgres").resolve()):
+            folders.let_through(path, self.account[1] if self.account else None)
+
+    def _start(self) -> psutil.Process:
+        if self.account is not None:
+            self._open_the_way()
+        self._clear_away()
+        self._say_who_may_connect()
+        log_file = self.folder / "postgres.log"
+        if log_file.exists() and log_file.stat().st_size > 10_000_000:
+            log_file.unlink()
+        arguments = [str(self.bin_dir / "postgres"), "-D", str(self.data), "-k", str(self.socket_dir)]
+        for name, value in SETTINGS.items():
+            arguments += ["-c", f"{name}={value}"]
+        with log_file.open("ab") as output:
+            process = psutil.Popen(
+                arguments, stdin=subprocess.DEVNULL, stdout=output, stderr=output, cwd=self.data, **self.identity
+            )
+        deadline = time.monotonic() + 30
+        while time.monotonic() < deadline and process.poll() is None:
+            if self._answers():
+                self._create_database()
+                self.ready.touch()
+                break
+            time.sleep(0.02)
+        return process
+
+    def _running(self) -> psutil.Process | None:
+        """The server that an earlier supervisor left, when there is one."""
+        try:
+            process = psutil.Process(int((self.data / "postmaster.pid").read_text().splitlines()[0]))
+        except (OSError, ValueError, IndexError, psutil.Error):
+            return None
+        if not self._works_here(process) or not self._uses_socket_dir():
+            return None
+        self._say_who_may_connect()
+        process.send_signal(signal.SIGHUP)  # read it
+        if self._answers():
+            self._create_database()
+            self.ready.touch()
+        return process
+
+    def _clear_away(self) -> None:
+        """End what a dead server left, and remove its lock files.
+
+        A backend that computes does not see that its server died; it would keep the shared memory, and go on writing. The lock
+        files name a process id, which may belong to any other process by now. They may go only when no backend is left.
+        """
+        orphans = [process for process in psutil.process_iter() if self._works_here(process)]
+        for end in (psutil.Process.terminate, psutil.Process.kill):
+            for orphan in orphans:
+                with contextlib.suppress(psutil.Error):
+                    end(orphan)
+            _, orphans = psutil.wait_procs(orphans, timeout=2)
+        for place in (self.data, self.socket_dir):
+            folder = folders.open_checked(place, self._owners(), self._forbidden())
+            try:
+                for name in os.listdir(folder):  # noqa: PTH208 - a descriptor
+                    if name == "postmaster.pid" or name.startswith(".s.PGSQL."):
+                        os.unlink(name, dir_fd=folder)
+            finally:
+                os.close(folder)
+
+    def _works_here(self, process: psutil.Process) -> bool:
+        """Whether this is a process of PostgreSQL on our data: all of them work in its folder."""
+        try:
+            return process.name().startswith("postgres") and Path(process.cwd()) == self.data
+        except psutil.Error:
+            return False
+
+    def _uses_socket_dir(self) -> bool:
+        """Whether the server that runs has its socket in our folder; one of an older version may have it elsewhere."""
+        try:
+            return Path((self.data / "postmaster.pid").read_text().splitlines()[4]) == self.socket_dir
+        except (OSError, IndexError):
+            return False
+
+    def _owners(self) -> set[int]:
+        return {os.geteuid(), self.account[0]} if self.account else {os.geteuid()} if folders.POSIX else set()
+
+    def _forbidden(self) -> int:
+        """Which rights the server's folders may not give. A group that only the server has is no other."""
+        return 0o007 if self.account is not None and self._is_private(self.account[1]) else 0o077
+
+    def _prepare(self) -> None:
+        self._choose_account()
+        self._prepare_socket_folder()
+        if self.account is not None:
+            self._open_the_way()
+        version = self.data / "PG_VERSION"
+        if version.exists():
+            ours = (
+                subprocess.run(  # noqa: S603
+                    [self.bin_dir / "postgres", "--version"], check=True, capture_output=True, text=True
+                )
+                .stdout.split()[2]
+                .split(".")[0]
+            )
+            if version.read_text().strip() != ours:
+                raise SystemExit(
+                    f"the data in {self.data} is of PostgreSQL {version.read_text().strip()}, this is {ours}: "
+                    "move it with pg_dump, or choose another folder with PENSTOCK_DATA_DIR"
+                )
+            return
+        # Made beside and renamed, so that a half-made one is never taken for a whole one.
+        fresh = self.folder / "postgres.new"
+        shutil.rmtree(fresh, ignore_errors=True)
+        shutil.rmtree(self.data, ignore_errors=True)
+        fresh.mkdir(mode=0o700)
+        self._give(fresh)
+        subprocess.run(  # noqa: S603
+            [
+                str(self.bin_dir / "initdb"), "--pgdata", str(fresh), "--username", USER, "--auth", "peer",
+                "--auth-host", "reject", "--encoding", "UTF8", "--locale", "C", "--no-instructions",
+            ],
+            check=True,
+            stdout=subprocess.DEVNULL,
+            cwd=fresh,
+            **self.identity,
+        )  # fmt: skip
+        fresh.rename(self.data)
+
+    def _choose_account(self) -> None:
+        """Whom the server runs as, and who may enter its folder."""
+        if not folders.POSIX or os.geteuid() != 0:
+            return
+        folder = folders.open_checked(self.folder, {0}, 0o022)
+        try:
+            uid, gid = self._account()
+            found = os.fstat(folder)
+            if folders.name_of(uid) in SHARED_ACCOUNTS:
+                # Other programs run as this user too. A group that no one else has is what tells the server from them.
+                gid = found.st_gid if self._is_private(found.st_gid) else _unused_group()
+                os.fchown(folder, 0, gid)
+                os.fchmod(folder, 0o710)
+        finally:
+            os.close(folder)
+        self.account = (uid, gid)
+        self.identity = {"user": uid, "group": gid, "extra_groups": []}
+
+    def _account(self) -> tuple[int, int]:
+        import pwd
+
+        try:
+            uid = self.data.lstat().st_uid
+            return uid, pwd.getpwuid(uid).pw_gid
+        except (FileNotFoundError, KeyError):
+            pass
+        for name in ACCOUNTS:
+            try:
+                entry = pwd.getpwnam(name)
+            except KeyError:
+                continue
+            return entry.pw_uid, entry.pw_gid
+        raise SystemExit("PostgreSQL does not run as root and there is no user postgres or nobody: start as an ordinary user")
+
+    def _is_private(self, gid: int) -> bool:
+        return gid in PRIVATE_GROUPS and not _known_group(gid)
+
+    def _give(self, path: Path) -> None:
+        """Give a folder that was made just now to the server's user."""
+        if self.account is None:
+            return
+        folder = folders.open_checked(path, {0})
+        try:
+            os.fchown(folder, *self.account)
+        finally:
+            os.close(folder)
+
+    def _prepare_socket_folder(self) -> None:
+        """Have a folder for the socket that is ours: in the data folder, or one of a random name that the data folder tells."""
+        if len(os.fsencode(self.socket_dir)) <= LONGEST_SOCKET_FOLDER:
+            with contextlib.suppress(FileExistsError):
+                self.socket_dir.mkdir(mode=0o700)
+                self._own_socket_folder()
+            folders.check(self.socket_dir, self._owners(), self._forbidden())
+            return
+        record = self.folder / SOCKET_RECORD
+        try:
+            self.socket_dir = Path(record.read_text("utf-8").rstrip("\n"))
+            folders.check(self.socket_dir, self._owners(), self._forbidden())
+        except (OSError, folders.UnsafeFolder) as error:
+            if not isinstance(error, FileNotFoundError):
+                print(f"another folder for the socket: {error}", file=sys.stderr)
+            self.socket_dir = folders.random_folder("penstock-", LONGEST_SOCKET_FOLDER)
+            self._own_socket_folder()
+            folder = folders.open_checked(self.folder, {os.geteuid()}, 0o022)
+            try:
+                folders.replace_file(folder, SOCKET_RECORD, f"{self.socket_dir}\n")
+            finally:
+                os.close(folder)
+
+    def _own_socket_folder(self) -> None:
+        if self.account is None or not self._is_private(self.account[1]):
+            self._give(self.socket_dir)
+            return
+        # The server gets in by its group; the folder stays root's, or another program of the server's user could swap the socket.
+        folder = folders.open_checked(self.socket_dir, {0})
+        try:
+            os.fchown(folder, 0, self.account[1])
+            os.fchmod(folder, 0o770)
+        finally:
+            os.close(folder)
+
+    def _leave_socket_folder(self) -> None:
+        """Remove the folder in the temporary one. (What is left after a crash is used again.)"""
+        if self.socket_dir.parent == self.folder:
+            return
+        with contextlib.suppress(OSError, folders.UnsafeFolder):
+            folders.check(self.socket_dir, self._owners(), self._forbidden())
+            self.socket_dir.rmdir()
+            (self.folder / SOCKET_RECORD).unlink()
+
+    def _say_who_may_connect(self) -> None:
+        """Write PostgreSQL's rules: the operating system says who connects, and only our user may, as any role."""
+        if not folders.POSIX:
+            return
+        version = int((self.data / "PG_VERSION").read_text())
+        # Before 16 a map has no word for every role: the others log in with their passwords.
+        every = "all" if version >= 16 else USER
+        rules = [RULES_HEAD, f"local all {every} peer map=penstock", f"local replication {every} peer map=penstock"]
+        if version < 16:
+            rules.append("local all all scram-sha-256")
+        user = folders.name_of(os.geteuid()).replace('"', '""')
+        folder = folders.open_checked(self.data, self._owners(), 0o077)
+        try:
+            for name, lines in {"pg_hba.conf": rules, "pg_ident.conf": [RULES_HEAD, f'penstock "{user}" {every}']}.items():
+                folders.replace_file(folder, name, "\n".join(lines) + "\n", 0o600, self.account)
+        finally:
+            os.close(folder)
+
+    def _answers(self) -> bool:
+        return self._program("pg_isready", "-q", "-t", "2", "-d", "postgres") == 0
+
+    def _create_database(self) -> None:
+        if self._program("psql", "-Xqc", "select", "-d", USER) != 0:
+            self._program("createdb", "--maintenance-db", "postgres", USER)
+        self._program("psql", "-Xqc", PUBLIC_FIRST, "-d", USER)
+
+    def _program(self, name: str, *arguments: str) -> int:
+        return subprocess.run(  # noqa: S603
+            [str(self.bin_dir / name), "-h", str(self.socket_dir), "-U", USER, *arguments],
+            check=False,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            cwd=self.folder,
+        ).returncode
+
+
+def _known_group(gid: int) -> bool:
+    import grp
+
+    try:
+        grp.getgrgid(gid)
+    except KeyError:
+        return False
+    return True
+
+
+def _unused_group() -> int:
+    while _known_group(gid := secrets.choice(PRIVATE_GROUPS)):
+        pass
+    return gid
+
+
+if __name__ == "__main__":
+    sys.exit(Supervisor(Path(sys.argv[2]), Path(sys.argv[3])).run())

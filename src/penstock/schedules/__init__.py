@@ -1,0 +1,1 @@
+"""Schedules: timers and cron expressions, whose runs are jobs."""

@@ -1,0 +1,119 @@
+"""One typed function for each SQL function about schedules."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from uuid import UUID
+
+from penstock.errors import NotFound
+from penstock.postgres.database import Database
+from penstock.schedules.schedule import ScheduleRecord
+
+
+@dataclass(frozen=True, slots=True)
+class Due:
+    """The time for which a schedule runs next, the current time, and whether it can run now.
+
+    `running`: the schedule is due, and the run before has not ended. `taken`: this worker runs the schedule in place.
+    """
+
+    at: datetime
+    now: datetime
+    in_s: float
+    running: bool = False
+    taken: bool = False
+
+
+async def now(database: Database) -> datetime:
+    """The database's clock."""
+    moment: datetime = await database.fetchval("select penstock.clock()", retry=True)
+    return moment
+
+
+async def declare(database: Database, name: str, kind: str, spec: str, first_at: datetime, runs_as: str) -> None:
+    """Create a schedule, or restart it when its times have changed."""
+    query = "select penstock.declare_schedule($1, $2, $3, $4, $5)"
+    await database.fetch(query, name, kind, spec, first_at, runs_as, retry=True)
+
+
+async def look(database: Database, name: str) -> Due:
+    """When a schedule is due. Raises `NotFound`."""
+    row = await database.fetchrow("select * from penstock.look_at_schedule($1)", name)
+    if row["due_at"] is None:
+        raise _deleted(name)
+    return Due(row["due_at"], row["now_at"], row["due_in"], running=row["running"])
+
+
+async def enqueue_run(database: Database, name: str, due_at: datetime, run_at: datetime | None, next_at: datetime) -> UUID | None:
+    """Move a schedule to its next slot, and enqueue the run for `run_at` (None: skip it).
+
+    Returns None when another worker was faster, or the run before has not ended. The call is safe to repeat.
+    """
+    query = "select penstock.enqueue_run($1, $2, $3, $4)"
+    found: UUID | None = await database.fetchval(query, name, due_at, run_at, next_at, retry=True)
+    return found
+
+
+async def take(database: Database, name: str, worker: str, duration: timedelta) -> Due:
+    """Take a schedule that runs in place, if it is due. Raises `NotFound`."""
+    row = await database.fetchrow("select * from penstock.take_schedule($1, $2, $3)", name, worker, duration)
+    if row["due_at"] is None:
+        raise _deleted(name)
+    return Due(row["due_at"], row["now_at"], row["due_in"], taken=row["taken"])
+
+
+async def extend(database: Database, name: str, worker: str, due_at: datetime, duration: timedelta) -> bool:
+    """Extend a worker's run of a schedule. Returns False when another worker has taken it."""
+    return bool(
+        await database.fetchval("select penstock.extend_schedule($1, $2, $3, $4)", name, worker, due_at, duration, retry=True)
+    )
+
+
+async def end(
+    database: Database,
+    name: str,
+    worker: str,
+    due_at: datetime,
+    next_at: datetime,
+    ran_at: datetime | None = None,
+    started_at: datetime | None = None,
+    error: str | None = None,
+) -> bool:
+    """End a run in place, for `ran_at` (None: it was skipped). Returns False when another worker has taken it."""
+    query = "select penstock.end_schedule($1, $2, $3, $4, $5, $6, $7)"
+    return bool(await database.fetchval(query, name, worker, due_at, next_at, ran_at, started_at, error, retry=True))
+
+
+async def note(database: Database, names: Sequence[str]) -> None:
+    """Record that a running worker declares these schedules, and the outcomes of their runs."""
+    await database.fetch("select penstock.note_schedules($1)", list(names), retry=True)
+
+
+async def note_run(
+    database: Database,
+    name: str,
+    worker: str,
+    at: datetime,
+    started_at: datetime,
+    finished_at: datetime,
+    error: str | None,
+) -> None:
+    """Record the outcome of a run of a schedule with `per_worker`."""
+    query = "select penstock.note_run($1, $2, $3, $4, $5, $6)"
+    await database.fetch(query, name, worker, at, started_at, finished_at, error, retry=True)
+
+
+async def schedules(database: Database) -> list[ScheduleRecord]:
+    """All schedules, by name."""
+    return [ScheduleRecord(*tuple(row)) for row in await database.fetch("select * from penstock.schedule_list()")]
+
+
+async def drop(database: Database, name: str) -> None:
+    """Drop a schedule. Raises `NotFound`; `Conflict` while a running worker declares it."""
+    await database.fetch("select penstock.drop_schedule($1)", name)
+
+
+def _deleted(name: str) -> NotFound:
+    return NotFound(f"schedule {name} was deleted", hint="Declare it again.")

@@ -1,0 +1,275 @@
+"""Timers and cron schedules: when they are due, the policy for missed times, and the job handler of a run.
+
+`cronsim` parses cron expressions and follows Debian's cron also at changes of daylight saving time: a job between 0:00 and 3:00
+runs exactly once on such a night, and one with `*` in its hours runs every real hour.
+"""
+
+from __future__ import annotations
+
+import inspect
+import typing
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias, cast, get_args
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+from cronsim import CronSim, CronSimError
+from pydantic import AwareDatetime, ConfigDict, Field
+
+from penstock.core.records import example
+from penstock.errors import InvalidInput
+from penstock.jobs.handler import Handler, Job
+from penstock.jobs.models import JobId
+
+Missed: TypeAlias = Literal["skip", "once", "all"]
+RunsAs: TypeAlias = Literal["job", "in-place", "per-worker"]
+ScheduleHandler: TypeAlias = Callable[..., Any]
+_AT = "2026-01-11T18:26:26Z"
+_TOLERANCE = timedelta(seconds=60)
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """One run of a schedule.
+
+    Attributes:
+        name: Name of the schedule.
+        at: Time for which it runs.
+        late: How long after that time the run began.
+    """
+
+    name: str
+    at: datetime
+    late: timedelta
+
+
+@dataclass(frozen=True, slots=True)
+class Every:
+    """Times at a fixed interval."""
+
+    span: timedelta
+
+    @property
+    def kind(self) -> str:
+        """See `schedules.kind`."""
+        return "every"
+
+    @property
+    def spec(self) -> str:
+        """See `schedules.spec`."""
+        return f"{self.span.total_seconds():g}"
+
+    def after(self, moment: datetime, base: datetime) -> datetime:
+        """The first time after `moment` that is a whole number of spans from `base`."""
+        return base + (((moment - base) // self.span) + 1) * self.span
+
+    def latest(self, moment: datetime, base: datetime) -> datetime:
+        """The last time up to `moment`."""
+        return self.after(moment, base) - self.span
+
+
+@dataclass(frozen=True, slots=True)
+class Cron:
+    """The times of a cron expression in a time zone."""
+
+    expression: str
+    tz: str
+
+    def __post_init__(self) -> None:
+        try:
+            CronSim(self.expression, datetime.now(UTC))
+        except CronSimError as error:
+            raise InvalidInput(f"invalid cron expression {self.expression!r}: {error}", hint='For example "0 4 * * *".') from None
+        try:
+            ZoneInfo(self.tz)
+        except (ZoneInfoNotFoundError, ValueError):
+            raise InvalidInput(f"unknown time zone: {self.tz!r}", hint='For example "Europe/Berlin" or "UTC".') from None
+
+    @property
+    def kind(self) -> str:
+        """See `schedules.kind`."""
+        return "cron"
+
+    @property
+    def spec(self) -> str:
+        """See `schedules.spec`."""
+        return f"{self.expression} {self.tz}"
+
+    def after(self, moment: datetime, base: datetime) -> datetime:
+        """The first time after `moment`."""
+        return next(CronSim(self.expression, moment.astimezone(ZoneInfo(self.tz)))).astimezone(UTC)
+
+    def latest(self, moment: datetime, base: datetime) -> datetime:
+        """The last time up to `moment`, not before `base`, which is one of the times."""
+        # The search goes backwards first, since millions of times may lie between, and then forwards, which alone is correct at
+        # changes of daylight saving time.
+        latest = base
+        for _, before in zip(
+            range(3), CronSim(self.expression, moment.astimezone(ZoneInfo(self.tz)), reverse=True), strict=False
+        ):
+            latest = max(base, before.astimezone(UTC))
+        while (following := self.after(latest, base)) <= moment:
+            latest = following
+        return latest
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """The payload of a run that is a job. A job without a time, enqueued manually, runs for the time of its enqueue."""
+
+    at: AwareDatetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """A declared schedule.
+
+    Attributes:
+        name: Name of the schedule.
+        times: Times at which it is due.
+        handler: Function of a `Tick`, of a `Job[Tick]` (when its runs are jobs), or without arguments.
+        missed: Policy for times that passed while no worker ran.
+        runs_as: "job": each run is a job; "in-place": one worker calls the function itself; "per-worker": every worker does.
+    """
+
+    name: str
+    times: Every | Cron
+    handler: ScheduleHandler
+    missed: Missed
+    runs_as: RunsAs = "job"
+
+    def __post_init__(self) -> None:
+        if self.missed not in get_args(Missed):
+            raise InvalidInput(f"unknown policy for missed times: {self.missed}", hint="Use skip, once or all.")
+        if isinstance(self.times, Every) and self.times.span < timedelta(milliseconds=10):
+            raise InvalidInput(f"{self.name} cannot run every {self.times.span}", hint="The shortest interval is 10 ms.")
+        if self.runs_as == "per-worker" and self.missed != "skip":
+            raise InvalidInput(
+                f"schedule {self.name} runs in each worker and cannot make up for missed times",
+                hint="Leave out missed or per_worker.",
+            )
+        wanted = len(_required(self.handler))
+        if wanted > 1:
+            raise InvalidInput(
+                f"the function of schedule {self.name} takes {wanted} arguments",
+                hint="It must take one, a Tick, or none: async def report(tick: Tick) -> None",
+            )
+        if self.runs_as != "job" and self.takes_job:
+            raise InvalidInput(
+                f"the function of schedule {self.name} takes a Job, but its runs are not jobs",
+                hint="Let it take a Tick, or leave out as_job=False and per_worker.",
+            )
+
+    @property
+    def takes_tick(self) -> bool:
+        """Whether the handler takes the `Tick`, by itself or in a `Job`."""
+        return bool(_required(self.handler))
+
+    @property
+    def takes_job(self) -> bool:
+        """Whether the handler takes a `Job[Tick]`."""
+        required = _required(self.handler)
+        if not required:
+            return False
+        try:
+            hint = typing.get_type_hints(self.handler).get(required[0].name)
+        except (NameError, TypeError):  # an annotation that only a type checker sees; an object without annotations
+            return False
+        return hint is Job or typing.get_origin(hint) is Job
+
+    def as_handler(self) -> Handler:
+        """The handler of the jobs that are runs of this schedule."""
+        handler, takes_tick, takes_job = self.handler, self.takes_tick, self.takes_job
+
+        def arguments(job: Job[Slot]) -> tuple[Any, ...]:
+            if not takes_tick:
+                return ()
+            at = (job.data.at or job.created_at).astimezone(UTC)
+            tick = Tick(self.name, at, max(datetime.now(UTC) - at, timedelta(0)))
+            return (replace(cast("Job[Any]", job), data=tick),) if takes_job else (tick,)
+
+        async def run(job: Job[Slot]) -> Any:
+            return await handler(*arguments(job))
+
+        def run_plain(job: Job[Slot]) -> Any:
+            return handler(*arguments(job))
+
+        return run if inspect.iscoroutinefunction(handler) else run_plain
+
+    def decide(self, due: datetime, now: datetime) -> tuple[datetime | None, datetime]:
+        """Return the time for which to run now (None: no run), and the time at which the schedule is due next.
+
+        A time is missed when a later one has passed, or when it is more than a minute ago.
+        """
+        following = self.times.after(due, due)
+        late = following <= now or now - due > _TOLERANCE
+        if not late or self.missed == "all":
+            return due, following
+        after_now = self.times.after(now, due)
+        if self.missed == "skip":
+            return None, after_now
+        return self.times.latest(now, due), after_now
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduleRecord:
+    """A schedule with its last run, as it is stored.
+
+    Attributes:
+        name: Name of the schedule; with `runs_as` "job" also that of its job type.
+        runs_as: "job", "in-place", or "per-worker".
+        kind: "every" or "cron".
+        spec: Seconds between two runs, or the cron expression with its time zone.
+        next_at: Time at which it is due next; None: each worker runs it by itself.
+        last_at: Time for which it ran last.
+        last_outcome: Outcome of that run: "queued", "in-progress", "succeeded", "failed", "expired", "cancelled", or "lost" (its
+            worker became silent during a run in place); None: it has not run, or its job is no longer in the archive.
+        last_error: Error of the last failed run or attempt.
+        last_error_at: Time of that error.
+        last_started_at: Time at which the last run started.
+        last_finished_at: Time at which it ended.
+        last_worker: Worker that ran it.
+        job_id: Job of the last run.
+        declared: Whether a running worker declares it. False: it was removed from the code, or no worker with that code runs.
+        declared_at: Time of the last declaration by a worker.
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = example({
+        "name": "close-the-day", "runs_as": "job", "kind": "cron", "spec": "0 0 * * * Europe/Berlin", "next_at": _AT,
+        "last_at": _AT, "last_outcome": "failed", "last_error": "ValueError: no takings", "last_error_at": _AT,
+        "last_started_at": _AT, "last_finished_at": _AT, "last_worker": "web-3-4711",
+        "job_id": "job_282227eb-3c76-4ef7-af7e-25dff933077f", "declared": True, "declared_at": _AT,
+    })  # fmt: skip
+
+    name: str
+    runs_as: Annotated[
+        str, Field(description="job: of the type of the same name; in-place: by one worker; per-worker: by each of them.")
+    ]
+    kind: Annotated[str, Field(description="every or cron.")]
+    spec: Annotated[str, Field(description="Seconds between two runs, or the cron expression with its time zone.")]
+    next_at: Annotated[datetime | None, Field(description="When it is due next; null: each worker runs it by itself.")]
+    last_at: Annotated[datetime | None, Field(description="The time for which it ran last.")]
+    last_outcome: Annotated[
+        str | None,
+        Field(
+            description="queued, in-progress, succeeded, failed, expired, cancelled, or lost (with its worker); null: unknown."
+        ),
+    ]
+    last_error: Annotated[str | None, Field(description="The error of the last run, or attempt, that failed.")]
+    last_error_at: datetime | None
+    last_started_at: datetime | None
+    last_finished_at: datetime | None
+    last_worker: str | None
+    job_id: Annotated[JobId | None, Field(description="The job of the last run.")]
+    declared: Annotated[
+        bool, Field(description="Whether a running worker declares it; false: it left the code, or no such worker runs.")
+    ]
+    declared_at: datetime | None
+
+
+def _required(handler: ScheduleHandler) -> list[inspect.Parameter]:
+    """The positional parameters without a default."""
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    parameters = inspect.signature(handler).parameters.values()
+    return [each for each in parameters if each.default is each.empty and each.kind in positional]

@@ -1,0 +1,1 @@
+"""Streams as a Spark data source, with Kafka's options and offsets."""

@@ -1,0 +1,175 @@
+"""Streams for one reader: `stream_offsets` with a database. Needs no JVM.
+
+Every call is one short transaction. Ends come from one snapshot, so that of a transaction which appended to several
+partitions all or nothing is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from penstock.core.logs import get_logger
+from penstock.errors import InvalidInput, OffsetGone
+from penstock.postgres.database import Database
+from penstock.spark.streams.offsets import (
+    EARLIEST,
+    LATEST,
+    Extent,
+    Growth,
+    Offsets,
+    Place,
+    Run,
+    Since,
+    begins,
+    count,
+    limited,
+    resolve,
+    ripe,
+    runs,
+    was_recreated,
+)
+from penstock.spark.streams.options import StreamReadOptions, Where
+from penstock.streams import queries as streams
+
+log = get_logger("penstock.spark")
+
+
+class StreamLog:
+    """What a reader subscribed to, in one database.
+
+    Args:
+        database: The database.
+        options: Of the reader.
+        known: Which streams the names stood for in what was read before, as far as it is known.
+
+    Attributes:
+        seen: What was there at the last look.
+    """
+
+    def __init__(self, database: Database, options: StreamReadOptions, known: Mapping[str, str] | None = None) -> None:
+        self._database = database
+        self._options = options
+        self._known = dict(known or {})
+        self._growths: list[Growth] = []
+        self.seen: dict[Place, Extent] = {}
+
+    @property
+    def identities(self) -> dict[str, str]:
+        """Which streams the names stood for at the last look."""
+        return {stream: extent.identity for (stream, _), extent in self.seen.items() if extent.identity is not None}
+
+    @property
+    def was_recreated(self) -> bool:
+        """Whether a name stands for another stream than in what was read before."""
+        return any(was_recreated(stream, extent, self._known) for (stream, _), extent in self.seen.items())
+
+    async def names(self) -> list[str]:
+        """The streams, of a pattern those that match it now."""
+        if self._options.names is not None:
+            return list(self._options.names)
+        pattern = self._options.pattern
+        assert pattern is not None  # noqa: S101
+        return [stream.name for stream in await streams.list_streams(self._database) if pattern.fullmatch(stream.name)]
+
+    async def extents(self) -> dict[Place, Extent]:
+        """What is there of each partition. Raises `NotFound` for a stream or an assigned partition that is not there."""
+        rows = await streams.bounds_of(self._database, await self.names())
+        self._growths = [Growth(row.stream, width, tuple(ends)) for row in rows for width, ends in row.growths]
+        found = {(row.stream, row.partition): Extent(row.first, row.next, row.compressed, row.identity) for row in rows}
+        self.seen = found
+        assigned = self._options.assigned
+        if assigned is None:
+            return found
+        if missing := sorted(assigned - found.keys()):
+            stream, partition = missing[0]
+            raise InvalidInput(f"stream {stream} has no partition {partition}", hint="Change the option assign.")
+        self.seen = {place: extent for place, extent in found.items() if place in assigned}
+        return self.seen
+
+    async def at(self, where: Where, name: str, otherwise: int, extents: dict[Place, Extent] | None = None) -> Offsets:
+        """The offsets that an option names. Raises `InvalidInput`."""
+        extents = await self.extents() if extents is None else extents
+        if isinstance(where, Since):
+            return await self._since(where, f"{name}ByTimestamp", otherwise, extents)
+        if isinstance(where, str):
+            return resolve({}, extents, name, EARLIEST if where == "earliest" else LATEST)
+        return resolve(where, extents, name, otherwise)
+
+    async def plan(self, start: Offsets, end: Offsets, ended: Mapping[str, str] | None = None) -> list[Run]:
+        """What lies between two offsets, less what is lost.
+
+        Args:
+            start: Of the streams that are known from before.
+            end: See `ended`.
+            ended: Which streams the end is of.
+
+        Raises:
+            OffsetGone: Some of it is lost, and that is an error.
+        """
+        extents = await self.extents()
+        # The stream of the end may have been dropped, and another one created under its name.
+        other = sorted({stream for (stream, _), extent in extents.items() if was_recreated(stream, extent, ended or {})})
+        if other and self._options.fail_on_data_loss:
+            raise OffsetGone(
+                f"stream {other[0]} was dropped and created again before its events were read",
+                hint="Set failOnDataLoss to false to continue without them.",
+            )
+        return self._runs(start, end, {place: extent for place, extent in extents.items() if place[0] not in other})
+
+    async def whole(self) -> list[Run]:
+        """What a batch read reads, all of it from one snapshot."""
+        extents = await self.extents()
+        start = await self.at(self._options.starting or "earliest", "startingOffsets", EARLIEST, extents)
+        end = await self.at(self._options.ending or "latest", "endingOffsets", LATEST, extents)
+        if beyond := [place for place, offset in end.items() if offset > extents[place].next]:
+            stream, partition = beyond[0]
+            raise InvalidInput(
+                f"endingOffsets is behind the end of partition {partition} of {stream}, {extents[beyond[0]].next}",
+                hint="Offsets that do not exist yet cannot be read.",
+            )
+        return self._runs(start, end, extents)
+
+    async def next(self, start: Offsets, limit: int | None, until: Offsets | None) -> Offsets:
+        """The end of the next batch: at most `limit` events behind `start`, and nothing behind `until`."""
+        extents = await self.extents()
+        begin, _ = begins(start, extents, fail=self._options.fail_on_data_loss, identities=self._known)
+        ends = {place: extent.next for place, extent in extents.items()}
+        if until is not None:
+            ends = {place: max(begin[place], min(end, until.get(place, 0))) for place, end in ends.items()}
+        return limited(begin, ripe(begin, ends, self._growths), limit)
+
+    async def lag(self, start: Offsets) -> int:
+        """How many events are behind `start`."""
+        return count(start, {place: extent.next for place, extent in (await self.extents()).items()})
+
+    async def _since(self, where: Since, name: str, otherwise: int, extents: dict[Place, Extent]) -> Offsets:
+        # The end, where nothing else is found.
+        named = where.times if where.time is None else extents
+        offsets = resolve(dict.fromkeys(named, LATEST), extents, name, otherwise)
+        for stream, time in sorted({(place[0], time) for place in extents if (time := where.of(place)) is not None}):
+            for partition, offset in (await streams.offsets_at(self._database, stream, time)).items():
+                place = stream, partition
+                if (extent := extents.get(place)) and where.of(place) == time:
+                    offsets[place] = min(max(offset, extent.first), extent.next)
+        if where.strict:
+            await self._check_found(where, offsets, name)
+        return offsets
+
+    async def _check_found(self, where: Since, offsets: Offsets, name: str) -> None:
+        # The extents are read again, since events may have been appended after the ends were determined.
+        extents = await self.extents()
+        for place, offset in sorted(offsets.items()):
+            extent, time = extents.get(place), where.of(place)
+            if extent is not None and time is not None and offset >= extent.next:
+                raise InvalidInput(
+                    f"{name}: partition {place[1]} of {place[0]} has no event of {time.isoformat()} or later",
+                    hint="Set startingOffsetsByTimestampStrategy to latest to begin at its end.",
+                )
+
+    def _runs(self, start: Offsets, end: Offsets, extents: dict[Place, Extent]) -> list[Run]:
+        known = {place: offset for place, offset in start.items() if place in end}
+        wanted = {place: extent for place, extent in extents.items() if place in end}
+        begin, lost = begins(known, wanted, fail=self._options.fail_on_data_loss, identities=self._known)
+        for words in lost:
+            log.warning("data_lost", lost=words)
+        return runs(begin, {place: offset for place, offset in end.items() if place in extents}, extents)

@@ -1,0 +1,273 @@
+"""Where a reader of streams is, and what it reads next. Nothing here does input or output.
+
+An offset names, for each stream and partition, the next event to be read, in the form that Kafka's connector has:
+`{"orders": {"0": 17, "1": 12}}`. Offsets are dense and follow the order of commits, so two of them determine a batch.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from typing import Any, TypeAlias
+
+from penstock.errors import InvalidInput, OffsetGone
+
+Place: TypeAlias = tuple[str, int]
+"""A partition of a stream."""
+Offsets: TypeAlias = dict[Place, int]
+
+EARLIEST, LATEST = -2, -1
+STREAMS = "@streams"  # which stream each name stood for
+SINCE = "@since"  # where the first batch of a query began; no stream has such a name
+LAG = "@lag"
+
+
+@dataclass(frozen=True, slots=True)
+class Since:
+    """The first events that were appended at a time or later.
+
+    Attributes:
+        time: Of all partitions that `times` does not name; None: those are as without the option.
+        times: Of single partitions.
+        strict: Whether a partition that has no such event is an error; otherwise its end is meant.
+    """
+
+    time: datetime | None = None
+    times: Mapping[Place, datetime] = field(default_factory=dict)
+    strict: bool = False
+
+    def of(self, place: Place) -> datetime | None:
+        """The time for a partition."""
+        return self.times.get(place, self.time)
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """What is there of a partition: from `first` to before `next`; whether its payloads are compressed; and of which stream."""
+
+    first: int
+    next: int
+    compressed: bool = False
+    identity: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """A stream had `len(ends)` partitions, which ended there, when it got more, up to `width`."""
+
+    stream: str
+    width: int
+    ends: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Events of one partition, from `begin` to before `end`."""
+
+    stream: str
+    partition: int
+    begin: int
+    end: int
+    compressed: bool = False
+    identity: str | None = None
+
+
+def parse(text: str, name: str) -> Offsets:
+    """The JSON of an option: {"stream": {"partition": offset}}; -2 is the earliest, -1 the latest. Raises `InvalidInput`."""
+    hint = 'It looks like {"orders": {"0": 17, "1": -2}}; -2 is the earliest, -1 the latest.'
+    offsets = by_place(text, name, hint)
+    for place, offset in offsets.items():
+        if not isinstance(offset, int) or isinstance(offset, bool) or offset < EARLIEST:
+            raise InvalidInput(f"the option {name} has the offset {offset!r} for partition {place[1]} of {place[0]}", hint=hint)
+    return offsets
+
+
+def by_place(text: str, name: str, hint: str) -> dict[Place, Any]:
+    """The JSON of an option with a value for each partition, as it is. Raises `InvalidInput`, with the hint."""
+    try:
+        return {
+            (stream, int(partition)): value
+            for stream, partitions in json.loads(text).items()
+            for partition, value in partitions.items()
+        }
+    except (ValueError, AttributeError, TypeError):
+        raise InvalidInput(f"the option {name} is {text[:100]!r}", hint=hint) from None
+
+
+def from_json(document: Mapping[str, Any]) -> Offsets:
+    """From what Spark keeps in the checkpoint."""
+    return {
+        (stream, int(partition)): int(offset)
+        for stream, partitions in document.items()
+        if not stream.startswith("@")
+        for partition, offset in partitions.items()
+    }
+
+
+def identities_of(document: Mapping[str, Any]) -> dict[str, str]:
+    """Which streams the offsets of a checkpoint are of; none that older versions wrote."""
+    return dict(document.get(STREAMS, {}))
+
+
+def as_json(offsets: Offsets, identities: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """For Spark to keep in the checkpoint; equal offsets are the same text."""
+    document: dict[str, Any] = {}
+    for (stream, partition), offset in sorted(offsets.items()):
+        document.setdefault(stream, {})[str(partition)] = offset
+    if identities:
+        document[STREAMS] = {stream: identities[stream] for stream in sorted(identities) if stream in document}
+    return document
+
+
+def resolve(given: Offsets, extents: Mapping[Place, Extent], name: str, otherwise: int) -> Offsets:
+    """Offsets of an option as numbers, for exactly the partitions that are read.
+
+    Args:
+        given: What the option says.
+        extents: What is there.
+        name: Of the option, for errors.
+        otherwise: For partitions that the option does not name: `EARLIEST` or `LATEST`.
+
+    Raises:
+        InvalidInput: The option names a partition that is not read.
+    """
+    if unknown := sorted(place for place in given if place not in extents):
+        stream, partition = unknown[0]
+        raise InvalidInput(
+            f"{name} names partition {partition} of {stream}, which is not read", hint="Name partitions that are subscribed to."
+        )
+    found = {}
+    for place, extent in extents.items():
+        offset = given.get(place, otherwise)
+        found[place] = extent.first if offset == EARLIEST else extent.next if offset == LATEST else offset
+    return found
+
+
+def begins(
+    start: Offsets, extents: Mapping[Place, Extent], *, fail: bool, identities: Mapping[str, str] | None = None
+) -> tuple[Offsets, list[str]]:
+    """Where to go on: at `start`, and with a partition that is new at its beginning, as with Kafka.
+
+    Args:
+        start: What has been read.
+        extents: What is there.
+        fail: Whether lost events are an error; otherwise the reader goes on with the first that is there.
+        identities: Which streams were read, by name, as far as it is known.
+
+    Returns:
+        Where each partition goes on, and what was lost, in words.
+
+    Raises:
+        OffsetGone: Events were lost, and `fail` is set.
+    """
+    found: Offsets = {}
+    recreated = {place[0] for place, extent in extents.items() if was_recreated(place[0], extent, identities or {})}
+    lost = [f"stream {stream} was dropped and created again since it was read" for stream in sorted(recreated)]
+    for place, extent in extents.items():
+        offset = start.get(place, 0)
+        name = f"partition {place[1]} of {place[0]}"
+        if place[0] in recreated:
+            found[place] = extent.first
+            continue
+        if offset < extent.first:
+            lost.append(f"offsets {offset} to {extent.first - 1} of {name} were dropped by retention")
+        elif offset > extent.next:
+            lost.append(f"{name} ends at {extent.next}, before the offset {offset} that was read: it was created again")
+        # A recreated stream is read from its beginning.
+        found[place] = extent.first if not extent.first <= offset <= extent.next else offset
+    missing = sorted(start.keys() - extents.keys())
+    lost += [f"partition {partition} of {stream} is gone" for stream, partition in missing if stream not in recreated]
+    if lost and fail:
+        raise OffsetGone(
+            f"events were lost before they were read: {'; '.join(lost[:5])}",
+            hint="Set failOnDataLoss to false to continue without them.",
+        )
+    return found, lost
+
+
+def was_recreated(stream: str, extent: Extent, identities: Mapping[str, str]) -> bool:
+    """Whether a name stands for another stream than it did."""
+    before = identities.get(stream)
+    return before is not None and extent.identity is not None and before != extent.identity
+
+
+def ripe(start: Offsets, ends: Offsets, growths: Iterable[Growth]) -> Offsets:
+    """The ends, held back in new partitions until the old ones have been read up to where they were at the growth.
+
+    A key that moved to a new partition has its earlier events in an old one; so they come in an earlier batch.
+    """
+    held = dict(ends)
+    for growth in growths:
+        done = all(
+            start.get((growth.stream, partition), 0) >= end
+            for partition, end in enumerate(growth.ends)
+            if (growth.stream, partition) in ends
+        )
+        if not done:
+            for partition in range(len(growth.ends), growth.width):
+                place = (growth.stream, partition)
+                if place in held:
+                    held[place] = min(held[place], start.get(place, 0))
+    return held
+
+
+def limited(start: Offsets, ends: Offsets, limit: int | None) -> Offsets:
+    """The ends, moved so that at most `limit` events lie between, each partition getting its share of what waits."""
+    waiting = {place: end - start.get(place, 0) for place, end in ends.items() if end > start.get(place, 0)}
+    total = sum(waiting.values())
+    if limit is None or total <= limit:
+        return dict(ends)
+    found = {place: min(end, start.get(place, 0)) for place, end in ends.items()}
+    left = limit
+    for place, events in waiting.items():
+        share = events * limit // total
+        found[place] += share
+        left -= share
+    # What the division left over, one by one, to the fullest first.
+    for place, events in sorted(waiting.items(), key=lambda item: -item[1]):
+        more = min(left, 1, events - (found[place] - start.get(place, 0)))
+        found[place] += more
+        left -= more
+    return found
+
+
+def count(start: Offsets, end: Offsets) -> int:
+    """How many events lie between."""
+    return sum(max(0, offset - start.get(place, 0)) for place, offset in end.items())
+
+
+def runs(start: Offsets, end: Offsets, extents: Mapping[Place, Extent]) -> list[Run]:
+    """What lies between two offsets, by partition."""
+    found = []
+    for place, offset in sorted(end.items()):
+        extent = extents.get(place)
+        begin = start.get(place, 0)
+        if extent is not None and offset > begin:
+            found.append(Run(*place, begin, offset, extent.compressed, extent.identity))
+    return found
+
+
+def tasks(found: Sequence[Run], size: int, least: int) -> list[list[Run]]:
+    """Deal runs to tasks of about `size` events each, at least `least` of them as far as there are events.
+
+    A task may have several small partitions, and a large partition is cut; the order of tasks is that of the runs.
+    """
+    total = sum(run.end - run.begin for run in found)
+    if total == 0:
+        return []
+    number = min(total, max(least, -(-total // size)))
+    dealt: list[list[Run]] = [[] for _ in range(number)]
+    task = done = 0
+    for run in found:
+        begin = run.begin
+        while begin < run.end:
+            edge = total * (task + 1) // number
+            end = min(run.end, begin + edge - done)
+            dealt[task].append(replace(run, begin=begin, end=end))
+            done += end - begin
+            begin = end
+            if done == edge:
+                task += 1
+    return dealt

@@ -1,0 +1,29 @@
+"""The throttle: Spark steps back behind the other work of a machine."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from datetime import timedelta
+
+import psutil
+
+_BUSY = 50.0
+_LOOK_S = 1.0
+
+
+def throttle(patience: timedelta, busy: Callable[[float], float] = psutil.cpu_percent) -> bool:
+    """Wait until the machine's processors are less than half busy.
+
+    Args:
+        patience: Longest wait.
+        busy: Measures the load of the processors over a number of seconds, in percent.
+
+    Returns:
+        False when they remained busy for all of `patience`.
+    """
+    deadline = time.monotonic() + patience.total_seconds()
+    while (left := deadline - time.monotonic()) > 0:
+        if busy(min(_LOOK_S, left)) < _BUSY:
+            return True
+    return False

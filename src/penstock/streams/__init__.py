@@ -1,0 +1,1 @@
+"""Streams: ordered, partitioned logs of events, shared by groups of consumers."""

@@ -1,0 +1,266 @@
+"""Payloads of streams: conversion of a producer's values to the form that is stored, and back.
+
+A stream of the format "json" stores the JSON text of a payload. A stream of the format "bytes" stores the bytes of a plain
+payload, or the JSON of a typed one. With compression, each payload is compressed by itself.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
+from itertools import repeat
+from typing import Any, Generic, TypeVar
+
+from penstock.core.checks import check_time
+from penstock.core.serialization import Codec, dump_json, load_json
+from penstock.errors import InvalidInput, Unreadable
+from penstock.streams.compression import LEAST_BOUND, pack, unpack
+from penstock.streams.keys import KeyOf, key_by, key_of_field
+from penstock.streams.models import Chunk, Columns, Event, NewEvent
+
+T = TypeVar("T")
+_UNPACKED_AT_ONCE = 128 << 20
+_ODD_TIME = "before the year 1 or after 9999"
+
+
+class Undecodable:
+    """Stands for a payload that does not match its type."""
+
+    __slots__ = ("reason",)
+
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+
+
+class Encoding(Generic[T]):
+    """Encodes and decodes the events of one stream.
+
+    Args:
+        name: Name of the stream.
+        payload: Payload type; bytes for plain bytes.
+        key: Key of a payload: name of a field, or a function; None: an event has a key only when the producer gives one.
+        binary: Whether the stream stores bytes.
+        compressed: Whether the bytes are compressed.
+        key_optional: Whether an event may lack the field that is its key.
+    """
+
+    def __init__(
+        self, name: str, payload: Any, key: str | KeyOf | None, binary: bool, compressed: bool, key_optional: bool = False
+    ) -> None:
+        self.binary = binary
+        self.suspect = False  # whether a payload did not match its type
+        self._raw = payload is bytes
+        self._codec: Codec[T] = Codec(Any if self._raw else payload, f"stream {name}")
+        self._name = name
+        self._key_of: KeyOf | None = None
+        if isinstance(key, str):
+            self._key_of = key_of_field(f"stream {name}", key, key_optional, self._codec.check)
+        elif key is not None:
+            self._key_of = key_by(f"stream {name}", key)
+        self._compressed = compressed
+        self.largest = LEAST_BOUND  # largest size of an uncompressed payload
+
+    def columns(self, items: Iterable[NewEvent[T] | T]) -> Columns:
+        """The columns of events that are given as payloads or `NewEvent`s. Raises `InvalidInput` when one is not valid."""
+        given = list(items)
+        encode, key_of = self.encode, self._key_of
+        wrapped = [type(item) is NewEvent for item in given]
+        keys: list[Any] | None = None
+        headers: list[str | None] | None = None
+        times: list[datetime | None] | None = None
+        if not any(wrapped):
+            payloads = given if self._plain(given) else [encode(item) for item in given]  # type: ignore[arg-type]
+            if key_of is not None:
+                keys = [None if data is None else key_of(data) for data in given]
+        else:
+            events: list[Any] = (
+                given if all(wrapped) else [item if new else NewEvent(item) for item, new in zip(given, wrapped, strict=True)]
+            )
+            payloads = [event.data for event in events]
+            if not self._plain(payloads):
+                payloads = [encode(payload) for payload in payloads]  # type: ignore[arg-type]
+            keys = [event.key for event in events]
+            if key_of is not None:
+                keys = [
+                    key if key is not None or event.data is None else key_of(event.data)
+                    for key, event in zip(keys, events, strict=True)
+                ]
+            if any(event.headers is not None for event in events):
+                headers = [self._headers(event.headers) for event in events]
+                headers = headers if any(headers) else None
+            if any(event.time is not None for event in events):
+                times = [None if event.time is None else check_time("time of an event", event.time) for event in events]
+        if keys is not None and not any(key is not None for key in keys):
+            keys = None
+        if keys is not None:
+            keys = [self._key(key) if type(key) is not str or "\x00" in key or not key.isascii() else key for key in keys]
+        return Columns(payloads, keys, headers, times, self.binary)
+
+    def _plain(self, payloads: list[Any]) -> bool:
+        """Whether payloads are stored without conversion."""
+        return self._raw and not self._compressed and set(map(type, payloads)) <= {bytes}
+
+    def _key(self, key: Any) -> str | None:
+        if key is not None and not isinstance(key, str):
+            raise InvalidInput(f"a key of stream {self._name} must be text, not {type(key).__name__}", hint="Give str(...).")
+        if key is not None and "\x00" in key:
+            raise InvalidInput(f"a key of stream {self._name} contains the character U+0000", hint="PostgreSQL cannot store it.")
+        if key is not None and not _is_text(key):
+            raise InvalidInput(
+                f"a key of stream {self._name} is not valid text: {key!r}", hint="It contains half of a surrogate pair."
+            )
+        return key
+
+    def _headers(self, headers: Mapping[str, Any] | None) -> str | None:
+        if headers is not None and not isinstance(headers, Mapping):
+            raise InvalidInput(
+                f"headers of an event of stream {self._name} must be a mapping, not {type(headers).__name__}",
+                hint='For example: headers={"trace": "4bf92f"}',
+            )
+        return dump_json(dict(headers), f"an event of {self._name} (its headers)") if headers else None
+
+    def encode(self, data: T) -> Any:
+        """A payload as it is stored. None remains None, which marks a key as deleted."""
+        if data is None:
+            return None
+        if self._raw:
+            if not isinstance(data, (bytes, bytearray, memoryview)):
+                raise InvalidInput(f"stream {self._name} takes bytes, not {type(data).__name__}")
+            blob = bytes(data)
+        else:
+            text = self._codec.dump(data)
+            if not self.binary:
+                return text
+            blob = text.encode()
+        return pack(blob) if self._compressed else blob
+
+    def decode(self, stored: Any) -> T:
+        """The payload of a stored value. Raises `Unreadable` when it cannot be decoded, or does not match the type."""
+        if stored is None:
+            return None  # type: ignore[return-value]
+        if self.binary:
+            if self._compressed:
+                try:
+                    stored = unpack(stored, self.largest)
+                except Unreadable as error:
+                    raise Unreadable(f"a payload of stream {self._name} cannot be unpacked: {error.message}") from None
+            if self._raw:
+                return stored  # type: ignore[no-any-return]
+            try:
+                stored = stored.decode()
+            except UnicodeDecodeError as error:
+                raise Unreadable(f"a payload of stream {self._name} is not UTF-8: {error}") from None
+        return self._codec.load(stored)
+
+    def _decode_or_error(self, stored: Any) -> Any:
+        try:
+            return self.decode(stored)
+        except Exception as error:
+            # The validators of a type may raise any exception.
+            return Undecodable(error.message if isinstance(error, InvalidInput) else f"{type(error).__name__}: {error}")
+
+    def each(self, chunk: Chunk, from_offset: int) -> Iterator[Event[Any]]:
+        """`events` with `lenient`. Compressed payloads are unpacked a few at a time, since a chunk may hold a thousand."""
+        if self._compressed:
+            return self._few_by_few(chunk, from_offset)
+        return iter(self.events(chunk, from_offset, lenient=True))
+
+    def _few_by_few(self, chunk: Chunk, at: int) -> Iterator[Event[Any]]:
+        most = max(1, min(16, _UNPACKED_AT_ONCE // max(self.largest, 1)))
+        while at < chunk.next_offset:
+            events = self.events(chunk, at, lenient=True, most=most)
+            yield from events
+            at = events[-1].offset + 1 if events else chunk.next_offset
+
+    def events(self, chunk: Chunk, from_offset: int, *, lenient: bool = False, most: int | None = None) -> list[Event[T]]:
+        """The events of a chunk from an offset on.
+
+        Args:
+            chunk: The chunk.
+            from_offset: First offset to return.
+            lenient: Whether an event whose payload does not match the type gets an `Undecodable` as data, instead of an error.
+            most: Maximum number of events.
+        """
+        # The code works by column, since a reader spends most of its time here.
+        offsets: Sequence[int] = chunk.offsets if chunk.offsets is not None else range(chunk.first_offset, chunk.next_offset)
+        begin = bisect_left(offsets, from_offset)
+        end = chunk.events if most is None else min(begin + most, chunk.events)
+        stored = chunk.bytes if self.binary else chunk.data
+        nothing: Iterable[None] = repeat(None)
+        payloads = self._decoded([None] * (end - begin) if stored is None else stored[begin:end], lenient)
+        headers: Iterable[dict[str, Any]] = ({} for _ in nothing)
+        if chunk.headers is not None:
+            headers, payloads = self._with_headers(chunk.headers[begin:end], payloads, lenient)
+        if chunk.odd_times is not None:
+            payloads = self._with_odd_times(
+                [place - begin for place in chunk.odd_times if begin <= place < end], payloads, lenient
+            )
+        return list(
+            map(
+                Event,
+                repeat(chunk.partition),
+                offsets[begin:end],
+                nothing if chunk.keys is None else chunk.keys[begin:end],
+                payloads,
+                headers,
+                nothing if chunk.times is None else chunk.times[begin:end],
+                repeat(chunk.appended_at),
+            )
+        )
+
+    def _with_odd_times(self, places: Sequence[int], payloads: Sequence[Any], lenient: bool) -> Sequence[Any]:
+        """Payloads; those of events whose time Python cannot represent are undecodable."""
+        if not places:
+            return payloads
+        if not lenient:
+            raise Unreadable(f"an event of stream {self._name} happened {_ODD_TIME}")
+        self.suspect = True
+        found = list(payloads)
+        for place in places:
+            found[place] = Undecodable(f"it happened {_ODD_TIME}")
+        return found
+
+    def _with_headers(
+        self, texts: Sequence[str | None], payloads: Sequence[Any], lenient: bool
+    ) -> tuple[list[dict[str, Any]], Sequence[Any]]:
+        """Headers and payloads; events whose headers are JSON for PostgreSQL and not for Python are undecodable."""
+        headers: list[dict[str, Any]] = []
+        found = list(payloads)
+        for place, text in enumerate(texts):
+            try:
+                headers.append({} if text is None else load_json(text))
+            except Unreadable as error:
+                if not lenient:
+                    raise Unreadable(f"headers of an event of stream {self._name} cannot be read: {error.message}") from None
+                self.suspect = True
+                headers.append({})
+                found[place] = Undecodable(f"its headers cannot be read: {error.message}")
+        return headers, found
+
+    def _decoded(self, stored: Sequence[Any], lenient: bool) -> Sequence[Any]:
+        if self._raw and not self._compressed:
+            return stored
+        try:
+            return [None if payload is None else self.decode(payload) for payload in stored]
+        except Exception:
+            if not lenient:
+                raise
+            self.suspect = True
+            return [self._decode_or_error(payload) for payload in stored]
+
+
+def unreadable(stream: str, event: Event[Any]) -> Unreadable:
+    """The error for an event whose data is `Undecodable`."""
+    return Unreadable(
+        f"offset {event.offset} of partition {event.partition} of stream {stream} cannot be read: {event.data.reason}",
+        hint="Continue with the next offset to skip it.",
+    )
+
+
+def _is_text(key: str) -> bool:
+    try:
+        key.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -1,0 +1,306 @@
+"""The dispatcher passes the events of each partition to the handler, and decides what happens to events whose handler fails.
+
+It takes events from the partition's state and reports results to the committer. It does not know the consumer that started it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import random
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack, asynccontextmanager, nullcontext, suppress
+from typing import Any, Generic, TypeVar
+
+from penstock.core.logs import get_logger
+from penstock.core.user_code import contained, in_thread, message_of
+from penstock.errors import Conflict, Fail, PenstockError, Retry
+from penstock.jobs.models import Backoff
+from penstock.streams.codec import Undecodable
+from penstock.streams.consumer.batch import Batch, Events, Fence
+from penstock.streams.consumer.committer import Committer
+from penstock.streams.consumer.handling import Handling, Middleware, Next
+from penstock.streams.consumer.on_failure import OnFailure
+from penstock.streams.consumer.options import ConsumerOptions
+from penstock.streams.consumer.partition_state import PartitionState
+from penstock.streams.consumer.suspects import Suspects
+
+log = get_logger("penstock.consumer")
+T = TypeVar("T")
+_MOST_THREADS = 256
+_AFTER_HALT = "Correct the handler, or move the group past the event with seek, and start the consumer again."
+
+
+class Halted(PenstockError):
+    """A handler failed, and the policy of its consumer is to halt; no offset at or behind the event is committed."""
+
+    foreign = True
+
+
+class Dispatcher(Generic[T]):
+    """Runs the handler of a consumer for its partitions.
+
+    Args:
+        handling: Handler with its form and middleware.
+        stream: Name of the stream.
+        group: Name of the group.
+        member: Id of the member of the group.
+        options: Options of the consumer.
+        committer: Writes results to the database.
+        suspects: Trials of suspect partitions.
+        may_work: Whether this process may begin work on a partition at this moment.
+        halt: Stops the consumer with an error.
+    """
+
+    def __init__(
+        self,
+        handling: Handling,
+        stream: str,
+        group: str,
+        member: str,
+        options: ConsumerOptions,
+        committer: Committer[T],
+        suspects: Suspects,
+        may_work: Callable[[PartitionState[T]], bool],
+        halt: Callable[[Halted], None],
+    ) -> None:
+        self._handling = handling
+        handler = handling.handler
+        self._async = inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(getattr(handler, "__call__", None))  # noqa: B004
+        self._call: Next = self._one if handling.form == "event" else self._whole
+        for outer in reversed(handling.middleware):
+            self._call = _around(outer, self._call)
+        self._stream = stream
+        self._group = group
+        self._member = member
+        self._options = options
+        self._committer = committer
+        self._suspects = suspects
+        self._may_work = may_work
+        self._halt = halt
+        self._places = None if options.concurrency is None else asyncio.Semaphore(options.concurrency)
+        # Threads of its own: other consumers, and look-ups of host names, have theirs.
+        self._threads = ThreadPoolExecutor(options.concurrency or _MOST_THREADS, thread_name_prefix=f"penstock-{stream}/{group}")
+
+    async def run(self, state: PartitionState[T]) -> None:
+        """Dispatch a partition's events until the partition is draining."""
+        try:
+            while not state.draining:
+                try:
+                    with contained():
+                        if self._handling.form == "events":
+                            await self._iterate(state)
+                        else:
+                            await self._dispatch(state)
+                except Exception as error:
+                    await self._failed(state, error)
+        finally:
+            if state.on_trial:
+                self._suspects.release(state)
+
+    def revoked(self, partition: int) -> None:
+        """Tell the application that this process has to release a partition."""
+        self._handling.revoked(partition)
+
+    def close(self) -> None:
+        """End the threads when their handlers return."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    # -- events to the handler
+
+    async def _dispatch(self, state: PartitionState[T]) -> None:
+        linger_s = self._options.linger.total_seconds()
+        while batch := await self._next(state, self._options.max_batch_size, linger_s):
+            if self._handling.form == "batch":
+                await self._handle(state, batch)
+                continue
+            events = batch.events
+            for place, event in enumerate(events):
+                if state.draining or state.paused:
+                    state.put_back(events[place:])
+                    break
+                try:
+                    await self._handle(state, self._batch(state, [event]))
+                except BaseException:
+                    state.put_back(events[place + 1 :])
+                    raise
+
+    async def _handle(self, state: PartitionState[T], batch: Batch[T]) -> None:
+        state.delivered = batch
+        batch.attempt = state.attempts + 1
+        async with self._place():
+            await self._call(batch)
+        self._done(state)
+
+    async def _iterate(self, state: PartitionState[T]) -> None:
+        async def batches(max_batch_size: int, linger: float) -> AsyncIterator[Batch[T]]:
+            while True:
+                if state.delivered is not None:
+                    self._done(state)
+                # The handler occupies a place while it works, not while it waits.
+                await place.aclose()
+                batch = await self._next(state, max_batch_size, linger)
+                if batch is None:
+                    return
+                await place.enter_async_context(self._place())
+                state.delivered = batch
+                batch.attempt = state.attempts + 1
+                yield batch
+
+        async with AsyncExitStack() as place:
+            await self._handling.handler(Events(state.partition, batches))
+        if state.delivered is not None:
+            self._done(state)
+        if not state.draining:
+            name = getattr(self._handling.handler, "__qualname__", "?")
+            log.warning("handler_returned", handler=name, partition=state.partition)
+            await state.sleep(1.0)
+
+    async def _next(self, state: PartitionState[T], max_batch_size: int, linger: float) -> Batch[T] | None:
+        state.progressed()
+        while True:
+            if state.on_trial:
+                await self._committer.flush(state)
+                await self._suspects.end(state)
+            suspect = state.suspect_until is not None
+            events = await state.take(
+                min(state.trial_size, max_batch_size) if suspect else max_batch_size, 0.0 if suspect else linger
+            )
+            if not events:
+                return None
+            if self._may_work(state) and (not suspect or await self._begin_trial(state, events)):
+                break
+            # The member has no contact with the database; its next heartbeat shows whether the partition is lost.
+            state.put_back(events)
+            await state.sleep(0.1)
+        for place, event in enumerate(events if state.has_undecodable else ()):
+            if isinstance(event.data, Undecodable):
+                state.put_back(events[max(place, 1) :])
+                events = events[: max(place, 1)]
+                break
+        batch = self._batch(state, events)
+        if isinstance(events[0].data, Undecodable):
+            state.delivered = batch
+            raise Fail(events[0].data.reason)
+        return batch
+
+    async def _begin_trial(self, state: PartitionState[T], events: list[Any]) -> bool:
+        """Begin a trial of events while no other suspect runs. Raises `Fail` when the first event has crashed its workers."""
+        if events[0].offset == state.crashing_offset:
+            state.crashing_offset = None
+            state.delivered = self._batch(state, events)
+            raise Fail("it has crashed its workers, twice while no other suspect was handled")
+        try:
+            return await self._suspects.begin(state, len(events))
+        except PenstockError as error:
+            log.warning("trial_not_begun", stream=self._stream, partition=state.partition, error=error)
+            return False
+
+    def _batch(self, state: PartitionState[T], events: list[Any]) -> Batch[T]:
+        fence = Fence(self._member, state.epoch, state.revision)
+        return Batch(self._stream, self._group, state.partition, events, fence)
+
+    async def _one(self, batch: Batch[Any]) -> None:
+        await self._invoke(batch[0])
+
+    async def _whole(self, batch: Batch[Any]) -> None:
+        await self._invoke(batch)
+
+    async def _invoke(self, argument: Any) -> None:
+        if self._async:
+            await self._handling.handler(argument)
+        else:
+            await in_thread(self._threads, self._handling.handler, argument)
+
+    @asynccontextmanager
+    async def _place(self) -> AsyncIterator[None]:
+        """A place for a handler to run; waits until one is free."""
+        async with self._places or nullcontext():
+            yield
+
+    # -- results to the committer
+
+    def _done(self, state: PartitionState[T]) -> None:
+        batch = state.delivered
+        assert batch is not None  # noqa: S101
+        state.delivered = None
+        state.attempts = 0
+        state.finished(batch.next_offset)
+        if batch.committed:
+            state.was_committed(batch.next_offset)
+        state.progressed()
+
+    async def _failed(self, state: PartitionState[T], error: Exception) -> None:
+        policy = self._options.on_failure
+        batch, state.delivered = state.delivered, None
+        state.attempts += 1
+        if state.on_trial:
+            with suppress(PenstockError):
+                await self._suspects.end(state, failed=True)
+        context = {"stream": self._stream, "group": self._group, "partition": state.partition, "attempt": state.attempts}
+        reason = f"{type(error).__name__}: {message_of(error)}"
+        if batch is None:
+            log.error("handler_failed", **context, exc_info=error)
+            await self._committer.record_failure(state, state.done, reason[:1_000])
+            await state.sleep(delay(policy.backoff, state.attempts))
+            return
+        if batch.tried and await self._committer.has_committed(state, batch.next_offset):
+            # The error came after the commit, or instead of its answer: the effect of these events exists, exactly once.
+            log.warning("handler_failed_after_commit", **context, offset=batch.first_offset, error=error)
+            state.delivered, batch.committed = batch, True
+            self._done(state)
+            return
+        retried = not isinstance(error, Fail) and (policy.attempts is None or state.attempts < policy.attempts)
+        log.error("event_failed", **context, offset=batch.first_offset, events=len(batch), error=error, retried=retried)
+        if retried:
+            after = error.after if isinstance(error, Retry) else None
+            state.put_back(batch.events)
+            await self._committer.record_failure(state, batch.first_offset, reason)
+            await state.sleep(after.total_seconds() if after is not None else delay(policy.backoff, state.attempts))
+            return
+        try:
+            await self._give_up(state, batch, policy, reason)
+        except Conflict:
+            # The partition has another owner or was moved to another offset: this task will be cancelled soon.
+            await state.sleep(3600.0)
+
+    async def _give_up(self, state: PartitionState[T], batch: Batch[T], policy: OnFailure, reason: str) -> None:
+        failure = f"offset {batch.first_offset}: {reason}"
+        if policy.then == "skip":
+            state.delivered = batch
+            self._done(state)
+        elif policy.then == "dead-letter":
+            try:
+                await self._committer.dead_letter(state, batch.first_offset, batch.next_offset, reason)
+            except Conflict:
+                raise
+            except PenstockError as refused:
+                # The event is too large for the dead letters, or no longer in the stream: an operator has to decide.
+                state.put_back(batch.events)
+                await self._committer.quarantine(
+                    state, f"offset {batch.first_offset} cannot be moved to the dead letters: {refused.message} ({reason})"
+                )
+            state.attempts = 0
+        else:
+            state.put_back(batch.events)
+            state.attempts = 0
+            if policy.then == "quarantine":
+                await self._committer.quarantine(state, failure)
+            else:
+                self._halt(Halted(f"{self._stream}/{self._group}, partition {state.partition}, {failure}", hint=_AFTER_HALT))
+                await self._committer.halt(state, failure)
+                await state.sleep(3600.0)
+
+
+def delay(backoff: Backoff, attempt: int) -> float:
+    """Seconds before the next attempt."""
+    seconds = min(backoff.base.total_seconds() * backoff.factor ** min(attempt - 1, 60), backoff.cap.total_seconds())
+    return seconds * random.uniform(1 - backoff.jitter, 1 + backoff.jitter)
+
+
+def _around(outer: Middleware, inner: Next) -> Next:
+    async def call(batch: Batch[Any]) -> None:
+        await outer(batch, inner)
+
+    return call

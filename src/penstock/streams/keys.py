@@ -1,0 +1,153 @@
+"""The key of an event, from its payload: a field by its name, or a function.
+
+With the name of a field that does not exist, no event would have a key, and events without a key have no order. The name is
+therefore checked against the payload type where the stream is declared, and against each payload where the type does not define
+its fields.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import inspect
+import types
+import typing
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from pydantic import BaseModel
+
+from penstock.errors import InvalidInput
+
+KeyOf = Callable[[Any], str | None]
+_MISSING: Any = object()
+_PLAIN = (str, bytes, bytearray, int, float, complex, bool, list, tuple, set, frozenset)
+
+
+def check_key(what: str, payload: Any, key: Any) -> None:
+    """Raise `InvalidInput` unless payloads of this type can have a key by this field or function.
+
+    Args:
+        what: Name of what has the key, for messages: "stream orders".
+        payload: Payload type; Any: any payload.
+        key: Name of a field, a function of a payload, or None.
+    """
+    if key is None:
+        return
+    if not isinstance(key, str):
+        if not callable(key) or inspect.iscoroutinefunction(key):
+            raise InvalidInput(
+                f"key of {what} must be the name of a field or a plain function, not {key!r:.100}",
+                hint='For example: key="customer", or key=lambda order: order.customer',
+            )
+        return
+    if not key:
+        raise InvalidInput(f"key of {what} must name a field, not ''", hint="Leave it out for events without a rule for keys.")
+    for one in _alternatives(payload):
+        known = _fields_of(one)
+        if known is None or key in known:
+            continue
+        name = getattr(one, "__name__", str(one))
+        near = difflib.get_close_matches(key, known, 1)
+        raise InvalidInput(
+            f"key of {what} is {key!r}, and {name} has no such field",
+            hint=f"Did you mean {near[0]!r}?" if near else f"Its fields are {', '.join(sorted(known))}." if known else None,
+        )
+
+
+def key_of_field(what: str, field: str, optional: bool, checked: Callable[[Any], Any]) -> KeyOf:
+    """The function that returns a field as the key. An event whose field is null has no key.
+
+    Args:
+        what: Name of what has the key, for messages.
+        field: Name of the field.
+        optional: Whether an event may lack the field.
+        checked: Converts a mapping to the payload type, with the type's own names and defaults.
+    """
+
+    def of(data: Any) -> Any:
+        return data.get(field, _MISSING) if isinstance(data, Mapping) else getattr(data, field, _MISSING)
+
+    def key_of(data: Any) -> str | None:
+        value = data.get(field, _MISSING) if isinstance(data, dict) else getattr(data, field, _MISSING)
+        if value is _MISSING:
+            value = of(checked(data))
+            if value is _MISSING:
+                if optional:
+                    return None
+                raise InvalidInput(
+                    f"an event of {what} has no field {field!r}, which is the key of the stream",
+                    hint="Append it with a key (key=..., or NewEvent), or declare the stream with key_optional=True.",
+                )
+        return None if value is None else str(value)
+
+    return key_of
+
+
+def key_by(what: str, function: Callable[[Any], Any]) -> KeyOf:
+    """The key function of an application; its errors and invalid results become errors of the event. None: no key."""
+
+    def key_of(data: Any) -> str | None:
+        try:
+            key = function(data)
+        except Exception as error:
+            raise InvalidInput(
+                f"the key of an event of {what} cannot be computed: {type(error).__name__}",
+                hint="The function that the stream was declared with as key= failed for the payload.",
+            ) from error
+        if key is not None and not isinstance(key, str):
+            raise InvalidInput(f"a key of {what} must be text, not {type(key).__name__}", hint="Return str(...), or None.")
+        return key
+
+    return key_of
+
+
+def _alternatives(payload: Any) -> list[Any]:
+    """The alternatives of a payload type, apart from None."""
+    payload = _plain(payload)
+    if typing.get_origin(payload) in (typing.Union, types.UnionType):
+        return [one for member in typing.get_args(payload) for one in _alternatives(member)]
+    return [] if payload in (None, type(None)) else [payload]
+
+
+def _plain(payload: Any) -> Any:
+    """A type without its annotations and aliases."""
+    while True:
+        if typing.get_origin(payload) is typing.Annotated:
+            payload = typing.get_args(payload)[0]
+        elif isinstance(payload, typing.NewType):
+            payload = payload.__supertype__
+        elif hasattr(payload, "__value__"):  # type X = ...
+            payload = payload.__value__
+        else:
+            return payload
+
+
+def _fields_of(payload: Any) -> set[str] | None:
+    """The names of the attributes or fields of a payload type; None: they depend on the payload."""
+    of = typing.get_origin(payload) or payload
+    if not isinstance(of, type):
+        return set() if typing.get_origin(payload) is typing.Literal else None
+    if issubclass(of, dict) and hasattr(of, "__required_keys__"):  # a TypedDict
+        return {*of.__required_keys__, *vars(of)["__optional_keys__"]}
+    if issubclass(of, tuple) and hasattr(of, "_fields"):
+        return set(of._fields) | _properties(of)
+    if issubclass(of, _PLAIN):
+        return set()
+    if issubclass(of, BaseModel):
+        return None if of.model_config.get("extra") == "allow" else set(of.model_fields) | _properties(of)
+    if dataclasses.is_dataclass(of):
+        return {field.name for field in dataclasses.fields(of)} | _properties(of)
+    if hasattr(of, "__struct_fields__"):
+        return set(of.__struct_fields__) | _properties(of)
+    return None
+
+
+def _properties(of: type) -> set[str]:
+    return {
+        name
+        for base in of.__mro__
+        for name, member in vars(base).items()
+        if not name.startswith("_") and not callable(member) and hasattr(type(member), "__get__")
+        and not isinstance(member, (classmethod, staticmethod))
+    } - {"model_fields_set", "model_extra", "model_computed_fields", "model_fields"}  # fmt: skip

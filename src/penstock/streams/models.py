@@ -1,0 +1,354 @@
+"""Models of streams: events and their positions, options of streams, and the lag of groups."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from datetime import datetime, timedelta
+from enum import StrEnum
+from typing import Any, Generic, TypeVar, overload
+
+from penstock.core.checks import check_choice, check_flag, check_number, check_span
+from penstock.errors import InvalidInput
+
+T = TypeVar("T")
+CHUNK = 1_000  # maximum number of events in a row, see 0006_streams.sql
+
+
+@dataclass(frozen=True, slots=True)
+class NewEvent(Generic[T]):
+    """An event to be appended, with more than a payload.
+
+    Attributes:
+        data: Payload; None in a compacted stream deletes the key.
+        key: Key of the event; events of one key keep their order. None: the stream's own rule for keys, or any partition.
+        headers: Headers, a mapping that is stored as JSON.
+        time: Time at which the event happened; None: not given.
+    """
+
+    data: T
+    key: str | None = None
+    headers: Mapping[str, Any] | None = None
+    time: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """The position of an event."""
+
+    partition: int
+    offset: int
+
+
+@dataclass(slots=True)
+class Event(Generic[T]):
+    """An event as a reader receives it.
+
+    Attributes:
+        partition: Partition of the event.
+        offset: Offset of the event in its partition, from 0.
+        key: Key, or None.
+        data: Payload; None when the key was deleted (compacted streams).
+        headers: Headers that the producer gave.
+        time: Time at which the event happened, as the producer gave it; None: not given.
+        appended_at: Time of the append, by the database's clock.
+    """
+
+    partition: int
+    offset: int
+    key: str | None
+    data: T
+    headers: dict[str, Any]
+    time: datetime | None
+    appended_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Events of one partition that were appended together, as they are stored (see 0006_streams.sql)."""
+
+    partition: int
+    first_offset: int
+    events: int
+    appended_at: datetime
+    keys: list[str | None] | None
+    times: list[datetime | None] | None
+    headers: list[str | None] | None
+    data: list[str | None] | None
+    bytes: list[bytes | None] | None
+    offsets: list[int] | None
+    odd_times: list[int] | None = None  # places of events with times that Python cannot represent
+
+    @property
+    def next_offset(self) -> int:
+        """The offset behind its last event."""
+        return self.first_offset + self.events if self.offsets is None else self.offsets[-1] + 1
+
+
+def is_for(headers: Mapping[str, Any], group: str) -> bool:
+    """Whether an event is for a consumer group: a replayed dead letter is only for the group in which it failed."""
+    replayed = headers.get("replayed")
+    return not isinstance(replayed, dict) or replayed.get("group") in (None, group)
+
+
+def may_be_replayed(chunk: Chunk) -> bool:
+    """Whether a chunk may contain a replayed dead letter. The check is a quick one, since it runs for each chunk."""
+    return chunk.headers is not None and any(text is not None and '"replayed"' in text for text in chunk.headers)
+
+
+class Appended(Sequence[Position]):
+    """Positions of the events of an append, in the given order."""
+
+    __slots__ = ("_offsets", "_partitions")
+
+    def __init__(self, partitions: Sequence[int], offsets: Sequence[int]) -> None:
+        self._partitions = partitions
+        self._offsets = offsets
+
+    @overload
+    def __getitem__(self, place: int) -> Position: ...
+    @overload
+    def __getitem__(self, place: slice) -> list[Position]: ...
+    def __getitem__(self, place: int | slice) -> Position | list[Position]:
+        if isinstance(place, slice):
+            return [self[at] for at in range(*place.indices(len(self)))]
+        return Position(self._partitions[place], self._offsets[place])
+
+    def __len__(self) -> int:
+        return len(self._offsets)
+
+    def sliced(self, first: int, last: int) -> Appended:
+        """The positions from `first` up to, not including, `last`."""
+        return Appended(self._partitions[first:last], self._offsets[first:last])
+
+    def __repr__(self) -> str:
+        return f"Appended({list(self)!r})" if len(self) < 10 else f"<Appended of {len(self)} events>"
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """How long events are kept. Whole segments are dropped, oldest first, when one of the limits is exceeded.
+
+    Attributes:
+        age: Drop segments that were closed longer ago than this.
+        bytes: Drop the oldest segment while the other ones are larger than this.
+        events: Drop the oldest segment while the other ones have more events than this.
+        unread: Whether to keep a segment in any case until every group has read it.
+    """
+
+    age: timedelta | None = None
+    bytes: int | None = None
+    events: int | None = None
+    unread: bool = False
+
+    def check(self) -> None:
+        """Raise `InvalidInput` unless each value is valid."""
+        StreamOptions(keep_age=self.age, keep_bytes=self.bytes, keep_events=self.events, keep_unread=self.unread).check()
+
+
+@dataclass(frozen=True, slots=True)
+class StreamOptions:
+    """Options of a stream in the database; the names are those of `penstock.create_stream`."""
+
+    format: str = "json"
+    compression: str | None = None
+    keep_age: timedelta | None = None
+    keep_bytes: int | None = None
+    keep_events: int | None = None
+    keep_unread: bool = False
+    compact: bool = False
+    segment_age: timedelta | None = None
+    segment_bytes: int = 64 * 1024 * 1024
+    segment_events: int | None = None
+    max_event_bytes: int = 1024 * 1024
+    tombstone_age: timedelta = timedelta(days=1)
+
+    def check(self) -> None:
+        """Raise `InvalidInput` unless each value is valid. Stored options are not checked: another version may allow more."""
+        check_choice("format", self.format, ("json", "bytes"))
+        if self.compression is not None and self.compression != "zstd":
+            raise InvalidInput(f"unknown compression: {self.compression!r:.100}", hint="Use zstd, or None.")
+        for name in ("keep_unread", "compact"):
+            check_flag(name, getattr(self, name))
+        for name in ("keep_bytes", "keep_events", "segment_events"):
+            if getattr(self, name) is not None:
+                check_number(name, getattr(self, name), 1, 2**63 - 1)
+        check_number("segment_bytes", self.segment_bytes, 1, 2**63 - 1)
+        check_number("max_event_bytes", self.max_event_bytes, 1, 2**31 - 1)
+        for name in ("keep_age", "segment_age"):
+            if getattr(self, name) is not None:
+                check_span(name, getattr(self, name))
+        check_span("tombstone_age", self.tombstone_age, zero=True)
+
+    def declaration(self) -> dict[str, Any]:
+        """The storage format and the options that differ from the defaults, in the form that the SQL functions accept."""
+        declared = {
+            option.name: getattr(self, option.name)
+            for option in fields(self)
+            if option.name in ("format", "compression") or getattr(self, option.name) != option.default
+        }
+        return {
+            name: f"{value.total_seconds()} seconds" if isinstance(value, timedelta) else value
+            for name, value in declared.items()
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class StreamRecord:
+    """A stream as it is stored."""
+
+    name: str
+    id: int
+    partitions: int
+    options: StreamOptions
+    created_at: datetime
+    updated_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """The stored range of offsets of a partition: from `first` up to, not including, `next`."""
+
+    first: int
+    next: int
+
+
+def gone_at(stream: str, partition: int, offset: int, bounds: Bounds) -> str:
+    """The message about an offset that retention dropped."""
+    return f"offset {offset} of partition {partition} of stream {stream} is gone: the first stored offset is {bounds.first}"
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A part of a stream that is dropped as a whole."""
+
+    number: int
+    table: str
+    opened_at: datetime
+    closed_at: datetime | None
+    events: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Lag:
+    """The lag of a group in one partition.
+
+    Attributes:
+        group: Name of the consumer group.
+        partition: Number of the partition.
+        next: Offset of the next event to consume.
+        end: Offset of the next event to be appended.
+        lag: Number of events between them.
+        owner: Member that consumes the partition; None: no member does.
+        committed_at: Time of the group's last commit.
+        paused_at: Time since which the partition is paused; None: it is not paused.
+        paused_because: Reason of the pause.
+        quarantined: Whether a failing event paused it.
+        halted_because: Error at which a consumer halted before the next event, until that event is done; None: none has halted.
+        waits_for: Older partitions that the group has to finish first, since the stream grew; empty: it does not wait.
+        failing_since: Time since which a handler fails at an event, until that event is done; None: no handler fails.
+        failing_offset: Offset of the first event of the batch at which the handler fails.
+        failing_attempt: Attempt that was recorded last; not every attempt is recorded.
+        failing_because: Error of that attempt.
+    """
+
+    group: str
+    partition: int
+    next: int
+    end: int
+    lag: int
+    owner: str | None
+    committed_at: datetime | None
+    paused_at: datetime | None
+    paused_because: str | None
+    quarantined: bool
+    halted_because: str | None
+    waits_for: list[int]
+    failing_since: datetime | None = None
+    failing_offset: int | None = None
+    failing_attempt: int | None = None
+    failing_because: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class HeldBack:
+    """A growth that a group cannot finish by itself: an old partition is paused before its end at the time of the growth.
+
+    Attributes:
+        group: Name of the consumer group.
+        partition: Paused partition. Resume it, or move the group past its events.
+        paused_because: Reason of the pause.
+        quarantined: Whether a failing event paused it.
+        holds: New partitions that wait for it.
+    """
+
+    group: str
+    partition: int
+    paused_because: str | None
+    quarantined: bool
+    holds: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class StreamSummary:
+    """A stream in a list: how many events it has, how large it is, and how long it keeps them."""
+
+    name: str
+    partitions: int
+    events: int
+    bytes: int
+    segments: int
+    format: str
+    keep_age: timedelta | None
+    compact: bool
+    created_at: datetime
+
+
+def held_back(lags: Iterable[Lag]) -> list[HeldBack]:
+    """The paused partitions that hold new partitions back, computed from the lag of groups."""
+    found = list(lags)
+    waiting: dict[tuple[str, int], list[int]] = {}
+    for lag in found:
+        for older in lag.waits_for:
+            waiting.setdefault((lag.group, older), []).append(lag.partition)
+    return [
+        HeldBack(lag.group, lag.partition, lag.paused_because, lag.quarantined, holds)
+        for lag in found
+        if lag.paused_at is not None and (holds := waiting.get((lag.group, lag.partition)))
+    ]
+
+
+class OffsetReset(StrEnum):
+    """Action of a reader when retention dropped the next events."""
+
+    ERROR = "error"
+    EARLIEST = "earliest"
+    LATEST = "latest"
+
+    @classmethod
+    def of(cls, given: OffsetReset | str) -> OffsetReset:
+        """The action of this name. Raises `InvalidInput`."""
+        check_choice("auto_offset_reset", given, list(cls))
+        return cls(given)
+
+
+@dataclass(slots=True)
+class Columns:
+    """Events to be appended, by column; a column that is None stands for None in all events."""
+
+    payloads: list[Any]
+    keys: list[str | None] | None = None
+    headers: list[str | None] | None = None
+    times: list[datetime | None] | None = None
+    bytes: bool = False
+
+    def __len__(self) -> int:
+        return len(self.payloads)
+
+
+def chunked(count: int) -> Iterator[int]:
+    """The sizes of the chunks of `count` events."""
+    while count > 0:
+        yield min(count, CHUNK)
+        count -= CHUNK

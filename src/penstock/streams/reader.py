@@ -1,0 +1,155 @@
+"""Readers: they follow a stream without a group, and only the reader itself knows its position."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator, Mapping
+from contextlib import suppress
+from datetime import datetime, timedelta
+from functools import partial
+from typing import TYPE_CHECKING, Generic, Literal, TypeAlias, TypeVar
+
+from penstock.core.logs import get_logger
+from penstock.core.polling import idle_seconds, next_in_time
+from penstock.errors import DatabaseUnavailable, InvalidInput, NotFound, OffsetGone, PenstockError
+from penstock.postgres.listener import Listener
+from penstock.streams import queries as streams
+from penstock.streams.codec import Undecodable, unreadable
+from penstock.streams.models import Event, OffsetReset
+from penstock.streams.sync import SyncStreamReader
+from penstock.streams.waiting import polling_for_events
+
+if TYPE_CHECKING:
+    from penstock.streams.stream import Stream
+
+log = get_logger("penstock.streams")
+T = TypeVar("T")
+Start: TypeAlias = Literal["earliest", "latest"] | datetime | Mapping[int, int]
+_LIMIT = 500
+_GROWN_EVERY_S = 5.0
+_MOST_BYTES = 32 << 20
+
+
+class StreamReader(Generic[T]):
+    """Follows a stream. `Stream.tail` makes it; iterate over it, and close it (`aclose`, or `async with`).
+
+    An event that cannot be read raises `Unreadable`; the next request continues behind it.
+    """
+
+    def __init__(
+        self,
+        stream: Stream[T],
+        start: Start,
+        partitions: list[int] | None,
+        auto_offset_reset: OffsetReset,
+        idle_timeout: timedelta | None,
+    ) -> None:
+        self._stream = stream
+        self._start = start
+        self._partitions = partitions
+        self._auto_offset_reset = auto_offset_reset
+        self._idle_s = idle_seconds(idle_timeout)
+        self._events: AsyncIterator[Event[T]] | None = None
+
+    @property
+    def sync(self) -> SyncStreamReader[T]:
+        """The blocking half, for threads without an event loop."""
+        return SyncStreamReader(self, self._stream.context.background)
+
+    def __aiter__(self) -> AsyncIterator[Event[T]]:
+        return self
+
+    async def __anext__(self) -> Event[T]:
+        if self._events is None:
+            self._events = self._follow()
+        coming = self._events.__anext__()
+        event = await (coming if self._idle_s is None else next_in_time(coming, self._idle_s))
+        if isinstance(event.data, Undecodable):
+            raise unreadable(self._stream.name, event)
+        return event
+
+    async def __aenter__(self) -> StreamReader[T]:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Stop following."""
+        if self._events is not None:
+            await self._events.aclose()  # type: ignore[attr-defined]
+
+    async def _follow(self) -> AsyncIterator[Event[T]]:
+        stream = self._stream
+        await stream.ready()
+        database = await stream.context.database()
+        at, known = await self._begin()
+        # One read returns at most this many bytes of each partition.
+        most_bytes = max(_MOST_BYTES // max(len(at), 1), 65_536)
+        look_at = asyncio.get_running_loop().time() + _GROWN_EVERY_S
+        polling = polling_for_events(stream.context.settings.poll_interval.total_seconds())
+        channel = f"penstock_{secrets.token_hex(8)}"
+        announce = partial(streams.wait_for_events, database, stream.name, channel)
+        listening = asyncio.create_task(Listener(database, [channel], lambda _: polling.wake()).run(), name="penstock-listener")
+        try:
+            while True:
+                polling.begin()
+                try:
+                    if self._partitions is None and asyncio.get_running_loop().time() > look_at:
+                        look_at = asyncio.get_running_loop().time() + _GROWN_EVERY_S
+                        there = await stream.bounds()
+                        at.update({partition: there[partition].first for partition in there.keys() - known})
+                        known |= there.keys()
+                    chunks = await streams.read_chunks(database, stream.name, at, _LIMIT, most_bytes)
+                except OffsetGone:
+                    await self._skip(at)
+                    continue
+                except DatabaseUnavailable as error:
+                    log.warning("read_failed", stream=stream.name, error=error)
+                    await polling.back_off()
+                    continue
+                for chunk in chunks:
+                    for event in stream.encoding.each(chunk, at[chunk.partition]):
+                        yield event
+                    at[chunk.partition] = chunk.next_offset
+                if chunks:
+                    polling.found()
+                    continue
+                with suppress(DatabaseUnavailable):
+                    await polling.rest(announce)
+        finally:
+            listening.cancel()
+            await asyncio.gather(listening, return_exceptions=True)
+            with suppress(PenstockError):
+                await streams.stop_waiting(database, channel)
+
+    async def _begin(self) -> tuple[dict[int, int], set[int]]:
+        """The starting offset of each partition, and all existing partitions."""
+        stream = self._stream
+        places = await stream.places(self._start)
+        there = await stream.bounds()
+        if unknown := (places.keys() | set(self._partitions or ())) - there.keys():
+            raise NotFound(f"stream {stream.name} has no partition {min(unknown)}", hint=f"It has {len(there)}, from 0.")
+        for partition, offset in places.items():
+            if not 0 <= offset <= there[partition].next:
+                raise InvalidInput(
+                    f"partition {partition} of stream {stream.name} has no offset {offset}",
+                    hint=f"The next event gets offset {there[partition].next}.",
+                )
+        wanted = places.keys() if self._partitions is None else set(self._partitions)
+        return {at: offset for at, offset in places.items() if at in wanted}, set(there)
+
+    async def _skip(self, at: dict[int, int]) -> None:
+        """Apply `auto_offset_reset` to partitions of which retention dropped the next events."""
+        bounds = await self._stream.bounds()
+        for partition, offset in at.items():
+            first, last = bounds[partition].first, bounds[partition].next
+            if offset < first:
+                if self._auto_offset_reset is OffsetReset.ERROR:
+                    raise OffsetGone(
+                        f"offset {offset} of partition {partition} of stream {self._stream.name} is gone",
+                        hint=f"The first stored offset is {first}, and the next event gets {last}.",
+                    )
+                at[partition] = first if self._auto_offset_reset is OffsetReset.EARLIEST else last
+                log.warning("events_skipped", stream=self._stream.name, partition=partition, wanted=offset, at=at[partition])

@@ -1,0 +1,528 @@
+"""Streams: ordered, partitioned logs of events, shared by groups of consumers.
+
+    orders = app.stream("orders", Order, partitions=16, key="customer")
+
+    await orders.append(Order(customer="acme", total=3))
+
+    @app.consumer(orders, group="billing")
+    async def bill(event: Event[Order]) -> None: ...
+
+Events of one key are in one partition, in the order in which they were appended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import re
+import secrets
+from collections.abc import AsyncIterable, AsyncIterator, Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
+
+from penstock.core.blocking import without_loop
+from penstock.core.checks import check_flag, check_number, check_time
+from penstock.errors import InvalidInput, NotFound, PenstockError
+from penstock.postgres.database import lacks_rights
+from penstock.streams import queries as streams
+from penstock.streams.accumulator import Accumulator, route
+from penstock.streams.codec import Encoding, Undecodable, unreadable
+from penstock.streams.consumer.options import ConsumerOptions
+from penstock.streams.consumer.pull import Consumption
+from penstock.streams.keys import KeyOf, check_key
+from penstock.streams.models import (
+    Appended,
+    Bounds,
+    Event,
+    HeldBack,
+    Lag,
+    NewEvent,
+    OffsetReset,
+    Position,
+    Retention,
+    Segment,
+    StreamOptions,
+    StreamRecord,
+    held_back,
+)
+from penstock.streams.partitioner import Router
+from penstock.streams.producer import Producer
+from penstock.streams.queries import Routed
+from penstock.streams.reader import Start, StreamReader
+from penstock.streams.sync import SyncStream
+from penstock.streams.transactional import append_through
+
+if TYPE_CHECKING:
+    from penstock.postgres.context import Context
+
+T = TypeVar("T")
+_LOAD_ROUND = 100_000
+_GROUP = re.compile(r"(?![.]{1,2}$)[A-Za-z0-9_.-]{1,90}")
+
+
+class Stream(Generic[T]):
+    """A declared stream. `Penstock.stream` makes it."""
+
+    def __init__(
+        self,
+        context: Context,
+        name: str,
+        payload: Any,
+        partitions: int,
+        key: str | KeyOf | None,
+        options: StreamOptions,
+        key_optional: bool = False,
+    ) -> None:
+        self.context = context
+        self.name = name
+        self.partitions = partitions
+        self.options = options
+        self.encoding: Encoding[T] = Encoding(
+            name, payload, key, options.format == "bytes", options.compression is not None, key_optional
+        )
+        # One for each event loop: handlers in threads may append through `Penstock.sync`, and loops end.
+        self._accumulators: dict[asyncio.AbstractEventLoop, Accumulator] = {}
+        # The record of a stream that was looked up, which is used as it is and never declared.
+        self._found: StreamRecord | None = None
+
+    @property
+    def sync(self) -> SyncStream[T]:
+        """The blocking half, for threads without an event loop."""
+        return SyncStream(self, self.context.background)
+
+    # -- declaring
+
+    async def declare(self) -> StreamRecord:
+        """Create the stream in the database, or change its options when this declaration differs from the last one.
+
+        Every call that writes does so implicitly, once for each database. An existing stream keeps its number of partitions: see
+        `grow`. A declaration without options leaves all options of an existing stream unchanged.
+
+        Raises:
+            Conflict: The stream exists and stores its payloads in another format.
+            InvalidInput: The name or an option is not valid.
+        """
+        if self._found is not None:
+            return self._found
+        database = await self.context.database()
+        record: StreamRecord | None = database.declared.get(("stream", self.name))
+        if record is None:
+            record = await streams.declare_stream(database, self.name, self.partitions, self.options.declaration())
+            database.declared["stream", self.name] = record
+        self.encoding.largest = record.options.max_event_bytes
+        return record
+
+    async def ready(self) -> StreamRecord:
+        """The record of the stream, declared if the role may do so. Raises `NotFound` when it does not exist otherwise."""
+        try:
+            return await self.declare()
+        except PenstockError as error:
+            if not lacks_rights(error):
+                raise
+        record = await streams.find_stream(await self.context.database(), self.name)
+        if record is None:
+            raise NotFound(f"no such stream: {self.name}", hint="Declare it with a role that may: penstock declare MODULE:APP.")
+        return await self._remember(record)
+
+    @classmethod
+    async def found(cls, context: Context, name: str, payload: Any = Any) -> Stream[Any]:
+        """An existing stream, with the options that it has. Raises `NotFound`."""
+        record = await streams.find_stream(await context.database(), name)
+        if record is None:
+            raise NotFound(f"no such stream: {name}", hint=f"Create it first: penstock streams create {name}")
+        raw = record.options.format == "bytes" and payload is Any
+        stream: Stream[Any] = Stream(context, name, bytes if raw else payload, record.partitions, None, record.options)
+        stream._found = record
+        stream.encoding.largest = record.options.max_event_bytes
+        return stream
+
+    async def grow(self, partitions: int) -> StreamRecord:
+        """Give the stream more partitions while it is in use.
+
+        The order of each key is kept: a group begins the new partitions when it has finished what the old ones contain now.
+
+        Raises:
+            InvalidInput: The stream has as many partitions or more already.
+            DatabaseUnavailable: An append in a long transaction blocked the change; try again.
+        """
+        await self.ready()
+        return await self._remember(await streams.grow_stream(await self.context.database(), self.name, partitions))
+
+    async def change(self, **options: Any) -> StreamRecord:
+        """Change options of the stream in the database, by their names in SQL."""
+        await self.ready()
+        return await self._remember(await streams.change_stream(await self.context.database(), self.name, options))
+
+    async def drop(self, *, force: bool = False) -> None:
+        """Drop the stream with its events, groups and producers.
+
+        Its readers and consumers get `NotFound`. Its dead letters are a separate stream and remain. A later use of this object
+        creates the stream again, as does an application that declares it when it starts.
+
+        Args:
+            force: Whether to drop the stream also while it has consumers, which then end.
+
+        Raises:
+            NotFound: The stream does not exist.
+            Conflict: A group has live members.
+            DatabaseUnavailable: An append in a long transaction blocked the drop; try again.
+        """
+        database = await self.context.database()
+        await streams.drop_stream(database, self.name, force=force)
+        database.declared.pop(("stream", self.name), None)
+        self._found = None
+        self._accumulators.clear()
+
+    async def _remember(self, record: StreamRecord) -> StreamRecord:
+        """Use a changed record of the stream from now on."""
+        self.encoding.largest = record.options.max_event_bytes
+        if self._found is not None:
+            self._found = record
+        (await self.context.database()).declared["stream", self.name] = record
+        return record
+
+    # -- appending
+
+    async def append(
+        self,
+        data: T,
+        *,
+        key: str | None = None,
+        headers: Mapping[str, Any] | None = None,
+        time: datetime | None = None,
+        connection: Any = None,
+    ) -> Position:
+        """Append one event.
+
+        Concurrent appends are committed together. When this returns, the event is on disk.
+
+        Args:
+            data: Payload.
+            key: Key of the event; events of one key keep their order. None: the stream's own rule for keys, or no key.
+            headers: Headers, a mapping that is stored as JSON.
+            time: Time at which the event happened.
+            connection: Connection through which to append, in its transaction (see `Penstock.enqueue`). The partition is locked
+                until the transaction ends, so keep it short.
+
+        Returns:
+            Position of the event.
+
+        Raises:
+            InvalidInput: The payload is not valid or too large; nothing was written.
+            DatabaseUnavailable: It is not known whether the event was written; see `producer` for appends that can be repeated.
+        """
+        return (await self.append_many([NewEvent(data, key, headers, time)], connection=connection))[0]
+
+    async def append_many(self, items: Iterable[NewEvent[T] | T], *, connection: Any = None) -> Appended:
+        """Append at most 100,000 events atomically. For more events see `load`.
+
+        Args:
+            items: Payloads, or `NewEvent`s for events with a key, headers or a time.
+            connection: See `append`. A blocking call through a connection does not declare the stream, which must exist.
+
+        Returns:
+            Positions of the events, in the given order.
+        """
+        columns = self.encoding.columns(items)
+        if not without_loop():
+            await self.ready()
+        if connection is None:
+            return await self.accumulator().append(columns)
+        return await append_through(connection, self.name, columns)
+
+    def producer(self, id: str | None = None, *, sequence: int | None = None) -> Producer[T]:
+        """A producer whose appends can be repeated without duplicates.
+
+        Args:
+            id: Name of the producer, one for each writer; None: a new one.
+            sequence: Number of the last batch that is known to be appended, for a producer that restarts and repeats the batches
+                after it. None: the producer continues after the last batch under its name.
+        """
+        if id is not None and (not isinstance(id, str) or not 1 <= len(id) <= 200):
+            raise InvalidInput(f"the id of a producer must be text of 1 to 200 characters, not {id!r:.100}")
+        if sequence is not None:
+            check_number("sequence", sequence, 0, 2**63 - 1)
+        return Producer(self, id or secrets.token_hex(8), sequence)
+
+    async def load(self, items: Iterable[NewEvent[T] | T] | AsyncIterable[NewEvent[T] | T]) -> int:
+        """Append any number of events by COPY, atomically.
+
+        The stream is locked only at the end, while the copied events are appended.
+
+        Returns:
+            Number of events.
+
+        Raises:
+            InvalidInput: An event is not valid, or is larger than `max_event_bytes`; nothing was appended.
+            Outgrown: The stream grew meanwhile; nothing was appended, repeat the call.
+        """
+        await self.ready()
+        database = await self.context.database()
+        async with database.transaction() as transaction:
+            width = await streams.begin_load(transaction, self.name)
+            await streams.copy_load(transaction, self._chunks(items, Router(width)))
+            return await streams.end_load(transaction, self.name, width)
+
+    async def _chunks(
+        self, items: Iterable[NewEvent[T] | T] | AsyncIterable[NewEvent[T] | T], router: Router
+    ) -> AsyncIterator[tuple[Any, ...]]:
+        gathered: list[NewEvent[T] | T] = []
+        turn = random.randrange(router.partitions)
+        async for item in _each(items):
+            gathered.append(item)
+            if len(gathered) >= _LOAD_ROUND:
+                for row in self._rows(gathered, router, turn):
+                    yield row
+                gathered, turn = [], turn + 1
+        for row in self._rows(gathered, router, turn):
+            yield row
+
+    def _rows(self, items: Sequence[NewEvent[T] | T], router: Router, turn: int) -> Iterable[tuple[Any, ...]]:
+        routed, _ = route(self.encoding.columns(items), router, turn % router.partitions)
+        columns, first = routed.columns, 0
+        for partition, count in zip(routed.partitions, routed.counts, strict=True):
+            last = first + count
+            payloads = columns.payloads[first:last]
+            yield (
+                self.name,
+                partition,
+                count,
+                columns.keys and columns.keys[first:last],
+                columns.times and columns.times[first:last],
+                columns.headers and columns.headers[first:last],
+                None if columns.bytes else payloads,
+                payloads if columns.bytes else None,
+            )
+            first = last
+
+    def accumulator(self) -> Accumulator:
+        """The accumulator of the appends on this event loop."""
+        loop = asyncio.get_running_loop()
+        accumulator = self._accumulators.get(loop)
+        if accumulator is None:
+            for ended in [other for other in self._accumulators.copy() if other.is_closed()]:
+                self._accumulators.pop(ended, None)
+            accumulator = self._accumulators[loop] = Accumulator(self._send, self._width)
+        return accumulator
+
+    async def _send(self, routed: Routed) -> Sequence[Any]:
+        return await streams.append_routed(await self.context.database(), self.name, routed)
+
+    async def _width(self) -> int:
+        record = await streams.find_stream(await self.context.database(), self.name)
+        if record is None:
+            raise NotFound(f"no such stream: {self.name}")
+        return (await self._remember(record)).partitions
+
+    # -- reading
+
+    async def read(self, partition: int, offset: int = 0, limit: int = 100) -> list[Event[T]]:
+        """Read up to `limit` events of a partition from an offset on; none when the partition ends there.
+
+        Raises:
+            OffsetGone: Retention dropped the event at the offset.
+            NotFound: The partition does not exist.
+            Unreadable: The first event cannot be read; `offset + 1` skips it. A later unreadable event ends the result before it.
+        """
+        check_number("partition", partition, 0, 1_023)
+        check_number("offset", offset, 0, 2**63 - 1)
+        check_number("limit", limit, 1, 100_000)
+        found: list[Event[T]] = []
+        at = offset
+        database = await self.context.database()
+        while len(found) < limit:
+            chunks = await streams.read_chunks(database, self.name, {partition: at}, limit - len(found))
+            for chunk in chunks:
+                for event in islice(self.encoding.each(chunk, at), limit - len(found)):
+                    if isinstance(event.data, Undecodable):
+                        if found:
+                            # A later call begins with it and raises the error.
+                            return found
+                        raise unreadable(self.name, event)
+                    found.append(event)
+            if not chunks:
+                break
+            at = max(chunk.next_offset for chunk in chunks)
+        return found
+
+    def tail(
+        self,
+        start: Start = "latest",
+        *,
+        partitions: Iterable[int] | None = None,
+        auto_offset_reset: OffsetReset | str = OffsetReset.ERROR,
+        idle_timeout: timedelta | None = None,
+    ) -> StreamReader[T]:
+        """Follow the stream without a group: an endless async iterator over events, in order within each partition.
+
+        Args:
+            start: "earliest", "latest", a time, or the offset of each partition.
+            partitions: Partitions to follow; None: all, including those that are added later.
+            auto_offset_reset: Action when retention dropped the next events.
+            idle_timeout: Time without an event after which the iteration ends; None: it does not end.
+        """
+        return StreamReader(
+            self, start, None if partitions is None else list(partitions), OffsetReset.of(auto_offset_reset), idle_timeout
+        )
+
+    async def bounds(self) -> dict[int, Bounds]:
+        """The stored range of offsets of each partition."""
+        return await streams.bounds(await self.context.database(), self.name)
+
+    async def segments(self) -> list[Segment]:
+        """The segments, oldest first."""
+        return await streams.segments(await self.context.database(), self.name)
+
+    # -- groups
+
+    def consume(
+        self,
+        group: str,
+        *,
+        max_batch_size: int = 100,
+        linger: timedelta = timedelta(0),
+        start: Literal["earliest", "latest"] = "earliest",
+        auto_offset_reset: OffsetReset | str = OffsetReset.ERROR,
+        id: str | None = None,
+        idle_timeout: timedelta | None = None,
+    ) -> Consumption[T]:
+        """Consume as a member of a group, pulling batches.
+
+            async with orders.consume("billing") as batches:
+                async for batch in batches:
+                    ...
+
+        A batch is done when the program requests the next one or calls `batches.done()`; the current batch at `break` is not.
+
+        Args:
+            group: Name of the group.
+            max_batch_size: Maximum number of events in a batch.
+            linger: How long to wait for more events after the first one of a batch.
+            start: Position at which a new group starts.
+            auto_offset_reset: Action when retention dropped the next events; "error": the iteration raises `OffsetGone`.
+            id: Id of the member, unique in the group; None: a new one.
+            idle_timeout: Time without a batch after which the iteration ends; None: it does not end.
+        """
+        check_group(self, group)
+        options = ConsumerOptions(
+            max_batch_size, linger, start=start, auto_offset_reset=OffsetReset.of(auto_offset_reset)
+        ).checked(self.context.settings)
+        return Consumption(self, group, options, id, idle_timeout)
+
+    async def lag(self, group: str | None = None) -> list[Lag]:
+        """The lag of a group (None: of all groups) in each partition. Raises `NotFound` for an unknown group or stream."""
+        return await streams.lag(await self.context.database(), self.name, group)
+
+    async def held_back(self, group: str | None = None) -> list[HeldBack]:
+        """Paused partitions that keep a group (None: each group) from beginning the partitions of a later growth."""
+        return held_back(await self.lag(group))
+
+    async def seek(self, group: str, to: Start) -> None:
+        """Move a group to "earliest", "latest", a time, or to offsets by partition. Its consumers continue from there.
+
+        Raises:
+            NotFound: The group does not exist.
+            InvalidInput: An offset is outside of the stored range.
+        """
+        await streams.seek_group(await self.context.database(), self.name, group, await self.places(to))
+
+    async def pause(self, group: str, partitions: Sequence[int] | None = None, *, reason: str | None = None) -> int:
+        """Pause partitions (None: all) of a group until `resume`. Returns how many were not paused before."""
+        return await streams.pause_partitions(await self.context.database(), self.name, group, partitions, reason)
+
+    async def resume(self, group: str, partitions: Sequence[int] | None = None) -> int:
+        """End the pause or quarantine of partitions (None: all). Returns how many were paused."""
+        return await streams.resume_partitions(await self.context.database(), self.name, group, partitions)
+
+    async def drop_group(self, group: str) -> None:
+        """Drop a group. Raises `Conflict` while it has members."""
+        await streams.drop_group(await self.context.database(), self.name, group)
+
+    async def replay_dead(self, *, offsets: Mapping[int, int] | None = None, limit: int = 1_000) -> int:
+        """Append dead letters to the stream again, for the consumer group in which they failed; other groups skip them.
+
+        Replayed letters are not replayed again: the group `penstock.replay` of the stream `<name>.dead` records the position.
+
+        Args:
+            offsets: Offsets to replay from, by partition of the dead letters, including replayed ones; None: letters that were
+                not replayed.
+            limit: Maximum number of letters; fewer are replayed when they are large.
+
+        Returns:
+            Number of replayed letters. 0: none are left.
+        """
+        check_number("limit", limit, 1, 100_000)
+        if offsets is not None:
+            _check_offsets(offsets)
+        return await streams.replay_dead(await self.context.database(), self.name, limit, offsets)
+
+    async def places(self, start: Start) -> dict[int, int]:
+        """The offset in each partition of a starting position."""
+        database = await self.context.database()
+        if isinstance(start, datetime):
+            return await streams.offsets_at(database, self.name, check_time("the time to start at", start))
+        if isinstance(start, Mapping):
+            _check_offsets(start)
+            return dict(start)
+        bounds = await streams.bounds(database, self.name)
+        if start == "earliest":
+            return {partition: found.first for partition, found in bounds.items()}
+        if start == "latest":
+            return {partition: found.next for partition, found in bounds.items()}
+        raise InvalidInput(f"cannot start at {start!r}", hint='Use "earliest", "latest", a time, or {partition: offset}.')
+
+
+def _check_offsets(offsets: Mapping[int, int]) -> None:
+    for partition, offset in offsets.items():
+        check_number("a partition", partition, 0, 1_023)
+        check_number(f"the offset of partition {partition}", offset, 0, 2**63 - 1)
+
+
+async def _each(items: Iterable[T] | AsyncIterable[T]) -> AsyncIterator[T]:
+    if isinstance(items, AsyncIterable):
+        async for item in items:
+            yield item
+    else:
+        for item in items:
+            yield item
+
+
+def check_stream(
+    name: str,
+    payload: Any,
+    partitions: Any,
+    key: Any,
+    key_optional: Any,
+    keep: Any,
+    compact: Any,
+    compression: Any,
+    options: Any,
+) -> None:
+    """Raise `InvalidInput` unless these are valid options of a stream."""
+    what = f"stream {name}"
+    check_number(f"partitions of {what}", partitions, 1, 1_024)
+    check_flag(f"key_optional of {what}", key_optional)
+    check_flag(f"compact of {what}", compact)
+    if compression is not None and compression != "zstd":
+        raise InvalidInput(f"unknown compression of {what}: {compression!r:.100}", hint="Use zstd, or None.")
+    if not isinstance(options, StreamOptions):
+        raise InvalidInput(f"options of {what} must be StreamOptions, not {options!r:.100}")
+    if not isinstance(keep, Retention):
+        raise InvalidInput(
+            f"keep of {what} must be a Retention, not {keep!r:.100}", hint="For example: keep=Retention(age=timedelta(days=7))"
+        )
+    options.check()
+    keep.check()
+    check_key(what, payload, key)
+
+
+def check_group(stream: Any, group: Any) -> None:
+    """Raise `InvalidInput` unless this is a declared stream and a valid name of a consumer group."""
+    if not isinstance(stream, Stream):
+        raise InvalidInput(f"a consumer takes a declared stream, not {stream!r:.100}", hint='For example: app.stream("orders")')
+    if not isinstance(group, str) or not _GROUP.fullmatch(group):
+        raise InvalidInput(
+            f"invalid name of a consumer group: {group!r:.100}",
+            hint='A consumer group has 1 to 90 letters, digits, ".", "-" or "_", and is not "." or "..".',
+        )

@@ -1,0 +1,301 @@
+"""The blocking half of penstock.app.
+
+Generated: change what this is generated from, and run `make format` (scripts/generate_sync).
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from datetime import datetime
+    from uuid import UUID
+
+    from penstock.app import Penstock
+    from penstock.core.blocking import BackgroundLoop
+    from penstock.jobs.job_type import JobType
+    from penstock.jobs.models import Enqueued, JobCounts, JobRecord, JobTypeRecord, NewJob, Status, Why
+    from penstock.jobs.scaling import ScaleAdvice
+    from penstock.pools.models import PoolDetails
+    from penstock.pools.sync import SyncPool
+    from penstock.postgres import migrate
+    from penstock.schedules.schedule import ScheduleRecord
+    from penstock.streams.models import StreamRecord, StreamSummary
+    from penstock.streams.sync import SyncStream
+    from penstock.topics.models import TopicCounts
+    from penstock.topics.sync import SyncTopic
+T = TypeVar("T")
+
+
+class SyncPenstock:
+    """The blocking half of `Penstock`, for threads without an event loop: `Penstock.sync`."""
+
+    def __init__(self, of: Penstock, loop: BackgroundLoop) -> None:
+        self._of = of
+        self._loop = loop
+
+    def open(self, *, timeout: timedelta = timedelta(0)) -> None:
+        """Connect: start the embedded server if no URL is configured, check (embedded: migrate) the schema, and `declare`.
+
+        Every call opens the application implicitly when needed.
+
+        Args:
+            timeout: How long to wait for a database that does not answer; services give `settings.start_timeout`.
+
+        Raises:
+            DatabaseUnavailable: The database does not answer.
+            SchemaMismatch: The schema is missing, or of another version.
+            EmbeddedServerError: The embedded server does not start.
+            InvalidInput, Conflict: The database refuses a declaration.
+        """
+        self._loop.run(self._of.open(timeout=timeout), wait=timeout)
+
+    def declare(self) -> list[str]:
+        """Write the declarations of this application into the database, with the options in the code.
+
+        These are job types, pools, topics, streams, and subscriptions without a time to live. The application writes them when it
+        is opened, a worker when it starts, and `penstock declare MODULE:APP` at deployment. An administrator's change remains in
+        effect until the code declares other options.
+
+        Returns:
+            Names of the declared objects, such as "job invoice-shipments".
+
+        Raises:
+            InvalidInput, Conflict: The database refuses a declaration.
+            PenstockError: The role may not declare.
+        """
+        return self._loop.run(self._of.declare())
+
+    def start_server(self) -> str:
+        """Return the URL of the database, and start the embedded server when no URL is configured."""
+        return self._loop.run(self._of.start_server())
+
+    def close(self) -> None:
+        """Close the connections of this loop. The embedded server stops when no process uses it any more."""
+        self._loop.close(self._of.close())
+
+    def __enter__(self) -> Self:
+        self._loop.run(self._of.__aenter__())
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self.close()
+
+    def migrate(self, *, timeout: timedelta = timedelta(0)) -> migrate.Migrated:
+        """Bring the schema to this version. `timeout` as in `open`."""
+        return self._loop.run(self._of.migrate(timeout=timeout), wait=timeout, unlimited=True)
+
+    def enqueue(
+        self,
+        type: JobType[T] | str,
+        data: T | None = None,
+        *,
+        id: UUID | str | None = None,
+        key: str | None = None,
+        priority: int = 0,
+        run_after: datetime | timedelta | None = None,
+        expires_at: datetime | timedelta | None = None,
+        unique: str | None = None,
+        connection: Any = None,
+    ) -> Enqueued:
+        """Enqueue one job.
+
+        Args:
+            type: Job type, or its name.
+            data: Payload; None: an empty object.
+            id: Identity of the job; a repeated enqueue of the same id is the same job. None: a new UUIDv7.
+            key: Key of the job (a tenant, an account).
+            priority: -100 to 100, lower first.
+            run_after: Earliest start: a time, or a timedelta from now by the database's clock.
+            expires_at: Time after which a job that has not started expires: a time, or a timedelta from now.
+            unique: Coalescing key: while a job of the type with this key is queued, that job is returned instead.
+            connection: Connection through which to enqueue, in its transaction: of asyncpg, psycopg, SQLAlchemy (connection or
+                session, sync or async), or Django. The job exists when that transaction commits.
+
+        Returns:
+            The receipt, with the id of the job.
+
+        Raises:
+            InvalidInput: An argument is not valid; nothing was written.
+            NotFound: The job type does not exist.
+            DatabaseUnavailable: It is not known whether the job was written: retry with the same id.
+        """
+        return self._loop.run(
+            self._of.enqueue(
+                type,
+                data,
+                id=id,
+                key=key,
+                priority=priority,
+                run_after=run_after,
+                expires_at=expires_at,
+                unique=unique,
+                connection=connection,
+            ),
+            connection=connection,
+        )
+
+    def enqueue_many(self, type: JobType[T] | str, new: Iterable[NewJob | T], *, connection: Any = None) -> list[Enqueued]:
+        """Enqueue many jobs of one type, in atomic batches of 10,000.
+
+        When a job cannot be enqueued, the batches before it are enqueued and the error is raised; give ids to repeat the call
+        safely.
+
+        Args:
+            type: Job type, or its name.
+            new: Payloads, or `NewJob`s for jobs with more than a payload.
+            connection: See `enqueue`.
+
+        Returns:
+            A receipt for each, in order.
+        """
+        return self._loop.run(self._of.enqueue_many(type, new, connection=connection), connection=connection)
+
+    def subscribe(self, *declared: JobType[Any]) -> None:
+        """Subscribe those of the job types that are queues of subscribers to their topics. A worker does so when it starts."""
+        self._loop.run(self._of.subscribe(*declared))
+
+    def find(self, id: UUID | str) -> JobRecord:
+        """The record of a job, from a lake of history when the archive no longer has it. Raises `NotFound`."""
+        return self._loop.run(self._of.find(id))
+
+    def why(self, id: UUID | str) -> Why:
+        """Why a job waits: the first condition that must change before it can start. Raises `NotFound`."""
+        return self._loop.run(self._of.why(id))
+
+    def find_many(
+        self,
+        *,
+        name: str | None = None,
+        status: Status | str | None = None,
+        key: str | None = None,
+        reason: str | None = None,
+        limit: int = 50,
+    ) -> list[JobRecord]:
+        """Jobs, latest first, by type, status, key and reason (`quarantined`); at most 1,000."""
+        return self._loop.run(self._of.find_many(name=name, status=status, key=key, reason=reason, limit=limit))
+
+    def wait(self, id: UUID | str, *, timeout: timedelta = timedelta(minutes=1)) -> JobRecord:
+        """Wait until a job is finished.
+
+        Raises:
+            JobFailed: The job ended without success.
+            NotFound: The job does not exist.
+            TimeoutError: The job was not finished in time.
+        """
+        return self._loop.run(self._of.wait(id, timeout=timeout), wait=timeout)
+
+    def cancel(self, id: UUID | str) -> str:
+        """Cancel a job. Returns "cancelled" for a queued job, "cancelling" for a running one, and otherwise its status."""
+        return self._loop.run(self._of.cancel(id))
+
+    def replay(self, id: UUID | str, *, new_id: UUID | str | None = None, data: Any = None, force: bool = False) -> Enqueued:
+        """Enqueue a copy of a running or finished job, with `data` as its payload, or (None) with its own.
+
+        Args:
+            id: Id of the job.
+            new_id: Id of the copy, so that a repeated call replays once; None: a new UUIDv7.
+            data: Payload of the copy; None: the payload of the job.
+            force: Whether to replay also while an earlier replay of the job waits, runs or has succeeded.
+
+        Raises:
+            NotFound: The job does not exist.
+            Conflict: The job is queued, was replayed already, or has a payload that cannot be read.
+        """
+        return self._loop.run(self._of.replay(id, new_id=new_id, data=data, force=force))
+
+    def job_types(self) -> list[JobTypeRecord]:
+        """All job types in the database."""
+        return self._loop.run(self._of.job_types())
+
+    def create_job_type(self, name: str, **options: Any) -> JobTypeRecord:
+        """Create a job type in the database, options by their names in SQL. Raises `Conflict`, `InvalidInput`."""
+        return self._loop.run(self._of.create_job_type(name, **options))
+
+    def change_job_type(self, name: str, **options: Any) -> JobTypeRecord:
+        """Change options of a job type in the database, by their names in SQL. Raises `NotFound`, `InvalidInput`."""
+        return self._loop.run(self._of.change_job_type(name, **options))
+
+    def pause(self, name: str) -> None:
+        """Pause a type: its jobs are no longer claimed, and running jobs continue. Raises `NotFound`."""
+        self._loop.run(self._of.pause(name))
+
+    def resume(self, name: str) -> None:
+        """End a pause. Raises `NotFound`, `Conflict`."""
+        self._loop.run(self._of.resume(name))
+
+    def list_schedules(self) -> list[ScheduleRecord]:
+        """All schedules in the database, with their next time and the outcome of their last run."""
+        return self._loop.run(self._of.list_schedules())
+
+    def drop_schedule(self, name: str) -> None:
+        """Drop a schedule that was removed from the code; the job type and the history of its runs remain.
+
+        Raises:
+            NotFound: The schedule does not exist.
+            Conflict: A running worker declares it.
+        """
+        self._loop.run(self._of.drop_schedule(name))
+
+    def counts(self) -> list[JobCounts]:
+        """Number of jobs of each type, by status."""
+        return self._loop.run(self._of.counts())
+
+    def scale_advice(self, *, wait_s: float = 5.0, over: timedelta = timedelta(minutes=1)) -> list[ScaleAdvice]:
+        """Scaling advice for each job type: how long jobs wait, and how many workers keep the wait below `wait_s`."""
+        return self._loop.run(self._of.scale_advice(wait_s=wait_s, over=over))
+
+    def prune(self, keep: timedelta) -> dict[str, int]:
+        """Drop the days of the archive that ended longer ago than `keep`, and topic messages that no copy refers to then.
+
+        Returns the number of dropped jobs by partition.
+        """
+        return self._loop.run(self._of.prune(keep), unlimited=True)
+
+    def find_pool(self, name: str) -> SyncPool[Any]:
+        """An existing pool, whether or not this app declares it. Raises `NotFound`."""
+        return self._loop.run(self._of.find_pool(name)).sync
+
+    def list_pools(self) -> list[PoolDetails]:
+        """All pools in the database, by name."""
+        return self._loop.run(self._of.list_pools())
+
+    def create_pool(self, name: str, *, convert: bool = False, **options: Any) -> PoolDetails:
+        """Create a pool in the database, options by their names in SQL. One that is there is left as it is.
+
+        Args:
+            name: Name of the pool and of its job type.
+            convert: Turn the plain job type of this name, with its jobs, into a pool.
+            options: `slots`, `assignor`, `on_retry`, `key_concurrency`, ...
+
+        Raises:
+            Conflict: There is a plain job type of this name, and `convert` is not given.
+            InvalidInput: An option is not valid.
+        """
+        return self._loop.run(self._of.create_pool(name, convert=convert, **options))
+
+    def find_topic(self, name: str) -> SyncTopic[Any]:
+        """An existing topic, whether or not this app declares it. Raises `NotFound`."""
+        return self._loop.run(self._of.find_topic(name)).sync
+
+    def topic_counts(self) -> list[TopicCounts]:
+        """Counts of each topic."""
+        return self._loop.run(self._of.topic_counts())
+
+    def find_stream(self, name: str, payload: Any = Any) -> SyncStream[Any]:
+        """An existing stream, whether or not this app declares it. Raises `NotFound`."""
+        return self._loop.run(self._of.find_stream(name, payload)).sync
+
+    def list_streams(self) -> list[StreamSummary]:
+        """All streams in the database, by name, and how large they are."""
+        return self._loop.run(self._of.list_streams())
+
+    def create_stream(self, name: str, partitions: int = 16, **options: Any) -> StreamRecord:
+        """Create a stream in the database, options by their names in SQL. Raises `Conflict`, `InvalidInput`."""
+        return self._loop.run(self._of.create_stream(name, partitions, **options))
+
+    def drop_stream(self, name: str, *, force: bool = False) -> None:
+        """Drop a stream with its events and groups, whether or not this app declares it. See `Stream.drop`."""
+        self._loop.run(self._of.drop_stream(name, force=force))

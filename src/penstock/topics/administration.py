@@ -1,0 +1,25 @@
+"""What people and programs do with topics by their names, declared here or not: a part of `Penstock`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from penstock.errors import NotFound
+from penstock.topics import queries as topics
+from penstock.topics.declarations import TopicDeclarations
+from penstock.topics.models import TopicCounts
+from penstock.topics.topic import Topic
+
+
+class TopicAdministration(TopicDeclarations):
+    """Finds and counts topics."""
+
+    async def find_topic(self, name: str) -> Topic[Any]:
+        """An existing topic, whether or not this app declares it. Raises `NotFound`."""
+        if await topics.topic(await self.context.database(), name) is None:
+            raise NotFound(f"no such topic: {name}", hint=f"Create it first: penstock topics create {name}")
+        return self.topic(name)
+
+    async def topic_counts(self) -> list[TopicCounts]:
+        """Counts of each topic."""
+        return await topics.counts(await self.context.database())

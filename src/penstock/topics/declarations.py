@@ -1,0 +1,41 @@
+"""Declarations of topics, as `Penstock` offers them."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar, overload
+
+from penstock.core.checks import check_number
+from penstock.errors import InvalidInput
+from penstock.jobs.declarations import JobDeclarations
+from penstock.postgres.context import Context
+from penstock.topics.topic import Topic
+
+T = TypeVar("T")
+
+
+class TopicDeclarations(JobDeclarations):
+    """Declares topics."""
+
+    def __init__(self, context: Context) -> None:
+        super().__init__(context)
+        self.topics: dict[str, Topic[Any]] = {}
+
+    @overload
+    def topic(self, name: str, payload: type[T], *, keep: int | None = ...) -> Topic[T]: ...
+    @overload
+    def topic(self, name: str, payload: Any = ..., *, keep: int | None = ...) -> Topic[Any]: ...
+    def topic(self, name: str, payload: Any = Any, *, keep: int | None = None) -> Topic[Any]:
+        """Declare a topic, or get the declared one.
+
+        Args:
+            name: Name of the topic.
+            payload: Type of its messages.
+            keep: Number of the last messages that a new subscriber gets; None: the stored value, 0 for a new topic.
+        """
+        if keep is not None:
+            check_number(f"keep of topic {name}", keep, 0, 100_000)
+        if name not in self.topics:
+            self.topics[name] = Topic(self.context, self.job, name, payload, keep)
+        elif payload is not Any or keep is not None:
+            raise InvalidInput(f"topic {name} is declared twice", hint="Declare it once, then get it by its name alone.")
+        return self.topics[name]

@@ -1,0 +1,383 @@
+"""Topics: each published message reaches every subscriber as a job of its own.
+
+    delays = app.topic("delays", payload=Delay)
+
+    @delays.subscriber("JFK", filter={"dest": "JFK"})
+    async def at_jfk(job: Job[Delay]) -> None: ...
+
+    await delays.publish(Delay("JFK", 12))
+
+A copy is an ordinary job in the queue `<topic>_<client id>`, so it has all features of a job.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from typing import Any, Generic, TypeVar
+from uuid import UUID
+
+from penstock.core.checks import check_span
+from penstock.core.logs import get_logger
+from penstock.core.serialization import Codec, dump_json
+from penstock.errors import Conflict, InvalidInput, PenstockError
+from penstock.jobs import queries as jobs
+from penstock.jobs.enqueue import aware
+from penstock.jobs.handler import Job
+from penstock.jobs.job_type import JobType
+from penstock.jobs.models import Options, make_id, parse_id
+from penstock.postgres.context import Context
+from penstock.postgres.database import Database, unless_refused
+from penstock.topics import queries as topics
+from penstock.topics.models import Message, NewMessage, Published, Subscribed, Subscriber
+from penstock.topics.sync import SyncTopic
+from penstock.topics.transactional import publish_through
+
+log = get_logger("penstock.topics")
+T = TypeVar("T")
+_RENEWALS_IN_A_TTL = 4
+BATCH = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class Subscription:
+    """The subscription of a handler to a topic."""
+
+    topic: Topic[Any]
+    client_id: str
+    ttl: timedelta | None
+    filter: Any
+
+    @property
+    def works(self) -> bool:
+        """See `Declarer`."""
+        return False
+
+    async def declare_type(self, database: Database, options: Options) -> None:
+        """See `Declarer`."""
+        await self.begin(database, options.as_json())
+        await jobs.declare_job_type(database, f"{self.topic.name}_{self.client_id}", options.as_json())
+
+    async def begin(self, database: Database, options: dict[str, Any], since: int | None = None) -> None:
+        """Subscribe, which also creates the job type. It begins after `since`, or with the last messages that the topic keeps."""
+        await self.topic.declare()
+        await topics.subscribe_many(
+            database,
+            self.topic.name,
+            [self.client_id],
+            ttl=self.ttl,
+            filter=_filter(self.filter),
+            since=since,
+            options=options,
+        )
+
+    async def begin_again(self, database: Database, options: dict[str, Any], since: int | None) -> None:
+        """Subscribe again after the subscription of a live worker has ended, as in a long outage: continue at its position."""
+        try:
+            await self.begin(database, options, since)
+        except (Conflict, InvalidInput) as error:
+            # The messages were pruned meanwhile, or are too many for one call.
+            log.error("messages_missed", topic=self.topic.name, client_id=self.client_id, since=since, error=error)
+            await self.begin(database, options)
+
+
+def subscription_of(type: JobType[Any]) -> Subscription | None:
+    """The subscription whose copies are the jobs of a type; None when the type is not the queue of a subscriber."""
+    return type.declarer if isinstance(type.declarer, Subscription) else None
+
+
+class Topic(Generic[T]):
+    """A declared topic. `Penstock.topic` makes it."""
+
+    def __init__(self, context: Context, declare_job: Callable[..., Any], name: str, payload: Any, keep: int | None) -> None:
+        self.context = context
+        self._declare_job = declare_job
+        self.name = name
+        self.codec: Codec[T] = Codec(payload, name)
+        self._options = {} if keep is None else {"keep": keep}
+        self._known: tuple[int, list[Subscriber]] | None = None
+
+    @property
+    def sync(self) -> SyncTopic[T]:
+        """The blocking half, for threads without an event loop."""
+        return SyncTopic(self, self.context.background)
+
+    async def declare(self) -> None:
+        """Create the topic in the database. The other calls do so implicitly."""
+        database = await self.context.database()
+        if ("topic", self.name) not in database.declared:
+            await topics.declare_topic(database, self.name, self._options)
+            database.declared["topic", self.name] = True
+
+    async def _ready(self) -> None:
+        """Declare the topic if the role may do so. Otherwise the declaration is left to roles that may."""
+        if not await unless_refused(self.declare()):
+            (await self.context.database()).declared["topic", self.name] = False
+
+    # -- publishing
+
+    async def publish(
+        self,
+        data: T | None = None,
+        *,
+        id: UUID | str | None = None,
+        unique: str | None = None,
+        run_after: datetime | timedelta | None = None,
+        expires_at: datetime | timedelta | None = None,
+        background: bool = True,
+        timeout: timedelta = timedelta(seconds=30),
+        connection: Any = None,
+    ) -> Published:
+        """Publish a message atomically to all current subscribers.
+
+        Args:
+            data: Payload; None: an empty object.
+            id: Identity of the message; a repeated publish of the same id is the same message. None: a new UUIDv7.
+            unique: Coalescing key: a subscriber in whose queue a copy with this key waits gets no other copy.
+            run_after: Earliest start of the copies: a time, or a timedelta from now by the database's clock.
+            expires_at: Time after which a copy that has not started is archived as expired.
+            background: Whether to return at once. False: wait until every receiver has settled its copy, and return their
+                outcomes.
+            timeout: Longest wait, after which the outcomes so far are returned (`Published.complete` is false).
+            connection: Connection through which to publish, in its transaction; see `Penstock.enqueue`. The topic is locked until
+                that transaction ends, so publish last.
+
+        Returns:
+            The receipt.
+
+        Raises:
+            InvalidInput: An argument is not valid; nothing was published.
+            DatabaseUnavailable: It is not known whether the message was published: retry with the same id.
+        """
+        check_span("timeout", timeout, zero=True)
+        document = self.document(data, id, unique, run_after, expires_at)
+        if connection is not None:
+            if not background:
+                raise InvalidInput(
+                    "background=False cannot be combined with connection: receivers see a message only after the commit",
+                    hint="Publish with background=False without connection, or call outcomes after the commit.",
+                )
+            if self.context.is_open:
+                await self._ready()
+            return (await publish_through(connection, self.name, [document]))[0]
+        await self._ready()
+        database = await self.context.database()
+        receipt = await topics.publish(database, self.name, document)
+        return receipt if background else await self.outcomes(receipt, timeout=timeout)
+
+    async def publish_many(
+        self,
+        messages: Iterable[NewMessage[T] | T],
+        *,
+        ids: Iterable[UUID | str] | None = None,
+        connection: Any = None,
+    ) -> list[Published]:
+        """Publish many messages in their order, in atomic batches of 1,000.
+
+        Args:
+            messages: Payloads, or `NewMessage`s for messages with more than a payload. Messages with unique keys are written one
+                by one.
+            ids: Identity of each message, so that the call can be repeated; None: those of the `NewMessage`s, or new ones.
+            connection: Connection through which to publish, in its transaction; see `publish`.
+
+        Returns:
+            A receipt for each message, in order.
+
+        Raises:
+            InvalidInput: A message or an argument is not valid; the batches before it are published.
+        """
+        documents = self.documents(messages, ids)
+        receipts: list[Published] = []
+        if connection is None or self.context.is_open:
+            await self._ready()
+        for start in range(0, len(documents), BATCH):
+            batch = documents[start : start + BATCH]
+            if connection is None:
+                receipts += await topics.publish_many(await self.context.database(), self.name, batch)
+            else:
+                receipts += await publish_through(connection, self.name, batch)
+        return receipts
+
+    async def outcomes(self, receipt: Published, *, timeout: timedelta = timedelta(0)) -> Published:
+        """Wait for all receivers, at most for `timeout`. Returns the receipt with the outcomes."""
+        database = await self.context.database()
+        pause = 0.005
+        try:
+            async with asyncio.timeout(timeout.total_seconds()):
+                while await topics.unfinished_copies(database, receipt.id):
+                    await asyncio.sleep(pause)
+                    pause = min(pause * 1.3, 0.25)
+        except TimeoutError:
+            pass
+        return replace(receipt, outcomes=await topics.outcomes(database, receipt.id))
+
+    def document(
+        self,
+        data: T | None,
+        id: UUID | str | None,
+        unique: str | None,
+        run_after: datetime | timedelta | None,
+        expires_at: datetime | timedelta | None,
+    ) -> str:
+        """A message as a document for the database."""
+        payload = "{}" if data is None else self.codec.dump(data)
+        return self._document(payload, id, unique, run_after, expires_at)
+
+    def documents(self, messages: Iterable[NewMessage[T] | T], ids: Iterable[UUID | str] | None) -> list[str]:
+        """Messages as documents for the database."""
+        new = [message if isinstance(message, NewMessage) else NewMessage(message) for message in messages]
+        given = [message.id for message in new] if ids is None else list(ids)
+        if len(given) != len(new):
+            raise InvalidInput(f"{len(new)} messages have {len(given)} ids", hint="Give an id for each message, or none at all.")
+        return [
+            self._document(self.codec.dump(message.data), id, message.unique, message.run_after, message.expires_at)
+            for message, id in zip(new, given, strict=True)
+        ]
+
+    def _document(
+        self,
+        payload: str,
+        id: UUID | str | None,
+        unique: str | None,
+        run_after: datetime | timedelta | None,
+        expires_at: datetime | timedelta | None,
+    ) -> str:
+        if unique is not None and not isinstance(unique, str):
+            raise InvalidInput(f"unique must be text, not {unique!r:.100}")
+        message_id = make_id() if id is None else parse_id(id)
+        if unique is not None and "\x00" in unique:
+            raise InvalidInput("the unique key contains the character U+0000", hint="Use 1 to 255 printable characters.")
+        return topics.publish_document(payload, message_id, unique, aware(run_after), aware(expires_at))
+
+    # -- subscribing
+
+    def subscriber(
+        self, client_id: str, *, filter: Any = None, ttl: timedelta | None = None, keep_result: bool = True, **options: Any
+    ) -> Callable[[Callable[[Job[T]], Any]], JobType[T]]:
+        """Declare a handler for the copies of one client id. A worker of the app subscribes it when it starts.
+
+        Workers that share a client id share its copies.
+
+        Args:
+            client_id: Name of the subscriber within the topic.
+            filter: JSON that a message must contain to reach the subscriber.
+            ttl: Time without a live worker after which the subscription and its queue end, at least 1 s. None: the subscription
+                does not end, and the queue grows while no worker is alive.
+            keep_result: Whether to keep the value that the handler returns, for publishers that wait.
+            options: Options as for `Penstock.job`: attempts, concurrency, visibility_timeout, ...
+
+        Raises:
+            InvalidInput: The handler or an option cannot be used.
+        """
+        _filter(filter)
+        _check_ttl(ttl)
+
+        def declare(handler: Callable[[Job[T]], Any]) -> JobType[T]:
+            declared: JobType[T] = self._declare_job(f"{self.name}_{client_id}", keep_result=keep_result, **options)(handler)
+            declared.declarer = Subscription(self, client_id, ttl, filter)
+            return declared
+
+        return declare
+
+    async def subscribe(
+        self, client_id: str, *, filter: Any = None, ttl: timedelta | None = None, since: int | None = None
+    ) -> Subscribed:
+        """Subscribe a client: each later message becomes a job in the queue `<topic>_<client id>`. The call is idempotent.
+
+        Args:
+            client_id: Name of the subscriber within the topic.
+            filter: JSON that a message must contain to reach the subscriber.
+            ttl: Time after which the subscription and its queue end unless it is renewed; None: it does not end.
+            since: Sequence number after which the messages begin; None: the last messages that the topic keeps.
+
+        Raises:
+            Conflict: The name of the queue is in use, or messages after `since` were pruned.
+        """
+        _check_ttl(ttl)
+        await self._ready()
+        (receipt,) = await topics.subscribe_many(
+            await self.context.database(), self.name, [client_id], ttl=ttl, filter=_filter(filter), since=since
+        )
+        return receipt
+
+    async def unsubscribe(self, client_id: str, *, drop: bool = False) -> bool:
+        """End a subscription. Returns whether there was one.
+
+        Args:
+            client_id: Name of the subscriber.
+            drop: Whether to archive the queued copies as expired; otherwise workers can still run them.
+        """
+        await self._ready()
+        return await topics.unsubscribe(await self.context.database(), self.name, client_id, drop)
+
+    async def renew(self, client_id: str) -> bool:
+        """Renew a subscription with a time to live. Returns False when it has ended, so that messages may have been missed."""
+        return bool(await topics.renew(await self.context.database(), [(self.name, client_id)]))
+
+    async def subscribers(self) -> list[Subscriber]:
+        """The current subscribers, oldest first. The list is read again only when it has changed."""
+        known = self._known
+        generation, found = await topics.list_subscribers(await self.context.database(), self.name, known and known[0])
+        if found is None and known is not None:
+            return known[1]
+        self._known = (generation, found or [])
+        return self._known[1]
+
+    # -- reading
+
+    async def read(self, since: int | None = None, *, limit: int = 100) -> list[Message[T]]:
+        """The messages after a sequence number, without a subscription.
+
+        Args:
+            since: Number of the last message seen; None: read from the oldest stored one.
+            limit: Maximum number of messages.
+
+        Raises:
+            Conflict: Messages after `since` were pruned.
+        """
+        await self._ready()
+        return await topics.read(await self.context.database(), self.name, since, limit, self.codec)
+
+    async def sequence_of(self, job_id: UUID | str) -> int | None:
+        """The sequence number of the message of which a job is a copy; None for other jobs."""
+        found = await topics.message_of(await self.context.database(), parse_id(job_id))
+        return None if found is None else int(found["seq"])
+
+
+async def renew_subscriptions(database: Database, subscriptions: list[tuple[Subscription, dict[str, Any]]]) -> None:
+    """Renew subscriptions with a time to live until cancelled. A subscription that has ended continues at its position.
+
+    Args:
+        database: Database of the topics.
+        subscriptions: Subscriptions with the options of their job types.
+    """
+    living = {(s.topic.name, s.client_id): (s, options) for s, options in subscriptions if s.ttl is not None}
+    shortest = min((s.ttl for s, _ in living.values() if s.ttl is not None), default=timedelta(days=1))
+    # The number of the last message up to which each subscription is known to have existed.
+    known: dict[tuple[str, str], int] = {}
+    while True:
+        try:
+            renewed = await topics.renew(database, list(living)) if living else {}
+            for missing in living.keys() - renewed.keys():
+                log.warning("subscription_lapsed", topic=missing[0], client_id=missing[1], since=known.get(missing))
+                subscription, options = living[missing]
+                await subscription.begin_again(database, options, known.get(missing))
+            known.update(renewed)
+        except PenstockError as error:
+            log.warning("renewal_failed", error=error)
+        await asyncio.sleep(shortest.total_seconds() / _RENEWALS_IN_A_TTL)
+
+
+def _filter(filter: Any) -> str | None:
+    return None if filter is None else dump_json(filter, "a filter")
+
+
+def _check_ttl(ttl: Any) -> None:
+    if ttl is not None:
+        check_span("ttl", ttl)
+        if not timedelta(seconds=1) <= ttl <= timedelta(days=30):
+            raise InvalidInput(
+                f"ttl must be from 1 second to 30 days, not {ttl}", hint="Give None for a subscription that does not end."
+            )

@@ -1,0 +1,155 @@
+"""The completer: gathers results and settles them, as many at once as came while the last ones were under way."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from uuid import UUID
+
+import orjson
+
+from penstock.core.logs import get_logger, payloads_shown
+from penstock.errors import PenstockError
+from penstock.jobs import queries as jobs
+from penstock.jobs.models import Outcome, Settlement
+from penstock.jobs.worked import Held
+from penstock.postgres.database import Database
+
+log = get_logger("penstock.worker")
+_MOST_AT_ONCE = 5_000
+
+
+class Completer:
+    """Settles the results of one process.
+
+    Args:
+        database: Database to settle in.
+    """
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self.on_written: list[Callable[[Sequence[Settlement], Mapping[UUID, str]], None]] = []
+        """Called with results that are in the database, and what became of those that are not plain successes."""
+        self.on_retried: list[Callable[[], None]] = []
+        """Called when jobs went back to the queue, which are due before long."""
+        self._results: list[Settlement] = []
+        self._writing: list[Settlement] = []
+        # Leases of results that could not be written, which end by themselves; the oldest have by the time that so many came.
+        self._left: deque[int] = deque(maxlen=10_000)
+        self._progress: dict[UUID, tuple[Held, str]] = {}
+        self._arrived = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._settled = 0
+        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+
+    def settle(self, result: Settlement) -> None:
+        """Take a result; it is written soon."""
+        if not self._results:
+            self._idle.clear()
+            self._arrived.set()
+        self._results.append(result)
+        if self._progress:
+            self._progress.pop(result.id, None)
+
+    def progress(self, id: UUID, held: Held, text: str) -> None:
+        """Take a report of a running job, JSON text; the last one of a second is written, under the lease of that moment."""
+        self._progress[id] = (held, text)
+
+    def unsettled_leases(self) -> set[int]:
+        """Leases of results that are not known to be written: their jobs are not to be handed back."""
+        return {result.lease for result in self._writing + self._results} | set(self._left)
+
+    async def run(self) -> None:
+        """Settle until cancelled."""
+        while True:
+            await self._arrived.wait()
+            batch, self._results = self._results[:_MOST_AT_ONCE], self._results[_MOST_AT_ONCE:]
+            if batch:
+                self._writing = batch
+                outcomes = await self._write(batch)
+                self._report(batch, outcomes)
+                self._writing = []
+                self._settled += len(batch)
+                for tell in self.on_written:
+                    tell(batch, outcomes)
+                while self._waiting and self._waiting[0][0] <= self._settled:
+                    waiting = self._waiting.popleft()[1]
+                    if not waiting.done():
+                        waiting.set_result(None)
+            if not self._results:
+                self._arrived.clear()
+                self._idle.set()
+
+    async def run_progress(self) -> None:
+        """Write progress until cancelled, once a second."""
+        while True:
+            await asyncio.sleep(1.0)
+            if self._progress:
+                progress, self._progress = self._progress, {}
+                await self._write_progress([(id, held.lease, text) for id, (held, text) in progress.items()])
+
+    async def drained(self) -> None:
+        """Wait until everything taken so far, and what comes meanwhile, is written."""
+        await self._idle.wait()
+
+    async def caught_up(self) -> None:
+        """Wait until everything taken so far is written; what comes meanwhile does not prolong it."""
+        if ahead := len(self._writing) + len(self._results):
+            written = asyncio.get_running_loop().create_future()
+            self._waiting.append((self._settled + ahead, written))
+            await written
+
+    async def _write(self, batch: list[Settlement]) -> dict[UUID, str]:
+        try:
+            return await jobs.settle(self._database, batch)
+        except PenstockError as error:
+            # One result that cannot be written must not stop the others, nor the worker.
+            if len(batch) > 1:
+                middle = len(batch) // 2
+                return {**await self._write(batch[:middle]), **await self._write(batch[middle:])}
+            return await self._refuse(batch[0], error)
+
+    async def _refuse(self, result: Settlement, error: PenstockError) -> dict[UUID, str]:
+        log.error("job_result_refused", job_id=str(result.id), error=error)
+        detail = orjson.dumps({"type": type(error).__name__, "message": f"the result was refused: {error.message}"}).decode()
+        try:
+            return await jobs.settle(self._database, [result._replace(outcome=Outcome.FAILED, detail=detail, retry_after=None)])
+        except PenstockError as again:
+            # It stays known as started: handing it back would start an at_most_once job again.
+            self._left.append(result.lease)
+            log.error("job_left_to_its_lease", job_id=str(result.id), lease=result.lease, error=again)
+            return {result.id: "stale"}
+
+    async def _write_progress(self, progress: list[tuple[UUID, int, str]]) -> None:
+        try:
+            await jobs.report_progress(self._database, progress)
+        except PenstockError as error:
+            if len(progress) == 1:
+                log.warning("job_progress_refused", job_id=str(progress[0][0]), error=error)
+                return
+            middle = len(progress) // 2
+            await self._write_progress(progress[:middle])
+            await self._write_progress(progress[middle:])
+
+    def _report(self, batch: Sequence[Settlement], outcomes: dict[UUID, str]) -> None:
+        if not outcomes:
+            return
+        for result in batch:
+            outcome = outcomes.get(result.id)
+            if outcome == "stale":
+                log.warning("job_result_stale", job_id=str(result.id), job_type=result.name or None, lease=result.lease)
+            elif result.outcome in (Outcome.FAILED, Outcome.FAILED_FOR_GOOD):
+                # What it said is the handler's, and may hold the payload: the job's row keeps it.
+                failure = orjson.loads(result.detail) if result.detail else {}
+                log.info(
+                    "job_" + (outcome or "settled"),
+                    job_id=str(result.id),
+                    job_type=result.name or None,
+                    error_type=failure.get("type"),
+                    error=failure.get("message") if payloads_shown() else None,
+                )
+        if "retried" in outcomes.values() or "released" in outcomes.values():
+            for tell in self.on_retried:
+                tell()

@@ -1,0 +1,253 @@
+"""The executor of a worker whose jobs a program pulls: keeps them until the program asks for one, and until it settles it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any
+from uuid import UUID
+
+from penstock.core.serialization import dump_json
+from penstock.errors import Conflict
+from penstock.jobs import queries as jobs
+from penstock.jobs.models import ClaimedJob, Outcome, Settlement
+from penstock.pools.worked import WorkedPool
+from penstock.postgres.database import Database
+from penstock.worker.results import Results
+
+# A job that the program did not ask for in this share of its lease is handed back: it would not have the time to run.
+_LONGEST_WAIT = 0.5
+_LOOK_FOR_LATE_S = 0.2
+
+
+class Pulled:
+    """A claimed job: waiting to be asked for, or given to the program. The `JobControl` of the job."""
+
+    def __init__(self, executor: ExternalExecutor, job: ClaimedJob, claimed_at: float, may_start: Callable[[], bool]) -> None:
+        self.job = job
+        self.may_start = may_start
+        self.too_late_at = claimed_at + job.lease_s * _LONGEST_WAIT
+        self.lease = job.lease
+        self.reason: str | None = None
+        self.settled: asyncio.Future[str | None] | None = None
+        self._executor = executor
+
+    @property
+    def cancelled(self) -> bool:
+        """See `JobControl`."""
+        return self.reason is not None
+
+    async def extend(self, duration: timedelta | None) -> None:
+        """See `JobControl`."""
+        lease = await jobs.extend(self._executor.database, self.job, self.lease, duration)
+        if lease is None:
+            raise Conflict(f"job {self.job.id} no longer belongs to this worker", hint="Stop: another worker may be running it.")
+        self.lease = lease
+
+    def extend_blocking(self, duration: timedelta | None) -> None:
+        """See `JobControl`."""
+        asyncio.run_coroutine_threadsafe(self.extend(duration), self._executor.loop).result(timeout=60)
+
+    def progress(self, value: Any) -> None:
+        """See `JobControl`."""
+        text = dump_json(value, f"the progress of {self.job.name}")
+        self._executor.loop.call_soon_threadsafe(self._executor.report_progress, self.job.id, self, text)
+
+    def settlement(self, outcome: Outcome, detail: str | None = None, after: timedelta | None = None) -> Settlement:
+        """The settlement of this attempt."""
+        return Settlement(self.job.id, self.job.attempts, self.lease, outcome, detail, after)
+
+    async def settle(self, outcome: Outcome, detail: str | None, after: timedelta | None = None) -> None:
+        """Settle the job, and wait until that is written. Raises `Conflict` when it no longer belongs to this worker."""
+        if self.settled is not None:
+            raise Conflict(f"job {self.job.id} was settled already", hint="Call ack, fail or release once.")
+        self.settled = asyncio.get_running_loop().create_future()
+        self._executor.finish(self, self.settlement(outcome, detail, after))
+        if await self.settled == "stale":
+            raise Conflict(
+                f"job {self.job.id} no longer belongs to this worker",
+                hint="Its slot moved or its visibility timeout ended: another worker runs it, or will.",
+            )
+
+    def written(self, outcome: str | None) -> None:
+        """What became of the settlement."""
+        if self.settled is not None and not self.settled.done():
+            self.settled.set_result(outcome)
+
+
+class ExternalExecutor:
+    """Hands the jobs of one pool to a program. A `WorkerExecutor`, and a `PoolExecutor`.
+
+    Args:
+        database: Database in which leases are extended.
+        results: Takes what the program says of its jobs.
+        prefetch: Most jobs held at once.
+    """
+
+    def __init__(self, database: Database, results: Results, prefetch: int) -> None:
+        self.database = database
+        self.loop = asyncio.get_running_loop()
+        self.on_room: list[Callable[[], None]] = []
+        self.report_progress = results.completer.progress
+        self.arrived = asyncio.Event()
+        """Set when a job has come."""
+        self.waiting: deque[Pulled] = deque()
+        self._results = results
+        self._prefetch = prefetch
+        self._jobs: dict[UUID, Pulled] = {}
+        # By result: a job that was lost while its result is on its way may have been claimed again.
+        self._settling: dict[Settlement, Pulled] = {}
+        self._emptied = asyncio.Event()
+        results.completer.on_written.append(self._written)
+
+    # -- for the program
+
+    def next(self) -> Pulled | None:
+        """The next job to give out, if at this moment it still may start: the process may have been stopped at any point."""
+        while self.waiting:
+            pulled = self.waiting[0]
+            if pulled.may_start() and time.monotonic() < pulled.too_late_at:
+                return self.waiting.popleft()
+            self.give_back([pulled.job.id])
+        return None
+
+    def finish(self, pulled: Pulled, result: Settlement) -> None:
+        """The program has settled a job."""
+        if self._jobs.get(result.id) is not pulled:
+            pulled.written("stale")
+            return
+        self._settling[result] = pulled
+        self._results.finish(result)
+        self._tell_of_room()
+
+    def release_all(self) -> None:
+        """Hand back every job: the program asks for nothing more, and settles nothing more."""
+        for pulled in list(self._jobs.values()):
+            if pulled.settled is None:
+                pulled.reason = "shutdown"
+                self.finish(pulled, pulled.settlement(Outcome.RELEASED))
+        self.waiting.clear()
+
+    # -- see `PoolExecutor`
+
+    def room(self) -> int:
+        """See `PoolExecutor`."""
+        return self._prefetch - len(self._jobs)
+
+    def start(self, job: ClaimedJob, claimed_at: float, may_start: Callable[[], bool], ahead: bool) -> None:
+        """See `PoolExecutor`."""
+        pulled = self._jobs[job.id] = Pulled(self, job, claimed_at, may_start)
+        if ahead:
+            self.waiting.appendleft(pulled)
+        else:
+            self.waiting.append(pulled)
+        self.arrived.set()
+
+    def give_back(self, ids: Iterable[UUID]) -> None:
+        """See `PoolExecutor`."""
+        for id in ids:
+            if self._jobs.get(id) in self.waiting:
+                self.cancel(id, "moved")
+
+    def cancel(self, id: UUID, reason: str) -> None:
+        """See `PoolExecutor`. What was not given out yet is settled; otherwise the program has to look at `job.cancelled`."""
+        pulled = self._jobs.get(id)
+        if pulled is None:
+            return
+        pulled.reason = reason
+        if pulled in self.waiting:
+            self.waiting.remove(pulled)
+            self.finish(pulled, pulled.settlement(Outcome.CANCELLED if reason == "cancelled" else Outcome.RELEASED))
+
+    def abandon(self, lost: Iterable[UUID]) -> list[asyncio.Task[Any]]:
+        """See `PoolExecutor`. The program cannot be stopped; `job.cancelled` tells it, and `ack` is refused."""
+        for id in lost:
+            if (pulled := self._jobs.pop(id, None)) is not None:
+                pulled.reason = "lost"
+                if pulled in self.waiting:
+                    self.waiting.remove(pulled)
+                pulled.written("stale")
+        self._look_whether_empty()
+        return []
+
+    def leases(self) -> Iterable[int]:
+        """See `PoolExecutor`."""
+        return [pulled.lease for pulled in self._jobs.values()]
+
+    # -- see `WorkerExecutor`
+
+    @property
+    def in_flight(self) -> int:
+        """See `WorkerExecutor`."""
+        return len(self._jobs)
+
+    def of_pool(self, pool: WorkedPool) -> ExternalExecutor:
+        """See `WorkerExecutor`."""
+        return self
+
+    def in_loop(self) -> str | None:
+        """See `WorkerExecutor`: the program's own task."""
+        task = asyncio.current_task(self.loop)
+        return None if task is None else task.get_name()
+
+    def holds(self, id: str) -> bool:
+        """See `WorkerExecutor`."""
+        with suppress(ValueError):
+            return UUID(id) in self._jobs
+        return False
+
+    def jobs_of(self, names: Collection[str]) -> list[UUID]:
+        """See `WorkerExecutor`."""
+        return [id for id, pulled in self._jobs.items() if pulled.job.name in names]
+
+    async def run(self) -> None:
+        """Hand back what the program does not ask for, until cancelled."""
+        while True:
+            await asyncio.sleep(_LOOK_FOR_LATE_S)
+            now = time.monotonic()
+            self.give_back([pulled.job.id for pulled in list(self.waiting) if pulled.too_late_at <= now])
+
+    def release_waiting(self) -> None:
+        """See `WorkerExecutor`."""
+        self.give_back([pulled.job.id for pulled in list(self.waiting)])
+
+    async def finished(self, grace: float | None) -> bool:
+        """See `WorkerExecutor`."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(grace):
+                while self._jobs:
+                    self._emptied.clear()
+                    await self._emptied.wait()
+        return not self._jobs
+
+    async def stop_handlers(self) -> None:
+        """See `WorkerExecutor`. The program is told by `job.cancelled`."""
+        self.release_all()
+
+    def close(self) -> None:
+        """Nothing is written any more: what waits for that is told."""
+        for pulled in [*self._settling.values(), *self._jobs.values()]:
+            pulled.written("stale")
+
+    def _written(self, results: Sequence[Settlement], outcomes: Mapping[UUID, str]) -> None:
+        for result in results:
+            pulled = self._settling.pop(result, None)
+            if pulled is None:
+                continue
+            if self._jobs.get(result.id) is pulled:
+                del self._jobs[result.id]
+            pulled.written(outcomes.get(result.id))
+        self._tell_of_room()
+        self._look_whether_empty()
+
+    def _tell_of_room(self) -> None:
+        for tell in self.on_room:
+            tell()
+
+    def _look_whether_empty(self) -> None:
+        if not self._jobs:
+            self._emptied.set()

@@ -1,0 +1,171 @@
+"""The queues of a worker's job types, from which its fetcher claims (see `jobs.claiming`), and how many jobs at a time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Protocol
+
+from penstock.errors import PenstockError
+from penstock.jobs import queries as jobs
+from penstock.jobs.claiming import FailedClaims, Look, WatermarkedClaims
+from penstock.jobs.handler import Group
+from penstock.jobs.models import ClaimedJob
+from penstock.jobs.worked import WorkedType
+from penstock.postgres.database import Database
+from penstock.settings import Settings
+from penstock.worker.completer import Completer
+from penstock.worker.executor import Executor
+from penstock.worker.registration import Registration
+
+QUIET_S = 0.02
+_PLACES_EVERY_S = 0.02
+_FENCED_S = 0.1
+
+
+class AdmissionControl(Protocol):
+    """Decides before each claim what may be claimed now."""
+
+    def admit(self, names: list[str], limit: int) -> tuple[list[str], int]:
+        """Those of the job types that may be claimed, and at most how many jobs."""
+
+
+class AdmitAll:
+    """Nothing is held back."""
+
+    def admit(self, names: list[str], limit: int) -> tuple[list[str], int]:
+        """See `AdmissionControl`."""
+        return names, limit
+
+
+class QueueSource:
+    """The queues of some job types. A `Source`, and one whose jobs can run alone.
+
+    Args:
+        database: Database to claim from.
+        types: The job types to claim.
+        settings: Size of a batch.
+        registration: For whom jobs are claimed, and whether others may have taken it for dead.
+        executor: Takes the jobs.
+        completer: Knows what is not settled yet.
+        admission: What may be claimed now.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        types: Mapping[str, WorkedType],
+        settings: Settings,
+        registration: Registration,
+        executor: Executor,
+        completer: Completer,
+        admission: AdmissionControl,
+    ) -> None:
+        self._database = database
+        self._claim_limit = settings.claim_limit
+        self._registration = registration
+        self._executor = executor
+        self._completer = completer
+        self._admission = admission
+        self._claims = WatermarkedClaims(database)
+        self._failed = FailedClaims(database, lambda: registration.id, self.types_apart, self.known_leases)
+        self._names: dict[Group, list[str]] = {}
+        self._types: Mapping[str, WorkedType] = {}
+        self._ask_for_places_at = 0.0
+        self.waits_for_places = False
+        self.work_on(types)
+
+    def work_on(self, types: Mapping[str, WorkedType]) -> None:
+        """Claim these types from now on."""
+        names: dict[Group, list[str]] = {}
+        for worked in types.values():
+            names.setdefault(worked.group, []).append(worked.name)
+        self._names = names
+        self._types = types
+
+    def full_scan(self) -> None:
+        """A job came back to its old place."""
+        self._claims.full_scan()
+
+    def known_leases(self) -> list[int]:
+        """Leases of jobs in flight, and of those that are done and not settled yet."""
+        return [*self._executor.leases(), *self._completer.unsettled_leases()]
+
+    # -- see `Source`
+
+    def blocked_s(self) -> float | None:
+        """See `Source`. While others may have taken it for dead, the next heartbeat tells what is still its own."""
+        return None if self._registration.may_start() else _FENCED_S
+
+    async def look(self) -> Look:
+        """See `Source`."""
+        asked, claimed = await self._claim()
+        wanted = await self._wait_for_places(claimed) if claimed < asked else None
+        self.waits_for_places = wanted is not None
+        return Look(
+            claimed,
+            full=asked == 0,
+            wanted=wanted,
+            only_wanted=wanted is not None and len(wanted.names) == len(self._types),
+            due_in_s=None if wanted is None else wanted.due_in_s,
+        )
+
+    async def announce(self) -> None:
+        """See `Source`."""
+        await jobs.wait_for_jobs(self._database, self._registration.id, self.types_apart())
+
+    async def recover(self, error: PenstockError) -> None:
+        """See `Source`."""
+        await self._failed.recover(error)
+
+    # -- see `RunsAlone`
+
+    @property
+    def empty(self) -> bool:
+        """See `RunsAlone`."""
+        return self._executor.in_flight == 0
+
+    def types_apart(self) -> list[str]:
+        """See `RunsAlone`."""
+        return [name for names in self._names.values() for name in names]
+
+    async def claim_alone(self) -> ClaimedJob | None:
+        """See `RunsAlone`."""
+        now = time.monotonic()
+        try:
+            found = await jobs.claim_alone(self._database, self._registration.id, self.types_apart())
+        except PenstockError:
+            await self._failed.release()
+            raise
+        if found is None:
+            return None
+        self._executor.submit([found[0]], now)
+        return found[0]
+
+    async def _claim(self) -> tuple[int, int]:
+        asked = claimed = 0
+        for group, names in list(self._names.items()):
+            limit = min(self._executor.room(group), self._claim_limit)
+            if limit <= 0:
+                continue
+            # Another type comes first each time, so that a busy one does not keep the others waiting.
+            names.append(names.pop(0))
+            admitted, limit = self._admission.admit(names, limit)
+            if not admitted:
+                continue
+            now = time.monotonic()
+            asked += limit
+            found = await self._claims.claim(self._registration.id, admitted, limit)
+            if found:
+                self._executor.submit(found, now)
+                claimed += len(found)
+        return asked, claimed
+
+    async def _wait_for_places(self, claimed: int) -> jobs.PlacesWanted | None:
+        limited = [worked.name for worked in self._types.values() if worked.limited]
+        # While other types keep it busy it says so only now and then.
+        if not limited or (claimed and time.monotonic() < self._ask_for_places_at):
+            return None
+        self._ask_for_places_at = time.monotonic() + _PLACES_EVERY_S
+        watermarks = self._claims.watermarks.for_claim(time.monotonic())
+        return await jobs.wait_for_places(self._database, self._registration.id, limited, watermarks)

@@ -1,0 +1,151 @@
+"""The heartbeat of a worker on its event loop: asks which jobs were cancelled, and begins again when it was taken for dead.
+
+That the row stays alive while a handler blocks the loop is the work of the heartbeat beside the loop (`groups.heartbeat`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from penstock.core.logs import get_logger
+from penstock.core.polling import happens
+from penstock.errors import PenstockError
+from penstock.groups.membership import monotonic
+from penstock.jobs import queries as jobs
+from penstock.jobs.claiming import Fetcher
+from penstock.jobs.worked import WorkedType
+from penstock.postgres.database import Database
+from penstock.postgres.notifications import Kind, Notification, Notifications
+from penstock.settings import Settings
+from penstock.worker.fetcher import QueueSource
+from penstock.worker.maintenance import Maintenance
+from penstock.worker.registration import Registration
+from penstock.worker.roles import WorkerExecutor
+
+log = get_logger("penstock.worker")
+_STALLED_S = 30.0
+
+
+class WorkerHeartbeat:
+    """The heartbeat of one worker.
+
+    Args:
+        database: Database of the worker's row.
+        settings: Interval.
+        registration: The row.
+        types: The job types that the worker works on, which are refreshed from the database.
+        executor: Has the jobs that run.
+        queues: Claims from queues; None: the worker claims in pools only.
+        fetchers: All fetchers of the worker.
+        maintenance: Learns how many workers there are.
+        stopping: Whether the worker has been told to stop.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        settings: Settings,
+        registration: Registration,
+        types: Mapping[str, WorkedType],
+        executor: WorkerExecutor,
+        queues: Fetcher[QueueSource] | None,
+        fetchers: Sequence[Fetcher[Any]],
+        maintenance: Maintenance,
+        stopping: Callable[[], bool],
+    ) -> None:
+        self._database = database
+        self._interval = settings.heartbeat_interval.total_seconds()
+        self._dead_after_s = settings.dead_after.total_seconds()
+        self._registration = registration
+        self._types = types
+        self._executor = executor
+        self._queues = queues
+        self._fetchers = fetchers
+        self._maintenance = maintenance
+        self._stopping = stopping
+        self._leaving = False
+        # Consumers that have ended, with their errors; and under which id how many of them are in the worker's row.
+        self._halted: dict[str, str] = {}
+        self._noted = ("", 0)
+
+    def subscribe(self, notifications: Notifications) -> None:
+        """Be told of what is said on the worker's channel."""
+        notifications.subscribe(self._cancelled, Kind.CANCEL)
+
+    def _cancelled(self, notification: Notification) -> None:
+        # Every role that may connect to the database can send one: the heartbeat asks which jobs are to be cancelled.
+        if self._executor.holds(notification.subject):
+            self._registration.beat_now.set()
+
+    def consumer_halted(self, consumer: str, error: str) -> None:
+        """A consumer has ended: have it seen in the worker's row, since the worker lives and looks well."""
+        self._halted[consumer] = error
+        self._registration.beat_now.set()
+
+    async def leave(self) -> None:
+        """Remove the worker's row. An answer that comes later does not bring it back."""
+        self._leaving = True
+        await jobs.unregister_worker(self._database, self._registration.id)
+
+    async def run(self) -> None:
+        """Beat until cancelled."""
+        now = self._registration.beat_now
+        while True:
+            await happens(now, self._interval)
+            now.clear()
+            self._look_for_progress()
+            try:
+                await self._beat()
+            except PenstockError as error:
+                log.warning("heartbeat_failed", error=error)
+            if self._leaving:
+                return
+
+    def _look_for_progress(self) -> None:
+        stalled_s = max((time.monotonic() - fetcher.progressed_at for fetcher in self._fetchers), default=0.0)
+        if stalled_s > _STALLED_S and not self._stopping():
+            # The worker keeps what it has; that it claims nothing more is for people to see.
+            log.error("claim_loop_stalled", for_s=round(stalled_s))
+
+    async def _beat(self) -> None:
+        registration = self._registration
+        sent_at = monotonic()
+        state = "draining" if self._stopping() else "running"
+        beat = await jobs.heartbeat(self._database, registration.id, self._executor.in_flight, state)
+        if self._leaving:
+            return
+        if not beat.known:
+            await self._register_again()
+            return
+        registration.kept(sent_at, self._dead_after_s)
+        await self._note_halted()
+        self._maintenance.workers = beat.workers
+        for id in beat.cancelled:
+            self._executor.cancel(id, "cancelled")
+        if not self._types:
+            return
+        for record in await jobs.job_types(self._database, list(self._types)):
+            if record.name in self._types:
+                self._types[record.name].refresh(record)
+
+    async def _register_again(self) -> None:
+        """Others have its jobs. No other worker would miss those that it claimed since then: it stops and hands them back."""
+        log.error("worker_was_taken_for_dead", worker=self._registration.id)
+        if self._queues is None:
+            await self._registration.register()
+            return
+        async with self._queues.paused:
+            for id in self._executor.jobs_of(self._types):
+                self._executor.cancel(id, "lost")
+            await jobs.release_unknown(self._database, self._registration.id, self._queues.source.known_leases)
+            await self._registration.register()
+
+    async def _note_halted(self) -> None:
+        id = self._registration.id
+        if self._noted == (id, len(self._halted)) or not self._halted:
+            return
+        for consumer, error in self._halted.items():
+            await jobs.note_halted(self._database, id, consumer, error)
+        self._noted = (id, len(self._halted))

@@ -1,0 +1,185 @@
+"""Maintenance: what every process does for the whole database, so that nothing else has to be run or scheduled.
+
+All workers of a process on one database share one maintenance, see `of`. Each does it often when there are few workers and seldom
+when there are many, so that the database sees about the same number of these calls whatever the size of the fleet.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Awaitable, Callable
+from datetime import timedelta
+from weakref import WeakKeyDictionary
+
+from penstock.core.logs import get_logger
+from penstock.core.polling import happens
+from penstock.errors import PenstockError
+from penstock.jobs import queries as jobs
+from penstock.postgres.database import Database
+from penstock.settings import Settings
+from penstock.streams import queries as streams
+from penstock.topics import queries as topics
+
+log = get_logger("penstock.maintenance")
+_WORKERS_AT_FULL_PACE = 4
+_PRUNE_EVERY_S = 600.0
+_TEND_EVERY_S = 5.0
+
+
+class Maintenance:
+    """Promotes due jobs, recovers lost ones, ends subscriptions, expires and prunes.
+
+    Args:
+        database: Database to maintain.
+        settings: Intervals, and how long the archive is kept.
+    """
+
+    def __init__(self, database: Database, settings: Settings) -> None:
+        self.workers = 1
+        """How many workers there are on the database."""
+        self._database = database
+        self._settings = settings
+        self._taking_part: list[Callable[[], None]] = []
+        self._running: asyncio.Task[None] | None = None
+        self._look = asyncio.Event()
+        self._more_messages = False
+
+    def look(self) -> None:
+        """A job may be due sooner than was known."""
+        self._look.set()
+
+    async def run(self, wake: Callable[[], None]) -> None:
+        """Take part until cancelled: the first who does starts it, the last one ends it.
+
+        Args:
+            wake: Called when jobs became ready.
+        """
+        self._taking_part.append(wake)
+        if self._running is None:
+            self._running = asyncio.create_task(self._maintain(), name="penstock-maintenance")
+        running = self._running
+        try:
+            # It never ends by itself but with an error, which is that of all who take part.
+            await asyncio.shield(running)
+        finally:
+            self._taking_part.remove(wake)
+            if not self._taking_part or running.done():
+                running.cancel()
+                if self._running is running:
+                    self._running = None
+                await asyncio.gather(running, return_exceptions=True)
+
+    async def _maintain(self) -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._promote(), name="penstock-promotion")
+            group.create_task(self._recover_and_prune(), name="penstock-recovery")
+            group.create_task(self._tend_streams_now_and_then(), name="penstock-streams")
+
+    def _wake(self) -> None:
+        for wake in list(self._taking_part):
+            wake()
+
+    async def _promote(self) -> None:
+        """Put due jobs into the ready queues, until cancelled."""
+        while True:
+            self._look.clear()
+            started = time.monotonic()
+            due_in: float | None = None
+            try:
+                promoted, due_in = await jobs.due_in(self._database)
+                if promoted:
+                    self._wake()
+            except PenstockError as error:
+                log.warning("promotion_failed", error=error)
+            took = time.monotonic() - started
+            longest = self._settings.care_interval.total_seconds()
+            wait = longest if due_in is None else min(max(due_in, 0.0), longest)
+            # Never more than a tenth of the time, and shared among the workers.
+            await asyncio.sleep(min(max(0.01, took * 10), 5.0) * self._share())
+            await happens(self._look, max(wait - took, 0.0) * random.uniform(0.95, 1.0))
+
+    async def _recover_and_prune(self) -> None:
+        """Take back the jobs of dead workers and ended leases, expire and prune, until cancelled."""
+        pruned_at = tended_at = time.monotonic()
+        while True:
+            await asyncio.sleep(self._settings.care_interval.total_seconds() * self._share() * random.uniform(0.7, 1.3))
+            await self._try(self._recover())
+            await self._try(self._expire())
+            if (
+                time.monotonic() - tended_at
+                > min(_TEND_EVERY_S, self._settings.care_interval.total_seconds() * 5) * self._share()
+            ):
+                tended_at = time.monotonic()
+                await self._try(self._tend())
+            keep = self._settings.archive_retention
+            if keep is not None and time.monotonic() - pruned_at > _PRUNE_EVERY_S * self._share():
+                pruned_at = time.monotonic()
+                self._more_messages = True
+                await self._try(self._prune(keep))
+            if keep is not None and self._more_messages:
+                # One batch in each round, so that recovery does not wait.
+                self._more_messages = False
+                await self._try(self._prune_messages(keep))
+
+    async def _tend_streams_now_and_then(self) -> None:
+        """Begin new segments of streams, apply retention and compaction, until cancelled."""
+        while True:
+            pause = min(_TEND_EVERY_S, self._settings.care_interval.total_seconds() * 5)
+            await asyncio.sleep(pause * self._share() * random.uniform(0.7, 1.3))
+            await self._try(self.tend_streams())
+
+    async def tend_streams(self) -> None:
+        """Do it once; what cannot be done for one stream is no matter to the others."""
+        for stream in await streams.to_tend(self._database):
+            await self._try(self._tend_stream(stream))
+        await streams.drop_retired(self._database)
+
+    async def _tend_stream(self, stream: str) -> None:
+        rolled, retired, compacted = await streams.tend(self._database, stream)
+        if rolled or retired or compacted:
+            log.info("stream_tended", stream=stream, rolled=rolled, retired=retired, compacted=compacted)
+
+    async def _recover(self) -> None:
+        if recovered := await jobs.recover(self._database):
+            log.warning("jobs_recovered", jobs=recovered)
+            self._wake()
+
+    async def _expire(self) -> None:
+        while await jobs.expire(self._database) == 1000:
+            await asyncio.sleep(0)
+
+    async def _prune(self, keep: timedelta) -> None:
+        for partition, count in (await jobs.prune(self._database, keep)).items():
+            log.info("archive_pruned", partition=partition, jobs=count)
+
+    async def _prune_messages(self, keep: timedelta) -> None:
+        if messages := await topics.prune_messages(self._database, keep):
+            self._more_messages = True
+            log.info("messages_pruned", messages=messages)
+
+    async def _tend(self) -> None:
+        ended, removed = await topics.tend(self._database)
+        if ended or removed:
+            log.info("subscriptions_ended", ended=ended, queues_removed=removed)
+
+    async def _try(self, call: Awaitable[None]) -> None:
+        try:
+            await call
+        except PenstockError as error:
+            log.warning("maintenance_failed", error=error)
+
+    def _share(self) -> float:
+        # Those of this process count as one.
+        return max(1.0, self.workers / max(len(self._taking_part), 1) / _WORKERS_AT_FULL_PACE)
+
+
+_maintenances: WeakKeyDictionary[Database, Maintenance] = WeakKeyDictionary()
+
+
+def of(database: Database, settings: Settings) -> Maintenance:
+    """The maintenance of this process on a database, with the settings of the first who asks."""
+    if (found := _maintenances.get(database)) is None:
+        found = _maintenances[database] = Maintenance(database, settings)
+    return found

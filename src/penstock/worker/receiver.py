@@ -1,0 +1,193 @@
+"""The pull form of a pool's worker: the program asks for jobs and says what became of them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import replace
+from datetime import timedelta
+from types import TracebackType
+from typing import Any, Generic, Self, TypeVar
+
+import orjson
+
+from penstock.core.checks import check_mapping
+from penstock.core.serialization import Codec, dump_json, plain_text
+from penstock.core.user_code import message_of
+from penstock.errors import InvalidInput
+from penstock.groups.membership import Membership
+from penstock.jobs import queries as jobs
+from penstock.jobs.handler import Job
+from penstock.jobs.models import Delivery, Outcome
+from penstock.pools.service import new_member_id
+from penstock.pools.worked import WorkedPool
+from penstock.postgres.context import Context
+from penstock.worker.completer import Completer
+from penstock.worker.external_executor import ExternalExecutor, Pulled
+from penstock.worker.results import Results
+from penstock.worker.worker import Worker
+
+T = TypeVar("T")
+_LONGEST_ERROR = 2_000
+
+
+class PulledJob(Job[T], Generic[T]):
+    """A job that a program pulled. It has to be settled: `ack`, `fail` or `release`; until then its key waits."""
+
+    __slots__ = ("_pulled",)
+    _pulled: Pulled
+
+    async def ack(self, result: Any = None) -> None:
+        """The job is done. Returns when that is written.
+
+        Raises:
+            Conflict: The job no longer belongs to this worker; another runs it, or will.
+        """
+        detail = None if result is None else dump_json(result, f"the result of {self.name}")
+        await self._pulled.settle(Outcome.SUCCEEDED, detail)
+
+    async def fail(self, error: str | BaseException, *, retry: bool = True, after: timedelta | None = None) -> None:
+        """The attempt failed: it is retried (`after` a while, or the backoff of the pool) while attempts are left.
+
+        Raises:
+            Conflict: The job no longer belongs to this worker.
+        """
+        raised = isinstance(error, BaseException)
+        kind = type(error).__qualname__ if raised else "Failed"
+        message = message_of(error) if isinstance(error, BaseException) else plain_text(error[:_LONGEST_ERROR])
+        detail = orjson.dumps({"type": kind, "message": message}).decode()
+        await self._pulled.settle(Outcome.FAILED if retry else Outcome.FAILED_FOR_GOOD, detail, after)
+
+    async def release(self) -> None:
+        """Hand the job back as if it had not been pulled."""
+        await self._pulled.settle(Outcome.RELEASED, None)
+
+
+class PoolWorker(Generic[T]):
+    """A worker of a pool whose jobs are pulled. Made by `Pool.worker`; use it as an async context manager.
+
+    It is the ordinary worker, with an executor that hands jobs to the program.
+    """
+
+    def __init__(self, context: Context, pool: WorkedPool, codec: Codec[T], id: str | None, prefetch: int) -> None:
+        if prefetch < 1:
+            raise InvalidInput(f"prefetch must be at least 1, not {prefetch}")
+        self._process = new_member_id()
+        self.id = id or f"{self._process}.p1"
+        self._context = context
+        self._pool = replace(pool, member=self.id)
+        self._codec = codec
+        self._prefetch = prefetch
+        self._executor: ExternalExecutor | None = None
+        self._worker: Worker | None = None
+        self._working: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        """Join the pool. Raises `Conflict` when a live worker has this id."""
+        database = await self._context.database()
+        results = Results(Completer(database))
+        self._executor = ExternalExecutor(database, results, self._prefetch)
+        worker = self._worker = Worker(
+            database,
+            {},
+            self._context.settings,
+            [self._pool],
+            process=self._process,
+            executor=self._executor,
+            results=results,
+        )
+        working = self._working = asyncio.create_task(worker.run(), name=f"penstock-worker-of-{self._pool.name}")
+        starting = asyncio.create_task(worker.started())
+        try:
+            await asyncio.wait([working, starting], return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            working.cancel()
+            await asyncio.gather(working, return_exceptions=True)
+            raise
+        finally:
+            starting.cancel()
+        if working.done():
+            working.result()
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        assert self._worker is not None and self._executor is not None and self._working is not None  # noqa: S101
+        self._executor.release_all()
+        self._worker.stop()
+        # An error that ended it was raised by `jobs`.
+        await asyncio.gather(self._working, return_exceptions=True)
+
+    @property
+    def slots(self) -> list[int]:
+        """The slots that are this worker's at this moment."""
+        return sorted(self._member.owned) if self._worker is not None else []
+
+    async def set_metadata(self, metadata: Mapping[str, Any]) -> None:
+        """Say something else of this worker; a pool with a rule of its own assigns its keys again."""
+        check_mapping("metadata", metadata, '{"clients": ["ada"]}')
+        if self._worker is not None:
+            await self._member.set_metadata(metadata)
+
+    async def jobs(self) -> AsyncIterator[PulledJob[T]]:
+        """The jobs of this worker's keys, as they come, one of a key at a time.
+
+        Raises:
+            Conflict: This worker was taken for dead, and meanwhile another has its id.
+            SchemaMismatch: A migration has changed the schema so that this version cannot work with it.
+        """
+        executor, working = self._executor, self._working
+        if executor is None or working is None:
+            raise InvalidInput(f"worker {self.id} is not in its pool", hint="Use it in: async with pool.worker(...) as worker:")
+        while True:
+            while (pulled := executor.next()) is not None:
+                if not await self._begun(executor, pulled):
+                    continue
+                try:
+                    job = self._given(pulled)
+                except Exception as error:
+                    # As with a handler; its key is not to wait for it.
+                    detail = jobs.quarantined(f"its payload cannot be read: {getattr(error, 'message', error)}")
+                    executor.finish(pulled, pulled.settlement(Outcome.QUARANTINED, detail))
+                    continue
+                yield job
+            executor.arrived.clear()
+            arrival = asyncio.create_task(executor.arrived.wait())
+            try:
+                await asyncio.wait([arrival, working], return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                arrival.cancel()
+            if working.done():
+                working.result()
+                return
+
+    @property
+    def _member(self) -> Membership:
+        assert self._worker is not None  # noqa: S101
+        return self._worker.pools[0].member
+
+    async def _begun(self, executor: ExternalExecutor, pulled: Pulled) -> bool:
+        """Write of a job that may be started only once that it begins. False: it may not, and is handed back."""
+        if self._pool.declared.delivery is not Delivery.AT_MOST_ONCE:
+            return True
+        begun = False
+        try:
+            begun = bool(await jobs.begin(executor.database, [pulled.job.id], [pulled.lease])) and pulled.may_start()
+        finally:
+            if not begun:
+                executor.finish(pulled, pulled.settlement(Outcome.RELEASED))
+        return begun
+
+    def _given(self, pulled: Pulled) -> PulledJob[T]:
+        claimed = pulled.job
+        job = PulledJob(
+            claimed.id,
+            claimed.name,
+            claimed.key,
+            claimed.max_attempts - claimed.attempts + 1,
+            claimed.attempts,
+            self._codec.load(claimed.data),
+            claimed.created_at,
+            pulled,
+        )
+        job._pulled = pulled
+        return job

@@ -1,0 +1,107 @@
+"""The row of a worker: under which id it claims, and until when no other worker can have taken it for dead."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import socket
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Literal
+from uuid import UUID
+
+from penstock.groups.membership import monotonic
+from penstock.jobs import queries as jobs
+from penstock.jobs.worked import WorkedType
+from penstock.postgres.database import Database
+from penstock.postgres.listener import Listener
+from penstock.settings import Settings
+
+_FENCE_SHARE = 0.8
+
+
+class Registration:
+    """The row of one worker. A `Kept`: the heartbeat beside the loop keeps it alive.
+
+    Args:
+        database: Database of the row.
+        settings: Concurrency, and the silence after which the worker counts as dead.
+        types: The job types that the worker works on.
+        process: Id of the process, with which the ids of its members begin.
+        holds_as: A worker runs what it claims, a dispatcher sends it elsewhere. See `tables/0002_jobs.sql`.
+        listener: Listens on the channel of the row.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        settings: Settings,
+        types: Mapping[str, WorkedType],
+        process: str,
+        holds_as: Literal["worker", "dispatcher"],
+        listener: Listener,
+    ) -> None:
+        self.id = process
+        self.beat_now = asyncio.Event()
+        """Set when the heartbeat of the loop is to look at the row at once."""
+        self._database = database
+        self._settings = settings
+        self._types = types
+        self._process = process
+        self._holds_as = holds_as
+        self._listener = listener
+        self._loop = asyncio.get_running_loop()
+        self._registrations = 0
+        # Until when, by this process's clock, no other worker can take it for dead.
+        self._fence_at = float("-inf")
+
+    async def register(self) -> None:
+        """Make the row. Once a worker was taken for dead it gets another id: its old one is never heard of again."""
+        if self._registrations:
+            self._listener.remove(self._channel)
+        self._registrations += 1
+        self.id = self._process if self._registrations == 1 else f"{self._process}.{self._registrations}"
+        self._listener.add(self._channel)
+        sent_at = monotonic()
+        await jobs.promise_to_begin(self._database, self.id, self._holds_as)
+        await jobs.register_worker(
+            self._database,
+            self.id,
+            list(self._types),
+            re.sub(r"[^A-Za-z0-9_.-]", "-", socket.gethostname()),
+            os.getpid(),
+            self._settings.concurrency,
+            self._settings.dead_after,
+        )
+        self.kept(sent_at, self._settings.dead_after.total_seconds())
+
+    def may_start(self) -> bool:
+        """Whether what was claimed under this registration is still its own."""
+        return monotonic() < self._fence_at
+
+    # -- what the heartbeat's thread calls, see `groups.heartbeat.Kept`
+
+    @property
+    def keep_s(self) -> float:
+        """See `Kept`: the longest visibility timeout of what it works on; each lease ends by itself."""
+        longest = [worked.declared.visibility_timeout for worked in list(self._types.values())]
+        return max([self._settings.wedged_after, *longest]).total_seconds()
+
+    def pulse(self) -> tuple[str, str, UUID] | None:
+        """See `Kept`."""
+        return ("", self.id, UUID(int=0)) if self._registrations else None
+
+    def unknown(self) -> None:
+        """See `Kept`: the loop's own heartbeat sees to it."""
+        self._fence_at = float("-inf")
+        with suppress(RuntimeError):  # the loop is closed
+            self._loop.call_soon_threadsafe(self.beat_now.set)
+
+    def kept(self, sent_at: float, dead_after_s: float) -> None:
+        """See `Kept`."""
+        self._fence_at = max(self._fence_at, sent_at + dead_after_s * _FENCE_SHARE)
+
+    @property
+    def _channel(self) -> str:
+        return f"penstock_{self.id}"

@@ -1,0 +1,111 @@
+"""A claimed job in this process, and what its handler gets of it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from penstock.core.serialization import dump_json
+from penstock.core.user_code import message_of
+from penstock.errors import Conflict
+from penstock.jobs import queries as jobs
+from penstock.jobs.handler import Job
+from penstock.jobs.models import ClaimedJob
+from penstock.jobs.worked import WorkedType
+from penstock.worker.process import UnreadablePayload
+
+if TYPE_CHECKING:
+    from penstock.worker.executor import Executor
+
+
+class Running:
+    """A claimed job in this process: waiting for a place, or being run."""
+
+    __slots__ = (
+        "_executor",
+        "claimed",
+        "deadline",
+        "entered",
+        "latest",
+        "lease",
+        "limit",
+        "may_start",
+        "reason",
+        "started",
+        "task",
+        "worked",
+    )
+
+    def __init__(
+        self,
+        executor: Executor,
+        claimed: ClaimedJob,
+        worked: WorkedType,
+        limit: float,
+        deadline: float,
+        may_start: Callable[[], bool],
+    ) -> None:
+        self._executor = executor
+        self.claimed = claimed
+        self.worked = worked
+        self.lease = claimed.lease
+        self.limit = limit  # seconds that its handler may run
+        self.latest = deadline  # when its lease is about to end
+        self.deadline = deadline  # of its start, then of its handler
+        self.started = False  # it has a place
+        self.entered = False  # its task has taken its first step
+        self.may_start = may_start
+        self.task: asyncio.Task[None] | None = None
+        self.reason: str | None = None  # why its handler was told to stop
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether the handler should stop."""
+        return self.reason is not None
+
+    async def extend(self, duration: timedelta | None) -> None:
+        """See `Job.extend`."""
+        lease = await jobs.extend(self._executor.database, self.claimed, self.lease, duration)
+        if lease is None:
+            raise Conflict(
+                f"job {self.claimed.id} no longer belongs to this worker",
+                hint="Stop: another worker may be running it.",
+            )
+        self._executor.moved(self, lease)
+        left = self.claimed.lease_s if duration is None else duration.total_seconds()
+        self.deadline = max(self.deadline, time.monotonic() + left * 0.9)
+
+    def extend_blocking(self, duration: timedelta | None) -> None:
+        """See `Job.extend_blocking`."""
+        asyncio.run_coroutine_threadsafe(self.extend(duration), self._executor.loop).result(timeout=60)
+
+    def progress(self, value: Any) -> None:
+        """See `Job.progress`."""
+        self._executor.loop.call_soon_threadsafe(
+            self._executor.report_progress,
+            self.claimed.id,
+            self,
+            dump_json(value, f"the progress of {self.claimed.name}"),
+        )
+
+
+def job_of(running: Running) -> Job[Any]:
+    """What the handler gets. Raises `UnreadablePayload`."""
+    claimed = running.claimed
+    try:
+        data = running.worked.codec.load(claimed.data)
+    except Exception as error:
+        raise UnreadablePayload(message_of(error)) from error
+    return Job(
+        claimed.id,
+        claimed.name,
+        claimed.key,
+        claimed.max_attempts - claimed.attempts + 1,
+        claimed.attempts,
+        data,
+        claimed.created_at,
+        running,
+    )

@@ -1,0 +1,171 @@
+"""Every command, with `--server`: it works through a server, or says that it needs the database itself.
+
+The cases are asked for by the list of commands itself, so that a new one cannot be forgotten here.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import typer
+from http_server import TOKEN, Served, serving
+from typer.testing import CliRunner
+
+from penstock.cli import app
+from penstock.errors import InvalidInput, PenstockError
+from penstock.testing import TemporaryDatabases
+
+# What works through a server: in this order, arguments and a part of what is printed; "!" begins a part of the error.
+STEPS: list[tuple[str, str, str]] = [
+    ("types create", "mail", "created: mail"),
+    ("types change", "mail -s attempts=3 -s visibility_timeout=90s", "changed: mail"),
+    ("types list", "", "mail"),
+    ("types", "", "mail"),
+    ("pause", "mail", "paused: mail"),
+    ("resume", "mail", "resumed: mail"),
+    ("stats", "", "mail"),
+    ("enqueue", "mail 1 --id 01890000-0000-7000-8000-000000000001", "queued"),
+    ("jobs list", "--type mail", "queued"),
+    ("jobs show", "01890000-0000-7000-8000-000000000001", "mail"),
+    ("jobs cancel", "01890000-0000-7000-8000-000000000001", "cancelled"),
+    ("jobs replay", "01890000-0000-7000-8000-000000000001", "replayed as"),
+    ("pools create", "shop --slots 4", "created: shop"),
+    ("pools", "", "shop"),
+    ("pools show", "shop", "0-3"),
+    ("pools drain", "shop nobody", "!not found"),
+    ("pools undrain", "shop nobody", "!not found"),
+    ("pools resize", "shop 8", "shop has 8 slots"),
+    ("pools weight", "shop acme 3", "acme gets 3 jobs"),
+    ("pools key", "shop acme --json", '"weight": 3'),
+    ("pools keys", "shop", "no key is quarantined"),
+    ("pools start", "shop acme", "starting: acme"),
+    ("pools standing", "shop", "acme"),
+    ("pools notify", "shop acme 1", "notified: acme"),
+    ("pools stop", "shop acme", "stopped: acme"),
+    ("scale advise", "", "shop"),
+    ("topics create", "news", "created: news"),
+    ("topics", "", "news"),
+    ("topics subscribe", "news bob", "subscribed: bob"),
+    ("topics subscribers", "news", "bob"),
+    ("topics publish", "news 1", "to 1 subscribers"),
+    ("topics read", "news", "1"),
+    ("topics unsubscribe", "news bob", "unsubscribed: bob"),
+    ("topics unsubscribe", "news bob", "was not subscribed: bob"),
+    ("topics publish", "nwes 1", "!nwes"),
+    ("streams create", 'orders --partitions 2 -s "keep_age=7 days"', "created: orders, 2 partitions"),
+    ("streams change", "orders -s keep_age=3d", "changed: orders"),
+    ("streams list", "", "259200 s"),
+    ("streams append", "orders 1 --key acme", "offset 0"),
+    ("streams tail", "orders --from earliest -n 1", "acme"),
+    ("streams groups", "orders", "billing"),
+    ("streams lag", "orders billing", "billing"),
+    ("streams reset", "orders billing --to latest", "next"),
+    ("streams reset", "orders billing --to earliest -p 1", "1"),
+    ("streams reset", "orders billing --to 0 -p 0", "0"),
+    ("streams pause", "orders billing", "paused: 2"),
+    ("streams resume", "orders billing", "resumed: 2"),
+    ("streams grow", "orders 4", "orders has 4 partitions"),
+    ("streams drop", "orders --yes --force", "dropped: orders"),
+    ("schedules", "", "no schedules"),
+    ("schedules list", "", "no schedules"),
+    ("schedules show", "nightly", "!no such schedule"),
+    ("schedules drop", "nightly", "!not found"),
+    ("version", "", "0."),
+]
+# What needs the database itself, with arguments that are good enough to come that far.
+NEED_THE_DATABASE = {
+    "bulk enqueue": "--type mail x.parquet",
+    "bulk export": "somewhere",
+    "bulk replay": "--where true",
+    "declare": "shop:app",
+    "dequeue": "--downstream-url http://127.0.0.1:1",
+    "exec": "true",
+    "fleet drain": "night",
+    "fleet status": "",
+    "gearman": "--server 127.0.0.1:4730",
+    "grant": "role reader",
+    "history compact": "",
+    "history failures": "",
+    "history report": "",
+    "history run": "",
+    "history status": "",
+    "history vacuum": "",
+    "history versions": "",
+    "migrate": "",
+    "prune": "",
+    "revoke": "role",
+    "server": "",
+    "streams replay-dead": "orders",
+    "up": "",
+    "users add": "ada",
+    "users list": "",
+    "users remove": "ada",
+    "worker": "shop:app",
+    "workers": "",
+    "workers drain": "w",
+}
+
+
+def commands() -> Iterator[str]:
+    """Every command, as it is written on the command line; a group that does something by itself is one."""
+
+    def below(command: Any, *path: str) -> Iterator[str]:
+        subcommands = getattr(command, "commands", {})
+        if path and (not subcommands or command.invoke_without_command):
+            yield " ".join(path)
+        for name, each in subcommands.items():
+            yield from below(each, *path, name)
+
+    yield from below(typer.main.get_command(app))
+
+
+@pytest.fixture(scope="module")
+def served(databases: TemporaryDatabases) -> Iterator[Served]:
+    with databases.database() as url, serving(url) as served:
+        yield served
+
+
+@pytest.fixture
+def through(served: Served, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The options with which a command works through the server. No database can be reached without it."""
+    for name, value in (
+        ("PENSTOCK_DATABASE_URL", "postgresql://127.0.0.1:1/none"),
+        ("PENSTOCK_SERVER_TOKEN", f"admin.{TOKEN}"),
+        ("PENSTOCK_SERVER_URL", served.base_url),
+        ("NO_COLOR", "1"),
+    ):
+        monkeypatch.setenv(name, value)
+    return ["--server", served.base_url]
+
+
+def said(through: list[str], command: str, arguments: str) -> str:
+    """What a command prints, or "!" and its error."""
+    done = CliRunner().invoke(app, [*through, *command.split(), *shlex.split(arguments)])
+    if isinstance(done.exception, PenstockError):
+        return f"!{type(done.exception).__name__}: {done.exception.message}"
+    assert done.exception is None, (command, arguments, done.output, repr(done.exception))
+    return done.stdout
+
+
+def test_every_command_has_its_case_here() -> None:
+    assert set(commands()) == {command for command, _, _ in STEPS} | NEED_THE_DATABASE.keys()
+
+
+def test_commands_work_through_a_server(through: list[str], served: Served) -> None:
+    for command, arguments, expected in STEPS:
+        found = said(through, command, arguments)
+        assert expected.removeprefix("!").lower() in found.lower(), (command, arguments, found)
+        assert found.startswith("!") == expected.startswith("!"), (command, arguments, found)
+        if command == "streams create":
+            with served.client() as client:
+                joined = client.put("/v1/streams/orders/groups/billing/members/m", json={"dead_after_s": 600})
+                joined.raise_for_status()
+
+
+@pytest.mark.parametrize("command", NEED_THE_DATABASE)
+def test_commands_that_need_the_database_say_so(through: list[str], command: str) -> None:
+    found = said(through, command, NEED_THE_DATABASE[command])
+    assert found == f"!{InvalidInput.__name__}: this needs the database itself"

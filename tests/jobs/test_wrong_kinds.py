@@ -1,0 +1,112 @@
+"""Declarations and calls with values of the wrong kind are refused by name and value, with the right form where one helps."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from datetime import timedelta
+from typing import Any, TypeAlias
+
+import asyncpg
+import pytest
+
+from penstock import Admission, InvalidInput, NewJob, Options, Penstock, RateLimit
+
+Sql: TypeAlias = "asyncpg.Connection[Any]"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"prefetch_per_key": 0}, "prefetch_per_key of work must be an integer from 1 to 10,000, not 0"),
+        ({"prefetch_per_key": 1.5}, "prefetch_per_key of work"),
+        ({"slots": "8"}, "slots of work"),
+        ({"slots": True}, "slots of work"),
+        ({"key_concurrency": 0}, "key_concurrency of work"),
+        ({"key_rate": 5}, "key_rate of work must be a RateLimit, not 5"),
+        ({"key_rate": RateLimit(5, 1)}, "the period of key_rate of work must be a timedelta, not 1"),
+        ({"key_rate": RateLimit(0, timedelta(seconds=1))}, "the limit of key_rate of work"),
+        ({"weights": ["acme"]}, "weights of work must be a mapping"),
+        ({"weights": {"acme": 0}}, "the weight of 'acme' in work"),
+        ({"assign": "jump"}, "assign of work must be a plain function"),
+        ({"assignor": "random"}, "unknown assignor of work: 'random'"),
+        ({"on_retry": "wait"}, "on_retry of work must be block or skip"),
+        ({"options": {"attempts": 3}}, "options of work must be Options"),
+        ({"options": Options(attempts=2.5)}, "attempts of work"),
+        ({"options": Options(rate_limit=20)}, "rate_limit of work must be a RateLimit"),
+        ({"options": Options(backoff=3)}, "backoff of work must be a Backoff"),
+    ],
+)
+def test_a_pool_is_declared_with_values_of_the_right_kind(wrong: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidInput) as raised:
+        Penstock().pool("work", **wrong)
+    assert message in raised.value.message
+
+
+def test_an_async_rule_is_refused() -> None:
+    async def assign(key: str, workers: object) -> int:
+        return 0
+
+    with pytest.raises(InvalidInput, match="assign of work must be a plain function"):
+        Penstock().pool("work", assign=assign)  # type: ignore[arg-type]
+
+
+async def test_calls_with_values_of_the_wrong_kind_are_refused(app: Penstock) -> None:
+    pool = app.pool("work")
+    listed: Any = ["acme"]
+    with pytest.raises(InvalidInput, match="wanted standing jobs must be a mapping"):
+        await pool.reconcile(listed)
+    with pytest.raises(InvalidInput, match="metadata must be a mapping"):
+        pool.worker(metadata=listed)
+    with pytest.raises(InvalidInput, match="prefetch must be an integer"):
+        pool.worker(prefetch=0)
+    with pytest.raises(InvalidInput, match="the weight of 'acme' must be an integer"):
+        await pool.set_weight("acme", 1.5)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("value", [math.nan, [1, {"x": math.inf}], {"a": None, "b": -math.inf}, {1, 2}, ({"deep": {3}},)])
+@pytest.mark.parametrize("type_", [Any, list[int], dict[str, Any], float])
+async def test_what_json_cannot_have_is_refused(app: Penstock, value: Any, type_: Any) -> None:
+    work = app.job_type("work", type_)
+    with pytest.raises(InvalidInput, match="work"):
+        await work.enqueue(value)
+
+
+async def test_null_stays_null(app: Penstock) -> None:
+    assert (await app.job_type("work").enqueue({"a": None, "b": [1.5, None]})).admission is Admission.QUEUED
+
+
+@pytest.mark.parametrize("priority", [1.5, "1", True, None])
+async def test_a_priority_is_an_integer(app: Penstock, priority: Any) -> None:
+    with pytest.raises(InvalidInput, match="priority must be an integer"):
+        await app.job_type("work").enqueue_many([NewJob(1, priority=priority)])
+
+
+async def test_a_unique_key_in_a_pool_is_one_of_its_key(app: Penstock, sql: Sql) -> None:
+    pool = app.pool("work")
+    first = await pool.enqueue("acme", 1, unique="daily")
+    other = await pool.enqueue("bolt", 2, unique="daily")
+    again = await pool.enqueue("acme", 3, unique="daily")
+    assert (other.admission, again.admission, again.id) == (Admission.QUEUED, Admission.COALESCED, first.id)
+    by_sql = await sql.fetchval("select penstock.enqueue('work', '4', p_key => 'bolt', p_unique_key => 'daily')")
+    assert by_sql == other.id
+    assert await sql.fetchval("select count(*) from penstock.queued_jobs") == 2
+
+
+async def test_a_claim_of_pools_alone_is_refused_with_a_hint(app: Penstock, sql: Sql) -> None:
+    await app.pool("work").declare()
+    await sql.execute("select penstock.create_job_type('plain')")
+    with pytest.raises(asyncpg.PostgresError, match="work is a pool") as raised:
+        await sql.fetch("select * from penstock.claim('me', '{work}', 1)")
+    assert "claim_keys" in str(raised.value.hint)  # type: ignore[attr-defined]
+    assert await sql.fetch("select * from penstock.claim('me', '{work,plain}', 1)") == []
+
+
+@pytest.mark.parametrize("arguments", [("--json", "show", "work"), ("show", "work", "--json")])
+async def test_json_is_asked_for_before_or_behind_the_command(app: Penstock, url: str, arguments: tuple[str, ...]) -> None:
+    await app.pool("work").declare()
+    command = [sys.executable, "-m", "penstock", "pools", *arguments]
+    ended = subprocess.run(command, env={"PENSTOCK_DATABASE_URL": url}, capture_output=True, text=True, check=True)
+    assert [worker["slots"] for worker in json.loads(ended.stdout)] == [list(range(256))]

@@ -1,0 +1,40 @@
+"""Processes of an embedded server, seen from outside."""
+
+from __future__ import annotations
+
+import os
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+import psycopg
+
+
+def belonging_to(folder: Path) -> list[psutil.Process]:
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            if any(str(folder) in part for part in process.cmdline()) and process.pid != os.getpid():
+                found.append(process)
+    return found
+
+
+def until(condition: object, what: str, timeout: float = 40.0) -> None:
+    deadline = time.monotonic() + timeout
+    while not condition():  # type: ignore[operator]
+        assert time.monotonic() < deadline, f"{what} did not come true"
+        time.sleep(0.02)
+
+
+def postmaster(folder: Path) -> int | None:
+    try:
+        return int((folder / "postgres" / "postmaster.pid").read_text().splitlines()[0])
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def execute(url: str, statement: str) -> list[tuple[object, ...]]:
+    with psycopg.connect(url, autocommit=True, connect_timeout=10) as connection:
+        cursor = connection.execute(statement)
+        return cursor.fetchall() if cursor.description else []

@@ -1,0 +1,194 @@
+"""Timers and cron schedules in workers: once across all of them, or in each, as jobs or in place."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections import Counter
+from datetime import datetime, timedelta
+from typing import Any, TypeAlias
+
+import asyncpg
+import pytest
+
+from conftest import eventually
+from penstock import InvalidInput, Options, Penstock, Tick
+from penstock.schedules.schedule import ScheduleRecord
+from penstock.settings import Settings
+
+Sql: TypeAlias = "asyncpg.Connection[Any]"
+
+
+async def records(url: str) -> list[ScheduleRecord]:
+    async with Penstock(url) as app:
+        return await app.list_schedules()
+
+
+async def run_all(apps: list[Penstock], until: Any, what: str) -> None:
+    workers = [await app.worker() for app in apps]
+    running = [asyncio.create_task(worker.run()) for worker in workers]
+    try:
+        await eventually(until, what)
+    finally:
+        for worker in workers:
+            worker.stop()
+        await asyncio.gather(*running)
+        for app in apps:
+            await app.close()
+
+
+@pytest.mark.parametrize("as_job", [True, False])
+async def test_a_timer_runs_once_for_all_workers_and_never_twice_at_once(url: str, sql: Sql, as_job: bool) -> None:
+    apps = [Penstock(url) for _ in range(3)]
+    ticks: list[tuple[int, datetime]] = []
+    running = 0
+
+    for number, app in enumerate(apps):
+
+        @app.timer(every=timedelta(milliseconds=100), name="sweep", missed="all", as_job=as_job)
+        async def sweep(tick: Tick, number: int = number) -> None:
+            nonlocal running
+            running += 1
+            assert running == 1
+            await asyncio.sleep(0.01)
+            ticks.append((number, tick.at))
+            running -= 1
+
+    await run_all(apps, lambda: len(ticks) >= 20, "twenty ticks")
+    times = [at for _, at in ticks]
+    assert times == sorted(times)
+    assert max(Counter(times).values()) == 1
+    assert all(later - earlier == timedelta(milliseconds=100) for earlier, later in itertools.pairwise(times))
+
+
+async def test_each_worker_runs_its_own_timer_when_asked(url: str) -> None:
+    apps = [Penstock(url) for _ in range(2)]
+    ticks: Counter[int] = Counter()
+    for number, app in enumerate(apps):
+
+        def beat(number: int = number) -> None:
+            ticks[number] += 1
+
+        app.timer(every=timedelta(milliseconds=50), name="beat", per_worker=True)(beat)
+    await run_all(apps, lambda: min(ticks[0], ticks[1]) >= 3, "three ticks of each")
+
+
+@pytest.mark.parametrize("as_job", [True, False])
+@pytest.mark.parametrize(("missed", "runs"), [("skip", []), ("once", [0]), ("all", [3, 2, 1, 0])])
+async def test_times_that_passed_while_nobody_worked(url: str, sql: Sql, missed: Any, runs: list[int], as_job: bool) -> None:
+    app = Penstock(url)
+    ticks: list[Tick] = []
+    app.cron("0 4 * * *", name="report", missed=missed, as_job=as_job)(lambda tick: ticks.append(tick))
+    await sql.execute(
+        "insert into penstock.schedules (name, kind, spec, next_at, updated_at) values"
+        " ('report', 'cron', '0 4 * * * UTC', date_trunc('day', now() at time zone 'UTC' - interval '4 hours')"
+        "  at time zone 'UTC' + interval '4 hours' - interval '3 days', now())"
+    )
+    latest = await sql.fetchval("select next_at + interval '3 days' from penstock.schedules")
+
+    async def caught_up() -> bool:
+        ended = "select next_at > now() and running_by is null and not exists (select from penstock.queued_jobs)"
+        return bool(await sql.fetchval(f"{ended} from penstock.schedules"))
+
+    await run_all([app], caught_up, "the schedule to be in the future")
+    assert [latest - tick.at for tick in ticks] == [timedelta(days=days) for days in runs]
+
+
+async def test_another_worker_takes_over_what_a_dead_one_ran(url: str, sql: Sql) -> None:
+    await sql.execute(
+        "insert into penstock.schedules (name, kind, spec, next_at, running_by, running_until, updated_at) values"
+        " ('sweep', 'every', '3600', now(), 'dead', now() + interval '1 second', now())"
+    )
+    app = Penstock(url, settings=Settings(poll_interval=timedelta(milliseconds=100)))
+    ticks: list[Tick] = []
+    app.timer(every=timedelta(hours=1), name="sweep", as_job=False)(lambda tick: ticks.append(tick))
+    await run_all([app], lambda: ticks, "the run to be taken over")
+    assert len(ticks) == 1
+    [schedule] = await records(url)
+    assert (schedule.last_outcome, schedule.last_error) == ("succeeded", "worker dead fell silent in the middle of a run")
+
+
+@pytest.mark.parametrize("as_job", [True, False])
+async def test_a_failing_handler_does_not_stop_its_schedule(url: str, as_job: bool) -> None:
+    app = Penstock(url)
+    calls: list[None] = []
+
+    @app.timer(every=timedelta(milliseconds=20), as_job=as_job, options=Options(attempts=1) if as_job else None)
+    async def sweep() -> None:
+        calls.append(None)
+        raise ValueError("always")
+
+    await run_all([app], lambda: len(calls) >= 3, "three runs")
+
+
+@pytest.mark.parametrize("as_job", [True, False])
+async def test_a_run_under_way_is_finished_when_the_worker_stops(url: str, sql: Sql, as_job: bool) -> None:
+    app = Penstock(url)
+    began, may_end = asyncio.Event(), asyncio.Event()
+    ended: list[str] = []
+
+    @app.timer(every=timedelta(hours=1), name="for-all", as_job=as_job)
+    async def once() -> None:
+        began.set()
+        await may_end.wait()
+        ended.append("for-all")
+
+    await sql.execute(
+        "insert into penstock.schedules (name, kind, spec, next_at, updated_at) values ('for-all', 'every', '3600', now(), now())"
+    )
+    worker = await app.worker()
+    running = asyncio.create_task(worker.run())
+    await began.wait()
+    worker.stop()
+    await eventually(lambda: sql.fetchval("select exists (select from penstock.workers where state = 'draining')"))
+    assert not running.done()
+    may_end.set()
+    await running
+    await app.close()
+    assert ended == ["for-all"]
+    assert await sql.fetchval("select running_by is null and next_at > now() from penstock.schedules")
+    [schedule] = await records(url)
+    assert schedule.last_outcome == "succeeded"
+
+
+async def test_a_run_that_does_not_end_in_time_is_left_to_another_worker_at_once(url: str, sql: Sql) -> None:
+    app = Penstock(url, settings=Settings(shutdown_grace=timedelta(milliseconds=100)))
+    began = asyncio.Event()
+
+    @app.timer(every=timedelta(hours=1), name="endless", as_job=False)
+    async def endless() -> None:
+        began.set()
+        await asyncio.Event().wait()
+
+    await sql.execute(
+        "insert into penstock.schedules (name, kind, spec, next_at, updated_at) values ('endless', 'every', '3600', now(), now())"
+    )
+    worker = await app.worker()
+    running = asyncio.create_task(worker.run())
+    await began.wait()
+    worker.stop()
+    await running
+    await app.close()
+    assert await sql.fetchval("select running_by is null and next_at <= now() from penstock.schedules")
+
+
+@pytest.mark.parametrize("as_job", [True, False])
+async def test_a_schedule_that_somebody_deleted_is_declared_again(url: str, sql: Sql, as_job: bool) -> None:
+    app = Penstock(url)
+    app.timer(every=timedelta(milliseconds=100), name="sweep", as_job=as_job)(lambda: None)
+    worker = await app.worker()
+    running = asyncio.create_task(worker.run())
+    there = "select count(*) from penstock.schedules where last_at is not null"
+    await eventually(lambda: sql.fetchval(there))
+    await sql.execute("delete from penstock.schedules")
+    await eventually(lambda: sql.fetchval(there), "the schedule to run again")
+    worker.stop()
+    await running
+    await app.close()
+
+
+def test_names_are_unique() -> None:
+    app = Penstock("postgresql://nowhere")
+    app.timer(every=timedelta(seconds=1), name="a")(print)
+    with pytest.raises(InvalidInput, match="twice"):
+        app.cron("* * * * *", name="a")(print)
