@@ -16,7 +16,7 @@ CARD = "s3cret-in-the-payload"
 PASSWORD = "s3cret-of-the-database"
 DRIVER = f"""
 import sys
-from penstock import logs
+from penstock.core import logs
 from penstock.spark import session
 
 logs.configure(output=2)

@@ -159,49 +159,14 @@ async def test_the_highest_number_can_be_repeated(app: Penstock, sql: Sql) -> No
         assert [tuple(row) for row in await sql.fetch(MANY, "1", 2**63 - 1)] == [(0, 0, 1)]
 
 
-async def test_a_name_without_a_role_goes_to_the_first_role_that_appends_under_it(app: Penstock, sql: Sql) -> None:
-    await sql.execute("select penstock.create_stream('events', 1)")
-    assert await sql.fetchval("select event_offset from penstock.append('events', '-1')") == 0
-    digest = "penstock.digest_of(array['41'::json], null, null, null, null)"
-    await sql.execute(
-        f"""
-        insert into penstock.stream_producers (stream, producer, sequence, partitions, first_offsets, counts, seen_at, digest)
-        select id, noted.name, 41, '{{0}}', '{{0}}', '{{1}}', now() - age, {digest}
-        from penstock.streams, (values ('p', interval '1 day'), ('q', '1 day'), ('old', '31 days')) as noted (name, age)
-        """
-    )
-    await sql.execute("do $$ begin create role test_producer; exception when duplicate_object then null; end $$")
-    await sql.execute("select penstock.grant_access('test_producer', 'producer')")
-
-    # The batch that it had appended before is known, and it goes on after it.
-    owner = await sql.fetchval("select session_user")
-    assert await sql.fetchval("select penstock.last_sequence('events', 'p')") == 41
-    assert await sql.fetch(MANY, "40", 40) == []
-    assert [tuple(row) for row in await sql.fetch(MANY, "41", 41)] == [(0, 0, 1)]
-    assert len(await sql.fetch(MANY, "42", 42)) == 1
-    # From then on the name is free for others.
-    await sql.execute("set session authorization test_producer")
-    assert await sql.fetchval("select penstock.last_sequence('events', 'p')") == 0
-    assert len(await sql.fetch(MANY, "1", 1)) == 1
-    # The first that appends need not be the owner; who only looks gets nothing.
-    assert await sql.fetchval("select penstock.last_sequence('events', 'q')") == 41
-    assert len(await sql.fetch(MANY.replace("'p'", "'q'"), "42", 42)) == 1
-    await sql.execute("reset session authorization")
-    assert await sql.fetchval("select penstock.last_sequence('events', 'q')") == 0
-    await sql.execute("select penstock.streams_to_maintain()")
-    noted = await sql.fetch("select producer, role, sequence from penstock.stream_producers order by producer, sequence desc")
-    assert [tuple(row) for row in noted] == [("p", owner, 42), ("p", "test_producer", 1), ("q", "test_producer", 42)]
-
-
-async def test_writers_of_a_role_that_begin_together_adopt_a_name_from_before_once(app: Penstock, url: str, sql: Sql) -> None:
+async def test_writers_of_a_role_that_begin_together_append_a_batch_once(app: Penstock, url: str, sql: Sql) -> None:
     events = app.stream("events", int, partitions=1)
-    await events.producer("p", sequence=40).append(41)
-    await sql.execute("update penstock.stream_producers set role = ''")
+    await events.ready()
     others = [await asyncpg.connect(url) for _ in range(4)]
     try:
-        rows = await asyncio.gather(*(other.fetch(MANY, "42", 42) for other in others))
+        rows = await asyncio.gather(*(other.fetch(MANY, "41", 41) for other in others))
     finally:
         for other in others:
             await other.close()
-    assert [[tuple(row) for row in found] for found in rows] == [[(0, 1, 1)]] * 4
-    assert await contents(events) == [41, 42]
+    assert [[tuple(row) for row in found] for found in rows] == [[(0, 0, 1)]] * 4
+    assert await contents(events) == [41]

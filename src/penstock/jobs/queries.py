@@ -68,7 +68,7 @@ class PlacesWanted:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """The answer to a claim. `horizon` and `ceiling` are transaction numbers, see `penstock.worker.watermarks`."""
+    """The answer to a claim. `horizon` and `ceiling` are transaction numbers, see `penstock.jobs.watermarks`."""
 
     jobs: list[ClaimedJob]
     horizon: int

@@ -116,11 +116,15 @@ class PoolService:
             loops["standing"] = self.standing.run()
         if self._pool.assign is not None:
             loops["forget-keys"] = self._forget_keys()
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(loop, name=f"penstock-{name}") for name, loop in loops.items()]
-            await self.member.run()
-            for task in tasks:
-                task.cancel()
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(loop, name=f"penstock-{name}") for name, loop in loops.items()]
+                await self.member.run()
+                for task in tasks:
+                    task.cancel()
+        except ExceptionGroup as failed:
+            # The first failure has ended the others; callers catch it by its own type.
+            raise failed.exceptions[0] from None
 
     async def _forget_keys(self) -> None:
         """With a rule of its own the pool has a slot for each key: remove those long unused."""

@@ -243,7 +243,7 @@ create index loaded_chunks_xid on penstock.loaded_chunks (xid, place);
 create table penstock.stream_producers (
     stream integer not null references penstock.streams (id),
     producer text not null,
-    role text not null default '',
+    role text not null,
     user_name text not null default '',
     sequence bigint not null,
     partitions integer[] not null,
@@ -259,7 +259,7 @@ comment on table penstock.stream_producers is
 comment on column penstock.stream_producers.stream is 'Id of the stream.';
 comment on column penstock.stream_producers.producer is 'Name of the producer.';
 comment on column penstock.stream_producers.role is
-    'The database role that appends. Empty: the first role that appends to the stream under the name gets the row.';
+    'The database role that appends: two roles that use a name do not meet.';
 comment on column penstock.stream_producers.user_name is
     'The user of the HTTP API for whom the role appends; empty: the role appends for itself.';
 comment on column penstock.stream_producers.sequence is 'Number of its last batch.';
@@ -268,7 +268,7 @@ comment on column penstock.stream_producers.partitions is
 comment on column penstock.stream_producers.first_offsets is 'See partitions.';
 comment on column penstock.stream_producers.counts is 'See partitions.';
 comment on column penstock.stream_producers.digest is
-    'Tells its last batch from another one under the same number; null: it was appended before there were any.';
+    'Tells its last batch from another one under the same number; null until its first batch is appended.';
 comment on column penstock.stream_producers.seen_at is 'When the batch was appended.';
 
 create table penstock.stream_growths (

@@ -85,8 +85,8 @@ create index staged_events_part on penstock.staged_events (writer, part, place);
 
 create table penstock.sink_epochs (
     writer text not null,
-    target text not null default '',
-    role text not null default '',
+    target text not null,
+    role text not null,
     query text,
     epoch bigint not null,
     jobs bigint not null,
@@ -100,7 +100,7 @@ comment on column penstock.sink_epochs.writer is 'Name that the option writer ga
 comment on column penstock.sink_epochs.target is
     'What is written: a job type (job invoice), a stream (stream orders), or jobs or streams where a column says which.';
 comment on column penstock.sink_epochs.role is
-    'The database role that writes: two roles that use a name do not meet. Empty: the first role that writes under the name gets the row.';
+    'The database role that writes: two roles that use a name do not meet.';
 comment on column penstock.sink_epochs.query is 'Id of the streaming query, which is in its checkpoint; null: a batch write.';
 comment on column penstock.sink_epochs.epoch is 'Number of the batch.';
 comment on column penstock.sink_epochs.jobs is 'Rows of the batch.';

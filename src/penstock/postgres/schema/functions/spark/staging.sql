@@ -34,19 +34,14 @@ begin
             using errcode = 'PS400', hint = 'Number the writes of a writer: a number that was written before, or a lower one, is not written again.';
     end if;
     insert into penstock.sink_epochs as noted (role, writer, target, epoch, jobs, query, offsets, committed_at)
-    select caller, p_writer, p_target, p_epoch, p_rows, p_query, p_offsets, penstock.clock()
-    where not exists (
-        -- Noted before targets were: for all of them.
-        select from penstock.sink_epochs as early
-        where early.writer = p_writer and early.target = '' and early.role = '' and early.epoch >= p_epoch
-    )
+    values (caller, p_writer, p_target, p_epoch, p_rows, p_query, p_offsets, penstock.clock())
     on conflict (writer, target, role) do update
     set epoch = excluded.epoch, jobs = excluded.jobs, offsets = excluded.offsets, committed_at = excluded.committed_at
     where noted.epoch < excluded.epoch and noted.query is not distinct from excluded.query;
     if found then
         return true;
     end if;
-    select * into before from penstock.sink_epochs as early where early.writer = p_writer and early.target = p_target and early.role = caller;
+    select * into before from penstock.sink_epochs as noted where noted.writer = p_writer and noted.target = p_target and noted.role = caller;
     if found and before.query is distinct from p_query then
         raise exception '% is written to % by %, up to batch %, and this is %',
             p_writer, p_target, coalesce('the query ' || before.query, 'batch writes'), before.epoch, coalesce('the query ' || p_query, 'a batch write')
@@ -70,7 +65,7 @@ set search_path = penstock, pg_temp
 as $$
     with forgotten as (
         delete from penstock.sink_epochs
-        where writer = p_writer and role in (session_user, '') and (target = p_target or p_target is null)
+        where writer = p_writer and role = session_user and (target = p_target or p_target is null)
         returning 1
     )
     select count(*) from forgotten

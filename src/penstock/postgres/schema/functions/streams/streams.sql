@@ -606,15 +606,9 @@ begin
             and noted.user_name = coalesce(p_user, '')
         for update;
         exit when found;
-        -- A row from before roles goes to the first that appends under its name.
-        update penstock.stream_producers as early
-        set role = session_user, user_name = coalesce(p_user, '')
-        where early.stream = p_stream and early.producer = p_producer and early.role = '' and early.user_name = '';
-        if not found then
-            insert into penstock.stream_producers (stream, producer, role, user_name, sequence, partitions, first_offsets, counts, seen_at)
-            values (p_stream, p_producer, session_user, coalesce(p_user, ''), p_sequence - 1, '{}', '{}', '{}', penstock.clock())
-            on conflict do nothing;
-        end if;
+        insert into penstock.stream_producers (stream, producer, role, user_name, sequence, partitions, first_offsets, counts, seen_at)
+        values (p_stream, p_producer, session_user, coalesce(p_user, ''), p_sequence - 1, '{}', '{}', '{}', penstock.clock())
+        on conflict do nothing;
     end loop;
     if p_sequence - 1 > last then
         raise exception 'batch % of producer % is not the next one: the last was %', p_sequence, p_producer, last
@@ -638,17 +632,14 @@ stable
 security definer
 set search_path = penstock, pg_temp
 as $$
-    -- Of the caller's role, or one from before roles, which that would continue.
     select coalesce(
         (
             select sequence
             from penstock.stream_producers
             where stream = (penstock.require_stream(p_stream)).id
                 and producer = p_producer
-                and role in (session_user::text, '')
+                and role = session_user::text
                 and user_name = ''
-            order by role desc
-            limit 1
         ),
         0
     )
