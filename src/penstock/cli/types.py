@@ -10,6 +10,7 @@ from penstock.app import Penstock
 from penstock.cli.backend import with_backend, with_database
 from penstock.cli.enqueueing import parse_json
 from penstock.cli.output import AsJson, out, pass_on_json, print_json, print_table, span
+from penstock.jobs.models import JobTypeRecord
 
 Name = Annotated[str, typer.Argument(help="Job type.")]
 
@@ -36,18 +37,18 @@ def list_types(context: typer.Context, as_json: AsJson = False) -> None:
         return
     types = with_backend(lambda app: app.job_types())
     if as_json:
-        print_json(types)
+        print_json([_shown(record) for record in types])
         return
     print_table(
         ["name", "delivery", "attempts", "concurrency", "visibility timeout", "rate limit", "paused since"],
         [
             (
                 t.name,
-                t.options.delivery,
-                t.options.attempts,
-                t.options.concurrency,
-                t.options.visibility_timeout,
-                f"{t.options.rate_limit.limit} in {t.options.rate_limit.period}" if t.options.rate_limit else None,
+                t.delivery_strategy,
+                t.attempts,
+                t.concurrency,
+                t.visibility_timeout,
+                f"{t.rate_limit} in {t.rate_period}" if t.rate_limit else None,
                 t.paused_at,
             )
             for t in types
@@ -64,13 +65,19 @@ Option = Annotated[
 def create(name: Name, options: Option = None, as_json: AsJson = False) -> None:
     """Create a job type."""
     created = with_backend(lambda app: app.create_job_type(name, **parse_options(options)))
-    _say(created, f"created: {created.name}", as_json)
+    _say(_shown(created), f"created: {created.name}", as_json)
 
 
 def change(name: Name, options: Option = None, as_json: AsJson = False) -> None:
     """Change options of a job type; takes effect at once."""
     changed = with_backend(lambda app: app.change_job_type(name, **parse_options(options)))
-    _say(changed, f"changed: {name}", as_json)
+    _say(_shown(changed), f"changed: {name}", as_json)
+
+
+def _shown(record: JobTypeRecord) -> dict[str, Any]:
+    """A job type as `--json` prints it: with its options as an application declares them."""
+    shown = ("name", "options", "paused_at", "created_at", "updated_at")
+    return {field: getattr(record, field) for field in shown}
 
 
 def pause(name: Name, as_json: AsJson = False) -> None:

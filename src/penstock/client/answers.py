@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any, TypeVar
 
 import httpx
@@ -12,7 +12,6 @@ from pydantic import ValidationError
 
 from penstock.core.records import from_object
 from penstock.errors import Conflict, DatabaseUnavailable, InvalidInput, NotFound, OffsetGone, PenstockError
-from penstock.jobs.models import Backoff, Delivery, JobRecord, JobTypeRecord, Options, RateLimit, Status, Why, parse_id
 
 T = TypeVar("T")
 
@@ -87,62 +86,3 @@ def outcomes_of(response: httpx.Response, what: str, many: int) -> list[dict[str
 def time_of(text: str | None) -> Any:
     """A time, or None."""
     return None if text is None else datetime.fromisoformat(text)
-
-
-def job_of(job: dict[str, Any]) -> JobRecord:
-    """A job with its details."""
-    return JobRecord(
-        id=parse_id(job["id"]),
-        name=job["name"],
-        status=Status(job["status"]),
-        attempts=job["attempts"],
-        max_attempts=job["max_attempts"],
-        priority=job["priority"],
-        key=job["key"],
-        unique=job["unique"],
-        data=job["data"],
-        created_at=time_of(job["created_at"]),
-        run_after=time_of(job["run_after"]),
-        expires_at=time_of(job["expires_at"]),
-        started_at=time_of(job["started_at"]),
-        finished_at=time_of(job["finished_at"]),
-        worker=job["worker"],
-        errors=job["errors"],
-        result=job["result"],
-        progress=job["progress"],
-        replay_of=None if job["replay_of"] is None else parse_id(job["replay_of"]),
-        cancel_requested_at=time_of(job["cancel_requested_at"]),
-        reason=job.get("reason"),
-        replayed_by=tuple(parse_id(replay) for replay in job.get("replayed_by") or ()),
-    )
-
-
-def why_of(why: dict[str, Any] | None) -> Why | None:
-    """Why a job waits, if it does."""
-    if why is None:
-        return None
-    return from_object(Why, why)
-
-
-def type_of(one: dict[str, Any]) -> JobTypeRecord:
-    """A job type with its details."""
-
-    def span(name: str) -> timedelta:
-        return timedelta(seconds=one[name])
-
-    return JobTypeRecord(
-        name=one["name"],
-        options=Options(
-            delivery=Delivery(one["delivery_strategy"]),
-            attempts=one["attempts"],
-            concurrency=one["concurrency"],
-            visibility_timeout=span("visibility_timeout_s"),
-            time_limit=None if one["time_limit_s"] is None else span("time_limit_s"),
-            backoff=Backoff(span("backoff_base_s"), one["backoff_factor"], span("backoff_cap_s"), one["backoff_jitter"]),
-            rate_limit=None if one["rate_limit"] is None else RateLimit(one["rate_limit"], span("rate_period_s")),
-            keep_result=one["keep_result"],
-        ),
-        paused_at=time_of(one["paused_at"]),
-        created_at=time_of(one["created_at"]),
-        updated_at=time_of(one["updated_at"]),
-    )

@@ -13,7 +13,8 @@ from uuid import UUID
 import httpx
 import orjson
 
-from penstock.client.answers import error_of, job_of, json_of, outcomes_of, reader, time_of, type_of, why_of
+from penstock.client.answers import error_of, json_of, outcomes_of, reader, record_of, time_of
+from penstock.core.records import from_object
 from penstock.core.serialization import dump_json
 from penstock.errors import InvalidInput, JobFailed
 from penstock.jobs.models import Admission, Enqueued, JobCounts, JobRecord, JobTypeRecord, NewJob, Status, Why, make_id, parse_id
@@ -171,7 +172,7 @@ def _line(job: NewJob) -> bytes:
 def find(id: UUID | str, wait_s: float = 0.0) -> Call[JobRecord]:
     """One job."""
     params = {"details": "true"} | ({"wait": f"{wait_s:.3f}s"} if wait_s > 0 else {})
-    return Call("GET", f"/v1/jobs/job_{parse_id(id)}", lambda response: job_of(json_of(response)), params=params)
+    return Call("GET", f"/v1/jobs/job_{parse_id(id)}", reader(JobRecord), params=params)
 
 
 def why(id: UUID | str) -> Call[Why]:
@@ -179,8 +180,8 @@ def why(id: UUID | str) -> Call[Why]:
 
     def parse(response: httpx.Response) -> Why:
         job = json_of(response)
-        if (found := why_of(job["why"])) is not None:
-            return found
+        if job["why"] is not None:
+            return from_object(Why, job["why"])
         reason, message = (
             ("running", f"It runs on {job['worker']}.")
             if job["status"] == "in-progress"
@@ -206,7 +207,7 @@ def find_many(name: str | None, status: Status | str | None, key: str | None, re
 
 
 def _page(response: httpx.Response) -> Page:
-    records = [job_of(job) for job in json_of(response)]
+    records = record_of(list[JobRecord], response)
     following = response.links.get("next", {}).get("url")
     if following is None:
         return records, None
@@ -265,7 +266,7 @@ def record_status(
 
 def job_types() -> Call[list[JobTypeRecord]]:
     """All types."""
-    return Call("GET", "/v1/jobs", lambda response: [type_of(one) for one in json_of(response)])
+    return Call("GET", "/v1/jobs", reader(list[JobTypeRecord]))
 
 
 def create_job_type(name: str, options: dict[str, Any]) -> Call[JobTypeRecord]:
@@ -273,12 +274,12 @@ def create_job_type(name: str, options: dict[str, Any]) -> Call[JobTypeRecord]:
     strategy = options.get("delivery_strategy", "at_least_once")
     body = {"delivery_strategy": strategy, "attempts": 1 if strategy == "at_most_once" else 5, "concurrency": None}
     body |= _outside(options) | {"name": name}
-    return Call("POST", "/v1/jobs", lambda response: type_of(json_of(response)), body, {"details": "true"}, repeatable=False)
+    return Call("POST", "/v1/jobs", reader(JobTypeRecord), body, {"details": "true"}, repeatable=False)
 
 
 def change_job_type(name: str, options: dict[str, Any]) -> Call[JobTypeRecord]:
     """Change a type."""
-    return Call("PATCH", f"/v1/jobs/{quoted(name)}", lambda response: type_of(json_of(response)), _outside(options))
+    return Call("PATCH", f"/v1/jobs/{quoted(name)}", reader(JobTypeRecord), _outside(options))
 
 
 def list_schedules() -> Call[list[ScheduleRecord]]:

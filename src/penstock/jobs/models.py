@@ -13,10 +13,11 @@ import asyncpg.pgproto.pgproto
 import uuid_utils
 from pydantic import BeforeValidator, ConfigDict, Field, PlainSerializer, WithJsonSchema
 
-from penstock.core.records import example
+from penstock.core.records import Seconds, example
 from penstock.errors import InvalidInput
 
 Executor = Literal["auto", "thread", "process"]
+_AT = "2026-01-11T18:26:26Z"
 
 
 def parse_id(value: UUID | str) -> UUID:
@@ -256,7 +257,7 @@ class JobRecord:
     `reason` says why a job ended where its status does not: `quarantined` when no worker can read it or it kills its workers.
     """
 
-    id: UUID
+    id: JobId
     name: str
     status: Status
     attempts: int
@@ -274,10 +275,10 @@ class JobRecord:
     errors: list[dict[str, Any]]
     result: Any
     progress: Any
-    replay_of: UUID | None
+    replay_of: JobId | None
     cancel_requested_at: datetime | None
     reason: str | None = None
-    replayed_by: tuple[UUID, ...] = ()
+    replayed_by: tuple[JobId, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -329,11 +330,44 @@ class Why:
 class JobTypeRecord:
     """A job type as it is stored."""
 
+    __pydantic_config__: ClassVar[ConfigDict] = example({
+        "name": "invoice-shipments", "delivery_strategy": "at_least_once", "attempts": 3, "concurrency": 5, "created_at": _AT,
+        "visibility_timeout_s": 420, "time_limit_s": 300, "backoff_base_s": 2, "backoff_factor": 2, "backoff_cap_s": 3600,
+        "backoff_jitter": 0.1, "rate_limit": None, "rate_period_s": None, "keep_result": False, "paused_at": None,
+        "updated_at": _AT,
+    })  # fmt: skip
+
     name: str
-    options: Options
-    paused_at: datetime | None
+    delivery_strategy: Delivery
+    attempts: int
+    concurrency: int | None
     created_at: datetime
+    visibility_timeout: Annotated[Seconds, Field(alias="visibility_timeout_s")]
+    time_limit: Annotated[Seconds | None, Field(alias="time_limit_s")]
+    backoff_base: Annotated[Seconds, Field(alias="backoff_base_s")]
+    backoff_factor: float
+    backoff_cap: Annotated[Seconds, Field(alias="backoff_cap_s")]
+    backoff_jitter: float
+    rate_limit: int | None
+    rate_period: Annotated[Seconds | None, Field(alias="rate_period_s")]
+    keep_result: bool
+    paused_at: datetime | None
     updated_at: datetime
+
+    @property
+    def options(self) -> Options:
+        """The options of the job type, in the form in which an application declares them."""
+        limit, period = self.rate_limit, self.rate_period
+        return Options(
+            delivery=self.delivery_strategy,
+            attempts=self.attempts,
+            concurrency=self.concurrency,
+            visibility_timeout=self.visibility_timeout,
+            time_limit=self.time_limit,
+            backoff=Backoff(self.backoff_base, self.backoff_factor, self.backoff_cap, self.backoff_jitter),
+            rate_limit=None if limit is None or period is None else RateLimit(limit, period),
+            keep_result=self.keep_result,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -350,7 +384,24 @@ class JobCounts:
     failed_last_hour: int
     expired_last_hour: int
     cancelled_last_hour: int
-    quarantined_last_hour: int = 0
+    quarantined_last_hour: Annotated[
+        int, Field(description="Of the failed ones those that no worker can read, or that end their workers.")
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class JobStatistics(JobCounts):
+    """Number of jobs of a type, by status, with the rates of the last minute."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = example({
+        "name": "invoice-shipments", "paused": False, "ready": 12, "deferred": 3, "in_progress": 5, "oldest_ready_s": 0.8,
+        "succeeded_last_hour": 1042, "failed_last_hour": 2, "expired_last_hour": 0, "cancelled_last_hour": 0,
+        "quarantined_last_hour": 0, "enqueued_per_s": 0.3, "finished_per_s": 0.3, "failed_per_s": 0.0,
+    })  # fmt: skip
+
+    enqueued_per_s: float
+    finished_per_s: float
+    failed_per_s: float
 
 
 def make_id() -> UUID:

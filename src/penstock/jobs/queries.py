@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
@@ -17,20 +17,19 @@ from penstock.core.serialization import load_json, plain_text
 from penstock.errors import DatabaseUnavailable, InvalidInput
 from penstock.jobs.models import (
     Admission,
-    Backoff,
     ClaimedJob,
     Delivery,
     JobCounts,
     JobRecord,
     JobTypeRecord,
-    Options,
     Outcome,
-    RateLimit,
     Settlement,
     Status,
     Why,
 )
 from penstock.postgres.database import Database, in_parts
+
+_OF_JOB_TYPE = tuple(column.name for column in fields(JobTypeRecord))
 
 
 @dataclass(frozen=True, slots=True)
@@ -479,19 +478,5 @@ def _record(row: Any) -> JobRecord:
 
 def job_type_of(row: Any) -> JobTypeRecord:
     """A row of `penstock.jobs` as a record."""
-    return JobTypeRecord(
-        name=row["name"],
-        options=Options(
-            delivery=Delivery(row["delivery_strategy"]),
-            attempts=row["attempts"],
-            concurrency=row["concurrency"],
-            visibility_timeout=row["visibility_timeout"],
-            time_limit=row["time_limit"],
-            backoff=Backoff(row["backoff_base"], row["backoff_factor"], row["backoff_cap"], row["backoff_jitter"]),
-            rate_limit=RateLimit(row["rate_limit"], row["rate_period"]) if row["rate_limit"] is not None else None,
-            keep_result=row["keep_result"],
-        ),
-        paused_at=row["paused_at"],
-        created_at=row["created_at"],
-        updated_at=row["updated_at"],
-    )
+    columns = {column: row[column] for column in _OF_JOB_TYPE}
+    return JobTypeRecord(**columns | {"delivery_strategy": Delivery(row["delivery_strategy"])})

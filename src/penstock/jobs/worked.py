@@ -41,10 +41,10 @@ class WorkedType:
 
     def refresh(self, record: JobTypeRecord) -> None:
         """Apply the options that the database has."""
-        self.limit = record.options.time_limit
-        self.keep_result = record.options.keep_result
-        self.limited = record.options.concurrency is not None or record.options.rate_limit is not None
-        self.once = record.options.delivery is Delivery.AT_MOST_ONCE
+        self.limit = record.time_limit
+        self.keep_result = record.keep_result
+        self.limited = record.concurrency is not None or record.rate_limit is not None
+        self.once = record.delivery_strategy is Delivery.AT_MOST_ONCE
 
     def time_limit(self, lease_s: float) -> float:
         """Seconds that a handler may run, counted from before the claim, so that it ends before its lease does."""

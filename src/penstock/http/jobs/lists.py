@@ -17,11 +17,12 @@ from penstock.core.records import to_json
 from penstock.http import shapes
 from penstock.http.auth import Principal
 from penstock.http.errors import ApiError, invalid_parameter, not_found
-from penstock.http.jobs.models import ArchivedJob, QueuedJob, Stats
+from penstock.http.jobs.models import ArchivedJob, QueuedJob
 from penstock.http.openapi import LINK
 from penstock.http.routing import READ, CurrentService, Details, Instance, OpenDatabase, OpenType, User, raw_answer, router
 from penstock.http.service import Service
 from penstock.jobs import http_queries as http
+from penstock.jobs.models import JobStatistics
 from penstock.postgres.database import Database
 
 api = router("lists")
@@ -80,13 +81,13 @@ async def list_archived_jobs(
 
 
 @api.get("/v1/stats", dependencies=[READ])
-async def get_stats(service: CurrentService, user: User) -> list[Stats]:
+async def get_stats(service: CurrentService, user: User) -> list[JobStatistics]:
     """How each job type is doing: depth, oldest waiting, rates; counted every few seconds, however many ask."""
     return await _stats(service, user)
 
 
 @api.get("/v1/jobs/{name:name}/stats", dependencies=[READ])
-async def get_stats_of_type(name: OpenType, service: CurrentService, user: User, path: Instance) -> Stats:
+async def get_stats_of_type(name: OpenType, service: CurrentService, user: User, path: Instance) -> JobStatistics:
     """How one job type is doing."""
     found = [one for one in await _stats(service, user, name) if one.name == name]
     if not found:
@@ -94,11 +95,11 @@ async def get_stats_of_type(name: OpenType, service: CurrentService, user: User,
     return found[0]
 
 
-async def _stats(service: Service, user: Principal, name: str | None = None) -> list[Stats]:
+async def _stats(service: Service, user: Principal, name: str | None = None) -> list[JobStatistics]:
     """Statistics of the types that the user may see, `name` among them if it exists."""
     counts, rates = await service.statistics(name)
     none = http.Rates("", 0.0, 0.0, 0.0)
-    return [Stats(**{**asdict(rates.get(count.name, none)), **asdict(count)}) for count in counts if user.may(count.name)]
+    return [JobStatistics(**{**asdict(rates.get(count.name, none)), **asdict(count)}) for count in counts if user.may(count.name)]
 
 
 async def _shown(

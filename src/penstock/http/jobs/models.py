@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
@@ -49,7 +49,7 @@ class NewJobType(BaseModel):
 
 
 class JobType(BaseModel):
-    """A job type."""
+    """A job type, with the fields that Rickover has."""
 
     model_config = example(
         {"name": "invoice-shipments", "delivery_strategy": "at_least_once", "attempts": 3, "concurrency": 5, "created_at": AT}
@@ -62,57 +62,14 @@ class JobType(BaseModel):
     created_at: datetime
 
     @classmethod
-    def of(cls, record: JobTypeRecord) -> Self:
+    def of(cls, record: JobTypeRecord) -> JobType:
         """The same as Rickover shows it."""
-        options = record.options
-        return cls(
+        return JobType(
             name=record.name,
-            delivery_strategy=options.delivery.value,
-            attempts=options.attempts or 0,
-            concurrency=options.concurrency,
+            delivery_strategy=record.delivery_strategy.value,
+            attempts=record.attempts,
+            concurrency=record.concurrency,
             created_at=record.created_at,
-        )
-
-
-class JobTypeDetails(JobType):
-    """A job type with everything that Rickover does not have."""
-
-    model_config = example({
-        "name": "invoice-shipments", "delivery_strategy": "at_least_once", "attempts": 3, "concurrency": 5, "created_at": AT,
-        "visibility_timeout_s": 420, "time_limit_s": 300, "backoff_base_s": 2, "backoff_factor": 2, "backoff_cap_s": 3600,
-        "backoff_jitter": 0.1, "rate_limit": None, "rate_period_s": None, "keep_result": False, "paused_at": None,
-        "updated_at": AT,
-    })  # fmt: skip
-
-    visibility_timeout_s: float
-    time_limit_s: float | None
-    backoff_base_s: float
-    backoff_factor: float
-    backoff_cap_s: float
-    backoff_jitter: float
-    rate_limit: int | None
-    rate_period_s: float | None
-    keep_result: bool
-    paused_at: datetime | None
-    updated_at: datetime
-
-    @classmethod
-    def of(cls, record: JobTypeRecord) -> Self:
-        """The same with all options."""
-        options, limit = record.options, record.options.rate_limit
-        return cls(
-            **JobType.of(record).__dict__,
-            visibility_timeout_s=options.visibility_timeout.total_seconds(),
-            time_limit_s=None if options.time_limit is None else options.time_limit.total_seconds(),
-            backoff_base_s=options.backoff.base.total_seconds(),
-            backoff_factor=options.backoff.factor,
-            backoff_cap_s=options.backoff.cap.total_seconds(),
-            backoff_jitter=options.backoff.jitter,
-            rate_limit=None if limit is None else limit.limit,
-            rate_period_s=None if limit is None else limit.period.total_seconds(),
-            keep_result=options.keep_result,
-            paused_at=record.paused_at,
-            updated_at=record.updated_at,
         )
 
 
@@ -332,32 +289,6 @@ class Worker(BaseModel):
     blocked_since: datetime | None = Field(description="Since when its event loop has made no progress; null: it makes progress.")
     blocked_by: str | None = Field(description="Type and id of the job that blocks its event loop, as far as that is known.")
     halted: dict[str, str] = Field(description="Its consumers (stream/group) that have ended, each with its error.")
-
-
-class Stats(BaseModel):
-    """How a job type is doing; rates are of the last minute."""
-
-    model_config = example({
-        "name": "invoice-shipments", "paused": False, "ready": 12, "deferred": 3, "in_progress": 5, "oldest_ready_s": 0.8,
-        "succeeded_last_hour": 1042, "failed_last_hour": 2, "expired_last_hour": 0, "cancelled_last_hour": 0,
-        "quarantined_last_hour": 0,
-        "enqueued_per_s": 0.3, "finished_per_s": 0.3, "failed_per_s": 0.0,
-    })  # fmt: skip
-
-    name: str
-    paused: bool
-    ready: int
-    deferred: int
-    in_progress: int
-    oldest_ready_s: float | None
-    succeeded_last_hour: int
-    failed_last_hour: int
-    expired_last_hour: int
-    cancelled_last_hour: int
-    quarantined_last_hour: int = Field(description="Of the failed ones those that no worker can read, or that end their workers.")
-    enqueued_per_s: float
-    finished_per_s: float
-    failed_per_s: float
 
 
 class JobberJob(BaseModel):

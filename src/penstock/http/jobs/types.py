@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from penstock.errors import Conflict, InvalidInput, NotFound
 from penstock.http import bodies
 from penstock.http.errors import ApiError, bad_json, invalid_parameter, missing, no_such_type, not_found
-from penstock.http.jobs.models import JobType, JobTypeDetails, JobTypeOptions, NewJobType
+from penstock.http.jobs.models import JobType, JobTypeOptions, NewJobType
 from penstock.http.openapi import json_body
 from penstock.http.routing import (
     ADMIN,
@@ -42,7 +42,7 @@ _RICKOVER = {"visibility_timeout": "7 minutes", "time_limit": "5 minutes"}
 @api.post("/v2/job-types", dependencies=[ADMIN], status_code=201, openapi_extra=_NEW)
 async def create_job_type(
     database: OpenDatabase, user: User, path: Instance, sent: RawBody, details: Details = False
-) -> JobType | JobTypeDetails:
+) -> JobType | JobTypeRecord:
     """Create a job type. Takes the options of `PATCH` as well."""
     name, options = new_type(bodies.json_object(sent), path)
     user.require(name, path)
@@ -55,16 +55,16 @@ async def create_job_type(
 
 @api.get("/v1/jobs", dependencies=[READ])
 @api.get("/v2/job-types", dependencies=[READ])
-async def list_job_types(service: CurrentService, user: User) -> list[JobTypeDetails]:
+async def list_job_types(service: CurrentService, user: User) -> list[JobTypeRecord]:
     """All job types that the user may see, by name."""
-    return [JobTypeDetails.of(record) for record in await service.app.job_types() if user.may(record.name)]
+    return [record for record in await service.app.job_types() if user.may(record.name)]
 
 
 @api.get("/v1/jobs/{name:name}", dependencies=[READ])
 @api.get("/v2/job-types/{name:name}", dependencies=[READ])
 async def get_job_type(
     name: OpenType, database: OpenDatabase, path: Instance, details: Details = False
-) -> JobType | JobTypeDetails:
+) -> JobType | JobTypeRecord:
     """One job type."""
     return _shown(await _find(database, name, path), details)
 
@@ -72,32 +72,32 @@ async def get_job_type(
 @api.patch("/v1/jobs/{name:name}", dependencies=[ADMIN])
 async def change_job_type(
     name: OpenType, database: OpenDatabase, options: Annotated[JobTypeOptions, body(JobTypeOptions, _CHANGE)]
-) -> JobTypeDetails:
+) -> JobTypeRecord:
     """Change options of a job type; takes effect with the next claim."""
     try:
-        return JobTypeDetails.of(await jobs.change_job_type(database, name, options.as_options()))
+        return await jobs.change_job_type(database, name, options.as_options())
     except NotFound:
         raise no_such_type(name) from None
 
 
 @api.post("/v1/jobs/{name:name}/pause", dependencies=[ADMIN])
-async def pause(name: OpenType, service: CurrentService, path: Instance) -> JobTypeDetails:
+async def pause(name: OpenType, service: CurrentService, path: Instance) -> JobTypeRecord:
     """Start no more jobs of a type; running ones go on. Idempotent."""
     try:
         await service.app.pause(name)
     except (NotFound, InvalidInput):
         raise no_such_type(name) from None
-    return JobTypeDetails.of(await _find(service.database, name, path))
+    return await _find(service.database, name, path)
 
 
 @api.post("/v1/jobs/{name:name}/resume", dependencies=[ADMIN])
-async def resume(name: OpenType, service: CurrentService, path: Instance) -> JobTypeDetails:
+async def resume(name: OpenType, service: CurrentService, path: Instance) -> JobTypeRecord:
     """End a pause. 409 while concurrency 0 is what holds the type."""
     try:
         await service.app.resume(name)
     except (NotFound, InvalidInput):
         raise no_such_type(name) from None
-    return JobTypeDetails.of(await _find(service.database, name, path))
+    return await _find(service.database, name, path)
 
 
 async def _find(database: Database, name: str, path: str) -> JobTypeRecord:
@@ -108,8 +108,8 @@ async def _find(database: Database, name: str, path: str) -> JobTypeRecord:
     return found
 
 
-def _shown(record: JobTypeRecord, details: bool) -> JobType | JobTypeDetails:
-    return JobTypeDetails.of(record) if details else JobType.of(record)
+def _shown(record: JobTypeRecord, details: bool) -> JobType | JobTypeRecord:
+    return record if details else JobType.of(record)
 
 
 def new_type(given: dict[str, Any], path: str) -> tuple[str, dict[str, Any]]:

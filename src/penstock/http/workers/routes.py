@@ -190,7 +190,7 @@ def _claimed(job: ClaimedJob) -> dict[str, object]:
 
 async def _keeps_results(service: Service, name: str) -> bool:
     job_type = await http.job_type(service.database, name)
-    return job_type is not None and job_type.options.keep_result
+    return job_type is not None and job_type.keep_result
 
 
 def _settlement(id: UUID, job: Settlement, keeps: bool) -> JobSettlement:

@@ -287,7 +287,7 @@ class DownstreamWorker:
         held = (job.id, job.attempts, running.lease)
         settled = self._callbacks.expect(*held)
         try:
-            again = self._records[job.name].options.delivery is Delivery.AT_LEAST_ONCE
+            again = self._records[job.name].delivery_strategy is Delivery.AT_LEAST_ONCE
             try:
                 await self._deliver(job, held, settled, again)
             except PenstockError:
