@@ -96,6 +96,23 @@ async def test_a_suspect_waits_to_run_alone(app: Penstock, sql: Sql) -> None:
         assert shown(await app.why(id)) == {"reason": "alone"}
 
 
+async def test_a_job_that_is_claimed_ahead_waits_for_its_key(url: str, sql: Sql) -> None:
+    app = Penstock(url)
+    pool = app.pool("ledger", payload=str, slots=1)
+    async with app:
+        first, second, third = [(await pool.enqueue("bolt", "y")).id for _ in range(3)]
+        await sql.execute("select penstock.join_group('ledger', 'm', gen_random_uuid())")
+        await sql.execute("update penstock.slots set owner = 'm', target = 'm', epoch = 1")
+        await sql.fetch("select * from penstock.claim_keys('m', 'ledger', '{0}', '{1}', 10, 3)")
+        assert (await app.why(first)).reason == "running"
+        for waiting, ahead in ((second, 1), (third, 2)):
+            why = await app.why(waiting)
+            assert shown(why) == {"reason": "key-busy", "by_job": first, "worker": "m", "ahead": ahead}
+            assert "claimed" in why.message
+        state = await sql.fetchrow("select * from penstock.key_state('ledger', 'bolt')")
+        assert (state["next_job"], state["reason"], state["by_job"]) == (second, "key-busy", first)
+
+
 async def test_a_retry_and_the_key_that_it_holds(url: str, sql: Sql) -> None:
     app = Penstock(url)
     pool = app.pool("ledger", payload=str, options=Options(attempts=3, backoff=Backoff(base=HOUR)))

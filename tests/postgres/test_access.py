@@ -165,24 +165,27 @@ async def test_a_reader_waits_in_a_bounded_number_of_places(roles: None, sql: Sq
     await sql.execute("select penstock.wait_for_events('events', 'penstock_mine'), penstock.wait_for_history('mine', true)")
     await sql.execute("set session authorization test_reader")
     await sql.execute("select penstock.wait_for_events('events', 'penstock_' || n) from generate_series(1, 1000) as n")
+    await sql.execute(
+        "select penstock.wait_for_events_of(array['events'], 'penstock_of_' || n) from generate_series(1, 1000) as n"
+    )
     await sql.execute("select penstock.wait_for_history('reader ' || n, true) from generate_series(1, 1000) as n")
     with pytest.raises(asyncpg.PostgresError, match="invalid reader"):
         await sql.execute("select penstock.wait_for_history(repeat('x', 201), true)")
     # Not another's.
     await sql.execute("select penstock.stop_waiting('penstock_mine'), penstock.wait_for_history('mine', false)")
     await sql.execute("reset session authorization")
-    assert await sql.fetchval("select count(*) from penstock.idle_readers") == 101
-    assert await sql.fetchval("select count(*) from penstock.idle_history_readers") == 101
-    assert await sql.fetchval("select count(*) from penstock.idle_readers where channel = 'penstock_mine'") == 1
-    assert await sql.fetchval("select count(*) from penstock.idle_history_readers where reader = 'mine'") == 1
+    assert await sql.fetchval("select count(*) from penstock.listeners where kind = 'events'") == 101
+    assert await sql.fetchval("select count(*) from penstock.listeners where kind = 'history'") == 101
+    assert await sql.fetchval("select count(*) from penstock.listeners where channel = 'penstock_mine'") == 1
+    assert await sql.fetchval("select count(*) from penstock.listeners where subject = 'mine'") == 1
     # A place that was not renewed is free again, and who waits already keeps its place.
-    await sql.execute("update penstock.idle_readers set since = since - interval '31 seconds' where channel = 'penstock_7'")
+    await sql.execute("update penstock.listeners set until = until - interval '31 seconds' where channel = 'penstock_7'")
     await sql.execute("set session authorization test_reader")
     await sql.execute(
         "select penstock.wait_for_events('events', 'penstock_1'), penstock.wait_for_events('events', 'penstock_new')"
     )
     await sql.execute("reset session authorization")
-    channels = {row["channel"] for row in await sql.fetch("select channel from penstock.idle_readers")}
+    channels = {row["channel"] for row in await sql.fetch("select channel from penstock.listeners where kind = 'events'")}
     assert {"penstock_1", "penstock_new", "penstock_mine"} <= channels and "penstock_7" not in channels and len(channels) == 101
 
 

@@ -65,7 +65,7 @@ class Protocol(RuleBasedStateMachine):
         self.held: list[Held] = []
         self.paused: set[str] = set()
         self.places = 0
-        for table in ("queued_jobs", "leases", "archived_jobs", "type_priorities", "jobs", "idle_workers"):
+        for table in ("queued_jobs", "leases", "archived_jobs", "type_priorities", "jobs", "listeners"):
             self.connection.execute(f"truncate penstock.{table} cascade")
         self.set_clock()
         self.call("select penstock.create_job_type('plain', '{\"attempts\": 3, \"backoff_jitter\": 0}')")

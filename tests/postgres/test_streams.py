@@ -537,7 +537,9 @@ async def test_a_tail_that_was_overtaken_goes_on_as_asked(app: Penstock, sql: Sq
     async with events.tail({0: 0}, auto_offset_reset=gone) as tail:
         following = asyncio.ensure_future(anext(tail))
         if gone == "latest":
-            await eventually(lambda: sql.fetchval("select count(*) from penstock.idle_readers"), "the tail to wait")
+            await eventually(
+                lambda: sql.fetchval("select count(*) from penstock.listeners where kind = 'events'"), "the tail to wait"
+            )
             await events.append(150)
         assert (await following).data == first
 

@@ -118,7 +118,7 @@ def test_an_idle_query_asks_once_for_all_streams(url: str, ask: Ask, monkeypatch
     # It is notified of each of them.
     append(ask, "s77", 1)
     assert following.latestOffset(start, ReadAllAvailable())["s77"] == {"0": 1}
-    assert ask("select * from penstock.idle_readers") == []
+    assert ask("select * from penstock.listeners where kind = 'events'") == []
     following.stop()
 
 

@@ -108,7 +108,7 @@ async def test_a_running_query_waits_for_the_notification(spark: SparkSession, u
     try:
 
         async def idle() -> bool:
-            return bool(await connection.fetchval("select count(*) from penstock.idle_history_readers"))
+            return bool(await connection.fetchval("select count(*) from penstock.listeners where kind = 'history'"))
 
         await eventually(idle, "the reader's wait", timeout=60)
         thread = threading.Thread(target=archive, args=(7,))

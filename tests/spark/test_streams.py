@@ -121,7 +121,7 @@ async def test_a_running_query_waits_for_the_notification_and_sees_new_partition
     try:
 
         async def idle() -> bool:
-            return bool(await connection.fetchval("select count(*) from penstock.idle_readers"))
+            return bool(await connection.fetchval("select count(*) from penstock.listeners where kind = 'events'"))
 
         await eventually(idle, "the reader's wait", timeout=60)
         await connection.execute("select penstock.grow_stream('a', 8)")

@@ -512,7 +512,9 @@ async def test_a_group_that_retention_overtook_goes_on_as_told(app: Penstock, sq
             assert (await anext(batches)).records()[0] == first
         elif gone == "latest":
             pulled = asyncio.ensure_future(anext(batches))
-            await eventually(lambda: sql.fetchval("select count(*) from penstock.idle_readers"), "the reader to wait")
+            await eventually(
+                lambda: sql.fetchval("select count(*) from penstock.listeners where kind = 'events'"), "the reader to wait"
+            )
             await events.append(110)
             assert (await pulled).records() == [110]
         else:

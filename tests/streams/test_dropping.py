@@ -15,7 +15,7 @@ from penstock.streams import queries as streams
 Sql: TypeAlias = "asyncpg.Connection[Any]"
 LEFT = [
     "streams", "stream_partitions", "segments", "segment_starts", "stream_growths", "stream_producers", "stream_groups",
-    "group_offsets", "groups", "members", "slots", "idle_readers", "retired_segments",
+    "group_offsets", "groups", "members", "slots", "listeners", "retired_segments",
 ]  # fmt: skip
 
 
@@ -120,7 +120,9 @@ async def test_readers_are_told(app: Penstock, sql: Sql) -> None:
     async with events.tail("earliest") as tail:
         assert (await anext(tail)).data == 1
         waiting = asyncio.create_task(anext(tail))  # type: ignore[arg-type]
-        await eventually(lambda: sql.fetchval("select count(*) from penstock.idle_readers"), "the reader to wait")
+        await eventually(
+            lambda: sql.fetchval("select count(*) from penstock.listeners where kind = 'events'"), "the reader to wait"
+        )
         await events.drop()
         with pytest.raises(NotFound, match="no such stream"):
             await waiting

@@ -46,7 +46,7 @@ class Kind(StrEnum):
     """A migration has changed the schema. No subject."""
 
     # Sent on a channel of its own, `penstock_archive`.
-    ARCHIVED = ""
+    ARCHIVED = "history"
     """Jobs have been archived, while a reader of the archive waits. No subject."""
 
     # Said by the listener of this process. What is sent under these names is dropped.

@@ -42,3 +42,25 @@ comment on table penstock.maintenance is
 comment on column penstock.maintenance.name is
     'The work: recover (jobs of lost workers) or maintain_topics (subscriptions and queues that are over).';
 insert into penstock.maintenance (name) values ('recover'), ('maintain_topics');
+
+create unlogged table penstock.listeners (
+    channel text not null,
+    kind text not null,
+    subject text not null,
+    role name not null default session_user,
+    until timestamptz not null,
+    primary key (channel, kind, subject),
+    constraint listeners_kind_check check (kind in ('jobs', 'keys', 'events', 'history'))
+)
+with (fillfactor = 50);
+comment on table penstock.listeners is
+    'Who is idle and waits for a notification. What brings work notifies only these; unlogged, since each row is a hint.';
+comment on column penstock.listeners.channel is 'The channel on which the listener listens.';
+comment on column penstock.listeners.kind is
+    'What it waits for: jobs of a type, keys (jobs of a pool in its slots), events of a stream, or history (jobs in the archive).';
+comment on column penstock.listeners.subject is
+    'Name of the job type or the pool, id of the stream; of history, the name of the reader, since readers share a channel.';
+comment on column penstock.listeners.role is 'The role that waits; each role has a bounded number of places.';
+comment on column penstock.listeners.until is 'Until when the row counts; a listener that still waits says so again before.';
+
+create index listeners_subject on penstock.listeners (kind, subject);

@@ -2,7 +2,7 @@
 --
 -- The life of a worker. It registers with one row in workers, and the row is its heartbeat: a worker sends it only while its claim
 -- loop makes progress. When it leaves, or when it is dead, its leases are recovered and the row goes; it stays as dead while some of
--- its leases are locked by others. A worker that finds nothing to do notes that in idle_workers, so that enqueues notify it.
+-- its leases are locked by others. A worker that finds nothing to do notes that in listeners, so that enqueues notify it.
 --
 -- Suspicion: one look never suffices to take a worker for dead. A worker (or a member of a group) that is silent may be dead, or
 -- the database could not be reached: PostgreSQL was restarted and recovered for longer than a silence may last, its machine stood
@@ -52,14 +52,3 @@ comment on column penstock.workers.suspected_at is
 comment on column penstock.workers.dead_after is 'Silent for longer than this, the worker is dead and its jobs are recovered.';
 comment on column penstock.workers.blocked_since is 'Since when its event loop has made no progress; null: it makes progress.';
 comment on column penstock.workers.blocked_by is 'What blocks its event loop, as far as that is known: job type and id.';
-
-create unlogged table penstock.idle_workers (
-    worker text primary key,
-    names text[] not null,
-    since timestamptz not null
-);
-comment on table penstock.idle_workers is
-    'Workers that wait for a notification. Enqueues notify only these; unlogged, since it is a hint.';
-comment on column penstock.idle_workers.worker is 'Id of the worker.';
-comment on column penstock.idle_workers.names is 'Job types whose enqueue notifies it.';
-comment on column penstock.idle_workers.since is 'When it last said that it is idle.';

@@ -116,15 +116,3 @@ create index slots_target on penstock.slots (group_name, target);
 create index slots_unplaced on penstock.slots (group_name) where not placed;
 create unique index slots_key on penstock.slots (group_name, key) where key is not null;
 create index slots_quarantined on penstock.slots (group_name, key) where error is not null;
-
-create unlogged table penstock.idle_members (
-    group_name text not null,
-    member text not null,
-    since timestamptz not null,
-    primary key (group_name, member)
-);
-comment on table penstock.idle_members is
-    'Members that wait for a notification. Enqueues notify only these; unlogged, since it is a hint.';
-comment on column penstock.idle_members.group_name is 'Name of the group.';
-comment on column penstock.idle_members.member is 'Id of the member.';
-comment on column penstock.idle_members.since is 'When it last said that it is idle.';

@@ -357,17 +357,3 @@ comment on column penstock.group_offsets.doubt is
     'Among how many events from crashed_at on is the one that ended a member, if one did.';
 comment on column penstock.group_offsets.tried is
     'How many events of it its owner handles now, and of no other suspect; 0: it is not on trial.';
-
-create unlogged table penstock.idle_readers (
-    stream integer not null,
-    channel text not null,
-    role name not null default session_user,
-    since timestamptz not null,
-    primary key (stream, channel)
-);
-comment on table penstock.idle_readers is
-    'Readers that wait for events. Appends notify only these; unlogged, since it is a hint.';
-comment on column penstock.idle_readers.stream is 'Id of the stream.';
-comment on column penstock.idle_readers.channel is 'The channel on which the reader listens.';
-comment on column penstock.idle_readers.role is 'The role that waits; each role has a bounded number of places.';
-comment on column penstock.idle_readers.since is 'When it last said that it waits.';

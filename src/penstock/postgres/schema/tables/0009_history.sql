@@ -9,17 +9,6 @@
 -- The lake. A batch of history becomes files, then rows of lake_files, rollups and failure_signatures in one
 -- transaction that also notes the batch in lakes. A file that is not noted is not part of the lake.
 
-create unlogged table penstock.idle_history_readers (
-    reader text primary key,
-    role name not null default session_user,
-    since timestamptz not null
-);
-comment on table penstock.idle_history_readers is
-    'Readers of the archive that wait for a notification; settles notify only while there are any. Unlogged, since it is a hint.';
-comment on column penstock.idle_history_readers.reader is 'Name of the reader.';
-comment on column penstock.idle_history_readers.role is 'The role that waits; each role has a bounded number of places.';
-comment on column penstock.idle_history_readers.since is 'When it last said that it waits.';
-
 create table penstock.pruned_days (
     day date primary key,
     jobs bigint not null,

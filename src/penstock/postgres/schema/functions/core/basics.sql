@@ -182,31 +182,6 @@ end
 $$;
 comment on function penstock.check_worker(text) is 'Raises PS400 unless a worker can have this name.';
 
-create or replace function penstock.wake(p_name text, p_jobs integer)
-returns void
-language plpgsql
-as $$
-declare
-    idle text;
-begin
-    -- One more than there are jobs, since one of them may have died; at most nine, since each brings more when it finds work.
-    for idle in
-        select worker
-        from penstock.idle_workers
-        where p_name = any (names)
-            and since > clock_timestamp() - interval '30 seconds'
-        order by random()
-        limit least(p_jobs, 8) + 1
-    loop
-        perform pg_notify('penstock_' || idle, 'jobs');
-    end loop;
-    if exists (select from penstock.idle_members where group_name = p_name) then
-        perform penstock.wake_slots(p_name, null);
-    end if;
-end
-$$;
-comment on function penstock.wake(text, integer) is 'Notifies as many idle workers of a type as jobs have come; does nothing when none is idle.';
-
 create or replace function penstock.payload(p_message bigint)
 returns jsonb
 language sql

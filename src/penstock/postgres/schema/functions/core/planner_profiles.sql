@@ -50,7 +50,7 @@ as $$
             array['enable_hashjoin=off', 'enable_mergejoin=off', 'enable_seqscan=off'],
             array[
                 'put_jobs', 'finished_before', 'announce_places', 'close_leases', 'requeue', 'insert_coalescing_copies',
-                'wake_subscribers', 'claim_queues', 'subscribe_many', 'renew_subscriptions'
+                'idle_subscribers', 'claim_queues', 'subscribe_many', 'renew_subscriptions'
             ]
         ),
         (

@@ -181,10 +181,7 @@ declare
 begin
     -- Holds off claims of this member; those under way are finished and seen below.
     perform from penstock.members where group_name = p_group and id = p_member for update;
-    if p_slots is null then
-        perform penstock.lose_partitions(p_group, p_member);
-    end if;
-    perform penstock.end_slots(p_group, p_member, p_slots, p_error);
+    perform penstock.end_owned_work(p_group, p_member, p_slots, p_error);
     update penstock.slots
     set owner = null,
         changed_at = penstock.clock()
@@ -294,7 +291,7 @@ begin
     end loop;
     delete from penstock.members where group_name = p_group and id = any (p_members);
     get diagnostics removed = row_count;
-    delete from penstock.idle_members where group_name = p_group and idle_members.member = any (p_members);
+    delete from penstock.listeners where kind = 'keys' and subject = p_group and channel = any (array(select 'penstock_' || unnest(p_members)));
     delete from penstock.place_waiters where name = p_group and worker = any (p_members);
     update penstock.groups
     set generation = generation + 1,
@@ -452,7 +449,7 @@ begin
         and slots.slot = any (p_slots)
         and slots.target = p_member
         and slots.owner is null
-        and (not slots.settling or not penstock.is_busy(p_group, slots.slot))
+        and (not slots.settling or not penstock.has_owned_work(p_group, slots.slot))
     returning slots.slot, slots.epoch;
 end
 $$;
@@ -556,13 +553,14 @@ comment on function penstock.drain_member(text, text, boolean) is
 
 create or replace function penstock.wait_for_slots(p_group text, p_member text)
 returns void
-language sql
+language plpgsql
 security definer
 set search_path = penstock, pg_temp
 as $$
-    insert into penstock.idle_members (group_name, member, since)
-    values (p_group, p_member, clock_timestamp())
-    on conflict (group_name, member) do update set since = excluded.since
+begin
+    perform penstock.check_worker(p_member);
+    perform penstock.listen_for('keys', array[p_group], 'penstock_' || p_member);
+end
 $$;
 comment on function penstock.wait_for_slots(text, text) is
     'Says that a member is idle and listens on the channel penstock_<member>. Look once more after it: something may have come in between.';

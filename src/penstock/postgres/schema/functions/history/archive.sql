@@ -11,8 +11,8 @@ security definer
 set search_path = penstock, pg_temp
 as $$
 begin
-    if exists (select from penstock.idle_history_readers where since > clock_timestamp() - interval '10 minutes') then
-        perform pg_notify('penstock_archive', '');
+    if exists (select from penstock.listeners where kind = 'history') then
+        perform penstock.wake('history', array(select subject from penstock.listeners where kind = 'history'));
     end if;
     return null;
 end
@@ -34,15 +34,11 @@ begin
         raise exception 'invalid reader: %', coalesce(quote_literal(left(p_reader, 100)), 'null')
             using errcode = 'PS400', hint = 'Name the reader with 1 to 200 characters.';
     end if;
-    delete from penstock.idle_history_readers
-    where (reader = p_reader and role = session_user and not p_waiting) or since < clock_timestamp() - interval '10 minutes';
-    if p_waiting and (
-        exists (select from penstock.idle_history_readers where reader = p_reader)
-        or (select count(*) from penstock.idle_history_readers where role = session_user) < 100
-    ) then
-        insert into penstock.idle_history_readers (reader, since)
-        values (p_reader, clock_timestamp())
-        on conflict (reader) do update set since = excluded.since;
+    if p_waiting then
+        perform penstock.listen_for('history', array[p_reader], 'penstock_archive', '10 minutes', 100);
+    else
+        delete from penstock.listeners
+        where channel = 'penstock_archive' and kind = 'history' and subject = p_reader and role = session_user;
     end if;
 end
 $$;

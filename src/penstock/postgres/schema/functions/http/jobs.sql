@@ -161,7 +161,7 @@ begin
             where known.place = any (good) and jobs.concurrency is not null
             group by known.name
         loop
-            perform penstock.wake(limited.name, limited.jobs);
+            perform penstock.wake_claimers(limited.name, limited.jobs);
         end loop;
     end if;
 

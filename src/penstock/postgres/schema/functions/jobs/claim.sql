@@ -312,7 +312,7 @@ begin
                   hint = 'Its jobs go to the owners of their keys: join with penstock.join_group, take slots, and claim with penstock.claim_keys.';
     end if;
     if claimed_in_all > 0 then
-        delete from penstock.idle_workers where worker = p_worker;
+        delete from penstock.listeners where channel = 'penstock_' || p_worker and kind = 'jobs';
     end if;
 end
 $$;

@@ -251,11 +251,7 @@ begin
 
     -- An idle worker looks for due jobs at least every five seconds by itself.
     if p_run_after is null or exists (select from unnest(p_run_after) as due where due is null or due < moment + interval '5 seconds') then
-        if slots is null then
-            perform penstock.wake(p_name, size);
-        else
-            perform penstock.wake_slots(p_name, slots);
-        end if;
+        perform penstock.wake_claimers(p_name, size, slots);
     end if;
 end
 $$;

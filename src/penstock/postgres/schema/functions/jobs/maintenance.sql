@@ -43,7 +43,7 @@ begin
             select due.name, count(*)::integer as jobs from due group by due.name
         loop
             promoted := promoted + promoted_type.jobs;
-            perform penstock.wake(promoted_type.name, promoted_type.jobs);
+            perform penstock.wake_claimers(promoted_type.name, promoted_type.jobs);
         end loop;
     end if;
     select penstock.shown_time(min(run_after)) into next_due from penstock.queued_jobs where seq is null;
@@ -161,7 +161,7 @@ begin
     -- Tomorrow's too, long before anybody needs it: a query that was planned while a partition is attached does not see it.
     perform penstock.ensure_archive(moment);
     perform penstock.ensure_archive(moment + interval '1 day');
-    delete from penstock.idle_workers where since < clock_timestamp() - interval '10 minutes';
+    perform penstock.forget_listeners();
     delete from penstock.place_waiters where since < clock_timestamp() - interval '10 minutes';
     -- No process is taken for dead in one look: see the head of tables/0003_workers.sql.
     update penstock.workers
@@ -188,7 +188,7 @@ begin
     )
     select array_agg(gone.id) into dead from gone;
     if dead is not null then
-        delete from penstock.idle_workers where worker = any (dead);
+        delete from penstock.listeners where kind = 'jobs' and channel = any (array(select 'penstock_' || unnest(dead)));
         recovered := penstock.recover_leases(
             array(select id from penstock.leases where worker = any (dead)),
             jsonb_build_object('type', 'WorkerLost', 'message', 'the worker died or lost contact while it held the job'),

@@ -390,7 +390,7 @@ begin
             -- They stand below the watermarks of the workers, which must look there again.
             perform pg_notify('penstock', 'scan ' || back);
         end if;
-        perform penstock.wake(back, cardinality(ended_ids));
+        perform penstock.wake_claimers(back, cardinality(ended_ids));
     end loop;
     return query select * from unnest(ended_ids, outcomes);
 end

@@ -161,7 +161,7 @@ begin
         updated_at = penstock.clock()
     where name = p_name
     returning * into job_type;
-    perform penstock.wake(p_name, 8);
+    perform penstock.wake_claimers(p_name, 8);
     return job_type;
 end
 $$;
@@ -233,7 +233,7 @@ begin
                   hint = format('Give it a limit: select penstock.change_job_type(%L, ''{"concurrency": 10}'');', p_name);
     end if;
     update penstock.jobs set paused_at = null where name = p_name and paused_at is not null;
-    perform penstock.wake(p_name, 8);
+    perform penstock.wake_claimers(p_name, 8);
 end
 $$;
 comment on function penstock.resume(text) is 'Ends a pause. PS409 when concurrency 0 is what holds the type.';

@@ -27,6 +27,7 @@ declare
     place penstock.slots;
     head record;
     seconds double precision;
+    first_seq bigint;
 begin
     select * into job_type from penstock.jobs where name = job.name;
     select * into pool from penstock.pools where name = job.name;
@@ -34,6 +35,27 @@ begin
         reason := 'running';
         select leases.started_at, leases.worker, leases.expires_at into since, worker, until
         from penstock.leases where leases.id = job.lease;
+        if pool.key_concurrency = 1 and job.slot is not null then
+            -- A worker claims jobs of a key ahead, and starts them one after another.
+            select min(earlier.seq), count(*) into first_seq, ahead
+            from (
+                select earlier.seq
+                from penstock.queued_jobs as earlier
+                where earlier.name = job.name and earlier.slot = job.slot and earlier.key collate "C" = job.key and earlier.seq < job.seq
+                    and earlier.status = 'in-progress'
+                limit 1000
+            ) as earlier;
+            if ahead > 0 then
+                reason := 'key-busy';
+                select earlier.id into by_job
+                from penstock.queued_jobs as earlier
+                where earlier.name = job.name and earlier.slot = job.slot and earlier.key collate "C" = job.key and earlier.seq = first_seq;
+                message := format('%s has claimed it, and starts it after another job of its key.', worker);
+                return next;
+                return;
+            end if;
+            ahead := null;
+        end if;
         message := format('It runs on %s.', worker);
         return next;
         return;
@@ -95,7 +117,8 @@ begin
         )
         -- Those who claim by SQL or over HTTP are not registered: they wait, or hold something.
         and not exists (
-            select from penstock.idle_workers where job.name = any (idle_workers.names) and idle_workers.since > clock_timestamp() - interval '30 seconds'
+            select from penstock.listeners
+            where listeners.kind = 'jobs' and listeners.subject = job.name and listeners.until > clock_timestamp()
         )
         and not exists (select from penstock.leases where leases.name = job.name and leases.expires_at > moment)
     then

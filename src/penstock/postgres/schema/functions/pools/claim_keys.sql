@@ -434,7 +434,7 @@ begin
                 for update skip locked
             ));
         end if;
-        delete from penstock.idle_members where group_name = p_name and member = p_member;
+        delete from penstock.listeners where channel = 'penstock_' || p_member and kind = 'keys' and subject = p_name;
     end if;
 end
 $$;

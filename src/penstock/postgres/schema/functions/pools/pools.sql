@@ -296,31 +296,6 @@ $$;
 comment on function penstock.slots_for(text, text[], smallint[]) is
     'Part of enqueue: the slots of these keys when the job type is a pool, otherwise null. PS400 when a job has no key or a priority.';
 
-create or replace function penstock.wake_slots(p_name text, p_slots integer[])
-returns void
-language plpgsql
-as $$
-declare
-    idle text;
-begin
-    for idle in
-        select distinct waiting.member
-        from penstock.idle_members as waiting
-        where waiting.group_name = p_name
-            and waiting.since > clock_timestamp() - interval '30 seconds'
-            and exists (
-                select from penstock.slots
-                where slots.group_name = p_name
-                    and slots.owner = waiting.member
-                    and (p_slots is null or slots.slot = any (p_slots))
-            )
-    loop
-        perform pg_notify('penstock_' || idle, 'keys ' || p_name);
-    end loop;
-end
-$$;
-comment on function penstock.wake_slots(text, integer[]) is 'Notifies the idle owners of these slots (null: of any) that there are jobs; does nothing when none is idle.';
-
 create or replace function penstock.adopt_strays(p_name text)
 returns integer
 language plpgsql
@@ -409,7 +384,7 @@ begin
 end
 $$;
 comment on function penstock.end_slots(text, text, integer[], jsonb) is
-    'Part of vacate: ends as failed what a member has in progress in slots (null: in all), to be retried from its place by the next owner.';
+    'Part of end_owned_work: ends as failed what a member has in progress in slots (null: in all), to be retried from its place by the next owner.';
 
 create or replace function penstock.lock_slots(p_name text)
 returns void

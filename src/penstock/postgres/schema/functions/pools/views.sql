@@ -168,7 +168,17 @@ begin
     left join lateral (
         select job.id, job
         from penstock.queued_jobs as job
-        where job.name = p_name and job.slot = place and job.key collate "C" = p_key and job.seq is not null and job.status = 'queued'
+        where job.name = p_name and job.slot = place and job.key collate "C" = p_key and job.seq is not null
+            and (
+                job.status = 'queued'
+                -- Claimed ahead, to be started after another job of the key.
+                or (select pools.key_concurrency from penstock.pools where pools.name = p_name) = 1
+                and exists (
+                    select from penstock.queued_jobs as earlier
+                    where earlier.name = p_name and earlier.slot = place and earlier.key collate "C" = p_key
+                        and earlier.seq < job.seq and earlier.status = 'in-progress'
+                )
+            )
         order by job.seq
         limit 1
     ) as first on true

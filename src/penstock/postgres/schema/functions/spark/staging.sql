@@ -122,7 +122,7 @@ begin
                 perform penstock.note_large(kind.name);
             end if;
         end loop;
-        perform penstock.wake(kind.name, least(kind.jobs, 1000)::integer);
+        perform penstock.wake_claimers(kind.name, least(kind.jobs, 1000)::integer);
     end loop;
 end
 $$;

@@ -63,12 +63,12 @@ begin
         raise exception 'invalid channel: %', coalesce(quote_literal(left(p_channel, 100)), 'null')
             using errcode = 'PS400', hint = 'A channel is penstock_ and 1 to 50 letters, digits, ".", "-" or "_".';
     end if;
-    insert into penstock.idle_readers (stream, channel, since)
-    select stream.id, p_channel, clock_timestamp()
-    from penstock.streams as stream
-    where stream.name = any (p_streams)
-    order by stream.id
-    on conflict (stream, channel) do update set since = excluded.since;
+    perform penstock.listen_for(
+        'events',
+        array(select stream.id::text from penstock.streams as stream where stream.name = any (p_streams)),
+        p_channel,
+        p_places => 100
+    );
 end
 $$;
 comment on function penstock.wait_for_events_of(text[], text) is 'As wait_for_events, for several streams; those that are not there are left out.';
@@ -372,9 +372,7 @@ begin
         'events_' || active
     )
     using stream.id, active, penstock.clock(), p_parts, p_writer, p_name;
-    if exists (select from penstock.idle_readers where idle_readers.stream = stream.id) then
-        perform penstock.wake_readers(stream.id);
-    end if;
+    perform penstock.wake('events', array[stream.id::text]);
 end
 $$;
 comment on function penstock.append_staged(text, bigint, text[], text) is 'Part of commit_staged_events: appends what these parts have staged for one stream.';

@@ -282,7 +282,7 @@ begin
 end
 $$;
 comment on function penstock.lose_partitions(text, text) is
-    'Part of vacate: a member of a consumer group was lost. Counts the crash for the partitions whose events can have caused it.';
+    'Part of end_owned_work: a member of a consumer group was lost. Counts the crash for the partitions whose events can have caused it.';
 
 create or replace function penstock.lock_offset(p_stream text, p_group text, p_partition integer, p_epoch bigint, p_revision integer)
 returns bigint

@@ -22,7 +22,7 @@ language plpgsql
 as $$
 begin
     delete from penstock.stream_groups where stream = p_consuming.stream and name = p_consuming.name;
-    delete from penstock.idle_members where group_name = p_consuming.group_name;
+    delete from penstock.listeners where kind = 'keys' and subject = p_consuming.group_name;
     delete from penstock.members where group_name = p_consuming.group_name;
     delete from penstock.slots where group_name = p_consuming.group_name;
     delete from penstock.groups where name = p_consuming.group_name;
@@ -90,8 +90,8 @@ begin
         perform penstock.tell_consumers(consuming.group_name);
         perform penstock.forget_consumer_group(consuming);
     end loop;
-    perform penstock.wake_readers(stream.id);
-    delete from penstock.idle_readers where idle_readers.stream = stream.id;
+    perform penstock.wake('events', array[stream.id::text]);
+    delete from penstock.listeners where kind = 'events' and subject = stream.id::text;
     -- Readers may be in them, so drop_retired drops them later.
     insert into penstock.retired_segments (table_name, retired_at)
     select table_name, penstock.clock() from penstock.segments where segments.stream = stream.id;

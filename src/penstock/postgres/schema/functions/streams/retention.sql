@@ -422,7 +422,7 @@ security definer
 set search_path = penstock, pg_temp
 as $$
 begin
-    delete from penstock.idle_readers where since < clock_timestamp() - interval '10 minutes';
+    perform penstock.forget_listeners();
     delete from penstock.stream_producers where seen_at < penstock.clock() - interval '30 days';
     return query select name from penstock.streams order by id;
 end

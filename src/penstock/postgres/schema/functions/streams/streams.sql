@@ -255,24 +255,6 @@ $$;
 comment on function penstock.declare_stream(text, integer, jsonb) is
     'Creates a stream when there is none, and otherwise changes its options when the declaration is a new one. A declaration without options leaves those of a stream that exists as they are; an option that the declaration before had and this one has not gets its default. The number of partitions of a stream that exists is left alone: see grow_stream.';
 
-create or replace function penstock.wake_readers(p_stream integer)
-returns void
-language plpgsql
-as $$
-declare
-    idle text;
-begin
-    for idle in
-        select channel
-        from penstock.idle_readers
-        where stream = p_stream and since > clock_timestamp() - interval '30 seconds'
-    loop
-        perform pg_notify(idle, 'events ' || p_stream);
-    end loop;
-end
-$$;
-comment on function penstock.wake_readers(integer) is 'Notifies those who wait for events of a stream; does nothing when none is idle.';
-
 create or replace function penstock.wait_for_events(p_stream text, p_channel text)
 returns void
 language plpgsql
@@ -286,41 +268,11 @@ begin
         raise exception 'invalid channel: %', coalesce(quote_literal(left(p_channel, 100)), 'null')
             using errcode = 'PS400', hint = 'A channel is penstock_ and 1 to 50 letters, digits, ".", "-" or "_".';
     end if;
-    if not exists (select from penstock.idle_readers where idle_readers.stream = stream.id and channel = p_channel)
-        and penstock.reader_places(stream.id) <= 0
-    then
-        return;
-    end if;
-    insert into penstock.idle_readers (stream, channel, since)
-    values (stream.id, p_channel, clock_timestamp())
-    on conflict on constraint idle_readers_pkey do update set since = excluded.since;
+    perform penstock.listen_for('events', array[stream.id::text], p_channel, p_places => 100);
 end
 $$;
 comment on function penstock.wait_for_events(text, text) is
     'Says that a reader is idle and listens on a channel; good for 30 seconds. Read once more after it: something may have come in between. A role has 100 places at a stream; who finds none is not notified, and polls.';
-
-create or replace function penstock.reader_places(p_stream integer)
-returns bigint
-language plpgsql
-as $$
-declare
-    taken bigint;
-begin
-    select count(*) into taken from penstock.idle_readers where stream = p_stream and role = session_user;
-    if taken >= 100 then
-        delete from penstock.idle_readers
-        where (stream, channel) in (
-            select stream, channel
-            from penstock.idle_readers
-            where stream = p_stream and role = session_user and since < clock_timestamp() - interval '30 seconds'
-            for update skip locked
-        );
-        select count(*) into taken from penstock.idle_readers where stream = p_stream and role = session_user;
-    end if;
-    return 100 - taken;
-end
-$$;
-comment on function penstock.reader_places(integer) is 'Part of wait_for_events: how many more readers of the caller''s role can wait at a stream.';
 
 create or replace function penstock.stop_waiting(p_channel text)
 returns void
@@ -328,7 +280,7 @@ language sql
 security definer
 set search_path = penstock, pg_temp
 as $$
-    delete from penstock.idle_readers where channel = p_channel and role = session_user
+    delete from penstock.listeners where channel = p_channel and kind = 'events' and role = session_user
 $$;
 comment on function penstock.stop_waiting(text) is 'Takes back what the caller''s role said with wait_for_events.';
 
@@ -442,9 +394,7 @@ begin
     end if;
     return query execute format(statement, 'events_' || active)
     using p_partitions, firsts, lasts, befores, penstock.clock(), p_keys, p_times, p_headers, p_data, p_stream.id, active, p_bytes;
-    if exists (select from penstock.idle_readers where stream = p_stream.id) then
-        perform penstock.wake_readers(p_stream.id);
-    end if;
+    perform penstock.wake('events', array[p_stream.id::text]);
 end
 $$;
 comment on function penstock.append_chunks(penstock.streams, integer, integer[], integer[], json[], bytea[], text[], json[], timestamptz[]) is
@@ -1064,9 +1014,7 @@ begin
     )
     using stream.id, active, penstock.clock(), pg_current_xact_id(), p_stream;
     delete from penstock.loaded_chunks as chunk where chunk.xid = pg_current_xact_id() and chunk.stream = p_stream;
-    if exists (select from penstock.idle_readers where idle_readers.stream = stream.id) then
-        perform penstock.wake_readers(stream.id);
-    end if;
+    perform penstock.wake('events', array[stream.id::text]);
 end
 $$;
 comment on function penstock.end_load(text, integer) is

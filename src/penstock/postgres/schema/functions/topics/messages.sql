@@ -337,7 +337,7 @@ begin
         from copies
         group by copies.queue
     ) as counted;
-    perform penstock.wake_subscribers(topic.name);
+    perform penstock.wake('jobs', penstock.idle_subscribers(topic.name), 2);
     return coalesce(replayed, '{}');
 end
 $$;

@@ -188,37 +188,25 @@ as $$
 $$;
 comment on function penstock.unique_of(text, text) is 'The unique key of a copy.';
 
-create or replace function penstock.wake_subscribers(p_topic text)
-returns void
-language plpgsql
+create or replace function penstock.idle_subscribers(p_topic text)
+returns text[]
+language sql
+stable
 as $$
-declare
-    idle text;
-begin
-    for idle in
-        select distinct waiting.worker
-        from (
-            select there.worker, subscriber.queue, row_number() over (partition by subscriber.queue order by random()) as place
-            from penstock.idle_workers as there,
-                unnest(there.names) as wanted (name)
-            join lateral (
-                select candidate.queue, candidate.topic, candidate.key
-                from penstock.subscriptions as candidate
-                where candidate.queue = wanted.name
-                limit 1
-            ) as subscriber on true
-            where there.since > clock_timestamp() - interval '30 seconds'
-                -- A queue that subscribers share may have some of this topic.
-                and (subscriber.topic = p_topic or subscriber.key is not null)
-        ) as waiting
-        -- One more than there is work for, since it may have died; in a queue that subscribers share each brings more.
-        where waiting.place <= 2
-    loop
-        perform pg_notify('penstock_' || idle, 'jobs');
-    end loop;
-end
+    -- From the listeners, which are few, to the subscriptions, which can be many.
+    select coalesce(array_agg(distinct there.subject), '{}')
+    from penstock.listeners as there
+    cross join lateral (
+        select candidate.topic, candidate.key
+        from penstock.subscriptions as candidate
+        where candidate.queue = there.subject
+        limit 1
+    ) as subscriber
+    where there.kind = 'jobs'
+        -- A queue that subscribers share may have some of this topic.
+        and (subscriber.topic = p_topic or subscriber.key is not null)
 $$;
-comment on function penstock.wake_subscribers(text) is 'Part of publish: notifies idle workers of the subscribers; does nothing when none is idle.';
+comment on function penstock.idle_subscribers(text) is 'Part of publish: the queues of the subscribers of a topic for which a worker waits.';
 
 create or replace function penstock.write_message(
     p_topic text, p_seq bigint, p_moment timestamptz, p_id uuid, p_data jsonb, p_unique_key text, p_run_after timestamptz,
@@ -315,7 +303,8 @@ begin
     from penstock.write_message(p_topic, seq, moment, p_id, p_data, p_unique_key, p_run_after, p_expires_at) as written;
     update penstock.topics set last_seq = topics.last_seq + 1 where topics.name = p_topic;
     if receivers > coalesced and (p_run_after is null or p_run_after < moment + interval '5 seconds') then
-        perform penstock.wake_subscribers(p_topic);
+        -- One worker more than there is work for, since it may have died; in a queue that subscribers share each wakes more.
+        perform penstock.wake('jobs', penstock.idle_subscribers(p_topic), 2);
     end if;
 end
 $$;

@@ -96,7 +96,7 @@ set search_path = penstock, pg_temp
 as $$
 begin
     update penstock.workers set state = 'dead' where id = p_id;
-    delete from penstock.idle_workers where worker = p_id;
+    delete from penstock.listeners where kind = 'jobs' and channel = 'penstock_' || p_id;
     delete from penstock.place_waiters where worker = p_id;
     perform penstock.ensure_archive(penstock.clock());
     perform penstock.recover_leases(
@@ -158,9 +158,7 @@ as $$
 begin
     perform penstock.check_size(cardinality(p_names), 10000, 'job types');
     perform penstock.check_worker(p_worker);
-    insert into penstock.idle_workers (worker, names, since)
-    values (p_worker, coalesce(p_names, '{}'), clock_timestamp())
-    on conflict (worker) do update set names = excluded.names, since = excluded.since;
+    perform penstock.listen_for('jobs', p_names, 'penstock_' || p_worker);
 end
 $$;
 comment on function penstock.wait_for_jobs(text, text[]) is

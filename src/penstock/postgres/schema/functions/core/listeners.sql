@@ -1,0 +1,99 @@
+-- Listeners: a process that is idle says so here, and what brings work notifies only those that do.
+--
+-- The order matters on both sides. A listener listens on its channel, then says that it waits, then looks once more: that look finds
+-- what committed before its row was visible, and whatever commits later sees the row.
+
+create or replace function penstock.listen_for(
+    p_kind text, p_subjects text[], p_channel text, p_for interval default '30 seconds', p_places integer default null
+)
+returns void
+language plpgsql
+as $$
+declare
+    moment constant timestamptz := clock_timestamp();
+begin
+    insert into penstock.listeners (channel, kind, subject, until)
+    select p_channel, p_kind, wanted.subject, moment + p_for
+    from (select distinct unnest(p_subjects) as subject) as wanted
+    where p_places is null
+        or exists (
+            select from penstock.listeners as present
+            where present.channel = p_channel and present.kind = p_kind and present.subject = wanted.subject
+        )
+        or penstock.listener_places(p_kind, wanted.subject, p_places) > 0
+    order by wanted.subject
+    on conflict (channel, kind, subject) do update set until = excluded.until;
+end
+$$;
+comment on function penstock.listen_for(text, text[], text, interval, integer) is
+    'Part of wait_for_jobs, wait_for_slots, wait_for_events and wait_for_history: notes that a listener waits for each of these subjects. p_places: how many listeners the role of the caller may have at a subject (null: any number); a listener that finds no place is not notified, and polls.';
+
+create or replace function penstock.listener_places(p_kind text, p_subject text, p_places integer)
+returns bigint
+language plpgsql
+as $$
+declare
+    -- The readers of the archive share one channel, and each is a subject of its own.
+    of_kind constant boolean := p_kind = 'history';
+    taken bigint;
+begin
+    select count(*) into taken
+    from penstock.listeners
+    where kind = p_kind and (of_kind or subject = p_subject) and role = session_user;
+    if taken >= p_places then
+        delete from penstock.listeners
+        where ctid = any (array(
+            select old.ctid
+            from penstock.listeners as old
+            where old.kind = p_kind and (of_kind or old.subject = p_subject) and old.role = session_user and old.until < clock_timestamp()
+            for update skip locked
+        ));
+        select count(*) into taken
+        from penstock.listeners
+        where kind = p_kind and (of_kind or subject = p_subject) and role = session_user;
+    end if;
+    return p_places - taken;
+end
+$$;
+comment on function penstock.listener_places(text, text, integer) is
+    'Part of listen_for: how many more listeners of the role of the caller can wait at a subject.';
+
+create or replace function penstock.forget_listeners()
+returns void
+language sql
+as $$
+    delete from penstock.listeners where until < clock_timestamp() - interval '10 minutes'
+$$;
+comment on function penstock.forget_listeners() is 'Part of recover and streams_to_maintain: removes listeners that have not said for long that they wait.';
+
+create or replace function penstock.wake(p_kind text, p_subjects text[], p_limit integer default null, p_channels text[] default null)
+returns void
+language plpgsql
+as $$
+declare
+    -- The kinds jobs and history name no subject, so that several subjects are one notification.
+    payload constant text := case when p_kind in ('jobs', 'history') then p_kind else p_kind || ' ' || p_subjects[1] end;
+    idle text;
+begin
+    -- While there is work no listener waits, and this one look is all that an append or an enqueue pays.
+    if not exists (select from penstock.listeners where kind = p_kind and subject = any (p_subjects)) then
+        return;
+    end if;
+    for idle in
+        select distinct waiting.channel
+        from (
+            select there.channel, row_number() over (partition by there.subject order by random()) as place
+            from penstock.listeners as there
+            where there.kind = p_kind
+                and there.subject = any (p_subjects)
+                and there.until > clock_timestamp()
+                and (p_channels is null or there.channel = any (p_channels))
+        ) as waiting
+        where p_limit is null or waiting.place <= p_limit
+    loop
+        perform pg_notify(idle, payload);
+    end loop;
+end
+$$;
+comment on function penstock.wake(text, text[], integer, text[]) is
+    'Notifies up to p_limit listeners (null: all) of each of these subjects, of which keys and events take one; does nothing when none waits. p_channels: only listeners on these channels.';
