@@ -35,7 +35,7 @@ from penstock import (
 )
 from penstock.errors import NotFound
 from penstock.settings import Settings
-from penstock.streams.models import Lag
+from penstock.streams.group_models import Lag
 from penstock.streams.partitioner import partition_of
 from penstock.testing import running_worker
 from penstock.worker import Worker

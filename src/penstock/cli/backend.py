@@ -18,7 +18,8 @@ from penstock.jobs.models import Enqueued, JobCounts, JobRecord, JobTypeRecord, 
 from penstock.jobs.scaling import ScaleAdvice
 from penstock.pools.models import KeyState, PoolDetails, PoolMember, QuarantinedKey, StandingState
 from penstock.schedules.schedule import ScheduleRecord
-from penstock.streams.models import Event, Lag, NewEvent, Position, StreamSummary
+from penstock.streams.group_models import Lag
+from penstock.streams.models import Event, NewEvent, Position, StreamSummary
 from penstock.streams.reader import Start
 from penstock.topics.models import Message, NewMessage, Published, Subscribed, Subscriber, TopicCounts
 

@@ -16,7 +16,8 @@ from penstock.cli.enqueueing import parse_json
 from penstock.cli.output import AsJson, moment, opened, out, print_json, print_table
 from penstock.cli.types import parse_options
 from penstock.errors import InvalidInput
-from penstock.streams.models import Event, Lag, NewEvent, held_back
+from penstock.streams.group_models import Lag, held_back
+from penstock.streams.models import Event, NewEvent
 from penstock.streams.reader import Start
 
 app = typer.Typer(help="Streams: create, append, follow, and consumer groups.", no_args_is_help=True)

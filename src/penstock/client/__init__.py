@@ -7,11 +7,11 @@ from penstock.client.aio.topics import AsyncTopic
 from penstock.client.answers import AccessDenied
 from penstock.client.calls import Claimed, Result
 from penstock.client.deliveries import Delivery
-from penstock.client.stream_calls import MemberBatch, Reading
 from penstock.client.sync.client import Client
 from penstock.client.sync.pools import Pool
 from penstock.client.sync.streams import Membership, Stream
 from penstock.client.sync.topics import Topic
+from penstock.streams.group_models import MemberBatch, Reading
 
 __all__ = [
     "AccessDenied", "AsyncClient", "AsyncMembership", "AsyncPool", "AsyncStream", "AsyncTopic", "Claimed", "Client", "Delivery",

@@ -5,41 +5,22 @@ from __future__ import annotations
 import base64
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any
 from uuid import UUID
 
 import orjson
 
-from penstock.client.answers import json_of, outcomes_of, time_of
+from penstock.client.answers import json_of, outcomes_of, reader, time_of
 from penstock.client.calls import Call, quoted, seconds_of
+from penstock.core.records import from_object
 from penstock.core.serialization import dump_json
 from penstock.errors import InvalidInput
 from penstock.jobs.models import make_id
-from penstock.streams.models import Event, Lag, NewEvent, Position, StreamSummary
+from penstock.streams.group_models import HeldPartitions, Lag, MemberBatch, Reading
+from penstock.streams.models import Event, NewEvent, Position, StreamDetails, StreamRecord, StreamSummary
 
 _SPANS = {"keep_age", "segment_age"}
-
-
-@dataclass(frozen=True, slots=True)
-class MemberBatch:
-    """Events of one partition for a member of a group; `epoch` and `revision` go back with the commit."""
-
-    partition: int
-    epoch: int
-    revision: int
-    first_offset: int
-    next_offset: int
-    events: list[Event[Any]]
-
-
-@dataclass(frozen=True, slots=True)
-class Reading:
-    """What a member got: batches, the partitions that it has with their epochs, and those that it is to finish soon."""
-
-    batches: list[MemberBatch]
-    partitions: dict[int, int]
-    revoked: list[int]
 
 
 def path_of(stream: str, *rest: str) -> str:
@@ -56,16 +37,16 @@ def event_of(one: dict[str, Any]) -> Event[Any]:
     return Event(one["partition"], one["offset"], one["key"], data, one["headers"], time_of(one["time"]), appended_at)
 
 
-def create(name: str, partitions: int, options: Mapping[str, Any]) -> Call[dict[str, Any]]:
+def create(name: str, partitions: int, options: Mapping[str, Any]) -> Call[StreamRecord]:
     """Create a stream. Not repeated: the second time it is there."""
-    return Call("POST", "/v1/streams", json_of, {"name": name, "partitions": partitions, **_outside(options)}, repeatable=False)
+    body = {"name": name, "partitions": partitions, **_outside(options)}
+    return Call("POST", "/v1/streams", reader(StreamRecord), body, repeatable=False)
 
 
-def change(name: str, partitions: int | None, options: Mapping[str, Any]) -> Call[dict[str, Any]]:
+def change(name: str, partitions: int | None, options: Mapping[str, Any]) -> Call[StreamRecord]:
     """Change options of a stream, or the number of its partitions."""
-    return Call(
-        "PATCH", path_of(name), json_of, {**({} if partitions is None else {"partitions": partitions}), **_outside(options)}
-    )
+    body = {**({} if partitions is None else {"partitions": partitions}), **_outside(options)}
+    return Call("PATCH", path_of(name), reader(StreamRecord), body)
 
 
 def drop(name: str, force: bool) -> Call[None]:
@@ -73,25 +54,19 @@ def drop(name: str, force: bool) -> Call[None]:
     return Call("DELETE", path_of(name), lambda _: None, params={"force": "true"} if force else {}, repeatable=False)
 
 
-def describe(name: str) -> Call[dict[str, Any]]:
+def describe(name: str) -> Call[StreamDetails]:
     """A stream."""
-    return Call("GET", path_of(name), json_of)
+    return Call("GET", path_of(name), reader(StreamDetails))
 
 
-def streams() -> Call[list[dict[str, Any]]]:
-    """All streams."""
-    return Call("GET", "/v1/streams", json_of)
-
-
-def summary_of(described: Mapping[str, Any]) -> StreamSummary:
+def summary(name: str) -> Call[StreamSummary]:
     """A stream in a list."""
-    keep_s = described["keep_age_s"]
-    fields = ("name", "partitions", "events", "bytes", "segments", "format", "compact")
-    return StreamSummary(
-        **{field: described[field] for field in fields},
-        keep_age=None if keep_s is None else timedelta(seconds=keep_s),
-        created_at=time_of(described["created_at"]),
-    )
+    return Call("GET", path_of(name), reader(StreamSummary))
+
+
+def streams() -> Call[list[StreamRecord]]:
+    """All streams."""
+    return Call("GET", "/v1/streams", reader(list[StreamRecord]))
 
 
 def _outside(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -138,19 +113,7 @@ def lag(name: str, group: str | None) -> Call[list[Lag]]:
     def parse(response: Any) -> list[Lag]:
         found = json_of(response)
         groups = [found] if group is not None else found
-        return [
-            Lag(
-                **{
-                    **one,
-                    "group": shown["group"],
-                    "committed_at": time_of(one["committed_at"]),
-                    "paused_at": time_of(one["paused_at"]),
-                    "failing_since": time_of(one["failing_since"]),
-                }
-            )
-            for shown in groups
-            for one in shown["partitions"]
-        ]
+        return [from_object(Lag, {**one, "group": shown["group"]}) for shown in groups for one in shown["partitions"]]
 
     return Call("GET", path_of(name, "groups", *([] if group is None else [quoted(group)])), parse)
 
@@ -241,9 +204,9 @@ class Seat:
         }
         return Call("POST", self._path("failures"), lambda response: bool(json_of(response)["noted"]), body)
 
-    def heartbeat(self) -> Call[Reading]:
+    def heartbeat(self) -> Call[HeldPartitions]:
         """Beat."""
-        return Call("POST", self._path("heartbeat"), _reading, {"session": str(self.session)})
+        return Call("POST", self._path("heartbeat"), reader(HeldPartitions), {"session": str(self.session)})
 
     def leave(self) -> Call[None]:
         """Leave. Not repeated: the second time it is no member."""
@@ -252,10 +215,8 @@ class Seat:
 
 def _reading(response: Any) -> Reading:
     found = json_of(response)
-    batches = [
-        MemberBatch(**{**batch, "events": [event_of(one) for one in batch["events"]]}) for batch in found.get("batches", [])
-    ]
-    return Reading(batches, {int(at): epoch for at, epoch in found["partitions"].items()}, found["revoked"])
+    batches = [MemberBatch(**{**batch, "events": [event_of(one) for one in batch["events"]]}) for batch in found["batches"]]
+    return Reading({int(at): epoch for at, epoch in found["partitions"].items()}, found["revoked"], batches)
 
 
 def _numbered(producer: str | None, sequence: int | None) -> dict[str, str]:

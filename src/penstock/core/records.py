@@ -59,9 +59,9 @@ def raw(text: str | None, default: Any = None) -> Any:
     return default if text is None else orjson.Fragment(text)
 
 
-def as_json_parts(texts: Iterable[bytes]) -> Any:
-    """Records that are JSON already, as parts of an answer."""
-    return [orjson.Fragment(text) for text in texts]
+def raw_list(texts: Iterable[bytes]) -> Any:
+    """A list of records that are JSON already, as a part of an answer."""
+    return orjson.Fragment(b"[" + b",".join(texts) + b"]")
 
 
 def example(value: dict[str, Any]) -> ConfigDict:

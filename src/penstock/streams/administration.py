@@ -32,9 +32,9 @@ class StreamAdministration(StreamDeclarations):
                     sum(segment.events for segment in segments),
                     sum(segment.bytes for segment in segments),
                     len(segments),
-                    record.options.format,
-                    record.options.keep_age,
-                    record.options.compact,
+                    record.format,
+                    record.keep_age,
+                    record.compact,
                     record.created_at,
                 )
             )

@@ -1,17 +1,30 @@
-"""Models of streams: events and their positions, options of streams, and the lag of groups."""
+"""Models of streams: events and their positions, options of streams."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from datetime import datetime, timedelta
 from enum import StrEnum
-from typing import Any, Generic, TypeVar, overload
+from typing import Annotated, Any, ClassVar, Generic, TypeVar, overload
+
+from pydantic import ConfigDict, Field
 
 from penstock.core.checks import check_choice, check_flag, check_number, check_span
+from penstock.core.records import Seconds, example
 from penstock.errors import InvalidInput
 
 T = TypeVar("T")
+_AT = "2026-01-11T18:26:26Z"
+EVENT: dict[str, Any] = {
+    "partition": 3, "offset": 17, "key": "acme", "data": {"total": 3}, "headers": {}, "time": None, "appended_at": _AT,
+}  # fmt: skip
+"""An event, as an example in the OpenAPI document."""
+_STREAM: dict[str, Any] = {
+    "name": "orders", "partitions": 16, "format": "json", "compression": None, "keep_age_s": 604800.0, "keep_bytes": None,
+    "keep_events": None, "keep_unread": False, "compact": False, "segment_age_s": None, "segment_bytes": 67108864,
+    "segment_events": None, "max_event_bytes": 1048576, "created_at": _AT, "updated_at": _AT,
+}  # fmt: skip
 CHUNK = 1_000  # maximum number of events in a row, see 0006_streams.sql
 
 
@@ -40,9 +53,16 @@ class Position:
     offset: int
 
 
+def _as_json(schema: dict[str, Any]) -> None:
+    """The schema of an event in JSON: payloads of bytes are in a field of their own."""
+    schema["properties"]["bytes"] = {"type": "string", "description": "Base64, in a stream of bytes, instead of `data`."}
+    schema["required"].remove("data")
+    schema["example"] = EVENT
+
+
 @dataclass(slots=True)
 class Event(Generic[T]):
-    """An event as a reader receives it.
+    """An event as a reader receives it. In JSON a payload of bytes is `bytes`, as base64, instead of `data`.
 
     Attributes:
         partition: Partition of the event.
@@ -53,6 +73,8 @@ class Event(Generic[T]):
         time: Time at which the event happened, as the producer gave it; None: not given.
         appended_at: Time of the append, by the database's clock.
     """
+
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(json_schema_extra=_as_json)
 
     partition: int
     offset: int
@@ -195,14 +217,41 @@ class StreamOptions:
 
 @dataclass(frozen=True, slots=True)
 class StreamRecord:
-    """A stream as it is stored."""
+    """A stream as it is stored. A server tells neither `id` nor `tombstone_age`."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = example(_STREAM)
 
     name: str
-    id: int
     partitions: int
-    options: StreamOptions
+    format: str
+    compression: str | None
+    keep_age: Annotated[Seconds | None, Field(alias="keep_age_s")]
+    keep_bytes: int | None
+    keep_events: int | None
+    keep_unread: bool
+    compact: bool
+    segment_age: Annotated[Seconds | None, Field(alias="segment_age_s")]
+    segment_bytes: int
+    segment_events: int | None
+    max_event_bytes: int
     created_at: datetime
     updated_at: datetime
+    id: Annotated[int | None, Field(exclude=True)] = field(default=None, kw_only=True)
+    tombstone_age: Annotated[timedelta, Field(exclude=True)] = field(default=timedelta(days=1), kw_only=True)
+
+    @property
+    def options(self) -> StreamOptions:
+        """The options of the stream, in the form in which an application declares them."""
+        return StreamOptions(**{option.name: getattr(self, option.name) for option in fields(StreamOptions)})
+
+
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """What is stored of a partition: from `first` up to, not including, `next`."""
+
+    partition: int
+    first: int
+    next: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,47 +280,6 @@ class Segment:
 
 
 @dataclass(frozen=True, slots=True)
-class Lag:
-    """The lag of a group in one partition.
-
-    Attributes:
-        group: Name of the consumer group.
-        partition: Number of the partition.
-        next: Offset of the next event to consume.
-        end: Offset of the next event to be appended.
-        lag: Number of events between them.
-        owner: Member that consumes the partition; None: no member does.
-        committed_at: Time of the group's last commit.
-        paused_at: Time since which the partition is paused; None: it is not paused.
-        paused_because: Reason of the pause.
-        quarantined: Whether a failing event paused it.
-        halted_because: Error at which a consumer halted before the next event, until that event is done; None: none has halted.
-        waits_for: Older partitions that the group has to finish first, since the stream grew; empty: it does not wait.
-        failing_since: Time since which a handler fails at an event, until that event is done; None: no handler fails.
-        failing_offset: Offset of the first event of the batch at which the handler fails.
-        failing_attempt: Attempt that was recorded last; not every attempt is recorded.
-        failing_because: Error of that attempt.
-    """
-
-    group: str
-    partition: int
-    next: int
-    end: int
-    lag: int
-    owner: str | None
-    committed_at: datetime | None
-    paused_at: datetime | None
-    paused_because: str | None
-    quarantined: bool
-    halted_because: str | None
-    waits_for: list[int]
-    failing_since: datetime | None = None
-    failing_offset: int | None = None
-    failing_attempt: int | None = None
-    failing_because: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class HeldBack:
     """A growth that a group cannot finish by itself: an old partition is paused before its end at the time of the growth.
 
@@ -291,6 +299,22 @@ class HeldBack:
 
 
 @dataclass(frozen=True, slots=True)
+class StreamDetails(StreamRecord):
+    """A stream with what is in it."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = example({
+        **_STREAM, "ends": [{"partition": 0, "first": 40, "next": 93}], "segments": 1, "events": 53, "bytes": 9120,
+        "held_back": [],
+    })  # fmt: skip
+
+    ends: list[Ends]
+    segments: int
+    events: int
+    bytes: int
+    held_back: list[HeldBack]
+
+
+@dataclass(frozen=True, slots=True)
 class StreamSummary:
     """A stream in a list: how many events it has, how large it is, and how long it keeps them."""
 
@@ -300,23 +324,9 @@ class StreamSummary:
     bytes: int
     segments: int
     format: str
-    keep_age: timedelta | None
+    keep_age: Annotated[Seconds | None, Field(alias="keep_age_s")]
     compact: bool
     created_at: datetime
-
-
-def held_back(lags: Iterable[Lag]) -> list[HeldBack]:
-    """The paused partitions that hold new partitions back, computed from the lag of groups."""
-    found = list(lags)
-    waiting: dict[tuple[str, int], list[int]] = {}
-    for lag in found:
-        for older in lag.waits_for:
-            waiting.setdefault((lag.group, older), []).append(lag.partition)
-    return [
-        HeldBack(lag.group, lag.partition, lag.paused_because, lag.quarantined, holds)
-        for lag in found
-        if lag.paused_at is not None and (holds := waiting.get((lag.group, lag.partition)))
-    ]
 
 
 class OffsetReset(StrEnum):

@@ -12,7 +12,8 @@ import orjson
 
 from penstock.errors import InvalidInput, Unreadable
 from penstock.postgres.database import Database, Transaction
-from penstock.streams.models import Bounds, Chunk, Columns, Lag, Segment, StreamOptions, StreamRecord
+from penstock.streams.group_models import Lag
+from penstock.streams.models import Bounds, Chunk, Columns, Segment, StreamRecord
 
 _APPEND = (
     "select * from penstock.append_routed($1, $2, $3, $4, $5::json[], $6::bytea[], $7, $8::json[], $9::timestamptz[], $10, $11,"
@@ -23,6 +24,7 @@ _APPEND_JOINED = (
     "select * from penstock.append_routed($1, $2, $3, $4, string_to_array($5::text, e'\\x1e', e'\\x1d')::json[], $6::bytea[],"
     " string_to_array($7::text, e'\\x1e', e'\\x1d'), $8::json[], $9::timestamptz[], $10, $11, $12)"
 )
+_OF_STREAM = tuple(column.name for column in fields(StreamRecord))
 _COMPACTION_S = 3600.0
 # Limits of one call, see `penstock.read_chunks`.
 _MOST_EVENTS = 1_000_000
@@ -507,5 +509,4 @@ def _span(value: Any) -> str:
 
 
 def _record(row: Any) -> StreamRecord:
-    options = StreamOptions(**{option.name: row[option.name] for option in fields(StreamOptions)})
-    return StreamRecord(row["name"], row["id"], row["partitions"], options, row["created_at"], row["updated_at"])
+    return StreamRecord(**{column: row[column] for column in _OF_STREAM})

@@ -30,13 +30,13 @@ from penstock.streams.accumulator import Accumulator, route
 from penstock.streams.codec import Encoding, Undecodable, unreadable
 from penstock.streams.consumer.options import ConsumerOptions
 from penstock.streams.consumer.pull import Consumption
+from penstock.streams.group_models import Lag, held_back
 from penstock.streams.keys import KeyOf, check_key
 from penstock.streams.models import (
     Appended,
     Bounds,
     Event,
     HeldBack,
-    Lag,
     NewEvent,
     OffsetReset,
     Position,
@@ -44,7 +44,6 @@ from penstock.streams.models import (
     Segment,
     StreamOptions,
     StreamRecord,
-    held_back,
 )
 from penstock.streams.partitioner import Router
 from penstock.streams.producer import Producer
@@ -110,7 +109,7 @@ class Stream(Generic[T]):
         if record is None:
             record = await streams.declare_stream(database, self.name, self.partitions, self.options.declaration())
             database.declared["stream", self.name] = record
-        self.encoding.largest = record.options.max_event_bytes
+        self.encoding.largest = record.max_event_bytes
         return record
 
     async def ready(self) -> StreamRecord:
@@ -131,10 +130,10 @@ class Stream(Generic[T]):
         record = await streams.find_stream(await context.database(), name)
         if record is None:
             raise NotFound(f"no such stream: {name}", hint=f"Create it first: penstock streams create {name}")
-        raw = record.options.format == "bytes" and payload is Any
+        raw = record.format == "bytes" and payload is Any
         stream: Stream[Any] = Stream(context, name, bytes if raw else payload, record.partitions, None, record.options)
         stream._found = record
-        stream.encoding.largest = record.options.max_event_bytes
+        stream.encoding.largest = record.max_event_bytes
         return stream
 
     async def grow(self, partitions: int) -> StreamRecord:
@@ -176,7 +175,7 @@ class Stream(Generic[T]):
 
     async def _remember(self, record: StreamRecord) -> StreamRecord:
         """Use a changed record of the stream from now on."""
-        self.encoding.largest = record.options.max_event_bytes
+        self.encoding.largest = record.max_event_bytes
         if self._found is not None:
             self._found = record
         (await self.context.database()).declared["stream", self.name] = record

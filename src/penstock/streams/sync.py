@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from penstock.core.blocking import BackgroundLoop
     from penstock.streams.consumer.batch import Batch
     from penstock.streams.consumer.pull import Consumption
-    from penstock.streams.models import Appended, Bounds, Event, HeldBack, Lag, NewEvent, Position, Segment, StreamRecord
+    from penstock.streams.group_models import Lag
+    from penstock.streams.models import Appended, Bounds, Event, HeldBack, NewEvent, Position, Segment, StreamRecord
     from penstock.streams.producer import Producer
     from penstock.streams.reader import Start, StreamReader
     from penstock.streams.stream import Stream

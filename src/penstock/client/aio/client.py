@@ -34,7 +34,7 @@ from penstock.jobs.models import Enqueued, JobCounts, JobRecord, JobTypeRecord, 
 from penstock.jobs.scaling import ScaleAdvice
 from penstock.pools.models import PoolDetails
 from penstock.schedules.schedule import ScheduleRecord
-from penstock.streams.models import StreamSummary
+from penstock.streams.models import StreamRecord, StreamSummary
 from penstock.topics.models import TopicCounts
 
 T = TypeVar("T")
@@ -248,10 +248,9 @@ class AsyncClient:
 
     async def list_streams(self) -> list[StreamSummary]:
         """All streams that the user may see, and how large they are."""
-        names = [one["name"] for one in await self._send(stream_calls.streams())]
-        return [stream_calls.summary_of(await self.stream(name).describe()) for name in names]
+        return [await self._send(stream_calls.summary(one.name)) for one in await self._send(stream_calls.streams())]
 
-    async def create_stream(self, name: str, partitions: int = 16, **options: Any) -> dict[str, Any]:
+    async def create_stream(self, name: str, partitions: int = 16, **options: Any) -> StreamRecord:
         """Create a stream, with the options of `POST /v1/streams`. Raises `Conflict` when it exists."""
         return await self.stream(name).create(partitions, **options)
 

@@ -12,10 +12,11 @@ from penstock.client import stream_calls
 from penstock.client.aio.sse import follow
 from penstock.client.calls import AsyncSend
 from penstock.client.following import Following
-from penstock.client.stream_calls import MemberBatch, Reading, Seat
+from penstock.client.stream_calls import Seat
 from penstock.core.checks import check_time
 from penstock.errors import InvalidInput
-from penstock.streams.models import Event, Lag, NewEvent, OffsetReset, Position
+from penstock.streams.group_models import HeldPartitions, Lag, MemberBatch, Reading
+from penstock.streams.models import Event, NewEvent, OffsetReset, Position, StreamDetails, StreamRecord
 from penstock.streams.reader import Start
 
 
@@ -28,15 +29,15 @@ class AsyncStream:
         self._http = http
         self._patience_s = patience_s
 
-    async def create(self, partitions: int = 16, **options: Any) -> dict[str, Any]:
+    async def create(self, partitions: int = 16, **options: Any) -> StreamRecord:
         """Create the stream, with the options of `POST /v1/streams`. Raises `Conflict` when it exists."""
         return await self._send(stream_calls.create(self.name, partitions, options))
 
-    async def change(self, **options: Any) -> dict[str, Any]:
+    async def change(self, **options: Any) -> StreamRecord:
         """Change options, named as in `create`; the others stay as they are. Raises `NotFound`, `InvalidInput`."""
         return await self._send(stream_calls.change(self.name, None, options))
 
-    async def grow(self, partitions: int) -> dict[str, Any]:
+    async def grow(self, partitions: int) -> StreamRecord:
         """Give the stream more partitions while it is in use. Raises `NotFound`, `InvalidInput` for fewer than it has."""
         return await self._send(stream_calls.change(self.name, partitions, {}))
 
@@ -44,7 +45,7 @@ class AsyncStream:
         """Drop the stream with its events and groups. Raises `NotFound`, `Conflict` while a group has live members."""
         await self._send(stream_calls.drop(self.name, force))
 
-    async def describe(self) -> dict[str, Any]:
+    async def describe(self) -> StreamDetails:
         """Partitions, what is there of each, retention, size, which growth is held back. Raises `NotFound`."""
         return await self._send(stream_calls.describe(self.name))
 
@@ -88,8 +89,8 @@ class AsyncStream:
             return dict(start)
         if start not in ("earliest", "latest"):
             raise InvalidInput(f"a server does not tell the offsets of {start!s}", hint="Use earliest, latest or offsets.")
-        ends = (await self.describe())["ends"]
-        return {end["partition"]: end["first" if start == "earliest" else "next"] for end in ends}
+        ends = (await self.describe()).ends
+        return {end.partition: end.first if start == "earliest" else end.next for end in ends}
 
     async def lag(self, group: str | None = None) -> list[Lag]:
         """How far a group (None: each) is in each partition."""
@@ -153,7 +154,7 @@ class AsyncMembership:
         """
         return await self._send(self._seat.fail(batch, error, attempt))
 
-    async def heartbeat(self) -> Reading:
+    async def heartbeat(self) -> HeldPartitions:
         """Stay alive while something takes long. Raises `NotFound` when it was taken for dead."""
         return await self._send(self._seat.heartbeat())
 

@@ -35,7 +35,7 @@ from penstock.jobs.models import Enqueued, JobCounts, JobRecord, JobTypeRecord, 
 from penstock.jobs.scaling import ScaleAdvice
 from penstock.pools.models import PoolDetails
 from penstock.schedules.schedule import ScheduleRecord
-from penstock.streams.models import StreamSummary
+from penstock.streams.models import StreamRecord, StreamSummary
 from penstock.topics.models import TopicCounts
 
 T = TypeVar("T")
@@ -265,10 +265,9 @@ class Client:
 
     def list_streams(self) -> list[StreamSummary]:
         """All streams that the user may see, and how large they are."""
-        names = [one["name"] for one in self._send(stream_calls.streams())]
-        return [stream_calls.summary_of(self.stream(name).describe()) for name in names]
+        return [self._send(stream_calls.summary(one.name)) for one in self._send(stream_calls.streams())]
 
-    def create_stream(self, name: str, partitions: int = 16, **options: Any) -> dict[str, Any]:
+    def create_stream(self, name: str, partitions: int = 16, **options: Any) -> StreamRecord:
         """Create a stream, with the options of `POST /v1/streams`. Raises `Conflict` when it exists."""
         return self.stream(name).create(partitions, **options)
 

@@ -14,11 +14,12 @@ import httpx
 from penstock.client import stream_calls
 from penstock.client.calls import Send
 from penstock.client.following import Following
-from penstock.client.stream_calls import MemberBatch, Reading, Seat
+from penstock.client.stream_calls import Seat
 from penstock.client.sync.sse import follow
 from penstock.core.checks import check_time
 from penstock.errors import InvalidInput
-from penstock.streams.models import Event, Lag, NewEvent, OffsetReset, Position
+from penstock.streams.group_models import HeldPartitions, Lag, MemberBatch, Reading
+from penstock.streams.models import Event, NewEvent, OffsetReset, Position, StreamDetails, StreamRecord
 from penstock.streams.reader import Start
 
 
@@ -31,15 +32,15 @@ class Stream:
         self._http = http
         self._patience_s = patience_s
 
-    def create(self, partitions: int = 16, **options: Any) -> dict[str, Any]:
+    def create(self, partitions: int = 16, **options: Any) -> StreamRecord:
         """Create the stream, with the options of `POST /v1/streams`. Raises `Conflict` when it exists."""
         return self._send(stream_calls.create(self.name, partitions, options))
 
-    def change(self, **options: Any) -> dict[str, Any]:
+    def change(self, **options: Any) -> StreamRecord:
         """Change options, named as in `create`; the others stay as they are. Raises `NotFound`, `InvalidInput`."""
         return self._send(stream_calls.change(self.name, None, options))
 
-    def grow(self, partitions: int) -> dict[str, Any]:
+    def grow(self, partitions: int) -> StreamRecord:
         """Give the stream more partitions while it is in use. Raises `NotFound`, `InvalidInput` for fewer than it has."""
         return self._send(stream_calls.change(self.name, partitions, {}))
 
@@ -47,7 +48,7 @@ class Stream:
         """Drop the stream with its events and groups. Raises `NotFound`, `Conflict` while a group has live members."""
         self._send(stream_calls.drop(self.name, force))
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> StreamDetails:
         """Partitions, what is there of each, retention, size, which growth is held back. Raises `NotFound`."""
         return self._send(stream_calls.describe(self.name))
 
@@ -95,8 +96,8 @@ class Stream:
             return dict(start)
         if start not in ("earliest", "latest"):
             raise InvalidInput(f"a server does not tell the offsets of {start!s}", hint="Use earliest, latest or offsets.")
-        ends = self.describe()["ends"]
-        return {end["partition"]: end["first" if start == "earliest" else "next"] for end in ends}
+        ends = self.describe().ends
+        return {end.partition: end.first if start == "earliest" else end.next for end in ends}
 
     def lag(self, group: str | None = None) -> list[Lag]:
         """How far a group (None: each) is in each partition."""
@@ -170,7 +171,7 @@ class Membership:
         """
         return self._send(self._seat.fail(batch, error, attempt))
 
-    def heartbeat(self) -> Reading:
+    def heartbeat(self) -> HeldPartitions:
         """Stay alive while something takes long. Raises `NotFound` when it was taken for dead."""
         return self._send(self._seat.heartbeat())
 

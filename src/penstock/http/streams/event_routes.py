@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from fastapi import Header, Query, Request, Response
 
-from penstock.core.records import as_json_parts
+from penstock.core.records import raw_list
 from penstock.errors import InvalidInput, OffsetGone, PenstockError
 from penstock.http import bodies
 from penstock.http import sse as live
@@ -158,7 +158,7 @@ async def get_events(
                     elif await request.is_disconnected():
                         break
     service.metrics.read(stream.name, "get", len(piece.events))
-    return Events.model_construct(partition=partition, next_offset=piece.next, events=as_json_parts(piece.events))
+    return Events.model_construct(partition=partition, next_offset=piece.next, events=raw_list(piece.events))
 
 
 async def _read(service: Service, record: StreamRecord, partition: int, offset: int, limit: int) -> Piece:

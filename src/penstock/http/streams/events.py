@@ -64,7 +64,7 @@ def piece_of(record: StreamRecord, chunk: Chunk, since: int) -> Piece:
     for event in _events(record, chunk, offsets, begin):
         events.append(orjson.dumps(event, option=_OPTIONS))
         size += len(events[-1])
-        if size > _UNPACKED_AT_ONCE and record.options.compression is not None and begin + len(events) < len(offsets):
+        if size > _UNPACKED_AT_ONCE and record.compression is not None and begin + len(events) < len(offsets):
             end = begin + len(events)
             return Piece(chunk.partition, since, offsets[end], offsets[begin:end], events, size)
     return Piece(chunk.partition, since, chunk.next_offset, offsets[begin:], events, size)
@@ -102,7 +102,7 @@ def pieces_of(record: StreamRecord, chunks: Iterable[Chunk], at: dict[int, int])
         piece = piece_of(record, chunk, at[chunk.partition])
         found.append(piece)
         at[chunk.partition] = piece.next
-        if record.options.compression is not None and sum(one.size for one in found) > _UNPACKED_AT_ONCE:
+        if record.compression is not None and sum(one.size for one in found) > _UNPACKED_AT_ONCE:
             break
     return found
 
@@ -114,11 +114,11 @@ def _events(record: StreamRecord, chunk: Chunk, offsets: list[int], begin: int) 
             "offset": offsets[place],
             "key": None if chunk.keys is None else chunk.keys[place],
         }
-        if record.options.format == "bytes":
+        if record.format == "bytes":
             stored = None if chunk.bytes is None else chunk.bytes[place]
-            if stored is not None and record.options.compression is not None:
+            if stored is not None and record.compression is not None:
                 try:
-                    stored = unpack(stored, record.options.max_event_bytes)
+                    stored = unpack(stored, record.max_event_bytes)
                 except Unreadable as error:
                     # It is this event's own fault: the others can be read.
                     stored = None
@@ -186,24 +186,24 @@ def columns_of(record: StreamRecord, events: Sequence[Given]) -> Columns:
         keys if any(key is not None for key in keys) else None,
         headers if any(text is not None for text in headers) else None,
         times if any(time is not None for time in times) else None,
-        record.options.format == "bytes",
+        record.format == "bytes",
     )
 
 
 def _payload(record: StreamRecord, event: EventBody, data: str, what: str) -> Any:
-    if record.options.format != "bytes":
+    if record.format != "bytes":
         if event.bytes is not None or not data:
             raise InvalidInput(f"{what} needs data, any JSON", hint='For example {"data": {"total": 3}, "key": "acme"}.')
         # A JSON null in a compacted stream says that the key is gone.
-        return None if record.options.compact and data == "null" else storable(data, what)
+        return None if record.compact and data == "null" else storable(data, what)
     if data:
         raise InvalidInput(f"{what} needs bytes, as base64", hint='For example {"bytes": "aGVsbG8=", "key": "acme"}.')
     if event.bytes is None:
-        if record.options.compact:
+        if record.compact:
             return None
         raise InvalidInput(f"{what} needs bytes, as base64", hint='For example {"bytes": "aGVsbG8=", "key": "acme"}.')
     try:
         blob = base64.b64decode(event.bytes, validate=True)
     except (binascii.Error, ValueError):
         raise InvalidInput("bytes is not base64", hint='For example {"bytes": "aGVsbG8="}.') from None
-    return blob if record.options.compression is None else pack(blob)
+    return blob if record.compression is None else pack(blob)

@@ -1,89 +1,17 @@
-"""The bodies and answers about consumer groups as models: what the OpenAPI document shows, and what is checked."""
+"""The bodies of the routes about consumer groups as models, and the answers that are no records."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from datetime import datetime
 from typing import Annotated, Any, Literal
 from uuid import UUID
 
 from pydantic import AwareDatetime, BaseModel, Field
 
-from penstock.core.records import as_json_parts, example
-from penstock.http.models import AT, Model
-from penstock.http.streams.memberships import EventBatch, Held
-from penstock.http.streams.models import EVENT, Event, Offset, Partition
-from penstock.streams.models import Lag
+from penstock.core.records import example
+from penstock.http.models import Model
+from penstock.http.streams.models import Offset, Partition
 
 _SESSION = "0190b7a0-0000-7000-8000-000000000001"
-
-
-class PartitionLag(BaseModel):
-    """How far a group is in one partition."""
-
-    partition: int
-    next: int = Field(description="What it consumes next.")
-    end: int = Field(description="What is appended next.")
-    lag: int
-    owner: str | None
-    committed_at: datetime | None
-    paused_at: datetime | None
-    paused_because: str | None
-    quarantined: bool
-    halted_because: str | None = Field(description="The error at which a consumer halted before the next event.")
-    waits_for: list[int] = Field(description="Older partitions to be finished first, since the stream grew.")
-    failing_since: datetime | None = Field(description="Since when a handler has failed at an event; null: none does.")
-    failing_offset: int | None = Field(description="The first event of the batch at which it fails.")
-    failing_attempt: int | None = Field(description="The attempt that was noted last; not every one is.")
-    failing_because: str | None = Field(description="Its error.")
-
-
-class Group(BaseModel):
-    """A consumer group."""
-
-    model_config = example({
-        "group": "billing", "lag": 12,
-        "partitions": [{
-            "partition": 0, "next": 81, "end": 93, "lag": 12, "owner": "billing-1", "committed_at": AT, "paused_at": None,
-            "paused_because": None, "quarantined": False, "halted_because": None, "waits_for": [],
-            "failing_since": AT, "failing_offset": 81, "failing_attempt": 7,
-            "failing_because": "ConnectError: All connection attempts failed",
-        }],
-    })  # fmt: skip
-
-    group: str
-    lag: int
-    partitions: list[PartitionLag]
-
-    @classmethod
-    def of(cls, group: str, lags: Sequence[Lag]) -> Group:
-        """A group from how far it is in each partition."""
-        partitions = [PartitionLag.model_validate(lag, from_attributes=True) for lag in lags]
-        return Group(group=group, lag=sum(lag.lag for lag in lags), partitions=partitions)
-
-
-class Member(BaseModel):
-    """A member of a group."""
-
-    id: str
-    state: str
-    metadata: dict[str, Any]
-    joined_at: datetime
-    seen_at: datetime
-    partitions: int
-
-
-class GroupDetails(Group):
-    """A consumer group with its members."""
-
-    model_config = example({
-        **Group.model_config["json_schema_extra"]["example"],  # type: ignore[index,dict-item]
-        "members": [
-            {"id": "billing-1", "state": "active", "metadata": {}, "joined_at": AT, "seen_at": AT, "partitions": 16}
-        ],
-    })  # fmt: skip
-
-    members: list[Member]
 
 
 class Join(Model):
@@ -111,20 +39,6 @@ class MemberBeat(Model):
     session: UUID
 
 
-class HeldPartitions(BaseModel):
-    """What a member has: its partitions with their epochs. `revoked`: those to finish soon; the next read gives them up."""
-
-    model_config = example({"partitions": {"0": 4, "3": 2}, "revoked": [3]})
-
-    partitions: dict[str, int]
-    revoked: list[int]
-
-    @classmethod
-    def of(cls, held: Held) -> HeldPartitions:
-        """What a member has."""
-        return HeldPartitions(partitions={str(at): epoch for at, epoch in sorted(held.owned.items())}, revoked=held.revoked)
-
-
 class Read(MemberBeat):
     """What a member wants to read."""
 
@@ -140,42 +54,6 @@ class Read(MemberBeat):
     auto_offset_reset: Literal["error", "earliest", "latest"] = Field(
         "error", description="When retention dropped what comes next."
     )
-
-
-class Batch(BaseModel):
-    """Events of one partition. `epoch`, `revision` and `next_offset` are what a commit gives back."""
-
-    partition: int
-    epoch: int
-    revision: int
-    first_offset: int
-    next_offset: int
-    events: list[Event]
-
-    @classmethod
-    def of(cls, batch: EventBatch) -> Batch:
-        """A batch, whose events are JSON already."""
-        return Batch.model_construct(
-            partition=batch.partition,
-            epoch=batch.epoch,
-            revision=batch.revision,
-            first_offset=batch.first,
-            next_offset=batch.next,
-            events=as_json_parts(batch.events),
-        )
-
-
-class Batches(HeldPartitions):
-    """What a member reads: a batch for each partition that has something."""
-
-    model_config = example({
-        "partitions": {"0": 4, "3": 2}, "revoked": [],
-        "batches": [
-            {"partition": 3, "epoch": 2, "revision": 0, "first_offset": 17, "next_offset": 18, "events": [EVENT]}
-        ],
-    })  # fmt: skip
-
-    batches: list[Batch]
 
 
 class Commit(Model):

@@ -16,29 +16,31 @@ from penstock.http import bodies
 from penstock.http.errors import ApiError, bad_json, not_found
 from penstock.http.routing import ADMIN, READ, WORK, CurrentService, Instance, OpenDatabase, body, part, router
 from penstock.http.streams.group_models import (
-    Batch,
-    Batches,
     Changed,
     Commits,
     Committed,
     Failure,
-    Group,
-    GroupDetails,
-    HeldPartitions,
     Join,
     Joined,
-    Member,
     MemberBeat,
     Noted,
     Pause,
     Read,
     Seek,
 )
-from penstock.http.streams.memberships import Memberships, Reading, Seat
+from penstock.http.streams.memberships import Memberships, ReadRequest, Seat
 from penstock.http.streams.routes import OpenStream
 from penstock.jobs.models import make_id
 from penstock.streams import queries as streams
-from penstock.streams.models import Bounds, Lag, OffsetReset
+from penstock.streams.group_models import (
+    ConsumerGroup,
+    ConsumerGroupDetails,
+    ConsumerGroupMember,
+    HeldPartitions,
+    Reading,
+    groups_of,
+)
+from penstock.streams.models import Bounds, OffsetReset
 from penstock.streams.queries import Commit
 
 api = router("consumer groups")
@@ -61,22 +63,19 @@ OpenSeat = Annotated[Seat, Depends(_seat)]
 
 
 @api.get("/v1/streams/{name:name}/groups", dependencies=[READ])
-async def list_groups(stream: OpenStream, database: OpenDatabase) -> list[Group]:
+async def list_groups(stream: OpenStream, database: OpenDatabase) -> list[ConsumerGroup]:
     """The consumer groups of a stream: of each partition how far they are, the lag, and who consumes it."""
-    groups: dict[str, list[Lag]] = {}
-    for lag in await streams.lag(database, stream.name, None):
-        groups.setdefault(lag.group, []).append(lag)
-    return [Group.of(group, lags) for group, lags in sorted(groups.items())]
+    return groups_of(await streams.lag(database, stream.name, None))
 
 
 @api.get("/v1/streams/{name:name}/groups/{group:name}", dependencies=[READ])
-async def get_group(stream: OpenStream, group: GroupName, database: OpenDatabase, path: Instance) -> GroupDetails:
+async def get_group(stream: OpenStream, group: GroupName, database: OpenDatabase, path: Instance) -> ConsumerGroupDetails:
     """One consumer group, with its members."""
-    lags = await streams.lag(database, stream.name, group)
-    if not lags:
+    found = groups_of(await streams.lag(database, stream.name, group))
+    if not found:
         raise not_found(path)
     members = [
-        Member(
+        ConsumerGroupMember(
             id=member.id,
             state=member.state,
             metadata=member.metadata,
@@ -86,7 +85,7 @@ async def get_group(stream: OpenStream, group: GroupName, database: OpenDatabase
         )
         for member in await ownership.members(database, f"{stream.name}/{group}")
     ]
-    return GroupDetails(**Group.of(group, lags).__dict__, members=members)
+    return ConsumerGroupDetails(group, found[0].lag, found[0].partitions, members)
 
 
 @api.delete("/v1/streams/{name:name}/groups/{group:name}", dependencies=[ADMIN], status_code=204, response_class=Response)
@@ -164,7 +163,7 @@ async def heartbeat(
     beat: Annotated[MemberBeat, body(MemberBeat, {"session": _SESSION})],
 ) -> HeldPartitions:
     """Say that a member lives while it works on something long. 404 when it was taken for dead: join again."""
-    return HeldPartitions.of(await memberships.beat(seat, beat.session))
+    return await memberships.beat(seat, beat.session)
 
 
 @api.post(f"{_OF_MEMBER}/read", dependencies=[WORK])
@@ -173,7 +172,7 @@ async def read_batches(
     seat: OpenSeat,
     service: CurrentService,
     wanted: Annotated[Read, body(Read, {"session": _SESSION, "limit": 100, "wait": "20s"})],
-) -> Batches:
+) -> Reading:
     """Read on from where the group is in the member's partitions; with `wait` the answer waits for an event.
 
     Events that are not committed come again with the next read. A read also is a heartbeat, gives up what is to go to others
@@ -183,11 +182,11 @@ async def read_batches(
     within = bodies.span(wanted.wait, "wait", service.settings.longest_wait)
     if within > 0:
         service.check_room()
-    reading = Reading(wanted.limit, frozenset(wanted.busy), wanted.ahead, OffsetReset(wanted.auto_offset_reset))
+    asked = ReadRequest(wanted.limit, frozenset(wanted.busy), wanted.ahead, OffsetReset(wanted.auto_offset_reset))
     with service.metrics.waiting.track_inprogress():
-        held, batches = await service.part(Memberships).read(seat, wanted.session, reading, within, request.is_disconnected)
-    service.metrics.read(seat.stream.name, "group", sum(len(batch.events) for batch in batches))
-    return Batches(**HeldPartitions.of(held).__dict__, batches=[Batch.of(batch) for batch in batches])
+        reading, events = await service.part(Memberships).read(seat, wanted.session, asked, within, request.is_disconnected)
+    service.metrics.read(seat.stream.name, "group", events)
+    return reading
 
 
 @api.post(f"{_OF_MEMBER}/commit", dependencies=[WORK])

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from uuid import UUID
 
 from penstock.core.polling import happens
+from penstock.core.records import raw_list
 from penstock.errors import NotFound, OffsetGone
 from penstock.groups import queries as ownership
 from penstock.groups import rebalance as balance
@@ -27,6 +28,7 @@ from penstock.postgres.database import Database
 from penstock.postgres.listener import Listener
 from penstock.postgres.notifications import Kind, Notification, Notifications
 from penstock.streams import queries as streams
+from penstock.streams.group_models import HeldPartitions, MemberBatch, Reading
 from penstock.streams.models import Chunk, OffsetReset, StreamRecord
 from penstock.streams.queries import Begun
 
@@ -53,28 +55,7 @@ class Seat:
 
 
 @dataclass(slots=True)
-class EventBatch:
-    """Events of one partition for a member, with what it has to give back to commit them."""
-
-    partition: int
-    epoch: int
-    revision: int
-    events: list[bytes] = field(default_factory=list)
-    first: int = 0
-    next: int = 0
-
-
-@dataclass(slots=True)
-class Held:
-    """What a member has: its partitions with their epochs, and which of them it is to finish and give up."""
-
-    owned: dict[int, int]
-    revoked: list[int]
-    dead_after_s: float
-
-
-@dataclass(slots=True)
-class Reading:
+class ReadRequest:
     """What a member asks for.
 
     Attributes:
@@ -88,6 +69,23 @@ class Reading:
     busy: Collection[int] = ()
     ahead: Mapping[int, int] = field(default_factory=dict)
     auto_offset_reset: OffsetReset = OffsetReset.ERROR
+
+
+@dataclass(slots=True)
+class _Found:
+    """What there is to read.
+
+    Attributes:
+        batches: A batch for each partition that has something; their events are JSON already.
+        events: How many events they have.
+        at: Where each partition that may be read is.
+        later: Whether some partitions have to wait for others.
+    """
+
+    batches: list[MemberBatch]
+    events: int
+    at: dict[int, int]
+    later: bool
 
 
 class Memberships:
@@ -131,16 +129,19 @@ class Memberships:
         """End all waits."""
         self._stir_all()
 
-    async def beat(self, seat: Seat, session: UUID, busy: Collection[int] | None = None) -> Held:
-        """Keep a member alive; give up what it has to and take what it may.
-
-        Args:
-            seat: The member.
-            session: Of its membership.
-            busy: What it still works on; None: everything that it has.
+    async def beat(self, seat: Seat, session: UUID) -> HeldPartitions:
+        """Keep a member alive that still works on everything that it has; take what it may.
 
         Raises:
             NotFound: It is no member, or no longer.
+        """
+        held, _ = await self._beat(seat, session, None)
+        return held
+
+    async def _beat(self, seat: Seat, session: UUID, busy: Collection[int] | None) -> tuple[HeldPartitions, float]:
+        """Keep a member alive; give up what it has to, unless it is `busy` with it, and take what it may.
+
+        Returns what it has, and the seconds of silence after which it is dead.
         """
         database, group = self._database, seat.group_name
         await self._evict(group)
@@ -162,17 +163,17 @@ class Memberships:
                 taken = await ownership.take(database, group, seat.member, session, sorted(beat.available))
             if not moved and not ended and not taken:
                 break
-        return Held(beat.owned, sorted(beat.revoked), beat.dead_after_s)
+        return HeldPartitions(beat.owned, sorted(beat.revoked)), beat.dead_after_s
 
     async def read(
-        self, seat: Seat, session: UUID, reading: Reading, within: float, gone: Callable[[], Awaitable[bool]]
-    ) -> tuple[Held, list[EventBatch]]:
-        """The next events of what a member has; when there are none, wait up to `within` seconds.
+        self, seat: Seat, session: UUID, asked: ReadRequest, within: float, gone: Callable[[], Awaitable[bool]]
+    ) -> tuple[Reading, int]:
+        """The next events of what a member has, and their number; when there are none, wait up to `within` seconds.
 
         Args:
             seat: The member.
             session: Of its membership.
-            reading: What it asks for.
+            asked: What it asks for.
             within: Seconds to wait.
             gone: Whether the client has left.
 
@@ -186,45 +187,46 @@ class Memberships:
         async with self._listening(seat, waiter), self._feeds.waiting(seat.stream, waiter.event) as feed:
             while True:
                 waiter.stirred = False
-                held = await self.beat(seat, session, reading.busy)
-                batches, at, later = await self._batches(seat, held, reading)
+                held, dead_after_s = await self._beat(seat, session, asked.busy)
+                found = await self._find(seat, held, asked)
                 left = deadline - time.monotonic()
                 # One that waits hears at once what it has to finish.
                 told = not known.issuperset(held.revoked)
-                if batches or told or left <= 0 or self._stopping.is_set() or await gone():
-                    return held, batches
-                known = set(reading.busy) & set(held.revoked)
-                pause = _LATER_S if later else held.dead_after_s / _BEATS_IN_DEAD_AFTER * random.uniform(0.7, 1.0)
-                await waiter.wait(feed, at, min(left, pause), self._stopping)
+                if found.batches or told or left <= 0 or self._stopping.is_set() or await gone():
+                    return Reading(held.partitions, held.revoked, found.batches), found.events
+                known = set(asked.busy) & set(held.revoked)
+                pause = _LATER_S if found.later else dead_after_s / _BEATS_IN_DEAD_AFTER * random.uniform(0.7, 1.0)
+                await waiter.wait(feed, found.at, min(left, pause), self._stopping)
 
-    async def _batches(self, seat: Seat, held: Held, reading: Reading) -> tuple[list[EventBatch], dict[int, int], bool]:
-        """Batches; where each partition that may be read is; whether some have to wait for others."""
-        wanted = {slot: epoch for slot, epoch in held.owned.items() if slot not in held.revoked and slot not in reading.busy}
+    async def _find(self, seat: Seat, held: HeldPartitions, asked: ReadRequest) -> _Found:
+        wanted = {slot: epoch for slot, epoch in held.partitions.items() if slot not in held.revoked and slot not in asked.busy}
         if not wanted:
-            return [], {}, False
+            return _Found([], 0, {}, later=False)
         begun = await streams.begin_partitions(self._database, seat.stream.name, seat.group, seat.member, wanted)
         at = {
-            partition: max(found.next_offset, reading.ahead.get(partition, 0))
+            partition: max(found.next_offset, asked.ahead.get(partition, 0))
             for partition, found in begun.items()
             if not found.paused and not found.waits
         }
-        batches = [
-            _batch(partition, wanted[partition], begun[partition], pieces)
-            for partition, pieces in (await self._pieces(seat, at, reading)).items()
-        ]
-        return batches, at, any(found.waits for found in begun.values())
+        read = await self._pieces(seat, at, asked)
+        return _Found(
+            batches=[_batch(partition, wanted[partition], begun[partition], pieces) for partition, pieces in read.items()],
+            events=sum(len(piece.events) for pieces in read.values() for piece in pieces),
+            at=at,
+            later=any(found.waits for found in begun.values()),
+        )
 
-    async def _pieces(self, seat: Seat, at: dict[int, int], reading: Reading) -> dict[int, list[Piece]]:
+    async def _pieces(self, seat: Seat, at: dict[int, int], asked: ReadRequest) -> dict[int, list[Piece]]:
         """Up to so many events, shared by the partitions; what some do not need the others get."""
         found: dict[int, list[Piece]] = {}
         size = 0
-        left, rest = reading.limit, list(at)
+        left, rest = asked.limit, list(at)
         random.shuffle(rest)
         while left > 0 and rest and size < _MOST_BYTES:
             share = max(1, left // len(rest))
             some = rest[:left]
             chunks = await self._chunks(
-                seat, {partition: at[partition] for partition in some}, share, reading.auto_offset_reset, at
+                seat, {partition: at[partition] for partition in some}, share, asked.auto_offset_reset, at
             )
             full: list[int] = []
             for partition in some:
@@ -328,6 +330,6 @@ class _Waiter:
             await happens(self.event, rest)
 
 
-def _batch(partition: int, epoch: int, begun: Begun, pieces: Sequence[Piece]) -> EventBatch:
-    events = [event for piece in pieces for event in piece.events]
-    return EventBatch(partition, epoch, begun.revision, events, pieces[0].first, pieces[-1].next)
+def _batch(partition: int, epoch: int, begun: Begun, pieces: Sequence[Piece]) -> MemberBatch:
+    events = raw_list(event for piece in pieces for event in piece.events)
+    return MemberBatch(partition, epoch, begun.revision, pieces[0].first, pieces[-1].next, events)

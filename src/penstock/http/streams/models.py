@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-from datetime import datetime
 from typing import Annotated, Any, Literal
 
 from pydantic import AwareDatetime, BaseModel, Field
 
 from penstock.core.records import example
-from penstock.http.models import AT, Model
+from penstock.http.models import Model
 from penstock.http.ndjson import LineOutcome
-from penstock.streams.models import StreamRecord
+from penstock.streams.models import EVENT, Event
 
 Partition = Annotated[int, Field(ge=0, le=1_023)]
 Offset = Annotated[int, Field(ge=0, le=9_000_000_000_000_000_000)]
 StreamName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,100}$")]
 Positive = Annotated[int, Field(ge=1, le=9_000_000_000_000_000_000)]
 Age = Annotated[float, Field(gt=0, le=3_153_600_000)]
-EVENT = {
-    "partition": 3, "offset": 17, "key": "acme", "data": {"total": 3}, "headers": {}, "time": None, "appended_at": AT,
-}  # fmt: skip
 
 
 class StreamSettings(Model):
@@ -59,87 +55,6 @@ class StreamChange(StreamSettings):
     partitions: int | None = Field(None, ge=1, le=1_024, description="At least as many as it has.")
 
 
-class Stream(BaseModel):
-    """A stream."""
-
-    model_config = example({
-        "name": "orders", "partitions": 16, "format": "json", "compression": None, "keep_age_s": 604800.0, "keep_bytes": None,
-        "keep_events": None, "keep_unread": False, "compact": False, "segment_age_s": None, "segment_bytes": 67108864,
-        "segment_events": None, "max_event_bytes": 1048576, "created_at": AT, "updated_at": AT,
-    })  # fmt: skip
-
-    name: str
-    partitions: int
-    format: str
-    compression: str | None
-    keep_age_s: float | None
-    keep_bytes: int | None
-    keep_events: int | None
-    keep_unread: bool
-    compact: bool
-    segment_age_s: float | None
-    segment_bytes: int
-    segment_events: int | None
-    max_event_bytes: int
-    created_at: datetime
-    updated_at: datetime
-
-    @classmethod
-    def of(cls, record: StreamRecord) -> Stream:
-        """A stream as the database has it."""
-        options = record.options
-        return Stream(
-            name=record.name,
-            partitions=record.partitions,
-            format=options.format,
-            compression=options.compression,
-            keep_age_s=None if options.keep_age is None else options.keep_age.total_seconds(),
-            keep_bytes=options.keep_bytes,
-            keep_events=options.keep_events,
-            keep_unread=options.keep_unread,
-            compact=options.compact,
-            segment_age_s=None if options.segment_age is None else options.segment_age.total_seconds(),
-            segment_bytes=options.segment_bytes,
-            segment_events=options.segment_events,
-            max_event_bytes=options.max_event_bytes,
-            created_at=record.created_at,
-            updated_at=record.updated_at,
-        )
-
-
-class Ends(BaseModel):
-    """What is there of a partition: from `first` to before `next`."""
-
-    partition: int
-    first: int
-    next: int
-
-
-class HeldBack(BaseModel):
-    """A paused partition for which new ones (`holds`) wait since the stream grew: resume it, or move the group past it."""
-
-    group: str
-    partition: int
-    paused_because: str | None
-    quarantined: bool
-    holds: list[int]
-
-
-class StreamDetails(Stream):
-    """A stream with what is in it."""
-
-    model_config = example({
-        **Stream.model_config["json_schema_extra"]["example"],  # type: ignore[index,dict-item]
-        "ends": [{"partition": 0, "first": 40, "next": 93}], "segments": 1, "events": 53, "bytes": 9120, "held_back": [],
-    })  # fmt: skip
-
-    ends: list[Ends]
-    segments: int
-    events: int
-    bytes: int
-    held_back: list[HeldBack]
-
-
 class NewEvent(Model):
     """An event to be appended: `data`, or `bytes` for a stream of bytes."""
 
@@ -174,21 +89,6 @@ class AppendOutcome(LineOutcome):
     sequence: int | None = Field(None, description="Number of the producer's part; continue with the next after the last.")
 
 
-class Event(BaseModel):
-    """An event: `data`, or in a stream of bytes `bytes` as base64."""
-
-    model_config = example(EVENT)
-
-    partition: int
-    offset: int
-    key: str | None
-    data: Any = None
-    bytes: str | None = None
-    headers: dict[str, Any]
-    time: datetime | None
-    appended_at: datetime
-
-
 class Events(BaseModel):
     """Events of one partition. `next_offset` is what to ask for next."""
 
@@ -196,4 +96,4 @@ class Events(BaseModel):
 
     partition: int
     next_offset: int
-    events: list[Event]
+    events: list[Event[Any]]

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Annotated
 
 from fastapi import Depends, Path, Query, Response
 
 from penstock.http.errors import ApiError
 from penstock.http.routing import ADMIN, READ, Instance, OpenDatabase, User, body, router
-from penstock.http.streams.models import Ends, HeldBack, NewStream, Stream, StreamChange, StreamDetails
+from penstock.http.streams.models import NewStream, StreamChange
 from penstock.streams import queries as streams
-from penstock.streams.models import StreamRecord, held_back
+from penstock.streams.group_models import held_back
+from penstock.streams.models import Ends, StreamDetails, StreamRecord
 
 api = router("streams")
 StreamName = Annotated[str, Path(description="Stream.", examples=["orders"], max_length=200)]
@@ -33,18 +35,18 @@ OpenStream = Annotated[StreamRecord, Depends(_open)]
 
 
 @api.get("/v1/streams", dependencies=[READ])
-async def list_streams(user: User, database: OpenDatabase) -> list[Stream]:
+async def list_streams(user: User, database: OpenDatabase) -> list[StreamRecord]:
     """All streams that the user may see, by name."""
-    return [Stream.of(record) for record in await streams.list_streams(database) if user.may(record.name)]
+    return [record for record in await streams.list_streams(database) if user.may(record.name)]
 
 
 @api.post("/v1/streams", dependencies=[ADMIN], status_code=201)
 async def create_stream(
     user: User, database: OpenDatabase, path: Instance, new: Annotated[NewStream, body(NewStream, _NEW)]
-) -> Stream:
+) -> StreamRecord:
     """Create a stream. 409 when there is one of that name."""
     user.require(new.name, path, "stream")
-    return Stream.of(await streams.create_stream(database, new.name, new.partitions, new.as_options()))
+    return await streams.create_stream(database, new.name, new.partitions, new.as_options())
 
 
 @api.get("/v1/streams/{name:name}", dependencies=[READ])
@@ -54,25 +56,25 @@ async def get_stream(stream: OpenStream, database: OpenDatabase) -> StreamDetail
     bounds = sorted((await streams.bounds(database, stream.name)).items())
     held = held_back(await streams.lag(database, stream.name, None))
     return StreamDetails(
-        **Stream.of(stream).__dict__,
-        ends=[Ends(partition=partition, first=found.first, next=found.next) for partition, found in bounds],
+        **{field.name: getattr(stream, field.name) for field in fields(stream)},
+        ends=[Ends(partition, found.first, found.next) for partition, found in bounds],
         segments=len(segments),
         events=sum(segment.events for segment in segments),
         bytes=sum(segment.bytes for segment in segments),
-        held_back=[HeldBack.model_validate(one, from_attributes=True) for one in held],
+        held_back=held,
     )
 
 
 @api.patch("/v1/streams/{name:name}", dependencies=[ADMIN])
 async def change_stream(
     stream: OpenStream, database: OpenDatabase, wanted: Annotated[StreamChange, body(StreamChange, {"keep_age_s": 86400})]
-) -> Stream:
+) -> StreamRecord:
     """Change options of a stream, or give it more partitions while it is in use; fields left out stay as they are.
 
     The order of each key is kept: a group begins with the new partitions when it has finished what the old ones hold now.
     All of it is done, or nothing.
     """
-    return Stream.of(await streams.alter_stream(database, stream.name, wanted.as_options(), wanted.partitions))
+    return await streams.alter_stream(database, stream.name, wanted.as_options(), wanted.partitions)
 
 
 @api.delete("/v1/streams/{name:name}", dependencies=[ADMIN], status_code=204, response_class=Response)

@@ -31,7 +31,8 @@ from penstock.streams.consumer.handling import Handling
 from penstock.streams.consumer.options import ConsumerOptions
 from penstock.streams.consumer.partition_state import PartitionState
 from penstock.streams.consumer.suspects import Suspects
-from penstock.streams.models import OffsetReset, gone_at, held_back
+from penstock.streams.group_models import held_back
+from penstock.streams.models import OffsetReset, gone_at
 from penstock.streams.queries import Begun
 from penstock.streams.waiting import polling_for_events
 
