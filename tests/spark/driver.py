@@ -25,9 +25,9 @@ from pyspark.sql.datasource import DataSource
 from penstock.history.lake import Lake
 from penstock.spark import fleet, session
 from penstock.spark.history import Pipeline
-from penstock.spark.jobs import sink as sinks
 from penstock.spark.source import PenstockSource
 from penstock.spark.streams.source import EventStreamReader
+from penstock.spark.writing import MicroBatchWriter
 
 FAST = {
     "spark.driver.memory": "600m",
@@ -72,7 +72,7 @@ class StoppingReader(EventStreamReader):
         reach(self.folder, self.step, "read")
 
 
-class StoppingWriter(sinks.MicroBatchWriter):
+class StoppingWriter(MicroBatchWriter):
     """The real writer, which stops when a task has staged its rows, and before and after its commit."""
 
     folder = step = ""

@@ -19,11 +19,12 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from conftest import eventually
 from penstock import Job, Penstock
-from penstock.spark.options import ReadOptions
-from penstock.spark.scans import APPLICATION, connect
+from penstock.spark.connections import APPLICATION
+from penstock.spark.jobs.options import JobReadOptions
+from penstock.spark.jobs.source import ArchiveStreamReader, Reader
+from penstock.spark.scans import connect
 from penstock.spark.scans import read as scan
 from penstock.spark.schemas import arrow_schema, columns_of
-from penstock.spark.source import ArchiveStreamReader, Reader
 from penstock.spark.streams.options import StreamReadOptions
 from penstock.spark.streams.source import EventReader, EventStreamReader
 
@@ -149,7 +150,7 @@ def follow_a_stream(url: str, beside: Beside) -> int:
 
 
 def follow_the_archive(url: str, beside: Beside) -> int:
-    reader = ArchiveStreamReader(ReadOptions.parse({"url": url, "startingOffsets": "earliest"}), ["id", "data"])
+    reader = ArchiveStreamReader(JobReadOptions.parse({"url": url, "startingOffsets": "earliest"}), ["id", "data"])
     here, rows = reader.initialOffset(), 0
     for _ in range(2):
         beside.dawdle()
@@ -161,7 +162,7 @@ def follow_the_archive(url: str, beside: Beside) -> int:
 
 
 def read_the_queue(url: str, beside: Beside) -> int:
-    reader = Reader(ReadOptions.parse({"url": url, "table": "queued_jobs"}), ["id", "data"])
+    reader = Reader(JobReadOptions.parse({"url": url, "table": "queued_jobs"}), ["id", "data"])
     beside.consume(batch for part in reader.partitions() for batch in reader.read(part))
     return EVENTS
 

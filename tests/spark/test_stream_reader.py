@@ -19,13 +19,12 @@ from pyspark.sql.types import DataType, StructType
 
 from penstock import Penstock
 from penstock.errors import Conflict, InvalidInput, NotFound, OffsetGone
-from penstock.spark.jobs import sink
+from penstock.spark import writing
 from penstock.spark.staging import Batch
 from penstock.spark.streams import sink as stream_sink
 from penstock.spark.streams.offsets import LAG, Since
-from penstock.spark.streams.options import StreamReadOptions
+from penstock.spark.streams.options import EventWriteOptions, StreamReadOptions
 from penstock.spark.streams.rows import columns_of, fields_of, unpacked
-from penstock.spark.streams.sink import EventWriteOptions
 from penstock.spark.streams.source import EventReader, EventStreamReader
 from penstock.streams.models import NewEvent
 from penstock.streams.partitioner import partition_of
@@ -410,7 +409,7 @@ def test_what_is_not_there_is_refused(url: str, ask: Ask, stream: str) -> None:
     assert "headers" not in columns_of(None, False)
 
 
-def write(url: str, frame: pa.RecordBatch, epoch: int = 0, **given: str) -> list[sink.Staged]:
+def write(url: str, frame: pa.RecordBatch, epoch: int = 0, **given: str) -> list[writing.Staged]:
     """As two attempts of one task, of which the second counts."""
     chosen = EventWriteOptions.parse({"url": url, **given})
     return [stream_sink.stage(chosen, Batch("w", chosen.target, epoch), iter([frame])) for _ in range(2)][1:]
@@ -421,7 +420,7 @@ def test_staged_events_are_appended_once_and_in_order(url: str, ask: Ask, stream
     frame = pa.RecordBatch.from_pydict({"value": [json.dumps({"n": n}) for n in range(5000)], "key": keys})
     messages = write(url, frame, stream="a")
     for _ in range(2):
-        sink.commit(url, messages, events=True)
+        writing.commit(url, messages, events=True)
     found = batch(url, "key string, n bigint, partition int")
     assert sorted(r["n"] for r in found) == list(range(5000))
     for key in set(keys):
@@ -432,7 +431,7 @@ def test_staged_events_are_appended_once_and_in_order(url: str, ask: Ask, stream
     # Sabotage: it is the note of the epoch that keeps the second commit out.
     messages = write(url, frame.slice(0, 10), stream="a")
     ask("delete from penstock.sink_epochs")
-    sink.commit(url, messages, events=True)
+    writing.commit(url, messages, events=True)
     assert len(batch(url)) == 5010
 
 
@@ -441,7 +440,7 @@ def test_events_staged_before_a_growth_go_where_their_keys_are_now(url: str, ask
     frame = pa.RecordBatch.from_pydict({"value": ["{}"] * 2500, "key": keys})
     messages = write(url, frame, stream="a")
     ask("select penstock.grow_stream('a', 11)")
-    sink.commit(url, messages, events=True)
+    writing.commit(url, messages, events=True)
     found = batch(url, "key string, partition int")
     assert sorted((r["key"], r["partition"]) for r in found) == sorted((key, partition_of(key, 11)) for key in keys)
 
@@ -458,7 +457,7 @@ def test_columns_say_the_stream_the_partition_the_headers_and_the_time(url: str,
             "headers": pa.array([[("trace", b"7")], None, None], pa.map_(pa.string(), pa.binary())),
         }
     )
-    sink.commit(url, write(url, frame), events=True)
+    writing.commit(url, write(url, frame), events=True)
     found = batch(url, KAFKA + ", happened_at timestamp")
     assert [(r["partition"], r["value"], r["happened_at"]) for r in found] == [(2, None, None), (3, '{"n": 1}', moment)]
     (event,) = ask("select headers::text from penstock.read_events('a', 3)")
@@ -488,12 +487,12 @@ def test_what_is_no_event_is_refused_and_leaves_nothing(url: str, ask: Ask, stre
         assert refused.value.hint
     for value, error in (("{", InvalidInput), ('"%s"' % ("x" * 1_100_000), InvalidInput)):
         with pytest.raises(error):
-            sink.commit(url, write(url, pa.RecordBatch.from_pydict({"value": [value]}), stream="a"), events=True)
+            writing.commit(url, write(url, pa.RecordBatch.from_pydict({"value": [value]}), stream="a"), events=True)
     assert batch(url) == []
     messages = write(url, pa.RecordBatch.from_pydict({"value": ["{}"]}), stream="a")
     ask("delete from penstock.staged_events")
     with pytest.raises(Conflict, match="0 of 1 staged"):
-        sink.commit(url, messages, events=True)
+        writing.commit(url, messages, events=True)
     # What failed was not noted: the batch can be written again.
-    sink.commit(url, write(url, pa.RecordBatch.from_pydict({"value": ["{}"]}), stream="a"), events=True)
+    writing.commit(url, write(url, pa.RecordBatch.from_pydict({"value": ["{}"]}), stream="a"), events=True)
     assert len(batch(url)) == 1

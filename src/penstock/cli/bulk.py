@@ -45,8 +45,8 @@ def enqueue(
 ) -> None:
     """Enqueue every row of a source as a job."""
     from penstock.spark import bulk, session
+    from penstock.spark.jobs.options import JobWriteOptions
     from penstock.spark.jobs.sink import check_schema
-    from penstock.spark.options import WriteOptions
 
     penstock, url = _opened()
     columns = bulk.Columns(data, key, id, priority, run_after, expires_at, unique)
@@ -56,7 +56,7 @@ def enqueue(
         bulk.check_type(url, job)
         spark = session(master=master, app_name=f"penstock bulk {job}")
         frame = bulk.as_jobs(bulk.source(spark, format, paths or [], _pairs(options), select), columns)
-        check_schema(WriteOptions(url, job), frame.schema)
+        check_schema(JobWriteOptions(url=url, job=job), frame.schema)
         if dry_run:
             out.print(f"{frame.count():,} jobs of type {job}, such as:", highlight=False)
             for row in frame.limit(3).collect():

@@ -1,7 +1,7 @@
-"""Spark, the data engine: a data source and sink, the history pipeline, bulk work, and workers on executors.
+"""Operations on many rows run on Apache Spark: a data source and sink, the history pipeline, bulk work, and workers on executors.
 
-Needs the extra `spark` (and `jdk` where the machine has no Java). Only `session` and `register` are for applications; the
-rest is used through `spark.read.format("penstock")` and through the commands `penstock history` and `penstock bulk`.
+The package needs the extra `spark` (and `jdk` where the machine has no Java). Applications call only `session` and `register`,
+and use the rest through `spark.read.format("penstock")` and through the commands `penstock history` and `penstock bulk`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["register", "session"]
 
 
 def __getattr__(name: str) -> Any:
-    # Late, so that the pure parts (offsets, plan) and Spark's Python workers do not pay for a session.
+    # The import is late, so that the pure modules (offsets, plan) and Spark's Python workers do not load what a session needs.
     if name in __all__:
         return getattr(import_module("penstock.spark.sessions"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,8 +1,8 @@
-"""Bulk work: enqueue from whatever Spark reads, replay what the lake knows, export.
+"""Bulk runs: enqueue from any source that Spark reads, replay jobs of a lake, export.
 
-A source is cut into slices by a hash of its rows, the same ones every time. Each slice is written under its number as the
-epoch of one writer, so a run that was interrupted goes on with the first slice that is not in the queue, and one that was
-finished does nothing.
+A source is cut into slices by a hash of its rows, which is the same each time. Each slice is written under its number as the
+epoch of one writer. A run that was interrupted therefore continues with the first slice that is not in the queue, and a run
+that was finished does nothing.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from penstock.errors import InvalidInput, NotFound
 from penstock.jobs import queries as jobs
 from penstock.spark import staging
 from penstock.spark.blocking import Blocking
-from penstock.spark.options import job_target
+from penstock.spark.jobs.options import job_target
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -32,11 +32,11 @@ _SECONDS_OF_A_SLICE = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """Which columns of a source are what of a job.
+    """The columns of a source from which the fields of jobs are taken.
 
     Attributes:
         data: Column with the payload: JSON text, a struct or a map; None: all columns together.
-        key, id, priority, run_after, expires_at, unique_key: Columns of these; None: left at their defaults.
+        key, id, priority, run_after, expires_at, unique_key: Columns with these fields; None: the default of the field.
     """
 
     data: str | None = None
@@ -50,7 +50,7 @@ class Columns:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """What a bulk enqueue did: the rows of the source, and those that earlier tries of the run had enqueued."""
+    """The result of a bulk enqueue: the rows of the source, and those that earlier attempts at the run had enqueued."""
 
     run: str
     rows: int
@@ -58,14 +58,14 @@ class Done:
 
 
 def as_jobs(frame: DataFrame, columns: Columns) -> DataFrame:
-    """The rows as the sink takes them. Raises `InvalidInput` when a column is not there."""
+    """The rows with the columns of the sink. Raises `InvalidInput` when a column does not exist."""
     chosen = {field.name: getattr(columns, field.name) for field in fields(columns) if getattr(columns, field.name)}
     if missing := [name for name in chosen.values() if name not in frame.columns]:
         raise InvalidInput(f"the source has no column {missing[0]}", hint=f"It has: {', '.join(frame.columns)}.")
     kinds = {"key": "string", "id": "string", "unique_key": "string", "priority": "int"}
     data = F.col(f"`{columns.data}`") if columns.data else F.struct(*(F.col(f"`{name}`") for name in frame.columns))
     if columns.data is None or isinstance(frame.schema[columns.data].dataType, (StructType, MapType)):
-        # As text here already, since slices are made by a hash, and Spark hashes no maps.
+        # Maps become text before the rows are hashed for the slices, since Spark does not hash maps.
         data = F.to_json(data)
     made = {name: F.col(f"`{source}`") for name, source in chosen.items() if name != "data"}
     return frame.select(
@@ -75,7 +75,7 @@ def as_jobs(frame: DataFrame, columns: Columns) -> DataFrame:
 
 
 def check_type(url: str, job: str) -> None:
-    """Raise `NotFound` unless there is such a job type."""
+    """Raise `NotFound` unless the job type exists."""
     with Blocking(url) as database:
         if job not in {record.name for record in database.run(jobs.job_types(database.database))}:
             raise NotFound(f"no such job type: {job}", hint=f"Create it first: penstock types create {job}")
@@ -95,15 +95,15 @@ def enqueue(
 
     Args:
         frame: The jobs. It has to give the same rows when the run is repeated.
-        url: The database.
-        job: Their job type, which has to exist.
-        run: Name of the run; a run of the same name goes on where it was interrupted. None: a new one.
-        rate: Most jobs a second.
-        slice_rows: Jobs that are enqueued in one transaction, about.
-        progress: Called with the rows done and all rows, after each slice.
+        url: URL of the database.
+        job: Job type, which has to exist.
+        run: Name of the run; a run of the same name continues where it was interrupted. None: a new name.
+        rate: Largest number of jobs a second.
+        slice_rows: Approximate number of jobs that one transaction enqueues.
+        progress: Called after each slice with the number of rows done and of all rows.
 
     Raises:
-        NotFound: There is no such job type.
+        NotFound: The job type does not exist.
         InvalidInput: The columns are not those of jobs.
     """
     check_type(url, job)
@@ -113,7 +113,7 @@ def enqueue(
         known = database.run(staging.writers(database.database, prefix, job_target(job)))
     total = frame.count()
     if known:
-        # The run was begun: the slices have to be those of then.
+        # The run was begun before, so its slices have to be the same.
         writer, done = known[0]
         slices = int(writer.removeprefix(prefix))
     else:
@@ -128,7 +128,7 @@ def enqueue(
     for number in range(done + 1, slices):
         part = frame.where(place == number)
         (part.write.format("penstock").options(url=url, job=job, writer=writer, epoch=str(number)).mode("append").save())
-        # What was written is counted where it was written, so that the source is not read again for it.
+        # The database has the number of rows written, so the source need not be read again to count them.
         with Blocking(url) as database:
             written += database.run(staging.written(database.database, writer, job_target(job)))
         progress(written, total)
@@ -138,19 +138,19 @@ def enqueue(
 
 
 def replayed(history: DataFrame, run: str) -> DataFrame:
-    """Jobs of the lake as new jobs, whose ids follow from the old ones and the name of the run: repeating it is harmless."""
+    """Jobs of a lake as new jobs. Their ids follow from the old ids and the name of the run, so a repeated run adds no jobs."""
     digest = F.md5(F.concat_ws("\n", F.lit(run), F.col("id")))
     groups = [F.substring(digest, at, length) for at, length in ((1, 8), (9, 4), (14, 3), (18, 3), (21, 12))]
-    # RFC 9562: version 8, whose bits are ours to choose.
+    # RFC 9562: the application chooses the bits of version 8.
     id = F.concat(groups[0], F.lit("-"), groups[1], F.lit("-8"), groups[2], F.lit("-8"), groups[3], F.lit("-"), groups[4])
     return history.select("name", "data", "key", "priority", id.alias("id"))
 
 
 def replay(history: DataFrame, url: str, run: str) -> int:
-    """Enqueue jobs of the lake again, each once for each name of a run. Returns how many there were."""
+    """Replay jobs of a lake, each once for each name of a run. Returns their number."""
     frame = replayed(history, run)
     count = frame.count()
-    # Once by the ids alone. A writer's name would have a run of another condition do nothing.
+    # The ids alone make each replay count once. Under the name of a writer, a run with another condition would do nothing.
     frame.write.format("penstock").options(url=url).mode("append").save()
     return count
 
@@ -158,7 +158,7 @@ def replay(history: DataFrame, url: str, run: str) -> int:
 def source(
     spark: SparkSession, format: str, paths: Sequence[str], options: dict[str, str], select: str | None = None
 ) -> DataFrame:
-    """What Spark reads from somewhere; `select` is SQL over it as the table `source`."""
+    """A source as a DataFrame. `select` is a query in SQL over it, as the table `source`."""
     reader = spark.read.format(format).options(**options)
     frame = reader.load(list(paths)) if paths else reader.load()
     if select is None:

@@ -2,7 +2,8 @@
 
 Spark uses its Python processes for task after task, so a micro-batch need not connect. A connection is lent to one user at a
 time, is checked before it is lent again, and is closed when it has been idle for a while or when enough others exist. A forked
-process leaves the connections of its parent alone, since all that it sent on them, even a close, would act on the parent's.
+process leaves the connections of its parent alone, because anything that it sends on them, even a close, would act on the
+sessions of the parent.
 """
 
 from __future__ import annotations
@@ -16,8 +17,10 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 C = TypeVar("C")
+APPLICATION = "penstock-spark"
+"""Name of Spark's connections in `pg_stat_activity`."""
 MOST = 4
-IDLE_S = 90.0  # Spark ends a Python process that had no task for a minute
+IDLE_S = 90.0  # Spark ends a Python process that has had no task for a minute
 
 
 @dataclass(slots=True)
@@ -31,10 +34,10 @@ class Connections(Generic[C]):
     """Connections of one kind, by database.
 
     Args:
-        connect: Opens one.
-        usable: Whether one that was kept can be used still.
-        close: Closes one.
-        most: Kept at most, for all databases together.
+        connect: Opens a connection to the database of a URL.
+        usable: Says whether a connection that was kept still works.
+        close: Closes a connection.
+        most: Largest number of idle connections, for all databases together.
         idle_s: How long an idle connection is kept, in seconds.
     """
 
@@ -55,7 +58,7 @@ class Connections(Generic[C]):
         os.register_at_fork(after_in_child=self._forget)
 
     def _forget(self) -> None:
-        # Kept in reach, since a connection that is collected says goodbye.
+        # The references stay, because a connection that the garbage collector finds sends a close.
         self._inherited: list[object] = [getattr(self, "_idle", None), getattr(self, "_inherited", None)]
         self._idle: list[_Idle[C]] = []
         self._lock = threading.Lock()
@@ -66,7 +69,7 @@ class Connections(Generic[C]):
 
     @contextmanager
     def lent(self, url: str) -> Iterator[C]:
-        """A connection to a database; kept for others afterwards, unless an error ends its use."""
+        """A connection to a database. It is kept for later users, unless an error ends its use."""
         process = os.getpid()
         connection = self._kept(url)
         if connection is None:
@@ -102,7 +105,7 @@ class Connections(Generic[C]):
             self._end(one.connection)
 
     def _sweep(self) -> None:
-        """Close idle connections until none is left."""
+        """Close connections that have been idle for too long, until none is left."""
         while True:
             with self._lock:
                 old = time.monotonic() - self._idle_s
@@ -110,10 +113,10 @@ class Connections(Generic[C]):
                 self._idle = [one for one in self._idle if one.since > old]
                 self._sweeping = bool(self._idle)
                 wait = min((one.since for one in self._idle), default=0.0) - old
-                going_on = self._sweeping
+                again = self._sweeping
             for one in ended:
                 self._end(one.connection)
-            if not going_on:
+            if not again:
                 return
             time.sleep(max(0.01, wait))
 

@@ -1,8 +1,8 @@
-"""Spark's filters as the database takes them. Only those that mean exactly the same there."""
+"""Spark's filters in the form that the database takes. It gets only filters that mean exactly the same there."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
@@ -21,13 +21,26 @@ _TEXTUAL: dict[type[datasource.Filter], str] = {
     datasource.StringEndsWith: "ends with",
     datasource.StringContains: "contains",
 }
-# Text in Spark, but JSON in the database, which has more than one text for the same value.
+# These columns are text in Spark but JSON in the database, where one value has several texts.
 _JSON = {"data", "errors", "result", "progress"}
 _IDS = {"id", "replay_of"}
 
 
+def divide(
+    filters: Iterable[datasource.Filter], columns: Mapping[str, str]
+) -> tuple[list[dict[str, Any]], list[datasource.Filter]]:
+    """The filters that the database applies, see `pushed`, and those that Spark applies itself."""
+    given = [(filter, pushed(filter, columns)) for filter in filters]
+    return [taken for _, taken in given if taken is not None], [filter for filter, taken in given if taken is None]
+
+
 def pushed(filter: datasource.Filter, columns: Mapping[str, str]) -> dict[str, Any] | None:
-    """The filter as `penstock.scan` takes it, or None when Spark has to apply it itself."""
+    """The filter in the form that `penstock.scan` takes; None: Spark has to apply it.
+
+    Args:
+        filter: A filter of Spark.
+        columns: Columns of the table and their types.
+    """
     if isinstance(filter, datasource.Not):
         inner = pushed(filter.child, columns)
         return None if inner is None else {"column": inner["column"], "op": "not", "value": inner}
@@ -56,7 +69,7 @@ def pushed(filter: datasource.Filter, columns: Mapping[str, str]) -> dict[str, A
 
 def _text(value: Any, kind: str) -> str | None:
     if kind == "string":
-        # PostgreSQL has no text with a zero in it, so nothing equals it; let Spark say so.
+        # A text of PostgreSQL has no NUL character, so none equals such a value; Spark applies the filter.
         return value if isinstance(value, str) and "\0" not in value else None
     if kind == "timestamp":
         return value.astimezone(UTC).isoformat() if isinstance(value, datetime) and value.tzinfo is not None else None

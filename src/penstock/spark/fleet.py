@@ -1,9 +1,9 @@
-"""A fleet: the ordinary worker, many times, on the executors of any Spark cluster.
+"""A fleet: workers on the executors of a Spark cluster.
 
 Spark starts the workers, and starts them again after a failure. Apart from that they are ordinary workers: they claim, settle,
-heartbeat and recover through Postgres. Spark ends Python with SIGKILL and does not notify the handler. A fleet is therefore
-drained through Postgres: each worker reads its row in `fleets`, stops in order when the row says so, and then its task ends.
-When Spark kills a worker nevertheless, its leases expire and its jobs run again, as after any crash.
+heartbeat and recover through Postgres. Spark ends Python with SIGKILL, which a handler cannot catch. A fleet is therefore
+drained through Postgres: each worker reads the fleet's row in `fleets`, shuts down when the row says so, and then its task
+ends. When Spark kills a worker nevertheless, its leases end and its jobs run again, as after any crash.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _LOOK_EVERY_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """What one worker of a fleet has to know; it travels to an executor."""
+    """The arguments of one worker of a fleet. Spark sends them to an executor."""
 
     fleet: str
     url: str
@@ -65,13 +65,13 @@ def run(
 
     Args:
         spark: A session with a driver of its own (not Spark Connect), and at least `workers` cores.
-        url: The database, as the executors reach it.
-        target: `MODULE:APP`, as the executors import it.
-        workers: How many.
-        fleet: Name of the fleet; None: a new one.
-        names: Only these job types.
-        concurrency: Async handlers at once in one worker.
-        ship: A folder whose modules the executors get; None: they have them.
+        url: URL of the database for the executors.
+        target: `MODULE:APP`, which the executors import.
+        workers: Number of workers.
+        fleet: Name of the fleet; None: a new name.
+        names: Job types to run; none: all of the application.
+        concurrency: Largest number of async handlers at once in one worker; None: the setting of the application.
+        ship: Folder whose modules are sent to the executors; None: the executors have the modules.
     """
     context = spark.sparkContext
     name = fleet or f"fleet-{secrets.token_hex(4)}"
@@ -84,7 +84,7 @@ def run(
 
 
 def drain(url: str, fleet: str) -> None:
-    """Tell a fleet to stop in its orderly way. Raises `NotFound`."""
+    """Tell the workers of a fleet to shut down. Raises `NotFound`."""
     with Blocking(url) as database:
         database.run(fleets.drain(database.database, fleet))
 
@@ -104,7 +104,7 @@ def _run(spark: SparkSession, member: Member, workers: int) -> None:
 
 
 def serve(member: Member, part: Iterable[int]) -> Iterator[str]:
-    """One worker, in an executor's Python. Yields its last id when it was drained."""
+    """Run one worker in a Python process of an executor. Yields its last id when it was drained."""
     for _ in part:
         os.environ["PENSTOCK_DATABASE_URL"] = member.url
         yield asyncio.run(_serve(member))
@@ -130,7 +130,7 @@ async def _serve(member: Member) -> str:
 
 
 async def _look(worker: Worker, member: Member, database: Database) -> None:
-    """Say which worker serves the fleet, and stop it when the fleet is drained."""
+    """Record which worker serves the fleet, and stop it when the fleet is drained."""
     await worker.started()
     while True:
         try:

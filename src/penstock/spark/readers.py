@@ -1,41 +1,54 @@
-"""What the readers of streaming queries share: the process of a query stays with it, so a reader keeps a connection there."""
+"""What the readers of streaming queries share. Each query has a Python process, in which its reader keeps a connection."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
 
 from pyspark.sql.datasource import DataSourceStreamReader
 from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
 
 from penstock.spark.blocking import Blocking
 
+F = TypeVar("F")
 
-class FollowingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """A streaming reader with a connection.
+
+class FollowingReader(DataSourceStreamReader, SupportsTriggerAvailableNow, Generic[F]):
+    """A streaming reader with a connection and a follower, which finds the ends of batches and waits over that connection.
 
     Args:
-        url: The database.
+        url: URL of the database.
+        follower: Makes the follower. Spark pickles the reader, so this is a class or a function that can be imported by its name.
     """
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, follower: Callable[[Blocking], F]) -> None:
         self._url = url
-        self._blocking: Blocking | None = None
+        self._make_follower = follower
+        self._opened: tuple[Blocking, F] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        # Tasks get a copy to read with; the connection stays here.
-        return {**self.__dict__, "_blocking": None}
+        # A task gets a copy to read with; the connection and the follower stay in the process of the query.
+        return {**self.__dict__, "_opened": None}
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Nothing: Spark does not commit the last batch of a query, so nothing may rest on it."""
+        """Do nothing. Spark does not commit the last batch of a query, so no state can depend on this call."""
 
     def stop(self) -> None:
-        """Close the connection. Spark does not always call this; a process that ends closes it too."""
-        if self._blocking is not None:
-            self._blocking.close()
-            self._blocking = None
+        """Close the connection. Spark does not always call this; the end of the process closes the connection too."""
+        if self._opened is not None:
+            self._database.close()
+            self._opened = None
 
     @property
-    def _here(self) -> Blocking:
-        if self._blocking is None:
-            self._blocking = Blocking(self._url)
-        return self._blocking
+    def _database(self) -> Blocking:
+        return self._open()[0]
+
+    @property
+    def _follower(self) -> F:
+        return self._open()[1]
+
+    def _open(self) -> tuple[Blocking, F]:
+        if self._opened is None:
+            database = Blocking(self._url)
+            self._opened = database, self._make_follower(database)
+        return self._opened

@@ -1,7 +1,7 @@
-"""The history report: throughput, delays, failures by cause, keys and workers, from the rollups that the lake gave back.
+"""The history report: throughput, delays, failures by cause, keys and workers, from the rollups of a lake in Postgres.
 
-The numbers need no Spark: percentiles come from merging the sketches of the minutes. The plots are drawn by Spark's own
-plotting over the same rollups.
+The numbers need no Spark: percentiles come from merging the sketches of the minutes. Spark's plotting draws the plots, over the
+same rollups.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _LONGEST_PICTURE_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class TypeSummary:
-    """A job type in a period. Delays and run times in seconds; None when no job started."""
+    """A job type in a period. Delays and run times are the p50, p95 and p99 in seconds; None when no job started."""
 
     name: str
     succeeded: int
@@ -49,13 +49,13 @@ class TypeSummary:
 
     @property
     def jobs(self) -> int:
-        """How many finished."""
+        """The number of jobs that finished."""
         return self.succeeded + self.failed + self.expired + self.cancelled
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a report shows."""
+    """The contents of a report."""
 
     lake: str
     since: datetime
@@ -68,9 +68,9 @@ class Report:
 
 
 async def report(database: Database, lake: str, since: datetime, until: datetime) -> Report:
-    """Gather a report of a period. Raises `NotFound` when there is no such lake."""
+    """The report of a period. Raises `NotFound` when the lake does not exist."""
     if lake not in {record.name for record in await lakes.lakes(database)}:
-        raise NotFound(f"there is no lake {lake}", hint="Make it: penstock history run")
+        raise NotFound(f"there is no lake {lake}", hint="Create it: penstock history run")
     rollups = await lakes.rollups(database, lake, since, until)
     keys: Counter[str] = Counter()
     for rollup in rollups:
@@ -89,7 +89,7 @@ async def report(database: Database, lake: str, since: datetime, until: datetime
 
 
 def summaries(rollups: Iterable[Rollup]) -> list[TypeSummary]:
-    """The rollups of some minutes as one summary for each type, the busiest first."""
+    """The rollups of several minutes as one summary for each type, the busiest first."""
     by_type: dict[str, list[Rollup]] = {}
     for rollup in rollups:
         by_type.setdefault(rollup.name, []).append(rollup)
@@ -113,7 +113,7 @@ def summaries(rollups: Iterable[Rollup]) -> list[TypeSummary]:
 
 
 def print_report(console: Console, found: Report) -> None:
-    """Print a report for people."""
+    """Print a report."""
     if not found.types:
         console.print(
             f"no finished jobs from {found.since:%Y-%m-%d %H:%M} to {found.until:%Y-%m-%d %H:%M} in the lake {found.lake}"
@@ -146,12 +146,12 @@ def print_report(console: Console, found: Report) -> None:
 
 
 def print_causes(console: Console, failures: Sequence[Failure]) -> None:
-    """Print what went wrong most often."""
+    """Print the most frequent failures."""
     causes = [
         [f.name, f.message, f.failures, f.failures_before, "new" if f.new else "", f.kind, str(f.sample_id)]
         for f in failures[:_MOST_ROWS]
     ]
-    # An id is to be copied: where there is no room for it whole, it is left out.
+    # A cut id is useless, so the column is left out where there is no room for whole ids.
     shown = 7 if console.width >= _WIDE else 5
     columns = ["type", "message", "failures", "before", "", "error", "for example"]
     _print(console, "Failed attempts by cause", columns[:shown], [cause[:shown] for cause in causes])
@@ -169,7 +169,7 @@ def sparkline(per_minute: Counter[datetime], width: int = 60) -> str:
 
 
 def span(seconds: float | None) -> str:
-    """A span of time as a person reads it."""
+    """A duration for people, such as 12 ms or 3.5 min."""
     if seconds is None:
         return "-"
     if seconds < 1:
@@ -178,7 +178,7 @@ def span(seconds: float | None) -> str:
 
 
 def plot(spark: SparkSession, found: Report, folder: Path, *, png: bool = True) -> list[Path]:
-    """Draw the report into a folder: an HTML page, and PNG pictures where a browser for them is there.
+    """Draw the report into a folder: an HTML page, and PNG pictures if a browser that draws them is installed.
 
     Returns:
         The files that were written.
@@ -207,7 +207,7 @@ def plot(spark: SparkSession, found: Report, folder: Path, *, png: bool = True) 
 
 
 def _draw(figure: Any, path: Path) -> bool:
-    """Write a figure as a picture. False when there is no browser for it, or the browser does not answer in time."""
+    """Write a figure as a picture. Returns False when no browser is installed, or the browser does not answer in time."""
     failed: list[Exception] = []
 
     def write() -> None:
@@ -261,7 +261,7 @@ def _print(console: Console, title: str, columns: list[str], rows: list[list[Any
     table = Table(title=title, title_justify="left", box=None, header_style="bold", pad_edge=False)
     for place, column in enumerate(columns):
         number = any(isinstance(row[place], (int, float)) for row in rows)
-        # A message takes the lines that it needs, and the room that the others leave. Ids are there to be copied.
+        # A message wraps in the room that the other columns leave. Ids are not cut, so that they can be copied.
         name = column in ("type", "key", "worker")
         table.add_column(
             column,

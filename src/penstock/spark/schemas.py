@@ -1,4 +1,4 @@
-"""The columns that a reader of each table gets, in Spark's and in Arrow's words."""
+"""The columns that a reader of each table gets, with their types in Spark and in Arrow."""
 
 from __future__ import annotations
 
@@ -55,11 +55,11 @@ QUEUED_JOBS = {
 TABLES = {"archived_jobs": ARCHIVED_JOBS, "queued_jobs": QUEUED_JOBS}
 
 SELDOM = {"unique_key", "errors", "result", "progress", "replay_of"}
-"""Columns of text that few jobs have, which travel together, see `penstock.scan`."""
+"""Columns of text that few jobs have. They come from the database together, see `penstock.scan`."""
 
 
 def columns_of(table: str, wanted: str | None = None) -> dict[str, str]:
-    """Columns and their types, all or those of a list with commas. Raises `InvalidInput`."""
+    """Columns and their types, all or those of a list separated by commas. Raises `InvalidInput`."""
     columns = TABLES.get(table)
     if columns is None:
         raise InvalidInput(f"there is no table {table} to read", hint=f"Set the option table to {' or '.join(sorted(TABLES))}.")
@@ -74,13 +74,13 @@ def columns_of(table: str, wanted: str | None = None) -> dict[str, str]:
 
 
 def seldom_of(columns: Iterable[str]) -> list[str]:
-    """Those of the columns that travel together, when there are several."""
+    """The columns that come from the database together; none unless there are several."""
     found = [name for name in columns if name in SELDOM]
     return found if len(found) > 1 else []
 
 
 def ddl(columns: dict[str, str]) -> str:
-    """The columns as Spark's schema text."""
+    """The columns as the text of a schema of Spark."""
     return ", ".join(f"`{name}` {kind}" for name, kind in columns.items())
 
 

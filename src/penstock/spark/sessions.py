@@ -1,4 +1,4 @@
-"""The Spark session: created with the settings that the connector needs, or given by the user.
+"""The Spark session: created with the settings that the data source needs, or given by the user.
 
 All settings here can be set manually on any session; `register` alone is sufficient on a session of the user.
 """
@@ -35,15 +35,15 @@ def session(
     """A session on which `format("penstock")` works: the active one of this process, or a new one.
 
     Args:
-        master: Where Spark runs; None: `spark.master` of `config`, or `local[*]`.
+        master: Master URL of Spark; None: `spark.master` of `config`, or `local[*]`.
         remote: URL of a Spark Connect server instead of a master, such as `sc://host:15002` or `local[*]`.
         app_name: Name of the application.
-        config: Settings of Spark; they win over the ones chosen here. Ignored by a session that runs already, but for
-            those that can be changed while it runs.
+        config: Settings of Spark, which have precedence over those of Penstock. A session that runs already takes only those
+            that can be changed while it runs.
 
     Raises:
-        SparkNotInstalled: pyspark is not there.
-        JavaNotFound: No usable Java is there (not asked for with a remote server).
+        SparkNotInstalled: pyspark is not installed.
+        JavaNotFound: No usable Java was found (a remote server needs none here).
     """
     _require_pyspark()
     from pyspark.sql import SparkSession
@@ -66,9 +66,9 @@ def session(
 def register(spark: SparkSession) -> None:
     """Make `format("penstock")` known to a session, with filter pushdown and the session's time zone.
 
-    Spark finds the format by itself where the package is installed for the Python of the driver; registering also
-    covers a server (Spark Connect) that does not have it on its path. A format in Python does not learn the session's time zone,
-    so that of now becomes the default of the option `timeZone`: register again when it changes.
+    Spark discovers the format where the package is installed for the Python of the driver; registering it also serves a server
+    (Spark Connect) that does not have the package on its path. Spark does not tell a format in Python the session's time zone,
+    so the present one becomes the default of the option `timeZone`: register again when it changes.
     """
     from penstock.spark.source import in_zone
 
@@ -77,7 +77,7 @@ def register(spark: SparkSession) -> None:
 
 
 def settings_for(master: str, java: Java | None = None) -> dict[str, str]:
-    """What a new session is given unless the caller says otherwise."""
+    """The settings of a new session, which those of the caller override."""
     chosen = {
         PUSHDOWN: "true",
         "spark.sql.session.timeZone": "UTC",
@@ -94,7 +94,7 @@ def settings_for(master: str, java: Java | None = None) -> dict[str, str]:
             "spark.ui.enabled": "false",
             "spark.sql.shuffle.partitions": str(parallel),
             "spark.sql.warehouse.dir": str(Path(tempfile.gettempdir()) / f"penstock-warehouse-{os.getpid()}"),
-            # On a local disk the default goes through a path that forks chmod: a third of the time of a small batch.
+            # On a local disk the default one starts the program chmod, which takes a third of the time of a small batch.
             "spark.sql.streaming.checkpointFileManagerClass": (
                 "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
             ),
@@ -115,7 +115,7 @@ def _started(master: str, app_name: str, given: dict[str, str]) -> SparkSession:
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     if master.startswith("local"):
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-        # local-cluster writes its workers' folders into the installed package otherwise.
+        # Otherwise local-cluster writes the folders of its workers into the installed package.
         os.environ.setdefault("SPARK_WORKER_DIR", tempfile.gettempdir())
     builder = SparkSession.builder.master(master).appName(app_name)
     for name, value in {**settings_for(master, java), **given}.items():
@@ -125,7 +125,7 @@ def _started(master: str, app_name: str, given: dict[str, str]) -> SparkSession:
     except PySparkRuntimeError as error:
         raise PenstockError(
             f"Spark did not start on Java {'.'.join(map(str, java.version))} from {java.origin} ({java.home}): {error}",
-            hint="Its own message stands above. Another Java can be chosen with JAVA_HOME.",
+            hint="Spark's own message is printed above. Choose another Java with JAVA_HOME.",
         ) from error
     if "spark.log.level" not in given:
         spark.sparkContext.setLogLevel("ERROR")
@@ -137,7 +137,7 @@ def _connected(remote: str, app_name: str, given: dict[str, str]) -> SparkSessio
 
     builder = SparkSession.builder.remote(remote).appName(app_name)
     if remote.startswith("local"):
-        # A server in this process, with a JVM and Python workers of its own.
+        # The server runs on this machine, with a JVM and Python workers of its own.
         java = find_java()
         os.environ["JAVA_HOME"] = str(java.home)
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)

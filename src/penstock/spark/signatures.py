@@ -1,6 +1,7 @@
-"""What differs from one failure to the next, as patterns and the signs that they become: so the same mistake looks the same.
+"""The patterns of the variable parts of error messages, and the signs that replace them.
 
-The patterns are of the kind that Java and Python both know. A message without them is its cause's signature.
+Messages with the same cause are equal after the replacement, which makes them a signature. Java and Python both support the
+syntax of the patterns.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ _FILES = "py|js|ts|java|go|rb|rs|c|cc|cpp|h|php|sql|sh|json|ya?ml|xml|html|txt|l
 _UNITS = "ns|us|µs|ms|s|sec|m|min|h|hr|d"
 _JSON = (r"\{\s*(?:[\"'][^{}]*)?\}", "<json>")
 
-# Applied in this order.
+# The patterns are applied in this order.
 VARYING = (
     (r"[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}", "<id>"),
     (r"\b[\w.+-]+@[\w-]+\.[\w.-]+\b", "<mail>"),
@@ -42,7 +43,7 @@ VARYING = (
     ),
     (r"(?<![\w<])[A-Za-z]:\\[^\s'\",;:]+", "<path>"),
     (r"(?<![\w<])(/[\w.@+-]+){2,}/?", "<path>"),
-    # Quoted, but not from one apostrophe to the next; and what PostgreSQL says of a key.
+    # Quoted text, but not from one apostrophe to the next; and the values that PostgreSQL names of a key.
     (r"(?<!\w)'[^']*'(?!\w)|\"(?:[^\"\\]|\\.)*\"|`[^`]*`|\u201c[^\u201d]*\u201d|\u2018[^\u2019]*\u2019", "<text>"),
     (r"(?<=\)=)\([^)]*\)", "(<text>)"),
     (r"\b0x[0-9a-fA-F]+\b|\b(?=[0-9a-fA-F]*\d)(?=[0-9a-fA-F]*[a-fA-F])[0-9a-fA-F]{8,}\b", "<hex>"),
@@ -50,7 +51,7 @@ VARYING = (
     (r"\b[a-z]{2,8}_(?=[a-zA-Z]*\d)(?=\d*[a-zA-Z])[0-9A-Za-z]{8,}\b", "<id>"),
     (r"\b(?=[A-Z]*\d)(?=\d*[A-Z])[0-9A-Z]{16,}\b", "<id>"),
     (rf"(?<![\w.])(\d+(\.\d+)?({_UNITS}))+(?!\w)", "<duration>"),
-    # A number, also with a unit, but not the digits of a word such as B6; of a name such as user_17 they are what differs.
+    # A number, also with a unit, but not the digits of a word such as B6. The digits of a name such as user_17 are variable.
     (r"(?<![\w.])(\d{1,3}(,\d{3})+|\d+)(\.\d+)*([eE][+-]?\d+)?([kKMGT]i?[bB]|[bB]|%)?(?!\w)", "<n>"),
     (r"(?<=[a-zA-Z]_)\d+(?!\w)", "<n>"),
     # Lists of any length.

@@ -1,4 +1,4 @@
-"""Sketches of numbers, as Spark makes them (KLL, Apache DataSketches), merged and asked without Spark."""
+"""Merges sketches of numbers that Spark made (KLL, Apache DataSketches) and reads their quantiles, without Spark."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ QUANTILES = (0.5, 0.95, 0.99)
 
 
 def merged(sketches: Iterable[bytes | None]) -> bytes | None:
-    """One sketch of all that several have seen; None when there is nothing."""
+    """One sketch of all values of several sketches; None when there are no values."""
     from datasketches import kll_doubles_sketch
 
     total = None
@@ -24,7 +24,7 @@ def merged(sketches: Iterable[bytes | None]) -> bytes | None:
 
 
 def quantiles(sketch: bytes | None, ranks: Sequence[float] = QUANTILES) -> list[float | None]:
-    """The values at some ranks; None for each when the sketch is empty."""
+    """The values at the given ranks; None for each when there is no sketch."""
     from datasketches import kll_doubles_sketch
 
     if sketch is None:

@@ -16,7 +16,7 @@ EVENTS = "staged_events"
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """What a commit enqueued, and how many of its jobs there were already. Both 0 when the epoch was committed before."""
+    """The numbers of jobs that a commit enqueued, and that existed before. Both are 0 when the epoch was committed before."""
 
     queued: int
     known: int
@@ -24,13 +24,13 @@ class Committed:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """What is written, under which number and name.
+    """A batch of a writer.
 
     Attributes:
         writer: Name of the writer.
         target: What it writes, see `penstock.sink_epochs`.
-        epoch: Number of the batch; it and all below are written once.
-        query: Id of the streaming query; None: it is none.
+        epoch: Number of the batch. This number and all below are written once.
+        query: Id of the streaming query; None: the write is not part of a streaming query.
     """
 
     writer: str
@@ -39,37 +39,41 @@ class Batch:
     query: str | None = None
 
     def part(self) -> str:
-        """A name for what one attempt of a task stages, as `penstock.parts_of` has it."""
+        """A new name for the rows that one attempt of a task stages, of the form of `penstock.parts_of`."""
         digest = hashlib.md5(self.target.encode(), usedforsecurity=False).hexdigest()
         return f"{self.epoch}.{digest[:8]}.{secrets.token_hex(10)}"
 
 
 async def commit(database: Database, batch: Batch, parts: Sequence[str], rows: int, offsets: str | None = None) -> Committed:
-    """Enqueue what the parts have staged, once for each epoch of a writer and a target. Raises `Conflict`."""
+    """Enqueue the staged rows of the parts, once for each epoch of a writer and a target. Raises `Conflict`."""
     query = "select * from penstock.commit_staged($1, $2, $3, $4, $5, $6, $7::jsonb)"
     found = await database.fetch(query, batch.writer, batch.epoch, parts, rows, batch.target, batch.query, offsets, timeout=3600)
     return Committed(found[0]["queued"], found[0]["known"])
 
 
 async def commit_events(database: Database, batch: Batch, parts: Sequence[str], rows: int, offsets: str | None = None) -> bool:
-    """Append what the parts have staged, once for each epoch of a writer and a target. Returns False when it was before."""
+    """Append the staged rows of the parts, once for each epoch of a writer and a target. Returns False when they were before.
+
+    Raises:
+        Conflict: The name of the writer belongs to another query.
+    """
     query = "select penstock.commit_staged_events($1, $2, $3, $4, $5, $6, $7::jsonb) as done"
     found = await database.fetch(query, batch.writer, batch.epoch, parts, rows, batch.target, batch.query, offsets, timeout=3600)
     return bool(found[0]["done"])
 
 
 async def discard(database: Database, batch: Batch) -> None:
-    """Drop what was staged for an epoch."""
+    """Drop the staged rows of a batch."""
     await database.fetch("select penstock.discard_staged($1, $2, $3)", batch.writer, batch.epoch, batch.target)
 
 
 async def sweep(database: Database) -> int:
-    """Drop what writers that never came back have staged. Returns how many rows."""
+    """Drop rows that were staged more than a day ago and never committed. Returns their number."""
     return int(await database.fetchval("select penstock.prune_staged()"))
 
 
 async def writers(database: Database, prefix: str, target: str) -> list[tuple[str, int]]:
-    """The writers of this role and target whose names begin so, and the last epoch that each has committed."""
+    """The writers of this role and target whose names begin with `prefix`, and the last epoch that each has committed."""
     rows = await database.fetch(
         "select writer, epoch from penstock.sink_epochs where starts_with(writer, $1) and target in ($2, '')"
         " and role in (session_user, '') order by committed_at desc",
@@ -80,6 +84,6 @@ async def writers(database: Database, prefix: str, target: str) -> list[tuple[st
 
 
 async def written(database: Database, writer: str, target: str) -> int:
-    """How many rows the last epoch of a writer to a target had."""
+    """The number of rows in the last epoch of a writer to a target."""
     query = "select jobs from penstock.sink_epochs where writer = $1 and target = $2 and role = session_user"
     return int(await database.fetchval(query, writer, target) or 0)

@@ -1,4 +1,4 @@
-"""The throttle: Spark steps back behind the other work of a machine."""
+"""The throttle: Spark waits while other processes use the machine, so that workers come first."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def throttle(patience: timedelta, busy: Callable[[float], float] = psutil.cpu_pe
     """Wait until the machine's processors are less than half busy.
 
     Args:
-        patience: Longest wait.
+        patience: How long to wait at most.
         busy: Measures the load of the processors over a number of seconds, in percent.
 
     Returns:

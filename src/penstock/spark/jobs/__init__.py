@@ -1,1 +1,1 @@
-"""The job tables as a Spark data source: reading by commit order, writing exactly once."""
+"""Jobs as a Spark data source: reading in commit order, writing exactly once."""

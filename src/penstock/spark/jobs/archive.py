@@ -1,7 +1,7 @@
-"""Reads the archive in commit order, step by step: `offsets` and `plan` with a database. Needs no JVM.
+"""Reads the archive in commit order: the arithmetic of `offsets` and `plan` with a database. Needs no JVM.
 
-Every call is one short transaction. A position is taken from a snapshot of one of them; what it sees stays as it is, since
-the archive is insert-only.
+Every query is one short transaction. A position is the snapshot of such a transaction; what it sees does not change, since the
+archive is insert-only.
 """
 
 from __future__ import annotations
@@ -19,23 +19,31 @@ _ALL = 2**62
 
 
 class Archive:
-    """The archive of one database, for one reader."""
+    """The archive of one database."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     async def now(self) -> Position:
-        """The position behind everything that is committed now."""
+        """The position behind all jobs that are committed now."""
         return Position(Snapshot.parse(await history.snapshot(self._database)))
 
     async def since(self, moment: datetime) -> Position:
-        """A position before everything that finished since then."""
+        """A position before all jobs that finished at `moment` or later."""
         return Position(Snapshot.parse(await history.start(self._database, moment)))
+
+    async def starting(self, where: str | datetime | Position | None) -> Position:
+        """The position that an option names. A streaming query begins at the latest one by default, as with Kafka."""
+        if isinstance(where, Position):
+            return where
+        if isinstance(where, datetime):
+            return await self.since(where)
+        return EARLIEST if where == "earliest" else await self.now()
 
     async def next(self, start: Position, limit: int | None = None, until: Position | None = None) -> Position:
         """The end of the next batch: at most `limit` jobs behind `start`, and nothing behind `until`.
 
-        Equal to `start` when no transaction has ended since.
+        It is equal to `start` when no transaction has ended since.
         """
         target = (until or await self.now()).seen
         if start.part is None and target == start.seen:
@@ -44,8 +52,8 @@ class Archive:
             window(start, Position(target))
             return Position(target)
         if start.part is not None:
-            # A transaction that was begun is read to its end before the next one, alone: then a position needs no more
-            # than one such transaction.
+            # A transaction of which a part was read is read to its end, alone, before the next one. A position therefore
+            # needs to name only one such transaction.
             target = finish(start.seen, start.part)
         found = await self._counts(start, Position(target), limit + 1)
         end = choose(start.seen, target, found, limit)
@@ -63,11 +71,11 @@ class Archive:
         return target.seen != start.seen and bool(await self._counts(start, target, 1))
 
     async def lag(self, start: Position, most: int) -> int:
-        """How many jobs are behind `start`, counted up to about `most`."""
+        """The number of jobs behind `start`, counted up to about `most`."""
         return sum(jobs for _, jobs in await self._counts(start, await self.now(), most))
 
     async def slices(self, start: Position, end: Position, size: int) -> list[Slice]:
-        """Cut the batch between two positions for tasks of about `size` jobs each."""
+        """The batch between two positions, cut for tasks of about `size` jobs each."""
         batch = window(start, end)
         found = await self._counts(start, end, _ALL)
         large = {xid: jobs for xid, jobs in found if jobs > 2 * size}
@@ -86,7 +94,7 @@ class Archive:
         if lost and fail:
             raise InvalidInput(
                 f"the archive lost days before they were read: {', '.join(lost[:5])}",
-                hint="They were pruned. Set failOnDataLoss to false to go on without them.",
+                hint="They were pruned. Set failOnDataLoss to false to continue without them.",
             )
         return lost
 

@@ -1,11 +1,11 @@
-"""Where a reader is, as arithmetic. Nothing here does input or output.
+"""The arithmetic of positions in the archive. Nothing here does input or output.
 
-A snapshot says of every transaction whether it was over when the snapshot was taken: transactions below `xmax` that are
-not `running` were. A reader's position is a snapshot: what it sees has been read. A batch is what one snapshot sees and
-an earlier one did not, so nothing is skipped, and a transaction that runs for long delays only itself.
+A snapshot says of every transaction whether it had ended when the snapshot was taken: transactions below `xmax` that are not
+`running` had. The position of a reader is a snapshot: the jobs that it sees have been read. A batch is the jobs that one snapshot
+sees and an earlier one did not. Nothing is therefore skipped, and a long transaction delays only itself.
 
-A batch may be cut anywhere: `advance` makes the snapshot in between, one that no database ever took, and that is as good
-as any. A transaction that is larger than a batch is cut by the ids of its jobs; that is the second part of a position.
+A batch may be cut anywhere: `advance` makes the snapshot in between. No database took that snapshot, but it serves as well as one
+that a database took. A transaction that is larger than a batch is cut by the ids of its jobs, the second part of a position.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _TEXT = re.compile(r"(\d+):(\d+):((?:\d+(?:,\d+)*)?)")
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A set of transactions that are over: all below `xmax` but the `running` ones (in ascending order)."""
+    """The set of transactions that have ended: all below `xmax` except the `running` ones (in ascending order)."""
 
     xmax: int
     running: tuple[int, ...] = ()
@@ -46,13 +46,13 @@ class Snapshot:
         return f"{xmin}:{self.xmax}:{','.join(map(str, self.running))}"
 
     def sees(self, xid: int) -> bool:
-        """Whether the transaction was over."""
+        """Whether the transaction had ended."""
         return xid < self.xmax and xid not in self.running
 
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """What has been read: all that `seen` sees, and of the transaction `part` the jobs up to the id `after`."""
+    """What has been read: the jobs that `seen` sees, and of the transaction `part` the jobs up to the id `after`."""
 
     seen: Snapshot
     part: int | None = None
@@ -84,16 +84,16 @@ class Position:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """The transactions that one position has read and an earlier one had not.
+    """The transactions between two positions: the later one has read them, and the earlier one had not.
 
     Attributes:
-        late: Those that were running at the earlier position.
+        late: The transactions that were running at the earlier position.
         low: The first of the others.
         high: One past the last of the others.
-        without: Those between `low` and `high` that do not belong, since they are not over.
-        part: One of them whose first jobs were read before; only those after `after` belong.
+        without: The transactions between `low` and `high` that do not belong to the batch, since they have not ended.
+        part: One of the transactions whose first jobs were read before; only those after `after` belong to the batch.
         after: See `part`.
-        last: One more transaction, of which only the jobs after `since` and up to `until` belong.
+        last: One more transaction, of which only the jobs after `since` and up to `until` belong to the batch.
         since: See `last`; None: from its first job.
         until: See `last`.
     """
@@ -110,10 +110,11 @@ class Window:
 
 
 def window(start: Position, end: Position) -> Window:
-    """What lies between two positions.
+    """The transactions between two positions.
 
     Raises:
-        InvalidInput: The second one is not later: the database was restored from a backup, or the checkpoint is another's.
+        InvalidInput: The second one is not later: the database was restored from a backup, or the checkpoint is that of another
+            database.
     """
     if end.seen.xmax < start.seen.xmax:
         raise InvalidInput(
@@ -137,7 +138,7 @@ def window(start: Position, end: Position) -> Window:
 
 
 def advance(seen: Snapshot, until: Snapshot, below: int) -> Snapshot:
-    """The snapshot that sees what `seen` sees, and of what `until` sees the transactions lower than `below`."""
+    """The snapshot that sees what `seen` sees, and the transactions lower than `below` that `until` sees."""
     xmax = max(seen.xmax, min(below, until.xmax))
     held = [xid for xid in seen.running if not (until.sees(xid) and xid < below)]
     new = [xid for xid in until.running if seen.xmax <= xid < xmax]
@@ -145,7 +146,7 @@ def advance(seen: Snapshot, until: Snapshot, below: int) -> Snapshot:
 
 
 def finish(seen: Snapshot, xid: int) -> Snapshot:
-    """The snapshot that sees what `seen` sees, and one transaction more."""
+    """The snapshot that sees what `seen` sees, and the transaction `xid`."""
     if xid < seen.xmax:
         return Snapshot(seen.xmax, tuple(running for running in seen.running if running != xid))
     return Snapshot(xid + 1, (*seen.running, *range(seen.xmax, xid)))

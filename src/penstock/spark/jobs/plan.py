@@ -1,8 +1,8 @@
-"""What to read next, and who reads which part. Nothing here does input or output.
+"""Plans batches and their tasks. Nothing here does input or output.
 
-`choose` ends a batch so that it holds at most so many jobs; `slices` cuts a batch for parallel tasks. Both work on counts
-of jobs by transaction, which is all that the database is asked for. A batch is determined by its two positions alone, so a
-restarted query reads the same jobs again.
+`choose` ends a batch so that it holds at most a given number of jobs; `slices` cuts a batch for parallel tasks. All that they
+need from the database are counts of jobs by transaction. A batch is determined by its two positions alone, so a restarted query
+reads the same jobs again.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from uuid import UUID
 from penstock.spark.jobs.offsets import Position, Snapshot, Window, advance
 
 Counts: TypeAlias = Sequence[tuple[int, int]]
-"""Transactions in ascending order, and how many jobs each has archived."""
+"""Transactions in ascending order, and the number of jobs that each has archived."""
 
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """The next transaction alone is larger than a batch: the batch is its first jobs."""
+    """The next transaction alone is larger than a batch, which therefore consists of its first jobs."""
 
     seen: Snapshot
     xid: int
@@ -33,7 +33,7 @@ class Split:
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """What one task reads: transactions from `low` up to `high`, or of `only` these; of a single one a range of ids."""
+    """What one task reads: transactions from `low` to before `high`, or `only` those given; of a single one, a range of ids."""
 
     low: int
     high: int
@@ -43,7 +43,7 @@ class Slice:
     until: UUID | None = None
 
     def as_range(self) -> dict[str, Any]:
-        """As the function `penstock.scan` takes it. Numbers are text, since JSON's do not hold 64 bits everywhere."""
+        """The range in the form that `penstock.scan` takes. Numbers are text, since some JSON parsers do not keep 64 bits."""
         found: dict[str, Any] = {"low": str(self.low), "high": str(self.high)}
         if self.without:
             found["without"] = [str(xid) for xid in self.without]
@@ -57,16 +57,16 @@ class Slice:
 
 
 def choose(seen: Snapshot, now: Snapshot, counts: Counts, limit: int) -> Position | Split:
-    """The end of the next batch: as many whole transactions as hold at most `limit` jobs together.
+    """The end of the next batch: as many whole transactions as have at most `limit` jobs together.
 
     Args:
         seen: What has been read.
         now: A snapshot of the database.
-        counts: The transactions between the two, enough of them to exceed the limit when there are.
-        limit: Most jobs of a batch.
+        counts: The transactions between the two: all of them, or enough to exceed the limit.
+        limit: Largest number of jobs in a batch.
 
     Returns:
-        The end, or that the first transaction has to be split.
+        The end; a `Split` when the first transaction alone exceeds the limit.
     """
     total = 0
     for place, (xid, jobs) in enumerate(counts):
@@ -78,13 +78,13 @@ def choose(seen: Snapshot, now: Snapshot, counts: Counts, limit: int) -> Positio
 
 
 def slices(batch: Window, counts: Counts, size: int, cuts: Mapping[int, Sequence[UUID]] | None = None) -> list[Slice]:
-    """Cut a batch for tasks of about `size` jobs each.
+    """A batch, cut for tasks of about `size` jobs each.
 
     Args:
-        batch: What to read.
-        counts: All transactions of the batch with jobs, but not its `last`.
-        size: Jobs of a task.
-        cuts: Ids at which to cut the transactions that are large.
+        batch: The transactions to read.
+        counts: All transactions of the batch that have jobs, except its `last`.
+        size: Approximate number of jobs of a task.
+        cuts: Ids at which to cut large transactions.
     """
     cut: list[Slice] = []
     late = set(batch.late)
@@ -127,7 +127,7 @@ def _pieces(xid: int, after: UUID | None, until: UUID | None, at: Sequence[UUID]
 
 
 def even(total: int, parts: int) -> list[tuple[int, int]]:
-    """`total` blocks in `parts` ranges that differ by at most one; fewer when there are fewer blocks."""
+    """`total` blocks in `parts` ranges whose sizes differ by at most one. There are fewer ranges when there are fewer blocks."""
     parts = max(1, min(parts, total))
     edges = [total * place // parts for place in range(parts + 1)]
     return [(low, high) for low, high in pairwise(edges) if high > low]

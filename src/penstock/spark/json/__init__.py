@@ -1,1 +1,1 @@
-"""JSON payloads as Spark's from_json reads them, without a JVM."""
+"""JSON payloads as Spark's `from_json` and `to_json` read and write them, without a JVM."""

@@ -1,7 +1,7 @@
-"""Streams for one reader: `stream_offsets` with a database. Needs no JVM.
+"""Streams for one reader: the arithmetic of `offsets` with a database. Needs no JVM.
 
-Every call is one short transaction. Ends come from one snapshot, so that of a transaction which appended to several
-partitions all or nothing is read.
+Every query is one short transaction. All ends come from one snapshot, so a reader gets all events or none of a transaction that
+appended to several partitions.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ log = get_logger("penstock.spark")
 
 
 class StreamLog:
-    """What a reader subscribed to, in one database.
+    """The streams that a reader reads, in one database.
 
     Args:
         database: The database.
-        options: Of the reader.
-        known: Which streams the names stood for in what was read before, as far as it is known.
+        options: Options of the reader.
+        known: The identities of the streams that were read before, by name, as far as they are known.
 
     Attributes:
-        seen: What was there at the last look.
+        seen: The extents of all partitions when they were last read.
     """
 
     def __init__(self, database: Database, options: StreamReadOptions, known: Mapping[str, str] | None = None) -> None:
@@ -55,16 +55,16 @@ class StreamLog:
 
     @property
     def identities(self) -> dict[str, str]:
-        """Which streams the names stood for at the last look."""
+        """The identities of the streams when the extents were last read, by name."""
         return {stream: extent.identity for (stream, _), extent in self.seen.items() if extent.identity is not None}
 
     @property
     def was_recreated(self) -> bool:
-        """Whether a name stands for another stream than in what was read before."""
+        """Whether a stream was dropped and created again since the reader read it."""
         return any(was_recreated(stream, extent, self._known) for (stream, _), extent in self.seen.items())
 
     async def names(self) -> list[str]:
-        """The streams, of a pattern those that match it now."""
+        """Names of the streams; of a pattern, those that match it now."""
         if self._options.names is not None:
             return list(self._options.names)
         pattern = self._options.pattern
@@ -72,7 +72,12 @@ class StreamLog:
         return [stream.name for stream in await streams.list_streams(self._database) if pattern.fullmatch(stream.name)]
 
     async def extents(self) -> dict[Place, Extent]:
-        """What is there of each partition. Raises `NotFound` for a stream or an assigned partition that is not there."""
+        """The extent of each partition.
+
+        Raises:
+            NotFound: A stream does not exist.
+            InvalidInput: An assigned partition does not exist.
+        """
         rows = await streams.bounds_of(self._database, await self.names())
         self._growths = [Growth(row.stream, width, tuple(ends)) for row in rows for width, ends in row.growths]
         found = {(row.stream, row.partition): Extent(row.first, row.next, row.compressed, row.identity) for row in rows}
@@ -96,18 +101,18 @@ class StreamLog:
         return resolve(where, extents, name, otherwise)
 
     async def plan(self, start: Offsets, end: Offsets, ended: Mapping[str, str] | None = None) -> list[Run]:
-        """What lies between two offsets, less what is lost.
+        """The events between two offsets, without those that are lost.
 
         Args:
-            start: Of the streams that are known from before.
-            end: See `ended`.
-            ended: Which streams the end is of.
+            start: Offsets in the streams that the reader knows from before.
+            end: Offsets in the streams of `ended`.
+            ended: The identities of the streams of `end`, by name.
 
         Raises:
-            OffsetGone: Some of it is lost, and that is an error.
+            OffsetGone: Events are lost, and the options make that an error.
         """
         extents = await self.extents()
-        # The stream of the end may have been dropped, and another one created under its name.
+        # The stream that the end belongs to may have been dropped, and another one created under its name.
         other = sorted({stream for (stream, _), extent in extents.items() if was_recreated(stream, extent, ended or {})})
         if other and self._options.fail_on_data_loss:
             raise OffsetGone(
@@ -117,7 +122,7 @@ class StreamLog:
         return self._runs(start, end, {place: extent for place, extent in extents.items() if place[0] not in other})
 
     async def whole(self) -> list[Run]:
-        """What a batch read reads, all of it from one snapshot."""
+        """The events of a batch read, as one snapshot shows them."""
         extents = await self.extents()
         start = await self.at(self._options.starting or "earliest", "startingOffsets", EARLIEST, extents)
         end = await self.at(self._options.ending or "latest", "endingOffsets", LATEST, extents)
@@ -139,11 +144,11 @@ class StreamLog:
         return limited(begin, ripe(begin, ends, self._growths), limit)
 
     async def lag(self, start: Offsets) -> int:
-        """How many events are behind `start`."""
+        """The number of events behind `start`."""
         return count(start, {place: extent.next for place, extent in (await self.extents()).items()})
 
     async def _since(self, where: Since, name: str, otherwise: int, extents: dict[Place, Extent]) -> Offsets:
-        # The end, where nothing else is found.
+        # Partitions without such an event are read from their end.
         named = where.times if where.time is None else extents
         offsets = resolve(dict.fromkeys(named, LATEST), extents, name, otherwise)
         for stream, time in sorted({(place[0], time) for place in extents if (time := where.of(place)) is not None}):
@@ -170,6 +175,6 @@ class StreamLog:
         known = {place: offset for place, offset in start.items() if place in end}
         wanted = {place: extent for place, extent in extents.items() if place in end}
         begin, lost = begins(known, wanted, fail=self._options.fail_on_data_loss, identities=self._known)
-        for words in lost:
-            log.warning("data_lost", lost=words)
+        for loss in lost:
+            log.warning("data_lost", lost=loss)
         return runs(begin, {place: offset for place, offset in end.items() if place in extents}, extents)

@@ -1,7 +1,7 @@
-"""Where a reader of streams is, and what it reads next. Nothing here does input or output.
+"""The arithmetic of offsets in streams. Nothing here does input or output.
 
-An offset names, for each stream and partition, the next event to be read, in the form that Kafka's connector has:
-`{"orders": {"0": 17, "1": 12}}`. Offsets are dense and follow the order of commits, so two of them determine a batch.
+The position of a reader names, for each stream and partition, the next event to be read, in the form of Kafka's connector:
+`{"orders": {"0": 17, "1": 12}}`. Offsets are dense and follow the order of commits, so two positions determine a batch.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ Place: TypeAlias = tuple[str, int]
 Offsets: TypeAlias = dict[Place, int]
 
 EARLIEST, LATEST = -2, -1
-STREAMS = "@streams"  # which stream each name stood for
-SINCE = "@since"  # where the first batch of a query began; no stream has such a name
+# Beside the offsets, a checkpoint has these; no stream has such a name.
+STREAMS = "@streams"  # the identity of each stream
+SINCE = "@since"  # where the first batch of a query began
 LAG = "@lag"
 
 
@@ -29,9 +30,9 @@ class Since:
     """The first events that were appended at a time or later.
 
     Attributes:
-        time: Of all partitions that `times` does not name; None: those are as without the option.
-        times: Of single partitions.
-        strict: Whether a partition that has no such event is an error; otherwise its end is meant.
+        time: Time for all partitions that `times` does not name; None: these are read as without the option.
+        times: Times for single partitions.
+        strict: Whether a partition without such an event is an error; otherwise it is read from its end.
     """
 
     time: datetime | None = None
@@ -39,13 +40,13 @@ class Since:
     strict: bool = False
 
     def of(self, place: Place) -> datetime | None:
-        """The time for a partition."""
+        """The time for a partition; None: it has none."""
         return self.times.get(place, self.time)
 
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """What is there of a partition: from `first` to before `next`; whether its payloads are compressed; and of which stream."""
+    """The events that a partition has: from `first` to before `next`; whether they are compressed; the identity of the stream."""
 
     first: int
     next: int
@@ -55,7 +56,7 @@ class Extent:
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """A stream had `len(ends)` partitions, which ended there, when it got more, up to `width`."""
+    """A growth of a stream to `width` partitions. `ends` are the ends of the previous partitions at that time."""
 
     stream: str
     width: int
@@ -75,7 +76,7 @@ class Run:
 
 
 def parse(text: str, name: str) -> Offsets:
-    """The JSON of an option: {"stream": {"partition": offset}}; -2 is the earliest, -1 the latest. Raises `InvalidInput`."""
+    """The offsets of an option: {"stream": {"partition": offset}}; -2 is the earliest, -1 the latest. Raises `InvalidInput`."""
     hint = 'It looks like {"orders": {"0": 17, "1": -2}}; -2 is the earliest, -1 the latest.'
     offsets = by_place(text, name, hint)
     for place, offset in offsets.items():
@@ -85,7 +86,7 @@ def parse(text: str, name: str) -> Offsets:
 
 
 def by_place(text: str, name: str, hint: str) -> dict[Place, Any]:
-    """The JSON of an option with a value for each partition, as it is. Raises `InvalidInput`, with the hint."""
+    """The values of an option that has one for each partition, unchecked. Raises `InvalidInput`, with the hint."""
     try:
         return {
             (stream, int(partition)): value
@@ -97,7 +98,7 @@ def by_place(text: str, name: str, hint: str) -> dict[Place, Any]:
 
 
 def from_json(document: Mapping[str, Any]) -> Offsets:
-    """From what Spark keeps in the checkpoint."""
+    """Offsets from the form that Spark keeps in the checkpoint."""
     return {
         (stream, int(partition)): int(offset)
         for stream, partitions in document.items()
@@ -107,12 +108,12 @@ def from_json(document: Mapping[str, Any]) -> Offsets:
 
 
 def identities_of(document: Mapping[str, Any]) -> dict[str, str]:
-    """Which streams the offsets of a checkpoint are of; none that older versions wrote."""
+    """The identities of the streams of a checkpoint. Checkpoints of older versions have none."""
     return dict(document.get(STREAMS, {}))
 
 
 def as_json(offsets: Offsets, identities: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """For Spark to keep in the checkpoint; equal offsets are the same text."""
+    """The form that Spark keeps in the checkpoint. Equal offsets give equal text."""
     document: dict[str, Any] = {}
     for (stream, partition), offset in sorted(offsets.items()):
         document.setdefault(stream, {})[str(partition)] = offset
@@ -125,10 +126,10 @@ def resolve(given: Offsets, extents: Mapping[Place, Extent], name: str, otherwis
     """Offsets of an option as numbers, for exactly the partitions that are read.
 
     Args:
-        given: What the option says.
-        extents: What is there.
-        name: Of the option, for errors.
-        otherwise: For partitions that the option does not name: `EARLIEST` or `LATEST`.
+        given: Offsets of the option.
+        extents: Extents of the partitions that are read.
+        name: Name of the option, for errors.
+        otherwise: Offset of partitions that the option does not name: `EARLIEST` or `LATEST`.
 
     Raises:
         InvalidInput: The option names a partition that is not read.
@@ -148,16 +149,16 @@ def resolve(given: Offsets, extents: Mapping[Place, Extent], name: str, otherwis
 def begins(
     start: Offsets, extents: Mapping[Place, Extent], *, fail: bool, identities: Mapping[str, str] | None = None
 ) -> tuple[Offsets, list[str]]:
-    """Where to go on: at `start`, and with a partition that is new at its beginning, as with Kafka.
+    """Where a reader continues: at `start`, and in a new partition at its beginning, as with Kafka.
 
     Args:
-        start: What has been read.
-        extents: What is there.
-        fail: Whether lost events are an error; otherwise the reader goes on with the first that is there.
-        identities: Which streams were read, by name, as far as it is known.
+        start: The offsets that the reader has come to.
+        extents: Extents of the partitions.
+        fail: Whether lost events are an error; otherwise the reader continues with the first event that is left.
+        identities: The identities of the streams that were read, by name, as far as they are known.
 
     Returns:
-        Where each partition goes on, and what was lost, in words.
+        The offset at which each partition continues, and descriptions of the losses.
 
     Raises:
         OffsetGone: Events were lost, and `fail` is set.
@@ -188,15 +189,15 @@ def begins(
 
 
 def was_recreated(stream: str, extent: Extent, identities: Mapping[str, str]) -> bool:
-    """Whether a name stands for another stream than it did."""
+    """Whether the stream of a name is another one than in `identities`."""
     before = identities.get(stream)
     return before is not None and extent.identity is not None and before != extent.identity
 
 
 def ripe(start: Offsets, ends: Offsets, growths: Iterable[Growth]) -> Offsets:
-    """The ends, held back in new partitions until the old ones have been read up to where they were at the growth.
+    """The ends, held back in new partitions until the old ones have been read up to their ends at the growth.
 
-    A key that moved to a new partition has its earlier events in an old one; so they come in an earlier batch.
+    A key that moved to a new partition has its earlier events in an old one, and these have to come in an earlier batch.
     """
     held = dict(ends)
     for growth in growths:
@@ -214,7 +215,7 @@ def ripe(start: Offsets, ends: Offsets, growths: Iterable[Growth]) -> Offsets:
 
 
 def limited(start: Offsets, ends: Offsets, limit: int | None) -> Offsets:
-    """The ends, moved so that at most `limit` events lie between, each partition getting its share of what waits."""
+    """The ends, moved so that at most `limit` events lie between. Each partition gets its share of the waiting events."""
     waiting = {place: end - start.get(place, 0) for place, end in ends.items() if end > start.get(place, 0)}
     total = sum(waiting.values())
     if limit is None or total <= limit:
@@ -225,7 +226,7 @@ def limited(start: Offsets, ends: Offsets, limit: int | None) -> Offsets:
         share = events * limit // total
         found[place] += share
         left -= share
-    # What the division left over, one by one, to the fullest first.
+    # The remainder of the division goes to the fullest partitions first, one event each.
     for place, events in sorted(waiting.items(), key=lambda item: -item[1]):
         more = min(left, 1, events - (found[place] - start.get(place, 0)))
         found[place] += more
@@ -234,12 +235,12 @@ def limited(start: Offsets, ends: Offsets, limit: int | None) -> Offsets:
 
 
 def count(start: Offsets, end: Offsets) -> int:
-    """How many events lie between."""
+    """The number of events between two offsets."""
     return sum(max(0, offset - start.get(place, 0)) for place, offset in end.items())
 
 
 def runs(start: Offsets, end: Offsets, extents: Mapping[Place, Extent]) -> list[Run]:
-    """What lies between two offsets, by partition."""
+    """The events between two offsets, by partition."""
     found = []
     for place, offset in sorted(end.items()):
         extent = extents.get(place)
@@ -250,9 +251,9 @@ def runs(start: Offsets, end: Offsets, extents: Mapping[Place, Extent]) -> list[
 
 
 def tasks(found: Sequence[Run], size: int, least: int) -> list[list[Run]]:
-    """Deal runs to tasks of about `size` events each, at least `least` of them as far as there are events.
+    """Runs dealt to tasks of about `size` events each, at least `least` tasks as far as there are events.
 
-    A task may have several small partitions, and a large partition is cut; the order of tasks is that of the runs.
+    A task may have several small partitions, and a large partition is cut. The tasks are in the order of the runs.
     """
     total = sum(run.end - run.begin for run in found)
     if total == 0:

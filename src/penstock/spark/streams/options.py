@@ -1,17 +1,17 @@
-"""The options of a read of streams, by Kafka's names, checked once where they come in. See docs/spark.md for what each does."""
+"""The options of reading and writing streams, by Kafka's names."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta, tzinfo
 from typing import TypeAlias
 
 from penstock.errors import InvalidInput
 from penstock.spark.json import times
-from penstock.spark.options import database_url, flag, moment, number, refuse_unknown, span
+from penstock.spark.options import OF_WRITERS, WriteOptions, database_url, flag, moment, number, refuse_unknown, span
 from penstock.spark.streams import offsets as stream_offsets
 from penstock.spark.streams.offsets import Offsets, Place, Since
 
@@ -33,23 +33,23 @@ class StreamReadOptions:
     """How to read streams.
 
     Attributes:
-        url: The database.
-        names: Streams; None: those that match `pattern`.
-        pattern: What names have to match, whole.
-        assigned: Only these partitions; None: all.
-        columns: Names with commas; None: all.
-        include_headers: Whether there is a column `headers`.
-        pushdown: Whether filters go to the database.
-        starting, ending: Where to begin and to end; None: by the kind of read.
-        fail_on_data_loss: Whether events that were dropped before they were read are an error.
-        most: Most events of a micro-batch; None: all there are.
-        least: A micro-batch waits until there are so many events; None: for any.
-        delay: But no longer than so after the one before.
-        min_partitions: At least so many tasks, as far as there are events.
-        rows_per_partition: Events of one task, about.
-        wait: How long an idle query waits for a notification before it is asked again.
+        url: URL of the database.
+        names: Streams to read; None: all streams whose names match `pattern`.
+        pattern: Regular expression for whole names.
+        assigned: Partitions to read; None: all.
+        columns: Names of columns, separated by commas; None: all.
+        include_headers: Whether the column `headers` exists.
+        pushdown: Whether the database evaluates filters.
+        starting, ending: Where to begin and to end; None: the default of the kind of read.
+        fail_on_data_loss: Whether it is an error when events were dropped before they were read.
+        most: Largest number of events in a micro-batch; None: no limit.
+        least: Number of events for which a micro-batch waits; None: one.
+        delay: How long after the previous micro-batch it waits for `least` events.
+        min_partitions: Smallest number of tasks, as far as there are events.
+        rows_per_partition: Approximate number of events of one task.
+        wait: How long an idle query waits for a notification before it returns to Spark.
         fail_fast: Whether a payload that does not fit the given schema is an error; otherwise its fields are null.
-        zone: Of times in payloads that name none.
+        zone: Zone of times in payloads that name none.
     """
 
     url: str
@@ -73,7 +73,7 @@ class StreamReadOptions:
 
     @property
     def ends_at_start(self) -> bool:
-        """Whether the read begins at the end of all or some partitions."""
+        """Whether the read begins at the end of some or all partitions."""
         return self.starting == "latest" or (isinstance(self.starting, dict) and stream_offsets.LATEST in self.starting.values())
 
     @classmethod
@@ -126,6 +126,37 @@ class StreamReadOptions:
         )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EventWriteOptions(WriteOptions):
+    """How to write events.
+
+    Attributes:
+        stream: Stream of all rows; None: the column `topic` has it.
+    """
+
+    stream: str | None = None
+
+    @classmethod
+    def wanted(cls, given: Mapping[str, str], columns: Collection[str]) -> bool:
+        """Whether options and columns say that events are written, and not jobs."""
+        options = {name.lower() for name in given}
+        return "job" not in options and (bool(options & {"stream", "topic"}) or "value" in columns)
+
+    @classmethod
+    def parse(cls, given: Mapping[str, str]) -> EventWriteOptions:
+        """From the options of a writer. Raises `InvalidInput`."""
+        options = {name.lower(): value for name, value in given.items()}
+        refuse_unknown(options, (*OF_WRITERS, "stream", "topic"), "writing events")
+        if options.keys() >= {"stream", "topic"}:
+            raise InvalidInput("the options stream and topic mean the same", hint="Give one of them.")
+        return cls._parse(options, stream=options.get("stream", options.get("topic")))
+
+    @property
+    def target(self) -> str:
+        """What is written, see `penstock.sink_epochs`."""
+        return "streams" if self.stream is None else f"stream {self.stream}"
+
+
 def _selection(
     options: Mapping[str, str],
 ) -> tuple[tuple[str, ...] | None, re.Pattern[str] | None, frozenset[tuple[str, int]] | None]:
@@ -143,7 +174,7 @@ def _selection(
         return tuple(sorted({stream for stream, _ in places})), None, places
     names = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
     if not names:
-        raise InvalidInput("the option subscribe is empty", hint="It has names of streams, with commas.")
+        raise InvalidInput("the option subscribe is empty", hint="It lists names of streams, separated by commas.")
     return names, None, None
 
 
@@ -188,7 +219,7 @@ def _times(name: str, text: str) -> dict[Place, datetime]:
 
 
 def _strict(options: Mapping[str, str], side: str, default: str) -> bool:
-    """Whether a partition without an event since a time is an error; there is always an end to read up to."""
+    """Whether a partition without an event since the given time is an error. It never is at the end of a read."""
     if side != "starting":
         return False
     strategy = options.get("startingoffsetsbytimestampstrategy", default).lower()

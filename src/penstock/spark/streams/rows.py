@@ -1,7 +1,7 @@
 """Events as the columns that Spark expects: Kafka's, and the fields of JSON payloads when a schema is given.
 
-Everything is done by column. JSON is parsed by Arrow's own parser, as far as that agrees with Spark's; a block in which
-something does not fit the schema, or that has types with which it does not agree, is looked at row by row (`from_json`).
+All work is by column. Arrow's parser parses JSON as far as it agrees with Spark's. A block in which a payload does not fit the
+schema, or whose schema has types on which the two differ, is parsed row by row (`penstock.spark.json.from_json`).
 """
 
 from __future__ import annotations
@@ -32,25 +32,25 @@ COLUMNS = {
     "happened_at": "timestamp",
     "headers": "array<struct<key:string,value:binary>>",
 }
-# What a given schema may say instead.
+# Other types that a given schema may have for a column.
 _ALSO = {"key": ("binary",), "value": ("string",), "partition": ("bigint",)}
-# What can be taken from a payload, beside structs and arrays.
+# The types of fields of a payload, beside structs and arrays.
 _TAKEN = {
     "string", "binary", "boolean", "byte", "short", "integer", "long", "float", "double", "decimal", "date", "timestamp",
     "timestamp_ntz",
 }  # fmt: skip
-# Texts that Arrow reads as Spark does; the others are looked at one by one.
+# Arrow reads times of this form as Spark does. A block with other times is parsed row by row.
 _USUAL_TIME = r"^[12]\d{3}-\d{2}-\d{2}[T ]\d{2}:\d{2}:\d{2}(\.\d{1,6})?(Z|[+-](0\d|1[0-7]):[0-5]\d)$"
 _OBJECT = r"^[ \t\r\n]*\{"
 _MINUS_ZERO = r"-0[ \t\r\n,\]}]"
-# A reader here does not know the bound of the stream.
+# A reader does not know the largest payload that the stream allows.
 _MOST_UNPACKED = 64 << 20
 _PART_BYTES = 32 << 20
 _USUAL_DATE = r"^[12]\d{3}-\d{2}-\d{2}$"
 
 
 def columns_of(wanted: str | None, include_headers: bool) -> dict[str, str]:
-    """Columns and their types, all or those of a list with commas. Raises `InvalidInput`."""
+    """Columns and their types, all or those of a list separated by commas. Raises `InvalidInput`."""
     known = {name: kind for name, kind in COLUMNS.items() if name != "headers" or include_headers}
     if wanted is None:
         return known
@@ -64,10 +64,10 @@ def columns_of(wanted: str | None, include_headers: bool) -> dict[str, str]:
 
 
 def check_schema(schema: StructType) -> None:
-    """Raise `InvalidInput` when a column of a given schema is not what it can be."""
+    """Raise `InvalidInput` when a column of a given schema has a type that it cannot have."""
     names = schema.fieldNames()
     if repeated := next((name for name in names if names.count(name) > 1), None):
-        raise InvalidInput(f"the column {repeated} comes more than once", hint="Change the schema.")
+        raise InvalidInput(f"the column {repeated} occurs more than once", hint="Change the schema.")
     for field in schema.fields:
         name, kind = field.name, field.dataType.simpleString()
         if name in COLUMNS:
@@ -102,7 +102,7 @@ def _check_field(field: StructField, column: str) -> None:
 
 
 def stored_columns(names: Sequence[str]) -> list[str]:
-    """What has to be asked of the database for these columns."""
+    """The columns that the database has to return for these columns of a reader."""
     found: list[str] = []
     for name in names:
         if name == "headers":
@@ -113,7 +113,7 @@ def stored_columns(names: Sequence[str]) -> list[str]:
 
 
 def unpacked(batch: pa.RecordBatch, fail_fast: bool) -> Iterator[pa.RecordBatch]:
-    """A batch of a compressed stream with its payloads unpacked, in parts, since a few kilobytes may become gigabytes.
+    """A batch of a compressed stream with its payloads unpacked, in parts, since a few kilobytes may unpack to gigabytes.
 
     Args:
         batch: The columns of `stored_columns`.
@@ -151,9 +151,9 @@ def rows(batch: pa.RecordBatch, stream: str, schema: pa.Schema, options: StreamR
 
     Args:
         batch: The columns of `stored_columns`, payloads unpacked.
-        stream: Where it is from.
-        schema: What is wanted.
-        options: What to do with payloads that do not fit, and the zone of times that name none.
+        stream: Name of the stream.
+        schema: The columns to make.
+        options: They say what to do with payloads that do not fit, and the zone of times that name none.
 
     Raises:
         InvalidInput: A payload does not fit, with `fail_fast`.
@@ -177,13 +177,13 @@ def rows(batch: pa.RecordBatch, stream: str, schema: pa.Schema, options: StreamR
 
 
 def fields_of(values: pa.Array, schema: pa.Schema, fail_fast: bool, zone: tzinfo) -> dict[str, pa.Array]:
-    """The fields of JSON objects, by column, as Spark's `from_json` gives them. A payload that is null has none.
+    """The fields of JSON objects, by column, as Spark's `from_json` gives them. All fields of a null payload are null.
 
     Args:
         values: Payloads, text or bytes.
         schema: The fields.
         fail_fast: Whether a payload that does not fit is an error.
-        zone: Of times that name none.
+        zone: Zone of times that name none.
 
     Raises:
         InvalidInput: A payload does not fit, with `fail_fast`.
@@ -194,10 +194,10 @@ def fields_of(values: pa.Array, schema: pa.Schema, fail_fast: bool, zone: tzinfo
 
 
 def quick_fields(values: pa.Array, schema: pa.Schema) -> dict[str, pa.Array] | None:
-    """The same by Arrow's parser, as a whole; None when it has to be done row by row.
+    """The same by Arrow's parser, for all payloads at once; None: they have to be parsed row by row.
 
-    Arrow's parser refuses what does not fit a type, but has ways of its own with times and decimals, so it gets only types with
-    which it agrees with Spark. Dates and times it reads as text, of which the usual form is cast.
+    Arrow's parser refuses values that do not fit a type, but reads times and decimals in its own way. It therefore gets only
+    types on which it agrees with Spark. It reads dates and times as text, which is cast when all of it has the usual form.
     """
     import io
 
@@ -210,7 +210,7 @@ def quick_fields(values: pa.Array, schema: pa.Schema) -> dict[str, pa.Array] | N
     if not all(_is_quick(field.type) or _is_time(field.type) for field in schema if field.name != CORRUPT):
         return None
     if not (pa.types.is_string(values.type) or pa.types.is_large_string(values.type)):
-        # What the database did not check may be no document, or two: the rows would be mixed up.
+        # The database has not checked bytes. A payload that is no document, or two documents, would shift the rows.
         try:
             for value in values.to_pylist():
                 if value is not None:
@@ -220,10 +220,10 @@ def quick_fields(values: pa.Array, schema: pa.Schema) -> dict[str, pa.Array] | N
     wanted = [field.with_type(pa.string()) if _is_time(field.type) else field for field in schema if field.name != CORRUPT]
     try:
         texts = pc.fill_null(values.cast(pa.string()), "{}")
-        # Whatever else is on a line it may take for nothing at all, and a null for an object, which is the end of the process.
+        # Arrow may skip a line that is no object; a null in the place of an object crashes the process.
         if not pc.all(pc.match_substring_regex(texts, _OBJECT)).as_py():
             return None
-        # A whole number is not -0, of which Arrow makes a negative one.
+        # Arrow reads -0 as negative zero, and Spark as the integer 0.
         if pc.any(pc.match_substring_regex(texts, _MINUS_ZERO)).as_py():
             return None
         joined = pc.binary_join(pa.ListArray.from_arrays([0, len(texts)], texts), "\n")[0].as_buffer()
@@ -253,7 +253,7 @@ def quick_fields(values: pa.Array, schema: pa.Schema) -> dict[str, pa.Array] | N
 
 
 def _is_quick(kind: pa.DataType) -> bool:
-    """Whether Arrow's parser agrees with Spark on a type."""
+    """Whether Arrow's parser agrees with Spark's on a type."""
     import pyarrow as pa
 
     if pa.types.is_struct(kind):
@@ -271,14 +271,14 @@ def _is_time(kind: pa.DataType) -> bool:
 
 
 def _plain(column: pa.Array) -> pa.Array:
-    """Without an extension type such as arrow.json."""
+    """The column without an extension type such as arrow.json."""
     import pyarrow as pa
 
     return column.storage if isinstance(column, pa.ExtensionArray) else column
 
 
 def _headers(keys: pa.Array, values: pa.Array, kind: Any) -> pa.Array:
-    """Two lists of a row as one list of pairs."""
+    """The lists of names and of values of each row as one list of pairs."""
     import numpy as np
     import pyarrow as pa
     import pyarrow.compute as pc

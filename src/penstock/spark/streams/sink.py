@@ -1,4 +1,4 @@
-"""Writes a DataFrame to streams: each row becomes one event, exactly once, by the method of `spark.jobs.sink`.
+"""Writes a DataFrame to streams: each row becomes one event, exactly once, by the method of `penstock.spark.writing`.
 
 A task routes keys as any producer does and stages events in the chunks in which the stream will store them. The commit, which
 locks the partitions, then copies chunks without reading them. When a stream has grown meanwhile, the commit routes again.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -17,9 +16,10 @@ import orjson
 
 from penstock.errors import InvalidInput, NotFound
 from penstock.spark import staging
-from penstock.spark.blocking import KEPT
-from penstock.spark.jobs.sink import ONLY_APPEND, BatchWriter, MicroBatchWriter, Staged, as_json, copy, in_json
-from penstock.spark.options import OF_WRITERS, database_url, epoch, refuse_unknown
+from penstock.spark.blocking import DATABASES
+from penstock.spark.json.to_json import as_json, in_json
+from penstock.spark.streams.options import EventWriteOptions
+from penstock.spark.writing import ONLY_APPEND, BatchWriter, MicroBatchWriter, Staged, copy
 from penstock.streams import queries as streams
 from penstock.streams.models import CHUNK, StreamRecord
 from penstock.streams.partitioner import Router
@@ -40,51 +40,6 @@ COLUMNS = {
 # Columns that a reader returns and a writer cannot set; they are ignored so that a DataFrame that was read can be written.
 _IGNORED = ("offset", "timestamp")
 _HINT = f"The columns are {', '.join(COLUMNS)}. All but value may be left out, topic when the option stream is set."
-
-
-@dataclass(frozen=True, slots=True)
-class EventWriteOptions:
-    """How to write events.
-
-    Attributes:
-        url: The database.
-        stream: Stream of all rows; None: the column `topic` says it.
-        writer: Name under which batches are noted as done; None: that of the query, or a new one for each batch write.
-        epoch: Number of a batch write of a named writer; it and all below are written once.
-        checkpoint: Where a streaming query has its checkpoint, as far as Spark says so.
-    """
-
-    url: str
-    stream: str | None
-    writer: str | None = None
-    epoch: int | None = None
-    checkpoint: str | None = None
-
-    @classmethod
-    def wanted(cls, given: Mapping[str, str], schema: StructType) -> bool:
-        """Whether events are written, rather than jobs."""
-        options = {name.lower() for name in given}
-        return "job" not in options and (bool(options & {"stream", "topic"}) or "value" in schema.fieldNames())
-
-    @classmethod
-    def parse(cls, given: Mapping[str, str]) -> EventWriteOptions:
-        """From the options of a writer. Raises `InvalidInput`."""
-        options = {name.lower(): value for name, value in given.items()}
-        refuse_unknown(options, (*OF_WRITERS, "stream", "topic"), "writing events")
-        if options.keys() >= {"stream", "topic"}:
-            raise InvalidInput("the options stream and topic say the same", hint="Give one of them.")
-        return cls(
-            database_url(options),
-            options.get("stream", options.get("topic")),
-            options.get("writer"),
-            epoch(options),
-            options.get("checkpointlocation"),
-        )
-
-    @property
-    def target(self) -> str:
-        """What is written, see `penstock.sink_epochs`."""
-        return "streams" if self.stream is None else f"stream {self.stream}"
 
 
 def event_writer(options: EventWriteOptions, schema: StructType, overwrite: bool) -> BatchWriter:
@@ -112,7 +67,8 @@ def check_schema(options: EventWriteOptions, schema: StructType) -> None:
         raise InvalidInput("the column value is missing", hint=_HINT)
     if options.stream is None and "topic" not in kinds:
         raise InvalidInput(
-            "it is not said which stream the rows are for", hint='Set option("stream", "..."), or have a column topic.'
+            "neither an option nor a column says which stream the rows are for",
+            hint='Set option("stream", "..."), or have a column topic.',
         )
     for name, wanted in COLUMNS.items():
         kind = kinds.get(name)
@@ -123,12 +79,12 @@ def check_schema(options: EventWriteOptions, schema: StructType) -> None:
 
 
 def stage(options: EventWriteOptions, of: staging.Batch, batches: Iterator[pa.RecordBatch]) -> Staged:
-    """Copy events to the staging table under the name of this attempt."""
+    """Copy the rows of a task to the staging table, under a name of this attempt."""
     part = of.part()
     first = next(batches, None)
     if first is None:
         return Staged(of, part, 0)
-    with KEPT.lent(options.url) as database:
+    with DATABASES.lent(options.url) as database:
         known = {stream.name: stream for stream in database.keep_trying(lambda: streams.list_streams(database.database))}
     chunks = Chunks(known, options.stream, of.writer, part)
 
@@ -143,12 +99,12 @@ def stage(options: EventWriteOptions, of: staging.Batch, batches: Iterator[pa.Re
 
 
 class Chunks:
-    """Makes chunks of rows, as the staging table has them.
+    """Makes the chunks of rows that the staging table holds.
 
     Args:
         known: The streams, by name.
-        stream: The stream of all rows; None: the column `topic` says it.
-        writer, part: What the chunks are staged under.
+        stream: The stream of all rows; None: the column `topic` has it.
+        writer, part: Names under which the chunks are staged.
     """
 
     def __init__(self, known: Mapping[str, StreamRecord], stream: str | None, writer: str, part: str) -> None:
@@ -184,7 +140,7 @@ class Chunks:
         )
 
     def of(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        """The rows of a batch as chunks. Raises `NotFound` for a stream that is not there, `InvalidInput`."""
+        """The rows of a batch as chunks. Raises `NotFound` for a stream that does not exist, and `InvalidInput`."""
         import pyarrow.compute as pc
 
         if not batch.num_rows:
@@ -209,7 +165,7 @@ class Chunks:
         given = dict(zip(batch.schema.names, batch.columns, strict=True))
         keys = _text(given["key"], "key") if "key" in given else None
         places, chosen = self._places(stream, keys, given.get("partition"), batch.num_rows)
-        # Rows of a partition together, in their order; those whose partition was chosen apart from those routed by key.
+        # The rows of a partition stay together, in their order; rows whose partition was chosen are separate.
         groups = places * 2 + chosen
         order = np.argsort(groups, kind="stable")
         sorted_groups = groups[order]
@@ -248,7 +204,7 @@ class Chunks:
         return pa.RecordBatch.from_pydict(columns, schema=self.shape())
 
     def _places(self, stream: StreamRecord, keys: pa.Array | None, partitions: pa.Array | None, size: int) -> tuple[Any, Any]:
-        """The partition of each row, and whether a column chose it."""
+        """The partition of each row, and whether the column `partition` chose it."""
         import numpy as np
         import pyarrow as pa
         import pyarrow.compute as pc
@@ -260,7 +216,7 @@ class Chunks:
         else:
             router = self._routers.setdefault(stream.partitions, Router(stream.partitions))
             encoded = keys.dictionary_encode()
-            # Each key is hashed once; a missing index is a missing key, and comes last.
+            # Each key is hashed once. A missing index is a missing key, and its route comes last.
             routes = np.array([*router.places(encoded.dictionary.to_pylist(), keyless), keyless], np.int64)
             places = routes[pc.fill_null(encoded.indices, len(encoded.dictionary)).to_numpy()]
         if partitions is None:
@@ -276,7 +232,7 @@ class Chunks:
 
 
 def _payloads(column: pa.Array, binary: bool, compressed: bool) -> pa.Array:
-    """Payloads as the stream stores them."""
+    """Payloads in the form in which the stream stores them."""
     import pyarrow as pa
     import zstandard
 
@@ -306,7 +262,7 @@ def _text(column: pa.Array, name: str) -> pa.Array:
 
 
 def _headers(column: pa.Array) -> pa.Array:
-    """Headers as JSON text: of pairs as Kafka has them, of a map, or as they are."""
+    """Headers as JSON text, from pairs as Kafka has them, from a map, or from JSON text."""
     import pyarrow as pa
 
     if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
@@ -328,11 +284,11 @@ def _header_name(name: str | None) -> str:
 
 
 def _header(name: str, value: Any) -> Any:
-    """The value of a header as JSON has it, where bytes are text."""
+    """The value of a header in JSON, where bytes are text."""
     try:
         return value.decode() if isinstance(value, bytes) else value
     except UnicodeDecodeError:
         raise InvalidInput(
             f"the header {name} is not UTF-8: {value[:20]!r}",
-            hint="Headers are kept as JSON: write it as text, such as base64(...), or leave it out.",
+            hint="Headers are stored as JSON: write it as text, such as base64(...), or leave it out.",
         ) from None
