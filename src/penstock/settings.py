@@ -116,14 +116,16 @@ class Settings(FromEnvironment):
         description="How long a process whose event loop makes no progress keeps partitions, which have no visibility timeout.",
     )
     poll_interval: Span = Field(default=timedelta(seconds=1), description="Interval at which an idle worker polls.")
-    care_interval: Span = Field(default=timedelta(seconds=1), description="Interval at which a worker looks for lost jobs.")
+    maintenance_interval: Span = Field(
+        default=timedelta(seconds=1), description="Interval at which a worker looks for lost jobs."
+    )
     handover_grace: Span = Field(
         default=timedelta(seconds=10), description="Time for running handlers of pools when their slot moves to another worker."
     )
     shutdown_grace: Span = Field(default=timedelta(seconds=30), description="Time for running handlers at shutdown.")
     autoscale_interval: Span = Field(default=timedelta(seconds=5), description="Interval at which --autoscale measures the load.")
     autoscale_settle: Span = Field(default=timedelta(seconds=15), description="Pause of --autoscale after each step.")
-    autoscale_patience: Span = Field(
+    autoscale_cooldown: Span = Field(
         default=timedelta(seconds=60), description="How long fewer workers must suffice before --autoscale removes one."
     )
     archive_retention: Span | None = Field(

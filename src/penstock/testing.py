@@ -301,7 +301,7 @@ async def consumed(stream: Stream[Any], group: str, *, timeout: timedelta = time
             if late:
                 at = ", ".join(
                     f"partition {part.partition} at {part.next} of {ends[part.partition]}"
-                    + (f" ({part.failing_because})" if part.failing_because else "")
+                    + (f" ({part.failing_error})" if part.failing_error else "")
                     for part in behind
                 )
                 raise TimeoutError(f"group {group} of stream {stream.name} is behind: {at}")

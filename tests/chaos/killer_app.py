@@ -13,7 +13,7 @@ from typing import Any
 
 from penstock import Backoff, Job, Options, Penstock, Settings
 
-app = Penstock(settings=Settings(dead_after=2.0, heartbeat_interval=0.4, care_interval=0.2, concurrency=20, threads=4))
+app = Penstock(settings=Settings(dead_after=2.0, heartbeat_interval=0.4, maintenance_interval=0.2, concurrency=20, threads=4))
 QUICK = Backoff(base=timedelta(milliseconds=50), cap=timedelta(milliseconds=200))
 LEASE = timedelta(seconds=4)
 

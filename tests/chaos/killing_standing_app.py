@@ -9,7 +9,7 @@ from typing import Any
 
 from penstock import Event, Penstock, Settings, Standing
 
-app = Penstock(settings=Settings(dead_after=2.0, heartbeat_interval=0.4, care_interval=0.2))
+app = Penstock(settings=Settings(dead_after=2.0, heartbeat_interval=0.4, maintenance_interval=0.2))
 pool = app.pool("tenants", slots=16)
 
 

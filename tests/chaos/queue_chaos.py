@@ -66,7 +66,7 @@ class Fleet:
             "CHAOS_SABOTAGE": sabotage,
             "PENSTOCK_HEARTBEAT_INTERVAL": "0.5",
             "PENSTOCK_DEAD_AFTER": "2",
-            "PENSTOCK_CARE_INTERVAL": "0.3",
+            "PENSTOCK_MAINTENANCE_INTERVAL": "0.3",
         }
         self._log = history.with_suffix(".log").open("ab")
         self._stopped: set[int] = set()

@@ -14,7 +14,7 @@ from penstock import Backoff, Job, Options, Penstock, Settings, Tick
 from penstock.postgres.database import Database
 from penstock.schedules import queries as schedules
 
-app = Penstock(settings=Settings(dead_after=2.0, heartbeat_interval=0.4, care_interval=0.2, poll_interval=0.2))
+app = Penstock(settings=Settings(dead_after=2.0, heartbeat_interval=0.4, maintenance_interval=0.2, poll_interval=0.2))
 enqueue_run = schedules.enqueue_run
 chance = random.Random(os.environ.get("SCHEDULE_SEED"))
 

@@ -22,7 +22,7 @@ from penstock import Penstock, Status
 ENVIRONMENT = {
     "PENSTOCK_HEARTBEAT_INTERVAL": "0.3",
     "PENSTOCK_DEAD_AFTER": "1.5",
-    "PENSTOCK_CARE_INTERVAL": "0.2",
+    "PENSTOCK_MAINTENANCE_INTERVAL": "0.2",
 }
 
 

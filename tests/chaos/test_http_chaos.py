@@ -38,7 +38,7 @@ SERVICE = Path(__file__).parents[1] / "http" / "downstream_service.py"
 QUICK = {
     "PENSTOCK_HEARTBEAT_INTERVAL": "0.5",
     "PENSTOCK_DEAD_AFTER": "2",
-    "PENSTOCK_CARE_INTERVAL": "0.3",
+    "PENSTOCK_MAINTENANCE_INTERVAL": "0.3",
     "PENSTOCK_COMMAND_TIMEOUT": "5",
     "PENSTOCK_DOWNSTREAM_TIMEOUT_S": "2",
 }

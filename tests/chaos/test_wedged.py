@@ -21,7 +21,7 @@ KEYS, JOBS, WORKERS = 24, 12, 3
 ENVIRONMENT = {
     "PENSTOCK_HEARTBEAT_INTERVAL": "0.3",
     "PENSTOCK_DEAD_AFTER": "1.5",
-    "PENSTOCK_CARE_INTERVAL": "0.2",
+    "PENSTOCK_MAINTENANCE_INTERVAL": "0.2",
 }
 # Longer than a worker may be silent; and longer than its keys wait for it.
 SLOW_S, WEDGED_S = 4.0, 14.0

@@ -19,11 +19,11 @@ COMMANDS = {
 SHOP = "from penstock import Penstock\napp = Penstock()\n\n@app.job('pack')\nasync def pack(job): ...\n"
 
 
-async def start(url: str, folder: Path, arguments: list[str], patience_s: float) -> Process:
+async def start(url: str, folder: Path, arguments: list[str], timeout_s: float) -> Process:
     (folder / "shop.py").write_text(SHOP)
     settings = {
         "PENSTOCK_DATABASE_URL": url,
-        "PENSTOCK_START_TIMEOUT": str(patience_s),
+        "PENSTOCK_START_TIMEOUT": str(timeout_s),
         "PENSTOCK_HTTP_TOKEN": "token-of-the-tests",
     }
     return await asyncio.create_subprocess_exec(

@@ -202,7 +202,7 @@ def test_a_group_is_moved_paused_and_resumed(client: httpx.Client) -> None:
     assert client.post(f"{groups}/pause", json={"reason": "a look at it"}).json() == {"partitions": 1}
     assert client.post(f"{groups}/pause").json() == {"partitions": 0}
     assert data(member.read()) == []
-    assert group(client, stream)["partitions"][0]["paused_because"] == "a look at it"
+    assert group(client, stream)["partitions"][0]["pause_reason"] == "a look at it"
     assert client.post(f"{groups}/resume", json={"partitions": [0]}).json() == {"partitions": 1}
     assert len(data(member.read())) == 5
 
@@ -241,7 +241,7 @@ def test_a_member_notes_that_it_fails(client: httpx.Client) -> None:
 
     def failing() -> Any:
         lag = group(client, stream)["partitions"][0]
-        return lag["failing_offset"], lag["failing_attempt"], lag["failing_because"]
+        return lag["failing_offset"], lag["failing_attempt"], lag["failing_error"]
 
     assert note().json() == {"noted": True}
     assert failing() == (0, 1, "ConnectError: refused")
@@ -266,7 +266,7 @@ def test_the_clients_note_failures(client: httpx.Client, served: Served) -> None
         (batch,) = member.read().batches
         assert member.fail(batch, "ConnectError: refused", attempt=2)
         (lag,) = orders.lag("g")
-        assert (lag.failing_offset, lag.failing_attempt, lag.failing_because) == (0, 2, "ConnectError: refused")
+        assert (lag.failing_offset, lag.failing_attempt, lag.failing_error) == (0, 2, "ConnectError: refused")
         member.commit(batch)
         assert not member.fail(batch, "late")
 

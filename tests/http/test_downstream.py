@@ -23,7 +23,7 @@ from conftest import eventually
 from penstock.testing import TemporaryDatabases
 
 HERE = Path(__file__).parent
-QUICK = {"PENSTOCK_HEARTBEAT_INTERVAL": "0.5", "PENSTOCK_DEAD_AFTER": "2", "PENSTOCK_CARE_INTERVAL": "0.2"}
+QUICK = {"PENSTOCK_HEARTBEAT_INTERVAL": "0.5", "PENSTOCK_DEAD_AFTER": "2", "PENSTOCK_MAINTENANCE_INTERVAL": "0.2"}
 
 
 class Site:
@@ -322,7 +322,7 @@ async def test_a_type_that_hangs_takes_neither_the_connections_of_others_nor_the
     own_site.start_service()
     more = {"delivery_strategy": strategy, "attempts": 1, "concurrency": 1000}
     hanging, other = own_site.type(time_limit_s=1, **more), own_site.type(**more)
-    # The service answers after its caller lost patience, so each request holds a connection for a second.
+    # The service answers after its caller gave up, so each request holds a connection for a second.
     ids = [put(own_site.client, hanging, data={"act": "late", "answer_s": 30, "sleep_s": 60})["id"] for _ in range(24)]
     own_site.start_dequeuer(HTTP_MAX_IDLE_CONNS="8")
     await eventually(lambda: any(own_site.events(id, "request") for id in ids), "the first request")

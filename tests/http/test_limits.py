@@ -27,7 +27,7 @@ QUICK = {
 
 @pytest.fixture(scope="module")
 def strict(databases: TemporaryDatabases) -> Iterator[Served]:
-    """A server that soon loses patience."""
+    """A server with short time limits."""
     with databases.database() as url, serving(url, **QUICK) as served:
         with served.client() as client:
             body = {"name": "echo", "delivery_strategy": "at_least_once", "attempts": 3, "concurrency": 5}
@@ -67,7 +67,7 @@ def drip(connection: socket.socket, piece: bytes) -> bytes:
             continue
         except (ConnectionResetError, BrokenPipeError):
             return said
-    pytest.fail("the server has too much patience")
+    pytest.fail("the server does not limit the time")
 
 
 HEAD = b"GET /v1/jobs HTTP/1.1\r\nHost: x\r\n"

@@ -71,7 +71,7 @@ def test_a_growth_that_waits_for_a_paused_partition_is_shown(client: httpx.Clien
     client.put(f"{groups}/g/members/m", json={})
     client.post(f"{groups}/g/pause", json={"partitions": [0], "reason": "lunch"})
     client.patch(f"/v1/streams/{name}", json={"partitions": 3})
-    held = {"group": "g", "partition": 0, "paused_because": "lunch", "quarantined": False, "holds": [1, 2]}
+    held = {"group": "g", "partition": 0, "pause_reason": "lunch", "quarantined": False, "holds": [1, 2]}
     assert client.get(f"/v1/streams/{name}").json()["held_back"] == [held]
     assert [at["waits_for"] for at in client.get(f"{groups}/g").json()["partitions"]] == [[], [0], [0]]
     client.post(f"{groups}/g/seek", json={"offsets": {"0": 1}})

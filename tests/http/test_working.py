@@ -223,7 +223,7 @@ async def test_waits_end_with_their_clients(served: Served, client: httpx.Client
 
 
 def test_an_unknown_type_is_known_at_once(client: httpx.Client) -> None:
-    # The client's patience is shorter than the wait.
+    # The client's time limit is shorter than the wait.
     assert client.post("/v1/jobs/nope/claim", json={"worker": "w1", "wait": "250s"}).status_code == 404
 
 

@@ -311,7 +311,7 @@ async def test_a_handler_that_keeps_failing_is_seen_in_the_lag(url: str, sql: Sq
                 return lags[0] if lags and lags[0].failing_since is not None else None
 
             first = await eventually(failing, "the note of a failure")
-            assert (first.failing_offset, first.failing_because) == (1, "ConnectionError: the bank does not answer")
+            assert (first.failing_offset, first.failing_error) == (1, "ConnectionError: the bank does not answer")
 
             async def later() -> Any:
                 found = await failing()
@@ -324,7 +324,7 @@ async def test_a_handler_that_keeps_failing_is_seen_in_the_lag(url: str, sql: Sq
             mended = True
             await consumed(orders, "billing")
         [lag] = await orders.lag("billing")
-        assert (lag.next, lag.failing_since, lag.failing_offset, lag.failing_attempt, lag.failing_because) == (3, *[None] * 4)
+        assert (lag.next, lag.failing_since, lag.failing_offset, lag.failing_attempt, lag.failing_error) == (3, *[None] * 4)
 
 
 async def groups(sql: Sql) -> bool:

@@ -127,7 +127,7 @@ class Pair:
         return set(evicted), before - set(self.model.members)
 
     async def silence(self, member: str, dead_after: timedelta, session: UUID | None) -> None:
-        """A server that has just started counts as a heartbeat of all, so the patience is what changes."""
+        """A server that has just started counts as a heartbeat of all, so the time limit is what changes."""
         await self.database.fetch(
             "update penstock.members set dead_after = $3"
             " where group_name = $1 and id = $2 and ($4::uuid is null or session = $4)",

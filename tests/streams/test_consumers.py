@@ -281,7 +281,7 @@ async def test_quarantine_pauses_one_partition_visibly(app: Penstock, sql: Sql) 
         await eventually(quarantined, "one partition to be in quarantine and the others done")
         stuck = (await events.lag("g"))[place.partition]
         assert stuck.next == place.offset
-        assert stuck.paused_because == f"offset {place.offset}: ValueError: fifty"
+        assert stuck.pause_reason == f"offset {place.offset}: ValueError: fifty"
         broken = False
         assert await events.resume("g") == 1
         await eventually(caught_up(events, "g"))
@@ -476,7 +476,7 @@ async def test_a_paused_partition_waits(app: Penstock) -> None:
     async with running_worker(app) as worker:
         await eventually(lambda: seen == [0])
         assert await events.pause("g", [0], reason="maintenance") == 1
-        assert (await events.lag("g"))[0].paused_because == "maintenance"
+        assert (await events.lag("g"))[0].pause_reason == "maintenance"
         await eventually(lambda: worker._consumers[0].partitions[0].paused, "the consumer to hear of it")
         await events.append(1, key=paused)
         # One fetch serves all partitions: whoever has heard of what came later would have this one too.
@@ -645,8 +645,8 @@ async def test_a_growth_that_waits_for_a_paused_partition_says_so(app: Penstock)
             assert "resume" in said[0]["hint"]
             (held,) = await events.held_back("g")
             assert (held.group, held.partition, held.holds) == ("g", place, [2, 3])
-            assert held.paused_because is not None
-            assert held.paused_because.endswith("ValueError: one")
+            assert held.pause_reason is not None
+            assert held.pause_reason.endswith("ValueError: one")
             assert [lag.waits_for for lag in await events.lag("g")][2:] == [[place], [place]]
             broken = False
             await events.resume("g")

@@ -155,4 +155,4 @@ async def test_what_is_gone_is_said_of_its_own_partition(app: Penstock, sql: Sql
         reason = (
             f"offset 0 of partition {lag.partition} of stream events is gone: the first stored offset is {firsts[lag.partition]}"
         )
-        assert lag.paused_because == reason
+        assert lag.pause_reason == reason

@@ -205,7 +205,7 @@ async def test_only_an_administrator_drops(app: Penstock, sql: Sql) -> None:
     assert set(await what_is_left(sql)) == {"retired_segments", "tables"}
 
 
-async def test_who_drops_or_grows_in_a_transaction_keeps_its_own_patience(app: Penstock, sql: Sql) -> None:
+async def test_who_drops_or_grows_in_a_transaction_keeps_its_own_lock_timeout(app: Penstock, sql: Sql) -> None:
     await app.stream("events", int, partitions=1).declare()
     async with sql.transaction():
         await sql.execute("set local lock_timeout = '7s'")

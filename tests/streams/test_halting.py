@@ -60,12 +60,12 @@ async def test_only_the_consumer_halts_and_its_worker_works_on(app: Penstock) ->
 
     async def halted() -> bool:
         found = await lags(events, "billing")
-        return any(lag.halted_because for lag in found) and all(lag.owner is None for lag in found)
+        return any(lag.halt_error for lag in found) and all(lag.owner is None for lag in found)
 
     await eventually(halted, "the member to have left its group")
     lag = (await events.lag("billing"))[bad]
-    assert (lag.next, lag.halted_because, lag.paused_at) == (BAD, f"offset {BAD}: ValueError: seven", None)
-    assert [other.halted_because for other in await events.lag("billing") if other.partition != bad] == [None] * 3
+    assert (lag.next, lag.halt_error, lag.paused_at) == (BAD, f"offset {BAD}: ValueError: seven", None)
+    assert [other.halt_error for other in await events.lag("billing") if other.partition != bad] == [None] * 3
     # Whoever looks at the worker sees it, though it lives and works.
     database = await app.database()
 
@@ -101,7 +101,7 @@ async def test_handlers_of_other_partitions_finish_what_they_have_in_hand(app: P
     running = asyncio.create_task(worker.run())
 
     async def noted() -> Any:
-        return (await events.lag("g"))[bad].halted_because if in_hand else None
+        return (await events.lag("g"))[bad].halt_error if in_hand else None
 
     await eventually(noted, "the consumer to halt")
     release.set()
@@ -140,7 +140,7 @@ async def test_another_member_takes_over_and_gets_the_event_again(app: Penstock,
         worker.stop()
         await running
     assert seen == {at: list(range(20)) for at in range(PARTITIONS)}
-    assert [lag.halted_because for lag in await events.lag("g")] == [None] * PARTITIONS
+    assert [lag.halt_error for lag in await events.lag("g")] == [None] * PARTITIONS
 
 
 async def test_attempts_come_first_and_a_move_past_the_event_ends_it(app: Penstock) -> None:
@@ -159,4 +159,4 @@ async def test_attempts_come_first_and_a_move_past_the_event_ends_it(app: Pensto
             await (await app.worker()).run()
     assert tried == [0, 1, 1, 1, 1]
     await events.seek("g", {0: 2})
-    assert (await events.lag("g"))[0].halted_because is None
+    assert (await events.lag("g"))[0].halt_error is None

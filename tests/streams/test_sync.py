@@ -16,7 +16,7 @@ import sqlalchemy
 from penstock import Conflict, DatabaseUnavailable, Event, InvalidInput, Job, NewEvent, NewJob, NewMessage, Penstock, Status
 from penstock.worker import Worker
 
-PATIENCE = timedelta(seconds=1)
+IDLE_TIMEOUT = timedelta(seconds=1)
 
 
 @pytest.fixture
@@ -44,14 +44,14 @@ def test_events_are_appended_read_and_followed(plain: Penstock, url: str) -> Non
     assert (receipts[0], again[0]) == (again[0], receipts[0])
     assert [event.data for event in events.sync.read(first.partition)][:4] == [0, 1, 2, 4]
     assert events.sync.load(NewEvent(n, "a") for n in range(5, 8)) == 3
-    followed = [event.data for event in events.sync.tail("earliest", idle_timeout=PATIENCE)]
+    followed = [event.data for event in events.sync.tail("earliest", idle_timeout=IDLE_TIMEOUT)]
     assert sorted(followed) == list(range(8))
 
 
 def test_a_group_is_dropped(plain: Penstock) -> None:
     events = plain.stream("events", int, partitions=1)
     events.sync.append(1)
-    with events.sync.consume("g", idle_timeout=PATIENCE) as batches:
+    with events.sync.consume("g", idle_timeout=IDLE_TIMEOUT) as batches:
         assert next(iter(batches)).records() == [1]
     events.sync.drop_group("g")
     assert events.sync.lag() == []
@@ -79,7 +79,7 @@ def test_a_group_is_consumed_exactly_once_with_a_connection_that_blocks(plain: P
                     connection.cursor().executemany("insert into written values (%s)", [(n,) for n in batch.records()])
                     batch.commit_blocking(connection)
                 raise ZeroDivisionError
-        with events.sync.consume("g", max_batch_size=10, idle_timeout=PATIENCE) as batches:
+        with events.sync.consume("g", max_batch_size=10, idle_timeout=IDLE_TIMEOUT) as batches:
             for batch in batches:
                 with connection.transaction():
                     connection.cursor().executemany("insert into written values (%s)", [(n,) for n in batch.records()])

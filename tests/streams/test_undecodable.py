@@ -92,7 +92,7 @@ async def test_frames_that_cannot_be_unpacked_follow_the_policy(app: Penstock, s
 
 async def stopped(stream: Stream[Any]) -> bool:
     with suppress(NotFound):
-        return any(lag.quarantined or lag.halted_because for lag in await stream.lag("g"))
+        return any(lag.quarantined or lag.halt_error for lag in await stream.lag("g"))
     return False
 
 

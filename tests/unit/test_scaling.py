@@ -46,18 +46,18 @@ def decisions(scale: Autoscale, steps: list[tuple[float, int, int]], local: int)
 
 
 def test_more_come_at_once_and_then_it_waits_to_see() -> None:
-    scale = Autoscale(1, 8, settle_s=15, patience_s=60)
+    scale = Autoscale(1, 8, settle_s=15, cooldown_s=60)
     assert decisions(scale, [(0, 2, 1), (5, 4, 2), (15, 4, 2), (31, 99, 4)], 1) == [2, 2, 4, 8]
 
 
 def test_fewer_go_one_by_one_after_a_while() -> None:
-    scale = Autoscale(1, 8, settle_s=15, patience_s=60)
+    scale = Autoscale(1, 8, settle_s=15, cooldown_s=60)
     steps = [(0, 3, 4), (59, 3, 4), (60, 3, 4), (61, 2, 3), (76, 2, 3)]
     assert decisions(scale, steps, 4) == [4, 4, 3, 3, 2]
 
 
-def test_a_moment_of_load_ends_the_patience() -> None:
-    scale = Autoscale(1, 8, settle_s=1, patience_s=60)
+def test_a_moment_of_load_ends_the_cooldown() -> None:
+    scale = Autoscale(1, 8, settle_s=1, cooldown_s=60)
     assert decisions(scale, [(0, 3, 4), (50, 4, 4), (70, 3, 4), (120, 3, 4), (130, 3, 4)], 4) == [4, 4, 4, 4, 3]
 
 
@@ -72,10 +72,10 @@ def test_a_moment_of_load_ends_the_patience() -> None:
     ],
 )
 def test_a_machine_does_its_share_within_its_limits(advised: int, workers: int, local: int, expected: int) -> None:
-    scale = Autoscale(1, 6, settle_s=15, patience_s=60)
+    scale = Autoscale(1, 6, settle_s=15, cooldown_s=60)
     assert scale.decide(advice(advised, workers) if advised else [], local, 0.0) == expected
 
 
 def test_the_type_that_needs_most_decides() -> None:
-    scale = Autoscale(1, 9, settle_s=0, patience_s=0)
+    scale = Autoscale(1, 9, settle_s=0, cooldown_s=0)
     assert scale.decide(advice(1, 3) + advice(5, 3) + advice(3, 3), 3, 0.0) == 5

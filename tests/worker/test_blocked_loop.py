@@ -20,7 +20,7 @@ APP = """
 import asyncio, os, time
 from datetime import timedelta
 from penstock import Job, Options, Penstock, Settings
-app = Penstock(settings=Settings(dead_after=1.0, heartbeat_interval=0.3, care_interval=0.2))
+app = Penstock(settings=Settings(dead_after=1.0, heartbeat_interval=0.3, maintenance_interval=0.2))
 LEASE = timedelta(seconds=float(os.environ.get("LEASE_S", "300")))
 
 def note(job, word):

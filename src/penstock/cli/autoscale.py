@@ -47,7 +47,7 @@ class Autoscaler:
         self._names = set(names)
         self._wait_s = wait_s
         self._interval_s = settings.autoscale_interval.total_seconds()
-        self._scale = Autoscale(low, high, settings.autoscale_settle.total_seconds(), settings.autoscale_patience.total_seconds())
+        self._scale = Autoscale(low, high, settings.autoscale_settle.total_seconds(), settings.autoscale_cooldown.total_seconds())
         self._advice: Sequence[ScaleAdvice] = ()
         threading.Thread(target=lambda: asyncio.run(self._read()), name="penstock-autoscale", daemon=True).start()
 

@@ -162,7 +162,7 @@ def groups(name: Name, as_json: AsJson = False) -> None:
         group["unowned"] += lag.owner is None
         group["paused"] += lag.paused_at is not None
         group["quarantined"] += lag.quarantined
-        group["halted"] += lag.halted_because is not None
+        group["halted"] += lag.halt_error is not None
         group["failing"] += lag.failing_since is not None
         group["waiting"] += bool(lag.waits_for)
         group["owners"] |= {lag.owner} - {None}
@@ -184,11 +184,11 @@ def lag(
         print_json(found)
         return
     print_table(
-        ["group", "partition", "next", "end", "lag", "owner", "committed at", "paused since", "because", "waits for"],
+        ["group", "partition", "next", "end", "lag", "owner", "committed at", "paused since", "reason", "waits for"],
         [
             (
                 f.group, f.partition, f.next, f.end, f.lag, f.owner, f.committed_at, f.paused_at,
-                f.paused_because or (f"halted: {f.halted_because}" if f.halted_because else "fails" if f.failing_since else None),
+                f.pause_reason or (f"halted: {f.halt_error}" if f.halt_error else "fails" if f.failing_since else None),
                 ", ".join(map(str, f.waits_for)) or None,
             )
             for f in found
@@ -269,7 +269,7 @@ def _say_failing(lags: list[Lag]) -> None:
         if lag.failing_since is not None:
             out.print(
                 f"group {lag.group}: partition {lag.partition} fails at {lag.failing_offset} since"
-                f" {lag.failing_since.isoformat(' ', 'seconds')}, attempt {lag.failing_attempt} or later: {lag.failing_because}",
+                f" {lag.failing_since.isoformat(' ', 'seconds')}, attempt {lag.failing_attempt} or later: {lag.failing_error}",
                 highlight=False, markup=False, soft_wrap=True,
             )  # fmt: skip
 

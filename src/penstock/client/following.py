@@ -21,7 +21,7 @@ class Following:
 
     path: str
     params: Mapping[str, Any]
-    patience_s: float
+    retry_for_s: float
     last: str | None = None
     since: float = field(default_factory=time.monotonic)
     tries: int = 0
@@ -46,7 +46,7 @@ class Following:
 
     def broke(self, error: Exception) -> float:
         """How long to wait before the next try. Raises `DatabaseUnavailable` when that went on for too long."""
-        if time.monotonic() - self.since > self.patience_s:
+        if time.monotonic() - self.since > self.retry_for_s:
             raise unavailable(error) from error
         self.tries += 1
         return min(0.1 * 2.0**self.tries, 2.0) * random.uniform(0.5, 1.0)

@@ -26,7 +26,7 @@ from penstock.jobs import http_queries as http
 from penstock.jobs.models import JobCounts
 from penstock.postgres.database import Database
 
-_PATIENCE_S = 10.0
+_CALL_TIMEOUT_S = 10.0
 R = TypeVar("R")
 P = TypeVar("P")
 
@@ -92,10 +92,10 @@ class Service:
                 headers={"Retry-After": "1"},
             )
 
-    async def patiently(self, call: Awaitable[R]) -> R:
+    async def with_time_limit(self, call: Awaitable[R]) -> R:
         """A call that is repeated while the database is away, as workers like it, for as long as a request may take."""
         try:
-            async with asyncio.timeout(_PATIENCE_S):
+            async with asyncio.timeout(_CALL_TIMEOUT_S):
                 return await call
         except TimeoutError:
             raise DatabaseUnavailable("the database is not available") from None

@@ -98,13 +98,13 @@ class Autoscale:
         low: Minimum number of workers.
         high: Maximum number of workers.
         settle_s: Pause after each step.
-        patience_s: For how long fewer workers must suffice before the first one is removed.
+        cooldown_s: For how long fewer workers must suffice before the first one is removed.
     """
 
     low: int
     high: int
     settle_s: float
-    patience_s: float
+    cooldown_s: float
     _stepped_at: float = field(default=-inf, init=False)
     _fewer_since: float | None = field(default=None, init=False)
 
@@ -128,7 +128,7 @@ class Autoscale:
         if wanted > local:
             self._stepped_at = now
             return wanted
-        if self._fewer_since is not None and now - self._fewer_since >= self.patience_s:
+        if self._fewer_since is not None and now - self._fewer_since >= self.cooldown_s:
             self._stepped_at = now
             return local - 1
         return local

@@ -20,7 +20,7 @@ from penstock.jobs.models import ClaimedJob
 
 _FULL_SCAN_EVERY_S = 1.0
 _FULL_SCAN_SHARE = 20.0  # a full scan may take at most a twentieth of the time
-_PATIENCE_S = 0.1
+_HORIZON_WAIT_S = 0.1
 _MOST_PENDING = 512
 
 
@@ -41,7 +41,7 @@ class Watermarks:
             # A transaction that stays open for long holds the horizon: go past it, and leave what it may still
             # bring to the full scans.
             for seq, _, seen_at in reversed(self._pending[name, priority]):
-                if seen_at < now - _PATIENCE_S:
+                if seen_at < now - _HORIZON_WAIT_S:
                     watermark = max(watermark, seq)
                     break
             watermarks.setdefault(name, {})[str(priority)] = watermark

@@ -17,9 +17,9 @@ _GROUP: dict[str, Any] = {
     "group": "billing", "lag": 12,
     "partitions": [{
         "partition": 0, "next": 81, "end": 93, "lag": 12, "owner": "billing-1", "committed_at": _AT, "paused_at": None,
-        "paused_because": None, "quarantined": False, "halted_because": None, "waits_for": [],
+        "pause_reason": None, "quarantined": False, "halt_error": None, "waits_for": [],
         "failing_since": _AT, "failing_offset": 81, "failing_attempt": 7,
-        "failing_because": "ConnectError: All connection attempts failed",
+        "failing_error": "ConnectError: All connection attempts failed",
     }],
 }  # fmt: skip
 
@@ -37,14 +37,14 @@ class Lag:
         owner: Member that consumes the partition; None: no member does.
         committed_at: Time of the group's last commit.
         paused_at: Time since which the partition is paused; None: it is not paused.
-        paused_because: Reason of the pause.
+        pause_reason: Reason of the pause.
         quarantined: Whether a failing event paused it.
-        halted_because: Error at which a consumer halted before the next event, until that event is done; None: none has halted.
+        halt_error: Error at which a consumer halted before the next event, until that event is done; None: none has halted.
         waits_for: Older partitions that the group has to finish first, since the stream grew; empty: it does not wait.
         failing_since: Time since which a handler fails at an event, until that event is done; None: no handler fails.
         failing_offset: Offset of the first event of the batch at which the handler fails.
         failing_attempt: Attempt that was recorded last; not every attempt is recorded.
-        failing_because: Error of that attempt.
+        failing_error: Error of that attempt.
     """
 
     group: Annotated[str, Field(exclude=True)]
@@ -55,14 +55,14 @@ class Lag:
     owner: str | None
     committed_at: datetime | None
     paused_at: datetime | None
-    paused_because: str | None
+    pause_reason: str | None
     quarantined: bool
-    halted_because: Annotated[str | None, Field(description="The error at which a consumer halted before the next event.")]
+    halt_error: Annotated[str | None, Field(description="The error at which a consumer halted before the next event.")]
     waits_for: Annotated[list[int], Field(description="Older partitions to be finished first, since the stream grew.")]
     failing_since: Annotated[datetime | None, Field(description="Since when a handler has failed at an event; null: none does.")]
     failing_offset: Annotated[int | None, Field(description="The first event of the batch at which it fails.")]
     failing_attempt: Annotated[int | None, Field(description="The attempt that was noted last; not every one is.")]
-    failing_because: Annotated[str | None, Field(description="Its error.")]
+    failing_error: Annotated[str | None, Field(description="Its error.")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +110,7 @@ def held_back(lags: Iterable[Lag]) -> list[HeldBack]:
         for older in lag.waits_for:
             waiting.setdefault((lag.group, older), []).append(lag.partition)
     return [
-        HeldBack(lag.group, lag.partition, lag.paused_because, lag.quarantined, holds)
+        HeldBack(lag.group, lag.partition, lag.pause_reason, lag.quarantined, holds)
         for lag in found
         if lag.paused_at is not None and (holds := waiting.get((lag.group, lag.partition)))
     ]

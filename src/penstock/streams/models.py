@@ -286,14 +286,14 @@ class HeldBack:
     Attributes:
         group: Name of the consumer group.
         partition: Paused partition. Resume it, or move the group past its events.
-        paused_because: Reason of the pause.
+        pause_reason: Reason of the pause.
         quarantined: Whether a failing event paused it.
         holds: New partitions that wait for it.
     """
 
     group: str
     partition: int
-    paused_because: str | None
+    pause_reason: str | None
     quarantined: bool
     holds: list[int]
 

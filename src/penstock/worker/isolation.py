@@ -6,7 +6,7 @@ has nothing in flight and everything is settled, and runs them one after the oth
 its ordinary way; what ends the process is archived as failed with the reason `quarantined` by the worker that recovers it.
 
 So that the ordinary work goes on, one worker in four does this at a time, for a few seconds, and then works as usual for at
-least as long. A worker that does not get empty in time tries again later with more patience. Standing jobs and consumers of
+least as long. A worker that does not get empty in time tries again later and waits longer. Standing jobs and consumers of
 streams run beside: they are not set apart by anything.
 """
 
@@ -30,8 +30,8 @@ from penstock.settings import Settings
 
 log = get_logger("penstock.isolation")
 _SESSION_S = 5.0
-_LEAST_PATIENCE_S = 5.0
-_MOST_PATIENCE_S = 3_600.0
+_FIRST_WAIT_S = 5.0
+_LONGEST_WAIT_S = 3_600.0
 _LOOK_S = 0.01
 
 
@@ -70,10 +70,10 @@ class Isolation:
     ) -> None:
         self._database = database
         self._fetchers = fetchers
-        self._interval = settings.care_interval.total_seconds()
+        self._interval = settings.maintenance_interval.total_seconds()
         self._settled = settled
         self._worker = worker
-        self._patience_s = _LEAST_PATIENCE_S
+        self._wait_s = _FIRST_WAIT_S
         self._stopping = asyncio.Event()
 
     def stop(self) -> None:
@@ -101,11 +101,11 @@ class Isolation:
             async with AsyncExitStack() as stack:
                 for fetcher in self._fetchers:
                     await stack.enter_async_context(fetcher.paused)
-                if not await self._emptied(self._patience_s):
-                    log.info("isolation_put_off", waited_s=self._patience_s)
-                    self._patience_s = min(self._patience_s * 2, _MOST_PATIENCE_S)
+                if not await self._emptied(self._wait_s):
+                    log.info("isolation_put_off", waited_s=self._wait_s)
+                    self._wait_s = min(self._wait_s * 2, _LONGEST_WAIT_S)
                     return
-                self._patience_s = _LEAST_PATIENCE_S
+                self._wait_s = _FIRST_WAIT_S
                 until = time.monotonic() + _SESSION_S
                 while time.monotonic() < until and not self._stopping.is_set() and await self._run_one():
                     pass
@@ -124,8 +124,8 @@ class Isolation:
                 return True
         return False
 
-    async def _emptied(self, patience_s: float | None) -> bool:
-        until = float("inf") if patience_s is None else time.monotonic() + patience_s
+    async def _emptied(self, wait_s: float | None) -> bool:
+        until = float("inf") if wait_s is None else time.monotonic() + wait_s
         while not all(fetcher.source.empty for fetcher in self._fetchers):
             if time.monotonic() >= until or self._stopping.is_set():
                 return False

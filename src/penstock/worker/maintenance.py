@@ -94,7 +94,7 @@ class Maintenance:
             except PenstockError as error:
                 log.warning("promotion_failed", error=error)
             took = time.monotonic() - started
-            longest = self._settings.care_interval.total_seconds()
+            longest = self._settings.maintenance_interval.total_seconds()
             wait = longest if due_in is None else min(max(due_in, 0.0), longest)
             # Never more than a tenth of the time, and shared among the workers.
             await asyncio.sleep(min(max(0.01, took * 10), 5.0) * self._share())
@@ -104,12 +104,12 @@ class Maintenance:
         """Take back the jobs of dead workers and ended leases, expire and prune, until cancelled."""
         pruned_at = tended_at = time.monotonic()
         while True:
-            await asyncio.sleep(self._settings.care_interval.total_seconds() * self._share() * random.uniform(0.7, 1.3))
+            await asyncio.sleep(self._settings.maintenance_interval.total_seconds() * self._share() * random.uniform(0.7, 1.3))
             await self._try(self._recover())
             await self._try(self._expire())
             if (
                 time.monotonic() - tended_at
-                > min(_TEND_EVERY_S, self._settings.care_interval.total_seconds() * 5) * self._share()
+                > min(_TEND_EVERY_S, self._settings.maintenance_interval.total_seconds() * 5) * self._share()
             ):
                 tended_at = time.monotonic()
                 await self._try(self._tend())
@@ -126,7 +126,7 @@ class Maintenance:
     async def _tend_streams_now_and_then(self) -> None:
         """Begin new segments of streams, apply retention and compaction, until cancelled."""
         while True:
-            pause = min(_TEND_EVERY_S, self._settings.care_interval.total_seconds() * 5)
+            pause = min(_TEND_EVERY_S, self._settings.maintenance_interval.total_seconds() * 5)
             await asyncio.sleep(pause * self._share() * random.uniform(0.7, 1.3))
             await self._try(self.tend_streams())
 

@@ -23,11 +23,11 @@ from penstock.streams.reader import Start
 class AsyncStream:
     """A stream on the server. Made by `AsyncClient.stream`."""
 
-    def __init__(self, send: AsyncSend, http: httpx.AsyncClient, name: str, patience_s: float) -> None:
+    def __init__(self, send: AsyncSend, http: httpx.AsyncClient, name: str, retry_for_s: float) -> None:
         self.name = name
         self._send = send
         self._http = http
-        self._patience_s = patience_s
+        self._retry_for_s = retry_for_s
 
     async def create(self, partitions: int = 16, **options: Any) -> StreamRecord:
         """Create the stream, with the options of `POST /v1/streams`. Raises `Conflict` when it exists."""
@@ -79,7 +79,7 @@ class AsyncStream:
 
     async def tail(self, start: Start = "latest", *, partitions: Iterable[int] | None = None) -> AsyncGenerator[Event[Any], None]:
         """Events as they come, for ever; goes on where it was when the connection breaks. Raises `OffsetGone`."""
-        following = Following(stream_calls.path_of(self.name, "events", "follow"), _start(start, partitions), self._patience_s)
+        following = Following(stream_calls.path_of(self.name, "events", "follow"), _start(start, partitions), self._retry_for_s)
         async for event in follow(self._http, following):
             yield stream_calls.event_of(event)
 

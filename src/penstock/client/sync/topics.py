@@ -26,12 +26,12 @@ from penstock.topics.models import Message, NewMessage, Published, Subscribed, S
 class Topic:
     """A topic on the server. Made by `Client.topic`."""
 
-    def __init__(self, send: Send, http: httpx.Client, name: str, patience_s: float, keep: int | None = None) -> None:
+    def __init__(self, send: Send, http: httpx.Client, name: str, retry_for_s: float, keep: int | None = None) -> None:
         self.name = name
         self._keep = keep
         self._send = send
         self._http = http
-        self._patience_s = patience_s
+        self._retry_for_s = retry_for_s
 
     def declare(self, *, keep: int | None = None) -> None:
         """Make the topic, or change how many messages it keeps for new subscribers."""
@@ -108,7 +108,7 @@ class Topic:
             Conflict: What comes next is gone.
         """
         following = Following(
-            topic_calls.path_of(self.name, "deliveries"), _params(client_id, stay, ttl, filter), self._patience_s
+            topic_calls.path_of(self.name, "deliveries"), _params(client_id, stay, ttl, filter), self._retry_for_s
         )
         following.last = None if since is None else str(since)
         for message in follow(self._http, following):

@@ -86,7 +86,7 @@ async def extend(
     ids = [id for id in held if own.get(id) == name]
     attempts, old = [held[id].attempt for id in ids], [held[id].lease for id in ids]
     span = None if wanted.for_s is None else timedelta(seconds=wanted.for_s)
-    leases = await service.patiently(jobs.extend_many(service.database, ids, attempts, old, span))
+    leases = await service.with_time_limit(jobs.extend_many(service.database, ids, attempts, old, span))
     return Extended(leases={held[id].id: lease for id, lease in leases.items()})
 
 
@@ -106,7 +106,7 @@ async def settle(call: Call, name: Name) -> None:
     own = await http.names_of(service.database, list(given))
     keeps = any(job.result is not None for job in given.values()) and await _keeps_results(service, name)
     settlements = [_settlement(id, job, keeps) for id, job in given.items() if own.get(id) == name]
-    changed = await service.patiently(jobs.settle(service.database, settlements)) if settlements else {}
+    changed = await service.with_time_limit(jobs.settle(service.database, settlements)) if settlements else {}
     settled = {settlement.id for settlement in settlements}
     outcomes = {id: changed.get(id, "succeeded") if id in settled else "stale" for id in given}
     for outcome in set(outcomes.values()):

@@ -293,7 +293,7 @@ class Consumer(Generic[T]):
         for held in found:
             log.warning(
                 "growth_held_back", stream=self.stream, group=self.group, partition=held.partition, holds=held.holds,
-                quarantined=held.quarantined, reason=held.paused_because,
+                quarantined=held.quarantined, reason=held.pause_reason,
                 hint="The new partitions wait for this paused one: resume it, or move the group past its events with seek.",
             )  # fmt: skip
 
