@@ -19,8 +19,7 @@ from penstock.jobs.scaling import ScaleAdvice
 from penstock.pools.models import KeyState, PoolDetails, PoolMember, QuarantinedKey, StandingState
 from penstock.schedules.schedule import ScheduleRecord
 from penstock.streams.group_models import Lag
-from penstock.streams.models import Event, NewEvent, Position, StreamSummary
-from penstock.streams.reader import Start
+from penstock.streams.models import Event, NewEvent, Position, Start, StreamSummary
 from penstock.topics.models import Message, NewMessage, Published, Subscribed, Subscriber, TopicCounts
 
 T = TypeVar("T")

@@ -17,8 +17,7 @@ from penstock.cli.output import AsJson, moment, opened, out, print_json, print_t
 from penstock.cli.types import parse_options
 from penstock.errors import InvalidInput
 from penstock.streams.group_models import Lag, held_back
-from penstock.streams.models import Event, NewEvent
-from penstock.streams.reader import Start
+from penstock.streams.models import Event, NewEvent, Start
 
 app = typer.Typer(help="Streams: create, append, follow, and consumer groups.", no_args_is_help=True)
 Name = Annotated[str, typer.Argument(help="Stream.")]

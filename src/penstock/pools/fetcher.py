@@ -21,6 +21,7 @@ from penstock.groups.draining import DrainingTasks
 from penstock.groups.membership import Membership
 from penstock.jobs import queries as jobs
 from penstock.jobs.claiming import FailedClaims, Look
+from penstock.jobs.handler import Group
 from penstock.jobs.models import ClaimedJob
 from penstock.pools import queries as pools
 from penstock.pools.key_queues import KeyQueues
@@ -39,8 +40,8 @@ _NO_SLOTS_S = 1.0
 class PoolExecutor(Protocol):
     """What a pool needs of an executor: one that runs handlers, or one that hands jobs to a program."""
 
-    def room(self) -> int:
-        """How many more it can start soon."""
+    def room(self, group: Group) -> int:
+        """How many more jobs of such handlers it can start soon."""
 
     def start(self, job: ClaimedJob, claimed_at: float, may_start: Callable[[], bool], ahead: bool) -> None:
         """Run a job that was claimed at this (monotonic) time, if it may start then; its result goes to `Results.finish`.
@@ -70,6 +71,7 @@ class KeySource:
         settings: Batch size, intervals, grace of a hand-over.
         member: Whose slots they are.
         executor: Has the jobs that run.
+        group: Where the pool's handler runs.
         key_queues: Take the claimed jobs.
         unsettled_leases: Leases of results that are not known to be written.
         wake: Lets the fetcher look.
@@ -84,6 +86,7 @@ class KeySource:
         settings: Settings,
         member: Membership,
         executor: PoolExecutor,
+        group: Group,
         key_queues: KeyQueues,
         unsettled_leases: Callable[[], Iterable[int]],
         wake: Callable[[], None],
@@ -97,6 +100,7 @@ class KeySource:
         self._settings = settings
         self._member = member
         self._executor = executor
+        self._group = group
         self._key_queues = key_queues
         self._unsettled_leases = unsettled_leases
         self._wake = wake
@@ -280,7 +284,7 @@ class KeySource:
     def _room(self) -> int:
         # Key queues of slow keys hold jobs that the executor does not see; they are not to grow for ever.
         claim_limit = self._settings.claim_limit
-        return min(self._executor.room(), claim_limit, 4 * claim_limit - len(self._key_queues))
+        return min(self._executor.room(self._group), claim_limit, 4 * claim_limit - len(self._key_queues))
 
     def _known_leases(self) -> list[int]:
         return [*self._key_queues.leases, *self._executor.leases(), *self._unsettled_leases()]

@@ -9,12 +9,13 @@ from typing import Any, Literal
 
 from penstock.errors import InvalidInput
 from penstock.postgres.context import Context, Declarations
+from penstock.streams.checks import check_group, check_stream
 from penstock.streams.consumer.declared import DeclaredConsumer, declared_consumer
 from penstock.streams.consumer.handling import EventHandler, Middleware
 from penstock.streams.consumer.on_failure import OnFailure
 from penstock.streams.consumer.options import ConsumerOptions
 from penstock.streams.models import OffsetReset, Retention, StreamOptions
-from penstock.streams.stream import Stream, check_group, check_stream
+from penstock.streams.stream import Stream
 
 
 class StreamDeclarations(Declarations):
@@ -125,7 +126,11 @@ class StreamDeclarations(Declarations):
         Raises:
             InvalidInput: The handler or an option cannot be used.
         """
-        check_group(stream, group)
+        if not isinstance(stream, Stream):
+            raise InvalidInput(
+                f"a consumer takes a declared stream, not {stream!r:.100}", hint='For example: app.stream("orders")'
+            )
+        check_group(group)
         options = ConsumerOptions(
             100 if max_batch_size is None else max_batch_size,
             linger,

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import datetime, timedelta
 from enum import StrEnum
-from typing import Annotated, Any, ClassVar, Generic, TypeVar, overload
+from typing import Annotated, Any, ClassVar, Generic, Literal, TypeAlias, TypeVar, overload
 
 from pydantic import ConfigDict, Field
 
@@ -25,6 +25,8 @@ _STREAM: dict[str, Any] = {
     "keep_events": None, "keep_unread": False, "compact": False, "segment_age_s": None, "segment_bytes": 67108864,
     "segment_events": None, "max_event_bytes": 1048576, "created_at": _AT, "updated_at": _AT,
 }  # fmt: skip
+Start: TypeAlias = Literal["earliest", "latest"] | datetime | Mapping[int, int]
+"""Where to start in a stream: at an end, at a time, or at an offset of each partition."""
 CHUNK = 1_000  # maximum number of events in a row, see 0006_streams.sql
 
 

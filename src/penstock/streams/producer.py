@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from penstock.errors import Conflict, DatabaseUnavailable, PenstockError
 from penstock.streams import queries as streams
+from penstock.streams.declared_stream import DeclaredStream
 from penstock.streams.models import Appended, Columns, NewEvent, Position
 from penstock.streams.queries import Routed
 from penstock.streams.sync import SyncProducer
-
-if TYPE_CHECKING:
-    from penstock.streams.stream import Stream
 
 T = TypeVar("T")
 
@@ -27,7 +25,7 @@ class Producer(Generic[T]):
         sequence: Number of its last batch; None: not yet read from the database.
     """
 
-    def __init__(self, stream: Stream[T], id: str, sequence: int | None) -> None:
+    def __init__(self, stream: DeclaredStream[T], id: str, sequence: int | None) -> None:
         self.stream = stream
         self.id = id
         self.sequence = sequence

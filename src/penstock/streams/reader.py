@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import suppress
-from datetime import datetime, timedelta
+from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Generic, Literal, TypeAlias, TypeVar
+from typing import Generic, TypeVar
 
 from penstock.core.logs import get_logger
 from penstock.core.polling import idle_seconds, next_in_time
@@ -16,16 +16,13 @@ from penstock.errors import DatabaseUnavailable, InvalidInput, NotFound, OffsetG
 from penstock.postgres.listener import Listener
 from penstock.streams import queries as streams
 from penstock.streams.codec import Undecodable, unreadable
-from penstock.streams.models import Event, OffsetReset
+from penstock.streams.declared_stream import DeclaredStream
+from penstock.streams.models import Event, OffsetReset, Start
 from penstock.streams.sync import SyncStreamReader
 from penstock.streams.waiting import polling_for_events
 
-if TYPE_CHECKING:
-    from penstock.streams.stream import Stream
-
 log = get_logger("penstock.streams")
 T = TypeVar("T")
-Start: TypeAlias = Literal["earliest", "latest"] | datetime | Mapping[int, int]
 _LIMIT = 500
 _GROWN_EVERY_S = 5.0
 _MOST_BYTES = 32 << 20
@@ -39,7 +36,7 @@ class StreamReader(Generic[T]):
 
     def __init__(
         self,
-        stream: Stream[T],
+        stream: DeclaredStream[T],
         start: Start,
         partitions: list[int] | None,
         auto_offset_reset: OffsetReset,

@@ -12,174 +12,51 @@ Events of one key are in one partition, in the order in which they were appended
 
 from __future__ import annotations
 
-import asyncio
 import random
-import re
 import secrets
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 from penstock.core.blocking import without_loop
-from penstock.core.checks import check_flag, check_number, check_time
-from penstock.errors import InvalidInput, NotFound, PenstockError
-from penstock.postgres.database import lacks_rights
+from penstock.core.checks import check_number
+from penstock.errors import InvalidInput
 from penstock.streams import queries as streams
-from penstock.streams.accumulator import Accumulator, route
-from penstock.streams.codec import Encoding, Undecodable, unreadable
+from penstock.streams.accumulator import route
+from penstock.streams.checks import check_group, check_offsets
+from penstock.streams.codec import Undecodable, unreadable
 from penstock.streams.consumer.options import ConsumerOptions
 from penstock.streams.consumer.pull import Consumption
+from penstock.streams.declared_stream import DeclaredStream
 from penstock.streams.group_models import Lag, held_back
-from penstock.streams.keys import KeyOf, check_key
 from penstock.streams.models import (
     Appended,
-    Bounds,
     Event,
     HeldBack,
     NewEvent,
     OffsetReset,
     Position,
-    Retention,
     Segment,
-    StreamOptions,
-    StreamRecord,
+    Start,
 )
 from penstock.streams.partitioner import Router
 from penstock.streams.producer import Producer
-from penstock.streams.queries import Routed
-from penstock.streams.reader import Start, StreamReader
+from penstock.streams.reader import StreamReader
 from penstock.streams.sync import SyncStream
 from penstock.streams.transactional import append_through
 
-if TYPE_CHECKING:
-    from penstock.postgres.context import Context
-
 T = TypeVar("T")
 _LOAD_ROUND = 100_000
-_GROUP = re.compile(r"(?![.]{1,2}$)[A-Za-z0-9_.-]{1,90}")
 
 
-class Stream(Generic[T]):
+class Stream(DeclaredStream[T], Generic[T]):
     """A declared stream. `Penstock.stream` makes it."""
-
-    def __init__(
-        self,
-        context: Context,
-        name: str,
-        payload: Any,
-        partitions: int,
-        key: str | KeyOf | None,
-        options: StreamOptions,
-        key_optional: bool = False,
-    ) -> None:
-        self.context = context
-        self.name = name
-        self.partitions = partitions
-        self.options = options
-        self.encoding: Encoding[T] = Encoding(
-            name, payload, key, options.format == "bytes", options.compression is not None, key_optional
-        )
-        # One for each event loop: handlers in threads may append through `Penstock.sync`, and loops end.
-        self._accumulators: dict[asyncio.AbstractEventLoop, Accumulator] = {}
-        # The record of a stream that was looked up, which is used as it is and never declared.
-        self._found: StreamRecord | None = None
 
     @property
     def sync(self) -> SyncStream[T]:
         """The blocking half, for threads without an event loop."""
         return SyncStream(self, self.context.background)
-
-    # -- declaring
-
-    async def declare(self) -> StreamRecord:
-        """Create the stream in the database, or change its options when this declaration differs from the last one.
-
-        Every call that writes does so implicitly, once for each database. An existing stream keeps its number of partitions: see
-        `grow`. A declaration without options leaves all options of an existing stream unchanged.
-
-        Raises:
-            Conflict: The stream exists and stores its payloads in another format.
-            InvalidInput: The name or an option is not valid.
-        """
-        if self._found is not None:
-            return self._found
-        database = await self.context.database()
-        record: StreamRecord | None = database.declared.get(("stream", self.name))
-        if record is None:
-            record = await streams.declare_stream(database, self.name, self.partitions, self.options.declaration())
-            database.declared["stream", self.name] = record
-        self.encoding.largest = record.max_event_bytes
-        return record
-
-    async def ready(self) -> StreamRecord:
-        """The record of the stream, declared if the role may do so. Raises `NotFound` when it does not exist otherwise."""
-        try:
-            return await self.declare()
-        except PenstockError as error:
-            if not lacks_rights(error):
-                raise
-        record = await streams.find_stream(await self.context.database(), self.name)
-        if record is None:
-            raise NotFound(f"no such stream: {self.name}", hint="Declare it with a role that may: penstock declare MODULE:APP.")
-        return await self._remember(record)
-
-    @classmethod
-    async def found(cls, context: Context, name: str, payload: Any = Any) -> Stream[Any]:
-        """An existing stream, with the options that it has. Raises `NotFound`."""
-        record = await streams.find_stream(await context.database(), name)
-        if record is None:
-            raise NotFound(f"no such stream: {name}", hint=f"Create it first: penstock streams create {name}")
-        raw = record.format == "bytes" and payload is Any
-        stream: Stream[Any] = Stream(context, name, bytes if raw else payload, record.partitions, None, record.options)
-        stream._found = record
-        stream.encoding.largest = record.max_event_bytes
-        return stream
-
-    async def grow(self, partitions: int) -> StreamRecord:
-        """Give the stream more partitions while it is in use.
-
-        The order of each key is kept: a group begins the new partitions when it has finished what the old ones contain now.
-
-        Raises:
-            InvalidInput: The stream has as many partitions or more already.
-            DatabaseUnavailable: An append in a long transaction blocked the change; try again.
-        """
-        await self.ready()
-        return await self._remember(await streams.grow_stream(await self.context.database(), self.name, partitions))
-
-    async def change(self, **options: Any) -> StreamRecord:
-        """Change options of the stream in the database, by their names in SQL."""
-        await self.ready()
-        return await self._remember(await streams.change_stream(await self.context.database(), self.name, options))
-
-    async def drop(self, *, force: bool = False) -> None:
-        """Drop the stream with its events, groups and producers.
-
-        Its readers and consumers get `NotFound`. Its dead letters are a separate stream and remain. A later use of this object
-        creates the stream again, as does an application that declares it when it starts.
-
-        Args:
-            force: Whether to drop the stream also while it has consumers, which then end.
-
-        Raises:
-            NotFound: The stream does not exist.
-            Conflict: A group has live members.
-            DatabaseUnavailable: An append in a long transaction blocked the drop; try again.
-        """
-        database = await self.context.database()
-        await streams.drop_stream(database, self.name, force=force)
-        database.declared.pop(("stream", self.name), None)
-        self._found = None
-        self._accumulators.clear()
-
-    async def _remember(self, record: StreamRecord) -> StreamRecord:
-        """Use a changed record of the stream from now on."""
-        self.encoding.largest = record.max_event_bytes
-        if self._found is not None:
-            self._found = record
-        (await self.context.database()).declared["stream", self.name] = record
-        return record
 
     # -- appending
 
@@ -295,25 +172,6 @@ class Stream(Generic[T]):
             )
             first = last
 
-    def accumulator(self) -> Accumulator:
-        """The accumulator of the appends on this event loop."""
-        loop = asyncio.get_running_loop()
-        accumulator = self._accumulators.get(loop)
-        if accumulator is None:
-            for ended in [other for other in self._accumulators.copy() if other.is_closed()]:
-                self._accumulators.pop(ended, None)
-            accumulator = self._accumulators[loop] = Accumulator(self._send, self._width)
-        return accumulator
-
-    async def _send(self, routed: Routed) -> Sequence[Any]:
-        return await streams.append_routed(await self.context.database(), self.name, routed)
-
-    async def _width(self) -> int:
-        record = await streams.find_stream(await self.context.database(), self.name)
-        if record is None:
-            raise NotFound(f"no such stream: {self.name}")
-        return (await self._remember(record)).partitions
-
     # -- reading
 
     async def read(self, partition: int, offset: int = 0, limit: int = 100) -> list[Event[T]]:
@@ -365,10 +223,6 @@ class Stream(Generic[T]):
             self, start, None if partitions is None else list(partitions), OffsetReset.of(auto_offset_reset), idle_timeout
         )
 
-    async def bounds(self) -> dict[int, Bounds]:
-        """The stored range of offsets of each partition."""
-        return await streams.bounds(await self.context.database(), self.name)
-
     async def segments(self) -> list[Segment]:
         """The segments, oldest first."""
         return await streams.segments(await self.context.database(), self.name)
@@ -403,7 +257,7 @@ class Stream(Generic[T]):
             id: Id of the member, unique in the group; None: a new one.
             idle_timeout: Time without a batch after which the iteration ends; None: it does not end.
         """
-        check_group(self, group)
+        check_group(group)
         options = ConsumerOptions(
             max_batch_size, linger, start=start, auto_offset_reset=OffsetReset.of(auto_offset_reset)
         ).checked(self.context.settings)
@@ -453,29 +307,8 @@ class Stream(Generic[T]):
         """
         check_number("limit", limit, 1, 100_000)
         if offsets is not None:
-            _check_offsets(offsets)
+            check_offsets(offsets)
         return await streams.replay_dead(await self.context.database(), self.name, limit, offsets)
-
-    async def places(self, start: Start) -> dict[int, int]:
-        """The offset in each partition of a starting position."""
-        database = await self.context.database()
-        if isinstance(start, datetime):
-            return await streams.offsets_at(database, self.name, check_time("the time to start at", start))
-        if isinstance(start, Mapping):
-            _check_offsets(start)
-            return dict(start)
-        bounds = await streams.bounds(database, self.name)
-        if start == "earliest":
-            return {partition: found.first for partition, found in bounds.items()}
-        if start == "latest":
-            return {partition: found.next for partition, found in bounds.items()}
-        raise InvalidInput(f"cannot start at {start!r}", hint='Use "earliest", "latest", a time, or {partition: offset}.')
-
-
-def _check_offsets(offsets: Mapping[int, int]) -> None:
-    for partition, offset in offsets.items():
-        check_number("a partition", partition, 0, 1_023)
-        check_number(f"the offset of partition {partition}", offset, 0, 2**63 - 1)
 
 
 async def _each(items: Iterable[T] | AsyncIterable[T]) -> AsyncIterator[T]:
@@ -485,43 +318,3 @@ async def _each(items: Iterable[T] | AsyncIterable[T]) -> AsyncIterator[T]:
     else:
         for item in items:
             yield item
-
-
-def check_stream(
-    name: str,
-    payload: Any,
-    partitions: Any,
-    key: Any,
-    key_optional: Any,
-    keep: Any,
-    compact: Any,
-    compression: Any,
-    options: Any,
-) -> None:
-    """Raise `InvalidInput` unless these are valid options of a stream."""
-    what = f"stream {name}"
-    check_number(f"partitions of {what}", partitions, 1, 1_024)
-    check_flag(f"key_optional of {what}", key_optional)
-    check_flag(f"compact of {what}", compact)
-    if compression is not None and compression != "zstd":
-        raise InvalidInput(f"unknown compression of {what}: {compression!r:.100}", hint="Use zstd, or None.")
-    if not isinstance(options, StreamOptions):
-        raise InvalidInput(f"options of {what} must be StreamOptions, not {options!r:.100}")
-    if not isinstance(keep, Retention):
-        raise InvalidInput(
-            f"keep of {what} must be a Retention, not {keep!r:.100}", hint="For example: keep=Retention(age=timedelta(days=7))"
-        )
-    options.check()
-    keep.check()
-    check_key(what, payload, key)
-
-
-def check_group(stream: Any, group: Any) -> None:
-    """Raise `InvalidInput` unless this is a declared stream and a valid name of a consumer group."""
-    if not isinstance(stream, Stream):
-        raise InvalidInput(f"a consumer takes a declared stream, not {stream!r:.100}", hint='For example: app.stream("orders")')
-    if not isinstance(group, str) or not _GROUP.fullmatch(group):
-        raise InvalidInput(
-            f"invalid name of a consumer group: {group!r:.100}",
-            hint='A consumer group has 1 to 90 letters, digits, ".", "-" or "_", and is not "." or "..".',
-        )

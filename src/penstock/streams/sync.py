@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from penstock.streams.consumer.batch import Batch
     from penstock.streams.consumer.pull import Consumption
     from penstock.streams.group_models import Lag
-    from penstock.streams.models import Appended, Bounds, Event, HeldBack, NewEvent, Position, Segment, StreamRecord
+    from penstock.streams.models import Appended, Bounds, Event, HeldBack, NewEvent, Position, Segment, Start, StreamRecord
     from penstock.streams.producer import Producer
-    from penstock.streams.reader import Start, StreamReader
+    from penstock.streams.reader import StreamReader
     from penstock.streams.stream import Stream
 T = TypeVar("T")
 
@@ -32,53 +32,6 @@ class SyncStream(Generic[T]):
     def __init__(self, of: Stream[T], loop: BackgroundLoop) -> None:
         self._of = of
         self._loop = loop
-
-    def declare(self) -> StreamRecord:
-        """Create the stream in the database, or change its options when this declaration differs from the last one.
-
-        Every call that writes does so implicitly, once for each database. An existing stream keeps its number of partitions: see
-        `grow`. A declaration without options leaves all options of an existing stream unchanged.
-
-        Raises:
-            Conflict: The stream exists and stores its payloads in another format.
-            InvalidInput: The name or an option is not valid.
-        """
-        return self._loop.run(self._of.declare())
-
-    def ready(self) -> StreamRecord:
-        """The record of the stream, declared if the role may do so. Raises `NotFound` when it does not exist otherwise."""
-        return self._loop.run(self._of.ready())
-
-    def grow(self, partitions: int) -> StreamRecord:
-        """Give the stream more partitions while it is in use.
-
-        The order of each key is kept: a group begins the new partitions when it has finished what the old ones contain now.
-
-        Raises:
-            InvalidInput: The stream has as many partitions or more already.
-            DatabaseUnavailable: An append in a long transaction blocked the change; try again.
-        """
-        return self._loop.run(self._of.grow(partitions))
-
-    def change(self, **options: Any) -> StreamRecord:
-        """Change options of the stream in the database, by their names in SQL."""
-        return self._loop.run(self._of.change(**options))
-
-    def drop(self, *, force: bool = False) -> None:
-        """Drop the stream with its events, groups and producers.
-
-        Its readers and consumers get `NotFound`. Its dead letters are a separate stream and remain. A later use of this object
-        creates the stream again, as does an application that declares it when it starts.
-
-        Args:
-            force: Whether to drop the stream also while it has consumers, which then end.
-
-        Raises:
-            NotFound: The stream does not exist.
-            Conflict: A group has live members.
-            DatabaseUnavailable: An append in a long transaction blocked the drop; try again.
-        """
-        self._loop.run(self._of.drop(force=force))
 
     def append(
         self,
@@ -176,10 +129,6 @@ class SyncStream(Generic[T]):
         """
         return self._of.tail(start, partitions=partitions, auto_offset_reset=auto_offset_reset, idle_timeout=idle_timeout).sync
 
-    def bounds(self) -> dict[int, Bounds]:
-        """The stored range of offsets of each partition."""
-        return self._loop.run(self._of.bounds())
-
     def segments(self) -> list[Segment]:
         """The segments, oldest first."""
         return self._loop.run(self._of.segments())
@@ -265,6 +214,57 @@ class SyncStream(Generic[T]):
             Number of replayed letters. 0: none are left.
         """
         return self._loop.run(self._of.replay_dead(offsets=offsets, limit=limit))
+
+    def declare(self) -> StreamRecord:
+        """Create the stream in the database, or change its options when this declaration differs from the last one.
+
+        Every call that writes does so implicitly, once for each database. An existing stream keeps its number of partitions: see
+        `grow`. A declaration without options leaves all options of an existing stream unchanged.
+
+        Raises:
+            Conflict: The stream exists and stores its payloads in another format.
+            InvalidInput: The name or an option is not valid.
+        """
+        return self._loop.run(self._of.declare())
+
+    def ready(self) -> StreamRecord:
+        """The record of the stream, declared if the role may do so. Raises `NotFound` when it does not exist otherwise."""
+        return self._loop.run(self._of.ready())
+
+    def grow(self, partitions: int) -> StreamRecord:
+        """Give the stream more partitions while it is in use.
+
+        The order of each key is kept: a group begins the new partitions when it has finished what the old ones contain now.
+
+        Raises:
+            InvalidInput: The stream has as many partitions or more already.
+            DatabaseUnavailable: An append in a long transaction blocked the change; try again.
+        """
+        return self._loop.run(self._of.grow(partitions))
+
+    def change(self, **options: Any) -> StreamRecord:
+        """Change options of the stream in the database, by their names in SQL."""
+        return self._loop.run(self._of.change(**options))
+
+    def drop(self, *, force: bool = False) -> None:
+        """Drop the stream with its events, groups and producers.
+
+        Its readers and consumers get `NotFound`. Its dead letters are a separate stream and remain. A later use of this object
+        creates the stream again, as does an application that declares it when it starts.
+
+        Args:
+            force: Whether to drop the stream also while it has consumers, which then end.
+
+        Raises:
+            NotFound: The stream does not exist.
+            Conflict: A group has live members.
+            DatabaseUnavailable: An append in a long transaction blocked the drop; try again.
+        """
+        self._loop.run(self._of.drop(force=force))
+
+    def bounds(self) -> dict[int, Bounds]:
+        """The stored range of offsets of each partition."""
+        return self._loop.run(self._of.bounds())
 
     def places(self, start: Start) -> dict[int, int]:
         """The offset in each partition of a starting position."""

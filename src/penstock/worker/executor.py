@@ -31,7 +31,6 @@ from penstock.pools.worked import WorkedPool
 from penstock.postgres.database import Database
 from penstock.settings import Settings
 from penstock.worker.outcomes import released, settlement_of, stopped
-from penstock.worker.pool_executor import ExecutorOfPool
 from penstock.worker.process import call_in_process
 from penstock.worker.running import Running, job_of
 
@@ -99,9 +98,9 @@ class Executor:
         """Claimed jobs that are not finished."""
         return len(self._jobs)
 
-    def of_pool(self, pool: WorkedPool) -> ExecutorOfPool | None:
+    def runs_jobs_of(self, pool: WorkedPool) -> bool:
         """See `WorkerExecutor`."""
-        return None if pool.type is None else ExecutorOfPool(self, pool.type.group)
+        return pool.type is not None
 
     def in_loop(self) -> str | None:
         """See `WorkerExecutor`: job type and id, or the name of a task."""
@@ -142,11 +141,11 @@ class Executor:
         for group in {self._take(job, now, self._may_start) for job in claimed}:
             self._fill(group)
 
-    def start(self, job: ClaimedJob, now: float, may_start: Callable[[], bool], ahead: bool = False) -> None:
+    def start(self, job: ClaimedJob, claimed_at: float, may_start: Callable[[], bool], ahead: bool) -> None:
         """Take one claimed job, `ahead` of those that wait for a place or behind them. `may_start` is asked at the last moment
         (a process can be stopped at any point); what may not start is handed back.
         """
-        self._fill(self._take(job, now, may_start, ahead))
+        self._fill(self._take(job, claimed_at, may_start, ahead))
 
     def _take(self, job: ClaimedJob, now: float, may_start: Callable[[], bool], ahead: bool = False) -> Group:
         worked = self._types[job.name]

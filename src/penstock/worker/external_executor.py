@@ -14,6 +14,7 @@ from uuid import UUID
 from penstock.core.serialization import dump_json
 from penstock.errors import Conflict
 from penstock.jobs import queries as jobs
+from penstock.jobs.handler import Group
 from penstock.jobs.models import ClaimedJob, Outcome, Settlement
 from penstock.pools.worked import WorkedPool
 from penstock.postgres.database import Database
@@ -134,7 +135,7 @@ class ExternalExecutor:
 
     # -- see `PoolExecutor`
 
-    def room(self) -> int:
+    def room(self, group: Group) -> int:
         """See `PoolExecutor`."""
         return self._prefetch - len(self._jobs)
 
@@ -185,9 +186,9 @@ class ExternalExecutor:
         """See `WorkerExecutor`."""
         return len(self._jobs)
 
-    def of_pool(self, pool: WorkedPool) -> ExternalExecutor:
-        """See `WorkerExecutor`."""
-        return self
+    def runs_jobs_of(self, pool: WorkedPool) -> bool:
+        """See `WorkerExecutor`: the program takes the jobs of its pool."""
+        return True
 
     def in_loop(self) -> str | None:
         """See `WorkerExecutor`: the program's own task."""

@@ -10,7 +10,7 @@ from penstock.pools.fetcher import PoolExecutor
 from penstock.pools.worked import WorkedPool
 
 
-class WorkerExecutor(Protocol):
+class WorkerExecutor(PoolExecutor, Protocol):
     """Has the jobs of a worker from their claim to their result."""
 
     on_room: list[Callable[[], None]]
@@ -20,8 +20,8 @@ class WorkerExecutor(Protocol):
     def in_flight(self) -> int:
         """Claimed jobs that are not finished."""
 
-    def of_pool(self, pool: WorkedPool) -> PoolExecutor | None:
-        """The executor as a pool uses it; None: it runs no jobs of this pool."""
+    def runs_jobs_of(self, pool: WorkedPool) -> bool:
+        """Whether it runs jobs of this pool; otherwise the pool has only standing jobs here."""
 
     def in_loop(self) -> str | None:
         """What the event loop works on at this moment, asked from another thread."""

@@ -6,7 +6,8 @@ import asyncio
 import time
 from collections.abc import Callable
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
+from uuid import UUID
 
 from penstock.core.serialization import dump_json
 from penstock.core.user_code import message_of
@@ -15,10 +16,21 @@ from penstock.jobs import queries as jobs
 from penstock.jobs.handler import Job
 from penstock.jobs.models import ClaimedJob
 from penstock.jobs.worked import WorkedType
+from penstock.postgres.database import Database
 from penstock.worker.process import UnreadablePayload
 
-if TYPE_CHECKING:
-    from penstock.worker.executor import Executor
+
+class JobHolder(Protocol):
+    """The executor, as a running job uses it."""
+
+    database: Database
+    loop: asyncio.AbstractEventLoop
+
+    def moved(self, running: Running, lease: int) -> None:
+        """The job has another lease now."""
+
+    def report_progress(self, id: UUID, running: Running, progress: str) -> None:
+        """Note the progress of the job, JSON text."""
 
 
 class Running:
@@ -41,7 +53,7 @@ class Running:
 
     def __init__(
         self,
-        executor: Executor,
+        executor: JobHolder,
         claimed: ClaimedJob,
         worked: WorkedType,
         limit: float,

@@ -127,7 +127,7 @@ class Worker:
                 database,
                 pool,
                 settings,
-                self._executor.of_pool(pool),
+                self._executor if self._executor.runs_jobs_of(pool) else None,
                 completer.settle,
                 completer.unsettled_leases,
                 pool.member or f"{process}.p{number}",

@@ -16,8 +16,7 @@ from penstock.client.stream_calls import Seat
 from penstock.core.checks import check_time
 from penstock.errors import InvalidInput
 from penstock.streams.group_models import HeldPartitions, Lag, MemberBatch, Reading
-from penstock.streams.models import Event, NewEvent, OffsetReset, Position, StreamDetails, StreamRecord
-from penstock.streams.reader import Start
+from penstock.streams.models import Event, NewEvent, OffsetReset, Position, Start, StreamDetails, StreamRecord
 
 
 class AsyncStream:

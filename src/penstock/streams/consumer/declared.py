@@ -6,7 +6,7 @@ import inspect
 import typing
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from penstock.errors import InvalidInput
 from penstock.postgres.database import Database
@@ -15,17 +15,15 @@ from penstock.streams.consumer.batch import Batch, Events
 from penstock.streams.consumer.consumer import Consumer
 from penstock.streams.consumer.handling import EventHandler, Form, Handling, Middleware
 from penstock.streams.consumer.options import ConsumerOptions
+from penstock.streams.declared_stream import DeclaredStream
 from penstock.streams.models import Event
-
-if TYPE_CHECKING:
-    from penstock.streams.stream import Stream
 
 
 @dataclass(frozen=True, slots=True)
 class DeclaredConsumer:
     """A declared consumer of a group."""
 
-    stream: Stream[Any]
+    stream: DeclaredStream[Any]
     group: str
     handling: Handling
     options: ConsumerOptions
@@ -42,7 +40,7 @@ class DeclaredConsumer:
 
 
 def declared_consumer(
-    stream: Stream[Any],
+    stream: DeclaredStream[Any],
     group: str,
     handler: EventHandler,
     options: ConsumerOptions,

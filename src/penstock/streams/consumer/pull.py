@@ -6,7 +6,7 @@ import asyncio
 from contextlib import suppress
 from datetime import timedelta
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from penstock.core.logs import get_logger
 from penstock.core.polling import idle_seconds, next_in_time
@@ -19,10 +19,8 @@ from penstock.streams.consumer.batch import Batch
 from penstock.streams.consumer.consumer import Consumer
 from penstock.streams.consumer.handling import Handling
 from penstock.streams.consumer.options import ConsumerOptions
+from penstock.streams.declared_stream import DeclaredStream
 from penstock.streams.sync import SyncConsumption
-
-if TYPE_CHECKING:
-    from penstock.streams.stream import Stream
 
 log = get_logger("penstock.consumer")
 T = TypeVar("T")
@@ -39,7 +37,7 @@ class Consumption(Generic[T]):
     """
 
     def __init__(
-        self, stream: Stream[T], group: str, options: ConsumerOptions, id: str | None, idle_timeout: timedelta | None
+        self, stream: DeclaredStream[T], group: str, options: ConsumerOptions, id: str | None, idle_timeout: timedelta | None
     ) -> None:
         self._stream = stream
         self._group = group

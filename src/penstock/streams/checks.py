@@ -1,0 +1,59 @@
+"""Checks of what users give for streams and their groups."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from penstock.core.checks import check_flag, check_number
+from penstock.errors import InvalidInput
+from penstock.streams.keys import check_key
+from penstock.streams.models import Retention, StreamOptions
+
+_GROUP = re.compile(r"(?![.]{1,2}$)[A-Za-z0-9_.-]{1,90}")
+
+
+def check_offsets(offsets: Mapping[int, int]) -> None:
+    """Raise `InvalidInput` unless these are partitions and offsets."""
+    for partition, offset in offsets.items():
+        check_number("a partition", partition, 0, 1_023)
+        check_number(f"the offset of partition {partition}", offset, 0, 2**63 - 1)
+
+
+def check_stream(
+    name: str,
+    payload: Any,
+    partitions: Any,
+    key: Any,
+    key_optional: Any,
+    keep: Any,
+    compact: Any,
+    compression: Any,
+    options: Any,
+) -> None:
+    """Raise `InvalidInput` unless these are valid options of a stream."""
+    what = f"stream {name}"
+    check_number(f"partitions of {what}", partitions, 1, 1_024)
+    check_flag(f"key_optional of {what}", key_optional)
+    check_flag(f"compact of {what}", compact)
+    if compression is not None and compression != "zstd":
+        raise InvalidInput(f"unknown compression of {what}: {compression!r:.100}", hint="Use zstd, or None.")
+    if not isinstance(options, StreamOptions):
+        raise InvalidInput(f"options of {what} must be StreamOptions, not {options!r:.100}")
+    if not isinstance(keep, Retention):
+        raise InvalidInput(
+            f"keep of {what} must be a Retention, not {keep!r:.100}", hint="For example: keep=Retention(age=timedelta(days=7))"
+        )
+    options.check()
+    keep.check()
+    check_key(what, payload, key)
+
+
+def check_group(group: Any) -> None:
+    """Raise `InvalidInput` unless this is a valid name of a consumer group."""
+    if not isinstance(group, str) or not _GROUP.fullmatch(group):
+        raise InvalidInput(
+            f"invalid name of a consumer group: {group!r:.100}",
+            hint='A consumer group has 1 to 90 letters, digits, ".", "-" or "_", and is not "." or "..".',
+        )
