@@ -87,6 +87,35 @@ class SyncPenstock:
         """Bring the schema to this version. `timeout` as in `open`."""
         return self._loop.run(self._of.migrate(timeout=timeout), wait=timeout, unlimited=True)
 
+    def find(self, id: UUID | str) -> JobRecord:
+        """The record of a job, from a lake of history when the archive no longer has it. Raises `NotFound`."""
+        return self._loop.run(self._of.find(id))
+
+    def wait(self, id: UUID | str, *, timeout: timedelta = timedelta(minutes=1)) -> JobRecord:
+        """Wait until a job is finished.
+
+        Raises:
+            JobFailed: The job ended without success.
+            NotFound: The job does not exist.
+            TimeoutError: The job was not finished in time.
+        """
+        return self._loop.run(self._of.wait(id, timeout=timeout), wait=timeout)
+
+    def scale_advice(self, *, wait_s: float = 5.0, over: timedelta = timedelta(minutes=1)) -> list[ScaleAdvice]:
+        """Scaling advice for each job type: how long jobs wait, and how many workers keep the wait below `wait_s`."""
+        return self._loop.run(self._of.scale_advice(wait_s=wait_s, over=over))
+
+    def prune(self, keep: timedelta) -> dict[str, int]:
+        """Drop the days of the archive that ended longer ago than `keep`, and topic messages that no copy refers to then.
+
+        Returns the number of dropped jobs by partition.
+        """
+        return self._loop.run(self._of.prune(keep), unlimited=True)
+
+    def subscribe(self, *declared: JobType[Any]) -> None:
+        """Subscribe those of the job types that are queues of subscribers to their topics. A worker does so when it starts."""
+        self._loop.run(self._of.subscribe(*declared))
+
     def enqueue(
         self,
         type: JobType[T] | str,
@@ -153,14 +182,6 @@ class SyncPenstock:
         """
         return self._loop.run(self._of.enqueue_many(type, new, connection=connection), connection=connection)
 
-    def subscribe(self, *declared: JobType[Any]) -> None:
-        """Subscribe those of the job types that are queues of subscribers to their topics. A worker does so when it starts."""
-        self._loop.run(self._of.subscribe(*declared))
-
-    def find(self, id: UUID | str) -> JobRecord:
-        """The record of a job, from a lake of history when the archive no longer has it. Raises `NotFound`."""
-        return self._loop.run(self._of.find(id))
-
     def why(self, id: UUID | str) -> Why:
         """Why a job waits: the first condition that must change before it can start. Raises `NotFound`."""
         return self._loop.run(self._of.why(id))
@@ -176,16 +197,6 @@ class SyncPenstock:
     ) -> list[JobRecord]:
         """Jobs, latest first, by type, status, key and reason (`quarantined`); at most 1,000."""
         return self._loop.run(self._of.find_many(name=name, status=status, key=key, reason=reason, limit=limit))
-
-    def wait(self, id: UUID | str, *, timeout: timedelta = timedelta(minutes=1)) -> JobRecord:
-        """Wait until a job is finished.
-
-        Raises:
-            JobFailed: The job ended without success.
-            NotFound: The job does not exist.
-            TimeoutError: The job was not finished in time.
-        """
-        return self._loop.run(self._of.wait(id, timeout=timeout), wait=timeout)
 
     def cancel(self, id: UUID | str) -> str:
         """Cancel a job. Returns "cancelled" for a queued job, "cancelling" for a running one, and otherwise its status."""
@@ -226,33 +237,9 @@ class SyncPenstock:
         """End a pause. Raises `NotFound`, `Conflict`."""
         self._loop.run(self._of.resume(name))
 
-    def list_schedules(self) -> list[ScheduleRecord]:
-        """All schedules in the database, with their next time and the outcome of their last run."""
-        return self._loop.run(self._of.list_schedules())
-
-    def drop_schedule(self, name: str) -> None:
-        """Drop a schedule that was removed from the code; the job type and the history of its runs remain.
-
-        Raises:
-            NotFound: The schedule does not exist.
-            Conflict: A running worker declares it.
-        """
-        self._loop.run(self._of.drop_schedule(name))
-
     def counts(self) -> list[JobCounts]:
         """Number of jobs of each type, by status."""
         return self._loop.run(self._of.counts())
-
-    def scale_advice(self, *, wait_s: float = 5.0, over: timedelta = timedelta(minutes=1)) -> list[ScaleAdvice]:
-        """Scaling advice for each job type: how long jobs wait, and how many workers keep the wait below `wait_s`."""
-        return self._loop.run(self._of.scale_advice(wait_s=wait_s, over=over))
-
-    def prune(self, keep: timedelta) -> dict[str, int]:
-        """Drop the days of the archive that ended longer ago than `keep`, and topic messages that no copy refers to then.
-
-        Returns the number of dropped jobs by partition.
-        """
-        return self._loop.run(self._of.prune(keep), unlimited=True)
 
     def find_pool(self, name: str) -> SyncPool[Any]:
         """An existing pool, whether or not this app declares it. Raises `NotFound`."""
@@ -299,3 +286,16 @@ class SyncPenstock:
     def drop_stream(self, name: str, *, force: bool = False) -> None:
         """Drop a stream with its events and groups, whether or not this app declares it. See `Stream.drop`."""
         self._loop.run(self._of.drop_stream(name, force=force))
+
+    def list_schedules(self) -> list[ScheduleRecord]:
+        """All schedules in the database, with their next time and the outcome of their last run."""
+        return self._loop.run(self._of.list_schedules())
+
+    def drop_schedule(self, name: str) -> None:
+        """Drop a schedule that was removed from the code; the job type and the history of its runs remain.
+
+        Raises:
+            NotFound: The schedule does not exist.
+            Conflict: A running worker declares it.
+        """
+        self._loop.run(self._of.drop_schedule(name))

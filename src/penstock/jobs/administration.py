@@ -1,0 +1,155 @@
+"""What people and programs do with jobs and job types by their names, declared here or not: a part of `Penstock`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import datetime, timedelta
+from typing import Any, TypeVar
+from uuid import UUID
+
+from penstock.core.serialization import Codec, dump_json
+from penstock.jobs import queries as jobs
+from penstock.jobs.declarations import JobDeclarations
+from penstock.jobs.enqueue import enqueue_many
+from penstock.jobs.job_type import JobType
+from penstock.jobs.models import (
+    Admission,
+    Enqueued,
+    JobCounts,
+    JobRecord,
+    JobTypeRecord,
+    NewJob,
+    Status,
+    Why,
+    make_id,
+    parse_id,
+)
+
+T = TypeVar("T")
+
+
+class JobAdministration(JobDeclarations):
+    """Enqueues, lists, cancels and replays jobs; lists, creates, changes and pauses job types."""
+
+    async def enqueue(
+        self,
+        type: JobType[T] | str,
+        data: T | None = None,
+        *,
+        id: UUID | str | None = None,
+        key: str | None = None,
+        priority: int = 0,
+        run_after: datetime | timedelta | None = None,
+        expires_at: datetime | timedelta | None = None,
+        unique: str | None = None,
+        connection: Any = None,
+    ) -> Enqueued:
+        """Enqueue one job.
+
+        Args:
+            type: Job type, or its name.
+            data: Payload; None: an empty object.
+            id: Identity of the job; a repeated enqueue of the same id is the same job. None: a new UUIDv7.
+            key: Key of the job (a tenant, an account).
+            priority: -100 to 100, lower first.
+            run_after: Earliest start: a time, or a timedelta from now by the database's clock.
+            expires_at: Time after which a job that has not started expires: a time, or a timedelta from now.
+            unique: Coalescing key: while a job of the type with this key is queued, that job is returned instead.
+            connection: Connection through which to enqueue, in its transaction: of asyncpg, psycopg, SQLAlchemy (connection or
+                session, sync or async), or Django. The job exists when that transaction commits.
+
+        Returns:
+            The receipt, with the id of the job.
+
+        Raises:
+            InvalidInput: An argument is not valid; nothing was written.
+            NotFound: The job type does not exist.
+            DatabaseUnavailable: It is not known whether the job was written: retry with the same id.
+        """
+        new = NewJob({} if data is None else data, id, key, priority, run_after, expires_at, unique)
+        return (await self.enqueue_many(type, [new], connection=connection))[0]
+
+    async def enqueue_many(self, type: JobType[T] | str, new: Iterable[NewJob | T], *, connection: Any = None) -> list[Enqueued]:
+        """Enqueue many jobs of one type, in atomic batches of 10,000.
+
+        When a job cannot be enqueued, the batches before it are enqueued and the error is raised; give ids to repeat the call
+        safely.
+
+        Args:
+            type: Job type, or its name.
+            new: Payloads, or `NewJob`s for jobs with more than a payload.
+            connection: See `enqueue`.
+
+        Returns:
+            A receipt for each, in order.
+        """
+        declared = self.types.get(type, type) if isinstance(type, str) else type
+        if isinstance(declared, str):
+            return await enqueue_many(self.context, declared, Codec(Any, declared), new, connection)
+        return await declared.enqueue_many(new, connection=connection)
+
+    async def why(self, id: UUID | str) -> Why:
+        """Why a job waits: the first condition that must change before it can start. Raises `NotFound`."""
+        return await jobs.why(await self.context.database(), parse_id(id))
+
+    async def find_many(
+        self,
+        *,
+        name: str | None = None,
+        status: Status | str | None = None,
+        key: str | None = None,
+        reason: str | None = None,
+        limit: int = 50,
+    ) -> list[JobRecord]:
+        """Jobs, latest first, by type, status, key and reason (`quarantined`); at most 1,000."""
+        database = await self.context.database()
+        ids = await jobs.list_ids(database, name, None if status is None else str(status), key, limit, reason)
+        found = await jobs.find(database, ids)
+        return [found[id] for id in ids if id in found]
+
+    async def cancel(self, id: UUID | str) -> str:
+        """Cancel a job. Returns "cancelled" for a queued job, "cancelling" for a running one, and otherwise its status."""
+        return await jobs.cancel(await self.context.database(), parse_id(id))
+
+    async def replay(
+        self, id: UUID | str, *, new_id: UUID | str | None = None, data: Any = None, force: bool = False
+    ) -> Enqueued:
+        """Enqueue a copy of a running or finished job, with `data` as its payload, or (None) with its own.
+
+        Args:
+            id: Id of the job.
+            new_id: Id of the copy, so that a repeated call replays once; None: a new UUIDv7.
+            data: Payload of the copy; None: the payload of the job.
+            force: Whether to replay also while an earlier replay of the job waits, runs or has succeeded.
+
+        Raises:
+            NotFound: The job does not exist.
+            Conflict: The job is queued, was replayed already, or has a payload that cannot be read.
+        """
+        new = parse_id(new_id) if new_id is not None else make_id()
+        text = None if data is None else dump_json(data, f"the copy of {id}")
+        return Enqueued(await jobs.replay(await self.context.database(), parse_id(id), new, text, force=force), Admission.QUEUED)
+
+    async def job_types(self) -> list[JobTypeRecord]:
+        """All job types in the database."""
+        return await jobs.job_types(await self.context.database())
+
+    async def create_job_type(self, name: str, **options: Any) -> JobTypeRecord:
+        """Create a job type in the database, options by their names in SQL. Raises `Conflict`, `InvalidInput`."""
+        return await jobs.create_job_type(await self.context.database(), name, options)
+
+    async def change_job_type(self, name: str, **options: Any) -> JobTypeRecord:
+        """Change options of a job type in the database, by their names in SQL. Raises `NotFound`, `InvalidInput`."""
+        return await jobs.change_job_type(await self.context.database(), name, options)
+
+    async def pause(self, name: str) -> None:
+        """Pause a type: its jobs are no longer claimed, and running jobs continue. Raises `NotFound`."""
+        await jobs.pause(await self.context.database(), name)
+
+    async def resume(self, name: str) -> None:
+        """End a pause. Raises `NotFound`, `Conflict`."""
+        await jobs.resume(await self.context.database(), name)
+
+    async def counts(self) -> list[JobCounts]:
+        """Number of jobs of each type, by status."""
+        return await jobs.counts(await self.context.database())
