@@ -1,12 +1,11 @@
-"""The log: dense offsets in commit order, keys in order, repeated batches, loads, retention, compaction, growth."""
+"""The log: dense offsets in commit order, keys in order, repeated batches, loads, bad input."""
 
 from __future__ import annotations
 
 import asyncio
-import json
 from collections import defaultdict
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Any, TypeAlias
 
 import asyncpg
@@ -16,9 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 from sqlalchemy.ext.asyncio import create_async_engine
+from stream_contents import contents
 
-from conftest import eventually
-from penstock import Conflict, InvalidInput, NewEvent, NotFound, OffsetGone, Penstock, Position, Retention, StreamOptions
+from penstock import Conflict, InvalidInput, NewEvent, Penstock, Position, StreamOptions
 from penstock.streams.partitioner import bucket_of, partition_of, routes_of
 
 Sql: TypeAlias = "asyncpg.Connection[Any]"
@@ -33,20 +32,6 @@ class Order(BaseModel):
 class Leg:
     tail: str
     delay: float
-
-
-async def contents(sql: Sql, stream: str, partitions: int) -> dict[int, list[tuple[int, Any]]]:
-    """All events by partition: (offset, data)."""
-    rows = await sql.fetch(
-        "select bounds.partition, event.event_offset, event.data"
-        " from penstock.stream_bounds($1) as bounds"
-        " cross join penstock.read_events($1, bounds.partition, bounds.first_offset, 100000) as event",
-        stream,
-    )
-    found: dict[int, list[tuple[int, Any]]] = {partition: [] for partition in range(partitions)}
-    for row in rows:
-        found[row["partition"]].append((row["event_offset"], None if row["data"] is None else json.loads(row["data"])))
-    return found
 
 
 # -- routing
@@ -378,270 +363,3 @@ async def test_roles_can_append_load_and_consume_as_they_were_granted(app: Penst
                 )
                 assert await sql.fetchval("select events from penstock.end_load('events', 2)") == 2
         await sql.execute("reset session authorization")
-
-
-# -- reading
-
-
-async def test_reads_begin_anywhere(app: Penstock) -> None:
-    events = app.stream("events", int, partitions=1)
-    for n in range(0, 3000, 100):
-        await events.append_many(range(n, n + 100))
-    for offset in (0, 1, 99, 100, 101, 1550, 2999):
-        assert [event.data for event in await events.read(0, offset, 250)] == list(range(offset, min(3000, offset + 250)))
-    assert await events.read(0, 3000) == []
-    with pytest.raises(NotFound, match="no partition 1"):
-        await events.read(1)
-
-
-async def test_readers_that_would_wait_for_ever_are_refused(app: Penstock) -> None:
-    events = app.stream("events", int, partitions=2)
-    await events.append_many([1, 2, 3])
-    with pytest.raises(InvalidInput, match="offset must be an integer"):
-        await events.read(0, -1)
-    for start, error, words in [
-        ({0: 10_000}, InvalidInput, "has no offset 10000"), ({0: -1}, InvalidInput, "offset of partition 0 must be"),
-        ({7: 0}, NotFound, "no partition 7"), ("yesterday", InvalidInput, "cannot start"),
-    ]:  # fmt: skip
-        with pytest.raises(error, match=words):
-            await anext(events.tail(start))  # type: ignore[arg-type]
-    with pytest.raises(NotFound, match="no partition 2"):
-        await anext(events.tail("earliest", partitions=[0, 2]))
-    for options in ({"max_batch_size": 0}, {"linger": timedelta(seconds=-1)}):
-        with pytest.raises(InvalidInput, match="(max_batch_size|linger) must be"):
-            events.consume("g", **options)  # type: ignore[arg-type]
-    with pytest.raises(InvalidInput, match="max_batch_size must be"):
-        app.consumer(events, group="g", max_batch_size=0)(lambda event: None)
-    assert list(await events.producer().append_many([])) == []
-
-
-async def test_offsets_are_found_by_time(app: Penstock, sql: Sql) -> None:
-    events = app.stream("events", int, partitions=1)
-    await events.declare()
-    times = [datetime(2026, 1, day, tzinfo=UTC) for day in range(1, 6)]
-    for n, time in enumerate(times):
-        await sql.execute("select set_config('penstock.clock', $1, false)", time.isoformat())
-        await sql.execute("select penstock.append('events', $1::text::json)", str(n))
-        if n == 2:
-            await sql.execute("select penstock.roll_segment('events')")
-    for n, time in enumerate(times):
-        assert await events.places(time) == {0: n}
-        assert await events.places(time - timedelta(hours=1)) == {0: n}
-    assert await events.places(times[-1] + timedelta(hours=1)) == {0: 5}
-
-
-async def test_a_tail_follows_and_sees_new_partitions(app: Penstock) -> None:
-    app.context.settings = app.settings.model_copy(update={"poll_interval": timedelta(milliseconds=50)})
-    events = app.stream("events", int, partitions=2)
-    await events.append_many(range(10))
-    seen: list[int] = []
-
-    async def follow() -> None:
-        async for event in events.tail("earliest"):
-            seen.append(event.data)
-
-    following = asyncio.create_task(follow())
-    await eventually(lambda: sorted(seen) == list(range(10)), "the tail to catch up")
-    await events.append(10)
-    await eventually(lambda: 10 in seen, "the tail to see a new event")
-    await events.grow(16)
-    await events.append_many([NewEvent(n, str(n)) for n in range(11, 100)])
-    await eventually(lambda: sorted(seen) == list(range(100)), "the tail to see the new partitions")
-    following.cancel()
-    await asyncio.gather(following, return_exceptions=True)
-
-
-# -- retention, compaction, growth
-
-
-async def tend(sql: Sql) -> None:
-    for (name,) in await sql.fetch("select penstock.streams_to_maintain()"):
-        await sql.execute("select penstock.maintain_stream($1)", name)
-    await sql.execute("select penstock.drop_retired()")
-
-
-@pytest.mark.parametrize(
-    "keep", [Retention(events=1000), Retention(bytes=100_000), Retention(age=timedelta(days=2))], ids=["events", "bytes", "age"]
-)  # fmt: skip
-async def test_retention_drops_whole_segments_and_nothing_else(app: Penstock, sql: Sql, keep: Retention) -> None:
-    events = app.stream("events", str, partitions=2, keep=keep)
-    await events.declare()
-    for day in range(1, 21):
-        await sql.execute("select set_config('penstock.clock', (now() + make_interval(days => $1))::text, false)", day)
-        for _ in range(2):
-            await sql.execute("select penstock.append_many('events', array_fill('\"xxxxxxxxxx\"'::json, array[200]))")
-        await tend(sql)
-        assert (await sql.fetchval("select n_tup_del from pg_stat_user_tables where relname like 'events%' limit 1")) in (0, None)
-    bounds = await events.bounds()
-    kept = sum(b.next - b.first for b in bounds.values())
-    assert 0 < bounds[0].first < bounds[0].next == 4000
-    if keep.events:
-        assert 1000 <= kept <= 1600
-    if keep.age:
-        assert 400 * 2 <= kept <= 400 * 4
-    tables = await sql.fetchval("select count(*) from pg_tables where schemaname = 'penstock' and tablename ~ '^events_[0-9]+$'")
-    assert tables == len(await events.segments())
-    with pytest.raises(OffsetGone, match="is gone"):
-        await events.read(0, 0)
-    assert (await events.read(0, bounds[0].first, 1))[0].offset == bounds[0].first
-
-
-@pytest.mark.parametrize("keep", [Retention(), Retention(events=1_000), Retention(age=timedelta(days=7))])
-async def test_a_segment_is_written_until_it_is_full_or_old(app: Penstock, sql: Sql, keep: Retention) -> None:
-    events = app.stream("events", int, partitions=2, keep=keep)
-    for n in range(3):
-        await events.append(n)
-        await tend(sql)
-    assert len(await events.segments()) == 1
-
-
-async def test_a_reader_inside_a_segment_is_not_stopped_by_its_retirement(app: Penstock, sql: Sql, url: str) -> None:
-    events = app.stream("events", int, partitions=1, keep=Retention(events=1))
-    await events.append_many(range(100))
-    reader = await asyncpg.connect(url)
-    async with reader.transaction(isolation="repeatable_read"):
-        assert len(await reader.fetch("select * from penstock.read_events('events', 0, 0)")) == 100
-        await sql.execute("select penstock.roll_segment('events')")
-        await events.append_many(range(100, 110))
-        await tend(sql)
-        await tend(sql)
-        assert len(await reader.fetch("select * from penstock.read_events('events', 0, 0)")) == 100
-        assert len(await events.read(0, 100)) == 10
-    await reader.close()
-    await tend(sql)
-    assert not await sql.fetch("select * from penstock.retired_segments")
-
-
-async def test_retention_waits_for_groups_that_have_not_read_when_asked(app: Penstock, sql: Sql) -> None:
-    events = app.stream("events", int, partitions=1, keep=Retention(events=10, unread=True))
-    await events.append_many(range(100))
-    await sql.execute("select penstock.declare_consumer_group('events', 'slow')")
-    await sql.execute("select penstock.roll_segment('events')")
-    await events.append_many(range(100, 200))
-    await tend(sql)
-    assert (await events.bounds())[0].first == 0
-    await events.seek("slow", {0: 100})
-    await tend(sql)
-    assert (await events.bounds())[0].first == 100
-
-
-@pytest.mark.parametrize(("gone", "first"), [("earliest", 100), ("latest", 150)])
-async def test_a_tail_that_was_overtaken_goes_on_as_asked(app: Penstock, sql: Sql, gone: Any, first: int) -> None:
-    events = app.stream("events", int, partitions=1, keep=Retention(events=1))
-    await events.append_many(range(100))
-    await sql.execute("select penstock.roll_segment('events')")
-    await events.append_many(range(100, 150))
-    await tend(sql)
-    with pytest.raises(OffsetGone):
-        await anext(aiter(events.tail({0: 0})))
-    async with events.tail({0: 0}, auto_offset_reset=gone) as tail:
-        following = asyncio.ensure_future(anext(tail))
-        if gone == "latest":
-            await eventually(
-                lambda: sql.fetchval("select count(*) from penstock.listeners where kind = 'events'"), "the tail to wait"
-            )
-            await events.append(150)
-        assert (await following).data == first
-
-
-async def test_compaction_keeps_the_latest_of_each_key_and_all_offsets(app: Penstock, sql: Sql) -> None:
-    state = app.stream("state", int, partitions=2, compact=True)
-    for round in range(5):
-        await state.append_many([NewEvent(round * 100 + n, f"k{n}") for n in range(50)])
-        await state.append(-round)
-    await state.append_many([NewEvent(None, "k7")])
-    before = await contents(sql, "state", 2)
-    await sql.execute("select penstock.roll_segment('state')")
-    await state.append_many([NewEvent(999, "k3")])
-    await sql.execute("select penstock.change_stream('state', '{\"tombstone_age\": \"0\"}')")
-    assert await sql.fetchval("select penstock.compact_stream('state')") == 1
-    assert await sql.fetchval("select penstock.compact_stream('state')") == 0, "what has nothing to drop is not written again"
-    await tend(sql)
-    found: dict[str | None, list[Any]] = defaultdict(list)
-    for partition in range(2):
-        events = await state.read(partition, 0, 1000)
-        offsets = [event.offset for event in events]
-        assert offsets == sorted(set(offsets))
-        for event in events:
-            if event.offset < len(before[partition]):
-                assert before[partition][event.offset] == (event.offset, event.data)
-            found[event.key].append(event.data)
-    assert sorted(found.pop(None)) == [-4, -3, -2, -1, 0]
-    assert found.pop("k3")[-1] == 999
-    assert found.pop("k7", []) in ([], [None])
-    # The last event of each partition stays, so one key may have one more than its latest.
-    assert all(values[-1] == 400 + int(key[1:]) for key, values in found.items() if key is not None)
-    assert sum(len(values) for values in found.values()) <= 48 + 2
-
-
-async def test_a_stream_grows_under_load_and_loses_nothing(app: Penstock, sql: Sql) -> None:
-    events = app.stream("events", int, partitions=2)
-    await events.declare()
-    growing = asyncio.Event()
-
-    async def write(worker: int) -> list[tuple[str, int]]:
-        mine = []
-        for n in range(100):
-            await events.append(worker * 1000 + n, key=f"{worker}-{n % 5}")
-            mine.append((f"{worker}-{n % 5}", worker * 1000 + n))
-            if n == 30:
-                growing.set()
-        return mine
-
-    async def grow() -> None:
-        await growing.wait()
-        await events.grow(5)
-        await events.grow(9)
-
-    *written, _ = await asyncio.gather(*(write(worker) for worker in range(4)), grow())
-    expected: dict[str, list[int]] = defaultdict(list)
-    for mine in written:
-        for key, value in mine:
-            expected[key].append(value)
-    found: dict[str, list[int]] = defaultdict(list)
-    for partition in range(9):  # a key only ever moves to a partition with a higher number
-        for event in await events.read(partition, 0, 10_000):
-            assert event.key is not None
-            found[event.key].append(event.data)
-    assert found == expected
-    assert await sql.fetchval("select count(*) from penstock.stream_growths") == 2
-
-
-# -- hot statements
-
-
-async def test_hot_statements_touch_a_few_pages_however_large_the_stream_is(app: Penstock, sql: Sql) -> None:
-    events = app.stream("events", int, partitions=4)
-    await events.load(NewEvent(n, str(n)) for n in range(200))
-
-    async def pages(call: str) -> int:
-        plan = json.loads(await sql.fetchval(f"explain (analyze, buffers, timing off, format json) {call}"))[0]["Plan"]
-        return int(plan["Shared Hit Blocks"]) + int(plan["Shared Read Blocks"])
-
-    calls = [
-        "select * from penstock.append_routed('events', 4, '{0,1}', '{1,1}', '{1,2}')",
-        "select * from penstock.read_chunks('events', '{0,1,2,3}', '{40,40,40,40}', 10)",
-        "select * from penstock.stream_bounds('events')",
-    ]
-    for call in calls:
-        await pages(call)
-    before = [min([await pages(call) for _ in range(3)]) for call in calls]
-    for _ in range(1500):
-        await sql.execute("select penstock.append_many('events', '{1,2,3,4}', '{1,5,9,12}')")
-    await sql.execute("analyze penstock.events_1")
-    after = [min([await pages(call) for _ in range(3)]) for call in calls]
-    for call, then, now in zip(calls, before, after, strict=True):
-        assert now <= then + 40, f"{call} touched {then} pages before and {now} after"
-
-
-async def test_a_read_looks_at_no_more_chunks_than_it_returns(app: Penstock, sql: Sql) -> None:
-    await app.stream("events", int, partitions=1).declare()
-    append = "perform penstock.append_many('events', array_fill(to_json(repeat('x', 50)), array[25]))"
-    await sql.execute(f"do $$ begin for n in 1..1000 loop {append}; end loop; end $$")
-    read = "select * from penstock.read_chunks('events', '{0}', '{5010}', 1000)"
-    chunks = await sql.fetch(read)
-    assert [chunks[0]["first_offset"], sum(chunk["events"] for chunk in chunks)] == [5000, 1000]
-    plan = json.loads(await sql.fetchval(f"explain (analyze, buffers, timing off, format json) {read}"))[0]["Plan"]
-    touched = plan["Shared Hit Blocks"] + plan["Shared Read Blocks"]
-    there = await sql.fetchval("select pg_relation_size('penstock.events_1') / 8192")
-    assert touched < there / 3, f"{touched} of {there} pages for a twenty-fifth of the events"
