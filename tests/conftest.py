@@ -35,10 +35,10 @@ def databases() -> Iterator[TemporaryDatabases]:
 
 def _let_roles_in(databases: TemporaryDatabases) -> None:
     """Before PostgreSQL 16 the embedded server asks roles for passwords, which those of tests do not have."""
-    assert databases._server is not None
-    rules = databases._server.data_dir / "postgres" / "pg_hba.conf"
+    assert databases.server is not None
+    rules = databases.server.data_dir / "postgres" / "pg_hba.conf"
     rules.write_text(rules.read_text().replace("scram-sha-256", "trust"))
-    asyncio.run(databases._execute("select pg_reload_conf()"))
+    asyncio.run(databases.execute("select pg_reload_conf()"))
 
 
 @pytest.fixture

@@ -67,6 +67,10 @@ class TemporaryDatabases:
         bin_dir: Folder of PostgreSQL's programs for the embedded server; None: those of the wheel.
         parent: Parent of the temporary folder; None: a folder in memory where the system has one, which makes databases several
             times faster, otherwise a folder on disk.
+
+    Attributes:
+        server: The embedded server; None: the databases are on a server that was given.
+        server_url: URL of the server.
     """
 
     def __init__(self, server_url: str | None = None, *, bin_dir: Path | None = None, parent: Path | None = None) -> None:
@@ -74,28 +78,28 @@ class TemporaryDatabases:
         self._parent = parent or _in_memory()
         self._bin_dir = bin_dir
         self._folder: tempfile.TemporaryDirectory[str] | None = None
-        self._server: EmbeddedServer | None = None
+        self.server: EmbeddedServer | None = None
         self._template = f"penstock_template_{secrets.token_hex(4)}"
         self.server_url = ""
 
     def __enter__(self) -> TemporaryDatabases:
         if self._given_url is None:
             self._folder = tempfile.TemporaryDirectory(prefix="penstock-test-", dir=self._parent, ignore_cleanup_errors=True)
-            self._server = EmbeddedServer(Path(self._folder.name), bin_dir=self._bin_dir)
-            self.server_url = self._server.start()
+            self.server = EmbeddedServer(Path(self._folder.name), bin_dir=self._bin_dir)
+            self.server_url = self.server.start()
         else:
             self.server_url = self._given_url
         asyncio.run(self._make_template())
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
-        if self._server is not None:
-            self._server.stop()
+        if self.server is not None:
+            self.server.stop()
             deadline = time.monotonic() + 30
-            while (self._server.data_dir / "postgres" / "postmaster.pid").exists() and time.monotonic() < deadline:
+            while (self.server.data_dir / "postgres" / "postmaster.pid").exists() and time.monotonic() < deadline:
                 time.sleep(0.02)
         else:
-            asyncio.run(self._execute(f'drop database if exists "{self._template}" with (force)'))
+            asyncio.run(self.execute(f'drop database if exists "{self._template}" with (force)'))
         if self._folder is not None:
             self._folder.cleanup()
 
@@ -104,9 +108,9 @@ class TemporaryDatabases:
         """A fresh database; yields its URL and drops it at the end."""
         name = f"penstock_test_{secrets.token_hex(6)}"
         # A file copy needs a checkpoint, which costs little on the embedded server, and far less than the write-ahead log.
-        strategy = "strategy file_copy" if self._server is not None else ""
+        strategy = "strategy file_copy" if self.server is not None else ""
         self._run(f'create database "{name}" template "{self._template}" {strategy}')
-        if self._server is None:
+        if self.server is None:
             # The same setting as on the embedded server: tables of the application are never created in Penstock's schema,
             # whatever the name of the user.
             self._run(f'alter database "{name}" set search_path = public')
@@ -121,7 +125,7 @@ class TemporaryDatabases:
 
         def run() -> None:
             try:
-                asyncio.run(self._execute(statement))
+                asyncio.run(self.execute(statement))
             except BaseException as error:
                 failure.append(error)
 
@@ -134,11 +138,12 @@ class TemporaryDatabases:
             raise failure[0]
 
     async def _make_template(self) -> None:
-        await self._execute(f'create database "{self._template}"')
+        await self.execute(f'create database "{self._template}"')
         database = Database(self._url(self._template), Settings())
         await migrate.migrate(database)
 
-    async def _execute(self, statement: str) -> None:
+    async def execute(self, statement: str) -> None:
+        """Run a statement on the server, as its owner."""
         connection: asyncpg.Connection[Any] = await asyncpg.connect(self.server_url)
         try:
             await connection.execute(statement)

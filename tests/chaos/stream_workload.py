@@ -74,7 +74,7 @@ async def exact(batch: Batch[str]) -> None:
 
 async def keep_and_write(batch: Batch[str]) -> None:
     """Now and then the batch is kept until the process has been frozen, for so long that another has the partition."""
-    own = held.Held(batch.partition, batch._fence.epoch, str(os.getpid()))
+    own = held.Held(batch.partition, batch.fence.epoch, str(os.getpid()))
     older = held.older_than(Path(HELD), own)
     if not older and random.random() > 0.02:
         await write(batch)
@@ -90,7 +90,7 @@ async def write(batch: Batch[str]) -> None:
         async with connection.transaction():
             await connection.executemany(
                 "insert into public.chaos_written (partition, event_offset, value, epoch) values ($1, $2, $3, $4)",
-                [(event.partition, event.offset, event.data, batch._fence.epoch) for event in batch],
+                [(event.partition, event.offset, event.data, batch.fence.epoch) for event in batch],
             )
             if SABOTAGE != "two_transactions":
                 # The suspects among events come one by one, in hundreds.

@@ -15,6 +15,7 @@ import psycopg
 import pytest
 
 from penstock import Penstock
+from penstock.postgres.embedded import EmbeddedServer
 from penstock.testing import TemporaryDatabases, _in_memory
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -77,12 +78,12 @@ class Project:
 def project() -> Iterator[Project]:
     with tempfile.TemporaryDirectory(prefix="penstock-docs-", dir=_in_memory(), ignore_cleanup_errors=True) as folder:
         # Held here, so that the server does not start anew with each command.
-        app = Penstock(data_dir=Path(folder) / ".penstock")
-        project = Project(Path(folder), app.database_url())
+        server = EmbeddedServer(Path(folder) / ".penstock")
+        project = Project(Path(folder), server.start())
         try:
             yield project
         finally:
-            app.context._held[os.getpid()].stop()
+            server.stop()
 
 
 def tables(project: Project, schema: str) -> set[str]:

@@ -27,9 +27,9 @@ pytestmark = [pytest.mark.embedded, pytest.mark.skipif(bool(missing("pgbouncer")
 @pytest.fixture(scope="module")
 def bouncer(databases: TemporaryDatabases, tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
     """The port of a PgBouncer with fewer connections than there are clients, so that statements change theirs."""
-    if databases._server is None:
+    if databases.server is None:
         pytest.skip("the server is not the embedded one")
-    data = databases._server.data_dir / "postgres"
+    data = databases.server.data_dir / "postgres"
     folder = tmp_path_factory.mktemp("pgbouncer")
     identity: dict[str, Any] = {}
     if os.geteuid() == 0:
@@ -38,11 +38,11 @@ def bouncer(databases: TemporaryDatabases, tmp_path_factory: pytest.TempPathFact
         identity = {"user": owner.st_uid, "group": owner.st_gid, "extra_groups": []}
         with (data / "pg_ident.conf").open("a") as rules:
             rules.write(f"penstock {data.owner()} penstock\n")
-        asyncio.run(databases._execute("select pg_reload_conf()"))
+        asyncio.run(databases.execute("select pg_reload_conf()"))
     port = free_port()
     settings = folder / "pgbouncer.ini"
     settings.write_text(
-        f"[databases]\n* = host={databases._server.socket_dir} user=penstock\n"
+        f"[databases]\n* = host={databases.server.socket_dir} user=penstock\n"
         f"[pgbouncer]\nlisten_addr=127.0.0.1\nlisten_port={port}\nauth_type=any\n"
         "pool_mode=transaction\ndefault_pool_size=3\nmax_client_conn=500\nunix_socket_dir=\n"
     )

@@ -49,7 +49,7 @@ async def test_dead_letters_outlive_their_stream(app: Penstock, sql: Sql) -> Non
     await events.append(1)
     async with events.consume("g") as batches:
         batch = await anext(batches)
-        consumer: Any = batches._consumer
+        consumer: Any = batches.consumer
         await consumer.committer.dead_letter(consumer.partitions[0], batch.first_offset, batch.next_offset, "bad")
     await events.drop()
     dead = await app.find_stream("events.dead", int)
@@ -106,7 +106,7 @@ async def test_a_worker_loses_the_consumer_and_nothing_else(app: Penstock, url: 
     await eventually(lambda: seen == [1], "the event to be handled")
     async with Penstock(url) as other:
         await other.drop_stream("events", force=True)
-    await eventually(lambda: worker._ended, "the consumer to end")
+    await eventually(lambda: worker.ended, "the consumer to end")
     await echo.enqueue(1)
     await eventually(lambda: ran == [1], "the job to run")
     worker.stop()

@@ -101,7 +101,7 @@ async def test_a_dead_letter_whose_answer_was_lost_is_there_once(app: Penstock) 
     await events.append_many(range(5))
     async with events.consume("g", max_batch_size=3) as batches:
         batch = await anext(batches)
-        fence = batch._fence
+        fence = batch.fence
         commit = Commit(0, fence.epoch, fence.revision, 3)
         database = await app.database()
         letters = [await streams.dead_letter(database, "events", "g", fence.member, commit, 0, "bad") for _ in range(2)]

@@ -67,8 +67,8 @@ async def test_large_events_are_not_all_fetched_at_once(app: Penstock) -> None:
     async with asyncio.timeout(60), events.consume("g", max_batch_size=1) as batches:
         seen = 0
         async for batch in batches:
-            assert batches._consumer is not None
-            assert batches._consumer.partitions[0].bytes <= 3_000_000
+            assert batches.consumer is not None
+            assert batches.consumer.partitions[0].bytes <= 3_000_000
             seen += len(batch)
             if seen == 60:
                 break

@@ -8,13 +8,13 @@ from penstock.postgres import migrate
 
 
 def test_the_files_of_the_schema_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    tables, functions = migrate._files("tables"), migrate._files("functions")
-    checksum = migrate._checksum(functions)
+    tables, functions = migrate.schema_files("tables"), migrate.schema_files("functions")
+    checksum = migrate.checksum_of(functions)
     assert tables and functions
 
     def replaced() -> object:
         raise AssertionError("the package was read again")
 
     monkeypatch.setattr(migrate, "_schema", replaced)
-    assert migrate._files("tables") is tables
-    assert migrate._checksum(migrate._files("functions")) == checksum
+    assert migrate.schema_files("tables") is tables
+    assert migrate.checksum_of(migrate.schema_files("functions")) == checksum

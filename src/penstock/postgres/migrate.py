@@ -45,7 +45,7 @@ _APPLIED = "select name, checksum, version from penstock.migrations"
 
 
 @dataclass(frozen=True, slots=True)
-class _File:
+class SchemaFile:
     """A file of the schema, as this process found it when it first looked; its name is its path below its kind."""
 
     name: str
@@ -79,7 +79,7 @@ async def migrate(database: Database) -> Migrated:
 
 async def check(database: Database) -> None:
     """Raise `SchemaMismatch` unless the schema is there and fits this version."""
-    known = {file.name: file for file in _files("tables")}
+    known = {file.name: file for file in schema_files("tables")}
     rows = {row["name"]: row for row in await database.fetch(_APPLIED)}
     _refuse_before_release(database, rows)
     if missing := sorted(known.keys() - rows.keys()):
@@ -90,7 +90,7 @@ async def check(database: Database) -> None:
     if functions is None or stored is None or _number(functions["version"]) < _number(__version__):
         raise SchemaMismatch("the functions of the Penstock schema are older than this version", hint="Run: penstock migrate")
     _refuse_edited(rows)
-    if functions["version"] == __version__ and functions["checksum"] != _checksum(_files("functions")):
+    if functions["version"] == __version__ and functions["checksum"] != checksum_of(schema_files("functions")):
         raise SchemaMismatch(
             f"the functions of the Penstock schema are those of another build of version {__version__}",
             hint="Run penstock migrate with the build that is to be used, and then start that build everywhere.",
@@ -108,7 +108,7 @@ async def _migrate(database: Database, connection: asyncpg.Connection[Any]) -> M
         _refuse_before_release(database, applied)
     await connection.execute((_schema() / "migrations.sql").read_text("utf-8"))
 
-    tables = _files("tables")
+    tables = schema_files("tables")
     if applied:
         stored = await connection.fetchrow("select number, oldest, version from penstock.protocol")
         _refuse_range(stored)
@@ -121,8 +121,8 @@ async def _migrate(database: Database, connection: asyncpg.Connection[Any]) -> M
         await connection.execute(file.text)
     done = [file.name for file in new]
 
-    functions = _files("functions")
-    checksum = _checksum(functions)
+    functions = schema_files("functions")
+    checksum = checksum_of(functions)
     before = applied.get("functions")
     applied_now = before is not None and (before["version"], before["checksum"]) == (__version__, checksum)
     stale = not applied_now and (before is None or _number(before["version"]) <= _number(__version__))
@@ -132,7 +132,7 @@ async def _migrate(database: Database, connection: asyncpg.Connection[Any]) -> M
         await connection.execute("select penstock.refresh_access()")
         await connection.execute("select penstock.ensure_archive(penstock.clock())")
         for file in new:
-            await _record(connection, file.name, _checksum((file,)))
+            await _record(connection, file.name, checksum_of((file,)))
         await _record(connection, "functions", checksum)
         await connection.execute("select penstock.record_protocol($1, $2, $3)", PROTOCOL, OLDEST_CLIENT, __version__)
         # Workers of other versions look whether they can go on.
@@ -141,7 +141,7 @@ async def _migrate(database: Database, connection: asyncpg.Connection[Any]) -> M
     return Migrated(tables=done, functions=stale)
 
 
-async def _apply_functions(connection: asyncpg.Connection[Any], files: Sequence[_File]) -> list[str]:
+async def _apply_functions(connection: asyncpg.Connection[Any], files: Sequence[SchemaFile]) -> list[str]:
     """Create or replace the functions of the files, and drop the others of the schema. Returns those that were dropped."""
     before = await connection.fetch(
         "select oid, xmin::text as version from pg_proc where pronamespace = 'penstock'::regnamespace"
@@ -161,7 +161,7 @@ async def _apply_functions(connection: asyncpg.Connection[Any], files: Sequence[
     return dropped
 
 
-async def _replace(connection: asyncpg.Connection[Any], file: _File) -> None:
+async def _replace(connection: asyncpg.Connection[Any], file: SchemaFile) -> None:
     while True:
         try:
             async with connection.transaction():
@@ -181,7 +181,7 @@ async def _record(connection: asyncpg.Connection[Any], name: str, checksum: str)
 
 def _refuse_before_release(database: Database, applied: Mapping[str, Any]) -> None:
     """Refuse the schemas of before the first release, whose numbered files were others."""
-    if not applied or _files("tables")[0].name in applied:
+    if not applied or schema_files("tables")[0].name in applied:
         return
     if database.data_dir is None:
         place, run, other = "the database", "", "use another database"
@@ -211,10 +211,10 @@ def _refuse_range(stored: Any) -> None:
 def _refuse_edited(applied: Mapping[str, Any]) -> None:
     edited = [
         file.name
-        for file in _files("tables")
+        for file in schema_files("tables")
         if file.name in applied
         and applied[file.name]["version"] == __version__
-        and applied[file.name]["checksum"] != _checksum((file,))
+        and applied[file.name]["checksum"] != checksum_of((file,))
     ]
     if edited:
         raise SchemaMismatch(
@@ -228,21 +228,25 @@ def _schema() -> Traversable:
 
 
 @cache
-def _files(kind: str) -> tuple[_File, ...]:
-    # Read once: a package that is replaced under a running process is not the code that runs.
+def schema_files(kind: str) -> tuple[SchemaFile, ...]:
+    """The files of the schema in a folder, `tables` or `functions`, by name.
+
+    They are read once: a package that is replaced under a running process is not the code that runs.
+    """
     return tuple(sorted(_read(_schema() / kind, ""), key=lambda file: file.name))
 
 
-def _read(folder: Traversable, path: str) -> Iterator[_File]:
+def _read(folder: Traversable, path: str) -> Iterator[SchemaFile]:
     for entry in folder.iterdir():
         if entry.is_dir():
             yield from _read(entry, f"{path}{entry.name}/")
         elif entry.name.endswith(".sql"):
-            yield _File(path + entry.name, entry.read_text("utf-8"))
+            yield SchemaFile(path + entry.name, entry.read_text("utf-8"))
 
 
 @cache
-def _checksum(files: Sequence[_File]) -> str:
+def checksum_of(files: Sequence[SchemaFile]) -> str:
+    """The checksum of the names and texts of files."""
     digest = hashlib.sha256()
     for file in files:
         digest.update(file.name.encode())

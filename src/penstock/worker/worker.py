@@ -64,6 +64,10 @@ class Worker:
         before_stopping_handlers: Called with what still runs when the grace period is over.
         executor: Has the jobs of pools in the place of an executor that runs handlers; with the `results` that it finishes.
         results: Takes results.
+
+    Attributes:
+        consumers: Members of consumer groups that it runs.
+        ended: The errors with which some of them ended.
     """
 
     def __init__(
@@ -88,13 +92,13 @@ class Worker:
         process = process or new_member_id()
         self._database = database
         self._types = types
-        self._consumers = consumers
+        self.consumers = consumers
         self._beside = beside or {}
         self._dispatches = dispatches
         self._before_stopping_handlers = before_stopping_handlers
         self._shutdown = Shutdown(settings.shutdown_grace.total_seconds())
         self._running = asyncio.Event()
-        self._ended: list[PenstockError] = []
+        self.ended: list[PenstockError] = []
         self._works_without_end = bool(types or pools or schedules or dispatches)
 
         self.notifications = Notifications()
@@ -172,9 +176,9 @@ class Worker:
         self._heartbeat.subscribe(notifications)
         for pool in self.pools:
             pool.subscribe(notifications)
-        for consumer in self._consumers:
+        for consumer in self.consumers:
             consumer.subscribe(notifications)
-        for id in [*[pool.member.id for pool in self.pools], *[consumer.member.id for consumer in self._consumers]]:
+        for id in [*[pool.member.id for pool in self.pools], *[consumer.member.id for consumer in self.consumers]]:
             self._listener.add(f"penstock_{id}")
 
     @property
@@ -229,7 +233,7 @@ class Worker:
         if not self._dispatches:
             start("isolation", self._isolation.run())
         members = [start(f"pool-{pool.name}", pool.run()) for pool in self.pools]
-        members += [start(f"consumer-{consumer.name}", self._consume(consumer)) for consumer in self._consumers]
+        members += [start(f"consumer-{consumer.name}", self._consume(consumer)) for consumer in self.consumers]
         scheduling = start("scheduler", self._scheduler.run())
         for name, part in self._beside.items():
             start(name, part())
@@ -237,8 +241,8 @@ class Worker:
         try:
             await self._until_told_to_stop(tasks)
             await self._shut_down(fetching, [*members, scheduling], scheduling)
-            if self._ended:
-                raise self._ended[0]
+            if self.ended:
+                raise self.ended[0]
         finally:
             self._heartbeat_beside_loop.leave(self._registration)
             for task in tasks:
@@ -282,7 +286,7 @@ class Worker:
             await pool.join()
         await self._registration.register()
         log.info("worker_started", worker=self.id, types=sorted(self._types), pools=[pool.name for pool in self.pools])
-        for consumer in self._consumers:
+        for consumer in self.consumers:
             await consumer.declare()
 
     async def _until_told_to_stop(self, tasks: Sequence[asyncio.Task[None]]) -> None:
@@ -308,7 +312,7 @@ class Worker:
             await self._queues.stop(fetching)
         for pool in self.pools:
             pool.stop(self._shutdown.grace_s)
-        for consumer in self._consumers:
+        for consumer in self.consumers:
             consumer.stop()
         self._executor.release_waiting()
         await self._shutdown.finished(self._executor, members)
@@ -332,9 +336,9 @@ class Worker:
             await consumer.run()
         except (Halted, NotFound) as error:
             log.error("consumer_ended", consumer=consumer.name, worker=self.id, error=error)
-            self._ended.append(error)
+            self.ended.append(error)
             self._heartbeat.consumer_halted(consumer.name, error.message)
-            if not self._works_without_end and len(self._ended) == len(self._consumers):
+            if not self._works_without_end and len(self.ended) == len(self.consumers):
                 self._shutdown.requested.set()
             await self._shutdown.requested.wait()
 
@@ -342,7 +346,7 @@ class Worker:
         """Stop when a migration has made the schema one that this version cannot use."""
         error = await left_behind(self._database)
         log.error("schema_cannot_be_used", worker=self.id, error=error, hint=error.hint)
-        self._ended.append(error)
+        self.ended.append(error)
         self._shutdown.requested.set()
         await asyncio.Event().wait()
 

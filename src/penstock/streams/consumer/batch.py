@@ -32,9 +32,10 @@ class Batch(Sequence[Event[T]], Generic[T]):
         group: Name of the consumer group.
         partition: Number of the partition.
         attempt: Number of the attempt at these events, from 1.
+        fence: Member, epoch and revision under which the batch was delivered.
     """
 
-    __slots__ = ("_fence", "attempt", "committed", "events", "group", "partition", "stream", "tried")
+    __slots__ = ("attempt", "committed", "events", "fence", "group", "partition", "stream", "tried")
 
     def __init__(self, stream: str, group: str, partition: int, events: list[Event[T]], fence: Fence) -> None:
         self.stream = stream
@@ -44,7 +45,7 @@ class Batch(Sequence[Event[T]], Generic[T]):
         self.attempt = 1
         self.committed = False
         self.tried = False  # whether the handler called commit; only the database knows whether the transaction committed
-        self._fence = fence
+        self.fence = fence
 
     @property
     def first_offset(self) -> int:
@@ -79,8 +80,8 @@ class Batch(Sequence[Event[T]], Generic[T]):
         run_without_loop(self.commit(connection))
 
     def _as_commit(self) -> str:
-        commit = Commit(self.partition, self._fence.epoch, self._fence.revision, self.next_offset)
-        return commit_as_json(self.group, self._fence.member, commit, self.first_offset)
+        commit = Commit(self.partition, self.fence.epoch, self.fence.revision, self.next_offset)
+        return commit_as_json(self.group, self.fence.member, commit, self.first_offset)
 
     @overload
     def __getitem__(self, place: int) -> Event[T]: ...

@@ -34,6 +34,9 @@ class Consumption(Generic[T]):
     next one or calls `done`. A batch that is not done when the block ends, by `break` or an error, is delivered again, to this or
     another member. The iteration raises `OffsetGone` when retention dropped the next events, unless `auto_offset_reset` says
     where to continue.
+
+    Attributes:
+        consumer: The consumer, while it is a member of the group; None before and after.
     """
 
     def __init__(
@@ -46,7 +49,7 @@ class Consumption(Generic[T]):
         self._idle_s = idle_seconds(idle_timeout)
         self._offered: asyncio.Queue[tuple[Batch[T], asyncio.Future[None]]] = asyncio.Queue()
         self._delivered: asyncio.Future[None] | None = None
-        self._consumer: Consumer[T] | None = None
+        self.consumer: Consumer[T] | None = None
         self._tasks: list[asyncio.Task[None]] = []
 
     @property
@@ -57,11 +60,11 @@ class Consumption(Generic[T]):
     @property
     def partitions(self) -> list[int]:
         """Partitions that this member owns at this moment."""
-        return sorted(self._consumer.member.owned) if self._consumer is not None else []
+        return sorted(self.consumer.member.owned) if self.consumer is not None else []
 
     async def open(self) -> None:
         """Join the group. The iteration does so implicitly."""
-        if self._consumer is not None:
+        if self.consumer is not None:
             return
         database = await self._stream.context.database()
         await self._stream.ready()
@@ -82,7 +85,7 @@ class Consumption(Generic[T]):
         notifications = Notifications()
         consumer.subscribe(notifications)
         notifications.wake(database.schema_changed.set, Kind.SCHEMA)
-        self._consumer = consumer
+        self.consumer = consumer
         channels = ["penstock", f"penstock_{consumer.member.id}"]
         self._tasks = [
             asyncio.create_task(self._run(database, consumer), name="penstock-consumer"),
@@ -121,9 +124,9 @@ class Consumption(Generic[T]):
         if self._delivered is not None:
             self._delivered.cancel()
             await asyncio.sleep(0)
-        if self._consumer is None:
+        if self.consumer is None:
             return
-        self._consumer.stop()
+        self.consumer.stop()
         # Batches that the program has not taken are not done.
         while not self._offered.empty():
             self._offered.get_nowait()[1].cancel()
@@ -132,7 +135,7 @@ class Consumption(Generic[T]):
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._consumer = None
+        self.consumer = None
 
     async def __aenter__(self) -> Consumption[T]:
         await self.open()
