@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import redirect_stdout
+from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +13,7 @@ import asyncpg
 import pytest
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 FAST = {
     "spark.driver.memory": "1g",
@@ -43,6 +45,18 @@ def spark() -> Iterator[SparkSession]:
     found = session(master="local[2,4]", config=FAST)
     yield found
     found.stop()
+
+
+@pytest.fixture
+def plan_of() -> Callable[[DataFrame], str]:
+    """The physical plan of a DataFrame, as text."""
+
+    def plan_of(frame: DataFrame) -> str:
+        with redirect_stdout(StringIO()) as printed:
+            frame.explain()
+        return printed.getvalue()
+
+    return plan_of
 
 
 @pytest.fixture

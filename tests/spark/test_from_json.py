@@ -138,7 +138,7 @@ def plain(column: pa.Array, kind: pa.DataType) -> list[str]:
 def test_a_typed_read_is_what_from_json_gives(spark: SparkSession, zone: str) -> None:
     from pyspark.sql import functions as F
     from pyspark.sql.pandas.types import to_arrow_schema
-    from pyspark.sql.types import StructType, _parse_datatype_string
+    from pyspark.sql.types import StructType
 
     seed = secrets.randbits(32)
     print("seed", seed)
@@ -151,8 +151,7 @@ def test_a_typed_read_is_what_from_json_gives(spark: SparkSession, zone: str) ->
     asked: list[tuple[StructType, pa.Schema]] = []
     rows: list[tuple[int, int, str | None]] = []
     for number, text in enumerate(texts):
-        struct = _parse_datatype_string(f"{text}, {CORRUPT} string")
-        assert isinstance(struct, StructType)
+        struct = StructType.fromDDL(f"{text}, {CORRUPT} string")
         schema = to_arrow_schema(struct, timezone="UTC")
         asked.append((struct, schema))
         fields = pa.schema([field for field in schema if field.name != CORRUPT])

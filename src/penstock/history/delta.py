@@ -1,9 +1,9 @@
-"""The lake as Delta tables, for readers that know Delta: transactions, time travel, vacuum. Needs the extra `delta`, no JVM.
+"""The lake as Delta tables, with transactions, time travel and vacuum. Needs the extra `delta`, but no JVM.
 
-The manifest in Postgres says what belongs to the lake; the log of Delta follows it. `follow` compares the two and commits what
-differs as one transaction for each kind of file, noted with the number of the lake's last batch. So a crash between a batch
-and its following costs nothing: the next one makes up for it. Compaction is a transaction too, which replaces files without
-changing data; files that were replaced stay for time travel, until `vacuum`.
+The manifest in Postgres names the files of the lake, and the log of Delta follows it. `follow` compares the two and commits the
+difference, as one transaction for each kind of file, with the number of the lake's last batch. When a crash comes between a
+batch and `follow`, the next `follow` includes that batch. A compaction is a transaction too, which replaces files without
+changing data. The replaced files stay for time travel, until `vacuum`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Version:
-    """A state of a table of the lake, to which a reader can go back."""
+    """A version of a table of the lake, which can still be read."""
 
     kind: str
     version: int
@@ -43,11 +43,16 @@ class DeltaLog:
         self._app = f"penstock {lake.name}"
 
     def exists(self) -> bool:
-        """Whether the lake has Delta tables. False also when the extra is not installed and it has none."""
+        """Whether the lake has Delta tables. The answer does not need the extra `delta`."""
         return self._lake.has("jobs/_delta_log")
 
     def follow(self, kind: str, files: Sequence[LakeFile], batch: int) -> int | None:
-        """Make the table of a kind have these files, those of the manifest after this batch.
+        """Bring the table of a kind up to the manifest.
+
+        Args:
+            kind: Kind of files.
+            files: The files of the manifest.
+            batch: The lake's last batch.
 
         Returns:
             The version of the table; None when it has no files yet.
@@ -66,7 +71,7 @@ class DeltaLog:
             table = delta.DeltaTable.create(
                 f"{self._lake.uri}/{kind}", schema, partition_by=["day", "type"], name=f"penstock {kind}"
             )
-        # A compaction puts the same rows into other files; for those who follow changes nothing happened.
+        # A compaction writes the same rows to other files, so readers that follow changes must not see it.
         moved = bool(gone)
         actions: list[Any] = [_add(kind, file, not moved) for file in added]
         actions += [_remove(path, known[path], not moved) for path in gone]
@@ -82,7 +87,7 @@ class DeltaLog:
         return int(self._required(kind).version())
 
     def versions(self, kind: str, limit: int = 50) -> list[Version]:
-        """The latest states of a table, newest first. Raises `NotFound`."""
+        """The latest versions of a table, newest first. Raises `NotFound`."""
         found = []
         for entry in self._required(kind).history(limit):
             version = int(entry["version"])
@@ -93,11 +98,11 @@ class DeltaLog:
         return found
 
     def files(self, kind: str, version: int | None = None) -> list[str]:
-        """URIs of the files of a state of a table; None: the latest. Raises `NotFound`."""
+        """URIs of the files of a version of a table; None: the latest. Raises `NotFound`."""
         return [uri if "://" in uri else f"file://{uri}" for uri in self._required(kind, version).file_uris()]
 
     def vacuum(self, keep: timedelta = timedelta(days=7)) -> int:
-        """Delete files that no state of the last `keep` has. Time travel ends there. Returns how many."""
+        """Delete files that no version of the last `keep` has, and with them older versions. Returns the number of files."""
         return sum(
             len(table.vacuum(int(keep / timedelta(hours=1)), dry_run=False, enforce_retention_duration=False))
             for kind in KINDS
@@ -124,7 +129,7 @@ class DeltaLog:
             raise NotFound(f"{kind} has no version {version}: {error}", hint="See: penstock history versions") from None
         if table is None:
             raise NotFound(
-                f"the lake {self._lake.name} has no Delta table of {kind}", hint="Make it: penstock history run --delta"
+                f"the lake {self._lake.name} has no Delta table of {kind}", hint="Create it: penstock history run --delta"
             )
         return table
 

@@ -53,7 +53,7 @@ class Lake:
         return f"{self.uri}/_staging/{batch}/{kind}"
 
     def adopt(self, batch: int, kind: str) -> list[LakeFile]:
-        """Move the files of a batch from the staging folder to their places. May be repeated."""
+        """Move the files of a batch from the staging folder to their places. The call may be repeated."""
         import pyarrow.fs
         import pyarrow.parquet
 
@@ -64,7 +64,7 @@ class Lake:
         for number, info in enumerate(sorted((i for i in found if i.path.endswith(".parquet")), key=lambda i: i.path)):
             match = _PLACE.search(info.path)
             if match is None:
-                raise PenstockError(f"a file of batch {batch} is in no day and type: {info.path}")
+                raise PenstockError(f"the path of a file of batch {batch} has no day and type: {info.path}")
             rows = pyarrow.parquet.read_metadata(info.path, filesystem=files).num_rows
             path = f"{kind}/day={match[1]}/type={match[2]}/b{batch:09}-{number}.parquet"
             files.create_dir(f"{root}/{path.rpartition('/')[0]}", recursive=True)
@@ -73,7 +73,7 @@ class Lake:
         return moved
 
     def discard(self, batch: int) -> None:
-        """Remove the files of an unfinished attempt at a batch: its staging folder, and files of its number."""
+        """Remove the files of an unfinished attempt at a batch: its staging folder, and files with its number."""
         import pyarrow.fs
 
         self.clear(batch)
@@ -114,7 +114,7 @@ class Lake:
         return bool(files.get_file_info(f"{root}/{path}").type is not pyarrow.fs.FileType.NotFound)
 
     def schema(self, path: str) -> Any:
-        """The columns of a Parquet file below the URI, and those of its folders, as Arrow has them."""
+        """The Arrow schema of a Parquet file below the URI, with the columns of its folders."""
         import pyarrow as pa
         import pyarrow.parquet
 
@@ -131,7 +131,7 @@ class Lake:
             return str(stream.read().decode())
 
     def table(self, paths: Sequence[str], columns: Sequence[str] | None = None, filter: Any = None) -> Any:
-        """Some files as one Arrow table."""
+        """Files below the URI as one Arrow table."""
         import pyarrow.dataset
 
         files, root = self._files
@@ -152,12 +152,12 @@ class Lake:
 
 
 def uri_of(place: str) -> str:
-    """A folder's name or a URI as a URI."""
+    """The URI of a folder; a URI is returned as it is."""
     return place.rstrip("/") if "://" in place else "file://" + quote(str(Path(place).expanduser().resolve()))
 
 
 async def find(database: Database, id: UUID) -> JobRecord | None:
-    """A job's record from the lakes, when the archive no longer has it; None when none has it."""
+    """The record of a job from the lakes, for a job that the archive no longer has; None: no lake has it."""
     found = await lakes.lakes(database)
     for record in found:
         files = await lakes.files(database, record.name, "jobs", _days_of(id))
@@ -170,7 +170,7 @@ async def find(database: Database, id: UUID) -> JobRecord | None:
 
 
 def _days_of(id: UUID) -> tuple[date, date] | None:
-    # A UUIDv7 says when it was made, and no job finishes before; clocks may differ by a day.
+    # A UUIDv7 has the time at which it was made, and no job finishes before. Clocks may differ by a day.
     if id.version != 7:
         return None
     made = date.fromtimestamp((id.int >> 80) / 1000)

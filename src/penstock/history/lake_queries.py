@@ -40,7 +40,7 @@ class LakeFile:
 
 @dataclass(frozen=True, slots=True)
 class Rollup:
-    """The rollup of a job type in a minute, as it is stored in Postgres."""
+    """The rollup of a job type in a minute, as Postgres stores it."""
 
     name: str
     minute: datetime
@@ -91,7 +91,7 @@ async def lakes(database: Database) -> list[LakeRecord]:
 async def files(
     database: Database, lake: str, kind: str, days: tuple[date, date] | None = None, types: Sequence[str] | None = None
 ) -> list[LakeFile]:
-    """The files of a lake, of days from one to another (both included) and of job types."""
+    """The files of a lake, of all days or from the first to the last (both included), and of all or some job types."""
     rows = await database.fetch(
         "select kind, day, type, path, rows, bytes from penstock.lake_files"
         " where lake = $1 and kind = $2 and ($3::date is null or day between $3 and $4)"
@@ -155,7 +155,7 @@ async def rollups(database: Database, lake: str, since: datetime, until: datetim
 
 
 async def worker_use(database: Database, lake: str, since: datetime, until: datetime) -> list[tuple[str, int, float, int]]:
-    """Each worker's jobs, busy seconds, and minutes with work."""
+    """The jobs, the seconds that handlers ran, and the minutes with work of each worker."""
     rows = await database.fetch(
         "select worker, sum(jobs)::bigint, sum(busy_s), count(*) from penstock.worker_use"
         " where lake = $1 and minute >= $2 and minute < $3 group by worker order by 2 desc",
@@ -167,7 +167,7 @@ async def worker_use(database: Database, lake: str, since: datetime, until: date
 
 
 async def failures(database: Database, lake: str, until: date, days: int) -> list[Failure]:
-    """Error signatures of a number of days, and of as many days before."""
+    """Error signatures of a number of days, and their failures in as many days before."""
     rows = await database.fetch("select * from penstock.failure_report($1, $2, $3)", lake, until, days)
     return [Failure(*tuple(row)) for row in rows]
 

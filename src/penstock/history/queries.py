@@ -1,4 +1,4 @@
-"""One typed function for each SQL function about the archive as history. No logic beyond converting rows to plain values."""
+"""One typed function for each SQL function about the archive in commit order. They only convert rows to plain values."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CHANNEL = "penstock_archive"
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """One day of the archive: its table, its size in blocks, and about how many jobs it has."""
+    """One day of the archive: its table, its size in blocks, and the approximate number of its jobs."""
 
     relation: str
     day: date
@@ -45,7 +45,7 @@ async def counts(
     after: UUID | None,
     limit: int,
 ) -> list[tuple[int, int]]:
-    """Jobs by transaction, in order; about `limit` jobs are looked at."""
+    """The numbers of jobs by transaction, in order, for about the first `limit` jobs."""
     rows = await database.fetch(
         "select xid::text::bigint as xid, jobs from penstock.archive_counts("
         "$1::text[]::xid8[], $2::text::xid8, $3::text::xid8, $4::text[]::xid8[], $5::text::xid8, $6, $7)",
@@ -67,12 +67,12 @@ async def cuts(database: Database, xid: int, after: UUID | None, until: UUID | N
 
 
 async def start(database: Database, since: datetime) -> str:
-    """A snapshot after which all that finished since then becomes visible."""
+    """A snapshot that sees no job that finished at `since` or later."""
     return str(await database.fetchval("select penstock.archive_start($1)", since))
 
 
 async def lost(database: Database, seen: str) -> list[tuple[date, int]]:
-    """Days that were pruned before they were read up to this snapshot, and how many jobs they had."""
+    """Days with jobs that this snapshot does not see and that were pruned, and the numbers of their jobs."""
     rows = await database.fetch("select day, jobs from penstock.archive_lost($1::text::pg_snapshot)", seen)
     return [(row["day"], row["jobs"]) for row in rows]
 
@@ -83,7 +83,7 @@ async def blocks(database: Database) -> list[Blocks]:
 
 
 async def queue_blocks(database: Database) -> int:
-    """How many blocks the table of queued jobs has."""
+    """The number of blocks of the table of queued jobs."""
     return int(await database.fetchval("select pg_relation_size('penstock.queued_jobs') / current_setting('block_size')::bigint"))
 
 
@@ -95,7 +95,7 @@ async def scan(
     range: dict[str, Any],
     seldom: Sequence[str] = (),
 ) -> str | None:
-    """The text of a query; None when the day is gone."""
+    """A query that reads a range of a table; None when the table of the day was pruned."""
     text = await database.fetchval(
         "select penstock.scan($1, $2, $3::jsonb, $4::jsonb, $5)",
         relation,

@@ -67,11 +67,6 @@ async def discard(database: Database, batch: Batch) -> None:
     await database.fetch("select penstock.discard_staged($1, $2, $3)", batch.writer, batch.epoch, batch.target)
 
 
-async def sweep(database: Database) -> int:
-    """Drop rows that were staged more than a day ago and never committed. Returns their number."""
-    return int(await database.fetchval("select penstock.prune_staged()"))
-
-
 async def writers(database: Database, prefix: str, target: str) -> list[tuple[str, int]]:
     """The writers of this role and target whose names begin with `prefix`, and the last epoch that each has committed."""
     rows = await database.fetch(

@@ -78,7 +78,7 @@ class Reader(DataSourceReader):
             return database.run(plan(database.database))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The rows of one scan. Spark runs a task also when there is none, which has no rows."""
+        """The rows of one scan. When there is no scan, Spark runs one task nevertheless, which returns no rows."""
         if isinstance(partition, Scan):
             yield from read(self._options.url, partition.query, arrow_schema(self._columns))
 
@@ -195,7 +195,7 @@ class ArchiveStreamReader(FollowingReader[ArchiveFollower]):
         return self._archived(lambda archive: self._scans(archive, Position.from_json(begin), Position.from_json(end)))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The rows of one scan. Spark runs a task also when there is none, which has no rows."""
+        """The rows of one scan. When there is no scan, Spark runs one task nevertheless, which returns no rows."""
         if isinstance(partition, Scan):
             yield from read(self._options.url, partition.query, arrow_schema(self._columns))
 

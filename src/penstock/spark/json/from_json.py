@@ -1,9 +1,10 @@
-"""Fields of JSON payloads as Spark's `from_json` gives them, row by row. Needs no JVM.
+"""Fields of JSON payloads with the values that Spark's `from_json` gives, row by row. Needs no JVM.
 
-A task in Python cannot ask Spark, so this follows `JacksonParser` of Spark 4 type by type. A field that does not fit is null, the
-others are not touched; of a struct, and of structs in an array, the fields that fit stay; any other array in which something does
-not fit is null; of text that is no JSON object all fields are null. All of these are bad records, an error with `FAILFAST`. A
-property test compares both. See `stream_rows` for the quick way that comes before.
+A task in Python cannot call Spark, so this module follows `JacksonParser` of Spark 4 type by type. A field that does not fit
+its type is null, and the others are not affected. In a struct, and in structs in an array, the fields that fit stay; any other
+array with an element that does not fit is null. All fields of a text that is no JSON object are null. All of these payloads are
+bad records, which are errors with `FAILFAST`. A property test compares this module with Spark. `penstock.spark.streams.rows`
+first tries the quick way.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 CORRUPT = "_corrupt_record"
-"""A column of this name has the payload when it is a bad record, as with Spark's readers of JSON."""
+"""A column of this name has the payloads that are bad records, as with Spark's readers of JSON."""
 Convert: TypeAlias = Callable[[Any], Any]
 
 _INFINITE = {
@@ -45,10 +46,10 @@ class _Bad(Exception):
 
 
 class _Partly(_Bad):
-    """Some of a value does not fit its type.
+    """A part of a value does not fit its type.
 
     Attributes:
-        value: What did.
+        value: The value, with null for that part.
     """
 
     def __init__(self, value: Any) -> None:
@@ -56,7 +57,7 @@ class _Partly(_Bad):
 
 
 class _Lost(Exception):
-    """Spark's parser finds nothing after this value any more."""
+    """After this value, Spark's parser finds no more fields."""
 
 
 class FromJson:
@@ -65,7 +66,7 @@ class FromJson:
     Args:
         schema: The fields; one named `_corrupt_record`, which is text, has the payloads that are bad records.
         fail_fast: Whether a bad record is an error.
-        zone: Of times that name none.
+        zone: Zone of times that name none.
     """
 
     def __init__(self, schema: pa.Schema, fail_fast: bool, zone: tzinfo) -> None:
@@ -76,7 +77,7 @@ class FromJson:
         }
 
     def columns(self, payloads: Iterable[str | bytes | None]) -> dict[str, pa.Array]:
-        """The columns of some payloads. Raises `InvalidInput` for a bad record, with `fail_fast`."""
+        """The columns of the fields of payloads. Raises `InvalidInput` for a bad record, with `fail_fast`."""
         import pyarrow as pa
 
         found: dict[str, list[Any]] = {field.name: [] for field in self._schema}
@@ -127,7 +128,7 @@ def _field(document: Any, name: str, convert: Convert) -> tuple[Any, bool]:
             return partly.value, False
         except _Bad:
             return None, False
-    # A name that comes more than once: the last one that fits counts.
+    # When a name occurs more than once, the last value that fits counts.
     found, fits = None, True
     for one, value in document:
         if one == name:
@@ -141,7 +142,7 @@ def _field(document: Any, name: str, convert: Convert) -> tuple[Any, bool]:
 
 
 def converter(kind: pa.DataType, zone: tzinfo) -> Convert:
-    """What makes values of an Arrow type of those of JSON (not null). It raises `_Bad`."""
+    """The function that converts a value of JSON (not null) to an Arrow type. It raises `_Bad` for one that does not fit."""
     import pyarrow as pa
 
     types = pa.types
@@ -213,7 +214,7 @@ def _boolean(value: Any) -> Any:
 
 def _integer(bits: int) -> Convert:
     low, high = -(1 << (bits - 1)), (1 << (bits - 1)) - 1
-    # Jackson takes bytes without a sign too.
+    # Jackson also accepts unsigned bytes.
     most = 255 if bits == 8 else high
 
     def convert(value: Any) -> Any:
@@ -246,7 +247,7 @@ def _float(value: Any) -> Any:
         return exact
     with np.errstate(over="ignore"):
         rounded = np.float32(exact)
-        # Rounded twice, a number beside the middle of two floats may end at the wrong one.
+        # A number close to the middle of two floats, which is rounded twice, may end at the wrong one.
         for other in (np.nextafter(rounded, np.float32(math.inf)), np.nextafter(rounded, np.float32(-math.inf))):
             if math.isfinite(float(rounded)) and math.isfinite(float(other)) and (float(rounded) + float(other)) / 2 == exact:
                 real, middle = Fraction(value), Fraction(exact)
@@ -283,7 +284,7 @@ def _time(read: Callable[[str], int], numbers: bool = False) -> Convert:
             except ValueError:
                 raise _Bad from None
         if numbers and type(value) is int and -(1 << 63) <= value < 1 << 63:
-            # Seconds, multiplied as Java does.
+            # The number is in seconds, and the product overflows as in Java.
             return (value * 1_000_000 + (1 << 63)) % (1 << 64) - (1 << 63)
         raise _Bad
 
@@ -291,17 +292,17 @@ def _time(read: Callable[[str], int], numbers: bool = False) -> Convert:
 
 
 def _binary(value: Any) -> Any:
-    # Blanks may stand between groups of four, and padding after each.
+    # Blanks may stand before each group of four, and each group may end with padding.
     if type(value) is not str:
         raise _Bad
     if _QUADS.fullmatch(value) is None:
-        # Jackson takes the quotation mark behind a lone character for its neighbour, and the text goes on for it.
+        # Jackson reads the quotation mark behind a single character as part of the text, and so misses its end.
         raise _Lost if _ONE_LEFT.fullmatch(value) else _Bad
     return b"".join(base64.b64decode(quad) for quad in re.findall(_QUAD, value))
 
 
 def text_of(value: Any) -> str:
-    """Text as it is, and everything else as compact JSON, with numbers as Java writes them."""
+    """The text of a string, and any other value as compact JSON, with numbers as Java writes them."""
     if type(value) is str:
         return value.encode("utf-8", "replace").decode() if _surrogates(value) else value
     return _as_json(value)
@@ -324,7 +325,7 @@ def _as_json(value: Any) -> str:
 
 
 def java_double(value: float) -> str:
-    """A number as `Double.toString` writes it (of Java 19 and later; earlier ones write some with a digit more)."""
+    """A number as `Double.toString` of Java 19 and later writes it. Earlier versions write some numbers with one more digit."""
     if not math.isfinite(value):
         return '"NaN"' if math.isnan(value) else '"Infinity"' if value > 0 else '"-Infinity"'
     sign, digits, exponent = Decimal(repr(value)).normalize().as_tuple()

@@ -1,6 +1,7 @@
-"""JSON as Spark reads it: with repeated names, the digits of numbers, single quotes, and whatever follows the document.
+"""Parses JSON as Spark does, with repeated names, the digits of numbers, single quotes, and text behind the document.
 
-The parser is Python's own, in C; only what it refuses and Spark may not is read here, slowly.
+Python's own parser, in C, does most of the work. Only a text that it refuses and that Spark may accept is parsed by the slow
+code here.
 """
 
 from __future__ import annotations
@@ -19,17 +20,17 @@ _WORDS = {"true": True, "false": False, "null": None}
 
 
 class Number(str):
-    """A number with a point or an exponent, as it was written."""
+    """The text of a number with a decimal point or an exponent."""
 
     __slots__ = ()
 
 
 class Repeated(list[tuple[str, Any]]):
-    """An object in which a name comes more than once."""
+    """The pairs of an object in which a name occurs more than once."""
 
 
 def decoded(payload: str | bytes, empty: Any) -> Any:
-    """The document at the beginning of a payload; `empty` when there is none. Raises `ValueError`."""
+    """The document at the beginning of a payload; `empty` when the payload is blank. Raises `ValueError`."""
     text = payload.decode("utf-8", "replace") if isinstance(payload, bytes) else payload
     at = _BLANK.match(text).end()  # type: ignore[union-attr]
     if at == len(text):
@@ -60,13 +61,13 @@ _DECODER = json.JSONDecoder(object_pairs_hook=_object, parse_float=Number, parse
 
 
 class _Loose:
-    """Reads one document of a text, which may have single quotes and numbers that are none."""
+    """Parses one document, which may have single quotes and constants such as NaN and +INF."""
 
     def __init__(self, text: str) -> None:
         self._text = text
 
     def value(self, at: int) -> tuple[Any, int]:
-        """The value that begins there, and where it ends."""
+        """The value that begins at a place of the text, and the place at which it ends."""
         at = self._skip(at)
         first = self._text[at]
         if first == "{":

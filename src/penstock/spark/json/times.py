@@ -1,7 +1,8 @@
-"""Dates and times in text, as Spark's cast and its `from_json` read them.
+"""Parses dates and times as Spark's cast and its `from_json` do.
 
-Spark's tasks in Python cannot ask Spark, so this follows `SparkDateTimeUtils` of Spark 4: its grammar with missing parts, its
-zones, its years beyond those of Python. Results are numbers as Arrow keeps them: days, or microseconds, since 1970.
+A task in Python cannot call Spark, so this module follows `SparkDateTimeUtils` of Spark 4: its grammar, in which parts may be
+missing, its zones, and its years beyond those of Python. Results are the numbers that Arrow stores: days, or microseconds,
+since 1970.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ _REGION = re.compile(r"[A-Za-z][A-Za-z0-9~/._+-]+")
 
 
 def zone(name: str) -> tzinfo:
-    """A time zone by the names that Spark takes: Europe/Berlin, UTC, +01:00, GMT+1. Raises `InvalidInput`."""
+    """A time zone by a name that Spark accepts: Europe/Berlin, UTC, +01:00, GMT+1. Raises `InvalidInput`."""
     try:
         return _zone(name)
     except ValueError:
@@ -67,7 +68,7 @@ def _zone(name: str) -> tzinfo:
 
 def _offset(text: str) -> tzinfo:
     match = _OFFSET.fullmatch(text)
-    # Hours and minutes are written with a colon or without, not some of each.
+    # Hours, minutes and seconds are written with colons or without, but not mixed.
     if match is None or (match[5] and (text.count(":") == 1)):
         raise ValueError(text)
     hours, minutes, seconds = int(match[2] or match[3]), int(match[4] or 0), int(match[5] or 0)
@@ -78,7 +79,7 @@ def _offset(text: str) -> tzinfo:
 
 
 def days(text: str) -> int:
-    """A date, days since 1970. Raises `ValueError`."""
+    """A date as days since 1970. Raises `ValueError`."""
     raw = text.encode("utf-8", "replace").strip(_BLANK)
     sign, at = (-1 if raw[:1] == b"-" else 1), (1 if raw[:1] in (b"-", b"+") else 0)
     parts = [1, 1, 1]
@@ -102,7 +103,7 @@ def days(text: str) -> int:
 
 
 def legacy_days(text: str) -> int:
-    """A date, or what Spark 1.5 stored: the number of days as text. Raises `ValueError`."""
+    """A date, or the number of days as text, which Spark 1.5 wrote, as days since 1970. Raises `ValueError`."""
     try:
         return days(text)
     except ValueError:
@@ -116,9 +117,9 @@ def legacy_days(text: str) -> int:
 
 
 def micros(text: str, local: tzinfo) -> int:
-    """A time, microseconds since 1970; `local` is the zone of one that names none. Raises `ValueError`."""
+    """A time as microseconds since 1970. `local` is the zone of a time that names none. Raises `ValueError`."""
     if (usual := _USUAL.fullmatch(text)) is not None:
-        # The same, several times as fast.
+        # The usual form is parsed several times as fast in this way.
         whole, fraction, utc = usual.groups()
         since = datetime.fromisoformat(whole) - _START
         where = UTC if utc else local
@@ -135,7 +136,7 @@ def micros(text: str, local: tzinfo) -> int:
 
 
 def legacy_micros(text: str, local: tzinfo) -> int:
-    """A time, or one as Spark 2 read it, with GMT before an offset. Raises `ValueError`."""
+    """A time, also in the form of Spark 2, with GMT before an offset, as microseconds since 1970. Raises `ValueError`."""
     try:
         return micros(text, local)
     except ValueError:
@@ -145,7 +146,7 @@ def legacy_micros(text: str, local: tzinfo) -> int:
 
 
 def local_micros(text: str) -> int:
-    """A time without a zone, microseconds since 1970 on its own calendar. Raises `ValueError`."""
+    """A time without a zone, as microseconds since 1970 without a zone. Raises `ValueError`."""
     parts, named, only_time = _parsed(text)
     if named is not None or only_time:
         raise ValueError(text)
@@ -153,7 +154,7 @@ def local_micros(text: str) -> int:
 
 
 def _parsed(text: str) -> tuple[list[int], tzinfo | None, bool]:
-    """Year, month, day, hour, minute, second and microsecond; the zone, when it is named; and whether there is no date."""
+    """Year, month, day, hour, minute, second and microsecond; the zone, if it is named; and whether the date is missing."""
     raw = text.encode("utf-8", "replace")
     end = len(raw.rstrip(_BLANK))
     at = len(raw) - len(raw.lstrip(_BLANK))
@@ -206,7 +207,7 @@ def _parsed(text: str) -> tuple[list[int], tzinfo | None, bool]:
 
 
 def _check(place: int, digits: int, year_digits: int) -> None:
-    """Raise `ValueError` unless a part of a date or a time can have so many digits."""
+    """Raise `ValueError` unless a part of a date or a time can have this number of digits."""
     if place == 0:
         good = 4 <= digits <= year_digits
     elif place == 6:
@@ -227,14 +228,18 @@ def _seconds(parts: list[int]) -> int:
 
 
 def _days(year: int, month: int, day: int) -> int:
-    """Days since 1970 in the calendar of today, continued into the past and the future. Raises `ValueError`."""
+    """Days since 1970 in the Gregorian calendar, continued into the past and the future. Raises `ValueError`."""
     cycles = (year - 1) // 400
     return date(year - cycles * 400, month, day).toordinal() - _EPOCH + cycles * _CYCLE_DAYS
 
 
 def _offset_at(where: tzinfo, days: int, seconds: int) -> int:
-    """Seconds that a zone is ahead at a local time; of one that comes twice the first, of one that is left out as before it."""
-    # Years that Python does not have are as the same year of a cycle that it has; before all rules, that is the first one.
+    """Seconds by which a zone is ahead of UTC at a local time.
+
+    For a local time that occurs twice, the first counts; for one that a change of the clock skips, the offset before the change.
+    """
+    # A year that Python does not support counts as the same year of the nearest cycle of 400 years that it supports. In the
+    # first cycle no zone has rules yet.
     year_day = days + _EPOCH
     while year_day < 1:
         year_day += _CYCLE_DAYS
@@ -252,7 +257,7 @@ def _in_range(value: int) -> int:
 
 
 def _from_julian(number: int) -> int:
-    """The day of the same name in today's calendar, for days before it was introduced (1582-10-15), as Spark rebases them."""
+    """The day of the same date in the Gregorian calendar, for days before 1582-10-15, as Spark rebases them."""
     if number >= -141_427:
         return number
     # Richards' algorithm, from the number of a Julian day.

@@ -69,7 +69,7 @@ class _Events:
     _filters: list[dict[str, Any]]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The rows of one task. Spark runs a task also when there are no events, which has no rows."""
+        """The rows of one task. When there are no events, Spark runs one task nevertheless, which returns no rows."""
         if isinstance(partition, Events):
             from pyspark.sql.pandas.types import to_arrow_schema
 
