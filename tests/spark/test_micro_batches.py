@@ -20,7 +20,7 @@ from penstock.spark.connections import Connections
 from penstock.spark.staging import Batch
 from penstock.spark.streams import sink as stream_sink
 from penstock.spark.streams.offsets import STREAMS
-from penstock.spark.streams.options import EventWriteOptions, StreamReadOptions
+from penstock.spark.streams.options import EventReadOptions, EventWriteOptions
 from penstock.spark.streams.source import EventStreamReader
 
 Ask = Callable[..., list[Any]]
@@ -34,7 +34,7 @@ OURS = (
 
 def reader(url: str, **given: str) -> EventStreamReader:
     given = {"url": url, "startingOffsets": "earliest", "waitS": "0.01", **given}
-    return EventStreamReader(StreamReadOptions.parse(given), PLACES)
+    return EventStreamReader(EventReadOptions.parse(given), PLACES)
 
 
 def append(ask: Ask, stream: str, events: int) -> None:

@@ -11,7 +11,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 from penstock import Penstock
 from penstock.errors import InvalidInput
 from penstock.spark.jobs.options import JobReadOptions
-from penstock.spark.jobs.source import ArchiveStreamReader, Reader, scan_of
+from penstock.spark.jobs.source import ArchiveStreamReader, JobReader, scan_of
 from penstock.spark.source import PenstockSource
 
 pytestmark = pytest.mark.no_jvm
@@ -115,13 +115,13 @@ def test_a_job_of_a_topic_has_the_payload_of_its_message(url: str, ask: Any) -> 
     ask("select penstock.declare_topic('memos')")
     ask("select penstock.subscribe('memos', 'bob')")
     ask("select penstock.publish('memos', '{\"text\": \"go home\"}')")
-    queued = Reader(JobReadOptions.parse({"url": url, "table": "queued_jobs"}), ["data"])
+    queued = JobReader(JobReadOptions.parse({"url": url, "table": "queued_jobs"}), ["data"])
     assert [text for part in queued.partitions() for batch in queued.read(part) for text in batch["data"].to_pylist()] == [
         '{"text": "go home"}'
     ]
     (job,) = ask("select id, attempts, lease from penstock.claim('w', '{memos_bob}', 10)")
     ask("select * from penstock.settle($1, $2, $3, '{succeeded}')", [job["id"]], [job["attempts"]], [job["lease"]])
-    done = Reader(JobReadOptions.parse({"url": url}), ["data", "name"])
+    done = JobReader(JobReadOptions.parse({"url": url}), ["data", "name"])
     found = [row for part in done.partitions() for batch in done.read(part) for row in batch.to_pylist()]
     assert found == [{"data": '{"text": "go home"}', "name": "memos_bob"}]
 
@@ -134,7 +134,7 @@ def test_columns_that_few_jobs_have_come_as_they_are(url: str, archive: Any, ask
     seldom = ["errors", "unique_key", "replay_of", "result"]
     for count in range(1, 5):
         columns = ["id", *seldom[:count], "status"]
-        here = Reader(JobReadOptions.parse({"url": url}), columns)
+        here = JobReader(JobReadOptions.parse({"url": url}), columns)
         batches = [batch for part in here.partitions() for batch in here.read(part)]
         assert {tuple(batch.schema.names) for batch in batches} == {tuple(columns)}
         query = f"select {', '.join(f'{name}::text' for name in columns)} from penstock.archived_jobs"
@@ -142,7 +142,7 @@ def test_columns_that_few_jobs_have_come_as_they_are(url: str, archive: Any, ask
         assert sorted(tuple(row.values()) for row in rows) == sorted(tuple(row) for row in ask(query))
     # A batch without any.
     ask("delete from penstock.archived_jobs where unique_key is not null or errors is not null")
-    here = Reader(JobReadOptions.parse({"url": url}), ["id", *seldom])
+    here = JobReader(JobReadOptions.parse({"url": url}), ["id", *seldom])
     (found,) = [row for part in here.partitions() for batch in here.read(part) for row in batch.to_pylist()]
     assert [found[name] for name in seldom] == [None] * 4
 

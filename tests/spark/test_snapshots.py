@@ -21,11 +21,11 @@ from conftest import eventually
 from penstock import Job, Penstock
 from penstock.spark.connections import APPLICATION
 from penstock.spark.jobs.options import JobReadOptions
-from penstock.spark.jobs.source import ArchiveStreamReader, Reader
+from penstock.spark.jobs.source import ArchiveStreamReader, JobReader
 from penstock.spark.scans import connect
 from penstock.spark.scans import read as scan
 from penstock.spark.schemas import arrow_schema, columns_of
-from penstock.spark.streams.options import StreamReadOptions
+from penstock.spark.streams.options import EventReadOptions
 from penstock.spark.streams.source import EventReader, EventStreamReader
 
 pytestmark = pytest.mark.no_jvm
@@ -133,13 +133,13 @@ async def beside(app: Penstock, url: str) -> AsyncIterator[Beside]:
 
 
 def read_a_stream(url: str, beside: Beside) -> int:
-    reader = EventReader(StreamReadOptions.parse({"url": url, "subscribe": "a", "rowsPerPartition": "1000"}), SHAPE)
+    reader = EventReader(EventReadOptions.parse({"url": url, "subscribe": "a", "rowsPerPartition": "1000"}), SHAPE)
     return sum(beside.consume(reader.read(part)) for part in reader.partitions())
 
 
 def follow_a_stream(url: str, beside: Beside) -> int:
     given = {"url": url, "subscribe": "a", "startingOffsets": "earliest", "waitS": str(1.3 * BOUND_S)}
-    reader = EventStreamReader(StreamReadOptions.parse(given), SHAPE)
+    reader = EventStreamReader(EventReadOptions.parse(given), SHAPE)
     here, rows = reader.initialOffset(), 0
     # The last round finds nothing, and waits for a notification.
     while (end := reader.latestOffset(here, ReadMaxRows(EVENTS - 10))) != here:
@@ -162,7 +162,7 @@ def follow_the_archive(url: str, beside: Beside) -> int:
 
 
 def read_the_queue(url: str, beside: Beside) -> int:
-    reader = Reader(JobReadOptions.parse({"url": url, "table": "queued_jobs"}), ["id", "data"])
+    reader = JobReader(JobReadOptions.parse({"url": url, "table": "queued_jobs"}), ["id", "data"])
     beside.consume(batch for part in reader.partitions() for batch in reader.read(part))
     return EVENTS
 

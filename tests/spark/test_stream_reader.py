@@ -23,7 +23,7 @@ from penstock.spark import writing
 from penstock.spark.staging import Batch
 from penstock.spark.streams import sink as stream_sink
 from penstock.spark.streams.offsets import LAG, Since
-from penstock.spark.streams.options import EventWriteOptions, StreamReadOptions
+from penstock.spark.streams.options import EventReadOptions, EventWriteOptions
 from penstock.spark.streams.rows import columns_of, fields_of, unpacked
 from penstock.spark.streams.source import EventReader, EventStreamReader
 from penstock.streams.models import NewEvent
@@ -46,8 +46,8 @@ def schema(text: str) -> StructType:
     return made
 
 
-def options(url: str, **given: str) -> StreamReadOptions:
-    return StreamReadOptions.parse({"url": url, "waitS": "0", **({} if "assign" in given else {"subscribe": "a"}), **given})
+def options(url: str, **given: str) -> EventReadOptions:
+    return EventReadOptions.parse({"url": url, "waitS": "0", **({} if "assign" in given else {"subscribe": "a"}), **given})
 
 
 def events(reader: Any, parts: Sequence[Any]) -> list[dict[str, Any]]:
@@ -161,7 +161,7 @@ def test_assigned_partitions_alone_are_read(url: str, ask: Ask, stream: str) -> 
 def test_a_pattern_finds_streams_that_are_made_later(url: str, ask: Ask) -> None:
     ask("select penstock.create_stream('ship.eu', 1)")
     ask("select penstock.create_stream('shipping', 1)")
-    given = StreamReadOptions.parse({"url": url, "waitS": "0", "subscribePattern": r"ship\..*", "startingOffsets": "earliest"})
+    given = EventReadOptions.parse({"url": url, "waitS": "0", "subscribePattern": r"ship\..*", "startingOffsets": "earliest"})
     reader = EventStreamReader(given, schema("topic string"))
     start = reader.initialOffset()
     append(ask, ["k"], "ship.eu")
@@ -384,16 +384,16 @@ def test_dropped_events_are_an_error_unless_told_otherwise(url: str, ask: Ask, s
 )
 def test_a_wrong_option_is_refused(given: dict[str, str], message: str) -> None:
     with pytest.raises(InvalidInput, match=message):
-        StreamReadOptions.parse({"url": "postgresql://x", "subscribe": "a", **given})
+        EventReadOptions.parse({"url": "postgresql://x", "subscribe": "a", **given})
 
 
 def test_times_are_milliseconds_or_text_and_spans_are_sparks() -> None:
     given = {"startingOffsetsByTimestamp": '{"a": {"0": 1767225600000, "1": "1767225600000", "2": "2026-01-01T01:00:00+01:00"}}'}
-    where = StreamReadOptions.parse({"url": "postgresql://x", "subscribe": "a", **given}).starting
+    where = EventReadOptions.parse({"url": "postgresql://x", "subscribe": "a", **given}).starting
     assert isinstance(where, Since) and where.strict and where.time is None
     assert where.times == {("a", partition): datetime(2026, 1, 1, tzinfo=UTC) for partition in range(3)}
     for text, seconds in {"250": 0.25, "90s": 90, "2 min": 120, "15m": 900, "1h": 3600, "1d": 86400}.items():
-        found = StreamReadOptions.parse({"url": "postgresql://x", "subscribe": "a", "maxTriggerDelay": text})
+        found = EventReadOptions.parse({"url": "postgresql://x", "subscribe": "a", "maxTriggerDelay": text})
         assert found.delay.total_seconds() == seconds
 
 

@@ -12,7 +12,7 @@ from penstock.spark.jobs.sink import job_stream_writer, job_writer
 from penstock.spark.jobs.source import job_reader, job_stream_reader
 from penstock.spark.schemas import columns_of, ddl
 from penstock.spark.streams import rows as stream_rows
-from penstock.spark.streams.options import EventWriteOptions, StreamReadOptions
+from penstock.spark.streams.options import EventReadOptions, EventWriteOptions
 from penstock.spark.streams.sink import event_stream_writer, event_writer
 from penstock.spark.streams.source import event_reader, event_stream_reader
 
@@ -42,7 +42,7 @@ class PenstockSource(DataSource):
         if any(name.lower().startswith("option.") for name in self.options):
             # Spark passes these options while it creates the table, and never again.
             raise InvalidInput("a table of Spark SQL keeps no options for a format in Python", hint=_IN_SQL)
-        if StreamReadOptions.wanted(self.options):
+        if EventReadOptions.wanted(self.options):
             streams = self._of_streams()
             return ddl(stream_rows.columns_of(streams.columns, streams.include_headers))
         options = JobReadOptions.parse(self.options)
@@ -50,13 +50,13 @@ class PenstockSource(DataSource):
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """A batch reader of streams, or of a table of jobs."""
-        if StreamReadOptions.wanted(self.options):
+        if EventReadOptions.wanted(self.options):
             return event_reader(self._of_streams(), schema)
         return job_reader(self._of_jobs(schema), schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
         """A reader of streams, or of the archive in commit order."""
-        if StreamReadOptions.wanted(self.options):
+        if EventReadOptions.wanted(self.options):
             return event_stream_reader(self._of_streams(), schema)
         return job_stream_reader(self._of_jobs(schema), schema)
 
@@ -72,11 +72,11 @@ class PenstockSource(DataSource):
             return event_stream_writer(EventWriteOptions.parse(self.options), schema, overwrite)
         return job_stream_writer(JobWriteOptions.parse(self.options), schema, overwrite)
 
-    def _of_streams(self) -> StreamReadOptions:
+    def _of_streams(self) -> EventReadOptions:
         given = dict(self.options)
         if self.zone is not None and not any(name.lower() == "timezone" for name in given):
             given["timeZone"] = self.zone
-        return StreamReadOptions.parse(given)
+        return EventReadOptions.parse(given)
 
     def _of_jobs(self, schema: StructType) -> JobReadOptions:
         if not self.options and schema.fieldNames() != list(columns_of("archived_jobs")):

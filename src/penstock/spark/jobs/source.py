@@ -39,12 +39,12 @@ T = TypeVar("T")
 _MOST_LAG = 1_000_000
 
 
-def job_reader(options: JobReadOptions, schema: StructType) -> Reader:
+def job_reader(options: JobReadOptions, schema: StructType) -> JobReader:
     """Reads a table once. Raises `InvalidInput`."""
     if options.starting == "latest":
         raise InvalidInput("a batch read cannot begin at the latest position", hint=ALWAYS_EMPTY)
     # Spark fails a query whose reader overrides pushFilters while Spark's own setting is off, so that is a class of its own.
-    return (PushingReader if options.pushdown else Reader)(options, schema.fieldNames())
+    return (PushingJobReader if options.pushdown else JobReader)(options, schema.fieldNames())
 
 
 def job_stream_reader(options: JobReadOptions, schema: StructType) -> ArchiveStreamReader:
@@ -63,7 +63,7 @@ class Scan(InputPartition):
     query: str
 
 
-class Reader(DataSourceReader):
+class JobReader(DataSourceReader):
     """Reads a table once."""
 
     def __init__(self, options: JobReadOptions, names: Sequence[str]) -> None:
@@ -129,7 +129,7 @@ class Reader(DataSourceReader):
         return True
 
 
-class PushingReader(Reader):
+class PushingJobReader(JobReader):
     """A reader whose filters the database applies."""
 
     def pushFilters(self, filters: list[Filter]) -> Iterator[Filter]:  # noqa: N802

@@ -28,7 +28,7 @@ from penstock.spark.streams.offsets import (
     runs,
     was_recreated,
 )
-from penstock.spark.streams.options import StreamReadOptions, Where
+from penstock.spark.streams.options import EventReadOptions, Where
 from penstock.streams import queries as streams
 
 log = get_logger("penstock.spark")
@@ -46,7 +46,7 @@ class StreamLog:
         seen: The extents of all partitions when they were last read.
     """
 
-    def __init__(self, database: Database, options: StreamReadOptions, known: Mapping[str, str] | None = None) -> None:
+    def __init__(self, database: Database, options: EventReadOptions, known: Mapping[str, str] | None = None) -> None:
         self._database = database
         self._options = options
         self._known = dict(known or {})

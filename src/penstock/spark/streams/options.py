@@ -29,7 +29,7 @@ _STRATEGIES = ("error", "latest")
 
 
 @dataclass(frozen=True, slots=True)
-class StreamReadOptions:
+class EventReadOptions:
     """How to read streams.
 
     Attributes:
@@ -82,7 +82,7 @@ class StreamReadOptions:
         return any(name.lower() in SELECTORS for name in given)
 
     @classmethod
-    def parse(cls, given: Mapping[str, str]) -> StreamReadOptions:
+    def parse(cls, given: Mapping[str, str]) -> EventReadOptions:
         """From the options of a reader. Raises `InvalidInput`."""
         options = {name.lower(): value for name, value in given.items()}
         if foreign := next((name for name in options if name.startswith(("kafka.", "groupidprefix"))), None):

@@ -14,13 +14,12 @@ import orjson
 
 from penstock.errors import InvalidInput, Unreadable
 from penstock.spark.json.from_json import CORRUPT, FromJson
+from penstock.spark.streams.options import EventReadOptions
 from penstock.streams.compression import unpack
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructField, StructType
-
-    from penstock.spark.streams.options import StreamReadOptions
 
 COLUMNS = {
     "key": "string",
@@ -146,7 +145,7 @@ def unpacked(batch: pa.RecordBatch, fail_fast: bool) -> Iterator[pa.RecordBatch]
             begin, size, payloads = row + 1, 0, []
 
 
-def rows(batch: pa.RecordBatch, stream: str, schema: pa.Schema, options: StreamReadOptions) -> pa.RecordBatch:
+def rows(batch: pa.RecordBatch, stream: str, schema: pa.Schema, options: EventReadOptions) -> pa.RecordBatch:
     """A batch from the database with the columns of a schema.
 
     Args:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from penstock.errors import OffsetGone, PenstockError
 from penstock.spark.scans import CONNECTIONS, IN_MEMORY, fetch
 from penstock.spark.streams.offsets import Run
-from penstock.spark.streams.options import StreamReadOptions
+from penstock.spark.streams.options import EventReadOptions
 from penstock.spark.streams.rows import rows, stored_columns, unpacked
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def read_events(
-    options: StreamReadOptions, runs: Sequence[Run], schema: pa.Schema, filters: str, in_memory: int = IN_MEMORY
+    options: EventReadOptions, runs: Sequence[Run], schema: pa.Schema, filters: str, in_memory: int = IN_MEMORY
 ) -> Iterator[pa.RecordBatch]:
     """Events of some partitions of one stream, in batches of exactly this schema. One statement reads all of them.
 

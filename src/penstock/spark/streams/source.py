@@ -26,7 +26,7 @@ from penstock.spark.readers import FollowingReader
 from penstock.spark.streams.follower import StreamFollower
 from penstock.spark.streams.log import StreamLog
 from penstock.spark.streams.offsets import LAG, SINCE, Offsets, Run, as_json, from_json, identities_of, tasks
-from penstock.spark.streams.options import StreamReadOptions
+from penstock.spark.streams.options import EventReadOptions
 from penstock.spark.streams.rows import check_schema
 from penstock.spark.streams.scans import read_events
 
@@ -39,7 +39,7 @@ _SMALL = 10_000
 _PUSHED = {"key": "string", "topic": "string", "partition": "long", "offset": "long", "timestamp": "timestamp"}
 
 
-def event_reader(options: StreamReadOptions, schema: StructType) -> EventReader:
+def event_reader(options: EventReadOptions, schema: StructType) -> EventReader:
     """Reads streams once. Raises `InvalidInput`."""
     if options.ends_at_start:
         raise InvalidInput("a batch read cannot begin at the latest offsets", hint=ALWAYS_EMPTY)
@@ -47,7 +47,7 @@ def event_reader(options: StreamReadOptions, schema: StructType) -> EventReader:
     return (PushingEventReader if options.pushdown else EventReader)(options, schema)
 
 
-def event_stream_reader(options: StreamReadOptions, schema: StructType) -> EventStreamReader:
+def event_stream_reader(options: EventReadOptions, schema: StructType) -> EventStreamReader:
     """Follows streams. Raises `InvalidInput`."""
     if options.ending is not None:
         raise InvalidInput("a streaming query has no end to be set", hint=NO_END)
@@ -64,7 +64,7 @@ class Events(InputPartition):
 class _Events:
     """The part of both readers of streams that runs in a task."""
 
-    _options: StreamReadOptions
+    _options: EventReadOptions
     _schema: StructType
     _filters: list[dict[str, Any]]
 
@@ -87,7 +87,7 @@ class _Events:
 class EventReader(_Events, DataSourceReader):
     """Reads streams once, as one snapshot over all partitions shows them, without holding the snapshot."""
 
-    def __init__(self, options: StreamReadOptions, schema: StructType) -> None:
+    def __init__(self, options: EventReadOptions, schema: StructType) -> None:
         check_schema(schema)
         self._options = options
         self._schema = schema
@@ -132,7 +132,7 @@ class EventStreamReader(_Events, FollowingReader[StreamFollower]):
     then another offset. The end of the first batch therefore records where that batch began, which has precedence.
     """
 
-    def __init__(self, options: StreamReadOptions, schema: StructType) -> None:
+    def __init__(self, options: EventReadOptions, schema: StructType) -> None:
         super().__init__(options.url, StreamFollower)
         check_schema(schema)
         self._options = options
