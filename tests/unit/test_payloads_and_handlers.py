@@ -12,8 +12,10 @@ from pydantic import BaseModel
 from typing_extensions import TypedDict
 
 from penstock import Conflict, InvalidInput, Job, Penstock, PenstockError, Retry
+from penstock.core.records import from_object
 from penstock.core.serialization import Codec, load_json
 from penstock.jobs.handler import group_of, payload_type
+from penstock.jobs.http_models import Result
 from penstock.jobs.models import parse_id
 
 
@@ -117,3 +119,13 @@ def test_whole_numbers_of_any_length_are_read_exactly_wherever_they_stand(digits
     number = int("1234567890"[: digits % 10] + "1234567890" * (digits // 10))
     for before in range(40):
         assert load_json(f'["{"é" * before}", {number}, "x"]')[1] == number
+
+
+def test_the_errors_of_a_job_are_read_whatever_they_are() -> None:
+    answer = {
+        "id": "job_282227eb-3c76-4ef7-af7e-25dff933077f",
+        "status": "failed",
+        "result": None,
+        "errors": ["boom", {"attempt": 1}],
+    }
+    assert from_object(Result, answer).errors == ["boom", {"attempt": 1}]

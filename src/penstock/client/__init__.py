@@ -5,12 +5,12 @@ from penstock.client.aio.pools import AsyncPool
 from penstock.client.aio.streams import AsyncMembership, AsyncStream
 from penstock.client.aio.topics import AsyncTopic
 from penstock.client.answers import AccessDenied
-from penstock.client.calls import Claimed, Result
 from penstock.client.deliveries import Delivery
 from penstock.client.sync.client import Client
 from penstock.client.sync.pools import Pool
 from penstock.client.sync.streams import Membership, Stream
 from penstock.client.sync.topics import Topic
+from penstock.jobs.http_models import Claimed, Result
 from penstock.streams.group_models import MemberBatch, Reading
 
 __all__ = [

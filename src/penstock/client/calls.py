@@ -17,6 +17,7 @@ from penstock.client.answers import error_of, json_of, outcomes_of, reader, reco
 from penstock.core.records import from_object
 from penstock.core.serialization import dump_json
 from penstock.errors import InvalidInput, JobFailed
+from penstock.jobs.http_models import Claimed, ClaimedJobs, Result
 from penstock.jobs.models import Admission, Enqueued, JobCounts, JobRecord, JobTypeRecord, NewJob, Status, Why, make_id, parse_id
 from penstock.schedules.schedule import ScheduleRecord
 
@@ -72,33 +73,6 @@ class AsyncSend(Protocol):
 
     async def __call__(self, call: Call[T], /) -> T:
         """Send one call, and read its answer."""
-
-
-@dataclass(frozen=True, slots=True)
-class Claimed:
-    """A job that belongs to the worker until it is settled or the lease ends."""
-
-    id: UUID
-    name: str
-    attempts: int
-    max_attempts: int
-    priority: int
-    key: str | None
-    data: Any
-    created_at: datetime
-    run_after: datetime
-    lease: int
-    lease_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class Result:
-    """What became of a job."""
-
-    id: UUID
-    status: Status
-    result: Any
-    errors: list[dict[str, Any]]
 
 
 Page: TypeAlias = "tuple[list[JobRecord], Call[Page] | None]"
@@ -230,13 +204,8 @@ def succeeded(record: JobRecord) -> JobRecord:
 
 def result(name: str, id: UUID | str, wait_s: float) -> Call[Result]:
     """What became of a job."""
-
-    def parse(response: httpx.Response) -> Result:
-        found = json_of(response)
-        return Result(parse_id(found["id"]), Status(found["status"]), found["result"], found["errors"])
-
     params = {"wait": f"{wait_s:.3f}s"} if wait_s > 0 else {}
-    return Call("GET", f"/v1/jobs/{quoted(name)}/job_{parse_id(id)}/result", parse, params=params)
+    return Call("GET", f"/v1/jobs/{quoted(name)}/job_{parse_id(id)}/result", reader(Result), params=params)
 
 
 def cancel(id: UUID | str) -> Call[str]:
@@ -312,13 +281,7 @@ def claim(name: str, worker: str, limit: int, wait_s: float) -> Call[list[Claime
     body: dict[str, Any] = {"worker": worker, "limit": limit} | ({"wait": f"{wait_s:.3f}s"} if wait_s > 0 else {})
 
     def parse(response: httpx.Response) -> list[Claimed]:
-        return [
-            Claimed(
-                **job
-                | {"id": parse_id(job["id"]), "created_at": time_of(job["created_at"]), "run_after": time_of(job["run_after"])}
-            )
-            for job in json_of(response)["jobs"]
-        ]
+        return record_of(ClaimedJobs, response).jobs
 
     return Call("POST", f"/v1/jobs/{quoted(name)}/claim", parse, body, repeatable=False)
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import TypedDict
 from uuid import UUID
 
 import orjson
 
+from penstock.jobs.http_models import RegisteredWorker
 from penstock.jobs.models import Admission, JobTypeRecord, Status
 from penstock.jobs.queries import Batch, enqueue_arguments, job_type_of
 from penstock.postgres.database import Database, in_parts
@@ -169,25 +169,7 @@ async def names_of(database: Database, ids: Sequence[UUID]) -> dict[UUID, str]:
     return {row["id"]: row["name"] for row in rows}
 
 
-class WorkerRecord(TypedDict):
-    """A worker process."""
-
-    id: str
-    host: str
-    pid: int
-    names: list[str]
-    concurrency: int
-    state: str
-    in_flight: int
-    started_at: datetime
-    seen_at: datetime
-    silent_s: float
-    blocked_since: datetime | None
-    blocked_by: str | None
-    halted: dict[str, str]
-
-
-async def workers(database: Database, id: str | None = None) -> list[WorkerRecord]:
+async def workers(database: Database, id: str | None = None) -> list[RegisteredWorker]:
     """All worker processes, oldest first, or the one with this id."""
     rows = await database.fetch(
         "select id, host, pid, names, concurrency, state, in_flight, started_at, seen_at,"
@@ -195,7 +177,7 @@ async def workers(database: Database, id: str | None = None) -> list[WorkerRecor
         " blocked_since, blocked_by, halted from penstock.workers where $1::text is null or id = $1 order by started_at, id",
         id,
     )
-    return [WorkerRecord(**{**row, "halted": orjson.loads(row["halted"])}) for row in rows]  # type: ignore[typeddict-item]
+    return [RegisteredWorker(**{**row, "halted": orjson.loads(row["halted"])}) for row in rows]
 
 
 async def job_type(database: Database, name: str) -> JobTypeRecord | None:

@@ -11,7 +11,7 @@ from uuid import UUID
 
 import asyncpg.pgproto.pgproto
 import uuid_utils
-from pydantic import BeforeValidator, ConfigDict, Field, PlainSerializer, WithJsonSchema
+from pydantic import BeforeValidator, ConfigDict, Field, PlainSerializer, SkipValidation, WithJsonSchema
 
 from penstock.core.records import Seconds, example
 from penstock.errors import InvalidInput
@@ -39,6 +39,10 @@ JobId = Annotated[
     WithJsonSchema({"type": "string"}),
 ]
 """The id of a job: a UUID, in JSON with its prefix."""
+
+
+JobErrors = SkipValidation[list[dict[str, Any]]]
+"""The errors of a job's attempts, oldest first. They are read as they are: who settles jobs through SQL can give any JSON."""
 
 
 class Delivery(enum.StrEnum):
@@ -272,7 +276,7 @@ class JobRecord:
     started_at: datetime | None
     finished_at: datetime | None
     worker: str | None
-    errors: list[dict[str, Any]]
+    errors: JobErrors
     result: Any
     progress: Any
     replay_of: JobId | None
@@ -387,21 +391,6 @@ class JobCounts:
     quarantined_last_hour: Annotated[
         int, Field(description="Of the failed ones those that no worker can read, or that end their workers.")
     ]
-
-
-@dataclass(frozen=True, slots=True)
-class JobStatistics(JobCounts):
-    """Number of jobs of a type, by status, with the rates of the last minute."""
-
-    __pydantic_config__: ClassVar[ConfigDict] = example({
-        "name": "invoice-shipments", "paused": False, "ready": 12, "deferred": 3, "in_progress": 5, "oldest_ready_s": 0.8,
-        "succeeded_last_hour": 1042, "failed_last_hour": 2, "expired_last_hour": 0, "cancelled_last_hour": 0,
-        "quarantined_last_hour": 0, "enqueued_per_s": 0.3, "finished_per_s": 0.3, "failed_per_s": 0.0,
-    })  # fmt: skip
-
-    enqueued_per_s: float
-    finished_per_s: float
-    failed_per_s: float
 
 
 def make_id() -> UUID:

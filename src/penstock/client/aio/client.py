@@ -27,9 +27,10 @@ from penstock.client.aio.pools import AsyncPool
 from penstock.client.aio.streams import AsyncStream
 from penstock.client.aio.topics import AsyncTopic
 from penstock.client.answers import unavailable
-from penstock.client.calls import Call, Claimed, Result
+from penstock.client.calls import Call
 from penstock.client.connection import LONGEST_WAIT_S, options_for, pause_after
 from penstock.errors import DatabaseUnavailable, InvalidInput
+from penstock.jobs.http_models import Claimed, Result
 from penstock.jobs.models import Enqueued, JobCounts, JobRecord, JobTypeRecord, NewJob, Status, Why
 from penstock.jobs.scaling import ScaleAdvice
 from penstock.pools.models import PoolDetails

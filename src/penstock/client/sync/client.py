@@ -25,12 +25,13 @@ import httpx
 
 from penstock.client import calls, pool_calls, stream_calls, topic_calls
 from penstock.client.answers import unavailable
-from penstock.client.calls import Call, Claimed, Result
+from penstock.client.calls import Call
 from penstock.client.connection import LONGEST_WAIT_S, options_for, pause_after
 from penstock.client.sync.pools import Pool
 from penstock.client.sync.streams import Stream
 from penstock.client.sync.topics import Topic
 from penstock.errors import DatabaseUnavailable, InvalidInput
+from penstock.jobs.http_models import Claimed, Result
 from penstock.jobs.models import Enqueued, JobCounts, JobRecord, JobTypeRecord, NewJob, Status, Why
 from penstock.jobs.scaling import ScaleAdvice
 from penstock.pools.models import PoolDetails

@@ -22,7 +22,7 @@ from penstock.http.openapi import LINK
 from penstock.http.routing import READ, CurrentService, Details, Instance, OpenDatabase, OpenType, User, raw_answer, router
 from penstock.http.service import Service
 from penstock.jobs import http_queries as http
-from penstock.jobs.models import JobStatistics
+from penstock.jobs.http_models import JobStatistics
 from penstock.postgres.database import Database
 
 api = router("lists")

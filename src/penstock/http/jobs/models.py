@@ -146,17 +146,6 @@ class Cancelled(BaseModel):
     status: str
 
 
-class Result(BaseModel):
-    """What became of a job. `result` is null unless the type keeps results."""
-
-    model_config = example({"id": ID, "status": "succeeded", "result": {"price": 17.15}, "errors": []})
-
-    id: str
-    status: str
-    result: Any
-    errors: list[Any]
-
-
 WorkerId = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,50}$", description="Different for each worker process.")]
 
 
@@ -166,37 +155,6 @@ class Claim(Model):
     worker: WorkerId
     limit: int = Field(1, ge=1, le=1_000, description="Most jobs to claim.")
     wait: str | None = Field(None, description="How long to wait for a job, such as 20s.", max_length=20)
-
-
-class ClaimedJob(BaseModel):
-    """A job that belongs to a worker until it is settled or the lease ends."""
-
-    id: str
-    name: str
-    attempts: int
-    max_attempts: int
-    priority: int
-    key: str | None
-    data: Any
-    created_at: datetime
-    run_after: datetime
-    lease: int
-    lease_s: float
-
-
-class ClaimedJobs(BaseModel):
-    """The jobs that a claim got; none when there are none."""
-
-    model_config = example({
-        "jobs": [
-            {
-                "id": ID, "name": "invoice-shipments", "attempts": 3, "max_attempts": 3, "priority": 0, "key": None,
-                "data": {"shipmentId": "shp_123"}, "created_at": AT, "run_after": AT, "lease": 17, "lease_s": 420,
-            }
-        ]
-    })  # fmt: skip
-
-    jobs: list[ClaimedJob]
 
 
 class Held(Model):
@@ -265,30 +223,6 @@ class Beat(BaseModel):
     known: bool
     cancelled: list[str]
     leases: list[int]
-
-
-class Worker(BaseModel):
-    """A worker process."""
-
-    model_config = example({
-        "id": "billing-1", "host": "web-3", "pid": 4711, "names": ["invoice-shipments"], "concurrency": 10, "state": "running",
-        "in_flight": 2, "started_at": AT, "seen_at": AT, "silent_s": 1.5,
-        "blocked_since": None, "blocked_by": None, "halted": {"orders/billing": "orders/billing, partition 3, offset 17: ..."},
-    })  # fmt: skip
-
-    id: str
-    host: str
-    pid: int
-    names: list[str]
-    concurrency: int
-    state: str
-    in_flight: int
-    started_at: datetime
-    seen_at: datetime
-    silent_s: float
-    blocked_since: datetime | None = Field(description="Since when its event loop has made no progress; null: it makes progress.")
-    blocked_by: str | None = Field(description="Type and id of the job that blocks its event loop, as far as that is known.")
-    halted: dict[str, str] = Field(description="Its consumers (stream/group) that have ended, each with its error.")
 
 
 class JobberJob(BaseModel):

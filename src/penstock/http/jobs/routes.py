@@ -16,7 +16,7 @@ from penstock.http.call import Call
 from penstock.http.completion_waiter import JobWaiter
 from penstock.http.errors import ApiError, not_found, other_name
 from penstock.http.jobs.enqueuing import SingleJobs
-from penstock.http.jobs.models import ArchivedJob, Cancelled, NewJob, QueuedJob, Result, Status
+from penstock.http.jobs.models import ArchivedJob, Cancelled, NewJob, QueuedJob, Status
 from penstock.http.openapi import json_body
 from penstock.http.routing import (
     ENQUEUE,
@@ -36,6 +36,7 @@ from penstock.http.routing import (
 )
 from penstock.jobs import http_queries as http
 from penstock.jobs import queries as jobs
+from penstock.jobs.http_models import Result
 from penstock.jobs.http_queries import StoredJob
 from penstock.jobs.models import Status as JobStatus
 from penstock.jobs.models import make_id
@@ -178,7 +179,7 @@ async def get_result(request: Request, response: Response, jobs: Jobs, name: Nam
     if not job.status.finished:
         response.status_code = 202
     # As they are stored: no parser rounds their numbers.
-    return Result.model_construct(id=shapes.job_id(job.id), status=job.status, result=raw(job.result), errors=raw(job.errors, []))
+    return Result(job.id, job.status, raw(job.result), raw(job.errors, []))
 
 
 @api.post("/v1/jobs/{id:only_job}/replay", dependencies=[ENQUEUE], status_code=201, response_model=QueuedJob)

@@ -17,7 +17,7 @@ from penstock.http import bodies, shapes
 from penstock.http.auth import Principal, Role
 from penstock.http.call import Call
 from penstock.http.errors import no_such_type, not_found
-from penstock.http.jobs.models import Beat, Claim, ClaimedJobs, Extend, Extended, Heartbeat, Settle, Settled, Settlement, Worker
+from penstock.http.jobs.models import Beat, Claim, Extend, Extended, Heartbeat, Settle, Settled, Settlement
 from penstock.http.openapi import json_body
 from penstock.http.routing import (
     READ,
@@ -38,6 +38,7 @@ from penstock.http.service import Service
 from penstock.http.workers.claims import Claims
 from penstock.jobs import http_queries as http
 from penstock.jobs import queries as jobs
+from penstock.jobs.http_models import ClaimedJobs, RegisteredWorker
 from penstock.jobs.models import ClaimedJob, Outcome
 from penstock.jobs.models import Settlement as JobSettlement
 from penstock.postgres.database import Database
@@ -116,9 +117,9 @@ async def settle(call: Call, name: Name) -> None:
 
 
 @api.get("/v1/workers", dependencies=[READ])
-async def list_workers(user: User, database: OpenDatabase) -> list[Worker]:
+async def list_workers(user: User, database: OpenDatabase) -> list[RegisteredWorker]:
     """All worker processes that work on types which the user may see."""
-    return [Worker(**worker) for worker in await http.workers(database) if _open_to(user, worker)]
+    return [worker for worker in await http.workers(database) if _open_to(user, worker)]
 
 
 @api.post("/v1/workers/{id}/heartbeat", dependencies=[WORK])
@@ -155,9 +156,9 @@ async def unregister(id: WorkerId, user: User, database: OpenDatabase, path: Ins
     await jobs.unregister_worker(database, id)
 
 
-def _open_to(principal: Principal, worker: http.WorkerRecord) -> bool:
+def _open_to(principal: Principal, worker: RegisteredWorker) -> bool:
     # A worker that named no types may work on any: a user who may not see all types may not see it.
-    return principal.types is None or (bool(worker["names"]) and principal.types.issuperset(worker["names"]))
+    return principal.types is None or (bool(worker.names) and principal.types.issuperset(worker.names))
 
 
 async def _own_worker(database: Database, user: Principal, id: str, path: str) -> bool:
@@ -165,9 +166,9 @@ async def _own_worker(database: Database, user: Principal, id: str, path: str) -
     worker = next((one for one in await http.workers(database, id)), None)
     if worker is None:
         return False
-    for name in worker["names"]:
+    for name in worker.names:
         user.require(name, path)
-    if not worker["names"]:
+    if not worker.names:
         user.require_all(path)
     return True
 

@@ -1,0 +1,106 @@
+"""Records about jobs that the HTTP API shows and no other surface: on the server, in its clients and in the OpenAPI document."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Annotated, Any, ClassVar
+
+from pydantic import ConfigDict, Field
+
+from penstock.core.records import example
+from penstock.jobs.models import JobCounts, JobErrors, JobId, Status
+
+_AT = "2026-01-11T18:26:26Z"
+_ID = "job_282227eb-3c76-4ef7-af7e-25dff933077f"
+
+
+@dataclass(frozen=True, slots=True)
+class JobStatistics(JobCounts):
+    """Number of jobs of a type, by status, with the rates of the last minute."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = example({
+        "name": "invoice-shipments", "paused": False, "ready": 12, "deferred": 3, "in_progress": 5, "oldest_ready_s": 0.8,
+        "succeeded_last_hour": 1042, "failed_last_hour": 2, "expired_last_hour": 0, "cancelled_last_hour": 0,
+        "quarantined_last_hour": 0, "enqueued_per_s": 0.3, "finished_per_s": 0.3, "failed_per_s": 0.0,
+    })  # fmt: skip
+
+    enqueued_per_s: float
+    finished_per_s: float
+    failed_per_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What became of a job. `result` is null unless the type keeps results."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = example(
+        {"id": _ID, "status": "succeeded", "result": {"price": 17.15}, "errors": []}
+    )
+
+    id: JobId
+    status: Status
+    result: Any
+    errors: JobErrors
+
+
+@dataclass(frozen=True, slots=True)
+class Claimed:
+    """A job that belongs to a worker until it is settled or the lease ends."""
+
+    id: JobId
+    name: str
+    attempts: int
+    max_attempts: int
+    priority: int
+    key: str | None
+    data: Any
+    created_at: datetime
+    run_after: datetime
+    lease: int
+    lease_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimedJobs:
+    """The jobs that a claim got; none when there are none."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = example({
+        "jobs": [
+            {
+                "id": _ID, "name": "invoice-shipments", "attempts": 3, "max_attempts": 3, "priority": 0, "key": None,
+                "data": {"shipmentId": "shp_123"}, "created_at": _AT, "run_after": _AT, "lease": 17, "lease_s": 420,
+            }
+        ]
+    })  # fmt: skip
+
+    jobs: list[Claimed]
+
+
+@dataclass(frozen=True, slots=True)
+class RegisteredWorker:
+    """A worker process."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = example({
+        "id": "billing-1", "host": "web-3", "pid": 4711, "names": ["invoice-shipments"], "concurrency": 10, "state": "running",
+        "in_flight": 2, "started_at": _AT, "seen_at": _AT, "silent_s": 1.5,
+        "blocked_since": None, "blocked_by": None, "halted": {"orders/billing": "orders/billing, partition 3, offset 17: ..."},
+    })  # fmt: skip
+
+    id: str
+    host: str
+    pid: int
+    names: list[str]
+    concurrency: int
+    state: str
+    in_flight: int
+    started_at: datetime
+    seen_at: datetime
+    silent_s: float
+    blocked_since: Annotated[
+        datetime | None, Field(description="Since when its event loop has made no progress; null: it makes progress.")
+    ]
+    blocked_by: Annotated[
+        str | None, Field(description="Type and id of the job that blocks its event loop, as far as that is known.")
+    ]
+    halted: Annotated[dict[str, str], Field(description="Its consumers (stream/group) that have ended, each with its error.")]
