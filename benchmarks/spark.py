@@ -236,7 +236,10 @@ class Bench:
         """
         ask(self.url, "select count(*) from penstock.declare_job_type('noop')")
         working: dict[int, bool] = {}
-        with self._pipeline("--patience", "0") as pipeline, self._meanwhile(lambda done: _by_turns(pipeline, working, done)):
+        with (
+            self._pipeline("--throttle-timeout", "0") as pipeline,
+            self._meanwhile(lambda done: _by_turns(pipeline, working, done)),
+        ):
             rates = self._by_second(3 * self.jobs, working)
         without, beside = statistics.mean(rates[False]), statistics.mean(rates[True])
         self.row("drain, the pipeline stopped", f"{without:,.0f} jobs/s", f"in {len(rates[False])} seconds")

@@ -204,7 +204,7 @@ def test_a_continuous_run_goes_on_until_it_is_stopped(
     history(ask, 300)
     with ThreadPoolExecutor(1) as other:
         living = other.submit(live)
-        ran = Pipeline(spark, url, lake, patience=timedelta(minutes=1)).run(continuous=True, interval="100 milliseconds")
+        ran = Pipeline(spark, url, lake, throttle_timeout=timedelta(minutes=1)).run(continuous=True, interval="100 milliseconds")
         living.result()
     # The second batch may have been stopped before it was counted.
     assert ran.jobs in (300, 500)

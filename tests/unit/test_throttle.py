@@ -24,5 +24,5 @@ def test_waits_only_so_long() -> None:
     assert 0 < max(looked) <= 0.02
 
 
-def test_without_patience_it_does_not_look() -> None:
+def test_without_a_timeout_it_does_not_look() -> None:
     assert not throttle(timedelta(0), lambda _: 1 / 0)

@@ -38,7 +38,7 @@ def run(
     nice: Annotated[
         int, typer.Option(min=0, max=19, help="How far a Spark on this machine steps back behind its other processes.")
     ] = 19,
-    patience: Annotated[
+    throttle_timeout: Annotated[
         str, typer.Option(help="How long a batch waits while others keep this machine more than half busy, with --continuous.")
     ] = "1m",
     as_json: AsJson = False,
@@ -51,13 +51,13 @@ def run(
     # The server is started, and held, for as long as Spark needs it.
     url, lake = with_database(lambda opened: _prepared(opened, name, place), penstock)
     here = master is None or master.startswith("local")
-    wait = span(patience) if continuous and here else timedelta(0)
+    wait = span(throttle_timeout) if continuous and here else timedelta(0)
     if sys.platform != "win32" and here:
         # Not before: an embedded server that is started here serves the workers.
         os.nice(nice)
     with holding(penstock):
         spark = session(master=master, app_name=f"penstock history {name}")
-        ran = Pipeline(spark, url, lake, max_rows=max_rows, delta=delta, patience=wait).run(
+        ran = Pipeline(spark, url, lake, max_rows=max_rows, delta=delta, throttle_timeout=wait).run(
             continuous=continuous, interval=f"{span(interval).total_seconds():.3f} seconds"
         )
     if as_json:

@@ -17,7 +17,7 @@ _FIRST_BACK_OFF_S = 0.05
 _LONGEST_WAIT_S = 30.0
 
 
-async def happens(event: asyncio.Event, within: float) -> bool:
+async def wait_for_event(event: asyncio.Event, within: float) -> bool:
     """Wait for an event, at most `within` seconds. Returns whether it happened.
 
     `asyncio.wait_for` is not used, because up to Python 3.11 it can swallow the cancellation of the waiting task.
@@ -138,7 +138,7 @@ class Polling:
 
     async def wait(self, seconds: float) -> bool:
         """Wait until woken, at most so long. Returns whether it was woken."""
-        return await happens(self._woken, seconds)
+        return await wait_for_event(self._woken, seconds)
 
     async def back_off(self) -> None:
         """The look failed: wait, twice as long after each failure in a row, up to the pause of an idle loop."""

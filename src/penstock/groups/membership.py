@@ -20,7 +20,7 @@ from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from penstock.core.logs import get_logger
-from penstock.core.polling import happens
+from penstock.core.polling import wait_for_event
 from penstock.errors import Conflict, DatabaseUnavailable, NotFound, PenstockError
 from penstock.groups import heartbeat
 from penstock.groups import queries as ownership
@@ -230,9 +230,9 @@ class Membership:
                 log.warning("ownership_call_failed", group=self.group, member=self.id, error=error)
                 if leaving and monotonic() >= self._state.fence_at:
                     return
-                await happens(self._wake, random.uniform(0.2, 0.6))
+                await wait_for_event(self._wake, random.uniform(0.2, 0.6))
                 continue
-            await happens(self._wake, self._interval * random.uniform(0.9, 1.0))
+            await wait_for_event(self._wake, self._interval * random.uniform(0.9, 1.0))
 
     async def _beat(self) -> None:
         sent_at = monotonic()

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Container
 from uuid import UUID
 
 from penstock.core.logs import get_logger
-from penstock.core.polling import happens
+from penstock.core.polling import wait_for_event
 from penstock.errors import PenstockError
 from penstock.jobs import http_queries
 from penstock.postgres.database import Database
@@ -52,7 +52,7 @@ class CompletionWaiter:
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._look(), name="penstock-completion-waiter")
         try:
-            await happens(event, within)
+            await wait_for_event(event, within)
         finally:
             events = self._waiting.get(id)
             if events is not None:

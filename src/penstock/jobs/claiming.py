@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 from penstock.core.logs import get_logger
-from penstock.core.polling import Polling, happens
+from penstock.core.polling import Polling, wait_for_event
 from penstock.errors import DatabaseUnavailable, PenstockError
 from penstock.jobs import queries as jobs
 from penstock.jobs.models import ClaimedJob
@@ -107,7 +107,7 @@ class Fetcher(Generic[S]):
                 looked_for_place = new_wish
                 if look.full:
                     # The time-out shows that this loop is alive.
-                    await happens(self._room, _LOOK_FOR_ROOM_S)
+                    await wait_for_event(self._room, _LOOK_FOR_ROOM_S)
                 elif look.claimed:
                     polling.found()
                 elif new_wish:

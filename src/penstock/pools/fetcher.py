@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from uuid import UUID
 
 from penstock.core.logs import get_logger
-from penstock.core.polling import happens
+from penstock.core.polling import wait_for_event
 from penstock.errors import NotFound, PenstockError
 from penstock.groups.draining import DrainingTasks
 from penstock.groups.membership import Membership
@@ -204,7 +204,7 @@ class KeySource:
     async def watch_cancellations(self) -> None:
         """Tell handlers whose jobs were cancelled, until cancelled; the notification of it may have been missed."""
         while True:
-            await happens(self._cancellations, self._settings.heartbeat_interval.total_seconds())
+            await wait_for_event(self._cancellations, self._settings.heartbeat_interval.total_seconds())
             self._cancellations.clear()
             if len(self._key_queues):
                 try:

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from uuid import UUID
 
-from penstock.core.polling import happens
+from penstock.core.polling import wait_for_event
 from penstock.jobs.models import ClaimedJob, Outcome, Settlement
 
 # A job that waited longer than this share of its lease is handed back: it would not have the time to run.
@@ -191,7 +191,7 @@ class KeyQueues:
         deadline = time.monotonic() + within
         while any(queue.slot == slot for queue in self._queues.values()):
             self._changed.clear()
-            if time.monotonic() >= deadline or not await happens(self._changed, deadline - time.monotonic()):
+            if time.monotonic() >= deadline or not await wait_for_event(self._changed, deadline - time.monotonic()):
                 return not any(queue.slot == slot for queue in self._queues.values())
         return True
 

@@ -18,7 +18,7 @@ from typing import Any, Generic, TypeVar
 import orjson
 
 from penstock.core.logs import get_logger
-from penstock.core.polling import happens
+from penstock.core.polling import wait_for_event
 from penstock.core.serialization import Codec, dump_json
 from penstock.core.user_code import message_of
 from penstock.errors import Conflict, InvalidInput, PenstockError
@@ -191,7 +191,7 @@ class StandingExecutor:
                 except PenstockError as error:
                     log.warning("standing_jobs_unknown", pool=self._name, error=error)
                     wait = min(wait, 1.0)
-                await happens(self._awake, wait)
+                await wait_for_event(self._awake, wait)
         finally:
             self._trials.end(self, survived=False)
             tasks = [run.task for run in self._runs.values() if run.task is not None]

@@ -14,7 +14,7 @@ from typing import Any
 import asyncpg
 
 from penstock.core.logs import get_logger
-from penstock.core.polling import happens
+from penstock.core.polling import wait_for_event
 from penstock.errors import DatabaseUnavailable, PenstockError
 from penstock.postgres.database import Database
 from penstock.postgres.notifications import Kind, Notification, parse
@@ -85,7 +85,7 @@ class Listener:
         await self._keep_up(connection, heard)
         self._heard(Notification(Kind.CONNECTED))
         while not lost:
-            if not await happens(self._stirred, 30):
+            if not await wait_for_event(self._stirred, 30):
                 # A connection can be lost silently (a firewall, a pulled cable): check it at intervals.
                 await connection.fetchval("select 1", timeout=10)
             if not lost:

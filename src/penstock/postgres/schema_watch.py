@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from penstock.core.polling import happens
+from penstock.core.polling import wait_for_event
 from penstock.errors import PenstockError, SchemaMismatch
 from penstock.postgres import migrate
 from penstock.postgres.database import Database
@@ -20,7 +20,7 @@ async def left_behind(database: Database) -> SchemaMismatch:
     """
     unanswered = 0
     while True:
-        await happens(database.schema_changed, _LOOK_S)
+        await wait_for_event(database.schema_changed, _LOOK_S)
         database.schema_changed.clear()
         error, database.mismatch = database.mismatch, None
         try:

@@ -19,7 +19,7 @@ from datetime import UTC, datetime, timedelta
 import orjson
 
 from penstock.core.logs import get_logger
-from penstock.core.polling import happens
+from penstock.core.polling import wait_for_event
 from penstock.core.user_code import contained, in_thread, message_of
 from penstock.errors import NotFound, PenstockError
 from penstock.postgres.database import Database
@@ -105,7 +105,7 @@ class Scheduler:
             if ended:
                 return
             # A run is recorded soon after its end, but not each run of a schedule of every few milliseconds.
-            ended = await happens(self._ended, random.uniform(0.8, 1.0) * _NOTE_EVERY_S)
+            ended = await wait_for_event(self._ended, random.uniform(0.8, 1.0) * _NOTE_EVERY_S)
 
     async def _run_here(self, schedule: Schedule) -> None:
         """Run a schedule with `per_worker`. Times that pass during a long run are skipped."""
@@ -115,7 +115,7 @@ class Scheduler:
             while True:
                 # The wait is divided, since the clock may be set meanwhile and the machine may be suspended.
                 while (left := (due - datetime.now(UTC)).total_seconds()) > 0:
-                    if await happens(self._stopping, min(left, _LOOK_EVERY_S)):
+                    if await wait_for_event(self._stopping, min(left, _LOOK_EVERY_S)):
                         return
                 if self._stopping.is_set():
                     return
@@ -135,10 +135,10 @@ class Scheduler:
             try:
                 due = await schedules.look(self._database, schedule.name)
                 if due.in_s > 0:
-                    await happens(self._stopping, min(due.in_s, _LOOK_EVERY_S * random.uniform(0.8, 1.0)))
+                    await wait_for_event(self._stopping, min(due.in_s, _LOOK_EVERY_S * random.uniform(0.8, 1.0)))
                 elif due.running:
                     # The run before has not ended.
-                    await happens(self._stopping, busy_s)
+                    await wait_for_event(self._stopping, busy_s)
                     busy_s = min(busy_s * 1.5, self._settings.poll_interval.total_seconds())
                 else:
                     busy_s = _BUSY_S
@@ -163,7 +163,7 @@ class Scheduler:
                     continue
                 # A schedule that is due and not taken is running in another worker.
                 pause = due.in_s if due.in_s > 0 else self._settings.poll_interval.total_seconds()
-                await happens(self._stopping, min(pause, _LOOK_EVERY_S * random.uniform(0.8, 1.0)))
+                await wait_for_event(self._stopping, min(pause, _LOOK_EVERY_S * random.uniform(0.8, 1.0)))
             except NotFound:
                 await self._declare_with_retry(schedule)
             except PenstockError as error:
@@ -183,7 +183,7 @@ class Scheduler:
 
     async def _back_off(self, schedule: Schedule, error: PenstockError) -> None:
         log.warning("schedule_failed", schedule=schedule.name, error=error)
-        await happens(self._stopping, random.uniform(0.5, 1.5))
+        await wait_for_event(self._stopping, random.uniform(0.5, 1.5))
 
     async def _take(self, schedule: Schedule, due: schedules.Due) -> None:
         run_for, next_at = schedule.decide(due.at, due.now)

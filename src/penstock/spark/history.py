@@ -52,7 +52,7 @@ class Pipeline:
         lake: The lake.
         max_rows: Largest number of jobs in a micro-batch.
         delta: Whether to create Delta tables; a lake that has them keeps them.
-        patience: How long a micro-batch waits while other processes use more than half of the processors of this machine.
+        throttle_timeout: How long a micro-batch waits while other processes use more than half of the processors of this machine.
         after_step: Called with the name of each step when it is done, for tests that kill the process at each.
     """
 
@@ -64,7 +64,7 @@ class Pipeline:
         *,
         max_rows: int = 200_000,
         delta: bool = False,
-        patience: timedelta = timedelta(0),
+        throttle_timeout: timedelta = timedelta(0),
         after_step: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._spark = spark
@@ -72,7 +72,7 @@ class Pipeline:
         self._lake = lake
         self._max_rows = max_rows
         self._delta = delta or DeltaLog(lake).exists()
-        self._patience = patience
+        self._throttle_timeout = throttle_timeout
         self._after_step = after_step
         self._ran: list[int] = []
 
@@ -110,7 +110,7 @@ class Pipeline:
         return Ran(len(self._ran), sum(self._ran))
 
     def _batch(self, archive: DataFrame, number: int) -> None:
-        throttle(self._patience)
+        throttle(self._throttle_timeout)
         with Blocking(self._url) as database:
             record = database.run(lakes.open_lake(database.database, self._lake.name, self._lake.uri))
             if record.batch >= number:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from penstock.core.logs import get_logger
-from penstock.core.polling import happens
+from penstock.core.polling import wait_for_event
 from penstock.errors import PenstockError
 from penstock.groups.membership import monotonic
 from penstock.jobs import queries as jobs
@@ -93,7 +93,7 @@ class WorkerHeartbeat:
         """Beat until cancelled."""
         now = self._registration.beat_now
         while True:
-            await happens(now, self._interval)
+            await wait_for_event(now, self._interval)
             now.clear()
             self._look_for_progress()
             try:

@@ -20,7 +20,7 @@ from contextlib import AsyncExitStack
 from typing import Protocol
 
 from penstock.core.logs import get_logger
-from penstock.core.polling import happens
+from penstock.core.polling import wait_for_event
 from penstock.errors import NotFound, PenstockError
 from penstock.jobs import queries as jobs
 from penstock.jobs.claiming import Fetcher, Source
@@ -83,13 +83,13 @@ class Isolation:
     async def run(self) -> None:
         """Look for jobs that are to run alone, until cancelled."""
         while not self._stopping.is_set():
-            await happens(self._stopping, self._interval * random.uniform(0.7, 1.3))
+            await wait_for_event(self._stopping, self._interval * random.uniform(0.7, 1.3))
             try:
                 names = [name for fetcher in self._fetchers for name in fetcher.source.types_apart()]
                 if names and not self._stopping.is_set() and await jobs.are_apart(self._database, names):
                     began = time.monotonic()
                     await self._run_some()
-                    await happens(self._stopping, time.monotonic() - began)
+                    await wait_for_event(self._stopping, time.monotonic() - began)
             except PenstockError as error:
                 log.warning("isolation_failed", error=error)
 

@@ -14,7 +14,7 @@ from datetime import timedelta
 from weakref import WeakKeyDictionary
 
 from penstock.core.logs import get_logger
-from penstock.core.polling import happens
+from penstock.core.polling import wait_for_event
 from penstock.errors import PenstockError
 from penstock.jobs import queries as jobs
 from penstock.postgres.database import Database
@@ -98,7 +98,7 @@ class Maintenance:
             wait = longest if due_in is None else min(max(due_in, 0.0), longest)
             # Never more than a tenth of the time, and shared among the workers.
             await asyncio.sleep(min(max(0.01, took * 10), 5.0) * self._share())
-            await happens(self._look, max(wait - took, 0.0) * random.uniform(0.95, 1.0))
+            await wait_for_event(self._look, max(wait - took, 0.0) * random.uniform(0.95, 1.0))
 
     async def _recover_and_prune(self) -> None:
         """Take back the jobs of dead workers and ended leases, expire and prune, until cancelled."""

@@ -24,13 +24,13 @@ class Shutdown:
         self.requested = asyncio.Event()
         self._grace_s = grace_s
         self._retiring = False
-        self._impatient = asyncio.Event()
+        self._limited = asyncio.Event()
         self._at_once = asyncio.Event()
 
     def stop(self) -> None:
         """Stop in an orderly way; a second call: at once, without waiting for handlers."""
-        if self._retiring and not self._impatient.is_set():
-            self._impatient.set()
+        if self._retiring and not self._limited.is_set():
+            self._limited.set()
             return
         if self.requested.is_set():
             self._at_once.set()
@@ -55,7 +55,7 @@ class Shutdown:
     async def finished(self, executor: WorkerExecutor, members: Sequence[asyncio.Task[None]]) -> None:
         """Wait until jobs, events and runs of schedules are done and every slot is handed over, or there is no time left."""
         if self._retiring:
-            await _first_of(self._done(executor, members, None), self._impatient.wait())
+            await _first_of(self._done(executor, members, None), self._limited.wait())
         await _first_of(self._done(executor, members, self._grace_s), self._at_once.wait())
 
     async def _done(self, executor: WorkerExecutor, members: Sequence[asyncio.Task[None]], seconds: float | None) -> None:

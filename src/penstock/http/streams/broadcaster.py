@@ -15,7 +15,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 
 from penstock.core.logs import get_logger
-from penstock.core.polling import happens
+from penstock.core.polling import wait_for_event
 from penstock.errors import DatabaseUnavailable, NotFound, OffsetGone, PenstockError
 from penstock.http.streams.events import Piece, pieces_of
 from penstock.postgres.database import Database
@@ -156,7 +156,7 @@ class Follower:
         self._feed.check()
         behind = self._behind()
         if not behind:
-            await happens(self.event, within)
+            await wait_for_event(self.event, within)
             self._feed.check()
             behind = self._behind()
         found: list[Piece] = []

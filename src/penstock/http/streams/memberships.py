@@ -17,7 +17,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from uuid import UUID
 
-from penstock.core.polling import happens
+from penstock.core.polling import wait_for_event
 from penstock.core.records import raw_list
 from penstock.errors import NotFound, OffsetGone
 from penstock.groups import queries as ownership
@@ -327,7 +327,7 @@ class _Waiter:
             came = any(feed.ends.get(partition, 0) > offset for partition, offset in at.items())
             if came or self.stirred or stopping.is_set():
                 return
-            await happens(self.event, rest)
+            await wait_for_event(self.event, rest)
 
 
 def _batch(partition: int, epoch: int, begun: Begun, pieces: Sequence[Piece]) -> MemberBatch:

@@ -12,7 +12,7 @@ from uuid import UUID
 
 import orjson
 
-from penstock.core.polling import happens
+from penstock.core.polling import wait_for_event
 from penstock.errors import PenstockError
 from penstock.jobs.models import ClaimedJob
 from penstock.postgres.database import Database
@@ -184,7 +184,7 @@ class DeliveryBuffer:
         if self._missed or self._waiting or self.late or self.ended:
             return True
         self.event.clear()
-        return await happens(self.event, within)
+        return await wait_for_event(self.event, within)
 
     def missed(self) -> list[tuple[int, bytes]]:
         """Messages that were lost on the way: number, and JSON. They belong to no connection any more."""

@@ -31,7 +31,7 @@ from typing import Any
 from uuid import UUID
 
 from penstock.core.logs import get_logger
-from penstock.core.polling import happens
+from penstock.core.polling import wait_for_event
 from penstock.core.serialization import Codec
 from penstock.errors import PenstockError
 from penstock.integrations.rickover.service import DownstreamSettings, Service, Unavailable
@@ -235,7 +235,7 @@ class DownstreamWorker:
 
     async def _look_for_callbacks(self) -> None:
         while True:
-            await happens(self._callbacks.came, _LOOK_FOR_CALLBACKS_S)
+            await wait_for_event(self._callbacks.came, _LOOK_FOR_CALLBACKS_S)
             expected = self._callbacks.to_look_up()
             if not expected:
                 continue

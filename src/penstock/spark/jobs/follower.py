@@ -6,7 +6,7 @@ import secrets
 import time
 from datetime import timedelta
 
-from penstock.core.polling import happens
+from penstock.core.polling import wait_for_event
 from penstock.history import queries as history
 from penstock.spark.blocking import Blocking
 from penstock.spark.jobs.archive import Archive
@@ -45,6 +45,6 @@ class ArchiveFollower:
         try:
             # The reader checks once more, since jobs may have been archived before it was registered.
             if not await self.archive.waiting(start):
-                await happens(notified, within)
+                await wait_for_event(notified, within)
         finally:
             await history.wait(self._database.database, self._reader, False)

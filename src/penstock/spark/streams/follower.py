@@ -6,7 +6,7 @@ import secrets
 import time
 from datetime import timedelta
 
-from penstock.core.polling import happens
+from penstock.core.polling import wait_for_event
 from penstock.spark.blocking import Blocking
 from penstock.spark.streams.log import StreamLog
 from penstock.spark.streams.offsets import Offsets
@@ -56,7 +56,7 @@ class StreamFollower:
                 # One statement registers this reader for all streams; then it reads once more, for events that came in between.
                 await streams.wait_for_events_of(self._database.database, [name for name, _ in log.seen], self._channel)
                 self._registered_until = now + _REGISTERED_S
-            elif not await happens(notified, min(left, self._registered_until - now)) and time.monotonic() >= deadline:
+            elif not await wait_for_event(notified, min(left, self._registered_until - now)) and time.monotonic() >= deadline:
                 return end
 
     async def stop_waiting(self) -> None:

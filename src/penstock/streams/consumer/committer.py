@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Generic, TypeVar
 
 from penstock.core.logs import get_logger
-from penstock.core.polling import happens
+from penstock.core.polling import wait_for_event
 from penstock.errors import Conflict, DatabaseUnavailable, PenstockError
 from penstock.postgres.database import Database
 from penstock.streams import queries as streams
@@ -109,7 +109,7 @@ class Committer(Generic[T]):
                     state.was_committed(state.done)
                     self._stale()
             # Each commit leaves a dead row; a few commits a second are enough, unless a caller waits for one.
-            await happens(self._flush, _COMMIT_EVERY_S)
+            await wait_for_event(self._flush, _COMMIT_EVERY_S)
 
     async def has_committed(self, state: PartitionState[T], next_offset: int) -> bool:
         """Whether the database has committed a partition up to an offset."""

@@ -14,7 +14,7 @@ from itertools import islice
 from math import inf
 from typing import Any, Generic, TypeVar
 
-from penstock.core.polling import happens
+from penstock.core.polling import wait_for_event
 from penstock.groups.trials import SUSPECT
 from penstock.streams.codec import Encoding
 from penstock.streams.consumer.batch import Batch
@@ -161,7 +161,7 @@ class PartitionState(Generic[T]):
             if len(events) >= max_batch_size or (events and loop.time() >= until):
                 return events
             if events:
-                await happens(self._changed, until - loop.time())
+                await wait_for_event(self._changed, until - loop.time())
             else:
                 await self._changed.wait()
         self.put_back(events)
@@ -218,7 +218,7 @@ class PartitionState(Generic[T]):
             self._changed.clear()
             if self.draining:
                 return
-            await happens(self._changed, left)
+            await wait_for_event(self._changed, left)
 
     # -- committing
 
