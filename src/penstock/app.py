@@ -257,7 +257,7 @@ class Penstock(JobAdministration, PoolAdministration, TopicAdministration, Strea
             chosen = [t for t in self.types.values() if t.works]
             consumers = list(self.consumers.values())
         worked = {
-            t.name: WorkedType(t.name, t.options, t.codec, t.handler, t.group)
+            t.name: WorkedType(t.name, t.options, t.codec, t.handler, t.kind)
             for t in chosen
             if t.handler is not None and not isinstance(t.declarer, Pool)
         }

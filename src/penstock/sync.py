@@ -242,7 +242,7 @@ class SyncPenstock:
         return self._loop.run(self._of.counts())
 
     def find_pool(self, name: str) -> SyncPool[Any]:
-        """An existing pool, whether or not this app declares it. Raises `NotFound`."""
+        """An existing pool, whether this application declares it or not. Raises `NotFound`."""
         return self._loop.run(self._of.find_pool(name)).sync
 
     def list_pools(self) -> list[PoolDetails]:
@@ -250,7 +250,7 @@ class SyncPenstock:
         return self._loop.run(self._of.list_pools())
 
     def create_pool(self, name: str, *, convert: bool = False, **options: Any) -> PoolDetails:
-        """Create a pool in the database, options by their names in SQL. One that is there is left as it is.
+        """Create a pool in the database, options by their names in SQL. An existing pool does not change.
 
         Args:
             name: Name of the pool and of its job type.
@@ -258,7 +258,7 @@ class SyncPenstock:
             options: `slots`, `assignor`, `on_retry`, `key_concurrency`, ...
 
         Raises:
-            Conflict: There is a plain job type of this name, and `convert` is not given.
+            Conflict: A plain job type has this name, and `convert` is not given.
             InvalidInput: An option is not valid.
         """
         return self._loop.run(self._of.create_pool(name, convert=convert, **options))

@@ -180,7 +180,7 @@ async def run_due_jobs(app: Penstock, *names: str, limit: int = 10_000) -> list[
     """
     database = await app.database()
     chosen = [t for t in app.types.values() if t.handler is not None and (not names or t.name in names)]
-    worked = {t.name: WorkedType(t.name, t.options, t.codec, t.handler, t.group) for t in chosen if t.handler is not None}
+    worked = {t.name: WorkedType(t.name, t.options, t.codec, t.handler, t.kind) for t in chosen if t.handler is not None}
     for declared in chosen:
         if isinstance(declared.declarer, Pool):
             await declared.declarer.declare()

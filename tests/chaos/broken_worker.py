@@ -8,7 +8,7 @@ from uuid import UUID
 
 from penstock.groups.heartbeat import Heartbeat
 from penstock.groups.membership import Membership
-from penstock.pools.fetcher import KeySource
+from penstock.pools.key_source import KeySource
 from penstock.streams.consumer.consumer import Consumer
 from penstock.worker.executor import Executor
 from penstock.worker.registration import Registration

@@ -27,7 +27,7 @@ class Store:
         self.gate = asyncio.Event()
         self.gate.set()
 
-    async def commit(self, lane: str, numbers: list[int]) -> list[int]:
+    async def commit(self, key: str, numbers: list[int]) -> list[int]:
         self.batches.append(numbers)
         await self.gate.wait()
         if self.error is not None:
@@ -37,8 +37,8 @@ class Store:
         return [2 * number for number in numbers]
 
 
-async def submit(group: GroupCommit[str, int, int], numbers: list[int], lane: str = "a") -> list[Any]:
-    return await asyncio.gather(*(group.submit(lane, number) for number in numbers), return_exceptions=True)
+async def submit(group: GroupCommit[str, int, int], numbers: list[int], key: str = "a") -> list[Any]:
+    return await asyncio.gather(*(group.submit(key, number) for number in numbers), return_exceptions=True)
 
 
 async def test_what_comes_while_a_batch_is_under_way_is_the_next_batch() -> None:
@@ -75,7 +75,7 @@ async def test_an_error_of_all_is_not_tried_one_by_one(error: Exception) -> None
     assert await submit(group, [5]) == [10]
 
 
-async def test_batches_have_an_end_and_lanes_are_apart() -> None:
+async def test_batches_have_an_end_and_keys_are_apart() -> None:
     store = Store()
     group: GroupCommit[str, int, int] = GroupCommit(store.commit, most=2)
     await asyncio.gather(submit(group, [1, 2, 3], "a"), submit(group, [4], "b"))

@@ -14,7 +14,7 @@ from typing_extensions import TypedDict
 from penstock import Conflict, InvalidInput, Job, Penstock, PenstockError, Retry
 from penstock.core.records import from_object
 from penstock.core.serialization import Codec, load_json
-from penstock.jobs.handler import group_of, payload_type
+from penstock.jobs.handler import kind_of, payload_type
 from penstock.jobs.http_models import Result
 from penstock.jobs.models import parse_id
 
@@ -87,8 +87,8 @@ def test_handlers_that_cannot_work_are_refused_at_declaration() -> None:
         with pytest.raises(InvalidInput):
             payload_type(handler)
     with pytest.raises(InvalidInput):
-        group_of(awaits, "process")
-    assert [group_of(awaits, "auto"), group_of(wrong, "auto"), group_of(wrong, "process")] == ["async", "thread", "process"]
+        kind_of(awaits, "process")
+    assert [kind_of(awaits, "auto"), kind_of(wrong, "auto"), kind_of(wrong, "process")] == ["async", "thread", "process"]
 
 
 def test_a_type_is_declared_once() -> None:

@@ -12,7 +12,7 @@ from conftest import eventually
 from penstock import Job, Penstock, Settings, Status
 from penstock.core.serialization import Codec
 from penstock.jobs import queries as jobs
-from penstock.jobs.handler import Group
+from penstock.jobs.handler import HandlerKind
 from penstock.jobs.models import ClaimedJob, Options, Outcome, Settlement
 from penstock.jobs.worked import WorkedType
 from penstock.testing import running_worker
@@ -30,9 +30,9 @@ async def small(url: str) -> AsyncIterator[Penstock]:
 class Harness:
     """An executor with real jobs, without a fetcher beside it: the test decides what happens between two steps of the loop."""
 
-    def __init__(self, app: Penstock, group: Group) -> None:
+    def __init__(self, app: Penstock, kind: HandlerKind) -> None:
         self.app = app
-        self.group: Group = group
+        self.kind: HandlerKind = kind
         self.results: list[Settlement] = []
         self.entered = 0
 
@@ -44,8 +44,8 @@ class Harness:
             self.entered += 1
 
         options = Options()
-        handler = on_loop if self.group == "async" else elsewhere
-        worked = WorkedType("brief", options, Codec(Any, "brief"), handler, self.group)
+        handler = on_loop if self.kind == "async" else elsewhere
+        worked = WorkedType("brief", options, Codec(Any, "brief"), handler, self.kind)
         self.database = await self.app.database()
         await jobs.declare_job_type(self.database, "brief", options.as_json())
         await jobs.register_worker(self.database, "w", ["brief"], "", 0, 1, self.app.settings.dead_after)
@@ -76,10 +76,10 @@ async def test_a_job_that_is_stopped_before_its_first_step_frees_its_place_and_i
         harness.executor.cancel(job.id, reason)
     await eventually(lambda: len(harness.results) == PLACES, "all results")
     assert {result.id for result in harness.results} == {job.id for job in claimed}
-    if harness.group != "thread":  # what is in a thread cannot be stopped
+    if harness.kind != "thread":  # what is in a thread cannot be stopped
         assert harness.entered == 0
         assert {(result.outcome, result.detail) for result in harness.results} == {(outcome, None)}
-    await eventually(lambda: harness.executor.room(harness.group) == PLACES, "free places")
+    await eventually(lambda: harness.executor.room(harness.kind) == PLACES, "free places")
     assert harness.executor.in_flight == 0
 
 
@@ -88,7 +88,7 @@ async def test_a_job_that_is_lost_before_its_first_step_frees_its_place(harness:
     harness.executor.submit(claimed, asyncio.get_running_loop().time())
     ending = harness.executor.abandon([job.id for job in claimed])
     await asyncio.gather(*ending, return_exceptions=True)
-    await eventually(lambda: harness.executor.room(harness.group) == PLACES, "free places")
+    await eventually(lambda: harness.executor.room(harness.kind) == PLACES, "free places")
     assert (harness.executor.in_flight, harness.results) == (0, [])
 
 

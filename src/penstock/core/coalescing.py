@@ -19,13 +19,13 @@ R = TypeVar("R")
 
 
 class GroupCommit(Generic[K, T, R]):
-    """Gathers items by lane; each lane has one batch under way at a time.
+    """Gathers items by key, such as the job type of an enqueue. Each key has one batch under way at a time.
 
     Args:
-        commit: Commits a batch of a lane and returns one result for each item, in order.
+        commit: Commits a batch of one key and returns one result for each item, in order.
         most: Largest number of items in one batch.
-        identity: Key of an item that is unique within a batch; an item whose key is in the batch already waits for the next
-            one. None: items may repeat.
+        identity: Identity of an item, unique within a batch; an item whose identity is in the batch already waits for the next
+            batch. None: items may repeat.
     """
 
     def __init__(
@@ -38,28 +38,28 @@ class GroupCommit(Generic[K, T, R]):
         self._commit = commit
         self._most = most
         self._identity = identity
-        self._lanes: dict[K, list[tuple[T, asyncio.Future[R]]]] = {}
+        self._waiting: dict[K, list[tuple[T, asyncio.Future[R]]]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
-    async def submit(self, lane: K, item: T) -> R:
+    async def submit(self, key: K, item: T) -> R:
         """Return the outcome of one item when its batch is committed. Raises the error that the item caused in its batch."""
         future: asyncio.Future[R] = asyncio.get_running_loop().create_future()
-        waiting = self._lanes.get(lane)
+        waiting = self._waiting.get(key)
         if waiting is not None:
             waiting.append((item, future))
         else:
-            self._lanes[lane] = [(item, future)]
-            task = asyncio.create_task(self._run(lane), name="penstock-group-commit")
+            self._waiting[key] = [(item, future)]
+            task = asyncio.create_task(self._run(key), name="penstock-group-commit")
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
         return await future
 
-    async def _run(self, lane: K) -> None:
-        while waiting := self._lanes[lane]:
+    async def _run(self, key: K) -> None:
+        while waiting := self._waiting[key]:
             batch, later = self._next(waiting)
-            self._lanes[lane] = later
-            await self._settle(lane, batch)
-        del self._lanes[lane]
+            self._waiting[key] = later
+            await self._settle(key, batch)
+        del self._waiting[key]
 
     def _next(
         self, waiting: list[tuple[T, asyncio.Future[R]]]
@@ -76,17 +76,17 @@ class GroupCommit(Generic[K, T, R]):
             seen.add(identity)
         return chosen, again + later
 
-    async def _settle(self, lane: K, batch: list[tuple[T, asyncio.Future[R]]]) -> None:
+    async def _settle(self, key: K, batch: list[tuple[T, asyncio.Future[R]]]) -> None:
         try:
-            results = await self._commit_with_retry(lane, [item for item, _ in batch])
+            results = await self._commit_with_retry(key, [item for item, _ in batch])
         except PenstockError as error:
             if len(batch) == 1 or isinstance(error, (NotFound, DatabaseUnavailable)):
                 for _, future in batch:
                     _fail(future, error)
                 return
             middle = len(batch) // 2
-            await self._settle(lane, batch[:middle])
-            await self._settle(lane, batch[middle:])
+            await self._settle(key, batch[:middle])
+            await self._settle(key, batch[middle:])
             return
         except BaseException as error:
             for _, future in batch:
@@ -98,12 +98,12 @@ class GroupCommit(Generic[K, T, R]):
             if not future.done():
                 future.set_result(result)
 
-    async def _commit_with_retry(self, lane: K, items: list[T]) -> list[R]:
+    async def _commit_with_retry(self, key: K, items: list[T]) -> list[R]:
         """Commit, and try once more at once: a pooled connection shows only in use that the server has closed it."""
         try:
-            return await self._commit(lane, items)
+            return await self._commit(key, items)
         except DatabaseUnavailable:
-            return await self._commit(lane, items)
+            return await self._commit(key, items)
 
 
 def _fail(future: asyncio.Future[R], error: BaseException) -> None:

@@ -1,19 +1,11 @@
-"""What everything that claims jobs shares: the loop, the claim with watermarks, and what follows on a claim that failed.
-
-A `Fetcher` is one loop over a `Source`. The sources are the queues of a worker's job types, the keys of the slots that a worker
-owns in a pool, and the queues of connections that receive topics.
-"""
+"""Claims from queues, shared by all sources: where a claim starts in each queue, and what follows a claim that failed."""
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
 
 from penstock.core.logs import get_logger
-from penstock.core.polling import Polling, wait_for_event
 from penstock.errors import DatabaseUnavailable, PenstockError
 from penstock.jobs import queries as jobs
 from penstock.jobs.models import ClaimedJob
@@ -21,129 +13,6 @@ from penstock.jobs.watermarks import Watermarks
 from penstock.postgres.database import Database
 
 log = get_logger("penstock.worker")
-_LOOK_FOR_ROOM_S = 1.0
-_GO_ON_S = 0.005
-_STOP_S = 5.0
-
-
-@dataclass(frozen=True, slots=True)
-class Look:
-    """What one look for jobs came to.
-
-    Attributes:
-        claimed: How many jobs it claimed.
-        full: Every place is taken: it did not look.
-        unfinished: It was cut short, and goes on in a moment.
-        wanted: The limited types for whose places the source waits now.
-        only_wanted: There is nothing else to claim than what waits for these places.
-        due_in_s: When jobs will be due.
-    """
-
-    claimed: int = 0
-    full: bool = False
-    unfinished: bool = False
-    wanted: jobs.PlacesWanted | None = None
-    only_wanted: bool = False
-    due_in_s: float | None = None
-
-
-class Source(Protocol):
-    """Where a fetcher claims jobs. The source hands over what it claims, and knows how much may be claimed."""
-
-    def blocked_s(self) -> float | None:
-        """None: it may claim now. Otherwise the seconds after which to ask again."""
-
-    async def look(self) -> Look:
-        """Claim once."""
-
-    async def announce(self) -> None:
-        """Have jobs that come announced to this process."""
-
-    async def recover(self, error: PenstockError) -> None:
-        """A claim has failed: see `FailedClaims`."""
-
-
-S = TypeVar("S", bound=Source, covariant=True)
-
-
-class Fetcher(Generic[S]):
-    """The loop that claims from one source: in batches under load, and asleep when there is nothing to do.
-
-    Args:
-        source: The source to claim from.
-        polling: When to look again.
-        paused: Held from before a claim until its jobs are handed over, or what a lost answer took is handed back. While
-            another holds it nothing is claimed.
-    """
-
-    def __init__(self, source: S, polling: Polling, paused: asyncio.Lock) -> None:
-        self.source = source
-        self.polling = polling
-        self.paused = paused
-        self.progressed_at = time.monotonic()
-        self._room = asyncio.Event()
-
-    def wake(self) -> None:
-        """Jobs may have come."""
-        self.polling.wake()
-
-    def room_made(self) -> None:
-        """A place is free."""
-        self._room.set()
-
-    async def run(self) -> None:
-        """Claim until cancelled."""
-        polling, looked_for_place = self.polling, False
-        while True:
-            self.progressed_at = time.monotonic()
-            polling.begin()
-            self._room.clear()
-            try:
-                if (blocked_s := self.source.blocked_s()) is not None:
-                    await polling.wait(blocked_s)
-                    continue
-                look = await self._look()
-                new_wish = look.wanted is not None and look.wanted.is_new and not looked_for_place
-                looked_for_place = new_wish
-                if look.full:
-                    # The time-out shows that this loop is alive.
-                    await wait_for_event(self._room, _LOOK_FOR_ROOM_S)
-                elif look.claimed:
-                    polling.found()
-                elif new_wish:
-                    # A place may have come free before the database knew of the wait for it: look once more.
-                    continue
-                elif look.unfinished:
-                    # The database is not to be kept from others.
-                    await polling.wait(_GO_ON_S)
-                else:
-                    await polling.rest(None if look.only_wanted else self._announce, look.due_in_s)
-            except PenstockError:
-                await polling.back_off()
-
-    async def stop(self, running: asyncio.Task[None]) -> None:
-        """End the task of `run`, but not in a claim that is under way: jobs in an answer that is thrown away would be lost."""
-        try:
-            async with asyncio.timeout(_STOP_S), self.paused:
-                running.cancel()
-        except TimeoutError:
-            running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
-
-    async def _look(self) -> Look:
-        async with self.paused:
-            try:
-                return await self.source.look()
-            except PenstockError as error:
-                await self.source.recover(error)
-                raise
-
-    async def _announce(self) -> None:
-        try:
-            await self.source.announce()
-        except PenstockError as error:
-            log.warning("idle_not_announced", error=error)
-            raise
 
 
 class WatermarkedClaims:

@@ -8,7 +8,7 @@ from typing import Any, TypeVar, overload
 
 from penstock.errors import InvalidInput, NotFound
 from penstock.jobs.checks import check_options
-from penstock.jobs.handler import Group, Handler, Job, group_of, payload_type
+from penstock.jobs.handler import Handler, HandlerKind, Job, kind_of, payload_type
 from penstock.jobs.job_type import JobType
 from penstock.jobs.models import Backoff, Delivery, Executor, Options, RateLimit
 from penstock.postgres.context import Context, Declarations
@@ -87,7 +87,7 @@ class JobDeclarations(Declarations):
                     backoff or Backoff(), rate_limit, keep_result,
                 ),
                 handler,
-                group_of(handler, executor),
+                kind_of(handler, executor),
             )  # fmt: skip
 
         return declare
@@ -100,7 +100,7 @@ class JobDeclarations(Declarations):
         """Declare a job type without a handler, in a process that only enqueues its jobs."""
         return self.declare_type(name, payload, options, None, "async")
 
-    def declare_type(self, name: str, payload: Any, options: Options, handler: Handler | None, group: Group) -> JobType[Any]:
+    def declare_type(self, name: str, payload: Any, options: Options, handler: Handler | None, kind: HandlerKind) -> JobType[Any]:
         """Declare a job type, with or without a handler. `job` and `job_type` are for applications.
 
         Raises:
@@ -110,7 +110,7 @@ class JobDeclarations(Declarations):
             raise InvalidInput(f"job type {name} is declared twice", hint="Give each handler a name of its own.")
         check_options(name, options)
         _check_spans(name, options)
-        declared: JobType[Any] = JobType(self.context, name, payload, options, handler, group)
+        declared: JobType[Any] = JobType(self.context, name, payload, options, handler, kind)
         self.types[name] = declared
         return declared
 

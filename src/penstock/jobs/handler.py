@@ -14,7 +14,7 @@ from penstock.errors import Conflict, InvalidInput
 from penstock.jobs.models import Executor
 
 T = TypeVar("T")
-Group = Literal["async", "thread", "process"]
+HandlerKind = Literal["async", "thread", "process"]
 
 
 class JobControl(Protocol):
@@ -120,7 +120,7 @@ def payload_type(handler: Callable[..., Any]) -> Any:
     )
 
 
-def group_of(handler: Handler, executor: Executor) -> Group:
+def kind_of(handler: Handler, executor: Executor) -> HandlerKind:
     """Where a handler runs: on the loop, in a thread or in a process.
 
     Raises:

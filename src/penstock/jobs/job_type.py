@@ -11,7 +11,7 @@ from penstock.core.serialization import Codec
 from penstock.errors import InvalidInput
 from penstock.jobs import queries as jobs
 from penstock.jobs.enqueue import enqueue_many
-from penstock.jobs.handler import Group, Handler, Job
+from penstock.jobs.handler import Handler, HandlerKind, Job
 from penstock.jobs.models import Enqueued, NewJob, Options
 from penstock.jobs.sync import SyncJobType
 from penstock.postgres.context import Context
@@ -38,13 +38,13 @@ class JobType(Generic[T]):
     """
 
     def __init__(
-        self, context: Context, name: str, payload: Any, options: Options, handler: Handler | None, group: Group
+        self, context: Context, name: str, payload: Any, options: Options, handler: Handler | None, kind: HandlerKind
     ) -> None:
         self.context = context
         self.name = name
         self.options = options
         self.handler = handler
-        self.group: Group = group
+        self.kind: HandlerKind = kind
         self.codec: Codec[T] = Codec(payload, name)
         self.declarer: Declarer | None = None
 

@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import Any, Protocol
 
 from penstock.core.serialization import Codec
-from penstock.jobs.handler import Group, Handler
+from penstock.jobs.handler import Handler, HandlerKind
 from penstock.jobs.models import Delivery, JobTypeRecord, Options
 
 
@@ -33,7 +33,7 @@ class WorkedType:
     declared: Options
     codec: Codec[Any]
     handler: Handler
-    group: Group
+    kind: HandlerKind
     limit: timedelta | None = None
     keep_result: bool = False
     limited: bool = False

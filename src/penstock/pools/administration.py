@@ -16,7 +16,7 @@ from penstock.postgres.database import Database
 
 
 class _Found:
-    """What a pool that was looked up belongs to: it is as it is, and nothing is declared."""
+    """The declarer of a pool that was looked up by its name: it declares nothing."""
 
     works = False
 
@@ -28,7 +28,7 @@ class PoolAdministration(PoolDeclarations):
     """Finds, lists and creates pools."""
 
     async def find_pool(self, name: str) -> Pool[Any]:
-        """An existing pool, whether or not this app declares it. Raises `NotFound`."""
+        """An existing pool, whether this application declares it or not. Raises `NotFound`."""
         declared = self.types.get(name)
         if declared is not None and isinstance(declared.declarer, Pool):
             return declared.declarer
@@ -46,7 +46,7 @@ class PoolAdministration(PoolDeclarations):
         return [pool.with_counts(counts.get(pool.name)) for pool in await pool_views.details(database)]
 
     async def create_pool(self, name: str, *, convert: bool = False, **options: Any) -> PoolDetails:
-        """Create a pool in the database, options by their names in SQL. One that is there is left as it is.
+        """Create a pool in the database, options by their names in SQL. An existing pool does not change.
 
         Args:
             name: Name of the pool and of its job type.
@@ -54,7 +54,7 @@ class PoolAdministration(PoolDeclarations):
             options: `slots`, `assignor`, `on_retry`, `key_concurrency`, ...
 
         Raises:
-            Conflict: There is a plain job type of this name, and `convert` is not given.
+            Conflict: A plain job type has this name, and `convert` is not given.
             InvalidInput: An option is not valid.
         """
         database = await self.context.database()

@@ -1,4 +1,4 @@
-"""Checks of what is declared about pools, by name and value, before it reaches the database."""
+"""Checks of the options of a pool, before they reach the database. The errors name the option and its value."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def check_pool(
     weights: Any,
     prefetch_per_key: Any,
 ) -> None:
-    """Raise `InvalidInput` unless a pool can be declared so."""
+    """Raise `InvalidInput` unless the options of a pool are valid."""
     check_number(f"slots of {name}", slots, 1, 65_536)
     check_number(f"key_concurrency of {name}", key_concurrency, 1, 10_000)
     check_number(f"prefetch_per_key of {name}", prefetch_per_key, 1, _MOST_AHEAD)

@@ -1,4 +1,4 @@
-"""What an application declares about pools: a part of `Penstock`."""
+"""Declares pools: a part of `Penstock`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from penstock.pools.pool import Pool, WorkerFactory
 class PoolDeclarations(JobDeclarations):
     """Declares pools."""
 
-    # What makes a worker that pulls jobs of a pool; the application knows workers, pools do not.
+    # Makes pull workers. `Penstock` sets it, since pools must not import workers.
     pool_worker: WorkerFactory
 
     def pool(
@@ -39,14 +39,15 @@ class PoolDeclarations(JobDeclarations):
         Args:
             name: Name of the pool and of its job type.
             payload: Payload type; taken from the handler's annotation when there is one.
-            slots: Parts into which the keys are divided; the most workers that the pool can keep busy. Can grow later.
+            slots: Number of parts into which the keys are divided; the largest number of workers that the pool can keep busy. It
+                can grow later.
             assign: A rule of your own, `assign(key, workers) -> index`; workers come oldest first, with ids and metadata.
                 None: the assignor places slots.
-            assignor: How slots go to workers without such a rule; see `penstock.groups.assignors`.
-            on_retry: "block": a job that is to be retried holds up its key; "skip": later jobs of the key pass it.
-            key_concurrency: Jobs of one key at once; more than 1 gives up their order.
-            key_rate: Most starts of one key in a period.
-            weights: Keys that get more than one job a turn.
+            assignor: How slots are assigned to workers without such a rule; see `penstock.groups.assignors`.
+            on_retry: "block": a job that waits for its retry blocks its key; "skip": later jobs of the key pass it.
+            key_concurrency: The largest number of running jobs of one key; with more than 1 they have no order.
+            key_rate: The largest number of starts of one key in a period.
+            weights: Weights of keys that get more than one job in a turn.
             prefetch_per_key: See `PoolOptions`.
             options: How the jobs are delivered, retried and limited; see `Penstock.job`.
         """

@@ -1,14 +1,14 @@
 """Key queues: the jobs of one key wait in a queue of their own, and one of them runs at a time.
 
-They stand between the claim of a pool and the executor. The database hands out the first jobs of a key, in order, to the owner
-of its slot alone; here they are started one after the other. The next one starts when the one before has ended well, while that
-one's result is on its way to the database: after a crash the jobs whose results were not written run again, in order.
+They stand between the claim of a pool and the executor. The database gives the first jobs of a key, in order, only to the owner
+of its slot; the key queue starts them one after the other. A job starts when the one before has succeeded, while that result is
+still on its way to the database: after a crash, the jobs whose results were not written run again, in order.
 
-A key queue closes when a job has to run again (or was lost): what waits behind it is handed back, and so is what is claimed for
-the key before the database has all results of the queue. The next claim then finds the failed job at the head of its key.
+A key queue closes when a job has to run again, or was lost. It then releases the jobs that wait behind it, and those that are
+claimed for the key before the database has all results of the queue. The next claim finds the failed job at the head of its key.
 
-A claim always reads a key from its lowest visible number, also while jobs of the key are held here. What it returns goes
-behind those: they were visible earlier, so their transactions committed earlier, whatever their numbers are.
+A claim always reads a key from its lowest visible number, also while this process holds jobs of the key. The jobs that it returns
+go behind those: these were visible earlier, so their transactions committed earlier, whatever their numbers are.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from uuid import UUID
 from penstock.core.polling import wait_for_event
 from penstock.jobs.models import ClaimedJob, Outcome, Settlement
 
-# A job that waited longer than this share of its lease is handed back: it would not have the time to run.
+# A job that waited longer than this share of its lease is released: too little time is left to run it.
 _LONGEST_WAIT = 0.25
 _MOST_IN_HAND = 100
 
@@ -50,13 +50,12 @@ class KeyQueues:
     """The key queues of one pool in one process.
 
     Args:
-        concurrency: Jobs of one key at once; 1 keeps their order.
-        blocking: Whether a job that is to be retried holds up its key.
-        start: Starts a job that was claimed at a (monotonic) time, if at the last moment it still may; ahead of the jobs of
-            other keys, when the quantum of its key is not used up.
-        settle: Takes a result on its way to the database.
-        may_work: Whether a slot is still this process's to work on.
-        freed: Called when a key became free, so that its next jobs can be claimed.
+        concurrency: The largest number of running jobs of one key; 1 keeps their order.
+        blocking: Whether a job that waits for its retry blocks its key.
+        start: See `PoolExecutor.start`.
+        settle: Passes a result on to the completer.
+        may_work: Whether this process may still work on a slot.
+        freed: Called when more jobs of a key can be claimed.
     """
 
     def __init__(
@@ -88,7 +87,7 @@ class KeyQueues:
 
     @property
     def leases(self) -> set[int]:
-        """Leases of the jobs held here, settled ones too until that is written."""
+        """Leases of the jobs in the queues, also of finished ones until their results are written."""
         return set(self._leases.values())
 
     def holds(self, id: UUID) -> bool:
@@ -96,9 +95,9 @@ class KeyQueues:
         return id in self._of_job
 
     def submit(self, claimed: Sequence[tuple[ClaimedJob, int]], now: float, quanta: Mapping[str, int] | None = None) -> None:
-        """Take claimed jobs with their slots; `now` is the monotonic time before the claim.
+        """Accept claimed jobs with their slots; `now` is the monotonic time before the claim.
 
-        `quanta` has the keys whose quantum is larger than 1.
+        `quanta` holds the quanta that are larger than 1.
         """
         mine = {slot for slot in {slot for _, slot in claimed} if self._may_work(slot)}
         keys: dict[str, None] = {}
@@ -109,10 +108,10 @@ class KeyQueues:
             if queue is None:
                 queue = self._queues[key] = _KeyQueue(slot)
             if self._asked_for and (asked_for := self._asked_for.get(key)) is not None and asked_for.closed:
-                # The claim went past jobs that are to run again, in a queue that has come and gone meanwhile.
+                # The claim passed over jobs that have to run again: the queue that held them has closed and is gone.
                 queue.closed = True
             if job.id in self._of_job:
-                # Its earlier attempt was taken away and has not ended here: what is held here no longer counts, nor its order.
+                # The job was lost and claimed again while its earlier attempt still runs here: the order of the queue is lost.
                 self._close(queue)
                 self._settle(_handed_back(job))
                 continue
@@ -131,9 +130,9 @@ class KeyQueues:
             self._advance(key)
 
     def in_hand(self) -> list[str]:
-        """Keys whose queues run low: more of them may be claimed before what is held here is settled.
+        """Keys whose queues run low, so that the next claim may take more of their jobs before the held ones are settled.
 
-        For the next claim, whose jobs `submit` gets; when a queue has closed by then, what was claimed behind it is handed back.
+        `submit` receives the jobs of that claim; it releases those that were claimed behind a queue that has closed meanwhile.
         """
         self._asked_for.clear()
         if self.concurrency > 1:
@@ -146,7 +145,7 @@ class KeyQueues:
         return list(self._asked_for)
 
     def finished(self, result: Settlement) -> None:
-        """A job ended, well or not; its result goes on to the database."""
+        """Accept the result of a job, pass it on to the completer, and start the next job of the key."""
         key = self._of_job[result.id]
         queue = self._queues[key]
         queue.running.pop(result.id, None)
@@ -158,27 +157,27 @@ class KeyQueues:
         if again:
             self._close(queue)
         elif queue.half and len(queue.waiting) == queue.half:
-            # Time to claim what follows, before the queue stands still.
+            # Claim the next jobs before the queue is empty.
             self._freed()
         self._advance(key)
 
     def written(self, results: Iterable[Settlement], outcomes: Mapping[UUID, str]) -> None:
-        """Results are in the database; `outcomes` has those that are not plain successes."""
+        """Remove jobs whose results are in the database; `outcomes` has those that are not plain successes."""
         for result in results:
             key = self._of_job.get(result.id)
-            # A job that was lost meanwhile, and may even have been claimed again, is not this one.
+            # A job that was lost meanwhile, and perhaps claimed again, has another settlement.
             if key is None or self._queues[key].unsettled.get(result.id) is not result:
                 continue
             queue = self._queues[key]
             del queue.unsettled[result.id], self._of_job[result.id], self._leases[result.id]
             if outcomes.get(result.id) == "stale":
-                # It was taken away, and those behind it may have been too.
+                # The job was lost, and those behind it may have been lost too.
                 self._close(queue)
             self._tidy(key)
         self._freed()
 
     def release_waiting(self, slot: int | None = None) -> None:
-        """Hand back what did not start, in one slot or (for good) in all."""
+        """Release the jobs that have not started, in one slot; None: in all slots, and also those that are claimed later."""
         if slot is None:
             self._stopped = True
         for key, queue in list(self._queues.items()):
@@ -187,7 +186,7 @@ class KeyQueues:
                 self._tidy(key)
 
     async def drained(self, slot: int, within: float) -> bool:
-        """Wait until nothing of a slot runs or is unsettled. False when `within` seconds were not enough."""
+        """Wait until no job of a slot runs or is unsettled. Returns False when `within` seconds were not enough."""
         deadline = time.monotonic() + within
         while any(queue.slot == slot for queue in self._queues.values()):
             self._changed.clear()
@@ -196,17 +195,17 @@ class KeyQueues:
         return True
 
     def lease_s(self, slot: int) -> float:
-        """The longest lease, in seconds, of the jobs of a slot that run: none of them runs longer unless it extends its lease."""
+        """The longest lease, in seconds, of the running jobs of a slot: none runs longer unless it extends its lease."""
         return max(
             (job.lease_s for queue in self._queues.values() if queue.slot == slot for job in queue.running.values()), default=0.0
         )
 
     def running(self, slot: int) -> list[UUID]:
-        """The jobs of a slot that run."""
+        """The running jobs of a slot."""
         return [id for queue in self._queues.values() if queue.slot == slot for id in queue.running]
 
     def drop(self, slot: int) -> list[UUID]:
-        """Forget the jobs of a slot that belong to others now. Returns those that run, to be stopped without settling."""
+        """Forget the jobs of a slot, which belong to others now. Returns the running ones, to be stopped without settling."""
         dropped = []
         for key, queue in list(self._queues.items()):
             if queue.slot == slot:

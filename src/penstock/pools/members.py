@@ -8,7 +8,7 @@ from penstock.postgres.database import Database
 
 
 async def workers_of(database: Database, pool: str) -> list[PoolMember]:
-    """The workers, oldest first, and last, when there are slots without an owner, one without an id."""
+    """The workers, oldest first. When there are slots without an owner, the last entry has no id and stands for them."""
     slots = await ownership.slots(database, pool)
     shown = [
         PoolMember(member.id, member.state, member.joined_at, member.seen_at, metadata=member.metadata)
@@ -18,7 +18,7 @@ async def workers_of(database: Database, pool: str) -> list[PoolMember]:
     by_id: dict[str | None, PoolMember] = {member.id: member for member in [*shown, unowned]}
     for slot in slots:
         name = slot.slot if slot.key is None else slot.key
-        # A member may have come or gone between the two looks.
+        # A member may have joined or left between the two queries.
         owner = by_id.get(slot.owner, unowned)
         owner.slots.append(name)
         if slot.target != slot.owner:

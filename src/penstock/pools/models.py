@@ -1,4 +1,4 @@
-"""What the records of pools look like: in Python, over HTTP, in its clients and in the OpenAPI document."""
+"""The records of pools, which are the same in Python, over HTTP, in its clients and in the OpenAPI document."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _JOB = "job_0192f7a8-7b5c-7d6e-8f90-a1b2c3d4e5f6"
 
 @dataclass(frozen=True, slots=True)
 class PoolDetails:
-    """A pool: its options, how its workers and slots are, and what waits in it."""
+    """A pool: its options, its workers and slots, and the number of waiting jobs."""
 
     __pydantic_config__: ClassVar[ConfigDict] = example({
         "name": "fibonacci", "slots": 256, "assignor": "sticky", "on_retry": "block", "key_concurrency": 1,
@@ -45,7 +45,7 @@ class PoolDetails:
     oldest_ready_s: Annotated[float | None, Field(description="How long the oldest job has waited; some seconds old.")] = None
 
     def with_counts(self, counts: JobCounts | None) -> PoolDetails:
-        """The same with what waits."""
+        """A copy with the numbers of waiting and running jobs."""
         if counts is None:
             return self
         return replace(

@@ -7,7 +7,7 @@
 
     await fibonacci.enqueue("key", 42)
 
-Keys are divided into slots, slots among the workers that are alive; different keys run in parallel, and take turns.
+Keys are divided into slots, and slots among the live workers. Different keys run in parallel, and take turns.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from penstock.groups import queries as ownership
 from penstock.groups import rebalance as balance
 from penstock.groups.assignors import KeyAssign, slot_of
 from penstock.jobs import queries as jobs
-from penstock.jobs.handler import Job, group_of, payload_type
+from penstock.jobs.handler import Job, kind_of, payload_type
 from penstock.jobs.job_type import JobType
 from penstock.jobs.models import Enqueued, Executor, NewJob, Options, PoolOptions
 from penstock.jobs.worked import WorkedType
@@ -49,7 +49,7 @@ WorkerFactory: TypeAlias = "Callable[[Context, WorkedPool, Codec[Any], str | Non
 
 
 class Pool(Generic[T]):
-    """A declared pool. Made by `Penstock.pool`."""
+    """A declared pool. `Penstock.pool` makes it."""
 
     def __init__(self, type: JobType[T], options: PoolOptions, assign: KeyAssign | None, make_worker: WorkerFactory) -> None:
         self.name = type.name
@@ -58,7 +58,7 @@ class Pool(Generic[T]):
         self._assign = assign
         self._make_worker = make_worker
         self._context = type.context
-        # Looked up by its name: the options here are not those that it was declared with.
+        # Whether it was looked up by its name: then the options here are not those of its declaration.
         self.found = False
         self._standing: Callable[[Any], Any] | None = None
         self._standing_codec: Codec[Any] = Codec(Any, self.name)
@@ -71,12 +71,12 @@ class Pool(Generic[T]):
     # -- declaring
 
     def handler(self, handler: Callable[[Job[T]], Any] | None = None, *, executor: Executor = "auto") -> Any:
-        """Declare what runs the pool's jobs: a function of one `Job[T]`, async, or plain (in a thread or process).
+        """Declare the handler of the pool's jobs: a function of one `Job[T]`, async, or plain (in a thread or process).
 
         Used as `@pool.handler` or `@pool.handler(executor="process")`.
 
         Raises:
-            InvalidInput: The handler cannot be used, or there is one already.
+            InvalidInput: The handler cannot be used, or the pool has one already.
         """
         if handler is None:
             return lambda function: self.handler(function, executor=executor)
@@ -85,19 +85,19 @@ class Pool(Generic[T]):
         annotated = payload_type(handler)
         if annotated is not Any:
             self._type.codec = Codec(annotated, self.name)
-        self._type.group = group_of(handler, executor)
+        self._type.kind = kind_of(handler, executor)
         self._type.handler = handler
         return handler
 
     def standing(self, handler: Callable[[Any], Any] | None = None, *, payload: Any = Any) -> Any:
-        """Declare what runs the pool's standing jobs: a function of one `Standing`.
+        """Declare the handler of the pool's standing jobs: a function of one `Standing`.
 
-        An async generator that yields once, between its start side and its stop side; or an async function that runs until it
-        is cancelled; or anything that makes an async context manager. Used as `@pool.standing` or
+        It is an async generator that yields once, between its start side and its stop side; an async function that runs until it
+        is cancelled; or any function that returns an async context manager. Used as `@pool.standing` or
         `@pool.standing(payload=Tenant)`.
 
         Raises:
-            InvalidInput: There is one already.
+            InvalidInput: The pool has one already.
         """
         if handler is None:
             return lambda function: self.standing(function, payload=payload)
@@ -113,18 +113,18 @@ class Pool(Generic[T]):
         """Start the standing job of a key: it runs on the owner of the key, and moves with it, until `stop`.
 
         Args:
-            key: Whose job it is.
-            data: The payload.
-            replace: Replace the payload when it is there with another one.
+            key: Key of the standing job.
+            data: Payload.
+            replace: Whether to replace the payload when the standing job exists with another one.
             timeout: How long to wait until its start side has succeeded on a worker; None: return when the start is written.
 
         Returns:
-            "starting", "unchanged" when it is there with this payload, or "replaced"; with a timeout "started" for "starting".
+            "starting", "unchanged" when it exists with this payload, or "replaced"; with a timeout "started" for "starting".
 
         Raises:
-            Conflict: It is there with another payload, and `replace` was not said.
+            Conflict: It exists with another payload, and `replace` is not given.
             JobFailed: Its start side failed, or it is quarantined; the worker tries again by itself, unless it is quarantined.
-            TimeoutError: It did not run in time, for example since there is no worker.
+            TimeoutError: It did not run in time, for example because there is no worker.
         """
         text = self._standing_codec.dump({} if data is None else data)
         database = await self._declared()
@@ -163,7 +163,7 @@ class Pool(Generic[T]):
         """Make the standing jobs equal to a wanted set, payloads by key, in one transaction.
 
         Returns:
-            How many were started, replaced since their payload is another, and stopped.
+            How many were started, replaced because their payload differs, and stopped.
         """
         check_mapping("wanted standing jobs", wanted, '{"acme": {"plan": "gold"}}')
         texts = {key: self._standing_codec.dump(data) for key, data in wanted.items()}
@@ -199,7 +199,7 @@ class Pool(Generic[T]):
     ) -> Enqueued:
         """Enqueue one job behind the others of its key. See `Penstock.enqueue`.
 
-        A job for later (`run_after`) stands in the line from when it is due.
+        A job for later (`run_after`) joins the jobs of its key when it is due.
         """
         return await self._type.enqueue(
             data, id=id, key=key, run_after=run_after, expires_at=expires_at, unique=unique, connection=connection
@@ -211,13 +211,13 @@ class Pool(Generic[T]):
         return await self._type.enqueue_many(items, connection=connection)
 
     def slot_of(self, key: str) -> int:
-        """The slot of a key, as far as the pool has not been resized by others."""
+        """The slot of a key, unless another program has resized the pool."""
         return slot_of(key, self.options.slots)
 
     # -- working
 
     def worker(self, id: str | None = None, *, prefetch: int = 10, metadata: Mapping[str, Any] | None = None) -> PoolWorker[T]:
-        """A worker that pulls jobs instead of having a handler run.
+        """A pull worker: the program asks for jobs, instead of declaring a handler.
 
             async with pool.worker("my-worker") as worker:
                 async for job in worker.jobs():
@@ -225,9 +225,9 @@ class Pool(Generic[T]):
                     await job.ack()
 
         Args:
-            id: Unique in the pool; None: a new one.
-            prefetch: Most jobs claimed and not settled at once, each of another key.
-            metadata: What the worker says of itself, for the pool's `assign`.
+            id: Id of the worker, unique in the pool; None: a new one.
+            prefetch: The largest number of jobs claimed and not settled at once, each of another key.
+            metadata: Metadata that the worker publishes, for the pool's `assign`.
         """
         check_number("prefetch", prefetch, 1, 10_000)
         if self.found:
@@ -235,13 +235,13 @@ class Pool(Generic[T]):
         return self._make_worker(self._context, self.worked(metadata=metadata), self._type.codec, id, prefetch)
 
     def worked(self, *, metadata: Mapping[str, Any] | None = None) -> WorkedPool:
-        """The pool as a worker takes part in it."""
+        """The pool as a part of a worker."""
         if metadata is not None:
             check_mapping("metadata", metadata, '{"clients": ["ada"]}')
         declared = self._type
         worked = None
         if declared.handler is not None:
-            worked = WorkedType(declared.name, declared.options, declared.codec, declared.handler, declared.group)
+            worked = WorkedType(declared.name, declared.options, declared.codec, declared.handler, declared.kind)
         return WorkedPool(
             self.name,
             declared.options,
@@ -255,18 +255,18 @@ class Pool(Generic[T]):
 
     @property
     def works(self) -> bool:
-        """Whether there is something here for a worker to run."""
+        """Whether the pool has a handler for jobs or standing jobs in this application."""
         return self._type.handler is not None or self._standing is not None
 
     # -- looking and steering
 
     async def declare(self) -> None:
-        """Create the pool in the database, or change it when this declaration is a new one."""
+        """Create the pool in the database, or change it when this declaration differs from the last one."""
         if not self.found:
             await declare(await self._context.database(), self.worked())
 
     async def details(self) -> PoolDetails:
-        """The options of the pool in the database, its slots, and what waits. Raises `NotFound`."""
+        """The options of the pool in the database, its slots, and the number of waiting jobs. Raises `NotFound`."""
         database = await self._context.database()
         record = await pool_views.require(database, self.name)
         return record.with_counts(next((one for one in await jobs.counts(database) if one.name == self.name), None))
@@ -276,18 +276,18 @@ class Pool(Generic[T]):
         await declare(database, self.worked())
 
     async def workers(self) -> list[PoolMember]:
-        """The workers, oldest first, with their slots; last, without an id, the slots that no worker has."""
+        """The workers, oldest first, with their slots; the last one, without an id, stands for slots that no worker owns."""
         return await workers_of(await self._context.database(), self.name)
 
     async def slots(self) -> list[ownership.Slot]:
-        """Who has which slot, and who is to have it."""
+        """The slots with their owners and targets."""
         return await ownership.slots(await self._context.database(), self.name)
 
     async def resize(self, slots: int) -> None:
         """Give the live pool more slots; only keys that go to new slots move. Set `slots` in the declaration too.
 
         Raises:
-            Conflict: Fewer than it has, or the pool has a rule of its own.
+            Conflict: The pool has more slots already, or has an `assign` of its own.
             DatabaseUnavailable: A transaction that enqueues has been open for seconds; try again.
         """
         check_number("slots", slots, 1, 65_536)
@@ -297,7 +297,7 @@ class Pool(Generic[T]):
         await balance.rebalance(database, self.name, self._assign)
 
     async def drain(self, worker: str) -> PoolMember:
-        """Move a worker out: it stays in the pool, without slots. Raises `NotFound`."""
+        """Drain a worker: it stays in the pool, without slots. Raises `NotFound`."""
         return await self._drain(worker, drain=True)
 
     async def undrain(self, worker: str) -> PoolMember:
@@ -310,27 +310,27 @@ class Pool(Generic[T]):
         return next(member for member in await workers_of(database, self.name) if member.id == worker)
 
     async def key_state(self, key: str) -> KeyState:
-        """The slot of a key, the worker that has it, and what waits. Raises `NotFound`."""
+        """The slot of a key, its owner, and what waits in it. Raises `NotFound`."""
         return await pool_views.key_state(await self._context.database(), self.name, key)
 
     async def quarantined_keys(self, *, after: str | None = None, limit: int = 100) -> list[QuarantinedKey]:
-        """Keys for which the pool's `assign` fails, and why; their jobs wait. From the key `after` on, `limit` at most."""
+        """Keys for which the pool's `assign` fails, with the errors; their jobs wait. At most `limit`, behind the key `after`."""
         return await pool_views.quarantined_keys(await self._context.database(), self.name, after=after, limit=limit)
 
     async def quarantine_of(self, key: str) -> str | None:
-        """Why a key is quarantined; None when it is not."""
+        """The error for which a key is quarantined; None when it is not."""
         found = await pool_views.quarantined_keys(await self._context.database(), self.name, key=key)
         return found[0].error if found else None
 
     async def release_key(self, key: str) -> None:
-        """Have `assign` asked again about a quarantined key, now. Raises `NotFound` when it is not quarantined."""
+        """Have `assign` called again for a quarantined key, now. Raises `NotFound` when the key is not quarantined."""
         await ownership.release_keys(await self._context.database(), self.name, key)
 
     async def set_weight(self, key: str, weight: int) -> None:
-        """How many jobs a key gets in each of its turns, 1 to 1,000. Raises `InvalidInput`."""
+        """Set the weight of a key: the number of its jobs that start in a turn, 1 to 1,000. Raises `InvalidInput`."""
         check_number(f"the weight of {key!r}", weight, 1, 1_000)
         await pools.set_weight(await self._context.database(), self.name, key, weight)
 
     async def weights(self) -> dict[str, int]:
-        """The keys that have a weight, 10,000 at most. Raises `NotFound`."""
+        """The weights that were set, by key, at most 10,000. Raises `NotFound`."""
         return await pool_views.weights(await self._context.database(), self.name)

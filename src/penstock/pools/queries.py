@@ -1,4 +1,4 @@
-"""One typed function for each SQL function about pools and standing jobs. No logic beyond turning rows into words."""
+"""One typed function for each SQL function about pools and standing jobs. No logic beyond converting rows to models."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ from penstock.postgres.database import Database
 
 @dataclass(frozen=True, slots=True)
 class KeyedClaim:
-    """What a claim in a pool returned.
+    """The answer to a claim in a pool.
 
     Attributes:
         jobs: The jobs, each with its slot.
-        at: Where the walk of the ring of keys ended, to go on from; None: it saw every key.
-        due_in_s: When a job that is waited for is due; None: none is.
-        quantum_left: How many jobs of its quantum the key at `at` has left, since limits of the type cut it short.
-        quanta: The quantum of those keys that have a larger one than 1.
-        walked: False when there was no walk, since the type is paused or at its limit: go on from where the last one ended.
+        at: Slot and key at which the walk over the keys ended, and at which the next one begins; None: it saw every key.
+        due_in_s: Seconds until the next job is due that holds its key; None: there is none.
+        quantum_left: How much of its quantum the key at `at` has left, because limits of the type cut it short.
+        quanta: The quanta of the keys whose quantum is larger than 1.
+        walked: False when there was no walk, because the type is paused or at its limit: the next one begins where the last one
+            ended.
     """
 
     jobs: list[tuple[ClaimedJob, int]]
@@ -37,7 +38,7 @@ class KeyedClaim:
 
 @dataclass(frozen=True, slots=True)
 class StandingJob:
-    """A standing job that a member should run. `data` and `state` are JSON text."""
+    """A standing job that a member must run. `data` and `state` are JSON text."""
 
     key: str
     slot: int
@@ -52,7 +53,7 @@ class StandingJob:
 async def declare_pool(
     database: Database, name: str, options: Mapping[str, Any], type_options: Mapping[str, Any], *, retry: bool = False
 ) -> None:
-    """Create a pool, or change it when this declaration is a new one. Raises `InvalidInput`, `Conflict`."""
+    """Create a pool, or change it when this declaration differs from the last one. Raises `InvalidInput`, `Conflict`."""
     await database.fetch(
         "select penstock.declare_pool($1, $2::jsonb, $3::jsonb)", name, _dump(options), _dump(type_options), retry=retry
     )
@@ -74,7 +75,7 @@ async def claim(
     in_hand: Sequence[str],
     quantum_left: int | None = None,
 ) -> KeyedClaim:
-    """Claim jobs from owned slots. Not retried: an answer that is lost leaves jobs claimed. Raises `NotFound` when evicted."""
+    """Claim jobs from owned slots. Not retried, since a lost answer leaves jobs claimed. Raises `NotFound` when evicted."""
     slot, key = after if after is not None else (None, None)
     rows = await database.fetch(
         "select * from penstock.claim_keys($1, $2, $3, $4, $5, $6, $7, $8, $9::jsonb, $10)",
@@ -102,27 +103,27 @@ async def claim(
 
 
 async def wait_for_slots(database: Database, name: str, member: str) -> None:
-    """Say that a member is idle and wants to be notified."""
+    """Register a member as idle, so that new jobs in its slots notify it."""
     await database.fetch("select penstock.wait_for_slots($1, $2)", name, member)
 
 
 async def cancelled_of(database: Database, name: str, member: str) -> list[UUID]:
-    """Jobs of a member that are to be cancelled."""
+    """Running jobs of a member whose cancellation was requested."""
     return await database.fetchval("select penstock.cancelled_of($1, $2)", name, member) or []
 
 
 async def resize(database: Database, name: str, slots: int) -> None:
-    """Give a live pool more slots. Raises `Conflict`, `NotFound`, `DatabaseUnavailable` while a transaction holds it up."""
+    """Give a live pool more slots. Raises `Conflict`, `NotFound`, `DatabaseUnavailable` when another transaction blocks it."""
     await database.fetch("select penstock.resize_pool($1, $2)", name, slots)
 
 
 async def set_weight(database: Database, name: str, key: str, weight: int) -> None:
-    """How many jobs a key gets in each turn. Raises `InvalidInput`, `NotFound`."""
+    """Set the weight of a key. Raises `InvalidInput`, `NotFound`."""
     await database.fetch("select penstock.set_weight($1, $2, $3)", name, key, weight)
 
 
 async def forget_keys(database: Database, name: str) -> int:
-    """In a pool with a rule of its own: remove the slots of keys long unused. Returns how many."""
+    """In a pool with its own `assign`, remove the slots of keys that were not used for long. Returns their number."""
     return int(await database.fetchval("select penstock.forget_keys($1)", name))
 
 
@@ -132,7 +133,7 @@ async def start_standing(database: Database, name: str, key: str, data: str, *, 
 
 
 async def stop_standing(database: Database, name: str, key: str) -> bool:
-    """Stop a standing job. False when there was none."""
+    """Stop a standing job. Returns False when there was none."""
     return bool(await database.fetchval("select penstock.stop_standing($1, $2)", name, key))
 
 
@@ -142,14 +143,14 @@ async def notify_standing(database: Database, name: str, key: str, data: str) ->
 
 
 async def reconcile_standing(database: Database, name: str, wanted: Mapping[str, str]) -> tuple[int, int, int]:
-    """Make the standing jobs equal to a wanted set: JSON text by key. Returns how many started, replaced, stopped."""
+    """Make the standing jobs equal to a wanted set: JSON text by key. Returns the numbers started, replaced and stopped."""
     document = _dump({key: orjson.Fragment(data) for key, data in wanted.items()})
     row = await database.fetchrow("select * from penstock.reconcile_standing($1, $2::jsonb)", name, document)
     return row["started"], row["replaced"], row["stopped"]
 
 
 async def standing_of(database: Database, name: str, member: str, owned: Mapping[int, int]) -> list[StandingJob]:
-    """The standing jobs that a member should run."""
+    """The standing jobs that a member must run."""
     rows = await database.fetch(
         "select * from penstock.standing_of($1, $2, $3, $4)", name, member, list(owned.keys()), list(owned.values())
     )
@@ -159,9 +160,9 @@ async def standing_of(database: Database, name: str, member: str, owned: Mapping
 async def begin_standing(
     database: Database, name: str, member: str, job: StandingJob, tried_with: int | None = None
 ) -> tuple[str, str | None] | None:
-    """Begin a run. Returns its payload and the state that the last run left (JSON text), or None when it may not.
+    """Begin a run. Returns its payload and the state of the last run as JSON text; None: the run may not begin.
 
-    `tried_with`: with how many suspects it is on trial, itself included; None: it is not.
+    `tried_with`: the number of suspects in its trial, itself included; None: it is not on trial.
     """
     query = "select * from penstock.begin_standing($1, $2, $3, $4, $5, $6, $7)"
     row = await database.fetchrow(query, name, job.key, member, job.slot, job.epoch, job.version, tried_with)
@@ -169,7 +170,7 @@ async def begin_standing(
 
 
 async def enter_standing(database: Database, name: str, member: str, runs: Sequence[StandingJob]) -> None:
-    """Note that the start sides of these runs have succeeded."""
+    """Record that the start sides of these runs have succeeded."""
     keys, epochs = [job.key for job in runs], [job.epoch for job in runs]
     await database.fetch("select penstock.enter_standing($1, $2, $3, $4)", name, member, keys, epochs)
 
@@ -180,7 +181,7 @@ async def acquit_standing(database: Database, name: str, member: str, keys: Sequ
 
 
 async def save_standing(database: Database, name: str, member: str, job: StandingJob, state: str) -> bool:
-    """Keep the state of a run. False when the run is no longer the caller's."""
+    """Save the state of a run. Returns False when the run no longer belongs to the caller."""
     return bool(
         await database.fetchval(
             "select penstock.save_standing($1, $2, $3, $4, $5::jsonb)", name, job.key, member, job.epoch, state
@@ -191,7 +192,7 @@ async def save_standing(database: Database, name: str, member: str, job: Standin
 async def end_standing(
     database: Database, name: str, member: str, job: StandingJob, state: str | None, error: Mapping[str, Any] | None
 ) -> bool:
-    """End a run. False when it was no longer the caller's."""
+    """End a run. Returns False when it no longer belonged to the caller."""
     return bool(
         await database.fetchval(
             "select penstock.end_standing($1, $2, $3, $4, $5::jsonb, $6::jsonb)",
@@ -206,7 +207,7 @@ async def end_standing(
 
 
 async def take_messages(database: Database, name: str, member: str, keys: Sequence[str], limit: int) -> list[tuple[str, str]]:
-    """Take messages to those of these standing jobs that a member runs, oldest first: (key, JSON text)."""
+    """Take the messages for those of these standing jobs that a member runs, oldest first, as (key, JSON text)."""
     rows = await database.fetch("select * from penstock.take_messages($1, $2, $3, $4)", name, member, keys, limit)
     return [(row["key"], row["data"]) for row in rows]
 

@@ -1,4 +1,4 @@
-"""One pool in one worker process: its membership, its claims and its standing jobs, put together."""
+"""One pool in one worker process. It makes the membership, the fetcher and the executor of standing jobs, and connects them."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from penstock.core.polling import Polling
 from penstock.errors import PenstockError
 from penstock.groups.membership import Membership, SlotUser
 from penstock.jobs import queries as jobs
-from penstock.jobs.claiming import Fetcher
+from penstock.jobs.fetcher import Fetcher
 from penstock.jobs.models import Settlement
 from penstock.pools import queries as pools
-from penstock.pools.fetcher import QUIET_S, KeySource, PoolExecutor
 from penstock.pools.key_queues import KeyQueues
+from penstock.pools.key_source import QUIET_S, KeySource, PoolExecutor
 from penstock.pools.standing import StandingExecutor, two_sides
 from penstock.pools.worked import WorkedPool
 from penstock.postgres.database import Database
@@ -32,22 +32,22 @@ _FORGET_EVERY_S = 300.0
 
 
 def new_member_id() -> str:
-    """An id that no other member has."""
+    """A new id for a member."""
     host = re.sub(r"[^A-Za-z0-9_.-]", "-", socket.gethostname())
     return f"{host[:24]}.{os.getpid()}.{secrets.token_hex(3)}"
 
 
 class PoolService:
-    """A pool in a worker: takes part in its group and works on the slots that it gets. A `SlotUser`.
+    """A pool in a worker: it takes part in the group of the pool, and works on the slots that it owns. A `SlotUser`.
 
     Args:
         database: Database of the pool.
         pool: The pool to work on.
         settings: Intervals and grace periods.
-        executor: Has the jobs that run; None: this process runs none of them, only standing jobs.
-        settle: Takes results.
+        executor: Runs the jobs; None: this process runs only standing jobs.
+        settle: Receives results.
         unsettled_leases: Leases of results that are not known to be written.
-        id: Its id in the group.
+        id: Id of the member in the group.
     """
 
     def __init__(
@@ -69,14 +69,14 @@ class PoolService:
         self.key_queues: KeyQueues | None = None
         self.fetcher: Fetcher[KeySource] | None = None
         if executor is not None:
-            group = "async" if pool.type is None else pool.type.group
+            kind = "async" if pool.type is None else pool.type.kind
             options = pool.options
             polling, paused = Polling(settings.poll_interval.total_seconds(), quiet_s=QUIET_S), asyncio.Lock()
             self.key_queues = KeyQueues(
                 options.key_concurrency, options.on_retry == "block", executor.start, settle, self.member.may_work, polling.wake
             )
             keys = KeySource(
-                database, pool.name, settings, self.member, executor, group, self.key_queues, unsettled_leases, polling.wake,
+                database, pool.name, settings, self.member, executor, kind, self.key_queues, unsettled_leases, polling.wake,
                 paused, options.prefetch_per_key,
             )  # fmt: skip
             self.fetcher = Fetcher(keys, polling, paused)
@@ -89,7 +89,7 @@ class PoolService:
         self._slot_users += [] if self.standing is None else [self.standing]
 
     def subscribe(self, notifications: Notifications) -> None:
-        """Be told of what is said on the member's channel about this pool."""
+        """Subscribe to the notifications about this pool on the member's channel."""
         notifications.wake(self.member.wake, Kind.SLOTS, Kind.CONNECTED, subject=self.name)
         if self.fetcher is not None:
             notifications.wake(self.fetcher.wake, Kind.KEYS, Kind.PLACE, Kind.CONNECTED, subject=self.name)
@@ -98,7 +98,7 @@ class PoolService:
             notifications.wake(self.standing.wake, Kind.STANDING, Kind.CONNECTED, subject=self.name)
 
     async def join(self) -> None:
-        """Declare the pool, promise to write what is begun, and join; waits while the database is away.
+        """Declare the pool, promise to record which jobs have begun, and join; waits while the database is unavailable.
 
         Raises:
             Conflict: A live worker of the pool has this id.
@@ -108,7 +108,7 @@ class PoolService:
         await self.member.join()
 
     async def run(self) -> None:
-        """Take part until `stop`. Raises `Conflict` when another member has this id by now."""
+        """Take part until `stop`. Raises `Conflict` when another member has this id now."""
         loops: dict[str, Coroutine[Any, Any, None]] = {}
         if self.fetcher is not None:
             loops["key-fetcher"] = self.fetcher.run()
@@ -124,11 +124,11 @@ class PoolService:
                 for task in tasks:
                     task.cancel()
         except ExceptionGroup as failed:
-            # The first failure has ended the others; callers catch it by its own type.
+            # The first failure has ended the other loops; callers catch it by its own type.
             raise failed.exceptions[0] from None
 
     async def _forget_keys(self) -> None:
-        """With a rule of its own the pool has a slot for each key: remove those long unused."""
+        """A pool with its own `assign` has a slot for each key: remove those that were not used for long."""
         while True:
             await asyncio.sleep(_FORGET_EVERY_S * max(1, self.member.members) * random.uniform(0.7, 1.3))
             try:
@@ -137,7 +137,7 @@ class PoolService:
                 log.warning("forget_keys_failed", pool=self.name, error=error)
 
     def stop(self, grace_s: float) -> None:
-        """Drain, hand over and leave; `run` ends then. Handlers get so many seconds to finish."""
+        """Drain and release all slots and leave; `run` ends then. Handlers get this many seconds to finish."""
         self._stopping = True
         if self.fetcher is not None:
             self.fetcher.source.stop(grace_s)
@@ -153,7 +153,7 @@ class PoolService:
             user.gained(slot, epoch)
 
     async def revoke(self, slot: int, epoch: int) -> bool:
-        """See `SlotUser`. Standing jobs stop last, since the slot may be kept for the sake of jobs that run."""
+        """See `SlotUser`. Standing jobs stop last, since the slot stays when running jobs take too long."""
         if self._stopping:
             return all(await asyncio.gather(*[user.revoke(slot, epoch) for user in self._slot_users]))
         for user in self._slot_users:
@@ -172,7 +172,7 @@ class PoolService:
 
 
 async def declare(database: Database, pool: WorkedPool, *, retry: bool = False) -> None:
-    """Declare a pool and learn what the database has of its type."""
+    """Declare a pool, and read the options of its job type from the database."""
     await pools.declare_pool(database, pool.name, pool.options.as_json(), pool.declared.as_json(), retry=retry)
     if pool.type is not None:
         pool.type.refresh(await jobs.declare_job_type(database, pool.name, pool.declared.as_json(), retry=retry))

@@ -1,8 +1,8 @@
 """Standing jobs: one run of each key on the owner of the key, from `start` until `stop`.
 
-A handler has a start side and a stop side: an async generator that yields once in between, or anything that makes an async
-context manager. A coroutine function is one too: it runs until it is cancelled. A run begins and ends in the database under
-the epoch of its slot, so there are never two; what it leaves in `job.state` is what the next one gets, wherever that is.
+A handler has a start side and a stop side: it is an async generator that yields once in between, or returns an async context
+manager. A coroutine function, which runs until it is cancelled, is a handler too. A run begins and ends in the database under the
+epoch of its slot, so a key never has two runs. The next run, on any worker, receives the `job.state` that the last one left.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ _MOST_UNREAD = 1_000
 
 @dataclass(slots=True, eq=False)
 class Standing(Generic[T]):
-    """A standing job as its handler gets it.
+    """A standing job as its handler receives it.
 
     Attributes:
-        key: Whose job it is.
-        data: The payload.
-        state: Small JSON: what the run before left, None at first. Set it; the next run gets it when this one has stopped.
-        stopping: Set when the run is to stop.
+        key: Key of the standing job.
+        data: Payload.
+        state: A small JSON value, which the last run left; None at first. The next run receives the value that this run sets.
+        stopping: Set when the run has to stop.
     """
 
     key: str
@@ -55,17 +55,17 @@ class Standing(Generic[T]):
     _all_read: Callable[[], None] | None = field(default=None, repr=False)
 
     async def save(self, state: Any) -> None:
-        """Set the state, and write it now, for the case that this worker dies.
+        """Set the state and write it now, so that it survives a crash of this worker.
 
         Raises:
-            Conflict: The run is no longer this worker's; stop.
+            Conflict: The run no longer belongs to this worker; stop.
         """
         self.state = state
         if self._save is not None:
             await self._save(state)
 
     async def messages(self) -> AsyncIterator[Any]:
-        """What is sent with `Pool.notify`, as it comes."""
+        """The messages that `Pool.notify` sends, as they arrive."""
         while True:
             yield await self._messages.get()
             if self._all_read is not None and self._messages.empty():
@@ -76,7 +76,7 @@ Sides = Callable[[Standing[Any]], AbstractAsyncContextManager[Any]]
 
 
 def two_sides(handler: Callable[[Any], Any]) -> Sides:
-    """A handler as a function that makes an async context manager."""
+    """Convert a handler of any form to a function that returns an async context manager."""
     if inspect.isasyncgenfunction(handler):
         return asynccontextmanager(handler)
     if inspect.iscoroutinefunction(handler):
@@ -118,15 +118,15 @@ class _Run:
 
 
 class StandingExecutor:
-    """Runs the standing jobs of the slots that this process owns. A `SlotUser`.
+    """Runs the standing jobs in the slots that this process owns. A `SlotUser`.
 
     Args:
-        database: Where.
-        name: The pool.
-        member: Whose slots they are.
-        handler: What to run.
-        codec: Reads payloads.
-        settings: Intervals and grace.
+        database: Database of the pool.
+        name: Name of the pool.
+        member: Membership that owns the slots.
+        handler: Handler, see `two_sides`.
+        codec: Decodes payloads.
+        settings: Intervals and grace periods.
     """
 
     def __init__(
@@ -140,16 +140,16 @@ class StandingExecutor:
         self._interval = settings.heartbeat_interval.total_seconds()
         self.grace_s = settings.handover_grace.total_seconds()
         self._runs: dict[str, _Run] = {}
-        # Runs that this process lost and that still end: the key may be its own again before they have.
+        # Lost runs that are still ending. This process may own their keys again before they have ended.
         self._ending: dict[str, asyncio.Task[None]] = {}
         self._awake = asyncio.Event()
-        # Runs whose start side has succeeded, which is not noted yet.
+        # Runs whose start side has succeeded, which is not recorded yet.
         self._entered: list[_Run] = []
         self._trials = Trials.of(database)
         self._on_trial: list[_Run] = []
 
     def wake(self) -> None:
-        """Something about the standing jobs may have changed."""
+        """Reconcile now, since the standing jobs may have changed."""
         self._awake.set()
 
     def gained(self, slot: int, epoch: int) -> None:
@@ -172,7 +172,7 @@ class StandingExecutor:
                     run.task.add_done_callback(partial(self._ended, key))
 
     def draining(self, slot: int) -> bool:
-        """See `SlotUser`. Each key waits by itself: `_reconcile` does not start what still ends."""
+        """See `SlotUser`. Each key waits by itself: `_reconcile` does not start a key whose run is still ending."""
         return False
 
     def _ended(self, key: str, task: asyncio.Task[None]) -> None:
@@ -181,7 +181,7 @@ class StandingExecutor:
         self.wake()
 
     async def run(self) -> None:
-        """Start and stop until cancelled."""
+        """Start and stop standing jobs until cancelled."""
         try:
             while True:
                 self._awake.clear()
@@ -242,7 +242,7 @@ class StandingExecutor:
         return run
 
     async def _try(self, suspects: list[pools.StandingJob]) -> float:
-        """Start what may have ended other workers, few at a time. Returns the seconds until the next step."""
+        """Start standing jobs that may have crashed other workers, few at a time. Returns the seconds until the next step."""
         if (left := self._trials.left_s(self)) is not None:
             alive = [run.job.key for run in self._on_trial if self._runs.get(run.job.key) is run]
             if left > 0 and alive:
@@ -264,7 +264,7 @@ class StandingExecutor:
         return seconds
 
     async def _deliver(self) -> None:
-        # A run that is slow to read leaves the rest in the database.
+        # Further messages for a run that reads slowly stay in the database.
         receivers = {key: run for key, run in self._runs.items() if run.messages.qsize() < _MOST_UNREAD}
         if not receivers:
             return
@@ -284,7 +284,7 @@ class StandingExecutor:
         try:
             begun = await pools.begin_standing(self._database, self._name, self._member.id, run.job, run.tried_with)
             if begun is None:
-                # Not as it was thought; or a begin or end of this process was lost on its way. That run is over: say so.
+                # The database has another state of the run, or the answer to an earlier begin or end was lost: end that run.
                 refused = not await self._end(run, None, None)
             elif not self._member.may_work(run.job.slot):
                 await self._end(run, None, None)
@@ -309,13 +309,13 @@ class StandingExecutor:
             log.error("standing_job_failed_oddly", pool=self._name, key=run.job.key, exc_info=error)
 
     async def _end(self, run: _Run, state: str | None, error: dict[str, Any] | None) -> bool:
-        """Write that the run has ended; again and again, until it is known to be written, or the slot lost."""
+        """Record that the run has ended; retries until that is recorded or the slot is lost."""
         return await self._database.retrying(
             lambda: pools.end_standing(self._database, self._name, self._member.id, run.job, state, error)
         )
 
     async def _between(self, run: _Run, data: str, state: str | None) -> tuple[str | None, dict[str, Any] | None]:
-        """Run it from its start side to its stop side. Returns the state that it left, and the error that ended it."""
+        """Run the handler from its start side to its stop side. Returns the state that it left and the error that ended it."""
         standing: Standing[Any] | None = None
         error: dict[str, Any] | None = None
         try:
@@ -342,7 +342,7 @@ class StandingExecutor:
                 raise
             error = {"type": "Cancelled", "message": "it did not stop within its time"}
         except BaseException as failure:
-            # A handler that calls sys.exit() fails; it does not end worker after worker.
+            # A handler that calls sys.exit() fails, instead of ending one worker after the other.
             error = self._failure(run, failure)
         left = None if standing is None else standing.state
         try:
@@ -367,7 +367,7 @@ class StandingExecutor:
             return
         await asyncio.wait(tasks, timeout=self.grace_s)
         for run in runs:
-            # Once: a second one would end what a handler does about the first.
+            # Cancel once: a second cancellation would interrupt the clean-up after the first.
             if run.task is not None and not run.task.done() and not run.late:
                 run.late = True
                 run.task.cancel("stop")

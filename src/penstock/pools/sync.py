@@ -32,18 +32,18 @@ class SyncPool(Generic[T]):
         """Start the standing job of a key: it runs on the owner of the key, and moves with it, until `stop`.
 
         Args:
-            key: Whose job it is.
-            data: The payload.
-            replace: Replace the payload when it is there with another one.
+            key: Key of the standing job.
+            data: Payload.
+            replace: Whether to replace the payload when the standing job exists with another one.
             timeout: How long to wait until its start side has succeeded on a worker; None: return when the start is written.
 
         Returns:
-            "starting", "unchanged" when it is there with this payload, or "replaced"; with a timeout "started" for "starting".
+            "starting", "unchanged" when it exists with this payload, or "replaced"; with a timeout "started" for "starting".
 
         Raises:
-            Conflict: It is there with another payload, and `replace` was not said.
+            Conflict: It exists with another payload, and `replace` is not given.
             JobFailed: Its start side failed, or it is quarantined; the worker tries again by itself, unless it is quarantined.
-            TimeoutError: It did not run in time, for example since there is no worker.
+            TimeoutError: It did not run in time, for example because there is no worker.
         """
         return self._loop.run(self._of.start(key, data, replace=replace, timeout=timeout), wait=timeout)
 
@@ -59,7 +59,7 @@ class SyncPool(Generic[T]):
         """Make the standing jobs equal to a wanted set, payloads by key, in one transaction.
 
         Returns:
-            How many were started, replaced since their payload is another, and stopped.
+            How many were started, replaced because their payload differs, and stopped.
         """
         return self._loop.run(self._of.reconcile(wanted))
 
@@ -80,7 +80,7 @@ class SyncPool(Generic[T]):
     ) -> Enqueued:
         """Enqueue one job behind the others of its key. See `Penstock.enqueue`.
 
-        A job for later (`run_after`) stands in the line from when it is due.
+        A job for later (`run_after`) joins the jobs of its key when it is due.
         """
         return self._loop.run(
             self._of.enqueue(key, data, id=id, run_after=run_after, expires_at=expires_at, unique=unique, connection=connection),
@@ -92,32 +92,32 @@ class SyncPool(Generic[T]):
         return self._loop.run(self._of.enqueue_many(new, connection=connection), connection=connection)
 
     def declare(self) -> None:
-        """Create the pool in the database, or change it when this declaration is a new one."""
+        """Create the pool in the database, or change it when this declaration differs from the last one."""
         self._loop.run(self._of.declare())
 
     def details(self) -> PoolDetails:
-        """The options of the pool in the database, its slots, and what waits. Raises `NotFound`."""
+        """The options of the pool in the database, its slots, and the number of waiting jobs. Raises `NotFound`."""
         return self._loop.run(self._of.details())
 
     def workers(self) -> list[PoolMember]:
-        """The workers, oldest first, with their slots; last, without an id, the slots that no worker has."""
+        """The workers, oldest first, with their slots; the last one, without an id, stands for slots that no worker owns."""
         return self._loop.run(self._of.workers())
 
     def slots(self) -> list[ownership.Slot]:
-        """Who has which slot, and who is to have it."""
+        """The slots with their owners and targets."""
         return self._loop.run(self._of.slots())
 
     def resize(self, slots: int) -> None:
         """Give the live pool more slots; only keys that go to new slots move. Set `slots` in the declaration too.
 
         Raises:
-            Conflict: Fewer than it has, or the pool has a rule of its own.
+            Conflict: The pool has more slots already, or has an `assign` of its own.
             DatabaseUnavailable: A transaction that enqueues has been open for seconds; try again.
         """
         self._loop.run(self._of.resize(slots))
 
     def drain(self, worker: str) -> PoolMember:
-        """Move a worker out: it stays in the pool, without slots. Raises `NotFound`."""
+        """Drain a worker: it stays in the pool, without slots. Raises `NotFound`."""
         return self._loop.run(self._of.drain(worker))
 
     def undrain(self, worker: str) -> PoolMember:
@@ -125,25 +125,25 @@ class SyncPool(Generic[T]):
         return self._loop.run(self._of.undrain(worker))
 
     def key_state(self, key: str) -> KeyState:
-        """The slot of a key, the worker that has it, and what waits. Raises `NotFound`."""
+        """The slot of a key, its owner, and what waits in it. Raises `NotFound`."""
         return self._loop.run(self._of.key_state(key))
 
     def quarantined_keys(self, *, after: str | None = None, limit: int = 100) -> list[QuarantinedKey]:
-        """Keys for which the pool's `assign` fails, and why; their jobs wait. From the key `after` on, `limit` at most."""
+        """Keys for which the pool's `assign` fails, with the errors; their jobs wait. At most `limit`, behind the key `after`."""
         return self._loop.run(self._of.quarantined_keys(after=after, limit=limit))
 
     def quarantine_of(self, key: str) -> str | None:
-        """Why a key is quarantined; None when it is not."""
+        """The error for which a key is quarantined; None when it is not."""
         return self._loop.run(self._of.quarantine_of(key))
 
     def release_key(self, key: str) -> None:
-        """Have `assign` asked again about a quarantined key, now. Raises `NotFound` when it is not quarantined."""
+        """Have `assign` called again for a quarantined key, now. Raises `NotFound` when the key is not quarantined."""
         self._loop.run(self._of.release_key(key))
 
     def set_weight(self, key: str, weight: int) -> None:
-        """How many jobs a key gets in each of its turns, 1 to 1,000. Raises `InvalidInput`."""
+        """Set the weight of a key: the number of its jobs that start in a turn, 1 to 1,000. Raises `InvalidInput`."""
         self._loop.run(self._of.set_weight(key, weight))
 
     def weights(self) -> dict[str, int]:
-        """The keys that have a weight, 10,000 at most. Raises `NotFound`."""
+        """The weights that were set, by key, at most 10,000. Raises `NotFound`."""
         return self._loop.run(self._of.weights())

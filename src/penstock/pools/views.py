@@ -1,4 +1,4 @@
-"""One typed function for each SQL function by which people, servers and scalers see and steer pools."""
+"""One typed function for each SQL function by which people, servers and scalers watch and change pools."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ async def details(database: Database, name: str | None = None) -> list[PoolDetai
 
 
 async def require(database: Database, name: str) -> PoolDetails:
-    """The pool of that name. Raises `NotFound`."""
+    """The pool with this name. Raises `NotFound`."""
     found = await details(database, name)
     if not found:
         known = [pool.name for pool in await details(database)]
@@ -36,7 +36,7 @@ async def change_pool(database: Database, name: str, options: Mapping[str, Any])
 
 
 async def weights(database: Database, name: str) -> dict[str, int]:
-    """The keys that have a weight, 10,000 at most. Raises `NotFound`."""
+    """The weights that were set, by key, at most 10,000. Raises `NotFound`."""
     rows = await database.fetch("select * from penstock.key_weights_of($1)", name)
     return {row["key"]: row["weight"] for row in rows}
 
@@ -44,18 +44,18 @@ async def weights(database: Database, name: str) -> dict[str, int]:
 async def quarantined_keys(
     database: Database, name: str, *, after: str | None = None, limit: int = 100, key: str | None = None
 ) -> list[QuarantinedKey]:
-    """Quarantined keys, from `after` on, or the one of a key. Raises `NotFound` when there is no such pool."""
+    """Quarantined keys behind the key `after`, or only `key`. Raises `NotFound` when the pool does not exist."""
     rows = await database.fetch("select * from penstock.quarantined_keys($1, $2, $3, $4)", name, after, limit, key)
     return [QuarantinedKey(*tuple(row)) for row in rows]
 
 
 async def quarantined_counts(database: Database) -> dict[str, int]:
-    """Every pool, and how many of its keys are quarantined."""
+    """The number of quarantined keys of every pool."""
     return {row["name"]: row["keys"] for row in await database.fetch("select * from penstock.quarantined_counts()")}
 
 
 async def key_state(database: Database, name: str, key: str) -> KeyState:
-    """Where a key is, and what waits for it. Raises `NotFound` when there is no such pool."""
+    """The slot of a key, its owner, and what waits in it. Raises `NotFound` when the pool does not exist."""
     row = await database.fetchrow("select * from penstock.key_state($1, $2)", name, key)
     why = Why(*tuple(row)[10:]) if row["next_job"] is not None else None
     names = ("slot", "owner", "target", "epoch", "weight", "ready", "in_progress", "oldest_ready_s", "standing", "next_job")
@@ -71,15 +71,17 @@ async def standing_jobs(
     key: str | None = None,
     read: Callable[[str], Any] = load_json,
 ) -> list[StandingState]:
-    """Standing jobs by key, from `after` on, or the one of a key. Raises `NotFound` when there is no such pool.
+    """Standing jobs in the order of their keys, behind the key `after`, or only that of `key`.
+
+    Raises `NotFound` when the pool does not exist.
 
     Args:
         database: Database to read from.
-        name: The pool.
+        name: Name of the pool.
         after: The last key of the page before.
-        limit: Most standing jobs.
-        key: Only the one of this key.
-        read: Reads JSON text: `data`, `state` and `error`.
+        limit: The largest number of standing jobs.
+        key: Return only the standing job of this key.
+        read: Parses the JSON text of `data`, `state` and `error`.
     """
     rows = await database.fetch("select * from penstock.standing_list($1, $2, $3, $4)", name, after, limit, key)
     words = ("data", "state", "error")
@@ -87,7 +89,7 @@ async def standing_jobs(
 
 
 async def load_of_types(database: Database, over: timedelta) -> list[Load]:
-    """How each job type is doing, for scaling advice."""
+    """The load of each job type, for scaling advice."""
     return [
         Load(
             row["name"], row["ready"], row["in_progress"], row["oldest_ready_s"], row["finished"], over.total_seconds(),

@@ -1,4 +1,4 @@
-"""A pool as a worker works it: the type of its jobs, its standing jobs, and what makes it a pool."""
+"""A pool in a worker: its handlers, and the options that apply while it runs."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ StandingHandler = Callable[[Any], Any]
 
 @dataclass(slots=True)
 class WorkedPool:
-    """One pool of a worker: the type of its jobs (None: it has only standing jobs here), and what makes it a pool.
+    """One pool of a worker.
 
-    `member` is its id in the pool; None: one that begins like that of its process.
+    `type` is the type of its jobs; None: the application has no handler for them, only for standing jobs. `member` is the id of
+    the worker in the pool; None: an id that begins with that of its process.
     """
 
     name: str

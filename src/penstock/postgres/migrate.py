@@ -1,17 +1,16 @@
 """Brings the schema in a database to this version.
 
-Tables come in numbered files that are applied once, in order, and never edited. Functions stand in whole files, a folder for
-each capability, that are re-applied whenever one of them changed. Their order does not matter: the bodies are not checked while
-they are applied, and what needs a function at once, as a trigger does, stands below it in its file. The schema belongs to
-Penstock: a function in it that no file declares any more is dropped, so a function that changes its parameters or its result, or
-goes, is edited in its file and nowhere else. What other versions still call stays in `functions/kept`. Everything happens in one
-transaction under an advisory lock, so any number of processes may migrate at once, and one that dies halfway leaves nothing
-behind. An older Penstock never overwrites the functions of a newer one, so a rolling deployment may restart its processes in any
-order.
+Tables are in numbered files, which are applied once, in order, and never edited. Functions are in files of a folder for each
+capability, all of which are applied again whenever one of them has changed. Their order does not matter: PostgreSQL does not
+check the bodies while they are applied, and whatever needs a function at once, such as a trigger, follows it in its file. The
+schema belongs to Penstock: a migration drops the functions that no file declares any more. To change or remove a function, edit
+its file and nothing else. Functions that other versions still call stay in `functions/kept`. A migration is one transaction under
+an advisory lock, so any number of processes may migrate at once, and one that crashes leaves nothing behind. An older Penstock
+never overwrites the functions of a newer one, so a rolling deployment may restart its processes in any order.
 
-Who fits whom. The functions speak a protocol, which has a number, and serve clients back to an oldest one; a migration notes
-both in `penstock.protocol`. A process works with every schema whose range holds its own `PROTOCOL`, a newer one too. Within one
-version nothing may differ: the checksums of what was applied are those of the files, or two builds call themselves by one name.
+Compatibility. The functions speak a protocol, which has a number, and serve clients back to an oldest one; a migration records
+both in `penstock.protocol`. A process works with every schema whose range contains its own `PROTOCOL`, also with a newer one.
+Within one version nothing may differ: other checksums than those of the files mean that two builds have the same version.
 """
 
 from __future__ import annotations
@@ -36,8 +35,8 @@ from penstock.postgres.database import Database, translate
 log = get_logger("penstock.migrate")
 
 OLDEST_SERVER = 15
-# Raise PROTOCOL when a function that clients call is added or changed, and OLDEST_CLIENT to it when one is dropped or means
-# something else, so that clients of before cannot go on.
+# Increase PROTOCOL when a function that clients call is added or changed. Set OLDEST_CLIENT to it when one is dropped or changes
+# its meaning, so that older clients cannot continue.
 PROTOCOL = 1
 OLDEST_CLIENT = 1
 _LOCK = 0x70656E73
@@ -46,7 +45,7 @@ _APPLIED = "select name, checksum, version from penstock.migrations"
 
 @dataclass(frozen=True, slots=True)
 class SchemaFile:
-    """A file of the schema, as this process found it when it first looked; its name is its path below its kind."""
+    """A file of the schema as this process first read it. Its name is the path below `tables` or `functions`."""
 
     name: str
     text: str
@@ -54,7 +53,7 @@ class SchemaFile:
 
 @dataclass(frozen=True, slots=True)
 class Migrated:
-    """What a migration did: the numbered files it applied, and whether the functions were re-applied."""
+    """What a migration did: the numbered files that it applied, and whether it applied the functions again."""
 
     tables: list[str]
     functions: bool
@@ -78,7 +77,7 @@ async def migrate(database: Database) -> Migrated:
 
 
 async def check(database: Database) -> None:
-    """Raise `SchemaMismatch` unless the schema is there and fits this version."""
+    """Raise `SchemaMismatch` unless the schema exists and fits this version."""
     known = {file.name: file for file in schema_files("tables")}
     rows = {row["name"]: row for row in await database.fetch(_APPLIED)}
     _refuse_before_release(database, rows)
@@ -113,7 +112,7 @@ async def _migrate(database: Database, connection: asyncpg.Connection[Any]) -> M
         stored = await connection.fetchrow("select number, oldest, version from penstock.protocol")
         _refuse_range(stored)
         if stored is not None and (stored["number"] > PROTOCOL or _number(stored["version"]) > _number(__version__)):
-            # A newer schema that serves this version; it is not for this version to change it.
+            # The schema is newer and serves this version, which must not change it.
             return Migrated(tables=[], functions=False)
     _refuse_edited(applied)
     new = [file for file in tables if file.name not in applied]
@@ -135,7 +134,7 @@ async def _migrate(database: Database, connection: asyncpg.Connection[Any]) -> M
             await _record(connection, file.name, checksum_of((file,)))
         await _record(connection, "functions", checksum)
         await connection.execute("select penstock.record_protocol($1, $2, $3)", PROTOCOL, OLDEST_CLIENT, __version__)
-        # Workers of other versions look whether they can go on.
+        # Workers of other versions check whether they can continue.
         await connection.execute("select pg_notify('penstock', 'schema')")
         log.info("migrated", tables=done, functions=stale, dropped=dropped)
     return Migrated(tables=done, functions=stale)
@@ -168,7 +167,8 @@ async def _replace(connection: asyncpg.Connection[Any], file: SchemaFile) -> Non
                 await connection.execute(file.text)
             return
         except asyncpg.InvalidFunctionDefinitionError as error:
-            # `create or replace` keeps the result and the parameters' names and defaults. The hint is the command that helps.
+            # `create or replace` cannot change the result, nor the names and defaults of parameters. The hint names the command
+            # to run.
             command = re.search(r"DROP FUNCTION .+\)", error.hint or "")
             if command is None:
                 raise
@@ -180,7 +180,7 @@ async def _record(connection: asyncpg.Connection[Any], name: str, checksum: str)
 
 
 def _refuse_before_release(database: Database, applied: Mapping[str, Any]) -> None:
-    """Refuse the schemas of before the first release, whose numbered files were others."""
+    """Refuse a schema from before the first release, which had other numbered files."""
     if not applied or schema_files("tables")[0].name in applied:
         return
     if database.data_dir is None:
@@ -231,7 +231,7 @@ def _schema() -> Traversable:
 def schema_files(kind: str) -> tuple[SchemaFile, ...]:
     """The files of the schema in a folder, `tables` or `functions`, by name.
 
-    They are read once: a package that is replaced under a running process is not the code that runs.
+    They are read once: when the package is replaced under a running process, its files no longer belong to the code that runs.
     """
     return tuple(sorted(_read(_schema() / kind, ""), key=lambda file: file.name))
 

@@ -1,11 +1,12 @@
 """The supervisor of an embedded server: runs PostgreSQL while a process uses it. See `penstock.postgres.embedded`.
 
-Run by its path with (data folder, folder of PostgreSQL's programs), in an isolated interpreter. It imports nothing of Penstock
-but `folders.py`, by its path, to be small. Exit codes: 0 the last user left, 3 another supervisor is there, 1 it could not start.
+It is a program of its own, with the data folder and the folder of PostgreSQL's programs as arguments, in an isolated interpreter.
+To be small it imports nothing of Penstock but `folders.py`, by its path. Exit codes: 0: the last user process has ended, 3:
+another supervisor runs, 1: the server could not be started.
 
-Each start writes who may connect: only the operating system's user who owns the data folder, as any role.
-PostgreSQL refuses to run as root, so for root it runs as another user, who gets two folders: the data and the socket's. What root
-does to them, it does to the descriptors of folders that it made or checked.
+Each start writes the rules of who may connect: only the operating system's user who owns the data folder, as any role. PostgreSQL
+refuses to run as root, so for root it runs as another user, who gets two folders: that of the data and that of the socket. Root
+changes these only through descriptors of folders that it has created or checked.
 """
 
 from __future__ import annotations
@@ -37,14 +38,14 @@ USER = "penstock"
 SOCKET_RECORD = "socket-folder"
 LONGEST_SOCKET_FOLDER = 80
 ACCOUNTS = ("postgres", "pgserver", "nobody")
-"""The users as whom PostgreSQL runs for root: the first that exists, unless the data belong to another user already."""
+"""The users as whom PostgreSQL runs for root: the first one that exists, unless the data already belong to another user."""
 SHARED_ACCOUNTS = ("nobody",)
-"""Of those, who also runs what has nothing to do with PostgreSQL."""
+"""Those of `ACCOUNTS` as whom other programs run too."""
 PRIVATE_GROUPS = range(50_000, 60_000)
-"""Numbers of groups: above what systems give to people, and within what a container without privileges has."""
+"""Group ids above those that systems give to people, and within those that an unprivileged container has."""
 RULES_HEAD = "# Written by Penstock at each start of the server. What you add here is lost."
-# PostgreSQL looks for tables in the schema with the name of the user first. That is Penstock's: an application's own tables
-# would land there, or find Penstock's in their place. A user who set another path keeps it.
+# By default PostgreSQL first searches the schema that has the name of the user, which is Penstock's: an application's own tables
+# would be created there, or hidden by Penstock's. A search path that a user has set stays.
 PUBLIC_FIRST = f"""
 do $$ begin
     if not exists (
@@ -73,7 +74,12 @@ SETTINGS = {
 
 
 class Supervisor:
-    """One server, from its first user to its last."""
+    """Runs one server, from its first user process to its last.
+
+    Args:
+        folder: Data folder.
+        bin_dir: Folder of PostgreSQL's programs.
+    """
 
     def __init__(self, folder: Path, bin_dir: Path) -> None:
         self.folder = folder.resolve()
@@ -87,7 +93,7 @@ class Supervisor:
         self.server: psutil.Process | None = None
 
     def run(self) -> int:
-        """Keep the server; returns the exit code."""
+        """Run the server until the last user process has ended. Returns the exit code."""
         lock = fasteners.InterProcessLock(str(self.folder / "supervisor.lock"))
         if not lock.acquire(blocking=False):
             return 3
@@ -106,7 +112,7 @@ class Supervisor:
                 self.ready.unlink(missing_ok=True)
                 self._leave_socket_folder()
                 return 0
-            # A crash. What it left behind (shared memory held by its children) can be in the way for a moment.
+            # The server has crashed. Its children may hold the shared memory for a moment longer.
             failures = 0 if time.monotonic() - started > 60 else failures + 1
             if failures > 20:
                 print(f"the server ended with {code} again and again", file=sys.stderr)
@@ -131,7 +137,7 @@ class Supervisor:
     def _await_last_user(self) -> None:
         users = fasteners.InterProcessReaderWriterLock(str(self.folder / "users.lock"))
         users.acquire_write_lock(blocking=True, delay=0.05, max_delay=0.25)
-        # The lock is held until the end of this process: a process that comes now waits for it and starts a new supervisor.
+        # This process holds the lock until it ends: a user process that starts now waits for it and starts a new supervisor.
         self.stopping.set()
         if self.server is not None:
             try:
@@ -139,16 +145,16 @@ class Supervisor:
             except psutil.NoSuchProcess:
                 return
 
-    def _open_the_way(self) -> None:
+    def _open_parent_folders(self) -> None:
         """Let the server's user reach its files. Each start does so, since the parent folders may have been closed meanwhile."""
         for path in (self.data, self.socket_dir, (self.bin_dir / "postgres").resolve()):
             folders.let_through(path, self.account[1] if self.account else None)
 
     def _start(self) -> psutil.Process:
         if self.account is not None:
-            self._open_the_way()
-        self._clear_away()
-        self._say_who_may_connect()
+            self._open_parent_folders()
+        self._remove_remains()
+        self._write_access_rules()
         log_file = self.folder / "postgres.log"
         if log_file.exists() and log_file.stat().st_size > 10_000_000:
             log_file.unlink()
@@ -169,25 +175,25 @@ class Supervisor:
         return process
 
     def _running(self) -> psutil.Process | None:
-        """The server that an earlier supervisor left, when there is one."""
+        """The running server of an earlier supervisor, if there is one."""
         try:
             process = psutil.Process(int((self.data / "postmaster.pid").read_text().splitlines()[0]))
         except (OSError, ValueError, IndexError, psutil.Error):
             return None
         if not self._works_here(process) or not self._uses_socket_dir():
             return None
-        self._say_who_may_connect()
+        self._write_access_rules()
         process.send_signal(signal.SIGHUP)  # read it
         if self._answers():
             self._create_database()
             self.ready.touch()
         return process
 
-    def _clear_away(self) -> None:
-        """End what a dead server left, and remove its lock files.
+    def _remove_remains(self) -> None:
+        """End the backends of a dead server, and remove its lock files.
 
-        A backend that computes does not see that its server died; it would keep the shared memory, and go on writing. The lock
-        files name a process id, which may belong to any other process by now. They may go only when no backend is left.
+        A busy backend does not notice that its server has died; it would keep the shared memory and continue to write. The lock
+        files name a process id, which another process may have now. They may be removed only when no backend is left.
         """
         orphans = [process for process in psutil.process_iter() if self._works_here(process)]
         for end in (psutil.Process.terminate, psutil.Process.kill):
@@ -205,14 +211,14 @@ class Supervisor:
                 os.close(folder)
 
     def _works_here(self, process: psutil.Process) -> bool:
-        """Whether this is a process of PostgreSQL on our data: all of them work in its folder."""
+        """Whether a process is one of PostgreSQL on this data: all of those have its folder as their current folder."""
         try:
             return process.name().startswith("postgres") and Path(process.cwd()) == self.data
         except psutil.Error:
             return False
 
     def _uses_socket_dir(self) -> bool:
-        """Whether the server that runs has its socket in our folder; one of an older version may have it elsewhere."""
+        """Whether the running server has its socket in our folder; a server of an older version may have it elsewhere."""
         try:
             return Path((self.data / "postmaster.pid").read_text().splitlines()[4]) == self.socket_dir
         except (OSError, IndexError):
@@ -222,14 +228,14 @@ class Supervisor:
         return {os.geteuid(), self.account[0]} if self.account else {os.geteuid()} if folders.POSIX else set()
 
     def _forbidden(self) -> int:
-        """Which rights the server's folders may not give. A group that only the server has is no other."""
+        """The permissions that the server's folders must not grant. The group may have access when only the server has it."""
         return 0o007 if self.account is not None and self._is_private(self.account[1]) else 0o077
 
     def _prepare(self) -> None:
         self._choose_account()
         self._prepare_socket_folder()
         if self.account is not None:
-            self._open_the_way()
+            self._open_parent_folders()
         version = self.data / "PG_VERSION"
         if version.exists():
             ours = (
@@ -245,7 +251,7 @@ class Supervisor:
                     "move it with pg_dump, or choose another folder with PENSTOCK_DATA_DIR"
                 )
             return
-        # Made beside and renamed, so that a half-made one is never taken for a whole one.
+        # Created under another name and renamed, so that an incomplete data folder is never taken for a complete one.
         fresh = self.folder / "postgres.new"
         shutil.rmtree(fresh, ignore_errors=True)
         shutil.rmtree(self.data, ignore_errors=True)
@@ -264,7 +270,7 @@ class Supervisor:
         fresh.rename(self.data)
 
     def _choose_account(self) -> None:
-        """Whom the server runs as, and who may enter its folder."""
+        """Choose the user as whom the server runs, and the group that may enter its folder."""
         if not folders.POSIX or os.geteuid() != 0:
             return
         folder = folders.open_checked(self.folder, {0}, 0o022)
@@ -272,7 +278,7 @@ class Supervisor:
             uid, gid = self._account()
             found = os.fstat(folder)
             if folders.name_of(uid) in SHARED_ACCOUNTS:
-                # Other programs run as this user too. A group that no one else has is what tells the server from them.
+                # Other programs run as this user too. A group that nobody else has distinguishes the server from them.
                 gid = found.st_gid if self._is_private(found.st_gid) else _unused_group()
                 os.fchown(folder, 0, gid)
                 os.fchmod(folder, 0o710)
@@ -301,7 +307,7 @@ class Supervisor:
         return gid in PRIVATE_GROUPS and not _known_group(gid)
 
     def _give(self, path: Path) -> None:
-        """Give a folder that was made just now to the server's user."""
+        """Make the server's user the owner of a new folder."""
         if self.account is None:
             return
         folder = folders.open_checked(path, {0})
@@ -311,7 +317,7 @@ class Supervisor:
             os.close(folder)
 
     def _prepare_socket_folder(self) -> None:
-        """Have a folder for the socket that is ours: in the data folder, or one of a random name that the data folder tells."""
+        """Create or check the folder of the socket: in the data folder, or with a random name that a file there records."""
         if len(os.fsencode(self.socket_dir)) <= LONGEST_SOCKET_FOLDER:
             with contextlib.suppress(FileExistsError):
                 self.socket_dir.mkdir(mode=0o700)
@@ -337,7 +343,8 @@ class Supervisor:
         if self.account is None or not self._is_private(self.account[1]):
             self._give(self.socket_dir)
             return
-        # The server gets in by its group; the folder stays root's, or another program of the server's user could swap the socket.
+        # The server has access through its group. The folder stays root's, since another program of that user could replace the
+        # socket.
         folder = folders.open_checked(self.socket_dir, {0})
         try:
             os.fchown(folder, 0, self.account[1])
@@ -346,7 +353,7 @@ class Supervisor:
             os.close(folder)
 
     def _leave_socket_folder(self) -> None:
-        """Remove the folder in the temporary one. (What is left after a crash is used again.)"""
+        """Remove the folder of the socket outside the data folder. (After a crash it remains and is used again.)"""
         if self.socket_dir.parent == self.folder:
             return
         with contextlib.suppress(OSError, folders.UnsafeFolder):
@@ -354,12 +361,12 @@ class Supervisor:
             self.socket_dir.rmdir()
             (self.folder / SOCKET_RECORD).unlink()
 
-    def _say_who_may_connect(self) -> None:
-        """Write PostgreSQL's rules: the operating system says who connects, and only our user may, as any role."""
+    def _write_access_rules(self) -> None:
+        """Write PostgreSQL's access rules: it asks the operating system who connects, and admits only our user, as any role."""
         if not folders.POSIX:
             return
         version = int((self.data / "PG_VERSION").read_text())
-        # Before 16 a map has no word for every role: the others log in with their passwords.
+        # Before 16 a map cannot name all roles: the others log in with their passwords.
         every = "all" if version >= 16 else USER
         rules = [RULES_HEAD, f"local all {every} peer map=penstock", f"local replication {every} peer map=penstock"]
         if version < 16:

@@ -8,7 +8,7 @@ from datetime import timedelta
 
 from penstock.errors import InvalidInput
 from penstock.jobs.declarations import JobDeclarations
-from penstock.jobs.handler import group_of
+from penstock.jobs.handler import kind_of
 from penstock.jobs.models import Options
 from penstock.postgres.context import Context
 from penstock.schedules.schedule import Cron, Every, Missed, RunsAs, Schedule, ScheduleHandler, Slot
@@ -105,7 +105,7 @@ class ScheduleDeclarations(JobDeclarations):
             if runs_as == "job":
                 given = options or Options()
                 limited = given if given.concurrency is not None else replace(given, concurrency=1)
-                self.declare_type(named, Slot, limited, schedule.as_handler(), group_of(handler, "auto"))
+                self.declare_type(named, Slot, limited, schedule.as_handler(), kind_of(handler, "auto"))
             self.schedules[named] = schedule
             return handler
 

@@ -1,4 +1,4 @@
-"""The completer: gathers results and settles them, as many at once as came while the last ones were under way."""
+"""The completer: settles results in batches, each of all results that came while the batch before was under way."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ class Completer:
     def __init__(self, database: Database) -> None:
         self._database = database
         self.on_written: list[Callable[[Sequence[Settlement], Mapping[UUID, str]], None]] = []
-        """Called with results that are in the database, and what became of those that are not plain successes."""
+        """Called with results that are in the database, and with the outcomes of those that are not plain successes."""
         self.on_retried: list[Callable[[], None]] = []
-        """Called when jobs went back to the queue, which are due before long."""
+        """Called when jobs went back to the queue, since they may be due soon."""
         self._results: list[Settlement] = []
         self._writing: list[Settlement] = []
-        # Leases of results that could not be written, which end by themselves; the oldest have by the time that so many came.
+        # Leases of results that could not be written. They end by themselves, the oldest long before 10,000 more have come.
         self._left: deque[int] = deque(maxlen=10_000)
         self._progress: dict[UUID, tuple[Held, str]] = {}
         self._arrived = asyncio.Event()
@@ -45,7 +45,7 @@ class Completer:
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
 
     def settle(self, result: Settlement) -> None:
-        """Take a result; it is written soon."""
+        """Accept a result, which is written soon."""
         if not self._results:
             self._idle.clear()
             self._arrived.set()
@@ -54,11 +54,11 @@ class Completer:
             self._progress.pop(result.id, None)
 
     def progress(self, id: UUID, held: Held, text: str) -> None:
-        """Take a report of a running job, JSON text; the last one of a second is written, under the lease of that moment."""
+        """Accept the progress of a running job as JSON text. The last one of a second is written, under the lease of then."""
         self._progress[id] = (held, text)
 
     def unsettled_leases(self) -> set[int]:
-        """Leases of results that are not known to be written: their jobs are not to be handed back."""
+        """Leases of results that are not known to be written, whose jobs must not be released."""
         return {result.lease for result in self._writing + self._results} | set(self._left)
 
     async def run(self) -> None:
@@ -91,11 +91,11 @@ class Completer:
                 await self._write_progress([(id, held.lease, text) for id, (held, text) in progress.items()])
 
     async def drained(self) -> None:
-        """Wait until everything taken so far, and what comes meanwhile, is written."""
+        """Wait until all results so far, and those that come meanwhile, are written."""
         await self._idle.wait()
 
     async def caught_up(self) -> None:
-        """Wait until everything taken so far is written; what comes meanwhile does not prolong it."""
+        """Wait until all results so far are written; results that come meanwhile do not prolong the wait."""
         if ahead := len(self._writing) + len(self._results):
             written = asyncio.get_running_loop().create_future()
             self._waiting.append((self._settled + ahead, written))
@@ -117,7 +117,7 @@ class Completer:
         try:
             return await jobs.settle(self._database, [result._replace(outcome=Outcome.FAILED, detail=detail, retry_after=None)])
         except PenstockError as again:
-            # It stays known as started: handing it back would start an at_most_once job again.
+            # Its lease stays known, so that nobody releases the job: an at_most_once job would start again.
             self._left.append(result.lease)
             log.error("job_left_to_its_lease", job_id=str(result.id), lease=result.lease, error=again)
             return {result.id: "stale"}
@@ -141,7 +141,7 @@ class Completer:
             if outcome == "stale":
                 log.warning("job_result_stale", job_id=str(result.id), job_type=result.name or None, lease=result.lease)
             elif result.outcome in (Outcome.FAILED, Outcome.FAILED_FOR_GOOD):
-                # What it said is the handler's, and may hold the payload: the job's row keeps it.
+                # The message comes from the handler and may hold the payload: the row of the job keeps it, the log does not.
                 failure = orjson.loads(result.detail) if result.detail else {}
                 log.info(
                     "job_" + (outcome or "settled"),

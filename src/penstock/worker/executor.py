@@ -1,7 +1,7 @@
-"""The executor: starts the handlers of claimed jobs, as many at once as each group has places, and hands results on.
+"""The executor: starts the handlers of claimed jobs, as many at once as there are places, and passes results on.
 
-Groups are where handlers run: the loop, threads, processes. Each has its places and its queue of claimed jobs that wait for
-one. A job's handler runs in a task of its own, so that what it leaves in context variables ends with it.
+The kind of a handler says where it runs: on the event loop, in a thread or in a process. Each kind has its places, and a queue of
+claimed jobs that wait for one. Each handler runs in a task of its own, so that its context variables end with it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from penstock.core.serialization import dump_json
 from penstock.core.user_code import call_plain
 from penstock.errors import PenstockError
 from penstock.jobs import queries as jobs
-from penstock.jobs.handler import Group
+from penstock.jobs.handler import HandlerKind
 from penstock.jobs.models import ClaimedJob, Outcome, Settlement
 from penstock.jobs.worked import Held, WorkedType
 from penstock.pools.worked import WorkedPool
@@ -40,16 +40,16 @@ HANDLER_THREADS = "penstock-handler"
 
 
 class Executor:
-    """Runs handlers, each in a task of its own, as many at once as their group has places.
+    """Runs handlers, each in a task of its own, as many at once as its kind has places.
 
     Args:
         database: Database in which leases are extended.
         types: The job types with their handlers.
-        settings: Places of each group.
-        settle: Takes each result.
-        report_progress: Takes each report of progress.
-        begin_all: Whether each job is written as begun before it starts, not only one that may be started once.
-        may_start: Whether this process still owns what it claimed for its queues.
+        settings: Places of each kind of handler.
+        settle: Receives each result.
+        report_progress: Receives each report of progress.
+        begin_all: Whether every job is recorded as begun before it starts, not only those of `at_most_once` types.
+        may_start: Whether this process still owns the jobs that it claimed from queues.
     """
 
     def __init__(
@@ -66,26 +66,26 @@ class Executor:
         self.database = database
         self._begin_all = begin_all
         self._may_start = may_start
-        # Those that have a place, and whose start is being written.
-        self._beginning: list[tuple[Running, Group]] = []
+        # Jobs that have a place, and whose start is being recorded.
+        self._beginning: list[tuple[Running, HandlerKind]] = []
         self._writing_begun: asyncio.Task[None] | None = None
         self.loop = asyncio.get_running_loop()
         self.report_progress = report_progress
         self._types = types
         self._settle = settle
         self.on_room: list[Callable[[], None]] = []
-        """Called soon after places have come free."""
+        """Called soon after places have become free."""
         self._room_told = False
         self._settings = settings
-        self._places: dict[Group, int] = {
+        self._places: dict[HandlerKind, int] = {
             "async": settings.concurrency,
             "thread": settings.threads,
             "process": settings.processes_for_handlers,
         }
-        self._waiting: dict[Group, deque[Running]] = {"async": deque(), "thread": deque(), "process": deque()}
-        self._busy: dict[Group, int] = dict.fromkeys(self._places, 0)
-        self._done: dict[Group, int] = dict.fromkeys(self._places, 0)
-        self._rate: dict[Group, float] = dict.fromkeys(self._places, 0.0)
+        self._waiting: dict[HandlerKind, deque[Running]] = {"async": deque(), "thread": deque(), "process": deque()}
+        self._busy: dict[HandlerKind, int] = dict.fromkeys(self._places, 0)
+        self._done: dict[HandlerKind, int] = dict.fromkeys(self._places, 0)
+        self._rate: dict[HandlerKind, float] = dict.fromkeys(self._places, 0.0)
         self._measured = time.monotonic()
         self._jobs: dict[UUID, Running] = {}
         self._leases: dict[int, int] = {}
@@ -126,42 +126,44 @@ class Executor:
         """Leases of the claimed jobs that are not finished."""
         return list(self._leases)
 
-    def room(self, group: Group) -> int:
-        """How many more jobs this process can start soon: free places, and what it gets through in a tenth of a second."""
+    def room(self, kind: HandlerKind) -> int:
+        """How many more jobs this process can start soon: free places, and the jobs that it finishes in a tenth of a second."""
         self._measure()
-        ahead = min(int(self._rate[group] * _LOOKAHEAD_S), self._settings.claim_limit)
-        wanted = self._places[group] + ahead
-        have = self._busy[group] + len(self._waiting[group])
+        ahead = min(int(self._rate[kind] * _LOOKAHEAD_S), self._settings.claim_limit)
+        wanted = self._places[kind] + ahead
+        have = self._busy[kind] + len(self._waiting[kind])
         room = wanted - have
-        # Many small claims cost more than a few large ones: while there is enough to run, wait for a good part to be done.
+        # Many small claims cost more than a few large ones: while enough jobs wait here, claim only when half of them are done.
         return room if have == 0 or room * 2 >= ahead else 0
 
     def submit(self, claimed: Iterable[ClaimedJob], now: float) -> None:
-        """Take claimed jobs; `now` is the monotonic time before the claim."""
-        for group in {self._take(job, now, self._may_start) for job in claimed}:
-            self._fill(group)
+        """Accept claimed jobs; `now` is the monotonic time before the claim."""
+        for kind in {self._take(job, now, self._may_start) for job in claimed}:
+            self._fill(kind)
 
     def start(self, job: ClaimedJob, claimed_at: float, may_start: Callable[[], bool], ahead: bool) -> None:
-        """Take one claimed job, `ahead` of those that wait for a place or behind them. `may_start` is asked at the last moment
-        (a process can be stopped at any point); what may not start is handed back.
+        """Accept one claimed job, `ahead` of those that wait for a place or behind them.
+
+        `may_start` is called at the last moment, since a process can be suspended at any point; a job that may not start is
+        released.
         """
         self._fill(self._take(job, claimed_at, may_start, ahead))
 
-    def _take(self, job: ClaimedJob, now: float, may_start: Callable[[], bool], ahead: bool = False) -> Group:
+    def _take(self, job: ClaimedJob, now: float, may_start: Callable[[], bool], ahead: bool = False) -> HandlerKind:
         worked = self._types[job.name]
         limit = worked.time_limit(job.lease_s)
         running = Running(self, job, worked, limit, now + max(limit, job.lease_s * 0.9), may_start)
         self._jobs[job.id] = running
         self._leases[job.lease] = self._leases.get(job.lease, 0) + 1
-        queue = self._waiting[worked.group]
+        queue = self._waiting[worked.kind]
         if ahead:
             queue.appendleft(running)
         else:
             queue.append(running)
-        return worked.group
+        return worked.kind
 
     def moved(self, running: Running, lease: int) -> None:
-        """A job's lease was renewed under a new number."""
+        """See `Runner`."""
         self._forget_lease(running.lease)
         running.lease = lease
         self._leases[lease] = self._leases.get(lease, 0) + 1
@@ -172,13 +174,13 @@ class Executor:
         if running is None or running.reason is not None:
             return
         running.reason = reason
-        group = running.worked.group
+        kind = running.worked.kind
         if not running.started:
             self._finish(running, stopped(running))
-        elif group == "async" or group == "process":
+        elif kind == "async" or kind == "process":
             self._interrupt(running)
         elif reason != "cancelled":
-            # A thread cannot be ended: settle without it, and let its late result go.
+            # A thread cannot be cancelled: settle the job without it, and ignore its late result.
             self._finish(running, stopped(running))
 
     async def run(self) -> None:
@@ -190,7 +192,7 @@ class Executor:
                 self.cancel(running.claimed.id, "time limit")
 
     def release_waiting(self) -> None:
-        """Hand back what did not start."""
+        """Release the jobs that have not started, and start no more."""
         self._stopping = True
         for queue in self._waiting.values():
             while queue:
@@ -206,25 +208,25 @@ class Executor:
         return not self._jobs
 
     async def stop_handlers(self) -> None:
-        """Cancel what still runs; what was interrupted goes back to the queue."""
+        """Cancel the running handlers; interrupted jobs go back to the queue."""
         tasks = [job.task for job in self._jobs.values() if job.task is not None]
         for id in list(self._jobs):
             self.cancel(id, "shutdown")
         if tasks:
             await asyncio.wait(tasks, timeout=1.0)
-        # A handler that swallows its cancellation is not waited for; its late result will not count.
+        # The executor does not wait for a handler that ignores its cancellation; its late result does not count.
         for running in list(self._jobs.values()):
             self._finish(running, stopped(running))
 
     def give_back(self, ids: Iterable[UUID]) -> None:
-        """Hand back those that wait for a place."""
+        """Release those of the jobs that wait for a place."""
         for id in ids:
             running = self._jobs.get(id)
             if running is not None and not running.started:
                 self.cancel(id, "moved")
 
     def abandon(self, lost: Iterable[UUID]) -> list[asyncio.Task[Any]]:
-        """These jobs belong to others now: stop without settling. Returns what still ends."""
+        """Stop jobs that belong to other workers now, without settling them. Returns the tasks that are still ending."""
         ending = []
         for id in lost:
             running = self._jobs.pop(id, None)
@@ -246,29 +248,29 @@ class Executor:
             self._pool.stop()
             self._pool.join(timeout=5)
 
-    def _fill(self, group: Group) -> None:
-        queue = self._waiting[group]
-        while queue and self._busy[group] < self._places[group] and not self._stopping:
+    def _fill(self, kind: HandlerKind) -> None:
+        queue = self._waiting[kind]
+        while queue and self._busy[kind] < self._places[kind] and not self._stopping:
             running = queue.popleft()
             if self._jobs.get(running.claimed.id) is not running:
                 continue
             now = time.monotonic()
             if running.deadline - now < running.limit / 2:
-                # It waited too long to have its time before the lease ends.
+                # It waited so long that its lease would end before its time limit.
                 self._finish(running, released(running))
                 continue
             running.started = True
             running.deadline = min(running.deadline, now + running.limit)
-            self._busy[group] += 1
+            self._busy[kind] += 1
             if self._begin_all or running.worked.once:
-                self._beginning.append((running, group))
+                self._beginning.append((running, kind))
                 if self._writing_begun is None or self._writing_begun.done():
                     self._writing_begun = self.loop.create_task(self._begin(), name="penstock-begin")
             else:
-                running.task = self.loop.create_task(self._run(running, group))
+                running.task = self.loop.create_task(self._run(running, kind))
 
     async def _begin(self) -> None:
-        """Write that jobs are about to start, as many at once as came while the last ones were under way."""
+        """Record that jobs are about to start: all that came while the call before was under way, in one call."""
         while self._beginning:
             batch, self._beginning = self._beginning, []
             begun: set[UUID] = set()
@@ -277,51 +279,51 @@ class Executor:
                 begun = await jobs.begin(self.database, ids, leases)
             except PenstockError as error:
                 log.error("jobs_not_begun", jobs=len(batch), error=error)
-            for running, group in batch:
-                # What was lost or told to stop meanwhile does not start: its settlement says so, or is stale.
+            for running, kind in batch:
+                # A job that was lost or cancelled meanwhile does not start: its settlement says so, or is stale.
                 if running.claimed.id in begun and running.reason is None and self._jobs.get(running.claimed.id) is running:
-                    running.task = self.loop.create_task(self._run(running, group))
+                    running.task = self.loop.create_task(self._run(running, kind))
                 else:
-                    self._free(running, group, stopped(running))
+                    self._free(running, kind, stopped(running))
 
-    async def _run(self, running: Running, group: Group) -> None:
-        # Of what happens once for each job as little as possible is a call of its own.
+    async def _run(self, running: Running, kind: HandlerKind) -> None:
+        # Written inline, since each call that is made once for each job costs measurable time.
         claimed, worked = running.claimed, running.worked
-        # A process can be stopped at any point: what it claimed may be another's by now.
+        # A process can be suspended at any point: another worker may have the job by now.
         if time.monotonic() >= running.deadline or not running.may_start():
-            self._free(running, group, stopped(running))
+            self._free(running, kind, stopped(running))
             return
         running.entered = True
         settlement: Settlement | None
         try:
-            if group == "async":
+            if kind == "async":
                 result = await worked.handler(job_of(running))
             else:
-                result = await (self._in_thread(running) if group == "thread" else self._in_process(running))
+                result = await (self._in_thread(running) if kind == "thread" else self._in_process(running))
             detail = dump_json(result, f"the result of {claimed.name}") if worked.keep_result and result is not None else None
             settlement = Settlement(claimed.id, claimed.attempts, running.lease, Outcome.SUCCEEDED, detail)
         except BaseException as error:
-            # A handler that calls sys.exit(), or raises what is no Exception, ends its own job, not the worker.
+            # A handler that calls sys.exit(), or raises another BaseException, ends its own job, not the worker.
             settlement = settlement_of(running, error)
-        self._free(running, group, settlement)
+        self._free(running, kind, settlement)
 
     def _interrupt(self, running: Running) -> None:
-        """Cancel the task of a job. One that is cancelled before its first step runs none of its own code, so that its place
-        and its settlement cannot be left to it.
+        """Cancel the task of a job. A task that is cancelled before its first step runs none of its code, so that it can neither
+        free its place nor settle the job itself.
         """
         task = running.task
         if task is None:
             return
         if not running.entered and not task.cancelling():
-            group = running.worked.group
-            task.add_done_callback(lambda _: self._free(running, group, stopped(running)))
+            kind = running.worked.kind
+            task.add_done_callback(lambda _: self._free(running, kind, stopped(running)))
         task.cancel()
 
-    def _free(self, running: Running, group: Group, settlement: Settlement | None) -> None:
-        self._busy[group] -= 1
-        self._done[group] += 1
+    def _free(self, running: Running, kind: HandlerKind, settlement: Settlement | None) -> None:
+        self._busy[kind] -= 1
+        self._done[kind] += 1
         self._finish(running, settlement)
-        self._fill(group)
+        self._fill(kind)
 
     async def _in_thread(self, running: Running) -> Any:
         job = job_of(running)
@@ -357,7 +359,7 @@ class Executor:
         if settlement is not None:
             self._settle(settlement)
         if not self._room_told:
-            # Once for all that finish in this round of the loop.
+            # Once for all jobs that finish in this iteration of the event loop.
             self._room_told = True
             self.loop.call_soon(self._tell_of_room)
 
@@ -379,6 +381,6 @@ class Executor:
         if span < 0.05:
             return
         self._measured = now
-        for group, done in self._done.items():
-            self._rate[group] = 0.5 * self._rate[group] + 0.5 * done / span
-            self._done[group] = 0
+        for kind, done in self._done.items():
+            self._rate[kind] = 0.5 * self._rate[kind] + 0.5 * done / span
+            self._done[kind] = 0

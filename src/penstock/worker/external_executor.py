@@ -1,4 +1,4 @@
-"""The executor of a worker whose jobs a program pulls: keeps them until the program asks for one, and until it settles it."""
+"""The executor of a pull worker: it keeps each job until the program asks for it, and then until the program settles it."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from uuid import UUID
 from penstock.core.serialization import dump_json
 from penstock.errors import Conflict
 from penstock.jobs import queries as jobs
-from penstock.jobs.handler import Group
+from penstock.jobs.handler import HandlerKind
 from penstock.jobs.models import ClaimedJob, Outcome, Settlement
 from penstock.pools.worked import WorkedPool
 from penstock.postgres.database import Database
 from penstock.worker.results import Results
 
-# A job that the program did not ask for in this share of its lease is handed back: it would not have the time to run.
+# A job for which the program has not asked within this share of its lease is released: too little time is left to run it.
 _LONGEST_WAIT = 0.5
 _LOOK_FOR_LATE_S = 0.2
 
 
 class Pulled:
-    """A claimed job: waiting to be asked for, or given to the program. The `JobControl` of the job."""
+    """A claimed job that waits for the program to ask for it, or that the program has. The `JobControl` of its `Job`."""
 
     def __init__(self, executor: ExternalExecutor, job: ClaimedJob, claimed_at: float, may_start: Callable[[], bool]) -> None:
         self.job = job
@@ -75,18 +75,18 @@ class Pulled:
             )
 
     def written(self, outcome: str | None) -> None:
-        """What became of the settlement."""
+        """The settlement was written, with this outcome."""
         if self.settled is not None and not self.settled.done():
             self.settled.set_result(outcome)
 
 
 class ExternalExecutor:
-    """Hands the jobs of one pool to a program. A `WorkerExecutor`, and a `PoolExecutor`.
+    """Gives the jobs of one pool to a program. A `WorkerExecutor`, and a `PoolExecutor`.
 
     Args:
         database: Database in which leases are extended.
-        results: Takes what the program says of its jobs.
-        prefetch: Most jobs held at once.
+        results: Receives the settlements that the program makes.
+        prefetch: The largest number of jobs held at once.
     """
 
     def __init__(self, database: Database, results: Results, prefetch: int) -> None:
@@ -95,12 +95,12 @@ class ExternalExecutor:
         self.on_room: list[Callable[[], None]] = []
         self.report_progress = results.completer.progress
         self.arrived = asyncio.Event()
-        """Set when a job has come."""
+        """Set when a job has arrived."""
         self.waiting: deque[Pulled] = deque()
         self._results = results
         self._prefetch = prefetch
         self._jobs: dict[UUID, Pulled] = {}
-        # By result: a job that was lost while its result is on its way may have been claimed again.
+        # By settlement, since a job that was lost while it is being settled may have been claimed again.
         self._settling: dict[Settlement, Pulled] = {}
         self._emptied = asyncio.Event()
         results.completer.on_written.append(self._written)
@@ -108,7 +108,7 @@ class ExternalExecutor:
     # -- for the program
 
     def next(self) -> Pulled | None:
-        """The next job to give out, if at this moment it still may start: the process may have been stopped at any point."""
+        """The next job that may still start. The check comes last, since the process can be suspended at any point."""
         while self.waiting:
             pulled = self.waiting[0]
             if pulled.may_start() and time.monotonic() < pulled.too_late_at:
@@ -117,7 +117,7 @@ class ExternalExecutor:
         return None
 
     def finish(self, pulled: Pulled, result: Settlement) -> None:
-        """The program has settled a job."""
+        """Pass on the settlement of a job."""
         if self._jobs.get(result.id) is not pulled:
             pulled.written("stale")
             return
@@ -126,7 +126,7 @@ class ExternalExecutor:
         self._tell_of_room()
 
     def release_all(self) -> None:
-        """Hand back every job: the program asks for nothing more, and settles nothing more."""
+        """Release every job: the program asks for no more jobs and settles no more."""
         for pulled in list(self._jobs.values()):
             if pulled.settled is None:
                 pulled.reason = "shutdown"
@@ -135,7 +135,7 @@ class ExternalExecutor:
 
     # -- see `PoolExecutor`
 
-    def room(self, group: Group) -> int:
+    def room(self, kind: HandlerKind) -> int:
         """See `PoolExecutor`."""
         return self._prefetch - len(self._jobs)
 
@@ -155,7 +155,7 @@ class ExternalExecutor:
                 self.cancel(id, "moved")
 
     def cancel(self, id: UUID, reason: str) -> None:
-        """See `PoolExecutor`. What was not given out yet is settled; otherwise the program has to look at `job.cancelled`."""
+        """See `PoolExecutor`. A waiting job is settled; a program that has the job checks `job.cancelled`."""
         pulled = self._jobs.get(id)
         if pulled is None:
             return
@@ -206,7 +206,7 @@ class ExternalExecutor:
         return [id for id, pulled in self._jobs.items() if pulled.job.name in names]
 
     async def run(self) -> None:
-        """Hand back what the program does not ask for, until cancelled."""
+        """Release jobs for which the program does not ask in time, until cancelled."""
         while True:
             await asyncio.sleep(_LOOK_FOR_LATE_S)
             now = time.monotonic()
@@ -230,7 +230,7 @@ class ExternalExecutor:
         self.release_all()
 
     def close(self) -> None:
-        """Nothing is written any more: what waits for that is told."""
+        """Wake the callers that wait for a settlement, since no more are written."""
         for pulled in [*self._settling.values(), *self._jobs.values()]:
             pulled.written("stale")
 

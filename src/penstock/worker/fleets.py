@@ -12,7 +12,7 @@ from penstock.postgres.database import Database
 
 @dataclass(frozen=True, slots=True)
 class FleetRecord:
-    """A fleet: how many workers it should have, and how many were there in the last ten seconds."""
+    """A fleet: how many workers it should have, and how many were present in the last ten seconds."""
 
     name: str
     target: str
@@ -24,10 +24,10 @@ class FleetRecord:
 
 @dataclass(frozen=True, slots=True)
 class WorkerRecord:
-    """A worker, where it runs, and the fleet that it is of (None: of none). `alive`: it has not been silent for too long.
+    """A worker, where it runs, and its fleet (None: it belongs to none). `alive`: it has not been silent for too long.
 
-    `blocked_since`: since when its event loop has made no progress (None: it makes progress), and `blocked_by` the job type and
-    id that block it, as far as that is known. `halted`: its consumers (stream/group) that have ended, with their errors.
+    `blocked_since`: the time since when its event loop has made no progress (None: it makes progress). `blocked_by`: type and id
+    of the job that blocks it, if known. `halted`: its consumers (stream/group) that have ended, with their errors.
     """
 
     worker: str
@@ -47,23 +47,23 @@ class WorkerRecord:
 
 
 async def workers(database: Database) -> list[WorkerRecord]:
-    """All workers that are known."""
+    """All workers that have a row."""
     rows = await database.fetch("select * from penstock.worker_list()")
     return [WorkerRecord(**{**row, "halted": orjson.loads(row["halted"])}) for row in rows]
 
 
 async def drain_worker(database: Database, worker: str) -> str:
-    """Tell one worker of a fleet to stop. Returns the fleet. Raises `NotFound`, `Conflict` for a worker of no fleet."""
+    """Tell one worker of a fleet to stop. Returns the fleet. Raises `NotFound`, and `Conflict` for a worker of no fleet."""
     return str(await database.fetchval("select penstock.drain_worker($1)", worker))
 
 
 async def start(database: Database, fleet: str, target: str, workers: int) -> None:
-    """Announce a fleet. Raises `Conflict` when one of that name runs."""
+    """Announce a fleet. Raises `Conflict` when a fleet of that name runs."""
     await database.fetch("select penstock.start_fleet($1, $2, $3)", fleet, target, workers)
 
 
 async def look(database: Database, fleet: str, worker: str, host: str, python: str) -> bool:
-    """Say that a worker serves a fleet. Returns whether it should stop."""
+    """Report that a worker serves a fleet. Returns whether the worker should stop."""
     return bool(await database.fetchval("select penstock.serve_fleet($1, $2, $3, $4)", fleet, worker, host, python))
 
 
@@ -73,7 +73,7 @@ async def drain(database: Database, fleet: str) -> None:
 
 
 async def end(database: Database, fleet: str) -> None:
-    """Forget a fleet that has ended."""
+    """Remove a fleet that has ended."""
     await database.fetch("select penstock.end_fleet($1)", fleet)
 
 

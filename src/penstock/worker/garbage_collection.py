@@ -1,7 +1,8 @@
-"""The garbage collector in a process that does nothing but run jobs.
+"""Settings of the garbage collector for a process that only runs jobs.
 
-A batch of jobs is thousands of objects that live until it is settled. The collector's default looks at the youngest objects after
-700 new ones, and so looks at the same jobs over and over: a third of the processor time of a worker of short keyed jobs.
+A batch of jobs is thousands of objects that live until the batch is settled. By default the collector examines the youngest
+objects after 700 new ones, and so examines the same jobs again and again, for a third of the processor time of a worker of short
+keyed jobs.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ _YOUNG = 20_000
 
 
 def collect_seldom() -> None:
-    """Look for garbage once in 20,000 new objects, and never among what has been loaded so far. For a process of one's own."""
+    """Collect after 20,000 new objects, and never examine those that exist now. Only for a process that Penstock owns."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(_YOUNG, 10, 10)

@@ -1,6 +1,6 @@
-"""The heartbeat of a worker on its event loop: asks which jobs were cancelled, and begins again when it was taken for dead.
+"""The heartbeat of a worker on its event loop. It asks which jobs were cancelled, and registers a worker taken for dead again.
 
-That the row stays alive while a handler blocks the loop is the work of the heartbeat beside the loop (`groups.heartbeat`).
+The heartbeat beside the loop (`groups.heartbeat`) keeps the row alive while a handler blocks the loop.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from penstock.core.polling import wait_for_event
 from penstock.errors import PenstockError
 from penstock.groups.membership import monotonic
 from penstock.jobs import queries as jobs
-from penstock.jobs.claiming import Fetcher
+from penstock.jobs.fetcher import Fetcher
 from penstock.jobs.worked import WorkedType
 from penstock.postgres.database import Database
 from penstock.postgres.notifications import Kind, Notification, Notifications
 from penstock.settings import Settings
-from penstock.worker.fetcher import QueueSource
 from penstock.worker.maintenance import Maintenance
+from penstock.worker.queue_source import QueueSource
 from penstock.worker.registration import Registration
 from penstock.worker.roles import WorkerExecutor
 
@@ -34,10 +34,10 @@ class WorkerHeartbeat:
     Args:
         database: Database of the worker's row.
         settings: Interval.
-        registration: The row.
+        registration: The worker's row.
         types: The job types that the worker works on, which are refreshed from the database.
-        executor: Has the jobs that run.
-        queues: Claims from queues; None: the worker claims in pools only.
+        executor: Keeps the running jobs.
+        queues: Fetcher of the queues; None: the worker claims in pools only.
         fetchers: All fetchers of the worker.
         maintenance: Learns how many workers there are.
         stopping: Whether the worker has been told to stop.
@@ -66,31 +66,31 @@ class WorkerHeartbeat:
         self._maintenance = maintenance
         self._stopping = stopping
         self._leaving = False
-        # Consumers that have ended, with their errors; and under which id how many of them are in the worker's row.
+        # Consumers that have ended, with their errors; then the id of the row in which they are recorded, and how many.
         self._halted: dict[str, str] = {}
         self._noted = ("", 0)
 
     def subscribe(self, notifications: Notifications) -> None:
-        """Be told of what is said on the worker's channel."""
+        """Subscribe to the notifications on the worker's channel."""
         notifications.subscribe(self._cancelled, Kind.CANCEL)
 
     def _cancelled(self, notification: Notification) -> None:
-        # Every role that may connect to the database can send one: the heartbeat asks which jobs are to be cancelled.
+        # Every role that may connect to the database can send a notification: the heartbeat asks which jobs to cancel.
         if self._executor.holds(notification.subject):
             self._registration.beat_now.set()
 
     def consumer_halted(self, consumer: str, error: str) -> None:
-        """A consumer has ended: have it seen in the worker's row, since the worker lives and looks well."""
+        """Record in the worker's row that a consumer has ended, since the worker itself continues and looks healthy."""
         self._halted[consumer] = error
         self._registration.beat_now.set()
 
     async def leave(self) -> None:
-        """Remove the worker's row. An answer that comes later does not bring it back."""
+        """Remove the worker's row. The answer to an earlier heartbeat does not register it again."""
         self._leaving = True
         await jobs.unregister_worker(self._database, self._registration.id)
 
     async def run(self) -> None:
-        """Beat until cancelled."""
+        """Send heartbeats until cancelled."""
         now = self._registration.beat_now
         while True:
             await wait_for_event(now, self._interval)
@@ -106,7 +106,7 @@ class WorkerHeartbeat:
     def _look_for_progress(self) -> None:
         stalled_s = max((time.monotonic() - fetcher.progressed_at for fetcher in self._fetchers), default=0.0)
         if stalled_s > _STALLED_S and not self._stopping():
-            # The worker keeps what it has; that it claims nothing more is for people to see.
+            # The worker keeps its jobs; the log tells operators that it claims no more.
             log.error("claim_loop_stalled", for_s=round(stalled_s))
 
     async def _beat(self) -> None:
@@ -131,7 +131,10 @@ class WorkerHeartbeat:
                 self._types[record.name].refresh(record)
 
     async def _register_again(self) -> None:
-        """Others have its jobs. No other worker would miss those that it claimed since then: it stops and hands them back."""
+        """Register under a new id, since other workers have its jobs.
+
+        Jobs that the worker claimed after it was taken for dead have not been recovered by any other worker, so it releases them.
+        """
         log.error("worker_was_taken_for_dead", worker=self._registration.id)
         if self._queues is None:
             await self._registration.register()

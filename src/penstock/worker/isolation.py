@@ -1,13 +1,13 @@
-"""Isolation: runs jobs alone whose workers were lost twice while they held them.
+"""Isolation: runs jobs alone that were twice in progress when their worker was lost.
 
-No process can tell which of the jobs in flight killed a worker. After the second crash the database sets those that were in
-flight apart (see `tables/0002_jobs.sql`), and no claim sees them. A worker that finds such jobs stops claiming, waits until it
-has nothing in flight and everything is settled, and runs them one after the other with nothing beside them. What survives goes
-its ordinary way; what ends the process is archived as failed with the reason `quarantined` by the worker that recovers it.
+No process can tell which of the jobs in flight crashed a worker. After the second crash the database sets apart those that were
+in flight (see `tables/0002_jobs.sql`), and no claim returns them. A worker that finds such jobs stops claiming, waits until it
+has nothing in flight and everything is settled, and runs them one after the other. A job that survives is settled as usual. A job
+that crashes the process is archived as failed, with the reason `quarantined`, by the worker that recovers it.
 
-So that the ordinary work goes on, one worker in four does this at a time, for a few seconds, and then works as usual for at
-least as long. A worker that does not get empty in time tries again later and waits longer. Standing jobs and consumers of
-streams run beside: they are not set apart by anything.
+One worker in four does this at a time, for a few seconds, and then works as usual for at least as long, so that ordinary work
+continues. A worker whose jobs do not end in time tries again later and waits longer. Standing jobs and consumers of streams
+continue meanwhile.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from penstock.core.logs import get_logger
 from penstock.core.polling import wait_for_event
 from penstock.errors import NotFound, PenstockError
 from penstock.jobs import queries as jobs
-from penstock.jobs.claiming import Fetcher, Source
+from penstock.jobs.fetcher import Fetcher, Source
 from penstock.jobs.models import ClaimedJob
 from penstock.postgres.database import Database
 from penstock.settings import Settings
@@ -40,7 +40,7 @@ class RunsAlone(Source, Protocol):
 
     @property
     def empty(self) -> bool:
-        """Whether nothing that it claimed is in flight or unsettled."""
+        """Whether none of the jobs that it claimed is in flight or unsettled."""
 
     async def claim_alone(self) -> ClaimedJob | None:
         """Claim one job that waits to run alone, and start it."""
@@ -54,9 +54,9 @@ class Isolation:
 
     Args:
         database: Database to claim from.
-        fetchers: Everything that claims jobs in this process.
+        fetchers: All fetchers of this process.
         settings: Intervals.
-        settled: Waits until everything that is done is written.
+        settled: Waits until all results are written.
         worker: Id of the worker's row.
     """
 
@@ -77,11 +77,11 @@ class Isolation:
         self._stopping = asyncio.Event()
 
     def stop(self) -> None:
-        """Begin nothing more; what runs goes on."""
+        """Begin no more jobs; a running one continues."""
         self._stopping.set()
 
     async def run(self) -> None:
-        """Look for jobs that are to run alone, until cancelled."""
+        """Look for jobs that wait to run alone, until cancelled."""
         while not self._stopping.is_set():
             await wait_for_event(self._stopping, self._interval * random.uniform(0.7, 1.3))
             try:

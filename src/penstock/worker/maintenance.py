@@ -1,7 +1,7 @@
-"""Maintenance: what every process does for the whole database, so that nothing else has to be run or scheduled.
+"""Maintenance: the work that every process does for the whole database, so that nothing else has to be run or scheduled.
 
-All workers of a process on one database share one maintenance, see `of`. Each does it often when there are few workers and seldom
-when there are many, so that the database sees about the same number of these calls whatever the size of the fleet.
+All workers of a process on one database share one maintenance, see `of`. A process works often when there are few workers
+and seldom when there are many, so that the database receives about the same number of these calls whatever their number.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _TEND_EVERY_S = 5.0
 
 
 class Maintenance:
-    """Promotes due jobs, recovers lost ones, ends subscriptions, expires and prunes.
+    """Promotes due jobs, recovers lost jobs, expires jobs, ends subscriptions, maintains streams and prunes.
 
     Args:
         database: Database to maintain.
@@ -38,7 +38,7 @@ class Maintenance:
 
     def __init__(self, database: Database, settings: Settings) -> None:
         self.workers = 1
-        """How many workers there are on the database."""
+        """Number of workers on the database."""
         self._database = database
         self._settings = settings
         self._taking_part: list[Callable[[], None]] = []
@@ -47,11 +47,11 @@ class Maintenance:
         self._more_messages = False
 
     def look(self) -> None:
-        """A job may be due sooner than was known."""
+        """Look for due jobs: one may be due sooner than was known."""
         self._look.set()
 
     async def run(self, wake: Callable[[], None]) -> None:
-        """Take part until cancelled: the first who does starts it, the last one ends it.
+        """Take part until cancelled. The first participant starts the maintenance, the last one ends it.
 
         Args:
             wake: Called when jobs became ready.
@@ -61,7 +61,7 @@ class Maintenance:
             self._running = asyncio.create_task(self._maintain(), name="penstock-maintenance")
         running = self._running
         try:
-            # It never ends by itself but with an error, which is that of all who take part.
+            # It ends by itself only with an error, which all participants raise.
             await asyncio.shield(running)
         finally:
             self._taking_part.remove(wake)
@@ -96,12 +96,12 @@ class Maintenance:
             took = time.monotonic() - started
             longest = self._settings.maintenance_interval.total_seconds()
             wait = longest if due_in is None else min(max(due_in, 0.0), longest)
-            # Never more than a tenth of the time, and shared among the workers.
+            # Promotion takes at most a tenth of the time, shared among the workers.
             await asyncio.sleep(min(max(0.01, took * 10), 5.0) * self._share())
             await wait_for_event(self._look, max(wait - took, 0.0) * random.uniform(0.95, 1.0))
 
     async def _recover_and_prune(self) -> None:
-        """Take back the jobs of dead workers and ended leases, expire and prune, until cancelled."""
+        """Recover the jobs of dead workers and ended leases, expire jobs, and prune, until cancelled."""
         pruned_at = tended_at = time.monotonic()
         while True:
             await asyncio.sleep(self._settings.maintenance_interval.total_seconds() * self._share() * random.uniform(0.7, 1.3))
@@ -124,14 +124,14 @@ class Maintenance:
                 await self._try(self._prune_messages(keep))
 
     async def _tend_streams_now_and_then(self) -> None:
-        """Begin new segments of streams, apply retention and compaction, until cancelled."""
+        """Maintain the streams at intervals, until cancelled."""
         while True:
             pause = min(_TEND_EVERY_S, self._settings.maintenance_interval.total_seconds() * 5)
             await asyncio.sleep(pause * self._share() * random.uniform(0.7, 1.3))
             await self._try(self.tend_streams())
 
     async def tend_streams(self) -> None:
-        """Do it once; what cannot be done for one stream is no matter to the others."""
+        """Begin new segments, and apply retention and compaction, once. A failure at one stream does not stop the others."""
         for stream in await streams.to_tend(self._database):
             await self._try(self._tend_stream(stream))
         await streams.drop_retired(self._database)
@@ -171,7 +171,7 @@ class Maintenance:
             log.warning("maintenance_failed", error=error)
 
     def _share(self) -> float:
-        # Those of this process count as one.
+        # The workers of this process count as one.
         return max(1.0, self.workers / max(len(self._taking_part), 1) / _WORKERS_AT_FULL_PACE)
 
 
@@ -179,7 +179,7 @@ _maintenances: WeakKeyDictionary[Database, Maintenance] = WeakKeyDictionary()
 
 
 def of(database: Database, settings: Settings) -> Maintenance:
-    """The maintenance of this process on a database, with the settings of the first who asks."""
+    """The maintenance of this process on a database, with the settings of the first caller."""
     if (found := _maintenances.get(database)) is None:
         found = _maintenances[database] = Maintenance(database, settings)
     return found

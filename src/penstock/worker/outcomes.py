@@ -1,4 +1,4 @@
-"""What an attempt comes to: the settlement of a job whose handler returned, raised, or was stopped."""
+"""The settlement of an attempt whose handler raised, was stopped, or did not start."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _LONGEST_TRACEBACK = 8_000
 
 
 def released(running: Running) -> Settlement:
-    """Handed back as if it had not been claimed."""
+    """The settlement of a job that is released as if it had not been claimed."""
     return Settlement(running.claimed.id, running.claimed.attempts, running.lease, Outcome.RELEASED)
 
 
 def stopped(running: Running) -> Settlement:
-    """What an attempt comes to that was told to stop, or was not to start."""
+    """The settlement of an attempt that was stopped, or that must not start."""
     claimed = running.claimed
     if running.reason == "cancelled":
         return Settlement(claimed.id, claimed.attempts, running.lease, Outcome.CANCELLED)
@@ -41,14 +41,14 @@ def stopped(running: Running) -> Settlement:
     detail = {"type": "Interrupted", "message": f"the worker {cause} before the handler was done"}
     text = orjson.dumps(detail).decode()
     if running.reason == "lost":
-        # As others do with the jobs of the dead: the attempt is used, so that its number is not given twice.
+        # As recovery does with the jobs of a dead worker: the attempt is used up, so that its number is not given twice.
         return Settlement(claimed.id, claimed.attempts, running.lease, Outcome.FAILED, text, timedelta(0))
-    # With a detail the job counts as started, which an at_most_once job may be only once.
+    # A release with a detail counts as started; an at_most_once job then fails, since it may start only once.
     return Settlement(claimed.id, claimed.attempts, running.lease, Outcome.RELEASED, text)
 
 
 def settlement_of(running: Running, error: BaseException) -> Settlement | None:
-    """What an attempt that raised comes to. None: it is settled elsewhere."""
+    """The settlement of an attempt whose handler raised an error; None: the job is settled elsewhere."""
     try:
         if isinstance(error, SettledElsewhere):
             return None
@@ -56,7 +56,7 @@ def settlement_of(running: Running, error: BaseException) -> Settlement | None:
             return released(running)
         if isinstance(error, UnreadablePayload):
             return _quarantined(running, error)
-        # Without a reason a cancellation is the handler's own doing.
+        # Without a reason, the handler cancelled itself.
         return _failed(running, error) if running.reason is None else stopped(running)
     except BaseException as failure:
         log.exception("job_failed_oddly", job_id=str(running.claimed.id))
@@ -64,7 +64,7 @@ def settlement_of(running: Running, error: BaseException) -> Settlement | None:
 
 
 def _quarantined(running: Running, error: Exception) -> Settlement:
-    """Its payload cannot be read, by any attempt."""
+    """The settlement of a job whose payload no attempt can read."""
     claimed = running.claimed
     detail = jobs.quarantined(f"its payload cannot be read: {message_of(error)}")
     return Settlement(claimed.id, claimed.attempts, running.lease, Outcome.QUARANTINED, detail)
@@ -75,8 +75,8 @@ def _failed(running: Running, error: BaseException) -> Settlement:
     message = message_of(error)
     try:
         trace = "".join(traceback.format_exception(error))[-_LONGEST_TRACEBACK:]
-    except Exception as failure:  # groups within groups without end, for one
-        trace = f"(its traceback cannot be had: {type(failure).__name__})"
+    except Exception as failure:  # such as exception groups nested without end
+        trace = f"(its traceback cannot be formatted: {type(failure).__name__})"
     detail = {
         "type": type(error).__qualname__,
         "message": message,

@@ -1,4 +1,4 @@
-"""The far side of `executor="process"`: finds the handler by its name and runs one job."""
+"""Runs one job in a child process (`executor="process"`), whose handler is found by its name."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ class UnreadablePayload(Exception):
 
 
 def call_in_process(module: str, qualname: str, claimed: ClaimedJob) -> Any:
-    """Run the handler `module.qualname` for a job. Its result and its error travel back by pickle."""
+    """Run the handler `module.qualname` for a job. The result or error returns pickled."""
     found = reduce(getattr, qualname.split("."), importlib.import_module(module))
-    # The decorator put a job type in the handler's place.
+    # The decorator has replaced the function with a job type.
     handler: Any = getattr(found, "handler", found)
     codec: Codec[Any] = Codec(payload_type(handler), claimed.name)
     try:
@@ -38,5 +38,5 @@ def call_in_process(module: str, qualname: str, claimed: ClaimedJob) -> Any:
     try:
         return handler(job)
     except StopIteration as error:
-        # A future cannot hold it.
+        # A future cannot carry StopIteration.
         raise RuntimeError(f"the handler raised {error!r}") from error

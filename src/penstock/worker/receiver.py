@@ -1,4 +1,4 @@
-"""The pull form of a pool's worker: the program asks for jobs and says what became of them."""
+"""The pull worker of a pool: the program asks for jobs and settles them."""
 
 from __future__ import annotations
 
@@ -32,22 +32,22 @@ _LONGEST_ERROR = 2_000
 
 
 class PulledJob(Job[T], Generic[T]):
-    """A job that a program pulled. It has to be settled: `ack`, `fail` or `release`; until then its key waits."""
+    """A job that a program pulled. The program must settle it with `ack`, `fail` or `release`; until then its key waits."""
 
     __slots__ = ("_pulled",)
     _pulled: Pulled
 
     async def ack(self, result: Any = None) -> None:
-        """The job is done. Returns when that is written.
+        """Settle the job as succeeded. Returns when that is written.
 
         Raises:
-            Conflict: The job no longer belongs to this worker; another runs it, or will.
+            Conflict: The job no longer belongs to this worker; another one runs it, or will run it.
         """
         detail = None if result is None else dump_json(result, f"the result of {self.name}")
         await self._pulled.settle(Outcome.SUCCEEDED, detail)
 
     async def fail(self, error: str | BaseException, *, retry: bool = True, after: timedelta | None = None) -> None:
-        """The attempt failed: it is retried (`after` a while, or the backoff of the pool) while attempts are left.
+        """Settle the attempt as failed. The job is retried, `after` a delay or the backoff of the pool, while attempts are left.
 
         Raises:
             Conflict: The job no longer belongs to this worker.
@@ -59,14 +59,14 @@ class PulledJob(Job[T], Generic[T]):
         await self._pulled.settle(Outcome.FAILED if retry else Outcome.FAILED_FOR_GOOD, detail, after)
 
     async def release(self) -> None:
-        """Hand the job back as if it had not been pulled."""
+        """Release the job as if it had not been pulled."""
         await self._pulled.settle(Outcome.RELEASED, None)
 
 
 class PoolWorker(Generic[T]):
     """A worker of a pool whose jobs are pulled. Made by `Pool.worker`; use it as an async context manager.
 
-    It is the ordinary worker, with an executor that hands jobs to the program.
+    It is the ordinary `Worker` with an executor that gives jobs to the program.
     """
 
     def __init__(self, context: Context, pool: WorkedPool, codec: Codec[T], id: str | None, prefetch: int) -> None:
@@ -114,25 +114,25 @@ class PoolWorker(Generic[T]):
         assert self._worker is not None and self._executor is not None and self._working is not None  # noqa: S101
         self._executor.release_all()
         self._worker.stop()
-        # An error that ended it was raised by `jobs`.
+        # `jobs` has raised the error that ended it.
         await asyncio.gather(self._working, return_exceptions=True)
 
     @property
     def slots(self) -> list[int]:
-        """The slots that are this worker's at this moment."""
+        """The slots that this worker owns at this moment."""
         return sorted(self._member.owned) if self._worker is not None else []
 
     async def set_metadata(self, metadata: Mapping[str, Any]) -> None:
-        """Say something else of this worker; a pool with a rule of its own assigns its keys again."""
+        """Publish other metadata of this worker; a pool with its own `assign` places its keys again."""
         check_mapping("metadata", metadata, '{"clients": ["ada"]}')
         if self._worker is not None:
             await self._member.set_metadata(metadata)
 
     async def jobs(self) -> AsyncIterator[PulledJob[T]]:
-        """The jobs of this worker's keys, as they come, one of a key at a time.
+        """The jobs of the keys that this worker owns, as they arrive, one of each key at a time.
 
         Raises:
-            Conflict: This worker was taken for dead, and meanwhile another has its id.
+            Conflict: This worker was taken for dead, and another one has its id now.
             SchemaMismatch: A migration has changed the schema so that this version cannot work with it.
         """
         executor, working = self._executor, self._working
@@ -145,7 +145,7 @@ class PoolWorker(Generic[T]):
                 try:
                     job = self._given(pulled)
                 except Exception as error:
-                    # As with a handler; its key is not to wait for it.
+                    # As with a handler; the key must not wait for it.
                     detail = jobs.quarantined(f"its payload cannot be read: {getattr(error, 'message', error)}")
                     executor.finish(pulled, pulled.settlement(Outcome.QUARANTINED, detail))
                     continue

@@ -1,4 +1,4 @@
-"""The row of a worker: under which id it claims, and until when no other worker can have taken it for dead."""
+"""The row of a worker: the id under which it claims, and the time until which no other worker can have taken it for dead."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _FENCE_SHARE = 0.8
 
 
 class Registration:
-    """The row of one worker. A `Kept`: the heartbeat beside the loop keeps it alive.
+    """The row of one worker. A `Kept`, which the heartbeat beside the loop keeps alive.
 
     Args:
         database: Database of the row.
         settings: Concurrency, and the silence after which the worker counts as dead.
         types: The job types that the worker works on.
         process: Id of the process, with which the ids of its members begin.
-        holds_as: A worker runs what it claims, a dispatcher sends it elsewhere. See `tables/0002_jobs.sql`.
+        holds_as: "worker": it runs the jobs that it claims; "dispatcher": it sends them elsewhere. See `tables/0002_jobs.sql`.
         listener: Listens on the channel of the row.
     """
 
@@ -44,7 +44,7 @@ class Registration:
     ) -> None:
         self.id = process
         self.beat_now = asyncio.Event()
-        """Set when the heartbeat of the loop is to look at the row at once."""
+        """Set when the heartbeat of the loop must be sent at once."""
         self._database = database
         self._settings = settings
         self._types = types
@@ -53,11 +53,11 @@ class Registration:
         self._listener = listener
         self._loop = asyncio.get_running_loop()
         self._registrations = 0
-        # Until when, by this process's clock, no other worker can take it for dead.
+        # The time, by this process's clock, until which no other worker can take this one for dead.
         self._fence_at = float("-inf")
 
     async def register(self) -> None:
-        """Make the row. Once a worker was taken for dead it gets another id: its old one is never heard of again."""
+        """Insert the row. A worker that was taken for dead gets a new id, since its old one is never used again."""
         if self._registrations:
             self._listener.remove(self._channel)
         self._registrations += 1
@@ -77,14 +77,14 @@ class Registration:
         self.kept(sent_at, self._settings.dead_after.total_seconds())
 
     def may_start(self) -> bool:
-        """Whether what was claimed under this registration is still its own."""
+        """Whether the jobs that were claimed under this registration still belong to it."""
         return monotonic() < self._fence_at
 
-    # -- what the heartbeat's thread calls, see `groups.heartbeat.Kept`
+    # -- the heartbeat's thread calls these, see `groups.heartbeat.Kept`
 
     @property
     def keep_s(self) -> float:
-        """See `Kept`: the longest visibility timeout of what it works on; each lease ends by itself."""
+        """See `Kept`: the longest visibility timeout of its job types, since each lease ends by itself."""
         longest = [worked.declared.visibility_timeout for worked in list(self._types.values())]
         return max([self._settings.wedged_after, *longest]).total_seconds()
 
@@ -93,7 +93,7 @@ class Registration:
         return ("", self.id, UUID(int=0)) if self._registrations else None
 
     def unknown(self) -> None:
-        """See `Kept`: the loop's own heartbeat sees to it."""
+        """See `Kept`: the heartbeat of the loop then registers the worker again."""
         self._fence_at = float("-inf")
         with suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(self.beat_now.set)

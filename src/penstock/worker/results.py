@@ -1,4 +1,4 @@
-"""The way of a result: from the executor, through the key queues of the pool that its job is of, to the completer."""
+"""Passes results from the executor to the completer; the result of a job in a pool goes through its key queue."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from penstock.worker.completer import Completer
 
 
 class Results:
-    """Takes results, and sends each by its pool to the completer.
+    """Receives results, and passes each to the completer, through the key queues of its pool when it has one.
 
     Args:
-        completer: Settles them.
+        completer: Settles the results.
     """
 
     def __init__(self, completer: Completer) -> None:
@@ -19,12 +19,12 @@ class Results:
         self._key_queues: list[KeyQueues] = []
 
     def register(self, key_queues: KeyQueues) -> None:
-        """From now on results of jobs in these key queues go by them, and these are told what was written."""
+        """Pass the results of jobs in these key queues through them, and tell them which results are written."""
         self._key_queues.append(key_queues)
         self.completer.on_written.append(key_queues.written)
 
     def finish(self, result: Settlement) -> None:
-        """Take a result."""
+        """Accept a result."""
         for key_queues in self._key_queues:
             if key_queues.holds(result.id):
                 key_queues.finished(result)

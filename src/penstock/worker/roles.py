@@ -1,4 +1,4 @@
-"""What a worker needs of its executor, of which there are two: one runs handlers, the other hands jobs to the program."""
+"""The role of an executor in a worker: `Executor` runs handlers, and `ExternalExecutor` gives the jobs to a program."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from collections.abc import Callable, Collection
 from typing import Protocol
 from uuid import UUID
 
-from penstock.pools.fetcher import PoolExecutor
+from penstock.pools.key_source import PoolExecutor
 from penstock.pools.worked import WorkedPool
 
 
 class WorkerExecutor(PoolExecutor, Protocol):
-    """Has the jobs of a worker from their claim to their result."""
+    """Keeps the jobs of a worker from their claim to their result."""
 
     on_room: list[Callable[[], None]]
-    """Called soon after places have come free."""
+    """Called soon after places have become free."""
 
     @property
     def in_flight(self) -> int:
@@ -24,10 +24,10 @@ class WorkerExecutor(PoolExecutor, Protocol):
         """Whether it runs jobs of this pool; otherwise the pool has only standing jobs here."""
 
     def in_loop(self) -> str | None:
-        """What the event loop works on at this moment, asked from another thread."""
+        """What the event loop runs at this moment. Called from another thread."""
 
     def holds(self, id: str) -> bool:
-        """Whether it has a job, by its id as a text from anywhere."""
+        """Whether it has a job. The id is any text, since it comes from a notification."""
 
     def jobs_of(self, names: Collection[str]) -> list[UUID]:
         """The jobs of these types that are not finished."""
@@ -36,16 +36,16 @@ class WorkerExecutor(PoolExecutor, Protocol):
         """Tell a job to stop."""
 
     async def run(self) -> None:
-        """Watch the limits of time until cancelled."""
+        """Watch the time limits until cancelled."""
 
     def release_waiting(self) -> None:
-        """Hand back what did not start, and start nothing more."""
+        """Release the jobs that have not started, and start no more."""
 
     async def finished(self, grace: float | None) -> bool:
         """Wait until all jobs are done. False when the grace period (seconds; None: any time) was too short."""
 
     async def stop_handlers(self) -> None:
-        """Stop what still runs."""
+        """Stop the jobs that still run."""
 
     def close(self) -> None:
         """End threads and processes without waiting for them."""

@@ -1,4 +1,4 @@
-"""A claimed job in this process, and what its handler gets of it."""
+"""A claimed job in this process, and the `Job` that its handler receives."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from penstock.worker.process import UnreadablePayload
 
 
 class JobHolder(Protocol):
-    """The executor, as a running job uses it."""
+    """What a claimed job uses of the executor that runs it."""
 
     database: Database
     loop: asyncio.AbstractEventLoop
 
     def moved(self, running: Running, lease: int) -> None:
-        """The job has another lease now."""
+        """Accept that the lease of the job was renewed under a new number."""
 
     def report_progress(self, id: UUID, running: Running, progress: str) -> None:
-        """Note the progress of the job, JSON text."""
+        """Record the progress of the job, JSON text."""
 
 
 class Running:
-    """A claimed job in this process: waiting for a place, or being run."""
+    """A claimed job in this process, which waits for a place or runs. The `JobControl` of its `Job`."""
 
     __slots__ = (
         "_executor",
@@ -65,8 +65,8 @@ class Running:
         self.worked = worked
         self.lease = claimed.lease
         self.limit = limit  # seconds that its handler may run
-        self.latest = deadline  # when its lease is about to end
-        self.deadline = deadline  # of its start, then of its handler
+        self.latest = deadline  # when its lease is about to end, by the monotonic clock
+        self.deadline = deadline  # the latest start while it waits, then the latest end of its handler
         self.started = False  # it has a place
         self.entered = False  # its task has taken its first step
         self.may_start = may_start
@@ -75,11 +75,11 @@ class Running:
 
     @property
     def cancelled(self) -> bool:
-        """Whether the handler should stop."""
+        """See `JobControl`."""
         return self.reason is not None
 
     async def extend(self, duration: timedelta | None) -> None:
-        """See `Job.extend`."""
+        """See `JobControl`."""
         lease = await jobs.extend(self._executor.database, self.claimed, self.lease, duration)
         if lease is None:
             raise Conflict(
@@ -91,11 +91,11 @@ class Running:
         self.deadline = max(self.deadline, time.monotonic() + left * 0.9)
 
     def extend_blocking(self, duration: timedelta | None) -> None:
-        """See `Job.extend_blocking`."""
+        """See `JobControl`."""
         asyncio.run_coroutine_threadsafe(self.extend(duration), self._executor.loop).result(timeout=60)
 
     def progress(self, value: Any) -> None:
-        """See `Job.progress`."""
+        """See `JobControl`."""
         self._executor.loop.call_soon_threadsafe(
             self._executor.report_progress,
             self.claimed.id,
@@ -105,7 +105,7 @@ class Running:
 
 
 def job_of(running: Running) -> Job[Any]:
-    """What the handler gets. Raises `UnreadablePayload`."""
+    """The job as its handler receives it. Raises `UnreadablePayload`."""
     claimed = running.claimed
     try:
         data = running.worked.codec.load(claimed.data)

@@ -1,4 +1,4 @@
-"""How a worker was told to stop, and how long it waits for what runs."""
+"""How a worker was told to stop, and how long it waits for running handlers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _LEAVE_AT_ONCE_S = 2.0
 
 
 class Shutdown:
-    """The end of one worker.
+    """The shutdown of one worker.
 
     Args:
         grace_s: Seconds that handlers have to finish.
@@ -28,7 +28,7 @@ class Shutdown:
         self._at_once = asyncio.Event()
 
     def stop(self) -> None:
-        """Stop in an orderly way; a second call: at once, without waiting for handlers."""
+        """Stop in an orderly way; a second call stops at once, without waiting for handlers."""
         if self._retiring and not self._limited.is_set():
             self._limited.set()
             return
@@ -37,7 +37,7 @@ class Shutdown:
         self.requested.set()
 
     def retire(self) -> None:
-        """Stop, and let what runs take as long as it needs; after a `stop` it has the usual time to end."""
+        """Stop, and let running handlers take as long as they need; after a further `stop` they have the grace period."""
         if not self.requested.is_set():
             self._retiring = True
             self.requested.set()
@@ -49,11 +49,11 @@ class Shutdown:
 
     @property
     def leave_s(self) -> float:
-        """Seconds for settling what has ended and for leaving the database."""
+        """Seconds for settling the results and for removing the worker's row."""
         return _LEAVE_AT_ONCE_S if self._at_once.is_set() else _LEAVE_S
 
     async def finished(self, executor: WorkerExecutor, members: Sequence[asyncio.Task[None]]) -> None:
-        """Wait until jobs, events and runs of schedules are done and every slot is handed over, or there is no time left."""
+        """Wait until jobs, events and runs of schedules are done and all slots are released, or the time is over."""
         if self._retiring:
             await _first_of(self._done(executor, members, None), self._limited.wait())
         await _first_of(self._done(executor, members, self._grace_s), self._at_once.wait())

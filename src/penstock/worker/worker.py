@@ -1,8 +1,8 @@
-"""One worker: its parts, put together in one place, and its life.
+"""One worker: it makes its parts, connects them, and starts and stops them.
 
-A job goes fetcher -> executor -> completer; the result of one in a pool passes its key queue. The parts are tasks of the worker.
-When it is told to stop, the fetcher ends first; what waits is handed back; what runs gets the grace period; then everything is
-settled and the worker takes its leave.
+A job goes from the fetcher to the executor to the completer; the result of a job in a pool passes its key queue. The parts are
+tasks of the worker. When the worker is told to stop, the fetchers end first. It releases the jobs that have not started, gives
+the running handlers the grace period, settles all results, and removes its row.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from penstock.core.polling import Polling
 from penstock.errors import InvalidInput, NotFound, PenstockError
 from penstock.groups import heartbeat
 from penstock.jobs import queries as jobs
-from penstock.jobs.claiming import Fetcher
+from penstock.jobs.fetcher import Fetcher
 from penstock.jobs.models import Settlement
 from penstock.jobs.worked import WorkedType
 from penstock.pools.service import PoolService, new_member_id
@@ -35,9 +35,9 @@ from penstock.streams.consumer.dispatcher import Halted
 from penstock.worker import maintenance
 from penstock.worker.completer import Completer
 from penstock.worker.executor import Executor
-from penstock.worker.fetcher import QUIET_S, AdmissionControl, AdmitAll, QueueSource
 from penstock.worker.heartbeat import WorkerHeartbeat
 from penstock.worker.isolation import Isolation
+from penstock.worker.queue_source import QUIET_S, AdmissionControl, AdmitAll, QueueSource
 from penstock.worker.registration import Registration
 from penstock.worker.results import Results
 from penstock.worker.roles import WorkerExecutor
@@ -54,19 +54,19 @@ class Worker:
         types: The job types with their handlers, by name.
         settings: Concurrency, intervals, grace period.
         pools: The pools to take part in.
-        beside: What else is to run, without an end, as long as the worker does.
+        beside: Further loops by name, which run as long as the worker does.
         consumers: Members of consumer groups to run.
         schedules: Timers and cron schedules.
-        process: Its id, with which those of its members begin; None: a new one.
-        dispatches: It sends its jobs elsewhere. `types` are those of the database, and others may come; each job is written as
-            begun before it starts, and none is run alone.
-        admission: What may be claimed now.
-        before_stopping_handlers: Called with what still runs when the grace period is over.
-        executor: Has the jobs of pools in the place of an executor that runs handlers; with the `results` that it finishes.
-        results: Takes results.
+        process: Id of the worker, with which the ids of its members begin; None: a new one.
+        dispatches: Whether the worker sends its jobs to another service. `types` are then those of the database, to which others
+            may be added; each job is recorded as begun before it starts, and none runs alone.
+        admission: Decides what may be claimed now; None: everything.
+        before_stopping_handlers: Called with the executor when the grace period is over and handlers may still run.
+        executor: Executor for the jobs of pools instead of the one that runs handlers; it passes its results to `results`.
+        results: Receives results; None: new ones.
 
     Attributes:
-        consumers: Members of consumer groups that it runs.
+        consumers: Members of consumer groups that the worker runs.
         ended: The errors with which some of them ended.
     """
 
@@ -111,7 +111,7 @@ class Worker:
         keyed = {pool.name: pool.type for pool in pools if pool.type is not None}
         handlers = Executor(
             database,
-            # What a dispatcher works on grows in place.
+            # The mapping itself: the types of a dispatcher are added to it later.
             {**types, **keyed} if keyed else types,
             settings,
             # Without pools no result has to look for its key queue.
@@ -121,7 +121,7 @@ class Worker:
             may_start=self._registration.may_start,
         )
         self._executor: WorkerExecutor = executor or handlers
-        # None: it claims in pools alone.
+        # None: the worker claims in pools only.
         self._queues: Fetcher[QueueSource] | None = None
         if types or dispatches:
             queues = QueueSource(database, types, settings, self._registration, handlers, completer, admission or AdmitAll())
@@ -158,7 +158,7 @@ class Worker:
         self._connect()
 
     def _connect(self) -> None:
-        """Have each part told of what happens in the others, and in the database."""
+        """Connect the parts by their callbacks, and subscribe them to notifications."""
         for pool in self.pools:
             if pool.key_queues is not None:
                 self._results.register(pool.key_queues)
@@ -183,7 +183,7 @@ class Worker:
 
     @property
     def id(self) -> str:
-        """The id of the worker; once it was taken for dead it has another one."""
+        """The id of the worker, which changes when the worker was taken for dead and registers again."""
         return self._registration.id
 
     @property
@@ -192,11 +192,11 @@ class Worker:
         return self._shutdown.requested.is_set()
 
     def stop(self) -> None:
-        """Stop in an orderly way; a second call: at once, without waiting for handlers."""
+        """Stop in an orderly way; a second call stops at once, without waiting for handlers."""
         self._shutdown.stop()
 
     def retire(self) -> None:
-        """Stop, and let what runs take as long as it needs; after a `stop` it has the usual time to end."""
+        """Stop, and let running handlers take as long as they need; after a further `stop` they have the grace period."""
         self._shutdown.retire()
 
     async def started(self) -> None:
@@ -210,8 +210,8 @@ class Worker:
             PenstockError: The database refuses the worker.
             SchemaMismatch: A migration has changed the schema so that this version cannot work with it; the worker has stopped.
             Conflict: A live worker of one of its pools has its id.
-            Halted, NotFound: A consumer halted, or its stream was dropped. The other work goes on, until `stop` or when there is
-                none; this is raised at the end.
+            Halted, NotFound: A consumer halted, or its stream was dropped. The other work continues until `stop`, or until none
+                is left; the error is raised at the end.
         """
         await self._prepare()
         tasks: list[asyncio.Task[None]] = []
@@ -297,7 +297,7 @@ class Worker:
             stopping.cancel()
         for task in done:
             if task is not stopping:
-                task.result()  # a part never ends by itself but with an error
+                task.result()  # a part ends by itself only with an error
 
     async def _shut_down(
         self,
@@ -320,7 +320,7 @@ class Worker:
         if self._before_stopping_handlers is not None:
             await self._before_stopping_handlers(self._executor)
         await self._executor.stop_handlers()
-        # If the database is away now, the others recover what is left when the heartbeat is missed.
+        # If the database is unavailable now, other workers recover what is left when this one has become silent.
         with suppress(TimeoutError, PenstockError):
             async with asyncio.timeout(self._shutdown.leave_s):
                 await self._completer.drained()
@@ -331,7 +331,7 @@ class Worker:
         log.info("worker_stopped", worker=self.id)
 
     async def _consume(self, consumer: Consumer[Any]) -> None:
-        """Run a consumer. One that ends by itself takes nothing else with it."""
+        """Run a consumer. When it ends by itself, the other parts of the worker continue."""
         try:
             await consumer.run()
         except (Halted, NotFound) as error:

@@ -24,7 +24,8 @@ from penstock.core.polling import Polling
 from penstock.errors import Conflict, DatabaseUnavailable, NotFound, PenstockError
 from penstock.http.topics.delivery_buffer import Copy, DeliveryBuffer
 from penstock.jobs import queries as jobs
-from penstock.jobs.claiming import FailedClaims, Fetcher, Look, WatermarkedClaims
+from penstock.jobs.claiming import FailedClaims, WatermarkedClaims
+from penstock.jobs.fetcher import Fetcher, Look
 from penstock.jobs.models import ClaimedJob, Outcome, Settlement
 from penstock.postgres.database import Database
 from penstock.postgres.listener import Listener

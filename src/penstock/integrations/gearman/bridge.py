@@ -3,9 +3,9 @@
 `subscribe_fanout` and `unsubscribe_fanout` take `{"topic", "client_id"}`, `fanout` takes `{"topic", "payload"}` and, if wanted,
 `unique` and `background`. Each subscriber's copy goes to the Gearman function `<topic>_<client_id>`.
 
-A fan-out is a publish. The copies of the Gearman subscribers are jobs in one queue, that of the bridge, each with the name of
-its Gearman function as key; any bridge of that queue gives them to gearmand. So bridges share the work, what a bridge had in
-hand when it died goes to the others, and what is published from Python or SQL reaches Gearman subscribers too.
+A fan-out is a publish. The copies of the Gearman subscribers are jobs in the queue of the bridge, each with the name of its
+Gearman function as key; any bridge of that queue submits them to gearmand. So bridges share the work, the other bridges recover
+the copies of one that crashed, and messages that are published from Python or SQL reach Gearman subscribers too.
 
 Penstock queues can also be exposed as Gearman functions (a Gearman job becomes a Penstock job, whose result goes back), and
 Penstock jobs can be forwarded to Gearman workers.
@@ -43,15 +43,15 @@ _MOST_AT_ONCE = 1_000
 
 
 class Bridge:
-    """Serves gearmands and a database until it is stopped.
+    """Connects gearmands with a database until it is stopped.
 
     Args:
-        app: An app of the bridge's own.
-        servers: Where gearmands listen.
-        name: The queue of the copies for Gearman subscribers. Bridges to the same gearmands share it, others need another.
+        app: An application that only the bridge uses.
+        servers: Addresses of the gearmands.
+        name: The queue of the copies for Gearman subscribers. Bridges to the same gearmands share it; others need another one.
         expose: Job types that are offered as Gearman functions.
         forward: Job types whose jobs Gearman workers run, under the same name.
-        timeout: How long a foreground fan-out waits for its receivers.
+        timeout: The longest time for which a foreground fan-out waits for its receivers.
     """
 
     def __init__(
@@ -96,13 +96,13 @@ class Bridge:
         self._stop.set()
 
     async def serving(self) -> None:
-        """Wait until the bridge is ready for jobs, which it takes as soon as a gearmand is there."""
+        """Wait until the bridge accepts jobs, which it does as soon as a gearmand is connected."""
         await self._serving.wait()
 
     async def run(self) -> None:
         """Serve until `stop`. Raises `PenstockError` when the database refuses the bridge."""
         await self._declare()
-        # A worker for each type: jobs that wait for a Gearman worker hold no place that another type needs.
+        # Each type has its own worker, so that jobs which wait for a Gearman worker occupy no place that another type needs.
         workers = [await self._app.worker(name) for name in (self.name, *self._forward)]
         self._wire = Wire(self._servers, f"penstock-{self.name}", list(self._functions), self._take, _MOST_AT_ONCE)
         self._deliveries.submitter = self._wire
@@ -174,7 +174,7 @@ class Bridge:
             try:
                 result = await self._functions[taken.function](taken)
             except DatabaseUnavailable as error:
-                # gearmand holds the job as long as we do.
+                # gearmand keeps the job until the bridge answers.
                 log.warning("gearman_job_waits", function=taken.function, error=error, retry_in_s=pause)
                 await asyncio.sleep(pause)
                 pause = min(pause * 2, 5.0)
@@ -250,7 +250,7 @@ class Bridge:
 
 
 class Finished:
-    """Waits for many jobs at once, with one question to the database for all of them."""
+    """Waits for many jobs at once, with one query for all of them."""
 
     def __init__(self, app: Penstock) -> None:
         self._app = app
@@ -258,13 +258,13 @@ class Finished:
         self._arrived = asyncio.Event()
 
     async def wait(self, id: UUID) -> JobRecord:
-        """The job, once it is archived. Raises `NotFound` when there is none."""
+        """Wait until a job is archived, and return it. Raises `NotFound` when it does not exist."""
         future = self._waiting.setdefault(id, asyncio.get_running_loop().create_future())
         self._arrived.set()
         return await asyncio.shield(future)
 
     async def run(self) -> None:
-        """Look until cancelled."""
+        """Query the jobs at intervals until cancelled."""
         pause = 0.01
         while True:
             await self._arrived.wait()
@@ -310,7 +310,7 @@ def _text(request: dict[str, Any], key: str) -> str:
 
 
 def _count(receipt: Published) -> bytes:
-    """What gearhorn answers: the number of receivers, or what went wrong with which."""
+    """The answer of gearhorn: the number of receivers. Raises `PenstockError` with the receivers that failed."""
     errors = [
         [outcome.client_id, "Worker failure" if outcome.status.finished else "Worker timeout"]
         for outcome in receipt.outcomes or []
@@ -322,9 +322,9 @@ def _count(receipt: Published) -> bytes:
 
 
 def _id_of(taken: TakenJob) -> UUID:
-    """The same for a job that gearmand gives to another bridge because the first one died, where that can be known.
+    """The id of the Penstock job for a Gearman job, if possible the same when gearmand gives it to another bridge after a crash.
 
-    A handle is used again after gearmand restarts; the unique key that libgearman makes for each job, a UUID, is not.
+    gearmand uses a handle again after a restart, but not the unique key, a UUID, that libgearman makes for each job.
     """
     try:
         return uuid.uuid5(_IDS, f"{UUID(taken.unique)} {taken.handle}")

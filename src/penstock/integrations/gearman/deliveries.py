@@ -1,9 +1,9 @@
-"""Deliveries: copies of messages that the bridge gives to Gearman workers.
+"""Deliveries: copies of messages that the bridge submits to gearmand.
 
-A delivery gives its job to gearmand at once and then waits in its place for the result. A Gearman function that no worker
-serves, or one that is slower than its jobs come, must not hold the places that deliveries to other functions need. So the
-deliveries of one function wait in at most a share of the places; beyond it a delivery parks: its job stays with gearmand, its
-copy goes back to the queue with a delay, and when the result comes the copy is made due at once.
+A delivery submits its job at once and then occupies a place of the worker while it waits for the result. A Gearman function that
+no worker serves, or whose workers are too slow, must not occupy the places that deliveries to other functions need. The
+deliveries of one function therefore wait in at most a share of the places. A delivery beyond that share parks: its job stays with
+gearmand, its copy goes back to the queue with a delay, and the copy is made due at once when the result arrives.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ _LOOKS = 25
 
 
 class Submitter(Protocol):
-    """What gives jobs to gearmand: `penstock.gearman_wire.Wire`."""
+    """Submits jobs to gearmand: `penstock.integrations.gearman.wire.Wire`."""
 
     async def submit(self, function: str, arguments: bytes, unique: str) -> bytes:
-        """Give a job to gearmand and wait for its result. Raises `GearmanFailure`, `GearmanUnavailable`."""
+        """Submit a job and wait for its result. Raises `GearmanFailure`, `GearmanUnavailable`."""
         ...
 
 
 class Deliveries:
-    """Gives copies to Gearman workers.
+    """Submits copies to gearmand.
 
     Args:
-        app: Where the copies are.
-        places: How many deliveries the worker of the copies runs at once.
-        timeout: How long a delivery waits in its place for the result.
-        own: Gearman functions that the bridge itself serves: none of them can be a receiver.
+        app: Application of the bridge.
+        places: The number of deliveries that the worker of the copies runs at once.
+        timeout: The longest time for which a delivery occupies a place while it waits for the result.
+        own: Gearman functions that the bridge itself serves, which cannot be receivers.
     """
 
     def __init__(self, app: Penstock, places: int, timeout: timedelta, own: frozenset[str]) -> None:
@@ -68,13 +68,13 @@ class Deliveries:
             )
         unique = await self._unique_of(job.id) or str(job.id)
         place = (job.key, unique)
-        # One that was parked gets the result of what it was given as, also when others with its unique key have had it.
+        # A parked copy gets the result of its own submission, also when other copies with its unique key have received it.
         given = self._held.pop(job.id, None) or self._given.get(place) or self._give(place, job.data)
         try:
             result = await self._shares.wait(job.key, given)
         except TimeoutError:
             self._park(job.id, given)
-            # It stays with gearmand. Asked again, and given again if gearmand lost it.
+            # The job stays with gearmand. The next attempt waits for it again, and submits it again if gearmand lost it.
             raise Retry(
                 "no Gearman worker has done it yet", after=timedelta(seconds=min(2**job.attempt, _LONGEST_DELAY_S))
             ) from None
@@ -98,7 +98,8 @@ class Deliveries:
                 log.warning("parked_copies_wait", error=error)
                 found = set()
             for id in ids:
-                # A copy that is not found has not gone back yet, or was taken by another bridge: some looks, then its own delay.
+                # A copy that is not found is not back in the queue yet, or another bridge has it: try a few times, then leave it
+                # to its delay.
                 if id in found or self._parked[id] <= 1:
                     del self._parked[id]
                 else:
@@ -108,12 +109,12 @@ class Deliveries:
             await asyncio.sleep(_LOOK_EVERY_S)
 
     def close(self) -> None:
-        """Forget what was given. gearmand keeps the jobs."""
+        """Stop waiting for results. gearmand keeps the jobs."""
         for given in self._given.values():
             given.cancel()
 
     def _give(self, place: tuple[str, str], data: Any) -> asyncio.Task[bytes]:
-        """Give a job to gearmand. Its result is remembered until a delivery asks for it, also while none waits."""
+        """Submit a job. Its result is kept until a delivery asks for it, also while none waits."""
         if self.submitter is None:
             raise Retry("the bridge is starting", after=timedelta(seconds=1))
         submitted = self.submitter.submit(place[0], as_bytes(data), place[1])
@@ -150,14 +151,14 @@ class Deliveries:
 
 
 class Shares:
-    """How many deliveries of each function may wait in their places.
+    """Limits how many deliveries of each function wait in places.
 
-    A function whose worker answered lately gets an equal part of half of the places; one whose worker did not, of a twentieth.
-    Half of the places are never waited in, so that a delivery to a further function always finds one.
+    Functions whose workers answered recently share half of the places equally; each other function gets a tenth of such a share.
+    No delivery waits in the other half of the places, so that a delivery to a further function always finds one.
 
     Args:
-        places: Deliveries that can run at once.
-        timeout_s: How long one waits.
+        places: The number of deliveries that can run at once.
+        timeout_s: The longest wait of a delivery, in seconds.
     """
 
     def __init__(self, places: int, timeout_s: float) -> None:
@@ -167,7 +168,7 @@ class Shares:
         self._served_at: OrderedDict[str, float] = OrderedDict()
 
     async def wait(self, function: str, given: asyncio.Task[bytes]) -> bytes:
-        """The result of what was given. Raises `TimeoutError` when there is no place to wait in, or it took too long."""
+        """The result of a submission. Raises `TimeoutError` when the function has used its share, or it takes too long."""
         if not given.done() and not self._may_wait(function):
             raise TimeoutError
         self._waiting[function] += 1

@@ -1,4 +1,4 @@
-"""Gearman for an event loop: jobs taken from gearmand, and jobs given to it. The protocol is that of the library gear.
+"""Gearman for an event loop: it receives jobs from gearmand and submits jobs to it, through the library gear.
 
 gear uses threads and callbacks of its own; this module connects them with the event loop. It reconnects by itself. When a
 connection is lost, a submitted job fails with `GearmanUnavailable` and can be submitted again with the same unique key; an answer
@@ -39,7 +39,7 @@ class GearmanFailure(PenstockError):
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """Where a gearmand listens."""
+    """The address of a gearmand."""
 
     host: str
     port: int
@@ -56,7 +56,7 @@ class Server:
 
 
 class TakenJob:
-    """A job that gearmand gave to us."""
+    """A job that the bridge received from gearmand."""
 
     def __init__(self, job: Any, answered: Callable[[], None], executor: ThreadPoolExecutor) -> None:
         self.function: str = job.name
@@ -69,16 +69,16 @@ class TakenJob:
         self._executor = executor
 
     async def complete(self, result: bytes) -> None:
-        """Say that it is done."""
+        """Report that the job succeeded, with its result."""
         await self._answer(lambda: self._job.sendWorkComplete(result))
 
     async def refuse(self, reason: str) -> None:
-        """Say that it failed, and why."""
+        """Report that the job failed, with the reason."""
         await self._answer(lambda: self._job.sendWorkException(reason.encode()))
 
     async def _answer(self, send: Callable[[], None]) -> None:
         self._answered()
-        # On a new connection gearmand would not know the job.
+        # gearmand does not know the job on a new connection.
         if self._job.connection.connect_time != self._connected_at:
             log.warning("gearman_answer_dropped", function=self.function, handle=self.handle)
             return
@@ -92,24 +92,24 @@ class Wire:
     """Connections to one or more gearmands.
 
     Args:
-        servers: Where they listen. Functions are registered with all, jobs are given to one after the other.
-        client_id: The name under which gearmand lists us.
-        functions: For which jobs are taken.
-        taken: Called on the loop with each job that came.
-        most: Most jobs taken and not answered.
+        servers: Their addresses. Functions are registered with all of them; jobs are submitted to one after the other.
+        client_id: Name under which gearmand lists the bridge.
+        functions: Gearman functions whose jobs to receive.
+        taken: Called on the loop with each received job.
+        most: The largest number of received jobs that are not answered.
     """
 
     def __init__(
         self, servers: Sequence[Server], client_id: str, functions: Sequence[str], taken: Callable[[TakenJob], None], most: int
     ) -> None:
-        # What it reports as errors with tracebacks is lost connections, which are reported here in a line.
+        # gear logs lost connections as errors with tracebacks; this module logs each in one line.
         logging.getLogger("gear").setLevel(logging.CRITICAL)
         self._loop = asyncio.get_running_loop()
         self._taken = taken
         self._room = threading.Semaphore(most)
         self._threads = ThreadPoolExecutor(4, thread_name_prefix="penstock-gearman-answer")
-        # gearmand answers submissions of a connection in their order, without naming them, and gear notes a submission and
-        # sends it in two steps: two threads that submit at the same time exchange the handles of their jobs.
+        # gearmand answers the submissions of a connection in their order, without naming them, and gear records and sends a
+        # submission in two steps: two threads that submit at the same time would get the handles of each other's jobs.
         self._submitting = ThreadPoolExecutor(1, thread_name_prefix="penstock-gearman-submit")
         self._connected = asyncio.Event()
         self._client = _Client(client_id, self._connection_changed)

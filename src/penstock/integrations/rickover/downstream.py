@@ -1,20 +1,20 @@
 """The downstream worker: sends jobs to a service over HTTP and waits for its callbacks.
 
 It is an ordinary worker whose handler, for every job type, POSTs the job to `/v1/jobs/{name}/{id}` of the service. When the
-service has the job, the handler waits: as a suspended coroutine, without a thread or a connection. The callback goes to any
-HTTP server, which settles the job by its attempt number and tells this process with one notification for each batch of
-callbacks. What notifications miss is found by one look-up every two seconds for all jobs that are waited for.
+service has the job, the handler waits as a suspended coroutine, without a thread or a connection. The callback goes to any
+HTTP server, which settles the job by its attempt number and notifies this process once for each batch of callbacks. In case
+notifications are lost, one query every two seconds looks up all jobs whose callbacks are expected.
 
 What the answer of the service means:
 
-* 2xx: it has the job. A connection that breaks after the request was sent, or no answer in time: it may have it, so wait. An
-  attempt is not sent again when that happens.
-* An error with the id `service_unavailable`: try again after 0.5, 1 and 2 seconds; then the attempt has failed.
+* 2xx: the service has the job. When the connection breaks after the request was sent, or no answer comes in time, the service may
+  have it: the handler waits, and does not send the attempt again.
+* An error with the id `service_unavailable`: the handler sends again after 0.5, 1 and 2 seconds; then the attempt has failed.
 * Any other error, or a service that cannot be reached: the attempt has failed.
 
-Job types share the connections, and the places of jobs in flight: half of them is divided among the types, the other half goes to
-the types that need it. A type is claimed while a connection is free for it, and the time limit of a job begins when it has one; a
-job that gets none is released unchanged.
+Job types share the connections, and the places of jobs in flight: half of them are divided among the types, and the other half
+goes to the types that need it. The worker claims a type while a connection is free for it. The time limit of a job begins when it
+has a connection; a job that gets none is released unchanged.
 
 Without a callback within the time limit of the type (5 minutes unless it is set), the attempt has failed.
 """
@@ -57,7 +57,7 @@ _CALLBACK_WITHIN = timedelta(minutes=5)
 
 
 class _Text(Codec[str]):
-    """Payloads stay JSON text, as they are stored."""
+    """A codec that leaves payloads as the JSON text that is stored."""
 
     def __init__(self, what: str) -> None:
         super().__init__(Any, what)
@@ -73,7 +73,7 @@ class Callbacks:
         self._waiting: dict[tuple[UUID, int], tuple[int, asyncio.Future[None]]] = {}
         self._told: set[tuple[UUID, int]] = set()
         self.came = asyncio.Event()
-        """Set when a notification says that one of these attempts is settled."""
+        """Set when a notification names one of these attempts as settled."""
 
     def expect(self, id: UUID, attempts: int, lease: int) -> asyncio.Future[None]:
         """A future that is done when the attempt is settled."""
@@ -91,7 +91,7 @@ class Callbacks:
             entry[1].set_result(None)
 
     def told(self, words: str) -> None:
-        """A notification says that attempts are settled. Every role that may connect can send one: it is looked up."""
+        """A notification names settled attempts. Every role that may connect can send one, so the worker looks them up."""
         for settled in words.split():
             id, _, attempts = settled.partition(":")
             with suppress(ValueError):
@@ -111,14 +111,14 @@ class Callbacks:
 class DownstreamWorker:
     """Sends the jobs of all types (or of some) to a downstream service.
 
-    It is the ordinary worker, whose handler of every type sends the job, and which is told what may be claimed now. An
-    `AdmissionControl`.
+    It is the ordinary `Worker`, whose handler of every type sends the job. An `AdmissionControl`, since it claims a type only
+    while a connection is free.
 
     Args:
         database: An open database.
         settings: Intervals, grace period.
-        downstream: The service.
-        names: Only these job types; none: all, those that come later too.
+        downstream: Settings of the service.
+        names: Names of job types; none: all, including those that are created later.
     """
 
     def __init__(self, database: Database, settings: Settings, downstream: DownstreamSettings, names: Sequence[str] = ()) -> None:
@@ -133,7 +133,7 @@ class DownstreamWorker:
         self._held_back = False
         self._known: list[str] = []
         self._warn_at = 0.0
-        # What the service has, or may have.
+        # Attempts that the service has, or may have.
         self._sent: set[tuple[UUID, int, int]] = set()
         self._worker = Worker(
             database,
@@ -172,7 +172,7 @@ class DownstreamWorker:
         return admitted, min(limit, max(1, self._connections.vacant))
 
     def _warn_of_missing(self) -> None:
-        """Types that were asked for may come later: until then say that they are waited for, and what looks alike."""
+        """Warn, at intervals, that requested types do not exist yet, and name existing ones with similar names."""
         missing = sorted(self._only - self._types.keys())
         if not missing or time.monotonic() < self._warn_at:
             return
@@ -190,7 +190,7 @@ class DownstreamWorker:
         self._worker.look()
 
     async def _leave_to_callbacks(self, executor: WorkerExecutor) -> None:
-        """What the service has stays in progress: its callback still counts when this process is gone."""
+        """Leave the sent jobs in progress: their callbacks still count when this process has ended."""
         try:
             left = await http.leave_to_callback(self._database, list(self._sent))
         except PenstockError as error:
@@ -203,7 +203,7 @@ class DownstreamWorker:
         await executor.finished(1.0)
 
     def _take(self, records: list[JobTypeRecord]) -> bool:
-        """Take over what the database says of the types. Returns whether there are new ones."""
+        """Apply the job types of the database. Returns whether there are new ones."""
         new = False
         self._known = [record.name for record in records]
         for record in records:
@@ -260,7 +260,7 @@ class DownstreamWorker:
             self._stir()
 
     async def _wait_for_connection(self, name: str, running: Running) -> None:
-        """Take a connection before the attempt begins, whose time counts from then on. Raises `NotStarted` when none was free."""
+        """Take a connection. The time limit of the attempt begins then. Raises `NotStarted` when none becomes free in time."""
         running.deadline = running.latest
         try:
             async with asyncio.timeout(max(0.0, running.latest - running.limit / 2 - time.monotonic())):
@@ -278,7 +278,7 @@ class DownstreamWorker:
         self._stir()
 
     def _stir(self) -> None:
-        """A place is free: let the fetcher look at the types that it passed over."""
+        """A place is free: wake the fetcher when it passed over a type."""
         if self._held_back:
             self._held_back = False
             self._worker.look()
@@ -291,7 +291,7 @@ class DownstreamWorker:
             try:
                 await self._deliver(job, held, settled, again)
             except PenstockError:
-                # The service may have called back and then stumbled over its own answer.
+                # The service may have called back, and then failed to answer the request.
                 if settled.done():
                     raise SettledElsewhere from None
                 raise

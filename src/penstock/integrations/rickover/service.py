@@ -1,4 +1,4 @@
-"""The downstream service as the downstream worker calls it: where it is, one POST for each job, and what its answer means."""
+"""The client of the downstream service: its settings, one POST for each job, and the meaning of the answer."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _rickover(field: str, name: str) -> AliasChoices:
 
 
 class DownstreamSettings(FromEnvironment):
-    """Where the jobs go. Rickover's environment variables keep their names."""
+    """Settings of the downstream service. Rickover's environment variables keep their names."""
 
     model_config = SettingsConfigDict(env_prefix="PENSTOCK_DOWNSTREAM_")
 
@@ -54,9 +54,9 @@ class DownstreamSettings(FromEnvironment):
     )  # fmt: skip
 
     def require_url(self) -> str:
-        """The URL without user and slash at its end. Raises `InvalidInput` unless there is a good one.
+        """The URL without a user and a slash at its end. Raises `InvalidInput` when it is missing or not valid.
 
-        The user is always jobs. A password in the URL would be in errors and logs.
+        The user is always `jobs`. A password in the URL would appear in errors and logs.
         """
         try:
             url = URL(self.url)
@@ -71,7 +71,7 @@ class DownstreamSettings(FromEnvironment):
 
 
 class Refused(PenstockError):
-    """The service did not take the job."""
+    """The service refused the job."""
 
     foreign = True
 
@@ -81,14 +81,14 @@ class Unreachable(PenstockError):
 
 
 class Unavailable(PenstockError):
-    """The service asked to try again."""
+    """The service asked to send the job again later."""
 
 
 class Service:
     """The downstream service.
 
     Args:
-        settings: Where it is.
+        settings: Its URL, password and limits.
     """
 
     def __init__(self, settings: DownstreamSettings) -> None:
@@ -98,20 +98,21 @@ class Service:
         self._once: aiohttp.ClientSession | None = None
 
     async def open(self) -> None:
-        """Make the pools of connections."""
+        """Open the connection pools."""
         self._session = self._open(keep=True)
-        # A kept connection may be closed by the service at the moment of the request, which then may have been read or not. So it
-        # is kept for less time than services wait for a request, and what may be sent only once does not take that chance.
+        # The service may close a kept connection at the moment of a request, so that it is unknown whether it has read the
+        # request. A connection is therefore kept for less time than services usually wait, and a job that may be sent only once
+        # never uses a kept one.
         self._once = self._open(keep=False)
 
     def _open(self, *, keep: bool) -> aiohttp.ClientSession:
         credentials = f"jobs:{self._settings.password.get_secret_value()}".encode()
         return aiohttp.ClientSession(
-            # How many there are at once is the worker's business: it divides them among the job types.
+            # No limit here: the worker limits the connections, and divides them among the job types.
             connector=aiohttp.TCPConnector(limit=0, force_close=True)
             if not keep
             else aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEPT_S),
-            # The connect limits the time to reach the service, the read the time until its answer.
+            # `sock_connect` limits the time to reach the service, `sock_read` the time until its answer.
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=self._settings.timeout_s, sock_read=self._settings.timeout_s),
             headers={
                 "Authorization": f"Basic {base64.b64encode(credentials).decode()}",
@@ -128,14 +129,14 @@ class Service:
                 await session.close()
 
     async def post(self, job: Job[str], *, again: bool) -> bool:
-        """Send a job. Returns whether the service is known to have it; False: it may have it.
+        """Send a job. Returns True when the service has it, False when it may have it.
 
         Args:
-            job: The job, its data as JSON text.
-            again: Whether a connection may be used again. An attempt is sent once, whatever breaks.
+            job: The job, with its data as JSON text.
+            again: Whether a kept connection may be used.
 
         Raises:
-            Refused, Unreachable, Unavailable: It does not have it.
+            Refused, Unreachable, Unavailable: The service does not have the job.
         """
         body = f'{{"data":{job.data},"id":"job_{job.id}","attempts":{job.attempts}}}'.encode()
         try:
@@ -163,7 +164,7 @@ class Service:
         except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError):
             raise
         except aiohttp.ClientError as error:
-            raise Refused(f"the answer of the downstream service makes no sense: {error}") from None
+            raise Refused(f"the downstream service sent an answer that is not valid HTTP: {error}") from None
 
     def _dump(self, direction: str, what: str, body: bytes) -> None:
         if self._settings.debug_traffic:
@@ -171,7 +172,7 @@ class Service:
 
 
 async def _beginning(response: aiohttp.ClientResponse) -> bytes:
-    """The answer as far as it matters. The connection of a longer one is not kept."""
+    """The first 64 KiB of the answer. The connection of a longer answer is closed."""
     content = b""
     async for part in response.content.iter_any():
         content += part

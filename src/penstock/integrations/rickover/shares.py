@@ -1,5 +1,7 @@
-"""Places that several names share, so that none of them can take all: half of the places is divided, the other half goes to the
-names that need it. Each name gets at least one place, whichever names hold the others.
+"""Places that several job types share, so that none of them can take all.
+
+Half of the places are divided among the names of the types; the other half goes to the names that need it. Each name gets at
+least one place, whichever names hold the others.
 """
 
 from __future__ import annotations
@@ -13,7 +15,8 @@ class Shares:
     """Places of one process, such as its connections to a service.
 
     Args:
-        places: How many there are. More names than half of them make it one place for each and half of them in common.
+        places: Number of places. When there are more names than half of the places, each name has one, and half of the places are
+            common.
     """
 
     def __init__(self, places: int) -> None:
@@ -25,7 +28,7 @@ class Shares:
         self._taken = self._in_common = 0
 
     def divide(self, names: Iterable[str]) -> None:
-        """Divide them among these names from now on. What is taken stays taken."""
+        """Divide the places among these names from now on. Places that are taken stay taken."""
         self._names = set(names)
         count = max(len(self._names), 1)
         self._share = max(1, self._places // (2 * count))
@@ -43,7 +46,7 @@ class Shares:
         return self._used[name] < self._share or self._in_common < self._common
 
     def waiting(self, name: str) -> int:
-        """How many wait for a place."""
+        """Number of callers that wait for a place."""
         return len(self._waiting.get(name, ()))
 
     def take(self, name: str) -> None:
@@ -53,7 +56,7 @@ class Shares:
         self._used[name] += 1
 
     async def wait(self, name: str) -> None:
-        """Take a place, when one is free. Those of one name get theirs in the order in which they came."""
+        """Wait for a place and take it. The callers of one name get places in the order of their calls."""
         if not self.waiting(name) and self.free(name):
             self.take(name)
             return
@@ -64,8 +67,8 @@ class Shares:
         except asyncio.CancelledError:
             if turn.done() and not turn.cancelled():
                 self.give(name)
-            elif (line := self._waiting.get(name)) is not None and turn in line:
-                line.remove(turn)
+            elif (queue := self._waiting.get(name)) is not None and turn in queue:
+                queue.remove(turn)
             raise
 
     def give(self, name: str) -> None:
@@ -81,14 +84,14 @@ class Shares:
         granted = True
         while granted:
             granted = False
-            # One for each in its turn.
+            # One place for each name in turn.
             for name in list(self._waiting):
-                line = self._waiting.pop(name)
-                while line and line[0].done():
-                    line.popleft()
-                if line and self.free(name):
-                    line.popleft().set_result(None)
+                queue = self._waiting.pop(name)
+                while queue and queue[0].done():
+                    queue.popleft()
+                if queue and self.free(name):
+                    queue.popleft().set_result(None)
                     self.take(name)
                     granted = True
-                if line:
-                    self._waiting[name] = line
+                if queue:
+                    self._waiting[name] = queue

@@ -1,10 +1,10 @@
--- Core: what a database knows of Penstock itself.
+-- Core: migrations, protocol, access and maintenance.
 --
 -- A migration writes the row of protocol (postgres/migrate.py says what it means). grant_access writes a row of access_grants for
 -- each role, and a migration repeats all grants from there.
 --
--- Maintenance that one process at a time does for all locks its row of maintenance. Advisory locks would not do: any login of the database
--- can hold one for ever, and lost jobs would no longer be recovered.
+-- A process that does maintenance which only one may do at a time locks the row of that work in maintenance. Advisory locks would not
+-- do: any login of the database can hold one for ever, and lost jobs would no longer be recovered.
 
 create table penstock.protocol (
     is_row boolean primary key default true,

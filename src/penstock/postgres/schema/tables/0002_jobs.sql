@@ -3,46 +3,45 @@
 -- The life of a job. An enqueue writes one row to queued_jobs. When its time has come the row carries a number,
 -- seq, and stands in the ready queue of its type; while its time lies ahead (run_after) seq is null and the row
 -- stands among the deferred, which a claim never touches. A claim gives a batch of ready rows to a worker: it
--- turns their status to in-progress and points them at one new row in leases. The worker settles its jobs in
+-- sets their status to in-progress and their lease to one new row in leases. The worker settles its jobs in
 -- batches too: a settled job leaves queued_jobs and enters archived_jobs in one statement, or, when it failed and
 -- has attempts left, goes back to the deferred ones. When the last job of a lease is settled the lease is gone.
--- A lease that ends otherwise (its time is up, or its worker stopped beating) is recovered by any other worker.
--- A job that cannot be read, or that ends every worker which runs it, is archived as failed like any other that failed;
--- its reason says that it is one of these.
+-- A lease that ends otherwise (its time is up, or its worker is dead) is recovered by any other worker.
+-- A job that cannot be read, or that crashes every worker which runs it, is archived as failed, with the reason quarantined.
 --
--- What keeps this fast, and has to stay true:
+-- Invariants that keep this fast:
 --
 -- * A claim is a HOT update: no index holds a column that a claim changes (status, lease, updated_at), neither as
 --   a key nor in its predicate, and pages are filled to 40 % so that every row has room for its second version.
 --   The one exception is a job with a unique key: claiming it frees the key, which must leave the index.
--- * What a batch shared (worker, start, end) stands once in leases, not in each job. The number of jobs in flight
+-- * What the jobs of a batch share (worker, start, end) is stored once in leases, not in each job. The number of jobs in flight
 --   of a type is therefore the sum over a few lease rows, exact and cheap.
 -- * seq is drawn only after the transaction has its xid (see enqueue_many), so that a worker can tell from a
 --   snapshot which numbers can no longer appear, and need not look below them again.
 -- * The archive is partitioned by the day a job finished, and is dropped by partition.
--- * The first job with a new priority notes it in type_priorities, and the first large payload of a type in large_payloads. Neither has a
+-- * The first job with a new priority records it in type_priorities, and the first large payload of a type in large_payloads. Neither has a
 --   unique index: it would make every other transaction that uses the priority wait for the end of that one, which is the caller's
---   and may be long. So a row may be there more than once: at most as often as transactions were the first at the same time.
+--   and may be long. So a row may exist more than once, at most once for each transaction that was the first at the same time.
 --
--- Crashes. It cannot be told which of the jobs in flight killed a worker. So none of them is condemned for it: a job that was lost
--- with its worker goes back to its place, and no attempt of those that it may fail is used up (max_attempts grows instead, so that
--- the number of the attempt does). After its second crash it waits in isolation (crashes = 2, run_after in the year 9999: no claim sees it)
--- until a worker has nothing else to do and runs it alone (crashes = 3). What ends its worker then is archived as failed with the
--- reason quarantined; what survives is an ordinary job again. In a pool that blocks, a job that waits in isolation keeps its number, and so
--- holds its key.
+-- Crashes. Nothing shows which of the jobs in flight crashed a worker, so none of them fails for it: a job that was lost with its
+-- worker goes back to its place, and uses up none of its attempts (max_attempts grows instead, so that the number of the attempt
+-- grows). After its second crash the job waits in isolation (crashes = 2, run_after in the year 9999: no claim sees it) until a worker
+-- has nothing else in flight and runs it alone (crashes = 3). A job that then crashes its worker is archived as failed with the reason
+-- quarantined; one that survives is an ordinary job again. In a pool that blocks, a job in isolation keeps its number, and so holds its
+-- key.
 --
--- A job that may be started only once needs more: a note (begun) that is written before it starts. A holder that promises to write
--- it stands in holders; what it had not begun when it was lost was not started, and goes back untouched. What others hold counts as
--- started when it is claimed. A dispatcher runs nothing itself but sends jobs elsewhere, under their attempt numbers: its loss uses
--- up the attempt of what it had begun, since that number has been seen, and says nothing against any job.
+-- A job that may start only once needs more: its column begun is set before it starts. A worker or member that promises to do so has a
+-- row in holders; when it is lost, the jobs that it had not begun have not started, and go back unchanged. The jobs of any other client
+-- count as started when they are claimed. A dispatcher runs no jobs but sends them to a service, under their attempt numbers: its loss
+-- uses up the attempts that it had begun, since the service has seen their numbers, and does not make any job a suspect.
 --
--- The places of a limit go round. A type with a concurrency or a rate limit has so many places over all workers. The worker that
--- settles a job could take the place that this frees at once, while the others only look now and then. Therefore a worker that found
--- none waits with a ticket (place_waiters). A claim leaves their share to those with earlier tickets; what frees places, a settle or
--- a claim that left some, notifies the first who waits. A worker that took a place and wants more goes behind all who wait; one
--- that got all that it can use waits no more. An offer that is not taken within a second is void, so that a worker that died or is
--- stopped holds up no other. The rows are written by claims, which the lock of the type puts in one order, and by waiters; a settle
--- only reads them, since it may stand in a long transaction of a caller.
+-- Workers take turns at the places of a limit. A type with a concurrency or a rate limit has a number of places over all workers. The
+-- worker that settles a job could take the place that it frees at once, while the others look only at intervals. Therefore a worker that
+-- found no place waits with a ticket (place_waiters). A claim leaves their share to the workers with earlier tickets. A settle that frees
+-- places, or a claim that leaves some, notifies the worker that has waited longest. A worker that took a place and wants more waits
+-- behind all others; one that got all that it can use waits no more. An offer that is not taken within a second is void, so that a
+-- worker that crashed or is suspended delays no other. Claims, which the lock of the type puts in one order, and waiting workers write
+-- the rows; a settle only reads them, since it may be part of a long transaction of a caller.
 
 create type penstock.delivery_strategy as enum ('at_least_once', 'at_most_once');
 create type penstock.job_status as enum ('queued', 'in-progress');

@@ -1,16 +1,16 @@
 -- Workers: the processes that run jobs.
 --
 -- The life of a worker. It registers with one row in workers, and the row is its heartbeat: a worker sends it only while its claim
--- loop makes progress. When it leaves, or when it is dead, its leases are recovered and the row goes; it stays as dead while some of
--- its leases are locked by others. A worker that finds nothing to do notes that in listeners, so that enqueues notify it.
+-- loop makes progress. When it leaves, or when it is dead, its leases are recovered and the row is deleted; the row stays, marked as dead,
+-- while other transactions lock some of the leases. A worker that finds no job writes a row in listeners, so that enqueues notify it.
 --
--- Suspicion: one look never suffices to take a worker for dead. A worker (or a member of a group) that is silent may be dead, or
--- the database could not be reached: PostgreSQL was restarted and recovered for longer than a silence may last, its machine stood
--- still, the network was away. Right after that all are silent, and the first one that comes back would take all others for dead,
--- their jobs for lost and what may be started only once for failed. So a look that finds a silence of three fifths of dead_after
--- only notes the suspicion. A worker that is silent for dead_after, and is still so half of it after the first look, is dead: in
--- that time, when the database can be reached, it could have said that it lives. A heartbeat is later than a suspicion and so ends
--- it; a suspicion from before the start of the server does not count.
+-- Suspicion. One check never suffices to take a worker for dead. A worker (or a member of a group) that is silent may be dead, or it
+-- may have been unable to reach the database: PostgreSQL was restarted and recovered for longer than a silence may last, its machine
+-- was suspended, or the network was interrupted. Right after that all workers are silent, and the first one that returns would take all
+-- others for dead, their jobs for lost and their at_most_once jobs for failed. So a check that finds a silence of three fifths of
+-- dead_after only records the suspicion. A worker that is silent for dead_after, and is still silent half of dead_after after the first
+-- check, is dead: while the database was reachable for that long, it could have sent a heartbeat. A heartbeat is later than a suspicion
+-- and so ends it; a suspicion from before the start of the server does not count.
 
 create table penstock.workers (
     id text primary key,

@@ -1,25 +1,25 @@
 -- Groups: ownership of slots by members.
 --
--- The shape. A group shares slots among members. Its members and slots are rows; four facts make the protocol:
+-- A group shares slots among members. Its members and slots are rows. The protocol consists of four rules:
 --
 -- * `target` says which member is to have a slot, `owner` which one has it. Only an assignor writes targets, in one transaction under
---   the lock of the group's row; only the members themselves move ownership, slot by slot, whenever they are ready. Only the two that
---   hand over wait for each other: a slot whose target does not change is not touched at all.
+--   the lock of the group's row; only the members themselves move ownership, slot by slot, whenever they are ready. Only
+--   the two members of a handover wait for each other; a slot whose target does not change is not written at all.
 -- * Every change of membership raises `generation`. Targets that were computed for an older one (balanced < generation) are
---   computed again by the member that notices first, so a member that dies between joining and assigning harms nothing.
+--   computed again by the first member that notices, so a member that crashes between joining and assigning does no harm.
 -- * A slot's life: free -> taken by its target, with epoch + 1 -> (the target changes: its owner drains it) -> released, free
 --   again. A member that is silent for `dead_after` is evicted by any other (0003_workers.sql says when it counts as silent): its
 --   slots are free at once.
 -- * The epoch fences. Whatever a member does to a slot carries the epoch under which it has the slot, and counts only
 --   while the slot still has that owner and that epoch. A member stops by its own monotonic clock before others may
---   evict it, so two do not even work side by side; if its clock or the machine fails it, the epoch stops its writes.
+--   evict it, so two members never work on a slot at the same time; should its clock fail, the epoch stops its writes.
 --
 -- Locks, in this order: the group's row (membership, targets); the member's row (for update: its slots are being taken
--- away; for key share: it claims); slots; jobs; leases. A claim holds its member's row, so what it claims is there to be
--- ended when the slots go away, and none can be claimed afterwards.
+-- away; for key share: it claims); slots; jobs; leases. A claim locks its member's row: the transaction that takes slots
+-- away waits for it and ends the jobs that it claimed, and no claim for these slots can follow.
 --
--- A key for which the rule of its pool fails is quarantined: no member gets it, its jobs wait, and everything else goes on. The error
--- stands at its slot until the rule answers again.
+-- A key for which the rule of its pool fails is quarantined: no member gets it, its jobs wait, and all other keys continue. Its
+-- slot keeps the error until the rule returns an answer again.
 
 create sequence penstock.member_age as bigint;
 comment on sequence penstock.member_age is 'Orders members by when they joined.';

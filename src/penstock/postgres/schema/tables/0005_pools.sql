@@ -1,20 +1,20 @@
 -- Pools: keys and their order, and standing jobs.
 --
--- The life of a keyed job is that of any job (see 0002_jobs.sql): the same row, lease, settle and archive. It differs in the
--- queue in which it stands: (name, slot, key, seq) instead of (name, priority, seq), and in who may claim it: the owner
--- of its slot alone (see 0004_groups.sql). An owner walks its keys in a ring and takes the first jobs of each key that is not busy;
--- while an attempt is to be retried the job keeps its place at the head of its key and with it the key's turn. Invariant:
--- a slot without owner has no job in progress (whatever takes the owner away ends the attempts in the same transaction).
+-- The life of a keyed job is that of any job (see 0002_jobs.sql): the same row, lease, settle and archive. Two things differ: its
+-- queue is ordered by (name, slot, key, seq) instead of (name, priority, seq), and only the owner of its slot may claim it (see
+-- 0004_groups.sql). An owner walks over its keys in a ring and takes the first jobs of each key that is not busy. A job that waits for
+-- its retry keeps its place at the head of its key, and so holds the key. Invariant: a slot without an owner has no job in progress
+-- (the transaction that removes the owner ends the attempts).
 --
--- The life of a standing job. A start writes its row; the owner of its key runs it, and the next owner runs it when the key moves,
--- with the state that the run before left. A stop makes it unwanted, and the row goes when the run has ended.
+-- The life of a standing job. A start writes its row; the owner of its key runs it. When the key moves, the next owner runs it,
+-- with the state that the last run left. A stop makes it unwanted, and the row goes when the run has ended.
 --
--- Crashes of standing jobs: as with jobs, it cannot be told which of the runs in a process ended it. Each run that is lost with its
--- worker counts a crash. After two within ten minutes the job is a suspect: its owner starts suspects beside what is no suspect, but
--- on trial, one at first, then two, four, and so on, each time after those before have survived for a while that grows with their
--- crashes. When a worker is lost during a trial only those on trial count it. So the suspects are sifted with few further crashes,
--- however many there are. One that was on trial alone and had three crashes before is quarantined: it is set aside, with its error,
--- until it is started again.
+-- Crashes of standing jobs. As with jobs, nothing shows which of the runs in a process crashed it, so each run that is lost with its
+-- worker counts a crash. After two crashes within ten minutes the standing job is a suspect. Its owner starts suspects on trial, beside
+-- other runs: one at first, then two, four, and so on, each time after the ones before have survived for a time that grows with their
+-- crashes. When a worker is lost during a trial, only the suspects on trial count a crash. So few further crashes find the cause,
+-- however many suspects there are. A suspect that was on trial alone, and had three crashes before, is quarantined: it does not run,
+-- and keeps its error, until it is started again.
 
 create table penstock.pools (
     name text primary key,

@@ -2,15 +2,15 @@
 --
 -- The life of an event. An append locks the rows of the partitions that it writes to, in order, and puts the events behind
 -- the last ones there. No other append to these partitions is possible before it commits or rolls back, so offsets are dense, and
--- the order of offsets is the order of commits: a reader that has read up to an offset will never find something new below it.
+-- the order of offsets is the order of commits: after a reader has read up to an offset, no event appears below it.
 -- Events stay until retention drops the segment that they are in; reading changes nothing.
 --
--- What keeps this fast, and has to stay true:
+-- Invariants that keep this fast:
 --
--- * A row holds not one event but a *chunk*: what one append brought for one partition, at most 1,000 events, in arrays. A
---   batch costs one statement and a row for each partition; an event costs nothing but its bytes.
--- * Nothing that an append touches is updated. The next offset of a partition is not a counter but what stands behind its
---   last chunk, found at the end of an index; a row lock leaves no dead row behind. So a transaction that stays
+-- * A row holds not one event but a *chunk*: the events of one append for one partition, at most 1,000, in arrays. A
+--   batch costs one statement and a row for each partition; an event costs only its bytes.
+-- * An append updates no row. The next offset of a partition is not a counter but follows from its last chunk, which is found at
+--   the end of an index; a row lock leaves no dead row behind. So a transaction that stays
 --   open for long, and holds off vacuum, slows neither appends nor readers.
 -- * Segments are tables of their own (events_<number>, like the table event_segment), opened one after another for each
 --   stream. Retention drops whole tables: first a segment is retired (its rows in segments and segment_starts go, so that it is
@@ -27,20 +27,20 @@
 -- is kept in stream_growths, and a group begins with a new partition only when it has finished the old ones up to there.
 --
 -- Producers. A producer that numbers its batches has a row with its last one, so that a batch that is sent again is not appended
--- twice. Its name belongs to the database role that appends, and over HTTP to the user too: two that use a name do not meet.
+-- twice. Its name belongs to the database role that appends, and over HTTP to the user too, so that two users can have the same name.
 --
 -- Loads. A load copies chunks into loaded_chunks (begin_load, end_load). The table is permanent and belongs to the owner of the
 -- schema, so that end_load, which runs with the owner's rights, touches nothing that its caller made. A row is seen by no other
 -- transaction before end_load appends it and deletes it; what is committed without end_load is pruned after a day.
 --
--- Crashes of consumers: an event that ends its worker does not end worker after worker. The ideas are those of the crashes of standing
--- jobs (0005_pools.sql). When a member is lost, each of its partitions in which events wait counts a crash, at the offset that the
+-- Crashes of consumers. An event that crashes its worker must not crash one worker after the other. The method is that of standing jobs
+-- (0005_pools.sql). When a member is lost, each of its partitions in which events wait counts a crash, at the offset that the
 -- group had reached. After two with at most 1,000 events between them the partition is a suspect: its owner handles its next events
 -- while it handles no other suspect (tried), and commits them before it goes on: one at first, then two, four, and so on. When a
--- worker is lost meanwhile, what ended it is among those (doubt), which the next owner handles one by one. What ends its worker alone
--- twice (crashes = 4) is no longer handled, and the consumer does what its policy on_failure says about an event that will not
--- succeed: skip, dead letter, halt, or (also with "retry") quarantine the partition. So an innocent backlog is past its trial in a
--- dozen commits.
+-- worker is lost meanwhile, the cause is among those events (doubt), which the next owner handles one by one. An event that twice
+-- crashes its worker alone (crashes = 4) is no longer handled, and the consumer does what its policy on_failure says about an event that
+-- will not succeed: skip, dead letter, halt, or (also with "retry") quarantine the partition. So a backlog without a
+-- cause passes its trial in a dozen commits.
 
 create sequence penstock.stream_turn as bigint;
 comment on sequence penstock.stream_turn is 'Whose turn it is among the partitions, for events without a key.';

@@ -3,26 +3,26 @@
 -- The life of a message. A publish takes the row of its topic, gives the message the next sequence number, and writes one
 -- copy for each subscription of that moment, all in one transaction: every subscriber gets it or none. A copy is an ordinary job in
 -- the subscriber's queue, `<topic>_<client id>`, which is a job type: it is claimed, retried, settled and archived like any
--- other. The payload stands once, in topic_messages; a copy only has the number of its message. A message is pruned when nothing
--- refers to it any more, which is not the order of numbers; each topic notes up to where some are gone (pruned_seq), so that a
--- subscriber that goes on from a number misses none between two that are there.
+-- other. The payload is stored once, in topic_messages; a copy only has the number of its message. A message is pruned when nothing
+-- refers to it any more, which does not follow the order of numbers. Each topic records the number up to which some are gone
+-- (pruned_seq), so that a subscriber that continues from a number is told when messages behind it are missing.
 --
 -- The life of a subscription. It begins and ends under the lock of its topic's row, so there is one order of publishes,
 -- subscribes and unsubscribes for each topic, that of their commits: a subscriber gets exactly the messages between its
--- beginning and its end. A subscription with a time to live ends when it was not renewed in time. That too is an event in the
--- order of the topic: a row whose time is up still counts until a transaction that holds the topic has taken it away, and a
--- renewal that comes later is told so. (Were publishers to go by the clock alone, a renewal that commits a moment later
--- would hide a gap.) A queue whose subscription ended by itself goes with it; one that was left on purpose is drained first.
+-- beginning and its end. A subscription with a time to live ends when it was not renewed in time. That end has its
+-- place in the order of the topic too: a row whose time is up still counts until a transaction that holds the topic deletes it, and a
+-- later renewal is refused. (If publishers decided by the clock alone, a renewal that commits a moment later would hide a gap.) The
+-- queue of a subscription that ended by itself is removed with it; after an unsubscribe the queue is drained first.
 --
--- What keeps this fast, and has to stay true:
+-- Invariants that keep this fast:
 --
 -- * The ids of the copies of a message are one range of the primary key: the time of the publish, the number of the
 --   message, and in the last 48 bits the number of the subscription. So all copies of a message are found, queued or
 --   archived, without an index of their own.
 -- * No index of queued_jobs holds the number of the message: a claim stays a HOT update.
 -- * A renewal is a HOT update: no index holds expires_at.
--- * Only the primary key begins with the topic, so that there is one way to look a subscriber up, whatever the planner has
---   heard of the size of the table.
+-- * Only the primary key begins with the topic, so that there is one way to look up a subscriber, whatever size the
+--   planner assumes for the table.
 
 create sequence penstock.message_number as bigint;
 comment on sequence penstock.message_number is 'Numbers messages over all topics.';

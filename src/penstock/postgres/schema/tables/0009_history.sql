@@ -4,10 +4,10 @@
 -- visible: a reader that remembers the highest one it saw skips what commits later with a lower one. So every archived
 -- job carries the number of the transaction that archived it, and a reader remembers a snapshot instead (PgQ's method):
 -- what is visible in the next snapshot and was not in the last one is the next batch. A transaction that is still
--- running holds nothing up; it is named in the snapshot, and its jobs are in the batch after its commit.
+-- running delays nothing: the snapshot names it, and its jobs are in the batch after its commit.
 --
 -- The lake. A batch of history becomes files, then rows of lake_files, rollups and failure_signatures in one
--- transaction that also notes the batch in lakes. A file that is not noted is not part of the lake.
+-- transaction that also records the batch in lakes. A file without a row in lake_files is not part of the lake.
 
 create table penstock.pruned_days (
     day date primary key,

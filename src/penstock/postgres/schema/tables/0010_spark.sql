@@ -1,10 +1,10 @@
 -- Spark: staged writes, and fleets.
 --
 -- The staged write. A Spark task copies rows into staged_jobs, or chunks into staged_events, under a name of its own; when all tasks
--- of a batch are done, one transaction notes the batch in sink_epochs and enqueues or appends the rows of exactly those tasks that
--- reported. A batch that is repeated finds itself noted, and a task that ran twice counts once. A row of staged_events is a chunk, as
--- it will stand in the stream, so that a commit copies rows and looks into none of them. Rows carry the role that staged them, so
--- that no role can use up, take or drop what is another's.
+-- of a batch are done, one transaction records the batch in sink_epochs and enqueues or appends the rows of exactly those tasks that
+-- reported. A repeated batch finds its record and writes nothing, and a task that ran twice counts once. A row of staged_events is a chunk,
+-- as it will be in the stream, so that a commit copies rows without reading their contents. Rows carry the role that staged them, so
+-- that no role can use or delete the rows of another one.
 
 create unlogged table penstock.staged_jobs (
     writer text not null,

@@ -1,7 +1,7 @@
 -- Ownership: join, leave, heartbeat, take, release, evict. The head of tables/0004_groups.sql explains the protocol.
 --
--- Errors beyond those of 01_basics: PS404 no such group or member (a member that is not there was evicted), PS409 the id
--- is taken by a member that is alive.
+-- Errors beyond those of core/basics.sql: PS404: the group or member does not exist (a missing member was evicted), PS409: a live member
+-- has the id.
 
 create or replace function penstock.tell_member(p_group text, p_member text)
 returns void
@@ -9,7 +9,7 @@ language sql
 as $$
     select pg_notify('penstock_' || p_member, 'slots ' || p_group)
 $$;
-comment on function penstock.tell_member(text, text) is 'Notifies a member that it has something to give up or to take.';
+comment on function penstock.tell_member(text, text) is 'Notifies a member that it has to release or take slots.';
 
 create or replace function penstock.declare_group(p_name text, p_slots integer, p_assignor text default 'sticky')
 returns penstock.groups
@@ -56,7 +56,7 @@ begin
 end
 $$;
 comment on function penstock.declare_group(text, integer, text) is
-    'Creates a group when there is none; otherwise only its assignor is changed, between sticky and jump.';
+    'Creates a group unless it exists; then only its assignor is changed, between sticky and jump.';
 
 create or replace function penstock.lock_group(p_name text)
 returns penstock.groups
@@ -67,7 +67,7 @@ as $$
 declare
     locked penstock.groups;
 begin
-    -- Not "for update": an enqueue that makes the slot of a new key holds the row for key share until its transaction ends.
+    -- Not "for update": an enqueue that inserts the slot of a new key locks the row for key share until its transaction ends.
     select * into locked from penstock.groups where name = p_name for no key update;
     if not found then
         raise exception 'no such group: %', left(p_name, 100)
@@ -147,7 +147,7 @@ begin
             from penstock.slots as every
             left join unnest(p_slots, p_targets) as wanted (slot, target) using (slot)
             where every.group_name = p_group
-                -- A slot for a new key may have come after the assignor looked: it is for the next time.
+                -- The slot of a new key may have been inserted after the assignor read the slots: the next rebalance places it.
                 and (wanted.slot is not null or every.placed)
         ) as given
         where slots.group_name = p_group
@@ -157,7 +157,7 @@ begin
     )
     select
         count(*) filter (where changed.owner is distinct from changed.target),
-        -- Its owner is told to give it up; when it has none, its target is told to take it.
+        -- Notify the owner to release the slot, or, when it has none, the target to take it.
         array_agg(distinct coalesce(changed.owner, changed.target))
     into moved, concerned
     from changed;
@@ -169,7 +169,7 @@ begin
 end
 $$;
 comment on function penstock.set_targets(text, integer[], text[]) is
-    'Writes what an assignor decided, in the transaction that locked the group: a target, or null, for each slot that it saw. A slot left out gets no target, unless it is a new one: that one waits for the next time. Returns how many slots will move.';
+    'Writes the targets that an assignor computed, in the transaction that locked the group: a target, or null, for each slot that it saw. A slot left out gets no target, unless it is new: the next rebalance places it. Returns how many slots will move.';
 
 create or replace function penstock.vacate(p_group text, p_member text, p_slots integer[], p_error jsonb)
 returns integer
@@ -179,7 +179,7 @@ declare
     freed integer;
     next_owner text;
 begin
-    -- Holds off claims of this member; those under way are finished and seen below.
+    -- Blocks new claims of this member; claims that are under way finish first and are visible below.
     perform from penstock.members where group_name = p_group and id = p_member for update;
     perform penstock.end_owned_work(p_group, p_member, p_slots, p_error);
     update penstock.slots
@@ -203,7 +203,7 @@ begin
 end
 $$;
 comment on function penstock.vacate(text, text, integer[], jsonb) is
-    'Part of release, leave and evict: ends what the member has in progress in its slots (null: in all), sets them free and tells who is to take them.';
+    'Part of release, leave and evict: ends the work of the member in these slots (null: in all its slots), sets them free and notifies the members that are to take them.';
 
 create or replace function penstock.join_group(
     p_group text,
@@ -262,14 +262,14 @@ begin
 end
 $$;
 comment on function penstock.join_group(text, text, uuid, interval, jsonb) is
-    'Makes a member of the group, which stays locked until the transaction ends: compute targets and call set_targets in the same one. The session tells the membership from others under the same id, and makes the call one that may be repeated. PS409 when a live member has that id.';
+    'Makes a member of the group, which stays locked until the transaction ends: compute targets and call set_targets in the same one. The session distinguishes the membership from others under the same id, so that the call may be repeated. PS409 when a live member has that id.';
 
 create or replace function penstock.is_silent(member penstock.members, p_moment timestamptz)
 returns boolean
 language sql
 stable
 as $$
-    -- No member can beat while the server is down: after its start all get three fifths of the silence to say that they live.
+    -- No member can send a heartbeat while the server is down: after its start all members get three fifths of the silence to do so.
     select member.seen_at + member.dead_after < p_moment and pg_postmaster_start_time() + member.dead_after * 0.6 < p_moment
 $$;
 comment on function penstock.is_silent(penstock.members, timestamptz) is 'Whether a member has been silent for too long.';
@@ -282,7 +282,7 @@ declare
     member text;
     removed integer;
 begin
-    -- In one order, always, so that two that evict cannot wait for each other.
+    -- Always in one order, so that two evictions do not deadlock.
     foreach member in array array(select unnest(p_members) order by 1) loop
         perform penstock.vacate(
             p_group, member, null,
@@ -319,7 +319,7 @@ begin
 end
 $$;
 comment on function penstock.leave_group(text, text, uuid) is
-    'Ends a membership; slots that were not released before are free at once. Compute targets in the same transaction. False when it was no member.';
+    'Ends a membership; slots that were not released before are free at once. Compute targets in the same transaction. False when there was no such membership.';
 
 create or replace function penstock.evict(p_group text)
 returns text[]
@@ -331,11 +331,11 @@ declare
     silent text[];
     moment constant timestamptz := penstock.clock();
 begin
-    -- The usual case, in one look at every member.
+    -- The usual case, decided by one query of all members.
     if not exists (select from penstock.members where group_name = p_group and seen_at + dead_after * 0.6 < moment) then
         return '{}';
     end if;
-    -- No process is taken for dead in one look: see the head of tables/0003_workers.sql.
+    -- One check never suffices to take a process for dead: see the head of tables/0003_workers.sql.
     update penstock.members
     set suspected_at = moment
     where group_name = p_group
@@ -355,7 +355,7 @@ begin
         return '{}';
     end if;
     perform penstock.lock_group(p_group);
-    -- Looked at once more under the lock, by a clock that is read after it: a member may have beaten or evicted meanwhile.
+    -- Check again under the lock, by a clock that is read after it: a member may have sent a heartbeat or evicted others meanwhile.
     select array_agg(id) into silent
     from (
         select id
@@ -374,7 +374,7 @@ begin
 end
 $$;
 comment on function penstock.evict(text) is
-    'Removes the members that were silent for too long and sets their slots free. Any member calls it now and then. Returns their ids.';
+    'Removes the members that were silent for too long and sets their slots free. Every member calls it at intervals. Returns their ids.';
 
 create or replace function penstock.member_heartbeat(
     p_group text,
@@ -423,7 +423,7 @@ begin
 end
 $$;
 comment on function penstock.member_heartbeat(text, text, uuid) is
-    'Keeps a member alive and tells it what it has (owned, under epochs), what of that to give up (revoked) and what it may take (available). known: false when it was evicted, also when another member has its id since. balanced: false when a member has to compute targets. members: how many there are.';
+    'Keeps a member alive and returns the slots that it owns (owned, with epochs), those of them that it must release (revoked) and those that it may take (available). known: false when it was evicted, also when another membership has its id now. balanced: false when a member has to compute targets. members: how many there are.';
 
 create or replace function penstock.take(p_group text, p_member text, p_session uuid, p_slots integer[])
 returns table (slot integer, epoch bigint)
@@ -454,7 +454,7 @@ begin
 end
 $$;
 comment on function penstock.take(text, text, uuid, integer[]) is
-    'Takes those of the slots that are free and meant for the member, each with a new epoch. Returns what it took. PS404 when it was evicted.';
+    'Takes those of the slots that are free and whose target is the member, each with a new epoch. Returns the slots that it took. PS404 when it was evicted.';
 
 create or replace function penstock.release(p_group text, p_member text, p_slots integer[], p_epochs bigint[])
 returns integer
@@ -474,7 +474,7 @@ begin
 end
 $$;
 comment on function penstock.release(text, text, integer[], bigint[]) is
-    'Gives up slots that the member has under these epochs; others are left alone. Returns how many were set free.';
+    'Releases the slots that the member owns under these epochs; others do not change. Returns how many were set free.';
 
 create or replace function penstock.owns(p_group text, p_member text, p_slot integer, p_epoch bigint)
 returns boolean
@@ -488,7 +488,7 @@ as $$
         where group_name = p_group and slot = p_slot and owner = p_member and epoch = p_epoch
     )
 $$;
-comment on function penstock.owns(text, text, integer, bigint) is 'Whether a member has a slot under an epoch.';
+comment on function penstock.owns(text, text, integer, bigint) is 'Whether a member owns a slot under an epoch.';
 
 create or replace function penstock.set_metadata(p_group text, p_member text, p_metadata jsonb)
 returns penstock.groups
@@ -519,7 +519,7 @@ begin
 end
 $$;
 comment on function penstock.set_metadata(text, text, jsonb) is
-    'Changes what a member says of itself. With the assignor custom, compute targets in the same transaction.';
+    'Changes the metadata of a member. With the assignor custom, compute targets in the same transaction.';
 
 create or replace function penstock.drain_member(p_group text, p_member text, p_drain boolean default true)
 returns penstock.groups
@@ -549,7 +549,7 @@ begin
 end
 $$;
 comment on function penstock.drain_member(text, text, boolean) is
-    'Moves a member out: it stays, but gives its slots to the others (false: takes part again). Idempotent. PS404 when there is none.';
+    'Drains a member: it stays in the group, but its slots move to the others (false: it takes part again). Idempotent. PS404 when there is none.';
 
 create or replace function penstock.wait_for_slots(p_group text, p_member text)
 returns void
@@ -563,4 +563,4 @@ begin
 end
 $$;
 comment on function penstock.wait_for_slots(text, text) is
-    'Says that a member is idle and listens on the channel penstock_<member>. Look once more after it: something may have come in between.';
+    'Registers a member as idle; it listens on the channel penstock_<member>. Claim once more after the call, since jobs may have arrived in between.';

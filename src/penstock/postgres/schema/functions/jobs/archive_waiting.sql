@@ -1,6 +1,6 @@
--- Jobs that end without having been in progress: expired, cancelled, quarantined. What a worker settles goes to the archive in settle and
--- end_attempts, which write what they know of the lease too, in the statement that takes the jobs out of the queue: a call with the
--- jobs between the two would cost more than all the rest.
+-- Archives jobs that end without having been in progress: expired, cancelled and quarantined ones. settle and end_attempts archive the
+-- jobs that a worker settles by themselves, with the columns of the lease, in the statement that deletes them from the queue: a call of
+-- this function for them would cost more than all the rest.
 
 create or replace function penstock.archive_waiting(
     p_jobs tid[], p_status penstock.archived_job_status, p_reason text, p_error jsonb, p_moment timestamptz

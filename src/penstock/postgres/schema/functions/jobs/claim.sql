@@ -1,7 +1,7 @@
 -- Claim: give a batch of ready jobs to a worker.
 --
--- A claim walks the ready queue of each type from a watermark: the number below which the worker knows that nothing can
--- appear any more (see horizon and ceiling below). Without a watermark it starts at the beginning, which is correct and
+-- A claim reads the ready queue of each type from a watermark on: the number below which no job can appear any more, as the
+-- worker knows (see horizon and ceiling below). Without a watermark it starts at the beginning, which is correct and
 -- only slower when many dead rows lie there. Rows that another claim holds are skipped, never waited for.
 --
 -- Limits are exact because a type that has one is claimed under an advisory lock until the claim commits: the jobs in
@@ -47,7 +47,7 @@ as $$
 declare
     number integer;
 begin
-    -- In one order for all claims, so that none waits in a circle.
+    -- In one order for all claims, so that there is no deadlock.
     for number in
         select distinct hashtext(jobs.name)
         from penstock.jobs
@@ -96,7 +96,7 @@ declare
     bytes bigint := 0;
     jobs integer := 0;
 begin
-    -- They stay locked, so that the claim that follows takes the very same.
+    -- The rows stay locked, so that the claim that follows takes the same ones.
     for waiting in
         select
             octet_length(case
@@ -114,7 +114,7 @@ begin
         limit p_room
         for update skip locked
     loop
-        -- What cannot be read is not handed out either.
+        -- A payload above 4 MiB is not returned, so it does not count.
         bytes := bytes + case when waiting.size > 4194304 then 0 else coalesce(waiting.size, 0) end;
         exit when bytes > most and jobs > 0;
         jobs := jobs + 1;
@@ -169,7 +169,7 @@ declare
     -- See shown_time, which would cost more here.
     latest constant timestamptz := penstock.shown_time('infinity');
     earliest constant timestamptz := penstock.shown_time('-infinity');
-    -- Of many types (each subscriber has its own) most have nothing: a look costs a fraction of an attempt to claim.
+    -- When there are many types (one for each subscriber), most have no job: this check costs a fraction of an attempt to claim.
     many constant boolean := cardinality(p_names) > 16;
 begin
     if cardinality(p_names) > 10000 then
@@ -274,13 +274,13 @@ begin
                 end,
                 greatest(least(claimed.created_at, latest), earliest), greatest(least(claimed.run_after, latest), earliest),
                 claimed.seq,
-                -- What is the same for all is computed once: with the first job, so that no lease is opened without one.
+                -- Values that all jobs share are computed once, with the first job, so that no lease is opened without a job.
                 (select opened.lease from opened),
                 (select extract(epoch from job_type.visibility_timeout)::double precision),
                 (select pg_snapshot_xmin(pg_current_snapshot())::text::bigint),
                 (select pg_snapshot_xmax(pg_current_snapshot())::text::bigint)
             from claimed
-            -- Joined, so that the text of a message is made once for its copies that follow each other.
+            -- A join, so that the text of a message is made once for consecutive copies of it.
             left join lateral (
                 select message.data::text as text
                 from penstock.topic_messages as message
@@ -317,7 +317,7 @@ begin
 end
 $$;
 comment on function penstock.claim(text, text[], integer, jsonb) is
-    'Claims up to p_limit ready jobs of the given types, types in the given order, within a type by priority and age. The jobs belong to the worker for the visibility timeout (lease_s seconds). data is null when the payload has more than 4 MiB of text, which no door admits: settle the job as quarantined. Of types with large payloads a claim takes no more than about 32 MiB. p_watermarks ({"type": {"priority": seq}}) lets the search start behind what is known to be done: a seq seen in one claim with its ceiling is such a watermark once a later claim reports a horizon >= that ceiling.';
+    'Claims up to p_limit ready jobs of the given types, types in the given order, within a type by priority and age. The jobs belong to the worker for the visibility timeout (lease_s seconds). data is null when the payload has more than 4 MiB of text, which no enqueue admits: settle the job as quarantined. Of types with large payloads a claim takes no more than about 32 MiB. p_watermarks ({"type": {"priority": seq}}) lets the search start behind the jobs that are known to be done: a seq seen in one claim with its ceiling is such a watermark once a later claim reports a horizon >= that ceiling.';
 
 create or replace function penstock.extend(
     p_ids uuid[],
@@ -371,7 +371,7 @@ begin
     loop
         select penstock.split_lease(
             old.id, held.ids, held.first_seq, held.last_seq, old.worker, moment + coalesce(p_for, jobs.visibility_timeout),
-            -- Of a repeated extend the lease that the caller knows.
+            -- For a repeated extend: the lease that the caller knows.
             coalesce((select max(given) from unnest(p_leases) as given where given = old.renews), old.id), moment
         )
         into new_lease

@@ -1,4 +1,4 @@
--- Crashes: what has begun, and jobs that run alone. The head of tables/0002_jobs.sql explains them.
+-- Crashes: which jobs have begun, and jobs that run alone. The head of tables/0002_jobs.sql explains them.
 
 create or replace function penstock.isolation_time()
 returns timestamptz
@@ -74,7 +74,7 @@ set search_path = penstock, pg_temp
 as $$
 begin
     if p_begin then
-        -- One in four at a time, so that the others go on with what is ordinary; but not one that fell silent just now.
+        -- One worker in four at a time, so that the others continue with ordinary jobs; silent workers do not count.
         perform pg_advisory_xact_lock(hashtext('penstock.isolate'));
         if (
             select count(*) from penstock.workers
@@ -124,7 +124,7 @@ begin
         return;
     end if;
     if p_slots is not null then
-        -- While it is held no transaction can take slots of this member away, and with them end what is claimed here.
+        -- While this row is locked, no transaction can take slots of this member away and end the job that is claimed here.
         perform from penstock.members where group_name = p_names[1] and members.id = p_holder for key share;
         if not found then
             return;

@@ -24,7 +24,7 @@ declare
     advice text;
 begin
     begin
-        -- One look at what is ordinary.
+        -- One check of the whole batch, which suffices when all jobs are valid.
         perform
         from unnest(p_data, p_ids, p_keys, p_priorities, p_unique_keys) as job (data, id, key, priority, unique_key)
         where job.data is null
@@ -40,7 +40,7 @@ begin
         end if;
     exception
         when program_limit_exceeded then
-            -- Something is too large to have a text.
+            -- A document is too large to be converted to text.
             null;
     end;
     place := penstock.first_problem(p_data);
@@ -103,7 +103,7 @@ begin
     select given.id into lowest from unnest(p_ids) as given (id) order by given.id limit 1;
     if not exists (select from unnest(p_ids) as given (id) where get_byte(uuid_send(given.id), 6) >> 4 <> 7) then
         floor := penstock.id_time(lowest) - interval '1 day';
-        -- New ids are higher than all that are archived, as long as all are UUIDv7: one probe a day instead of one an id.
+        -- New UUIDv7 ids are higher than all archived ones: one probe for each day instead of one for each id.
         select archived.id into highest_archived
         from penstock.archived_jobs as archived
         where archived.finished_at >= floor
@@ -158,7 +158,7 @@ begin
 end
 $$;
 comment on function penstock.insert_jobs(text, jsonb[], uuid[], text[], smallint[], timestamptz[], timestamptz[], text[], uuid, timestamptz, smallint, integer[]) is
-    'Part of enqueue_many: writes the rows. Raises unique_violation when one is there.';
+    'Part of enqueue_many: writes the rows. Raises unique_violation when one exists.';
 
 create or replace function penstock.enqueue_many(
     p_name text,
@@ -204,7 +204,7 @@ begin
         return;
     end if;
     if job_type.topic is not null then
-        -- The queue of a subscriber can go, but not while this transaction puts something into it.
+        -- The queue of a subscriber can be dropped, but not while this transaction writes to it.
         perform from penstock.jobs where name = p_name for key share;
         perform penstock.require_type(p_name);
     end if;
@@ -225,7 +225,7 @@ begin
     perform pg_current_xact_id();
     begin
         if p_unique_keys is not null then
-            -- They are there to meet others: go the way that expects it.
+            -- Unique keys are given because they may conflict: take the way that expects conflicts.
             raise unique_violation;
         end if;
         perform penstock.insert_jobs(
@@ -328,7 +328,7 @@ begin
 end
 $$;
 comment on function penstock.enqueue_one_by_one(text, jsonb[], uuid[], text[], smallint[], timestamptz[], timestamptz[], text[], uuid, timestamptz, smallint, integer[]) is
-    'Part of enqueue_many: the slow way for a batch in which some ids or unique keys are there already; finds out for each job what becomes of it.';
+    'Part of enqueue_many: the slow way for a batch in which some ids or unique keys exist already; determines the outcome of each job.';
 
 create or replace function penstock.enqueue(
     p_name text,
@@ -380,7 +380,7 @@ as $$
     end
 $$;
 comment on function penstock.moment(jsonb) is
-    'A time as JSON has it: text, or a number of seconds from now, so that no clock but the database''s counts.';
+    'Converts a time in JSON: text, or a number of seconds from now, so that only the clock of the database counts.';
 
 create or replace function penstock.enqueue_json(p_name text, p_jobs jsonb)
 returns table (ordinal integer, id uuid, outcome text)

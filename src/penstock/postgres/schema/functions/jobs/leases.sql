@@ -14,7 +14,7 @@ begin
 end
 $$;
 comment on function penstock.open_lease(bigint, text, text, smallint, timestamptz, interval, bigint, bigint, bigint, uuid[]) is
-    'Part of whatever claims: the lease of jobs that a worker holds from p_moment on, for p_for. p_ids: in a pool, the jobs. Returns its number.';
+    'Part of claim, claim_alone and claim_keys: opens the lease of jobs that a worker holds from p_moment on, for p_for. p_ids: in a pool, the jobs. Returns its number.';
 
 create or replace function penstock.split_lease(
     p_lease bigint, p_ids uuid[], p_first_seq bigint, p_last_seq bigint, p_worker text, p_expires_at timestamptz, p_renews bigint,

@@ -1,5 +1,5 @@
--- Maintenance: what any worker does for all, again and again: promote due jobs, expire, recover lost jobs, keep the archive.
--- Everything here may run in many processes at once.
+-- Maintenance: what every worker does for the whole database at intervals: promote due jobs, expire jobs, recover lost jobs, prune the
+-- archive. All functions here may run in many processes at once.
 
 create or replace function penstock.try_maintenance(p_name text)
 returns boolean
@@ -10,7 +10,7 @@ begin
     return found;
 end
 $$;
-comment on function penstock.try_maintenance(text) is 'Part of maintenance: whether this transaction, and no other, does it until it ends.';
+comment on function penstock.try_maintenance(text) is 'Part of maintenance: whether this transaction may do the work; until it ends, no other one may.';
 
 create or replace function penstock.promote(p_limit integer default 1000)
 returns table (promoted integer, next_due timestamptz)
@@ -154,16 +154,16 @@ declare
     recovered integer := 0;
 begin
     perform penstock.check_limit(p_limit, 10000);
-    -- One at a time is enough, and the others have better things to do than to wait.
+    -- One process at a time is enough; the others do not wait for it.
     if not penstock.try_maintenance('recover') then
         return 0;
     end if;
-    -- Tomorrow's too, long before anybody needs it: a query that was planned while a partition is attached does not see it.
+    -- The partition of tomorrow too, long before it is needed: a query that was planned while a partition is attached does not see it.
     perform penstock.ensure_archive(moment);
     perform penstock.ensure_archive(moment + interval '1 day');
     perform penstock.forget_listeners();
     delete from penstock.place_waiters where since < clock_timestamp() - interval '10 minutes';
-    -- No process is taken for dead in one look: see the head of tables/0003_workers.sql.
+    -- One check never suffices to take a process for dead: see the head of tables/0003_workers.sql.
     update penstock.workers
     set suspected_at = moment
     where id = any (array(
@@ -194,10 +194,10 @@ begin
             jsonb_build_object('type', 'WorkerLost', 'message', 'the worker died or lost contact while it held the job'),
             moment
         );
-        -- A lease that another transaction had locked is left for the next time.
+        -- The next call recovers leases that another transaction has locked now.
         delete from penstock.workers
         where id = any (dead) and not exists (select from penstock.leases where leases.worker = workers.id);
-        -- What a holder promised outlives it until nothing that it held can be left, and the same for those that never came.
+        -- The promise of a holder outlives it until none of its leases can be left; likewise that of one which never registered.
         delete from penstock.holders
         where since < moment - interval '1 hour'
             and not exists (select from penstock.workers where workers.id = holders.id)
@@ -213,14 +213,14 @@ begin
 end
 $$;
 comment on function penstock.recover(integer) is
-    'Ends the attempts of workers that stopped beating and of up to p_limit leases whose time is up, so that others can take the jobs. Returns how many jobs.';
+    'Ends the attempts of dead workers and of up to p_limit leases whose time is up, so that others can take the jobs. Returns how many jobs.';
 
 create or replace function penstock.prune(p_keep interval)
 returns table (partition text, jobs bigint)
 language plpgsql
 security definer
 set search_path = penstock, pg_temp
--- A drop waits for readers and holds off writers while it waits, so it gives up soon; the next prune tries again.
+-- A drop waits for readers, and blocks writers while it waits, so it gives up soon; the next prune tries again.
 set lock_timeout = '2s'
 as $$
 declare
@@ -243,7 +243,7 @@ begin
         order by child.relname
     loop
         partition := old.relname;
-        -- Locked before it is counted, so that nothing comes in between the count and the drop.
+        -- Lock the partition before counting, so that no job is added between the count and the drop.
         execute format('lock table penstock.%I in access exclusive mode', old.relname);
         execute format('select count(*), max(xid) from penstock.%I', old.relname) into total, newest;
         select lakes.name into behind

@@ -1,4 +1,4 @@
--- The places of limits: whose turn it is. The head of tables/0002_jobs.sql explains it.
+-- The places of limits: which worker gets the next one. The head of tables/0002_jobs.sql explains it.
 
 create or replace function penstock.fair_places(p_name text, p_worker text, p_places integer)
 returns integer
@@ -20,7 +20,7 @@ begin
     select count(*) into ahead
     from penstock.place_waiters
     where name = p_name and worker <> p_worker and (mine is null or ticket < mine);
-    -- Each of those ahead keeps an even share, one place at least.
+    -- Each worker ahead keeps an even share, at least one place.
     return greatest(0, p_places - ahead * greatest(1, p_places / (ahead + 1)));
 end
 $$;
@@ -57,7 +57,7 @@ begin
 end
 $$;
 comment on function penstock.pass_on_places(text, text, integer, integer, integer, integer) is
-    'Part of claim and claim_keys, under the lock of the type: of p_places free ones the worker was granted p_granted and took p_claimed, wanting p_wanted; puts it where it now belongs in the line, and offers what is left to the others.';
+    'Part of claim and claim_keys, under the lock of the type: of p_places free ones the worker was granted p_granted and took p_claimed, wanting p_wanted; puts it at its new position among those that wait, and offers what is left to the others.';
 
 create or replace function penstock.offer_places(p_name text, p_worker text, p_places integer)
 returns setof text
@@ -97,7 +97,7 @@ begin
         order by first.ticket
         limit least(freed.places, 8)
     ) as waiter
-    -- Who held the jobs knows by itself that they are settled.
+    -- The worker that held the jobs needs no notification that they are settled.
     where waiter.worker <> all (freed.holders);
 end
 $$;
@@ -108,7 +108,7 @@ returns double precision
 language sql
 stable
 as $$
-    -- When so many starts have left the period that one place comes after those of the workers ahead.
+    -- The time at which so many starts have left the period that a place is free after those of the workers ahead.
     select extract(epoch from min(window_end) + job_type.rate_period - p_moment)::double precision
     from (
         select
@@ -199,7 +199,7 @@ begin
             and (mine.ticket is null or other.ticket < mine.ticket)
             and other.since > moment - interval '30 seconds';
         due_in_s := case when job_type.rate_limit is not null then penstock.next_place(job_type, ahead, penstock.clock()) end;
-        -- As admit and fair_places see it: no place, or none but those of the workers ahead.
+        -- By the rules of admit and fair_places: no place, or only those of the workers ahead.
         if (due_in_s is not null or coalesce(
                 (select sum(open_jobs) from penstock.leases where leases.name = job_type.name) >= job_type.concurrency - ahead, false
             ))
@@ -211,7 +211,7 @@ begin
                 values (job_type.name, p_worker, coalesce(p_channel, p_worker), nextval('penstock.place_ticket'), moment)
                 on conflict do nothing;
             elsif mine.since < moment - interval '5 seconds' then
-                -- A claim of another that writes the row now holds locks of types: not to be waited for.
+                -- A claim that writes the row at this moment holds locks of types: do not wait for it.
                 update penstock.place_waiters
                 set since = moment
                 where place_waiters.ctid = any (array(

@@ -1,9 +1,9 @@
--- Quarantine: what becomes of a job that cannot be read, whichever client wrote it.
+-- Quarantine: archives jobs that cannot be read, whichever client wrote them.
 --
--- A claim fails as a whole when one of its jobs has no text (a document of more than 1 GiB), and its answer as a whole when the
--- client cannot read one of the rows. So that one job does not hold up all others, the client that saw such an error calls
--- quarantine_unreadable, which looks at those next in the queue one by one, and, for what it holds itself without knowing, reads each
--- of held_jobs on its own.
+-- A claim fails as a whole when one of its jobs cannot be converted to text (a document of more than 1 GiB), and its answer fails as a
+-- whole when the client cannot read one of the rows. So that one job does not block all others, a client that gets such an error calls
+-- quarantine_unreadable, which checks the next jobs of the queue one by one; and it reads each of held_jobs, which it holds without
+-- knowing, on its own.
 --
 -- A quarantined job is archived as failed with the reason quarantined. A payload that no client can read goes to
 -- quarantined_payloads, and times out of range become the nearest ones in range, so that every client can read the archive.

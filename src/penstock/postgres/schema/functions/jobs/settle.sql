@@ -1,4 +1,4 @@
--- Settle: report what became of claimed jobs, many at once.
+-- Settle: record the outcomes of claimed jobs, many at once.
 --
 -- The fence. A result counts only while the job is in progress with the same number of attempts left and, when the
 -- worker says under which lease it held the job, under that lease. A worker that lost a job (its lease ended and
@@ -22,8 +22,8 @@ begin
         returning leases.id
     )
     select coalesce(array_agg(counted.id), '{}') into closed from counted;
-    -- A statement of its own, and so a snapshot of its own: when the update waited for another that took jobs off the same
-    -- lease, what is left now is only visible from here.
+    -- A statement of its own, with a new snapshot: when the update waited for another one of the same lease, only a new
+    -- snapshot shows how many jobs are left.
     delete from penstock.leases
     using unnest(p_leases, p_jobs) as settled (lease, jobs)
     where leases.id = settled.lease
@@ -50,7 +50,7 @@ begin
     if to_regclass('penstock.' || partition_name) is not null then
         return;
     end if;
-    -- Made beside and attached: unlike "partition of", that does not wait for readers and writers of the archive.
+    -- Created as a table and then attached: unlike "partition of", this does not wait for readers and writers of the archive.
     execute format('create table penstock.%I (like penstock.archived_jobs including defaults including constraints)', partition_name);
     execute format('comment on table penstock.%I is %L', partition_name, 'Jobs that finished on ' || to_char(p_moment at time zone 'UTC', 'YYYY-MM-DD') || ' UTC.');
     execute format(
@@ -227,7 +227,7 @@ declare
     back text;
 begin
     perform pg_current_xact_id();
-    -- Lock, then decide, row by row, what comes of each attempt.
+    -- Lock the rows, then decide the outcome of each attempt.
     with locked as (
         select job.*, given.outcome, given.detail, given.retry_after
         from unnest(p_ids, p_attempts, p_leases, p_outcomes, p_details, p_retry_after)
@@ -247,7 +247,7 @@ begin
                 when locked.outcome = 'cancelled' then 'cancelled'
                 when locked.cancel_requested_at is not null then 'cancelled'
                 when locked.outcome in ('lost', 'moved') then case
-                    -- What its holder had not begun was never started.
+                    -- A job that its holder had not begun was never started.
                     when holder.kind is not null and not locked.begun
                         and (type.delivery_strategy = 'at_most_once' or holder.kind = 'dispatcher') then 'released'
                     when type.delivery_strategy = 'at_most_once' then 'failed'
@@ -344,14 +344,14 @@ begin
     from ended
     left join penstock.leases as lease on lease.id = ended.lease;
 
-    -- A released job, or one to be retried at once, keeps its place in the queue: it was first once. In a pool that blocks,
-    -- so does one to be retried later, and holds up its key until then.
+    -- A released job, or one to be retried at once, keeps its place in the queue. In a pool that blocks, so does one to
+    -- be retried later, which blocks its key until then.
     with returned as (
         update penstock.queued_jobs as job
         set status = 'queued',
             lease = null,
             attempts = job.attempts - case when given.outcome = 'retried' then 1 else 0 end,
-            -- What was lost with its worker uses up none of the attempts, and its next one has a number of its own.
+            -- A job that was lost with its worker uses up none of its attempts, and its next attempt has a new number.
             max_attempts = job.max_attempts + case when given.outcome in ('lost', 'moved') and job.max_attempts < 32767 then 1 else 0 end,
             crashes = next.crashes,
             begun = false,
@@ -370,7 +370,7 @@ begin
         cross join lateral (
             select case
                 when given.outcome = 'lost' then least(each.crashes + 1, 2)
-                -- Handed back before it was run alone to its end: it waits for another time.
+                -- The job was released before it had run alone to its end: it waits to run alone again.
                 when given.outcome in ('released', 'moved') then least(each.crashes, 2)
                 when each.crashes >= 2 then 0
                 else each.crashes
@@ -387,7 +387,7 @@ begin
 
     foreach back in array coalesce(names_back, '{}') loop
         if not exists (select from penstock.pools where name = back) then
-            -- They stand below the watermarks of the workers, which must look there again.
+            -- The jobs are below the watermarks of the workers, which must scan there again.
             perform pg_notify('penstock', 'scan ' || back);
         end if;
         perform penstock.wake_claimers(back, cardinality(ended_ids));

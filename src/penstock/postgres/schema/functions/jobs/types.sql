@@ -119,7 +119,7 @@ declare
 begin
     perform penstock.check_name(p_name);
     job_type := penstock.new_type(p_name, p_options);
-    -- A pool of that name is being declared, perhaps: which of both it is, the first one decides.
+    -- Another transaction may be declaring a pool of that name: the first one decides whether it is a pool.
     perform pg_advisory_xact_lock(hashtext('penstock.kind'), hashtext(p_name));
     insert into penstock.jobs select job_type.* on conflict (name) do nothing;
     if not found then

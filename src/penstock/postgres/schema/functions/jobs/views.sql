@@ -1,4 +1,4 @@
--- Looking: what people and dashboards ask.
+-- Views: what people and dashboards query.
 
 create or replace function penstock.job_counts()
 returns table (

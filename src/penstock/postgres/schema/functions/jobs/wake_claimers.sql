@@ -1,16 +1,16 @@
--- Jobs have come: idle workers of the type are notified, or idle owners of the slots when the type is a pool.
+-- Notifies idle workers of new jobs of their type, or, when the type is a pool, idle owners of the slots.
 
 create or replace function penstock.wake_claimers(p_name text, p_jobs integer, p_slots integer[] default null)
 returns void
 language plpgsql
 as $$
 begin
-    -- Enqueues come here all the time, and while there is work no claimer is idle.
+    -- Every enqueue calls this function, and under load no worker is idle.
     if not exists (select from penstock.listeners where kind in ('jobs', 'keys') and subject = p_name) then
         return;
     end if;
     if p_slots is null then
-        -- One more than there are jobs, since one of them may have died; at most nine, since each brings more when it finds work.
+        -- One more than there are jobs, since one of the workers may have crashed; at most nine, since each brings more when it finds work.
         perform penstock.wake('jobs', array[p_name], least(p_jobs, 8) + 1);
         perform penstock.wake('keys', array[p_name]);
     else

@@ -1,8 +1,9 @@
 -- Why a job waits: the one thing that has to change first for it to start.
 --
--- The order of the questions is the order in which things have to come true. Its own time comes first: until then nothing else
--- matters. Then whether any worker may start it at all (the type is paused, no worker has it, its key is quarantined), then what stands before it
--- in its key, then the limits of the type, then those in front. Each question is one look into an index, and counts end at 1,000.
+-- The order of the questions is the order in which the conditions have to be met. The time of the job comes first: until then nothing
+-- else matters. Then whether any worker may start it at all (the type is paused, no worker has it, its key is quarantined), then the
+-- jobs before it in its key, then the limits of the type, then the jobs before it in the queue. Each question is one look into an index,
+-- and counts end at 1,000.
 
 -- Long, since it is one list of questions, in the order above, each of a few lines.
 create or replace function penstock.why_of(job penstock.queued_jobs)
@@ -115,7 +116,7 @@ begin
             select from penstock.workers
             where workers.state = 'running' and job.name = any (workers.names) and workers.seen_at > moment - workers.dead_after
         )
-        -- Those who claim by SQL or over HTTP are not registered: they wait, or hold something.
+        -- Clients that claim by SQL or over HTTP are not registered: they are seen by a row in listeners, or by a lease.
         and not exists (
             select from penstock.listeners
             where listeners.kind = 'jobs' and listeners.subject = job.name and listeners.until > clock_timestamp()
@@ -129,7 +130,7 @@ begin
     end if;
 
     if pool.name is not null and job.slot is not null and job.seq is not null then
-        -- The first of its key; where it is the job itself, nothing of its key holds it.
+        -- The first job of its key; when that is the job itself, no job of its key holds it.
         select earlier.* into head
         from penstock.queued_jobs as earlier
         where earlier.name = job.name and earlier.slot = job.slot and earlier.seq is not null and earlier.key collate "C" = job.key

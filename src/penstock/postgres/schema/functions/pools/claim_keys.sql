@@ -1,15 +1,15 @@
--- The claim of a pool: the owner of slots takes jobs of their keys, keys in turn.
+-- The claim of a pool: the owner of slots claims jobs of their keys, which take turns.
 --
--- It goes in three steps. walk_keys goes round the ring of keys from where the last claim ended, by one probe of the index
--- (name, slot, key, seq) for each key: what waits behind the first job of a key costs the others nothing. choose_of_keys looks into the
--- key queues that the walk found, and decides by rounds which jobs are taken. claim_keys locks these, lets go of what comes behind a job
--- that it cannot lock, and opens the lease.
+-- A claim has three steps. walk_keys walks over the ring of keys from where the last claim ended, by one probe of the index
+-- (name, slot, key, seq) for each key: the jobs behind the first one of a key cost the other keys nothing. choose_of_keys looks into the
+-- key queues that the walk found, and chooses jobs by rounds. claim_keys locks these, leaves out the jobs behind one that it cannot
+-- lock, and opens the lease.
 --
 -- The steps are one statement, so they see one snapshot: between two statements the version of a job that the walk found could be
--- pruned, and its place in the table (ctid) given to another job. The planner writes the first two functions, which are queries and
--- nothing more, into that statement: they cost what they would cost there, and have the planner settings of claim_keys. So they must
+-- pruned, and its place in the table (ctid) given to another job. The planner inlines the first two functions, which are mere
+-- queries, into that statement: they cost what they would cost there, and have the planner settings of claim_keys. So they must
 -- stay `language sql stable` without settings of their own, and no argument of them may be a subquery or volatile. A query that
--- locks cannot be written in like this; as a call, to which the jobs go as arrays, it made a claim 3 % dearer.
+-- locks cannot be inlined; as a call that receives the jobs as arrays, it made a claim 3 % slower.
 
 create or replace function penstock.walk_keys(
     p_name text,
@@ -119,7 +119,7 @@ as $$
     turns as (
         select
             ring.step as turn, p_slots[ring.place] as slot, ring.key, heavy.weight,
-            -- No deeper than it takes to fill the room.
+            -- No more jobs of a key than are needed to fill the room.
             least(p_depth, (p_room - 1) / count(*) over () + 1) * heavy.weight * p_key_concurrency as most,
             ring.head, ring.head_seq, ring.alive
         from ring
@@ -130,7 +130,7 @@ as $$
         where ring.startable
     ),
     queued as (
-        -- Where a key gets one job, the walk has found it already.
+        -- When a key gets one job, the walk has found it already.
         select turns.turn, turns.weight, turns.head as ctid, 1::bigint as nth, turns.alive as startable
         from turns
         where p_key_concurrency = 1 and p_key_rate_limit is null and p_held_keys = '{}' and turns.most = 1
@@ -162,8 +162,8 @@ as $$
                     and each.slot = turns.slot
                     and each.seq is not null
                     and each.key collate "C" = turns.key
-                    -- From the lowest number that can be seen, which the walk has found, and past nothing but what the caller
-                    -- holds: whatever commits late is there to be taken before those that follow it.
+                    -- From the lowest visible number, which the walk has found, passing over only the jobs that the caller
+                    -- holds: a job that becomes visible late is taken before those that follow it.
                     and each.seq >= turns.head_seq
                     and (each.status = 'queued' or p_key_concurrency > 1 or not p_held_keys ? turns.key)
                 order by each.seq
@@ -224,7 +224,7 @@ comment on function penstock.choose_of_keys(
 ) is
     'Part of claim_keys: the jobs to be claimed, of each key that the walk finds (turn) from the front of its key queue (nth), and a last row without a job that says where the walk ended, as claim_keys returns it. p_turn_left: how many jobs the turn of p_after_key has left, 0: none. p_whole_turns: whether a key gets the whole of its first turn even past p_room.';
 
--- Long, since it checks what only a member may do, and since locking, claiming and the answer are one statement: see the head.
+-- Long, since it checks that the caller is a member, and since locking, claiming and the answer are one statement: see the head.
 create or replace function penstock.claim_keys(
     p_member text,
     p_name text,
@@ -289,7 +289,7 @@ begin
     end if;
     pool := penstock.require_pool(p_name);
     job_type := penstock.require_type(p_name);
-    -- While it is held no transaction can take slots of this member away, and with them end what is claimed here.
+    -- While this row is locked, no transaction can take slots of this member away and end the jobs that are claimed here.
     perform from penstock.members where group_name = p_name and members.id = p_member for key share;
     if not found then
         raise exception '% is no member of pool %', left(p_member, 100), p_name
@@ -305,7 +305,7 @@ begin
         select from penstock.queued_jobs as stray where stray.name = p_name and stray.slot is null and stray.seq is not null
     ) then
         perform penstock.adopt_strays(p_name);
-        -- While some are left, or another claim adopts them at this moment, a later job of their keys would overtake them.
+        -- Claim nothing while jobs without a slot are left, or another claim adopts them: later jobs of their keys would overtake them.
         if exists (
             select from penstock.queued_jobs as stray
             where stray.name = p_name and stray.slot is null and stray.seq is not null and stray.status = 'queued'
@@ -313,7 +313,7 @@ begin
             return;
         end if;
     end if;
-    -- The ring begins where the last walk ended; the slot in which it ended comes once more at the end, for its first keys.
+    -- The ring begins where the last walk ended; the slot in which it ended comes again at the end, for its first keys.
     select array_agg(mine.slot order by mine.slot < coalesce(p_after_slot, 0), mine.slot)
     into owned
     from unnest(penstock.still_owned(p_name, p_member, p_slots, p_epochs)) as mine (slot);
@@ -343,7 +343,7 @@ begin
     if midway then
         owned := owned || owned[1];
     end if;
-    -- The turn that the last claim had no room for goes on first.
+    -- The turn that the last claim cut short continues first.
     resuming := midway and coalesce(p_turn_left > 0, false);
     new_lease := nextval('penstock.lease_id');
 
@@ -362,7 +362,7 @@ begin
         where job.status = 'queued'
         for update of job skip locked
     ),
-    -- A job that another transaction holds at this moment keeps those behind it waiting too.
+    -- The jobs behind one that another transaction has locked wait too.
     unbroken as (
         select ordered.ctid
         from (
@@ -392,7 +392,7 @@ begin
         claimed.id, claimed.name, claimed.attempts, claimed.max_attempts, claimed.priority, claimed.key,
         case when octet_length(claimed.text) <= 4194304 then claimed.text end,
         greatest(least(claimed.created_at, latest), earliest), greatest(least(claimed.run_after, latest), earliest), claimed.seq,
-        -- Once for all, with the first job, so that no lease is opened without one.
+        -- Computed once, with the first job, so that no lease is opened without a job.
         (select opened.lease from opened),
         extract(epoch from job_type.visibility_timeout)::double precision, claimed.slot, null::text, null::double precision,
         null::integer, null::text
@@ -423,7 +423,7 @@ begin
                 where leases.id = new_lease
                 group by job.key
             ) as started;
-            -- Twice as many as were written: keys that never come again must not stay for ever.
+            -- Delete twice as many as were written, so that keys which never come again do not stay.
             delete from penstock.rate_windows
             where ctid = any (array(
                 select old.ctid

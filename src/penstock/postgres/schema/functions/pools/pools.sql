@@ -1,4 +1,5 @@
--- Pools: keys, their slots, and the claim of the owner of a slot. The heads of tables/0004_groups.sql and 0005_pools.sql explain them.
+-- Pools: their declaration, keys and slots; claim_keys.sql has the claim. The heads of tables/0004_groups.sql and 0005_pools.sql explain
+-- them.
 
 create or replace function penstock.key_hash(p_key text)
 returns bigint
@@ -98,7 +99,7 @@ begin
     if exists (select from penstock.pools where name = p_name) then
         return;
     end if;
-    -- Held by a transaction that creates a type of this name too, so that what it is stays the same until this transaction ends.
+    -- A transaction that creates a plain type of this name takes the lock too, so that none appears before this transaction ends.
     perform pg_advisory_xact_lock(hashtext('penstock.kind'), hashtext(p_name));
     select * into job_type from penstock.jobs where name = p_name;
     if not found or exists (select from penstock.pools where name = p_name) then
@@ -113,7 +114,7 @@ begin
               hint = format('Give the pool another name, or let an administrator turn the type into a pool: select penstock.convert_to_pool(%L);', p_name);
 end
 $$;
-comment on function penstock.check_kind(text) is 'Part of declare_pool: raises PS409 for a job type that is there and is no pool.';
+comment on function penstock.check_kind(text) is 'Part of declare_pool: raises PS409 when a plain job type has the name.';
 
 create or replace function penstock.put_pool(p_name text, p_options jsonb)
 returns penstock.pools
@@ -256,7 +257,7 @@ begin
         raise exception 'a job for the pool % has a priority', p_name
             using errcode = 'PS400', hint = 'Jobs of a key run in the order in which they came; keys take turns, with weights.';
     end if;
-    -- Shared with the other enqueues; a resize takes it alone, and so meets no job that is being put into an old slot.
+    -- Enqueues share this lock. A resize takes it exclusively, so that no job is written to an old slot meanwhile.
     perform pg_advisory_xact_lock_shared(hashtext('penstock.slots'), hashtext(p_name));
     select * into of_group from penstock.groups where name = p_name;
     if of_group.assignor <> 'custom' then
@@ -280,7 +281,7 @@ begin
     where not exists (select from penstock.slots where slots.group_name = p_name and slots.key = once.key)
     on conflict do nothing;
     if found then
-        -- A worker has to place them; two are told, since one may have died.
+        -- A worker has to place the keys; two are notified, since one may have crashed.
         for member in select id from penstock.members where group_name = p_name order by age limit 2 loop
             perform penstock.tell_member(p_name, member);
         end loop;
@@ -305,7 +306,7 @@ declare
 begin
     update penstock.queued_jobs as job
     set key = coalesce(job.key, job.id::text),
-        -- Its unique key was one of the whole type; a job of its key may have the same by now.
+        -- Its unique key applied to the whole type; another job of its key may have the same one now.
         coalesces = false,
         slot = (penstock.slots_for(p_name, array[coalesce(job.key, job.id::text)], null))[1]
     where job.ctid = any (array(
@@ -414,7 +415,7 @@ begin
         raise exception 'invalid number of slots: %', coalesce(p_slots::text, 'null')
             using errcode = 'PS400', hint = 'A pool has 1 to 65,536 slots.';
     end if;
-    -- Enqueues that are under way finish first, and new ones wait; a transaction that holds them up for longer than this is left alone.
+    -- Enqueues that are under way finish first, and new ones wait. The resize gives up when a transaction blocks it for longer.
     perform penstock.lock_slots(p_name);
     resized := penstock.lock_group(p_name);
     if resized.assignor = 'custom' or p_slots < resized.slots then
@@ -427,8 +428,8 @@ begin
     end if;
     insert into penstock.slots (group_name, slot, changed_at)
     select p_name, number, moment from generate_series(resized.slots, p_slots - 1) as number;
-    -- By the jump hash a key stays where it is or goes to a new slot. What is in progress goes on where it runs; its
-    -- new slot can be taken when that is done.
+    -- By the jump hash a key stays where it is or goes to a new slot. Its jobs in progress continue where they run; the
+    -- new slot can be taken when they are done.
     with moved as (
         update penstock.queued_jobs as job
         set slot = penstock.slot_of(job.key, p_slots)
@@ -465,7 +466,7 @@ declare
     forgotten integer;
 begin
     perform penstock.check_span(p_idle, 'time for which keys are idle', '0', '3660 days');
-    -- No transaction may be putting a job into such a slot meanwhile; when one is, a later call does it.
+    -- No transaction may write a job to such a slot meanwhile; when one does, a later call removes the slot.
     if not pg_try_advisory_xact_lock(hashtext('penstock.slots'), hashtext(p_name)) then
         return 0;
     end if;
@@ -481,7 +482,7 @@ begin
 end
 $$;
 comment on function penstock.forget_keys(text, interval) is
-    'In a pool with a rule of its own: removes the slots of keys that have no jobs and have not moved for p_idle. Returns how many.';
+    'In a pool with its own assign: removes the slots of keys that have no jobs and have not moved for p_idle. Returns how many.';
 
 create or replace function penstock.cancelled_of(p_name text, p_member text)
 returns uuid[]
@@ -495,4 +496,4 @@ as $$
     cross join unnest(leases.cancelled) as asked (job)
     where leases.worker = p_member and leases.name = p_name
 $$;
-comment on function penstock.cancelled_of(text, text) is 'Jobs of a member that are to be cancelled; a notification says so too.';
+comment on function penstock.cancelled_of(text, text) is 'Running jobs of a member whose cancellation was requested; a notification reports it too.';

@@ -1,4 +1,4 @@
--- Keys for which the rule of a pool fails. tables/0004_groups.sql says what becomes of them.
+-- Quarantined keys: keys for which the assign of their pool fails. tables/0004_groups.sql says what happens to them.
 
 create or replace function penstock.quarantine_keys(p_group text, p_slots integer[], p_errors text[])
 returns integer
@@ -54,7 +54,7 @@ begin
             using errcode = 'PS404', hint = format('List those that are: select * from penstock.quarantined_keys(%L);', p_name);
     end if;
     if released > 0 then
-        -- A worker has to place them; two are told, since one may have died.
+        -- A worker has to place the keys; two are notified, since one may have crashed.
         for member in select id from penstock.members where group_name = p_name order by age limit 2 loop
             perform penstock.tell_member(p_name, member);
         end loop;
@@ -113,4 +113,4 @@ as $$
     from penstock.pools
     order by pools.name
 $$;
-comment on function penstock.quarantined_counts() is 'Every pool, and how many of its keys are quarantined.';
+comment on function penstock.quarantined_counts() is 'The number of quarantined keys of every pool.';

@@ -1,9 +1,9 @@
 -- Standing jobs: one run of each key, on the owner of the key, until it is stopped.
 --
--- A run begins with begin_standing and ends with end_standing, both under the epoch of the slot; in between running_by says who
--- runs it. No other worker can begin it meanwhile: the slot has one owner, and is not released before its runs have ended. A
--- payload that is replaced gets a new version, and the owner stops the old run before it begins the new one. What a stopped
--- run leaves (state) is what the next one gets. What ends its workers is set aside: tables/0005_pools.sql.
+-- A run begins with begin_standing and ends with end_standing, both under the epoch of the slot; in between running_by names the
+-- worker. No other worker can begin it meanwhile: the slot has one owner, and is not released before its runs have ended. A
+-- payload that is replaced gets a new version, and the owner stops the old run before it begins the new one. The next run gets the
+-- state that the last one left. A standing job that crashes its workers is quarantined: see tables/0005_pools.sql.
 
 create or replace function penstock.tell_standing(p_name text, p_slots integer[])
 returns void
@@ -15,7 +15,7 @@ begin
     for concerned in
         select distinct owner from penstock.slots where group_name = p_name and slot = any (p_slots) and owner is not null
         union
-        -- The target of the slot may have taken it by the time that this is known, and looked before.
+        -- Also the target of the slot: it may take the slot, and read its standing jobs, before this transaction commits.
         select distinct target from penstock.slots where group_name = p_name and slot = any (p_slots) and target is not null
         union
         select distinct running_by from penstock.standing_jobs where name = p_name and slot = any (p_slots) and running_by is not null
@@ -63,7 +63,7 @@ begin
     end if;
     select * into present from penstock.standing_jobs where name = p_name and key = p_key for update;
     if not found then
-        -- It was removed this moment.
+        -- Another transaction has just removed it.
         return penstock.start_standing(p_name, p_key, p_data, p_replace);
     end if;
     if present.wanted and present.data = p_data and present.quarantined_at is null then
@@ -157,11 +157,11 @@ as $$
 declare
     moment constant timestamptz := penstock.clock();
     pool constant penstock.pools := penstock.require_pool(p_name);
-    -- Of what is not as it is wanted: keys and payloads, and the slots of all that changed.
+    -- Keys and payloads that differ from the wanted set, and the slots of all that changed.
     keys text[];
     documents jsonb[];
     places integer[];
-    -- Of these keys: those that are there, to be replaced or started again.
+    -- Those of these keys that exist, and are replaced or started again.
     present text[];
     count_started integer;
     count_replaced integer;
@@ -305,7 +305,7 @@ as $$
     where standing.wanted and standing.quarantined_at is null
 $$;
 comment on function penstock.standing_of(text, text, integer[], bigint[]) is
-    'The standing jobs that a member should run for slots that it has under these epochs; data is null when it cannot be read. What it runs beyond these it has to stop.';
+    'The standing jobs that a member should run for slots that it has under these epochs; data is null when it cannot be read. It has to stop its other runs.';
 
 create or replace function penstock.begin_standing(
     p_name text, p_key text, p_member text, p_slot integer, p_epoch bigint, p_version bigint, p_tried_with integer default null
@@ -397,7 +397,7 @@ begin
 end
 $$;
 comment on function penstock.lose_standing(text, text) is
-    'Part of end_slots: a member was lost with its runs. Counts the crash for those that can have caused it, and sets aside what did so alone.';
+    'Part of end_slots: a member was lost with its runs. Counts the crash for those that can have caused it, and quarantines the one that caused it alone.';
 
 create or replace function penstock.save_standing(p_name text, p_key text, p_member text, p_epoch bigint, p_state jsonb)
 returns boolean
@@ -415,7 +415,7 @@ begin
 end
 $$;
 comment on function penstock.save_standing(text, text, text, bigint, jsonb) is
-    'Keeps the state of a run, for the next one should this one die. False when the run is no longer the caller''s.';
+    'Saves the state of a run for the next one, in case this one crashes. False when the run no longer belongs to the caller.';
 
 create or replace function penstock.end_standing(
     p_name text, p_key text, p_member text, p_epoch bigint, p_state jsonb default null, p_error jsonb default null
@@ -445,7 +445,7 @@ begin
         return false;
     end if;
     delete from penstock.standing_jobs where name = p_name and key = p_key and not wanted and running_by is null;
-    -- It may have moved to a slot whose new owner waits for this.
+    -- The key may have moved to a slot whose new owner waits for the end of this run.
     perform penstock.tell_standing(p_name, array[place]);
     perform penstock.tell_member(p_name, slots.target)
     from penstock.slots
@@ -454,7 +454,7 @@ begin
 end
 $$;
 comment on function penstock.end_standing(text, text, text, bigint, jsonb, jsonb) is
-    'Ends a run: p_state is for the next one (null: as it was); after p_error the next one waits 1, 2, 4, ... 60 seconds. False when the run was no longer the caller''s.';
+    'Ends a run: p_state is for the next one (null: as it was); after p_error the next one waits 1, 2, 4, ... 60 seconds. False when the run no longer belonged to the caller.';
 
 create or replace function penstock.take_messages(p_name text, p_member text, p_keys text[], p_limit integer default 1000)
 returns table (key text, data text)

@@ -1,4 +1,4 @@
--- Pools as people, servers and scalers see and steer them. What works on them is in pools.sql and standing.sql.
+-- Functions by which people, servers and scalers watch and change pools. pools.sql and standing.sql have those that workers call.
 
 create or replace function penstock.pool_details(p_name text default null)
 returns table (
@@ -82,7 +82,7 @@ begin
 end
 $$;
 comment on function penstock.change_pool(text, jsonb) is
-    'Changes limits of a pool: on_retry, key_concurrency, key_rate_limit, key_rate_period. Claims obey at once; what a worker decides by itself (on_retry, key_concurrency within it) when it starts next. Holds until an application declares something else than before.';
+    'Changes limits of a pool: on_retry, key_concurrency, key_rate_limit, key_rate_period. Claims apply the change at once; a worker applies what it decides by itself (on_retry, key_concurrency within it) when it starts next. The change stays until an application declares other options than before.';
 
 create or replace function penstock.key_weights_of(p_name text)
 returns table (key text, weight integer)
@@ -171,7 +171,7 @@ begin
         where job.name = p_name and job.slot = place and job.key collate "C" = p_key and job.seq is not null
             and (
                 job.status = 'queued'
-                -- Claimed ahead, to be started after another job of the key.
+                -- Claimed already, and waiting in its worker behind another job of the key.
                 or (select pools.key_concurrency from penstock.pools where pools.name = p_name) = 1
                 and exists (
                     select from penstock.queued_jobs as earlier
@@ -186,7 +186,7 @@ begin
 end
 $$;
 comment on function penstock.key_state(text, text) is
-    'Where a key is, and what waits for it; counts at most 10,000 jobs. next_job: the first that waits, and from reason on why it does, as why says it. Slot null: the pool has a rule of its own and never saw the key.';
+    'Where a key is, and what waits for it; counts at most 10,000 jobs. next_job: the first that waits, and from reason on why it does, as why says it. Slot null: the pool has its own assign and has not placed the key yet.';
 
 create or replace function penstock.standing_list(p_name text, p_after text default null, p_limit integer default 100, p_key text default null)
 returns table (
@@ -252,7 +252,7 @@ as $$
         where job.slot is not null and job.seq is not null
     ),
     held as materialized (
-        -- Keys that wait for a job of their own, not for a worker.
+        -- Keys whose next job waits for another job of the key, not for a worker.
         select distinct waiting.name, waiting.key
         from waiting
         join penstock.pools on pools.name = waiting.name
@@ -303,12 +303,12 @@ as $$
         ),
         case
             when pools.name is not null then (
-                -- One that is moved out takes no further jobs.
+                -- A draining worker takes no further jobs.
                 select count(*) from penstock.members where members.group_name = counts.name and members.state = 'active'
             )
             else (select count(*) from penstock.workers where counts.name = any (workers.names) and workers.state = 'running')
         end,
-        -- More workers than slots with work would have nothing to do.
+        -- With more workers than slots with jobs, some would be idle.
         case when pools.name is not null then
             greatest(
                 coalesce(runnable.slots, 0),

@@ -29,7 +29,7 @@ begin
         where id = p_worker and state <> 'dead';
         worker_known := found;
     end if;
-    -- In one order, always, so that two calls cannot wait for each other.
+    -- Always in one order, so that two calls do not deadlock.
     with kept as (
         update penstock.members
         set seen_at = moment

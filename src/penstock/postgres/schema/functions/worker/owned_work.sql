@@ -1,5 +1,5 @@
--- What a member works on in its slots: keys of a pool, or partitions of a consumer group. The functions of groups call these two when a
--- slot changes hands, and know neither pools nor consumer groups.
+-- The work of a member in its slots: the keys of a pool, or the partitions of a consumer group. The functions of groups call these two
+-- functions when a slot changes its owner, and so know neither pools nor consumer groups.
 
 create or replace function penstock.end_owned_work(p_group text, p_member text, p_slots integer[], p_error jsonb)
 returns void
@@ -13,7 +13,7 @@ begin
 end
 $$;
 comment on function penstock.end_owned_work(text, text, integer[], jsonb) is
-    'Part of vacate: ends what a member has in progress in slots, with this error. Null instead of the slots: in all of them, since the member was lost.';
+    'Part of vacate: ends the work of a member in slots, with this error. Null instead of the slots: in all of them, since the member was lost.';
 
 create or replace function penstock.has_owned_work(p_group text, p_slot integer)
 returns boolean
@@ -23,4 +23,4 @@ as $$
     select penstock.is_busy(p_group, p_slot)
 $$;
 comment on function penstock.has_owned_work(text, integer) is
-    'Part of take: whether work in a slot is still in progress, so that its next owner has to wait.';
+    'Part of take: whether work in a slot is still in progress, so that the next owner has to wait.';

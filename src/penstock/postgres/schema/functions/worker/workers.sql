@@ -1,4 +1,4 @@
--- Workers: one row each, kept alive by a heartbeat.
+-- Workers: each has one row, which its heartbeats keep alive.
 
 create or replace function penstock.register_worker(
     p_id text,
@@ -72,7 +72,7 @@ begin
 end
 $$;
 comment on function penstock.heartbeat(text, integer, text) is
-    'Keeps a worker alive. known: false when it was taken for dead, so that it must drop its jobs and register again; cancelled: jobs it should cancel; leases: what it holds; workers: how many there are.';
+    'Keeps a worker alive. known: false when it was taken for dead, so that it must drop its jobs and register again; cancelled: jobs that it must cancel; leases: those that it holds; workers: how many there are.';
 
 create or replace function penstock.note_halted(p_worker text, p_consumer text, p_error text)
 returns void
@@ -86,7 +86,7 @@ as $$
         and (halted ? left(p_consumer, 200) or (select count(*) from jsonb_object_keys(halted)) < 1000)
 $$;
 comment on function penstock.note_halted(text, text, text) is
-    'A worker says that one of its consumers (stream/group) has ended with an error, while it goes on with its other work.';
+    'Records that a consumer (stream/group) of a worker has ended with an error, while the worker continues with its other work.';
 
 create or replace function penstock.unregister_worker(p_id text)
 returns void
@@ -104,11 +104,11 @@ begin
         jsonb_build_object('type', 'WorkerLost', 'message', 'the worker went away while it held the job'),
         penstock.clock()
     );
-    -- What was locked just now is left to recover, which finds it by this row.
+    -- Leases that another transaction has locked now are left to recover, which finds them by this row.
     delete from penstock.workers where id = p_id and not exists (select from penstock.leases where worker = p_id);
 end
 $$;
-comment on function penstock.unregister_worker(text) is 'The orderly end of a worker. What it still holds is recovered at once.';
+comment on function penstock.unregister_worker(text) is 'Ends a worker in order. The jobs that it still holds are recovered at once.';
 
 create or replace function penstock.release_unknown(p_worker text, p_known bigint[])
 returns integer
@@ -147,7 +147,7 @@ begin
 end
 $$;
 comment on function penstock.release_unknown(text, bigint[]) is
-    'Hands back what a worker holds without knowing it, since the answer to its claim was lost. Returns how many jobs.';
+    'Releases the jobs that a worker holds without knowing it, because the answer to its claim was lost. Returns how many jobs.';
 
 create or replace function penstock.wait_for_jobs(p_worker text, p_names text[])
 returns void
@@ -162,4 +162,4 @@ begin
 end
 $$;
 comment on function penstock.wait_for_jobs(text, text[]) is
-    'Says that a worker is idle and listens on the channel penstock_<worker>. Claim once more after it: a job may have come in between. The next successful claim takes it back.';
+    'Registers a worker as idle; it listens on the channel penstock_<worker>. Claim once more after the call, since a job may have arrived in between. The next claim that finds jobs ends the registration.';

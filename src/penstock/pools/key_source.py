@@ -1,8 +1,8 @@
-"""The keys of one pool, from which its fetcher claims (see `jobs.claiming`): keeps the key queues supplied from the slots owned.
+"""The keys of one pool as a source of its fetcher: it claims from the slots that the worker owns, and supplies the key queues.
 
-It walks the ring of its keys, claim by claim, and goes on where the last walk ended. While there are many keys it takes one
-job of each; when there are fewer keys than places it takes more of each, as many as run in about a tenth of a second. Slots
-come and go (see `penstock.groups.membership`): a revoked one is drained, a lost one dropped.
+The claims walk over the keys in a ring; each begins where the last one ended. While there are many keys, a claim takes one job of
+each; when there are fewer keys than places, it takes more of each, as many as run in about a tenth of a second. The source drains
+a slot that is revoked, and drops the jobs of a slot that is lost (see `penstock.groups.membership`).
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ from penstock.errors import NotFound, PenstockError
 from penstock.groups.draining import DrainingTasks
 from penstock.groups.membership import Membership
 from penstock.jobs import queries as jobs
-from penstock.jobs.claiming import FailedClaims, Look
-from penstock.jobs.handler import Group
+from penstock.jobs.claiming import FailedClaims
+from penstock.jobs.fetcher import Look
+from penstock.jobs.handler import HandlerKind
 from penstock.jobs.models import ClaimedJob
 from penstock.pools import queries as pools
 from penstock.pools.key_queues import KeyQueues
@@ -38,45 +39,47 @@ _NO_SLOTS_S = 1.0
 
 
 class PoolExecutor(Protocol):
-    """What a pool needs of an executor: one that runs handlers, or one that hands jobs to a program."""
+    """The role of an executor in a pool: it runs handlers, or gives jobs to a program."""
 
-    def room(self, group: Group) -> int:
-        """How many more jobs of such handlers it can start soon."""
+    def room(self, kind: HandlerKind) -> int:
+        """How many more jobs with handlers of this kind it can start soon."""
 
     def start(self, job: ClaimedJob, claimed_at: float, may_start: Callable[[], bool], ahead: bool) -> None:
-        """Run a job that was claimed at this (monotonic) time, if it may start then; its result goes to `Results.finish`.
+        """Run a job that was claimed at this (monotonic) time, unless `may_start` then returns False.
 
-        `ahead`: before those that wait for a place, since its key's quantum is not used up.
+        Its result goes to the key queues, through `Results`. `ahead`: it starts before the jobs that wait for a place, since the
+        quantum of its key is not used up.
         """
 
     def cancel(self, id: UUID, reason: str) -> None:
         """Tell a job to stop."""
 
     def give_back(self, ids: Iterable[UUID]) -> None:
-        """Hand back those that have not started."""
+        """Release those of the jobs that have not started."""
 
     def abandon(self, lost: Iterable[UUID]) -> list[asyncio.Task[Any]]:
-        """Stop jobs without settling them. Returns what still ends."""
+        """Stop jobs without settling them. Returns the tasks that are still ending."""
 
     def leases(self) -> Iterable[int]:
-        """Leases of the jobs that run."""
+        """Leases of the running jobs."""
 
 
 class KeySource:
-    """The keys of one pool in the slots of one member. A `Source` whose jobs can run alone, and a `SlotUser`.
+    """The keys of one pool in the slots of one member. A `Source` and a `RunsAlone`, and a `SlotUser`.
 
     Args:
         database: Database to claim from.
-        name: The pool.
-        settings: Batch size, intervals, grace of a hand-over.
-        member: Whose slots they are.
-        executor: Has the jobs that run.
-        group: Where the pool's handler runs.
-        key_queues: Take the claimed jobs.
+        name: Name of the pool.
+        settings: Batch size, intervals, handover grace.
+        member: Membership that owns the slots.
+        executor: Runs the jobs.
+        kind: Kind of the pool's handler.
+        key_queues: Receive the claimed jobs.
         unsettled_leases: Leases of results that are not known to be written.
-        wake: Lets the fetcher look.
-        paused: Held while the fetcher claims.
-        prefetch_per_key: Most jobs of a key to claim at once; 1: each starts only when the result of the one before is written.
+        wake: Wakes the fetcher.
+        paused: Lock that the fetcher holds while it claims.
+        prefetch_per_key: The largest number of jobs of a key to claim at once; 1: each job starts only when the result of the one
+            before is written.
     """
 
     def __init__(
@@ -86,7 +89,7 @@ class KeySource:
         settings: Settings,
         member: Membership,
         executor: PoolExecutor,
-        group: Group,
+        kind: HandlerKind,
         key_queues: KeyQueues,
         unsettled_leases: Callable[[], Iterable[int]],
         wake: Callable[[], None],
@@ -100,7 +103,7 @@ class KeySource:
         self._settings = settings
         self._member = member
         self._executor = executor
-        self._group = group
+        self._kind = kind
         self._key_queues = key_queues
         self._unsettled_leases = unsettled_leases
         self._wake = wake
@@ -147,7 +150,7 @@ class KeySource:
         if claim.at is not None:
             self._depth = max(1, min(self._depth // 2, most))
         elif claim.jobs and len(claim.jobs) < room:
-            # All keys together do not fill the places: take more of each.
+            # One job of each key does not fill the places: take more of each.
             self._depth = min(self._depth * 2, most)
         return Look(len(claim.jobs), unfinished=claim.at is not None, due_in_s=claim.due_in_s)
 
@@ -162,7 +165,7 @@ class KeySource:
     async def recover(self, error: PenstockError) -> None:
         """See `Source`."""
         if isinstance(error, NotFound):
-            # Evicted: the member finds out by itself, and joins again.
+            # The member was evicted: its next heartbeat shows that, and it joins again.
             self._member.wake()
         else:
             await self._failed.recover(error)
@@ -175,7 +178,7 @@ class KeySource:
         return len(self._key_queues) == 0
 
     def types_apart(self) -> list[str]:
-        """See `RunsAlone`: those of this pool, as long as it has slots."""
+        """See `RunsAlone`: the type of this pool, as long as the member owns slots."""
         return [self.name] if self._member.owned else []
 
     async def claim_alone(self) -> ClaimedJob | None:
@@ -196,13 +199,13 @@ class KeySource:
     # -- cancellations
 
     def cancelled(self, notification: Notification) -> None:
-        """A job may have been cancelled. Every role that may connect to the database can say so: it is looked up."""
+        """A job may have been cancelled: ask the database, since every role that may connect can send the notification."""
         with suppress(ValueError):
             if notification.kind is Kind.CONNECTED or self._key_queues.holds(UUID(notification.subject)):
                 self._cancellations.set()
 
     async def watch_cancellations(self) -> None:
-        """Tell handlers whose jobs were cancelled, until cancelled; the notification of it may have been missed."""
+        """Cancel the handlers of cancelled jobs. It also asks at intervals, since a notification may have been missed."""
         while True:
             await wait_for_event(self._cancellations, self._settings.heartbeat_interval.total_seconds())
             self._cancellations.clear()
@@ -220,21 +223,22 @@ class KeySource:
         self._wake()
 
     def stop(self, grace_s: float) -> None:
-        """The worker stops: what waits is handed back, what runs gets so many seconds from now on, then it is cancelled."""
+        """Release the waiting jobs because the worker stops; running handlers have this many seconds until they are cancelled."""
         self.grace_s = grace_s
         self._stops_at = time.monotonic() + grace_s
         self._key_queues.release_waiting()
 
     async def revoke(self, slot: int, epoch: int) -> bool:
-        """See `SlotUser`: hand back what waits, and let what runs finish.
+        """See `SlotUser`: release the waiting jobs, and let running handlers finish.
 
-        While this worker lives no other needs the slot so much that handlers had to be cut off. When they take longer than the
-        grace period the slot is kept for a while and its other keys go on; each further time these wait twice as long, up to the
-        lease of what runs. A worker that stops cancels what runs at the end of its grace period.
+        While this worker is alive, no other one needs the slot urgently enough to cut off a handler. When handlers take longer
+        than the grace period, the slot stays for a while and its other keys continue. Each further time these wait twice as long,
+        at most as long as the lease of the running jobs. A worker that stops cancels its handlers at the end of its own grace
+        period.
         """
         self._key_queues.release_waiting(slot)
         self._executor.give_back(self._key_queues.running(slot))
-        # A claim that is under way may still take jobs of the slot. Were it released first, they would lose an attempt.
+        # A claim that is under way may still take jobs of the slot. If the slot were released first, they would lose an attempt.
         with suppress(TimeoutError):
             async with asyncio.timeout(_CLAIM_S), self._paused:
                 pass
@@ -248,7 +252,7 @@ class KeySource:
         for id in self._key_queues.running(slot):
             self._executor.cancel(id, "moved")
         if not await self._key_queues.drained(slot, _STOP_S):
-            # It does not stop, or cannot be settled. The release ends its attempt, and its result will not count.
+            # A handler does not stop, or its job cannot be settled. The release ends the attempt, and its result does not count.
             log.error(
                 "handover_without_drain", pool=self.name, slot=slot, jobs=[str(id) for id in self._key_queues.running(slot)]
             )
@@ -256,7 +260,7 @@ class KeySource:
         return True
 
     async def _drained(self, slot: int) -> bool:
-        """Wait for what runs; the grace period changes when the worker is told to stop meanwhile."""
+        """Wait for running jobs. The grace period changes when the worker is told to stop meanwhile."""
         began = time.monotonic()
         while True:
             ends_at = began + self._grace_of(slot) if self._stops_at is None else self._stops_at
@@ -275,16 +279,16 @@ class KeySource:
             self._draining.add(task, slot, self.grace_s + _STOP_S)
 
     def draining(self, slot: int) -> bool:
-        """See `SlotUser`. Handlers get as long as before a hand-over to another worker."""
+        """See `SlotUser`. Handlers have as long as before a handover to another worker."""
         return self._draining.holds(slot)
 
     def _in_hand(self) -> list[str]:
         return self._key_queues.in_hand() if self._depth > 1 else []
 
     def _room(self) -> int:
-        # Key queues of slow keys hold jobs that the executor does not see; they are not to grow for ever.
+        # Key queues of slow keys hold jobs that the executor does not have; they must not grow without limit.
         claim_limit = self._settings.claim_limit
-        return min(self._executor.room(self._group), claim_limit, 4 * claim_limit - len(self._key_queues))
+        return min(self._executor.room(self._kind), claim_limit, 4 * claim_limit - len(self._key_queues))
 
     def _known_leases(self) -> list[int]:
         return [*self._key_queues.leases, *self._executor.leases(), *self._unsettled_leases()]

@@ -1,4 +1,4 @@
-"""The queues of a worker's job types, from which its fetcher claims (see `jobs.claiming`), and how many jobs at a time."""
+"""The queues of a worker's job types as a source of its fetcher: it decides which types to claim, and how many jobs at a time."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from typing import Protocol
 
 from penstock.errors import PenstockError
 from penstock.jobs import queries as jobs
-from penstock.jobs.claiming import FailedClaims, Look, WatermarkedClaims
-from penstock.jobs.handler import Group
+from penstock.jobs.claiming import FailedClaims, WatermarkedClaims
+from penstock.jobs.fetcher import Look
+from penstock.jobs.handler import HandlerKind
 from penstock.jobs.models import ClaimedJob
 from penstock.jobs.worked import WorkedType
 from penstock.postgres.database import Database
@@ -31,7 +32,7 @@ class AdmissionControl(Protocol):
 
 
 class AdmitAll:
-    """Nothing is held back."""
+    """Admits every job type."""
 
     def admit(self, names: list[str], limit: int) -> tuple[list[str], int]:
         """See `AdmissionControl`."""
@@ -39,16 +40,16 @@ class AdmitAll:
 
 
 class QueueSource:
-    """The queues of some job types. A `Source`, and one whose jobs can run alone.
+    """The queues of some job types. A `Source`, and a `RunsAlone`, since its jobs can run alone.
 
     Args:
         database: Database to claim from.
         types: The job types to claim.
         settings: Size of a batch.
-        registration: For whom jobs are claimed, and whether others may have taken it for dead.
-        executor: Takes the jobs.
-        completer: Knows what is not settled yet.
-        admission: What may be claimed now.
+        registration: The id for which jobs are claimed, and whether other workers may have taken it for dead.
+        executor: Receives the jobs.
+        completer: Knows which results are not settled yet.
+        admission: Decides what may be claimed now.
     """
 
     def __init__(
@@ -69,7 +70,7 @@ class QueueSource:
         self._admission = admission
         self._claims = WatermarkedClaims(database)
         self._failed = FailedClaims(database, lambda: registration.id, self.types_apart, self.known_leases)
-        self._names: dict[Group, list[str]] = {}
+        self._names: dict[HandlerKind, list[str]] = {}
         self._types: Mapping[str, WorkedType] = {}
         self._ask_for_places_at = 0.0
         self.waits_for_places = False
@@ -77,24 +78,24 @@ class QueueSource:
 
     def work_on(self, types: Mapping[str, WorkedType]) -> None:
         """Claim these types from now on."""
-        names: dict[Group, list[str]] = {}
+        names: dict[HandlerKind, list[str]] = {}
         for worked in types.values():
-            names.setdefault(worked.group, []).append(worked.name)
+            names.setdefault(worked.kind, []).append(worked.name)
         self._names = names
         self._types = types
 
     def full_scan(self) -> None:
-        """A job came back to its old place."""
+        """Look below the watermarks: a job came back to its old place."""
         self._claims.full_scan()
 
     def known_leases(self) -> list[int]:
-        """Leases of jobs in flight, and of those that are done and not settled yet."""
+        """Leases of jobs in flight, and of finished jobs that are not settled yet."""
         return [*self._executor.leases(), *self._completer.unsettled_leases()]
 
     # -- see `Source`
 
     def blocked_s(self) -> float | None:
-        """See `Source`. While others may have taken it for dead, the next heartbeat tells what is still its own."""
+        """See `Source`. While other workers may have taken this one for dead, it waits for its next heartbeat."""
         return None if self._registration.may_start() else _FENCED_S
 
     async def look(self) -> Look:
@@ -144,11 +145,11 @@ class QueueSource:
 
     async def _claim(self) -> tuple[int, int]:
         asked = claimed = 0
-        for group, names in list(self._names.items()):
-            limit = min(self._executor.room(group), self._claim_limit)
+        for kind, names in list(self._names.items()):
+            limit = min(self._executor.room(kind), self._claim_limit)
             if limit <= 0:
                 continue
-            # Another type comes first each time, so that a busy one does not keep the others waiting.
+            # The types rotate, so that a busy one does not keep the others waiting.
             names.append(names.pop(0))
             admitted, limit = self._admission.admit(names, limit)
             if not admitted:
@@ -163,7 +164,7 @@ class QueueSource:
 
     async def _wait_for_places(self, claimed: int) -> jobs.PlacesWanted | None:
         limited = [worked.name for worked in self._types.values() if worked.limited]
-        # While other types keep it busy it says so only now and then.
+        # While other types keep the worker busy, it asks for places only at intervals.
         if not limited or (claimed and time.monotonic() < self._ask_for_places_at):
             return None
         self._ask_for_places_at = time.monotonic() + _PLACES_EVERY_S
