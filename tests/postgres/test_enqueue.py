@@ -57,3 +57,32 @@ def test_loops_that_ended_are_forgotten(url: str) -> None:
             return (await app.counts())[0].ready
 
     assert asyncio.run(last()) == 3
+
+
+async def test_the_row_of_a_new_job_is_written_out_by_the_planner(sql: Sql) -> None:
+    await sql.execute("select penstock.declare_job_type('mail'), penstock.declare_topic('news'), penstock.declare_topic('again')")
+    await sql.execute("select count(*) from penstock.subscribe_many('news', '{a,b}')")
+    await sql.execute("set track_functions = 'all'")
+    await sql.execute("select count(*) from penstock.enqueue_many('mail', '{1,2}')")
+    # With a unique key that is there: one by one.
+    await sql.execute("select penstock.enqueue('mail', '1', p_unique_key => 'u')")
+    await sql.execute("select penstock.enqueue('mail', '1', p_unique_key => 'u')")
+    await sql.execute("select penstock.publish('news', '1')")
+    await sql.execute("select penstock.publish('news', '1', p_unique_key => 'u')")
+    await sql.execute("select count(*) from penstock.publish_many('news', '{1,2}')")
+    await sql.execute("select penstock.publish('again', '1')")
+    await sql.execute("select count(*) from penstock.subscribe_many('again', '{c}', p_since => 0)")
+    await sql.execute("insert into penstock.staged_jobs (writer, part, place, name, data) values ('w', 'p', 1, 'mail', '{}')")
+    await sql.execute("select penstock.insert_staged('w', '{p}', now())")
+    assert await sql.fetchval("select count(*) from penstock.queued_jobs where seq is not null") == 13
+    await sql.execute("select pg_stat_force_next_flush()")
+    called = {row[0] for row in await sql.fetch("select funcname from pg_stat_user_functions where schemaname = 'penstock'")}
+    assert called >= {
+        "insert_jobs",
+        "enqueue_one_by_one",
+        "insert_copies",
+        "insert_coalescing_copies",
+        "insert_many_copies",
+        "insert_staged",
+    }
+    assert "new_job" not in called

@@ -132,27 +132,13 @@ returns void
 language plpgsql
 as $$
 begin
-    insert into penstock.queued_jobs (
-        id, name, seq, run_after, expires_at, created_at, updated_at, attempts, max_attempts, priority,
-        key, unique_key, coalesces, data, replay_of, slot
-    )
-    select
-        job.id,
-        p_name,
-        case when job.run_after is null or job.run_after <= p_moment then nextval('penstock.job_seq') end,
-        coalesce(job.run_after, p_moment),
-        job.expires_at,
-        p_moment,
-        p_moment,
-        p_attempts,
-        p_attempts,
-        coalesce(job.priority, 0::smallint),
-        job.key,
-        job.unique_key,
-        job.unique_key is not null,
-        job.data,
-        p_replay_of,
-        job.slot
+    insert into penstock.queued_jobs
+    select (
+        penstock.new_job(
+            job.id, p_name, job.data, p_moment, p_attempts, job.run_after, job.expires_at, job.key, coalesce(job.priority, 0::smallint),
+            job.unique_key, job.slot, p_replay_of
+        )
+    ).*
     from unnest(p_data, p_ids, p_keys, p_priorities, p_run_after, p_expires_at, p_unique_keys, p_slots)
         as job (data, id, key, priority, run_after, expires_at, unique_key, slot);
 end
@@ -277,17 +263,13 @@ begin
         while outcome is null loop
             id := p_ids[ordinal];
             tries := tries + 1;
-            insert into penstock.queued_jobs (
-                id, name, seq, run_after, expires_at, created_at, updated_at, attempts, max_attempts, priority,
-                key, unique_key, coalesces, data, replay_of, slot
-            )
-            values (
-                p_ids[ordinal], p_name,
-                case when p_run_after[ordinal] is null or p_run_after[ordinal] <= p_moment then nextval('penstock.job_seq') end,
-                coalesce(p_run_after[ordinal], p_moment), p_expires_at[ordinal], p_moment, p_moment, p_attempts, p_attempts,
-                coalesce(p_priorities[ordinal], 0::smallint), p_keys[ordinal], p_unique_keys[ordinal],
-                p_unique_keys[ordinal] is not null, p_data[ordinal], p_replay_of, p_slots[ordinal]
-            )
+            insert into penstock.queued_jobs
+            select (
+                penstock.new_job(
+                    p_ids[ordinal], p_name, p_data[ordinal], p_moment, p_attempts, p_run_after[ordinal], p_expires_at[ordinal],
+                    p_keys[ordinal], coalesce(p_priorities[ordinal], 0::smallint), p_unique_keys[ordinal], p_slots[ordinal], p_replay_of
+                )
+            ).*
             on conflict do nothing;
             if found then
                 if cardinality(penstock.finished_before(array[p_ids[ordinal]])) > 0 then

@@ -97,14 +97,13 @@ begin
         foreach one_part in array p_parts loop
             -- In order of the index, so that nothing is sorted and the queue has the order of the source.
             with inserted as (
-                insert into penstock.queued_jobs (
-                    id, name, seq, run_after, expires_at, created_at, updated_at, attempts, max_attempts, priority, key, data
-                )
-                select
-                    coalesce(staged.made, penstock.new_id()), kind.name,
-                    case when staged.run_after is null or staged.run_after <= p_moment then nextval('penstock.job_seq') end,
-                    coalesce(staged.run_after, p_moment), staged.expires_at, p_moment, p_moment,
-                    job_type.attempts, job_type.attempts, kind.priority, staged.key, staged.data::jsonb
+                insert into penstock.queued_jobs
+                select (
+                    penstock.new_job(
+                        coalesce(staged.made, penstock.new_id()), kind.name, staged.data::jsonb, p_moment, job_type.attempts,
+                        staged.run_after, staged.expires_at, staged.key, kind.priority
+                    )
+                ).*
                 from penstock.staged_jobs as staged
                 where staged.writer = p_writer
                     and staged.role = session_user

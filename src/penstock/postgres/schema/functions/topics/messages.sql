@@ -293,24 +293,14 @@ begin
         where subscriber.topic = topic.name and subscriber.number > p_after and subscriber.key is null
     ),
     copies as (
-        insert into penstock.queued_jobs (
-            id, name, seq, run_after, expires_at, created_at, updated_at, attempts, max_attempts, key, unique_key, coalesces, data, message
-        )
-        select
-            penstock.copy_id(penstock.first_copy_id(kept.published_at, kept.number), kept.subscription),
-            kept.queue,
-            case when kept.run_after is null or kept.run_after <= p_moment then nextval('penstock.job_seq') end,
-            greatest(kept.run_after, p_moment),
-            kept.expires_at,
-            p_moment,
-            p_moment,
-            kept.attempts,
-            kept.attempts,
-            kept.key,
-            penstock.unique_of(kept.unique_key, kept.key),
-            kept.unique_key is not null,
-            'null',
-            kept.number
+        insert into penstock.queued_jobs
+        select (
+            penstock.new_job(
+                penstock.copy_id(penstock.first_copy_id(kept.published_at, kept.number), kept.subscription), kept.queue, 'null', p_moment,
+                kept.attempts, case when kept.run_after > p_moment then kept.run_after end, kept.expires_at, kept.key,
+                p_unique_key => penstock.unique_of(kept.unique_key, kept.key), p_message => kept.number
+            )
+        ).*
         from (
             select message.*, subscriber.number as subscription, subscriber.queue, subscriber.key, type.attempts
             from penstock.subscriptions as subscriber

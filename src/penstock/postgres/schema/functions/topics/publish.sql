@@ -68,24 +68,14 @@ declare
     -- As copy_id, with the last 64 bits as one number: the first of them is set, so that it has 16 digits.
     prefix constant text := left(p_first::text, 19);
     rest constant bigint := ('x' || translate(right(p_first::text, 17), '-', ''))::bit(64)::bigint;
-    is_ready constant boolean := p_run_after is null or p_run_after <= p_moment;
 begin
-    insert into penstock.queued_jobs (
-        id, name, seq, run_after, expires_at, created_at, updated_at, attempts, max_attempts, key, data, message
-    )
-    select
-        (prefix || to_hex(rest + subscriber.number))::uuid,
-        subscriber.queue,
-        case when is_ready then nextval('penstock.job_seq') end,
-        coalesce(p_run_after, p_moment),
-        p_expires_at,
-        p_moment,
-        p_moment,
-        type.attempts,
-        type.attempts,
-        subscriber.key,
-        'null',
-        p_number
+    insert into penstock.queued_jobs
+    select (
+        penstock.new_job(
+            (prefix || to_hex(rest + subscriber.number))::uuid, subscriber.queue, 'null', p_moment, type.attempts, p_run_after, p_expires_at,
+            subscriber.key, p_message => p_number
+        )
+    ).*
     from penstock.subscriptions as subscriber
     cross join lateral (select jobs.attempts from penstock.jobs where jobs.name = subscriber.queue offset 0) as type
     where subscriber.topic = p_topic
@@ -106,7 +96,6 @@ create or replace function penstock.insert_coalescing_copies(
 language plpgsql
 as $$
 declare
-    is_ready constant boolean := p_run_after is null or p_run_after <= p_moment;
     numbers bigint[];
     rest bigint[];
     standing uuid[];
@@ -120,24 +109,13 @@ begin
         order by subscriber.number
     );
     for tries in 1 .. 100 loop
-        insert into penstock.queued_jobs (
-            id, name, seq, run_after, expires_at, created_at, updated_at, attempts, max_attempts, key, unique_key, coalesces, data, message
-        )
-        select
-            penstock.copy_id(p_first, subscriber.number),
-            subscriber.queue,
-            case when is_ready then nextval('penstock.job_seq') end,
-            coalesce(p_run_after, p_moment),
-            p_expires_at,
-            p_moment,
-            p_moment,
-            type.attempts,
-            type.attempts,
-            subscriber.key,
-            penstock.unique_of(p_unique_key, subscriber.key),
-            true,
-            'null',
-            p_number
+        insert into penstock.queued_jobs
+        select (
+            penstock.new_job(
+                penstock.copy_id(p_first, subscriber.number), subscriber.queue, 'null', p_moment, type.attempts, p_run_after, p_expires_at,
+                subscriber.key, p_unique_key => penstock.unique_of(p_unique_key, subscriber.key), p_message => p_number
+            )
+        ).*
         from unnest(numbers) as given (number)
         cross join lateral (select * from penstock.subscriptions as found where found.number = given.number offset 0) as subscriber
         cross join lateral (select jobs.attempts from penstock.jobs where jobs.name = subscriber.queue offset 0) as type

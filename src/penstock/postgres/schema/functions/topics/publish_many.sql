@@ -13,23 +13,22 @@ begin
     with given as (
         select
             message.data, message.id, message.run_after, message.expires_at, message.number, p_last_seq + message.place as seq,
-            message.run_after is null or message.run_after <= p_moment as is_ready,
             left(penstock.first_copy_id(p_moment, message.number)::text, 24) as prefix
         from unnest(p_data, p_ids, p_run_after, p_expires_at, p_numbers) with ordinality
             as message (data, id, run_after, expires_at, number, place)
     ),
     copies as (
-        insert into penstock.queued_jobs (
-            id, name, seq, run_after, expires_at, created_at, updated_at, attempts, max_attempts, key, data, message
-        )
-        select
-            wanted.copy_id, wanted.queue, case when wanted.is_ready then nextval('penstock.job_seq') end,
-            coalesce(wanted.run_after, p_moment), wanted.expires_at, p_moment, p_moment,
-            wanted.attempts, wanted.attempts, wanted.key, 'null', wanted.number
+        insert into penstock.queued_jobs
+        select (
+            penstock.new_job(
+                wanted.copy_id, wanted.queue, 'null', p_moment, wanted.attempts, wanted.run_after, wanted.expires_at, wanted.key,
+                p_message => wanted.number
+            )
+        ).*
         from (
             select
                 (given.prefix || lpad(to_hex(subscriber.number), 12, '0'))::uuid as copy_id,
-                subscriber.queue, subscriber.key, type.attempts, given.number, given.run_after, given.expires_at, given.is_ready
+                subscriber.queue, subscriber.key, type.attempts, given.number, given.run_after, given.expires_at
             from given
             join penstock.subscriptions as subscriber on subscriber.topic = p_topic
             cross join lateral (select jobs.attempts from penstock.jobs where jobs.name = subscriber.queue offset 0) as type
