@@ -191,7 +191,7 @@ def commit(url: str, messages: Sequence[WriterCommitMessage | None], events: boo
 
 
 def abort(url: str, batch: staging.Batch) -> None:
-    """Drop the staged rows of a batch. While the database is away, they stay until `penstock.prune_staged` is called."""
+    """Drop the staged rows of a batch. While the database is away, they stay until the maintenance of a worker prunes them."""
     try:
         with DATABASES.lent(url) as database:
             database.run(staging.discard(database.database, batch))

@@ -367,6 +367,11 @@ async def drop_retired(database: Database) -> int:
     return int(await database.fetchval("select penstock.drop_retired()"))
 
 
+async def prune_staged(database: Database) -> int:
+    """Drop a part of the rows that writers staged or loaded more than a day ago and never committed. Returns their number."""
+    return int(await database.fetchval("select penstock.prune_staged()"))
+
+
 async def declare_group(database: Database, name: str, group: str, start: str, *, retry: bool = False) -> str:
     """Create a consumer group unless it exists. Returns the name of the membership group of its members."""
     return str(await database.fetchval("select penstock.declare_consumer_group($1, $2, $3)", name, group, start, retry=retry))

@@ -24,7 +24,7 @@ from penstock.topics import queries as topics
 
 log = get_logger("penstock.maintenance")
 _WORKERS_AT_FULL_PACE = 4
-_PRUNE_EVERY_S = 600.0
+PRUNE_EVERY_S = 600.0
 _TEND_EVERY_S = 5.0
 
 
@@ -114,10 +114,12 @@ class Maintenance:
                 tended_at = time.monotonic()
                 await self._try(self._tend())
             keep = self._settings.archive_retention
-            if keep is not None and time.monotonic() - pruned_at > _PRUNE_EVERY_S * self._share():
+            if time.monotonic() - pruned_at > PRUNE_EVERY_S * self._share():
                 pruned_at = time.monotonic()
-                self._more_messages = True
-                await self._try(self._prune(keep))
+                await self._try(self._prune_staged())
+                if keep is not None:
+                    self._more_messages = True
+                    await self._try(self._prune(keep))
             if keep is not None and self._more_messages:
                 # One batch in each round, so that recovery does not wait.
                 self._more_messages = False
@@ -153,6 +155,13 @@ class Maintenance:
     async def _prune(self, keep: timedelta) -> None:
         for partition, count in (await jobs.prune(self._database, keep)).items():
             log.info("archive_pruned", partition=partition, jobs=count)
+
+    async def _prune_staged(self) -> None:
+        pruned = 0
+        while more := await streams.prune_staged(self._database):
+            pruned += more
+        if pruned:
+            log.info("staged_rows_pruned", rows=pruned)
 
     async def _prune_messages(self, keep: timedelta) -> None:
         if messages := await topics.prune_messages(self._database, keep):

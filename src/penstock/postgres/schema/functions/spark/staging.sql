@@ -283,13 +283,16 @@ declare
     pruned_chunks bigint;
     pruned_loads bigint;
 begin
-    delete from penstock.staged_jobs where staged_at < clock_timestamp() - interval '1 day';
+    delete from penstock.staged_jobs
+    where ctid = any (array(select old.ctid from penstock.staged_jobs as old where old.staged_at < clock_timestamp() - interval '1 day' limit 100000));
     get diagnostics pruned = row_count;
-    delete from penstock.staged_events where staged_at < clock_timestamp() - interval '1 day';
+    delete from penstock.staged_events
+    where ctid = any (array(select old.ctid from penstock.staged_events as old where old.staged_at < clock_timestamp() - interval '1 day' limit 1000));
     get diagnostics pruned_chunks = row_count;
-    delete from penstock.loaded_chunks where loaded_at < clock_timestamp() - interval '1 day';
+    delete from penstock.loaded_chunks
+    where ctid = any (array(select old.ctid from penstock.loaded_chunks as old where old.loaded_at < clock_timestamp() - interval '1 day' limit 1000));
     get diagnostics pruned_loads = row_count;
     return pruned + pruned_chunks + pruned_loads;
 end
 $$;
-comment on function penstock.prune_staged() is 'Drops what was staged or loaded more than a day ago by writers that never came back. Returns how many rows.';
+comment on function penstock.prune_staged() is 'Drops what was staged or loaded more than a day ago by writers that never came back: up to 100,000 jobs and 2,000 chunks of events in a call. Returns how many rows.';
