@@ -1,4 +1,4 @@
-"""Waiting until there is something to do: for an event with a limit, and in a loop that looks again and again."""
+"""Waiting for work: for an event with a time limit, and in a loop that looks at intervals."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ async def next_in_time(item: Awaitable[T], idle_s: float) -> T:
 
 
 class Polling:
-    """When a loop that looks for work looks again.
+    """Decides when a loop that looks for work looks again.
 
     Under load it looks at once. When it found nothing it looks again and again for a short while, since work often comes in
     bursts; then it announces that it is idle, looks once more for what came in between, and waits to be woken. Announcements are

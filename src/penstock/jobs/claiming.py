@@ -39,19 +39,19 @@ class WatermarkedClaims:
         return claim.jobs
 
     def full_scan(self) -> None:
-        """A job came back to its old place: look everywhere."""
+        """Make the next claim without watermarks, since a job came back to its old place."""
         self.watermarks.full_scan()
 
 
 class FailedClaims:
-    """Puts right what a claim that failed may have left behind.
+    """Cleans up after claims that failed.
 
     Args:
         database: Database to claim from.
-        holder: For whom jobs are claimed.
-        names: The job types that are claimed.
+        holder: Id of the worker or member that claims.
+        names: The job types that it claims.
         known_leases: Leases of all claimed jobs, also of those whose results are not known to be written.
-        fields: For the log.
+        fields: Further fields for the log.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class FailedClaims:
         self._fields = fields
 
     async def recover(self, error: PenstockError) -> None:
-        """A claim failed: put aside what it may have failed for, and hand back what it may have taken."""
+        """Quarantine the jobs for which a claim may have failed, and release those that it may have taken."""
         if isinstance(error, DatabaseUnavailable):
             log.warning("claim_failed", error=error, **self._fields)
         else:
@@ -78,14 +78,14 @@ class FailedClaims:
         await self.release()
 
     async def release(self) -> None:
-        """The answer to a claim was lost: hand back what it may have taken."""
+        """Release the jobs that a claim may have taken whose answer was lost."""
         try:
             await jobs.release_unknown(self._database, self._holder(), self._known_leases)
         except PenstockError as error:
             log.warning("release_failed", error=error, **self._fields)
 
     async def _quarantine(self) -> None:
-        # One job that cannot be read may be what the claim failed for.
+        # The claim may have failed because one job cannot be read.
         try:
             done = await jobs.quarantine_unreadable(self._database, self._holder(), self._names(), self._known_leases)
         except PenstockError as error:

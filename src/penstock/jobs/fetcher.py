@@ -25,15 +25,15 @@ _STOP_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What one look for jobs came to.
+    """The result of one look for jobs.
 
     Attributes:
-        claimed: How many jobs it claimed.
-        full: Every place is taken: it did not look.
-        unfinished: It was cut short, and goes on in a moment.
+        claimed: Number of claimed jobs.
+        full: Whether every place is taken, so that the source did not claim.
+        unfinished: Whether the look was cut short, so that the next one has to follow soon.
         wanted: The limited types for whose places the source waits now.
-        only_wanted: There is nothing else to claim than what waits for these places.
-        due_in_s: When jobs will be due.
+        only_wanted: Whether all types of the source wait for such places.
+        due_in_s: Seconds until jobs are due; None: not known.
     """
 
     claimed: int = 0
@@ -45,32 +45,32 @@ class Look:
 
 
 class Source(Protocol):
-    """Where a fetcher claims jobs. The source hands over what it claims, and knows how much may be claimed."""
+    """Where a fetcher claims jobs. The source decides how many jobs may be claimed, and passes them on."""
 
     def blocked_s(self) -> float | None:
-        """None: it may claim now. Otherwise the seconds after which to ask again."""
+        """Seconds after which to ask again; None: the source may claim now."""
 
     async def look(self) -> Look:
         """Claim once."""
 
     async def announce(self) -> None:
-        """Have jobs that come announced to this process."""
+        """Register this process as idle, so that new jobs notify it."""
 
     async def recover(self, error: PenstockError) -> None:
-        """A claim has failed: see `FailedClaims`."""
+        """Clean up after a failed claim, see `FailedClaims`."""
 
 
 S = TypeVar("S", bound=Source, covariant=True)
 
 
 class Fetcher(Generic[S]):
-    """The loop that claims from one source: in batches under load, and asleep when there is nothing to do.
+    """The loop that claims from one source.
 
     Args:
         source: The source to claim from.
-        polling: When to look again.
-        paused: Held from before a claim until its jobs are handed over, or what a lost answer took is handed back. While
-            another holds it nothing is claimed.
+        polling: Decides when to look again.
+        paused: Lock that the fetcher holds from before a claim until its jobs are passed on, or released after a lost answer.
+            While another task holds it, the fetcher claims nothing.
     """
 
     def __init__(self, source: S, polling: Polling, paused: asyncio.Lock) -> None:
@@ -81,11 +81,11 @@ class Fetcher(Generic[S]):
         self._room = asyncio.Event()
 
     def wake(self) -> None:
-        """Jobs may have come."""
+        """Look now, since jobs may have arrived."""
         self.polling.wake()
 
     def room_made(self) -> None:
-        """A place is free."""
+        """Look now, since a place is free."""
         self._room.set()
 
     async def run(self) -> None:
@@ -103,15 +103,15 @@ class Fetcher(Generic[S]):
                 new_wish = look.wanted is not None and look.wanted.is_new and not looked_for_place
                 looked_for_place = new_wish
                 if look.full:
-                    # The time-out shows that this loop is alive.
+                    # The loop wakes at intervals to show that it makes progress.
                     await wait_for_event(self._room, _LOOK_FOR_ROOM_S)
                 elif look.claimed:
                     polling.found()
                 elif new_wish:
-                    # A place may have come free before the database knew of the wait for it: look once more.
+                    # A place may have become free before the database registered the wait for it: look once more.
                     continue
                 elif look.unfinished:
-                    # The database is not to be kept from others.
+                    # Leave the database to others for a moment.
                     await polling.wait(_GO_ON_S)
                 else:
                     await polling.rest(None if look.only_wanted else self._announce, look.due_in_s)
@@ -119,7 +119,7 @@ class Fetcher(Generic[S]):
                 await polling.back_off()
 
     async def stop(self, running: asyncio.Task[None]) -> None:
-        """End the task of `run`, but not in a claim that is under way: jobs in an answer that is thrown away would be lost."""
+        """End the task of `run`, but not during a claim: the jobs in its answer would be lost."""
         try:
             async with asyncio.timeout(_STOP_S), self.paused:
                 running.cancel()
