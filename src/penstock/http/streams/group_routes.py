@@ -28,7 +28,7 @@ from penstock.http.streams.group_models import (
     Read,
     Seek,
 )
-from penstock.http.streams.memberships import Memberships, ReadRequest, Seat
+from penstock.http.streams.memberships import GroupMember, Memberships, ReadRequest
 from penstock.http.streams.routes import OpenStream
 from penstock.jobs.models import make_id
 from penstock.streams import queries as streams
@@ -54,12 +54,12 @@ MemberId = Annotated[
 ]
 
 
-async def _seat(stream: OpenStream, group: GroupName, member: MemberId) -> Seat:
-    return Seat(stream, group, member)
+async def _member(stream: OpenStream, group: GroupName, member: MemberId) -> GroupMember:
+    return GroupMember(stream, group, member)
 
 
 # Which member of which group the path names.
-OpenSeat = Annotated[Seat, Depends(_seat)]
+OpenMember = Annotated[GroupMember, Depends(_member)]
 
 
 @api.get("/v1/streams/{name:name}/groups", dependencies=[READ])
@@ -137,7 +137,7 @@ async def resume(
 
 @api.put(_OF_MEMBER, dependencies=[WORK])
 async def join(
-    seat: OpenSeat,
+    member: OpenMember,
     database: OpenDatabase,
     wanted: Annotated[Join, body(Join, {"start": "earliest", "dead_after_s": 30}, required=False)],
 ) -> Joined:
@@ -150,26 +150,26 @@ async def join(
     except TypeError:
         raise bad_json() from None
     session = wanted.session or make_id()
-    group_name = await streams.declare_group(database, seat.stream.name, seat.group, wanted.start)
+    group_name = await streams.declare_group(database, member.stream.name, member.group, wanted.start)
     span = timedelta(seconds=wanted.dead_after_s)
-    await balance.join(database, group_name, seat.member, session, span, metadata, None)
-    return Joined(member=seat.member, session=session, dead_after_s=wanted.dead_after_s)
+    await balance.join(database, group_name, member.id, session, span, metadata, None)
+    return Joined(member=member.id, session=session, dead_after_s=wanted.dead_after_s)
 
 
 @api.post(f"{_OF_MEMBER}/heartbeat", dependencies=[WORK])
 async def heartbeat(
-    seat: OpenSeat,
+    member: OpenMember,
     memberships: Annotated[Memberships, part(Memberships)],
     beat: Annotated[MemberBeat, body(MemberBeat, {"session": _SESSION})],
 ) -> HeldPartitions:
     """Say that a member lives while it works on something long. 404 when it was taken for dead: join again."""
-    return await memberships.beat(seat, beat.session)
+    return await memberships.beat(member, beat.session)
 
 
 @api.post(f"{_OF_MEMBER}/read", dependencies=[WORK])
 async def read_batches(
     request: Request,
-    seat: OpenSeat,
+    member: OpenMember,
     service: CurrentService,
     wanted: Annotated[Read, body(Read, {"session": _SESSION, "limit": 100, "wait": "20s"})],
 ) -> Reading:
@@ -184,15 +184,15 @@ async def read_batches(
         service.check_room()
     asked = ReadRequest(wanted.limit, frozenset(wanted.busy), wanted.ahead, OffsetReset(wanted.auto_offset_reset))
     with service.metrics.waiting.track_inprogress():
-        reading, events = await service.part(Memberships).read(seat, wanted.session, asked, within, request.is_disconnected)
-    service.metrics.read(seat.stream.name, "group", events)
+        reading, events = await service.part(Memberships).read(member, wanted.session, asked, within, request.is_disconnected)
+    service.metrics.read(member.stream.name, "group", events)
     return reading
 
 
 @api.post(f"{_OF_MEMBER}/commit", dependencies=[WORK])
-async def commit(seat: OpenSeat, database: OpenDatabase, wanted: Annotated[Commits, body(Commits, _COMMITS)]) -> Committed:
+async def commit(member: OpenMember, database: OpenDatabase, wanted: Annotated[Commits, body(Commits, _COMMITS)]) -> Committed:
     """Say what is done. `stale`: the partition is no longer the member's, or the group was moved; nothing changed, read again."""
-    name = seat.stream.name
+    name = member.stream.name
     given = {one.partition: one for one in wanted.commits}
     bounds = await streams.bounds(database, name)
     for one in given.values():
@@ -202,12 +202,12 @@ async def commit(seat: OpenSeat, database: OpenDatabase, wanted: Annotated[Commi
                 hint="Give the next_offset of the batch that is done.",
             )
     commits = [Commit(one.partition, one.epoch, one.revision, one.next_offset) for one in given.values()]
-    done = await streams.commit_offsets(database, name, seat.group, seat.member, commits)
+    done = await streams.commit_offsets(database, name, member.group, member.id, commits)
     return Committed(outcomes={str(at): "committed" if done[at].done else "stale" for at in given})
 
 
 @api.post(f"{_OF_MEMBER}/failures", dependencies=[WORK])
-async def note_failure(seat: OpenSeat, database: OpenDatabase, failure: Annotated[Failure, body(Failure, _FAILURE)]) -> Noted:
+async def note_failure(member: OpenMember, database: OpenDatabase, failure: Annotated[Failure, body(Failure, _FAILURE)]) -> Noted:
     """Say that the member fails at an event and will try again. The group's lag shows it until the event is done.
 
     Say it at the first failure of an event, and then seldom: after 1, 2, 4, ... 60 seconds.
@@ -215,19 +215,19 @@ async def note_failure(seat: OpenSeat, database: OpenDatabase, failure: Annotate
     at = Commit(failure.partition, failure.epoch, failure.revision, failure.offset)
     error = plain_text(failure.error)
     return Noted(
-        noted=await streams.note_failure(database, seat.stream.name, seat.group, seat.member, at, failure.attempt, error)
+        noted=await streams.note_failure(database, member.stream.name, member.group, member.id, at, failure.attempt, error)
     )
 
 
 @api.delete(_OF_MEMBER, dependencies=[WORK], status_code=204, response_class=Response)
 async def leave(
-    seat: OpenSeat,
+    member: OpenMember,
     database: OpenDatabase,
     path: Instance,
     session: Annotated[str, Query(description="Of the membership.", examples=[_SESSION], max_length=40)],
 ) -> None:
     """Leave a group: the member's partitions go to the others at once. 404 when it is no member."""
-    if not await balance.leave(database, seat.group_name, seat.member, bodies.job_id(session), None):
+    if not await balance.leave(database, member.group_name, member.id, bodies.job_id(session), None):
         raise ApiError(
-            404, "not_found", f"{seat.member} is no member of consumer group {seat.group}", instance=path, in_body=True
+            404, "not_found", f"{member.id} is no member of consumer group {member.group}", instance=path, in_body=True
         )

@@ -41,12 +41,12 @@ _MOST_ROUNDS = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Seat:
-    """Which member of which group."""
+class GroupMember:
+    """Which member of which consumer group a path names."""
 
     stream: StreamRecord
     group: str
-    member: str
+    id: str
 
     @property
     def group_name(self) -> str:
@@ -129,49 +129,49 @@ class Memberships:
         """End all waits."""
         self._stir_all()
 
-    async def beat(self, seat: Seat, session: UUID) -> HeldPartitions:
+    async def beat(self, member: GroupMember, session: UUID) -> HeldPartitions:
         """Keep a member alive that still works on everything that it has; take what it may.
 
         Raises:
             NotFound: It is no member, or no longer.
         """
-        held, _ = await self._beat(seat, session, None)
+        held, _ = await self._beat(member, session, None)
         return held
 
-    async def _beat(self, seat: Seat, session: UUID, busy: Collection[int] | None) -> tuple[HeldPartitions, float]:
+    async def _beat(self, member: GroupMember, session: UUID, busy: Collection[int] | None) -> tuple[HeldPartitions, float]:
         """Keep a member alive; give up what it has to, unless it is `busy` with it, and take what it may.
 
         Returns what it has, and the seconds of silence after which it is dead.
         """
-        database, group = self._database, seat.group_name
+        database, group = self._database, member.group_name
         await self._evict(group)
         for _ in range(_MOST_ROUNDS):
-            beat = await ownership.heartbeat(database, group, seat.member, session)
+            beat = await ownership.heartbeat(database, group, member.id, session)
             if not beat.known:
-                if await streams.find_stream(database, seat.stream.name) is None:
-                    raise NotFound(f"no such stream: {seat.stream.name}", hint="It was dropped.")
+                if await streams.find_stream(database, member.stream.name) is None:
+                    raise NotFound(f"no such stream: {member.stream.name}", hint="It was dropped.")
                 raise NotFound(
-                    f"{seat.member} is no member of consumer group {seat.group} of stream {seat.stream.name}",
+                    f"{member.id} is no member of consumer group {member.group} of stream {member.stream.name}",
                     hint="It was silent for too long, or left: join again.",
                 )
             moved = not beat.balanced and await balance.rebalance(database, group, None) > 0
-            ended = {slot: beat.owned[slot] for slot in beat.revoked if self._is_over(seat, slot, beat.owned[slot], busy)}
+            ended = {slot: beat.owned[slot] for slot in beat.revoked if self._is_over(member, slot, beat.owned[slot], busy)}
             if ended:
-                await ownership.release(database, group, seat.member, ended)
+                await ownership.release(database, group, member.id, ended)
             taken = {}
             if beat.available:
-                taken = await ownership.take(database, group, seat.member, session, sorted(beat.available))
+                taken = await ownership.take(database, group, member.id, session, sorted(beat.available))
             if not moved and not ended and not taken:
                 break
         return HeldPartitions(beat.owned, sorted(beat.revoked)), beat.dead_after_s
 
     async def read(
-        self, seat: Seat, session: UUID, asked: ReadRequest, within: float, gone: Callable[[], Awaitable[bool]]
+        self, member: GroupMember, session: UUID, asked: ReadRequest, within: float, gone: Callable[[], Awaitable[bool]]
     ) -> tuple[Reading, int]:
         """The next events of what a member has, and their number; when there are none, wait up to `within` seconds.
 
         Args:
-            seat: The member.
+            member: The member.
             session: Of its membership.
             asked: What it asks for.
             within: Seconds to wait.
@@ -184,11 +184,11 @@ class Memberships:
         deadline = time.monotonic() + within
         waiter = _Waiter()
         known: set[int] = set()
-        async with self._listening(seat, waiter), self._feeds.waiting(seat.stream, waiter.event) as feed:
+        async with self._listening(member, waiter), self._feeds.waiting(member.stream, waiter.event) as feed:
             while True:
                 waiter.stirred = False
-                held, dead_after_s = await self._beat(seat, session, asked.busy)
-                found = await self._find(seat, held, asked)
+                held, dead_after_s = await self._beat(member, session, asked.busy)
+                found = await self._find(member, held, asked)
                 left = deadline - time.monotonic()
                 # One that waits hears at once what it has to finish.
                 told = not known.issuperset(held.revoked)
@@ -198,17 +198,17 @@ class Memberships:
                 pause = _LATER_S if found.later else dead_after_s / _BEATS_IN_DEAD_AFTER * random.uniform(0.7, 1.0)
                 await waiter.wait(feed, found.at, min(left, pause), self._stopping)
 
-    async def _find(self, seat: Seat, held: HeldPartitions, asked: ReadRequest) -> _Found:
+    async def _find(self, member: GroupMember, held: HeldPartitions, asked: ReadRequest) -> _Found:
         wanted = {slot: epoch for slot, epoch in held.partitions.items() if slot not in held.revoked and slot not in asked.busy}
         if not wanted:
             return _Found([], 0, {}, later=False)
-        begun = await streams.begin_partitions(self._database, seat.stream.name, seat.group, seat.member, wanted)
+        begun = await streams.begin_partitions(self._database, member.stream.name, member.group, member.id, wanted)
         at = {
             partition: max(found.next_offset, asked.ahead.get(partition, 0))
             for partition, found in begun.items()
             if not found.paused and not found.waits
         }
-        read = await self._pieces(seat, at, asked)
+        read = await self._pieces(member, at, asked)
         return _Found(
             batches=[_batch(partition, wanted[partition], begun[partition], pieces) for partition, pieces in read.items()],
             events=sum(len(piece.events) for pieces in read.values() for piece in pieces),
@@ -216,7 +216,7 @@ class Memberships:
             later=any(found.waits for found in begun.values()),
         )
 
-    async def _pieces(self, seat: Seat, at: dict[int, int], asked: ReadRequest) -> dict[int, list[Piece]]:
+    async def _pieces(self, member: GroupMember, at: dict[int, int], asked: ReadRequest) -> dict[int, list[Piece]]:
         """Up to so many events, shared by the partitions; what some do not need the others get."""
         found: dict[int, list[Piece]] = {}
         size = 0
@@ -226,7 +226,7 @@ class Memberships:
             share = max(1, left // len(rest))
             some = rest[:left]
             chunks = await self._chunks(
-                seat, {partition: at[partition] for partition in some}, share, asked.auto_offset_reset, at
+                member, {partition: at[partition] for partition in some}, share, asked.auto_offset_reset, at
             )
             full: list[int] = []
             for partition in some:
@@ -235,8 +235,8 @@ class Memberships:
                     if size >= _MOST_BYTES:
                         # Compressed ones may become large: what is behind is for the next call.
                         break
-                    whole = piece_of(seat.stream, chunk, at[partition])
-                    piece = for_group(whole, chunk, seat.group).first_of(share - taken)
+                    whole = piece_of(member.stream, chunk, at[partition])
+                    piece = for_group(whole, chunk, member.group).first_of(share - taken)
                     taken += len(piece.events)
                     size += sum(map(len, piece.events))
                     found.setdefault(partition, []).append(piece)
@@ -251,29 +251,29 @@ class Memberships:
         return found
 
     async def _chunks(
-        self, seat: Seat, wanted: dict[int, int], limit: int, auto_offset_reset: OffsetReset, at: dict[int, int]
+        self, member: GroupMember, wanted: dict[int, int], limit: int, auto_offset_reset: OffsetReset, at: dict[int, int]
     ) -> dict[int, list[Chunk]]:
         try:
-            rows = await streams.read_chunks(self._database, seat.stream.name, wanted, limit, _MOST_BYTES // len(wanted))
+            rows = await streams.read_chunks(self._database, member.stream.name, wanted, limit, _MOST_BYTES // len(wanted))
         except OffsetGone:
             if auto_offset_reset is OffsetReset.ERROR:
                 raise
-            bounds = await streams.bounds(self._database, seat.stream.name)
+            bounds = await streams.bounds(self._database, member.stream.name)
             for partition, offset in wanted.items():
                 if offset < bounds[partition].first:
                     at[partition] = (
                         bounds[partition].first if auto_offset_reset is OffsetReset.EARLIEST else bounds[partition].next
                     )
             again = {partition: at[partition] for partition in wanted}
-            rows = await streams.read_chunks(self._database, seat.stream.name, again, limit, _MOST_BYTES // len(wanted))
+            rows = await streams.read_chunks(self._database, member.stream.name, again, limit, _MOST_BYTES // len(wanted))
         chunks: dict[int, list[Chunk]] = {}
         for chunk in rows:
             chunks.setdefault(chunk.partition, []).append(chunk)
         return chunks
 
-    def _is_over(self, seat: Seat, slot: int, epoch: int, busy: Collection[int] | None) -> bool:
+    def _is_over(self, member: GroupMember, slot: int, epoch: int, busy: Collection[int] | None) -> bool:
         """Whether a partition that is to go to another member is to be given up now."""
-        place = (seat.group_name, seat.member, slot, epoch)
+        place = (member.group_name, member.id, slot, epoch)
         now = time.monotonic()
         since = self._revoked_at.setdefault(place, now)
         while len(self._revoked_at) > _MOST_REMEMBERED:
@@ -295,17 +295,17 @@ class Memberships:
         await balance.evict(self._database, group, None)
 
     @asynccontextmanager
-    async def _listening(self, seat: Seat, waiter: _Waiter) -> AsyncIterator[None]:
-        channel = f"penstock_{seat.member}"
+    async def _listening(self, member: GroupMember, waiter: _Waiter) -> AsyncIterator[None]:
+        channel = f"penstock_{member.id}"
         self._listener.add(channel)
-        waiters = self._waiting.setdefault(seat.group_name, set())
+        waiters = self._waiting.setdefault(member.group_name, set())
         waiters.add(waiter)
         try:
             yield
         finally:
             waiters.discard(waiter)
-            if not waiters and self._waiting.get(seat.group_name) is waiters:
-                del self._waiting[seat.group_name]
+            if not waiters and self._waiting.get(member.group_name) is waiters:
+                del self._waiting[member.group_name]
             self._listener.remove(channel)
 
 

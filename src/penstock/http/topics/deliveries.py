@@ -66,9 +66,9 @@ class Deliveries:
         self._settings = settings
         self._completer = Completer(database)
         self._completer.on_written.append(self._written)
-        self._inboxes: dict[str, list[DeliveryBuffer]] = {}
+        self._buffers: dict[str, list[DeliveryBuffer]] = {}
         self._claims = WatermarkedClaims(database)
-        self._failed = FailedClaims(database, lambda: self.id, lambda: list(self._inboxes), self._known_leases)
+        self._failed = FailedClaims(database, lambda: self.id, lambda: list(self._buffers), self._known_leases)
         self._announced: frozenset[str] = frozenset()
         self.fetcher: Fetcher[Deliveries] = Fetcher(self, Polling(_POLL_S), asyncio.Lock())
         self._forgotten = 0
@@ -82,15 +82,15 @@ class Deliveries:
     @property
     def connections(self) -> int:
         """How many there are."""
-        return sum(map(len, self._inboxes.values()))
+        return sum(map(len, self._buffers.values()))
 
     # -- connections
 
-    async def open(self, inbox: DeliveryBuffer, since: int | None, last: int | None = None) -> Subscribed:
-        """Subscribe a connection. From now on copies come to its inbox.
+    async def open(self, buffer: DeliveryBuffer, since: int | None, last: int | None = None) -> Subscribed:
+        """Subscribe a connection. From now on copies come to its buffer.
 
         Args:
-            inbox: Of the connection.
+            buffer: Of the connection.
             since: The latest message that it saw; None: begin with what comes, and what the topic keeps.
             last: The one that it saw last, when that is an older one that came late.
 
@@ -99,25 +99,25 @@ class Deliveries:
             Conflict: The name is taken, or messages after `since` are gone.
         """
         await self._start()
-        client = (inbox.topic, inbox.client_id)
-        self._opening.setdefault(client, []).append(inbox)
+        client = (buffer.topic, buffer.client_id)
+        self._opening.setdefault(client, []).append(buffer)
         try:
-            receipt = await self._subscribe(inbox, since)
-            inbox.queue = receipt.queue
+            receipt = await self._subscribe(buffer, since)
+            buffer.queue = receipt.queue
             if since is None:
-                inbox.begins(receipt.seq)
+                buffer.begins(receipt.seq)
             else:
-                inbox.comes_back(since, last)
-            if inbox.alone:
-                await topics.take_over(self._database, inbox.queue, inbox.id)
-                self._end_others(inbox)
+                buffer.comes_back(since, last)
+            if buffer.alone:
+                await topics.take_over(self._database, buffer.queue, buffer.id)
+                self._end_others(buffer)
             if since is not None and not receipt.created:
                 await self._caught_up()
-                await inbox.look_for_missed(self._database)
-            if not inbox.ended:
-                self._inboxes.setdefault(inbox.queue, []).append(inbox)
+                await buffer.look_for_missed(self._database)
+            if not buffer.ended:
+                self._buffers.setdefault(buffer.queue, []).append(buffer)
         finally:
-            self._opening[client].remove(inbox)
+            self._opening[client].remove(buffer)
             if not self._opening[client]:
                 del self._opening[client]
         # It may have been in the queue for long.
@@ -125,26 +125,26 @@ class Deliveries:
         self.fetcher.wake()
         return receipt
 
-    async def close(self, inbox: DeliveryBuffer) -> None:
+    async def close(self, buffer: DeliveryBuffer) -> None:
         """End a connection: give back what it did not hand out, and end its subscription unless that stays."""
-        there = self._inboxes.get(inbox.queue, [])
-        if inbox in there:
-            there.remove(inbox)
+        there = self._buffers.get(buffer.queue, [])
+        if buffer in there:
+            there.remove(buffer)
             if not there:
-                del self._inboxes[inbox.queue]
+                del self._buffers[buffer.queue]
                 self._forgotten += 1
                 if self._forgotten > _MOST_FORGOTTEN:
                     # Watermarks of queues that are gone.
                     self._claims, self._forgotten = WatermarkedClaims(self._database), 0
-        inbox.end("closed")
-        self._give_back(inbox)
+        buffer.end("closed")
+        self._give_back(buffer)
         with suppress(DatabaseUnavailable):
             await self._caught_up()
-        others = inbox.queue in self._inboxes or (inbox.topic, inbox.client_id) in self._opening
-        if not inbox.stays and not others:
+        others = buffer.queue in self._buffers or (buffer.topic, buffer.client_id) in self._opening
+        if not buffer.stays and not others:
             # When the database is away now, the time to live ends it.
             with suppress(PenstockError):
-                await topics.unsubscribe(self._database, inbox.topic, inbox.client_id, True)
+                await topics.unsubscribe(self._database, buffer.topic, buffer.client_id, True)
         self.fetcher.wake()
 
     def done(self, copy: Copy, outcome: Outcome = Outcome.SUCCEEDED, detail: str | None = None) -> None:
@@ -152,7 +152,7 @@ class Deliveries:
         self._completer.settle(_settlement(copy, outcome, detail))
 
     def room_made(self) -> None:
-        """An inbox was emptied."""
+        """An buffer was emptied."""
         self.fetcher.wake()
 
     def subscribe(self, notifications: Notifications) -> None:
@@ -171,15 +171,15 @@ class Deliveries:
 
     def _taken(self, notification: Notification) -> None:
         # Every role that may connect to the database can send one: `_look_for_others` asks it.
-        if any(inbox.alone for inbox in self._inboxes.get(notification.subject, [])):
+        if any(buffer.alone for buffer in self._buffers.get(notification.subject, [])):
             self._named.add(notification.subject)
             self._others_came.set()
 
     def stop(self, reason: str) -> None:
         """End all connections."""
-        for inboxes in self._inboxes.values():
-            for inbox in inboxes:
-                inbox.end(reason)
+        for buffers in self._buffers.values():
+            for buffer in buffers:
+                buffer.end(reason)
 
     async def aclose(self) -> None:
         """Settle what was handed out, and take leave."""
@@ -195,18 +195,18 @@ class Deliveries:
         with suppress(PenstockError):
             await jobs.unregister_worker(self._database, self.id)
 
-    def _end_others(self, inbox: DeliveryBuffer) -> None:
+    def _end_others(self, buffer: DeliveryBuffer) -> None:
         """End the connections of this process that had the queue, and give back what they had not begun to write."""
-        opening = self._opening[inbox.topic, inbox.client_id]
-        before = opening[: opening.index(inbox)] + self._inboxes.get(inbox.queue, [])
+        opening = self._opening[buffer.topic, buffer.client_id]
+        before = opening[: opening.index(buffer)] + self._buffers.get(buffer.queue, [])
         for other in before:
             if other.alone:
                 other.end(_TAKEN_OVER)
                 self._give_back(other)
 
-    def _give_back(self, inbox: DeliveryBuffer) -> None:
-        for copy in inbox.give_back():
-            self._release(inbox.queue, _settlement(copy, Outcome.RELEASED))
+    def _give_back(self, buffer: DeliveryBuffer) -> None:
+        for copy in buffer.give_back():
+            self._release(buffer.queue, _settlement(copy, Outcome.RELEASED))
 
     def _release(self, queue: str, released: Settlement) -> None:
         self._returning[queue] += 1
@@ -225,9 +225,9 @@ class Deliveries:
         except TimeoutError:
             raise DatabaseUnavailable("what was delivered before is not in the database yet", hint="Come back later.") from None
 
-    async def _subscribe(self, inbox: DeliveryBuffer, since: int | None) -> Subscribed:
+    async def _subscribe(self, buffer: DeliveryBuffer, since: int | None) -> Subscribed:
         receipts = await topics.subscribe_many(
-            self._database, inbox.topic, [inbox.client_id], ttl=inbox.ttl, filter=inbox.filter, since=since
+            self._database, buffer.topic, [buffer.client_id], ttl=buffer.ttl, filter=buffer.filter, since=since
         )
         return receipts[0]
 
@@ -267,10 +267,10 @@ class Deliveries:
                 await asyncio.sleep(_POLL_S)
                 continue
             for queue, id in receiving.items():
-                for inbox in self._inboxes.get(queue, []):
-                    if inbox.alone and inbox.id != id:
-                        inbox.end(_TAKEN_OVER)
-                        self._give_back(inbox)
+                for buffer in self._buffers.get(queue, []):
+                    if buffer.alone and buffer.id != id:
+                        buffer.end(_TAKEN_OVER)
+                        self._give_back(buffer)
 
     # -- see `Source`
 
@@ -309,12 +309,12 @@ class Deliveries:
         """The queues of connections that have room. What is on its way back to a queue comes before what is behind it there."""
         return [
             name
-            for name, inboxes in self._inboxes.items()
-            if name not in self._returning and any(inbox.room > 0 for inbox in inboxes)
+            for name, buffers in self._buffers.items()
+            if name not in self._returning and any(buffer.room > 0 for buffer in buffers)
         ]
 
     def _room(self) -> int:
-        return _MOST_AT_HAND - sum(inbox.at_hand for inboxes in self._inboxes.values() for inbox in inboxes)
+        return _MOST_AT_HAND - sum(buffer.at_hand for buffers in self._buffers.values() for buffer in buffers)
 
     def _hand_out(self, claimed: Sequence[ClaimedJob], messages: Mapping[UUID, tuple[int, UUID, object]]) -> None:
         frames: dict[UUID, Copy] = {}
@@ -322,11 +322,11 @@ class Deliveries:
         copies: list[tuple[Copy, DeliveryBuffer]] = []
         for job in claimed:
             message = messages.get(job.id)
-            inboxes = [inbox for inbox in self._inboxes.get(job.name, ()) if not inbox.ended]
+            buffers = [buffer for buffer in self._buffers.get(job.name, ()) if not buffer.ended]
             if job.name in given_back:
                 # What went back meanwhile comes before it.
-                inboxes = []
-            if message is None or not inboxes:
+                buffers = []
+            if message is None or not buffers:
                 # The connection is closed; or it is an ordinary job, which is not for a connection.
                 if message is not None:
                     self._release(job.name, Settlement(job.id, job.attempts, job.lease, Outcome.RELEASED))
@@ -335,26 +335,26 @@ class Deliveries:
                 continue
             copy = Copy.of(job, *message, like=frames.get(message[1]))  # type: ignore[arg-type]
             frames.setdefault(copy.id, copy)
-            copies.append((copy, max(inboxes, key=lambda inbox: inbox.room)))
+            copies.append((copy, max(buffers, key=lambda buffer: buffer.room)))
         # In this order `penstock.late_messages` knows what a client has that saw one of them.
-        for copy, inbox in sorted(copies, key=lambda one: (one[0].late, one[0].seq)):
-            inbox.put(copy)
+        for copy, buffer in sorted(copies, key=lambda one: (one[0].late, one[0].seq)):
+            buffer.put(copy)
 
     def _known_leases(self) -> list[int]:
-        held = [lease for inboxes in self._inboxes.values() for inbox in inboxes for lease in inbox.leases]
+        held = [lease for buffers in self._buffers.values() for buffer in buffers for lease in buffer.leases]
         return [*held, *self._completer.unsettled_leases()]
 
     async def _beat(self) -> None:
         while True:
             await asyncio.sleep(self._settings.heartbeat_interval.total_seconds())
             try:
-                at_hand = sum(inbox.at_hand for inboxes in self._inboxes.values() for inbox in inboxes)
+                at_hand = sum(buffer.at_hand for buffers in self._buffers.values() for buffer in buffers)
                 if not (await jobs.heartbeat(self._database, self.id, at_hand, "running")).known:
                     log.warning("deliveries_taken_for_dead", worker=self.id)
                     # What was claimed is others' by now.
-                    for inboxes in self._inboxes.values():
-                        for inbox in inboxes:
-                            inbox.give_back()
+                    for buffers in self._buffers.values():
+                        for buffer in buffers:
+                            buffer.give_back()
                     await self._register()
                     self.fetcher.wake()
             except PenstockError as error:
@@ -362,8 +362,8 @@ class Deliveries:
 
     async def _renew(self) -> None:
         while True:
-            living = {(i.topic, i.client_id): i for inboxes in self._inboxes.values() for i in inboxes if i.ttl is not None}
-            shortest = min([LIVING, *(inbox.ttl for inbox in living.values() if inbox.ttl is not None)])
+            living = {(i.topic, i.client_id): i for buffers in self._buffers.values() for i in buffers if i.ttl is not None}
+            shortest = min([LIVING, *(buffer.ttl for buffer in living.values() if buffer.ttl is not None)])
             await asyncio.sleep(shortest.total_seconds() / _RENEWALS_IN_A_TTL)
             if not living:
                 continue
@@ -373,15 +373,15 @@ class Deliveries:
             except PenstockError as error:
                 log.warning("renewal_failed", error=error)
 
-    async def _begin_anew(self, inbox: DeliveryBuffer) -> None:
+    async def _begin_anew(self, buffer: DeliveryBuffer) -> None:
         """The subscription ended under a living connection, such as after a long outage: go on where it was."""
-        if inbox.ended or inbox not in self._inboxes.get(inbox.queue, ()):
+        if buffer.ended or buffer not in self._buffers.get(buffer.queue, ()):
             return
-        log.warning("subscription_lapsed", topic=inbox.topic, client_id=inbox.client_id)
+        log.warning("subscription_lapsed", topic=buffer.topic, client_id=buffer.client_id)
         try:
-            await self._subscribe(inbox, inbox.last_seq)
+            await self._subscribe(buffer, buffer.last_seq)
         except (Conflict, NotFound) as error:
-            inbox.fail(error)
+            buffer.fail(error)
         self.fetcher.wake()
 
     def _written(self, results: Sequence[Settlement], outcomes: Mapping[UUID, str]) -> None:
@@ -392,9 +392,9 @@ class Deliveries:
             self.fetcher.wake()
         for result in results:
             if outcomes.get(result.id) == "stale":
-                for inboxes in self._inboxes.values():
-                    for inbox in inboxes:
-                        inbox.came_too_late(result.id)
+                for buffers in self._buffers.values():
+                    for buffer in buffers:
+                        buffer.came_too_late(result.id)
 
 
 def _settlement(copy: Copy, outcome: Outcome, detail: str | None = None) -> Settlement:

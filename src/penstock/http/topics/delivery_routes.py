@@ -81,38 +81,38 @@ async def receive(
     a WebSocket, on which messages are acknowledged.
     """
     seen, last = (since, None) if last_event_id is None else _seen(last_event_id)
-    inbox = _inbox(path, topic, client_id, stay, ttl_s, filter, alone=stay)
+    buffer = _buffer(path, topic, client_id, stay, ttl_s, filter, alone=stay)
     service.check_room()
     if is_head(request.scope):
         # A look must not take messages.
         return Response(media_type="text/event-stream", headers={"cache-control": "no-store"})
-    receipt = await service.part(Deliveries).open(inbox, seen, last)
-    frames = _frames(service, inbox, receipt, seen)
-    return EventStream(service, "topic", frames, lambda: service.part(Deliveries).close(inbox))
+    receipt = await service.part(Deliveries).open(buffer, seen, last)
+    frames = _frames(service, buffer, receipt, seen)
+    return EventStream(service, "topic", frames, lambda: service.part(Deliveries).close(buffer))
 
 
-async def _frames(service: Service, inbox: DeliveryBuffer, receipt: Subscribed, seen: int | None) -> AsyncGenerator[bytes, None]:
+async def _frames(service: Service, buffer: DeliveryBuffer, receipt: Subscribed, seen: int | None) -> AsyncGenerator[bytes, None]:
     keep_alive = service.settings.live_keep_alive.total_seconds()
     until = time.monotonic() + service.settings.longest_live.total_seconds()
     # Another server may have handed out something to a connection of this client that was dead already.
-    looks = 2 if inbox.alone and seen is not None else 0
+    looks = 2 if buffer.alone and seen is not None else 0
     numbers = _Numbers(seen or 0)
     yield live.beginning() + live.event(_subscribed(receipt), name="subscribed")
-    while not inbox.ended and (left := until - time.monotonic()) > 0:
-        if not await inbox.wait(min(left, keep_alive)):
+    while not buffer.ended and (left := until - time.monotonic()) > 0:
+        if not await buffer.wait(min(left, keep_alive)):
             yield live.KEEP_ALIVE
             if looks:
                 looks -= 1
-                await inbox.look_for_missed(service.database)
-        missed, copies = inbox.missed(), inbox.take(_WINDOW)
-        for frame in live.packed(_events(service, inbox, numbers, missed, copies)):
+                await buffer.look_for_missed(service.database)
+        missed, copies = buffer.missed(), buffer.take(_WINDOW)
+        for frame in live.packed(_events(service, buffer, numbers, missed, copies)):
             yield frame
         if copies:
             service.part(Deliveries).room_made()
-    if inbox.error is not None:
-        yield live.error_event(inbox.error)
+    if buffer.error is not None:
+        yield live.error_event(buffer.error)
     else:
-        yield live.ending(inbox.ended or "the connection is as old as it may get")
+        yield live.ending(buffer.ended or "the connection is as old as it may get")
 
 
 class _Numbers:
@@ -140,7 +140,7 @@ class _Numbers:
 
 
 def _events(
-    service: Service, inbox: DeliveryBuffer, numbers: _Numbers, missed: Sequence[tuple[int, bytes]], copies: Sequence[Copy]
+    service: Service, buffer: DeliveryBuffer, numbers: _Numbers, missed: Sequence[tuple[int, bytes]], copies: Sequence[Copy]
 ) -> Iterator[bytes]:
     """Events that are about to be written.
 
@@ -152,14 +152,14 @@ def _events(
         yield live.event(body, id=id)
     for copy in copies:
         # Another connection that took over may have had it given back.
-        if inbox.settled(copy.job) is None:
+        if buffer.settled(copy.job) is None:
             continue
         service.part(Deliveries).done(copy)
-        if not inbox.was_seen(copy) and inbox.is_new(copy):
+        if not buffer.was_seen(copy) and buffer.is_new(copy):
             written += 1
             yield live.event(copy.body, id=numbers.of(copy.seq))
     if written:
-        service.metrics.delivered(inbox.topic, "events", written)
+        service.metrics.delivered(buffer.topic, "events", written)
 
 
 @api.websocket(_PATH, dependencies=[WORK])
@@ -182,8 +182,8 @@ async def receive_by_socket(
         user.require(topic, path, "topic")
         service.check_room()
         alone = stay and ack == "auto"
-        inbox = _inbox(path, topic, client_id, stay, ttl_s, filter, alone=alone, window=window)
-        receipt = await service.part(Deliveries).open(inbox, since)
+        buffer = _buffer(path, topic, client_id, stay, ttl_s, filter, alone=alone, window=window)
+        receipt = await service.part(Deliveries).open(buffer, since)
     except PenstockError as error:
         await websocket.send_denial_response(error_answer(from_penstock(error, path)))
         return
@@ -191,18 +191,18 @@ async def receive_by_socket(
         with service.live("socket"):
             chosen = SUBPROTOCOL if SUBPROTOCOL in websocket.scope.get("subprotocols", ()) else None
             await websocket.accept(chosen)
-            await _Conversation(service, websocket, inbox, receipt, ack == "auto").run()
+            await _Conversation(service, websocket, buffer, receipt, ack == "auto").run()
     finally:
-        await service.part(Deliveries).close(inbox)
+        await service.part(Deliveries).close(buffer)
 
 
 class _Conversation:
     """One WebSocket: what is written, and what the client says."""
 
-    def __init__(self, service: Service, websocket: WebSocket, inbox: DeliveryBuffer, receipt: Subscribed, auto: bool) -> None:
+    def __init__(self, service: Service, websocket: WebSocket, buffer: DeliveryBuffer, receipt: Subscribed, auto: bool) -> None:
         self._service = service
         self._socket = websocket
-        self._inbox = inbox
+        self._buffer = buffer
         self._receipt = receipt
         self._auto = auto
         self._jobs: dict[UUID, UUID] = {}  # of the copies at hand, by message
@@ -223,41 +223,41 @@ class _Conversation:
         if self._socket.application_state is WebSocketState.CONNECTED:
             with suppress(RuntimeError, WebSocketDisconnect, TimeoutError):
                 async with asyncio.timeout(5):
-                    await self._socket.close(1001 if self._inbox.error is None else 1011, (self._inbox.ended or "")[:100])
+                    await self._socket.close(1001 if self._buffer.error is None else 1011, (self._buffer.ended or "")[:100])
 
     async def _write(self) -> None:
-        inbox, service = self._inbox, self._service
+        buffer, service = self._buffer, self._service
         until = time.monotonic() + service.settings.longest_live.total_seconds()
         await self._send(_typed("subscribed", _subscribed(self._receipt)))
-        while not inbox.ended and (left := until - time.monotonic()) > 0:
-            await inbox.wait(left)
+        while not buffer.ended and (left := until - time.monotonic()) > 0:
+            await buffer.wait(left)
             sent = 0
-            for _, body in inbox.missed():
+            for _, body in buffer.missed():
                 await self._send(_typed("message", body))
                 sent += 1
-            for copy in inbox.take(_WINDOW):
+            for copy in buffer.take(_WINDOW):
                 sent += await self._deliver(copy)
-            for job in list(inbox.late):
-                inbox.late.popleft()
+            for job in list(buffer.late):
+                buffer.late.popleft()
                 if (message := self._messages.pop(job, None)) is not None:
                     await self._send(orjson.dumps({"type": "stale", "id": str(message)}))
             if sent:
-                service.metrics.delivered(inbox.topic, "socket", sent)
-        if inbox.error is not None:
-            answer = from_penstock(inbox.error)
+                service.metrics.delivered(buffer.topic, "socket", sent)
+        if buffer.error is not None:
+            answer = from_penstock(buffer.error)
             await self._send(orjson.dumps({"type": "gone", **answer.as_dict()}))
         else:
-            await self._send(orjson.dumps({"type": "end", "title": inbox.ended or "the connection is as old as it may get"}))
+            await self._send(orjson.dumps({"type": "end", "title": buffer.ended or "the connection is as old as it may get"}))
 
     async def _deliver(self, copy: Copy) -> int:
         """Write one copy, unless the client has it. Returns how many were written."""
         if self._auto:
             # As in `_events`: it counts as received before it is written.
-            if self._inbox.settled(copy.job) is None:
+            if self._buffer.settled(copy.job) is None:
                 return 0
             self._service.part(Deliveries).done(copy)
             self._service.part(Deliveries).room_made()
-            new = not self._inbox.was_seen(copy) and self._inbox.is_new(copy)
+            new = not self._buffer.was_seen(copy) and self._buffer.is_new(copy)
             if new:
                 await self._send(_typed("message", copy.body))
             return int(new)
@@ -290,7 +290,7 @@ class _Conversation:
             raise InvalidInput("the frame needs the id of a message") from None
         # One that is not at hand was acknowledged before, or is another's by now.
         job = self._jobs.pop(id, None)
-        copy = None if job is None else self._inbox.settled(job)
+        copy = None if job is None else self._buffer.settled(job)
         if copy is None:
             raise InvalidInput(f"message {id} does not wait for an acknowledgement here")
         if kind == "ack":
@@ -304,7 +304,7 @@ class _Conversation:
         self._messages[copy.job] = copy.id
         while len(self._messages) > 1_000:
             self._messages.pop(next(iter(self._messages)))
-        self._inbox.expect(copy.job)
+        self._buffer.expect(copy.job)
         self._service.part(Deliveries).done(copy, outcome, detail)
         self._service.part(Deliveries).room_made()
 
@@ -313,11 +313,11 @@ class _Conversation:
             await self._socket.send_text(frame.decode())
 
 
-def _inbox(
+def _buffer(
     path: str, topic: str, client_id: str | None, stay: bool, ttl_s: float | None, filter: str | None,
     *, alone: bool, window: int = _WINDOW,
 ) -> DeliveryBuffer:  # fmt: skip
-    """The inbox of a new connection. Raises `ApiError` 400."""
+    """The buffer of a new connection. Raises `ApiError` 400."""
     if stay and client_id is None:
         raise invalid_parameter("A subscription that stays needs a client_id", path, "Add client_id=...")
     if not stay and ttl_s is not None:
