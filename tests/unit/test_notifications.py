@@ -15,7 +15,8 @@ def test_each_word_that_the_schema_sends_is_a_kind() -> None:
     texts = [path.read_text() for folder in schema.iterdir() if folder.is_dir() for path in folder.iterdir()]
     calls = [call for text in texts for call in re.findall(r"pg_notify\((.*)\)", text)]
     sent = {word for call in calls for word in re.findall(r", '([a-z]*)[ ']", call)}
-    sent |= {kind for text in texts for kind in re.findall(r"penstock\.wake\(\s*'([a-z]+)'", text)}
+    woken = [call for text in texts for call in re.findall(r"perform penstock\.wake\(([^;]*);", text)]
+    sent |= {word for call in woken for word in re.findall(r"'([a-z]+) ?'(?: \|\| [\w.]+)?\s*\)$", call)}
     # The migration sends `schema`; the listener itself says the last two.
     assert sent == {kind.value for kind in Kind} - {Kind.SCHEMA, Kind.CONNECTED, Kind.LISTENING}
 

@@ -46,7 +46,8 @@ insert into penstock.maintenance (name) values ('recover'), ('maintain_topics');
 create unlogged table penstock.listeners (
     channel text not null,
     kind text not null,
-    subject text not null,
+    subject text not null default '',
+    names text[] not null default '{}',
     role name not null default session_user,
     until timestamptz not null,
     primary key (channel, kind, subject),
@@ -59,7 +60,9 @@ comment on column penstock.listeners.channel is 'The channel on which the listen
 comment on column penstock.listeners.kind is
     'What it waits for: jobs of a type, keys (jobs of a pool in its slots), events of a stream, or history (jobs in the archive).';
 comment on column penstock.listeners.subject is
-    'Name of the job type or the pool, id of the stream; of history, the name of the reader, since readers share a channel.';
+    'Name of the pool, or id of the stream; of history, the name of the reader, since readers share a channel; of jobs, empty.';
+comment on column penstock.listeners.names is
+    'Of jobs: the job types. One row has them all, since a process can wait for thousands of queues, and says so again and again.';
 comment on column penstock.listeners.role is 'The role that waits; each role has a bounded number of places.';
 comment on column penstock.listeners.until is 'Until when the row counts; a listener that still waits says so again before.';
 

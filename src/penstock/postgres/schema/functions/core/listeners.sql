@@ -26,7 +26,7 @@ begin
 end
 $$;
 comment on function penstock.listen_for(text, text[], text, interval, integer) is
-    'Part of wait_for_jobs, wait_for_slots, wait_for_events and wait_for_history: notes that a listener waits for each of these subjects. p_places: how many listeners the role of the caller may have at a subject (null: any number); a listener that finds no place is not notified, and polls.';
+    'Part of wait_for_slots, wait_for_events and wait_for_history: notes that a listener waits for each of these subjects. p_places: how many listeners the role of the caller may have at a subject (null: any number); a listener that finds no place is not notified, and polls.';
 
 create or replace function penstock.listener_places(p_kind text, p_subject text, p_places integer)
 returns bigint
@@ -66,34 +66,33 @@ as $$
 $$;
 comment on function penstock.forget_listeners() is 'Part of recover and streams_to_maintain: removes listeners that have not said for long that they wait.';
 
-create or replace function penstock.wake(p_kind text, p_subjects text[], p_limit integer default null, p_channels text[] default null)
+create or replace function penstock.listening(p_kind text, p_subject text)
+returns text[]
+language plpgsql
+stable
+as $$
+begin
+    return array(
+        select there.channel
+        from penstock.listeners as there
+        where there.kind = p_kind and there.subject = p_subject and there.until > clock_timestamp()
+    );
+end
+$$;
+comment on function penstock.listening(text, text) is
+    'The channels of the listeners of a subject (keys, events). For jobs see idle_workers, idle_owners and idle_subscribers.';
+
+create or replace function penstock.wake(p_channels text[], p_payload text)
 returns void
 language plpgsql
 as $$
 declare
-    -- The kinds jobs and history name no subject, so that several subjects are one notification.
-    payload constant text := case when p_kind in ('jobs', 'history') then p_kind else p_kind || ' ' || p_subjects[1] end;
-    idle text;
+    channel text;
 begin
-    -- While there is work no listener waits, and this one look is all that an append or an enqueue pays.
-    if not exists (select from penstock.listeners where kind = p_kind and subject = any (p_subjects)) then
-        return;
-    end if;
-    for idle in
-        select distinct waiting.channel
-        from (
-            select there.channel, row_number() over (partition by there.subject order by random()) as place
-            from penstock.listeners as there
-            where there.kind = p_kind
-                and there.subject = any (p_subjects)
-                and there.until > clock_timestamp()
-                and (p_channels is null or there.channel = any (p_channels))
-        ) as waiting
-        where p_limit is null or waiting.place <= p_limit
-    loop
-        perform pg_notify(idle, payload);
+    foreach channel in array p_channels loop
+        perform pg_notify(channel, p_payload);
     end loop;
 end
 $$;
-comment on function penstock.wake(text, text[], integer, text[]) is
-    'Notifies up to p_limit listeners (null: all) of each of these subjects, of which keys and events take one; does nothing when none waits. p_channels: only listeners on these channels.';
+comment on function penstock.wake(text[], text) is
+    'Notifies listeners. The payload is the kind of what has come, and its subject where the kind has one.';

@@ -11,9 +11,10 @@ security definer
 set search_path = penstock, pg_temp
 as $$
 begin
-    if exists (select from penstock.listeners where kind = 'history') then
-        perform penstock.wake('history', array(select subject from penstock.listeners where kind = 'history'));
-    end if;
+    -- All readers listen on one channel.
+    perform penstock.wake(
+        array(select channel from penstock.listeners where kind = 'history' and until > clock_timestamp() limit 1), 'history'
+    );
     return null;
 end
 $$;

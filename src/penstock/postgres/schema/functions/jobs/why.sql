@@ -119,7 +119,7 @@ begin
         -- Clients that claim by SQL or over HTTP are not registered: they are seen by a row in listeners, or by a lease.
         and not exists (
             select from penstock.listeners
-            where listeners.kind = 'jobs' and listeners.subject = job.name and listeners.until > clock_timestamp()
+            where listeners.kind = 'jobs' and job.name = any (listeners.names) and listeners.until > clock_timestamp()
         )
         and not exists (select from penstock.leases where leases.name = job.name and leases.expires_at > moment)
     then

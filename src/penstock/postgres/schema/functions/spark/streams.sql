@@ -372,7 +372,7 @@ begin
         'events_' || active
     )
     using stream.id, active, penstock.clock(), p_parts, p_writer, p_name;
-    perform penstock.wake('events', array[stream.id::text]);
+    perform penstock.wake(penstock.listening('events', stream.id::text), 'events ' || stream.id);
 end
 $$;
 comment on function penstock.append_staged(text, bigint, text[], text) is 'Part of commit_staged_events: appends what these parts have staged for one stream.';

@@ -90,7 +90,7 @@ begin
         perform penstock.tell_consumers(consuming.group_name);
         perform penstock.forget_consumer_group(consuming);
     end loop;
-    perform penstock.wake('events', array[stream.id::text]);
+    perform penstock.wake(penstock.listening('events', stream.id::text), 'events ' || stream.id);
     delete from penstock.listeners where kind = 'events' and subject = stream.id::text;
     -- Readers may be in them, so drop_retired drops them later.
     insert into penstock.retired_segments (table_name, retired_at)

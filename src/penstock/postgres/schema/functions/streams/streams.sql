@@ -394,7 +394,7 @@ begin
     end if;
     return query execute format(statement, 'events_' || active)
     using p_partitions, firsts, lasts, befores, penstock.clock(), p_keys, p_times, p_headers, p_data, p_stream.id, active, p_bytes;
-    perform penstock.wake('events', array[p_stream.id::text]);
+    perform penstock.wake(penstock.listening('events', p_stream.id::text), 'events ' || p_stream.id);
 end
 $$;
 comment on function penstock.append_chunks(penstock.streams, integer, integer[], integer[], json[], bytea[], text[], json[], timestamptz[]) is
@@ -1014,7 +1014,7 @@ begin
     )
     using stream.id, active, penstock.clock(), pg_current_xact_id(), p_stream;
     delete from penstock.loaded_chunks as chunk where chunk.xid = pg_current_xact_id() and chunk.stream = p_stream;
-    perform penstock.wake('events', array[stream.id::text]);
+    perform penstock.wake(penstock.listening('events', stream.id::text), 'events ' || stream.id);
 end
 $$;
 comment on function penstock.end_load(text, integer) is

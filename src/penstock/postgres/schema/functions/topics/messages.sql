@@ -327,7 +327,7 @@ begin
         from copies
         group by copies.queue
     ) as counted;
-    perform penstock.wake('jobs', penstock.idle_subscribers(topic.name), 2);
+    perform penstock.wake(penstock.idle_subscribers(topic.name), 'jobs');
     return coalesce(replayed, '{}');
 end
 $$;

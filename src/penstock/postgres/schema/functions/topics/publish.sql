@@ -172,19 +172,26 @@ language sql
 stable
 as $$
     -- From the listeners, which are few, to the subscriptions, which can be many.
-    select coalesce(array_agg(distinct there.subject), '{}')
-    from penstock.listeners as there
-    cross join lateral (
-        select candidate.topic, candidate.key
-        from penstock.subscriptions as candidate
-        where candidate.queue = there.subject
-        limit 1
-    ) as subscriber
-    where there.kind = 'jobs'
-        -- A queue that subscribers share may have some of this topic.
-        and (subscriber.topic = p_topic or subscriber.key is not null)
+    select coalesce(array_agg(distinct waiting.channel), '{}')
+    from (
+        select there.channel, row_number() over (partition by subscriber.queue order by random()) as place
+        from penstock.listeners as there
+        cross join unnest(there.names) as wanted (name)
+        cross join lateral (
+            select candidate.queue, candidate.topic, candidate.key
+            from penstock.subscriptions as candidate
+            where candidate.queue = wanted.name
+            limit 1
+        ) as subscriber
+        where there.kind = 'jobs'
+            and there.until > clock_timestamp()
+            -- A queue that subscribers share may have some of this topic.
+            and (subscriber.topic = p_topic or subscriber.key is not null)
+    ) as waiting
+    -- One more than there is work for, since it may have died; in a queue that subscribers share each brings more.
+    where waiting.place <= 2
 $$;
-comment on function penstock.idle_subscribers(text) is 'Part of publish: the queues of the subscribers of a topic for which a worker waits.';
+comment on function penstock.idle_subscribers(text) is 'Part of publish: the channels of workers that wait for copies of a topic, two for each queue.';
 
 create or replace function penstock.write_message(
     p_topic text, p_seq bigint, p_moment timestamptz, p_id uuid, p_data jsonb, p_unique_key text, p_run_after timestamptz,
@@ -281,8 +288,7 @@ begin
     from penstock.write_message(p_topic, seq, moment, p_id, p_data, p_unique_key, p_run_after, p_expires_at) as written;
     update penstock.topics set last_seq = topics.last_seq + 1 where topics.name = p_topic;
     if receivers > coalesced and (p_run_after is null or p_run_after < moment + interval '5 seconds') then
-        -- One worker more than there is work for, since it may have died; in a queue that subscribers share each wakes more.
-        perform penstock.wake('jobs', penstock.idle_subscribers(p_topic), 2);
+        perform penstock.wake(penstock.idle_subscribers(p_topic), 'jobs');
     end if;
 end
 $$;

@@ -169,7 +169,7 @@ begin
     if cardinality(fresh) > 0 then
         update penstock.topics set last_seq = topics.last_seq + cardinality(fresh) where topics.name = p_topic;
         if exists (select from unnest(fresh) as place where p_run_after[place] < moment + interval '5 seconds' is not false) then
-            perform penstock.wake('jobs', penstock.idle_subscribers(p_topic), 2);
+            perform penstock.wake(penstock.idle_subscribers(p_topic), 'jobs');
         end if;
     end if;
     return query

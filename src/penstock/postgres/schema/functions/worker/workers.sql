@@ -158,7 +158,9 @@ as $$
 begin
     perform penstock.check_size(cardinality(p_names), 10000, 'job types');
     perform penstock.check_worker(p_worker);
-    perform penstock.listen_for('jobs', p_names, 'penstock_' || p_worker);
+    insert into penstock.listeners (channel, kind, names, until)
+    values ('penstock_' || p_worker, 'jobs', coalesce(p_names, '{}'), clock_timestamp() + interval '30 seconds')
+    on conflict (channel, kind, subject) do update set names = excluded.names, until = excluded.until;
 end
 $$;
 comment on function penstock.wait_for_jobs(text, text[]) is
