@@ -96,11 +96,11 @@ async def test_an_event_that_ends_its_workers_is_set_aside_and_the_others_are_ha
             " cross join lateral penstock.read_events('events', partition, 0, 1000) where data ->> 'n' = '150'"
         )
         async with fleet(url, tmp_path / "workers.log", 2) as deaths:
-            aside = "select partition, paused_because from penstock.group_offsets where quarantined"
+            aside = "select partition, pause_reason from penstock.group_offsets where quarantined"
             await eventually(lambda: sql.fetchrow(aside), "the quarantine of the partition", 240)
             [found] = await sql.fetch(aside)
             assert found["partition"] == killer["partition"]
-            assert found["paused_because"].startswith(f"offset {killer['event_offset']}: Fail: it has crashed its workers")
+            assert found["pause_reason"].startswith(f"offset {killer['event_offset']}: Fail: it has crashed its workers")
             ended = deaths()
             assert ended <= 10
 

@@ -33,7 +33,7 @@ async def test_an_event_that_ended_its_workers_twice_is_set_aside_as_the_policy_
     await sql.execute(SUSPECT, 4)
     async with running_worker(app):
         if policy == "retry":
-            aside = "select paused_because from penstock.group_offsets where quarantined"
+            aside = "select pause_reason from penstock.group_offsets where quarantined"
             because = await eventually(lambda: sql.fetchval(aside), "the quarantine")
             assert because == "offset 0: Fail: it has crashed its workers, twice while no other suspect was handled"
             assert handled == []

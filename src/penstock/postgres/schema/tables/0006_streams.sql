@@ -308,13 +308,13 @@ create table penstock.group_offsets (
     next_offset bigint not null,
     committed_at timestamptz,
     paused_at timestamptz,
-    paused_because text,
+    pause_reason text,
     quarantined boolean not null default false,
-    halted_because text,
+    halt_error text,
     failing_since timestamptz,
     failing_offset bigint,
     failing_attempt integer,
-    failing_because text,
+    failing_error text,
     crashes smallint not null default 0,
     crashed_at bigint,
     doubt integer not null default 1000,
@@ -340,16 +340,16 @@ comment on column penstock.group_offsets.next_offset is 'The next event to be co
 comment on column penstock.group_offsets.committed_at is 'When next_offset was last committed; null: never.';
 comment on column penstock.group_offsets.paused_at is
     'Since when the group does not get events of this partition; null: it does.';
-comment on column penstock.group_offsets.paused_because is
+comment on column penstock.group_offsets.pause_reason is
     'The reason: what a caller gave, or the error of the event that could not be handled.';
 comment on column penstock.group_offsets.quarantined is 'Whether a failing event paused it.';
-comment on column penstock.group_offsets.halted_because is
+comment on column penstock.group_offsets.halt_error is
     'The error at which a consumer halted before the next event; null: none did, or that event is done since.';
 comment on column penstock.group_offsets.failing_since is
     'Since when a handler has failed at the event failing_offset; null: none does, or that event is done since.';
 comment on column penstock.group_offsets.failing_offset is 'The first event of the batch at which it fails.';
 comment on column penstock.group_offsets.failing_attempt is 'The attempt that was noted last. Not every one is.';
-comment on column penstock.group_offsets.failing_because is 'Its error.';
+comment on column penstock.group_offsets.failing_error is 'Its error.';
 comment on column penstock.group_offsets.crashes is
     'Members lost one after the other while the group was near crashed_at. 2: its events are on trial; 3 and 4: the event at crashed_at ended its worker alone, once and twice.';
 comment on column penstock.group_offsets.crashed_at is 'How far the group was when a member was lost; null: none was.';

@@ -167,10 +167,10 @@ begin
         update penstock.group_offsets as reached
         set next_offset = greatest(given.next_offset, reached.next_offset),
             committed_at = penstock.clock(),
-            halted_because = case when given.next_offset <= reached.next_offset then reached.halted_because end,
+            halt_error = case when given.next_offset <= reached.next_offset then reached.halt_error end,
             failing_since = case when given.next_offset <= reached.failing_offset then reached.failing_since end,
             failing_attempt = case when given.next_offset <= reached.failing_offset then reached.failing_attempt end,
-            failing_because = case when given.next_offset <= reached.failing_offset then reached.failing_because end,
+            failing_error = case when given.next_offset <= reached.failing_offset then reached.failing_error end,
             failing_offset = case when given.next_offset <= reached.failing_offset then reached.failing_offset end
         where reached.stream = consuming.stream
             and reached.group_id = p_group
@@ -516,11 +516,11 @@ begin
         crashes = 0,
         crashed_at = null,
         doubt = 1000,
-        halted_because = null,
+        halt_error = null,
         failing_since = null,
         failing_offset = null,
         failing_attempt = null,
-        failing_because = null
+        failing_error = null
     from unnest(p_partitions, p_offsets) as given (partition, next_offset)
     where reached.stream = consuming.stream and reached.group_id = p_group and reached.partition = given.partition;
     get diagnostics moved = row_count;
@@ -539,7 +539,7 @@ as $$
 $$;
 comment on function penstock.tell_consumers(text) is 'Tells the members of a consumer group to begin their partitions again.';
 
-create or replace function penstock.pause_partitions(p_stream text, p_group text, p_partitions integer[] default null, p_because text default null)
+create or replace function penstock.pause_partitions(p_stream text, p_group text, p_partitions integer[] default null, p_reason text default null)
 returns integer
 language plpgsql
 security definer
@@ -552,7 +552,7 @@ begin
     perform penstock.check_size(cardinality(p_partitions), 10000, 'partitions');
     update penstock.group_offsets
     set paused_at = penstock.clock(),
-        paused_because = p_because,
+        pause_reason = p_reason,
         quarantined = false
     where stream = consuming.stream
         and group_id = p_group
@@ -578,7 +578,7 @@ begin
     perform penstock.commit_exactly(p_stream, p_group, p_member, p_partition, p_epoch, p_revision, p_offset);
     update penstock.group_offsets
     set paused_at = penstock.clock(),
-        paused_because = p_error,
+        pause_reason = p_error,
         quarantined = true
     where stream = (penstock.require_stream(p_stream)).id and group_id = p_group and partition = p_partition and paused_at is null;
 end
@@ -597,7 +597,7 @@ as $$
 begin
     perform penstock.commit_exactly(p_stream, p_group, p_member, p_partition, p_epoch, p_revision, p_offset);
     update penstock.group_offsets
-    set halted_because = p_error
+    set halt_error = p_error
     where stream = (penstock.require_stream(p_stream)).id and group_id = p_group and partition = p_partition;
 end
 $$;
@@ -635,7 +635,7 @@ as $$
         set failing_since = case when reached.failing_offset = p_offset then reached.failing_since else penstock.clock() end,
             failing_offset = p_offset,
             failing_attempt = p_attempt,
-            failing_because = left(p_error, 1000)
+            failing_error = left(p_error, 1000)
         from wanted
         where reached.ctid = wanted.place
         returning 1
@@ -658,7 +658,7 @@ begin
     perform penstock.check_size(cardinality(p_partitions), 10000, 'partitions');
     update penstock.group_offsets
     set paused_at = null,
-        paused_because = null,
+        pause_reason = null,
         quarantined = false,
         crashes = 0,
         crashed_at = null,
@@ -695,8 +695,8 @@ comment on function penstock.check_consumer_group(text, text) is 'Raises PS404 w
 create or replace function penstock.group_lag(p_stream text, p_group text default null)
 returns table (
     group_id text, partition integer, next_offset bigint, end_offset bigint, lag bigint, owner text, committed_at timestamptz,
-    paused_at timestamptz, paused_because text, quarantined boolean, halted_because text, waits_for integer[],
-    failing_since timestamptz, failing_offset bigint, failing_attempt integer, failing_because text
+    paused_at timestamptz, pause_reason text, quarantined boolean, halt_error text, waits_for integer[],
+    failing_since timestamptz, failing_offset bigint, failing_attempt integer, failing_error text
 )
 language plpgsql
 stable
@@ -722,8 +722,8 @@ begin
     )
     select
         reached.group_id, reached.partition, reached.next_offset, bounds.next_offset, bounds.next_offset - reached.next_offset,
-        slot.owner, reached.committed_at, reached.paused_at, reached.paused_because, reached.quarantined, reached.halted_because,
-        coalesce(unfinished.partitions, '{}'), reached.failing_since, reached.failing_offset, reached.failing_attempt, reached.failing_because
+        slot.owner, reached.committed_at, reached.paused_at, reached.pause_reason, reached.quarantined, reached.halt_error,
+        coalesce(unfinished.partitions, '{}'), reached.failing_since, reached.failing_offset, reached.failing_attempt, reached.failing_error
     from penstock.group_offsets as reached
     join penstock.stream_groups as consuming on consuming.stream = reached.stream and consuming.name = reached.group_id
     join penstock.stream_bounds(p_stream) as bounds on bounds.partition = reached.partition
