@@ -75,7 +75,7 @@ async def test_only_the_consumer_halts_and_its_worker_works_on(app: Penstock) ->
 
     said = f"events/billing, partition {bad}, offset {BAD}: ValueError: seven"
     assert await eventually(shown, "the worker's row to say so") == {"events/billing": said}
-    assert [row["halted"] for row in await http.workers(database)] == [{"events/billing": said}]
+    assert [row.halted for row in await http.workers(database)] == [{"events/billing": said}]
     # What was done by then is committed; the rest of the worker does not notice.
     await echo.enqueue(1)
     await events.append_many([NewEvent(100, str(n)) for n in range(10)])

@@ -93,9 +93,9 @@ async def test_a_handler_that_blocks_the_loop_keeps_its_key_and_its_job(
             assert said.split()[0] in ("keyed", "plain")
             database = await app.database()
             listed = {worker.worker: worker for worker in await fleets.workers(database)}
-            shown = {worker["id"]: worker for worker in await http.workers(database)}
+            shown = {worker.id: worker for worker in await http.workers(database)}
             assert said in [worker.blocked_by for worker in listed.values()]
-            assert said in [worker["blocked_by"] for worker in shown.values()]
+            assert said in [worker.blocked_by for worker in shown.values()]
             assert all(worker.alive for worker in listed.values())
             assert all((worker.blocked_since is None) == (worker.blocked_by is None) for worker in listed.values())
             for receipt in [*keyed, plain]:
