@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import importlib
 import sys
+import traceback
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from pathlib import Path
@@ -275,16 +276,26 @@ class Penstock(JobAdministration, PoolAdministration, TopicAdministration, Strea
 
 
 def load(target: str) -> Penstock:
-    """The app at MODULE:APP. Raises `InvalidInput` when it does not exist."""
+    """The app at MODULE:APP. Raises `InvalidInput` when it does not exist, or when its module cannot be imported."""
     module_name, _, attribute = target.partition(":")
     sys.path.insert(0, str(Path.cwd()))
     try:
         module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name and not (module_name == error.name or module_name.startswith(error.name + ".")):
-            raise
-        raise InvalidInput(f"there is no module {module_name}", hint="Give MODULE:APP, as seen from this folder.") from None
+    except (ImportError, SyntaxError, NameError, AttributeError) as error:
+        # Unlike those of others, the messages of these errors name things of the source and hold no values.
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
+        if missing and (module_name == missing or module_name.startswith(missing + ".")):
+            raise InvalidInput(f"there is no module {module_name}", hint="Give MODULE:APP, as seen from this folder.") from None
+        raise InvalidInput(f"{module_name} cannot be imported: {error}", hint=f"See {_place_of(error)}.") from None
     found = getattr(module, attribute or "app", None)
     if not isinstance(found, Penstock):
         raise InvalidInput(f"{target} is not a Penstock app", hint="Give MODULE:APP, such as shop.jobs:app.")
     return found
+
+
+def _place_of(error: Exception) -> str:
+    """File and line where an import failed."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{error.filename}, line {error.lineno}"
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith("<frozen ")]
+    return f"{frames[-1].filename}, line {frames[-1].lineno}"

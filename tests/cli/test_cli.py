@@ -234,6 +234,40 @@ def test_bad_calls_say_what_is_wrong(url: str, arguments: list[str], stdin: str,
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("import no_such_library", "No module named 'no_such_library'"),
+        ("from json import no_such_name", "cannot import name 'no_such_name'"),
+        ("x = 1\ndef broken(", "was never closed"),
+        ("x = 1\nno_such_name()", "name 'no_such_name' is not defined"),
+    ],
+)
+def test_an_application_that_cannot_be_imported_says_where(url: str, tmp_path: Path, source: str, message: str) -> None:
+    (tmp_path / "shop.py").write_text(source)
+    done = penstock(url, "declare", "shop:app", cwd=tmp_path)
+    said = " ".join(done.stderr.split())
+    assert done.returncode == 1
+    assert "shop cannot be imported" in said and message in said
+    assert f"shop.py, line {source.count(chr(10)) + 1}" in said
+    assert "Traceback" not in said
+
+
+def test_what_else_goes_wrong_names_the_setting_that_shows_it(url: str, tmp_path: Path) -> None:
+    (tmp_path / "shop.py").write_text("raise ValueError('s3cret')")
+    done = penstock(url, "declare", "shop:app", cwd=tmp_path)
+    assert done.returncode == 1
+    assert "ValueError" in done.stderr and "PENSTOCK_LOG_PAYLOADS" in done.stderr and "s3cret" not in done.stderr
+
+
+@pytest.mark.parametrize("start", ["nowhere", "+5m"])
+def test_a_place_to_start_at_is_an_end_or_a_time(url: str, start: str) -> None:
+    assert penstock(url, "streams", "create", "orders").returncode == 0
+    for arguments in (("tail", "orders", "--from", start), ("reset", "orders", "billing", "--to", start)):
+        done = penstock(url, "streams", *arguments)
+        assert (done.returncode, "write earliest, latest, or a time" in " ".join(done.stderr.split())) == (2, True), done.stderr
+
+
 def test_changes_can_be_printed_as_json(url: str) -> None:
     def said(*arguments: str, stdin: str = "") -> Any:
         done = penstock(url, *arguments, "--json", stdin=stdin)

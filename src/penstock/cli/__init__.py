@@ -108,4 +108,6 @@ def main() -> None:
         # What the exception says may hold a payload or a password; PENSTOCK_LOG_PAYLOADS shows it.
         err.print("unexpected error:", style="red")
         err.print(logs.traceback_of(error), markup=False, highlight=False, soft_wrap=True)
+        if not logs.payloads_shown():
+            err.print("Set PENSTOCK_LOG_PAYLOADS=true to see its message, which may hold a payload.", highlight=False)
         sys.exit(1)

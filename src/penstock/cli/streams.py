@@ -19,7 +19,7 @@ from penstock.errors import InvalidInput
 from penstock.streams.group_models import Lag, held_back
 from penstock.streams.models import Event, NewEvent, Start
 
-app = typer.Typer(help="Streams: create, append, follow, and consumer groups.", no_args_is_help=True)
+app = typer.Typer(help="Streams: create, append, tail, and consumer groups.", no_args_is_help=True)
 Name = Annotated[str, typer.Argument(help="Stream.")]
 Group = Annotated[str, typer.Argument(help="Consumer group.")]
 Partition = Annotated[list[int] | None, typer.Option("--partition", "-p", help="Only this partition; may be repeated.")]
@@ -287,8 +287,13 @@ def _start(text: str) -> Start:
     named: dict[str, Literal["earliest", "latest"]] = {"earliest": "earliest", "latest": "latest"}
     if text in named:
         return named[text]
-    time = moment(text)
-    return time if isinstance(time, datetime) else datetime.now().astimezone() + time
+    try:
+        time = datetime.fromisoformat(text)
+    except ValueError:
+        raise typer.BadParameter(
+            f"cannot start at {text!r}: write earliest, latest, or a time such as 2026-01-31T12:00:00Z"
+        ) from None
+    return time if time.tzinfo else time.astimezone()
 
 
 def _show(event: Event[Any], as_json: bool) -> None:

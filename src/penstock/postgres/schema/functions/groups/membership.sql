@@ -535,7 +535,7 @@ begin
     select members.state into state_then from penstock.members where group_name = p_group and id = p_member;
     if not found then
         raise exception '% is no member of group %', left(p_member, 100), left(p_group, 100)
-            using errcode = 'PS404', hint = 'List the members: select id from penstock.group_members(''...'');';
+            using errcode = 'PS404', hint = format('List the members: select id from penstock.group_members(%L);', left(p_group, 100));
     end if;
     if (state_then = 'draining') <> p_drain then
         update penstock.members

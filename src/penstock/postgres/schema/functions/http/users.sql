@@ -52,7 +52,7 @@ begin
     delete from penstock.users where name = p_name;
     if not found then
         raise exception 'no such user: %', left(p_name, 100)
-            using errcode = 'PS404', hint = 'List them with penstock.list_users.';
+            using errcode = 'PS404', hint = 'List them: penstock users list, or select * from penstock.list_users();';
     end if;
 end
 $$;

@@ -124,7 +124,7 @@ begin
     insert into penstock.jobs select job_type.* on conflict (name) do nothing;
     if not found then
         raise exception 'job type % exists', p_name
-            using errcode = 'PS409', hint = 'Change it with penstock.change_job_type.';
+            using errcode = 'PS409', hint = format('Change it: penstock types change %s --set ..., or select penstock.change_job_type(%L, ...);', p_name, p_name);
     end if;
     insert into penstock.type_priorities values (p_name, 0);
     return job_type;

@@ -79,7 +79,9 @@ begin
     if job_type.paused_at is not null or job_type.concurrency = 0 then
         reason := 'paused';
         since := job_type.paused_at;
-        message := format('The job type %s is paused; resume it: penstock types resume %s.', job.name, job.name);
+        message := case when job_type.paused_at is null
+            then format('The job type %s has concurrency 0; give it a limit: penstock types change %s --set concurrency=10.', job.name, job.name)
+            else format('The job type %s is paused; resume it: penstock resume %s.', job.name, job.name) end;
         return next;
         return;
     end if;

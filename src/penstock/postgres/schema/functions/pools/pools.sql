@@ -111,7 +111,7 @@ begin
     end if;
     raise exception '% is a plain job type, and a declaration does not make a pool of it', p_name
         using errcode = 'PS409',
-              hint = format('Give the pool another name, or let an administrator turn the type into a pool: select penstock.convert_to_pool(%L);', p_name);
+              hint = format('Give the pool another name, or let an administrator turn the type into a pool: penstock pools create %s --convert, or select penstock.convert_to_pool(%L);', p_name, p_name);
 end
 $$;
 comment on function penstock.check_kind(text) is 'Part of declare_pool: raises PS409 when a plain job type has the name.';
@@ -251,7 +251,7 @@ begin
     end if;
     if p_keys is null or array_position(p_keys, null) is not null then
         raise exception 'a job for the pool % has no key', p_name
-            using errcode = 'PS400', hint = 'Say whose job it is: penstock.enqueue(''...'', ''...'', p_key => ''acme'').';
+            using errcode = 'PS400', hint = 'Say whose job it is: key="acme" in Python, --key acme on the command line, p_key => ''acme'' in SQL.';
     end if;
     if exists (select from unnest(p_priorities) as given (priority) where given.priority <> 0) then
         raise exception 'a job for the pool % has a priority', p_name

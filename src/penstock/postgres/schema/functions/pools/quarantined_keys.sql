@@ -51,7 +51,7 @@ begin
     get diagnostics released = row_count;
     if released = 0 and p_key is not null then
         raise exception 'key % of pool % is not quarantined', left(p_key, 100), p_name
-            using errcode = 'PS404', hint = format('List those that are: select * from penstock.quarantined_keys(%L);', p_name);
+            using errcode = 'PS404', hint = format('List those that are: penstock pools keys %s --quarantined, or select * from penstock.quarantined_keys(%L);', p_name, p_name);
     end if;
     if released > 0 then
         -- A worker has to place the keys; two are notified, since one may have crashed.

@@ -85,7 +85,7 @@ begin
         ) then
             raise exception 'consumer group % of stream % has live members', consuming.name, p_name
                 using errcode = 'PS409',
-                      hint = format('Stop its consumers first, or drop it under them: select penstock.drop_stream(%L, p_force => true);', p_name);
+                      hint = format('Stop its consumers first, or drop it under them: penstock streams drop %s --force, or select penstock.drop_stream(%L, p_force => true);', p_name, p_name);
         end if;
         perform penstock.tell_consumers(consuming.group_name);
         perform penstock.forget_consumer_group(consuming);

@@ -150,7 +150,7 @@ begin
     returning * into created;
     if created.id is null then
         raise exception 'stream % exists already', p_name
-            using errcode = 'PS409', hint = 'Change it with penstock.change_stream or penstock.grow_stream.';
+            using errcode = 'PS409', hint = format('Change it: penstock streams change %s or penstock streams grow %s; in SQL penstock.change_stream or penstock.grow_stream.', p_name, p_name);
     end if;
     first_segment := penstock.open_segment(created.id);
     insert into penstock.stream_partitions (stream, partition, width, segment)
