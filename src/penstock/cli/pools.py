@@ -17,7 +17,7 @@ from penstock.pools.models import PoolDetails
 Name = Annotated[str, typer.Argument(help="Pool.")]
 Key = Annotated[str, typer.Argument(help="Key.")]
 WorkerId = Annotated[str, typer.Argument(help="Id of a worker, as `penstock pools show` lists them.")]
-_HELP = "Pools; alone: list them. create, show, drain, undrain, resize, key, keys, weight, standing, start, stop, notify."
+_HELP = "Pools: create, show, drain, undrain, resize, key, keys, weight, standing, start, stop, notify. Alone: list them."
 
 
 def pool_commands() -> typer.Typer:

@@ -317,7 +317,7 @@ begin
 end
 $$;
 comment on function penstock.claim(text, text[], integer, jsonb) is
-    'Claims up to p_limit ready jobs of the given types, types in the given order, within a type by priority and age. The jobs belong to the worker for the visibility timeout (lease_s seconds). data is null when the payload has more than 4 MiB of text, which no enqueue admits: settle the job as quarantined. Of types with large payloads a claim takes no more than about 32 MiB. p_watermarks ({"type": {"priority": seq}}) lets the search start behind the jobs that are known to be done: a seq seen in one claim with its ceiling is such a watermark once a later claim reports a horizon >= that ceiling.';
+    'Claims up to p_limit ready jobs of the given types, types in the given order, within a type by priority and age (the rows of one lease come in any order; seq is their age). The jobs belong to the worker for the visibility timeout (lease_s seconds). data is null when the payload has more than 4 MiB of text, which no enqueue admits: settle the job as quarantined. Of types with large payloads a claim takes no more than about 32 MiB. p_watermarks ({"type": {"priority": seq}}) lets the search start behind the jobs that are known to be done: a seq seen in one claim with its ceiling is such a watermark once a later claim reports a horizon >= that ceiling.';
 
 create or replace function penstock.extend(
     p_ids uuid[],
