@@ -21,7 +21,7 @@ class Mirror:
     Attributes:
         module: The module that it is in.
         name: Its name; that of the mirror has `Sync` in front.
-        also: Plain methods and attributes that the mirror has too; they are used on the loop.
+        also: Plain methods, properties and attributes that the mirror has too. It calls methods and properties on the loop.
         without: Coroutines that mean nothing without a loop.
         closes: Whether its `close` ends the loop as well.
     """
@@ -41,6 +41,14 @@ MIRRORS = {
         Mirror("penstock.streams.producer", "Producer", also=("id", "sequence")),
         Mirror("penstock.streams.reader", "StreamReader"),
         Mirror("penstock.streams.consumer.pull", "Consumption", also=("partitions", "done")),
+    ],
+    "penstock.worker.sync": [
+        Mirror("penstock.worker.receiver", "PoolWorker", also=("id", "slots")),
+        Mirror(
+            "penstock.worker.receiver",
+            "PulledJob",
+            also=("id", "name", "key", "attempt", "attempts", "data", "created_at", "cancelled", "progress"),
+        ),
     ],
     "penstock.topics.sync": [Mirror("penstock.topics.topic", "Topic")],
     "penstock.sync": [Mirror("penstock.app", "Penstock", without=("database", "worker"), closes=True)],
@@ -105,9 +113,14 @@ class MirroredClass:
         own = self.origins
         for body, names in _bases(self.source, own):
             self.origins = names
-            parts += [line for node in body if isinstance(node, ast.AsyncFunctionDef) for line in self._method(node)]
+            for node in body:
+                if isinstance(node, ast.AsyncFunctionDef) or (
+                    isinstance(node, ast.FunctionDef) and node.name in self.mirror.also
+                ):
+                    parts += self._method(node)
+            parts += self._attributes(body)
         self.origins = own
-        parts += [line for attribute in self.mirror.also for line in self._attribute(attribute)]
+        parts += self._attributes(self.source.body)
         return "\n".join(parts)
 
     def _method(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> list[str]:
@@ -115,6 +128,8 @@ class MirroredClass:
             return ["    " + line for line in self._special(node)]
         if node.name.startswith("_") or node.name in self.mirror.without or not self._has_mirror(node):
             return []
+        if _is_generator(node):
+            return self._generator(node)
         returns, mirror = self._returned(node.returns)
         parameters = node.args.posonlyargs + node.args.args + node.args.kwonlyargs
         given = {parameter.arg for parameter in parameters}
@@ -125,6 +140,18 @@ class MirroredClass:
             f"    def {'close' if node.name == 'aclose' else node.name}({self._parameters(node.args)}) -> {returns}:",
             _docstring(node),
             f"        {'' if returns == 'None' else 'return '}{body}",
+        ]
+
+    def _generator(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> list[str]:
+        """A generator of what an asynchronous generator gives."""
+        assert isinstance(node.returns, ast.Subscript)
+        self.module.annotated.add(("collections.abc", "Iterator"))
+        item, mirror = self._returned(node.returns.slice)
+        return [
+            f"    def {node.name}({self._parameters(node.args)}) -> Iterator[{item}]:",
+            _docstring(node),
+            f"        for item in self._loop.each(self._of.{node.name}({_arguments(node.args)})):",
+            f"            yield item{'.sync' if mirror else ''}",
         ]
 
     def _special(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> list[str]:
@@ -160,14 +187,20 @@ class MirroredClass:
             return call
         return f"self._loop.call(lambda: {reached if _is_property(node) else call})"
 
-    def _attribute(self, name: str) -> list[str]:
-        """A property for an attribute that is set from the parameter of the same name."""
-        made = next(node for node in self.source.body if isinstance(node, ast.FunctionDef) and node.name == "__init__")
-        annotation = next((argument.annotation for argument in made.args.args if argument.arg == name), None)
-        if annotation is None:
-            return []
-        lines = ["    @property", f"    def {name}(self) -> {self._annotation(annotation)}:"]
-        return [*lines, f'        """See `{self.mirror.name}`."""', f"        return self._of.{name}"]
+    def _attributes(self, body: list[ast.stmt]) -> list[str]:
+        """Properties for attributes: those that a class declares, or sets from the parameter of the same name."""
+        found: dict[str, ast.expr | None] = {}
+        for node in body:
+            if isinstance(node, ast.FunctionDef) and node.name == "__init__":
+                found |= {argument.arg: argument.annotation for argument in node.args.args if argument.arg not in found}
+            elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+                found[node.target.id] = node.annotation
+        lines = []
+        for name, annotation in found.items():
+            if name in self.mirror.also:
+                lines += ["    @property", f"    def {name}(self) -> {self._annotation(annotation)}:"]
+                lines += [f'        """See `{self.mirror.name}`."""', f"        return self._of.{name}"]
+        return lines
 
     def _parameters(self, arguments: ast.arguments) -> str:
         for argument in ast.walk(arguments):
@@ -240,6 +273,10 @@ def _class_of(annotation: ast.expr | None) -> str:
 
 def _is_property(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
     return any(isinstance(decorator, ast.Name) and decorator.id == "property" for decorator in node.decorator_list)
+
+
+def _is_generator(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    return isinstance(node, ast.AsyncFunctionDef) and any(isinstance(part, ast.Yield) for part in ast.walk(node))
 
 
 def _arguments(given: ast.arguments) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any, TypeAlias
 
@@ -33,6 +35,65 @@ async def test_a_program_pulls_jobs_and_settles_them(app: Penstock) -> None:
                 break
     assert order == [("a", 0, 1), ("a", 1, 1), ("a", 1, 2), ("a", 2, 1)]
     assert len(await app.find_many(name="fibonacci", status="succeeded")) == 3
+
+
+@pytest.fixture
+def plain(url: str) -> Iterator[Penstock]:
+    """An app that is used without a loop."""
+    app = Penstock(url)
+    yield app
+    app.sync.close()
+
+
+def test_a_thread_without_a_loop_pulls_jobs_and_settles_them(plain: Penstock) -> None:
+    pool = plain.pool("fibonacci", int, slots=4, options=QUICK)
+    pool.sync.enqueue_many([("a", n) for n in range(3)])
+    order: list[tuple[str | None, int, int]] = []
+    with pool.sync.worker("my-worker") as worker:
+        assert worker.id == "my-worker"
+        worker.set_metadata({"clients": ["ada"]})
+        for job in worker.jobs():
+            order.append((job.key, job.data, job.attempt))
+            assert not job.cancelled
+            job.progress({"order": len(order)})
+            job.extend(timedelta(minutes=1))
+            if job.data == 1 and job.attempt == 1:
+                job.fail("not yet")
+            elif job.data == 2:
+                job.release()
+                break
+            else:
+                job.ack({"n": job.data})
+        assert worker.slots == [0, 1, 2, 3]
+        with pytest.raises(Conflict, match="settled already"):
+            job.ack()
+    assert order == [("a", 0, 1), ("a", 1, 1), ("a", 1, 2), ("a", 2, 1)]
+    assert len(plain.sync.find_many(name="fibonacci", status="succeeded")) == 2
+    assert len(plain.sync.find_many(name="fibonacci", status="queued")) == 1
+    assert pool.sync.workers()[-1].id is None
+
+
+def test_threads_share_the_jobs_of_a_pull_worker(plain: Penstock) -> None:
+    pool = plain.pool("work", int, slots=4)
+    pool.sync.enqueue_many([(f"k{n}", n) for n in range(40)])
+    taken: list[int] = []
+    done = threading.Event()
+
+    def take() -> None:
+        for job in worker.jobs():
+            taken.append(job.data)
+            job.ack()
+            if len(taken) == 40:
+                done.set()
+
+    with pool.sync.worker() as worker:
+        threads = [threading.Thread(target=take) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        assert done.wait(60)
+    for thread in threads:
+        thread.join(60)
+    assert sorted(taken) == list(range(40))
 
 
 async def test_keys_come_in_parallel_and_a_key_waits_for_its_ack(app: Penstock) -> None:

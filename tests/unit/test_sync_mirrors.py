@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import penstock
-from penstock import JobType, Penstock, Pool, Producer, Stream, Topic
+from penstock import JobType, Penstock, Pool, PoolWorker, Producer, PulledJob, Stream, Topic
 from penstock.jobs.sync import SyncJobType
 from penstock.pools.sync import SyncPool
 from penstock.streams.consumer.pull import Consumption
@@ -18,12 +18,15 @@ from penstock.streams.reader import StreamReader
 from penstock.streams.sync import SyncConsumption, SyncProducer, SyncStream, SyncStreamReader
 from penstock.sync import SyncPenstock
 from penstock.topics.sync import SyncTopic
+from penstock.worker.sync import SyncPoolWorker, SyncPulledJob
 from scripts.generate_sync import MIRRORS, generated
 
 PAIRS: list[tuple[type, type]] = [
     (Penstock, SyncPenstock),
     (JobType, SyncJobType),
     (Pool, SyncPool),
+    (PoolWorker, SyncPoolWorker),
+    (PulledJob, SyncPulledJob),
     (Stream, SyncStream),
     (Producer, SyncProducer),
     (StreamReader, SyncStreamReader),
@@ -31,15 +34,15 @@ PAIRS: list[tuple[type, type]] = [
     (Topic, SyncTopic),
 ]
 # What only a loop can use: it is asynchronous itself.
-ASYNCHRONOUS = {"Penstock.database", "Penstock.worker", "Pool.declare_type", "Pool.worker"}
-# Classes that programs get from a worker, inside a handler or a loop of their own.
-OF_WORKERS = {"Batch", "Events", "Job", "PoolWorker", "PulledJob", "Standing"}
+ASYNCHRONOUS = {"Penstock.database", "Penstock.worker", "Pool.declare_type"}
+# Classes that handlers and consumers get from a worker, which has a loop.
+OF_WORKERS = {"Batch", "Events", "Job", "Standing"}
 
 
 def asynchronous_methods(kind: type) -> dict[str, Callable[..., Any]]:
     """The coroutines of a class, and its own plain methods that return something asynchronous."""
     found = {}
-    mirrored = {pair[0].__name__ for pair in PAIRS} | {"PoolWorker"}
+    mirrored = {pair[0].__name__ for pair in PAIRS}
     for name, method in inspect.getmembers(kind, inspect.isfunction):
         if name.startswith("_"):
             continue
@@ -54,7 +57,7 @@ def asynchronous_methods(kind: type) -> dict[str, Callable[..., Any]]:
 def words(signature: inspect.Signature) -> list[str]:
     """A signature as it is written, in the words of the asynchronous half."""
     said = [str(parameter) for parameter in signature.parameters.values()]
-    return [*said, re.sub(r"\bSync(?=[A-Z])", "", str(signature.return_annotation))]
+    return [*said, re.sub(r"\bA?[Ss]ync(?=[A-Z])", "", str(signature.return_annotation))]
 
 
 @pytest.mark.parametrize(("asynchronous", "blocking"), PAIRS, ids=[pair[0].__name__ for pair in PAIRS])

@@ -89,12 +89,9 @@ class BackgroundLoop:
         return item
 
     def each(self, items: AsyncIterator[T]) -> Iterator[T]:
-        """The items of an asynchronous generator, which is closed with this one."""
-        try:
-            while (item := self.run(_next(items), unlimited=True)) is not _END:
-                yield item
-        finally:
-            self.run(items.aclose())  # type: ignore[attr-defined]
+        """The items of an asynchronous generator. The loop closes a generator that the program no longer refers to."""
+        while (item := self.run(_next(items), unlimited=True)) is not _END:
+            yield item
 
     def close(self, last: Coroutine[Any, Any, None]) -> None:
         """Run a last coroutine, and end the thread. Does nothing when no call has been made."""

@@ -58,7 +58,7 @@ class Job(Generic[T]):
     control: JobControl | None = field(default=None, repr=False, compare=False)
 
     async def extend(self, duration: timedelta | None = None) -> None:
-        """Extend the job's lease to `duration` from now (None: the visibility timeout), in an async handler.
+        """Extend the job's lease to `duration` from now (None: the visibility timeout).
 
         Raises:
             Conflict: The job no longer belongs to this worker; stop working on it.

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from penstock.jobs.models import Enqueued, NewJob
     from penstock.pools.models import KeyState, PoolDetails, PoolMember, QuarantinedKey, StandingState
     from penstock.pools.pool import Pool
+    from penstock.worker.sync import SyncPoolWorker
 T = TypeVar("T")
 
 
@@ -90,6 +91,23 @@ class SyncPool(Generic[T]):
     def enqueue_many(self, new: Iterable[NewJob | tuple[str, T]], *, connection: Any = None) -> list[Enqueued]:
         """Enqueue many jobs: `NewJob` with a key, or pairs of key and payload. See `Penstock.enqueue_many`."""
         return self._loop.run(self._of.enqueue_many(new, connection=connection), connection=connection)
+
+    def worker(
+        self, id: str | None = None, *, prefetch: int = 10, metadata: Mapping[str, Any] | None = None
+    ) -> SyncPoolWorker[T]:
+        """A pull worker: the program asks for jobs, instead of declaring a handler.
+
+            with pool.worker("my-worker") as worker:
+                for job in worker.jobs():
+                    ...
+                    job.ack()
+
+        Args:
+            id: Id of the worker, unique in the pool; None: a new one.
+            prefetch: The largest number of jobs claimed and not settled at once, each of another key.
+            metadata: Metadata that the worker publishes, for the pool's `assign`.
+        """
+        return self._of.worker(id, prefetch=prefetch, metadata=metadata).sync
 
     def declare(self) -> None:
         """Create the pool in the database, or change it when this declaration differs from the last one."""

@@ -11,6 +11,7 @@ from typing import Any, Generic, Self, TypeVar
 
 import orjson
 
+from penstock.core.blocking import BackgroundLoop
 from penstock.core.checks import check_mapping
 from penstock.core.serialization import Codec, dump_json, plain_text
 from penstock.core.user_code import message_of
@@ -25,6 +26,7 @@ from penstock.postgres.context import Context
 from penstock.worker.completer import Completer
 from penstock.worker.external_executor import ExternalExecutor, Pulled
 from penstock.worker.results import Results
+from penstock.worker.sync import SyncPoolWorker, SyncPulledJob
 from penstock.worker.worker import Worker
 
 T = TypeVar("T")
@@ -34,8 +36,14 @@ _LONGEST_ERROR = 2_000
 class PulledJob(Job[T], Generic[T]):
     """A job that a program pulled. The program must settle it with `ack`, `fail` or `release`; until then its key waits."""
 
-    __slots__ = ("_pulled",)
+    __slots__ = ("_background", "_pulled")
+    _background: BackgroundLoop
     _pulled: Pulled
+
+    @property
+    def sync(self) -> SyncPulledJob[T]:
+        """The blocking half, for threads without an event loop."""
+        return SyncPulledJob(self, self._background)
 
     async def ack(self, result: Any = None) -> None:
         """Settle the job as succeeded. Returns when that is written.
@@ -67,7 +75,12 @@ class PoolWorker(Generic[T]):
     """A worker of a pool whose jobs are pulled. Made by `Pool.worker`; use it as an async context manager.
 
     It is the ordinary `Worker` with an executor that gives jobs to the program.
+
+    Attributes:
+        id: Id of the worker, unique in the pool.
     """
+
+    id: str
 
     def __init__(self, context: Context, pool: WorkedPool, codec: Codec[T], id: str | None, prefetch: int) -> None:
         if prefetch < 1:
@@ -81,6 +94,11 @@ class PoolWorker(Generic[T]):
         self._executor: ExternalExecutor | None = None
         self._worker: Worker | None = None
         self._working: asyncio.Task[None] | None = None
+
+    @property
+    def sync(self) -> SyncPoolWorker[T]:
+        """The blocking half, for threads without an event loop."""
+        return SyncPoolWorker(self, self._context.background)
 
     async def __aenter__(self) -> Self:
         """Join the pool. Raises `Conflict` when a live worker has this id."""
@@ -189,5 +207,6 @@ class PoolWorker(Generic[T]):
             claimed.created_at,
             pulled,
         )
+        job._background = self._context.background
         job._pulled = pulled
         return job
