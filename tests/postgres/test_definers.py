@@ -23,6 +23,7 @@ BUILDS_STATEMENTS = {
     "count_events": "a name that compact_stream gives it, from segments",
     "count_superseded": "names that compact_stream gives it, from segments and a sequence",
     "note_superseded": "names that compact_stream gives it, from segments and a sequence",
+    "note_latest": "names that compact_stream gives it, from segments and a sequence",
     "compact_stream": "names of segments, from segments and a sequence",
     "drop_retired": "names of segments, from retired_segments",
     "end_load": "the number of a segment, from stream_partitions",

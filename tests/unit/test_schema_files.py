@@ -1,10 +1,15 @@
-"""A process compares the schema with the files that it started with, whatever becomes of the package meanwhile."""
+"""The files of the schema: a process reads them once, and a long function states why it is long."""
 
 from __future__ import annotations
+
+import re
 
 import pytest
 
 from penstock.postgres import migrate
+
+MOST_LINES = 89
+FUNCTION = re.compile(r"^create or replace function penstock\.(\w+)\(.*?^\$\$;$", re.MULTILINE | re.DOTALL)
 
 
 def test_the_files_of_the_schema_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -18,3 +23,15 @@ def test_the_files_of_the_schema_are_read_once(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(migrate, "_schema", replaced)
     assert migrate.schema_files("tables") is tables
     assert migrate.checksum_of(migrate.schema_files("functions")) == checksum
+
+
+def test_a_long_function_states_why_at_its_head() -> None:
+    unexplained = []
+    for text in (file.text for file in migrate.schema_files("functions")):
+        for function in FUNCTION.finditer(text):
+            comment = text[: function.start()].rpartition("\n\n")[2]
+            if function[0].count("\n") >= MOST_LINES and not comment.startswith("-- Long"):
+                unexplained.append(function[1])
+    assert unexplained == [], (
+        f"split these functions of more than {MOST_LINES} lines, or state why they are long: -- Long, since ..."
+    )

@@ -78,6 +78,17 @@ end
 $$;
 comment on function penstock.lock_group(text) is 'The group, locked until the transaction ends: for a transaction that is about to compute targets. PS404 when there is none.';
 
+create or replace function penstock.refuse_member(p_group text, p_member text, p_hint text default 'It was evicted, or left: join again.')
+returns void
+language plpgsql
+immutable
+as $$
+begin
+    raise exception '% is no member of group %', left(p_member, 100), left(p_group, 100) using errcode = 'PS404', hint = p_hint;
+end
+$$;
+comment on function penstock.refuse_member(text, text, text) is 'Raises PS404 for a member that was not found.';
+
 create or replace function penstock.group_members(p_name text)
 returns table (id text, state text, metadata text, age bigint, joined_at timestamptz, seen_at timestamptz, slots integer)
 language sql
@@ -436,8 +447,7 @@ begin
     perform penstock.check_size(cardinality(p_slots), 1000000, 'slots');
     perform from penstock.members where group_name = p_group and id = p_member and session = p_session for key share;
     if not found then
-        raise exception '% is no member of group %', left(p_member, 100), left(p_group, 100)
-            using errcode = 'PS404', hint = 'It was evicted, or left: join again.';
+        perform penstock.refuse_member(p_group, p_member);
     end if;
     return query
     update penstock.slots
@@ -509,8 +519,7 @@ begin
     set metadata = p_metadata
     where group_name = p_group and id = p_member;
     if not found then
-        raise exception '% is no member of group %', left(p_member, 100), left(p_group, 100)
-            using errcode = 'PS404', hint = 'It was evicted, or left: join again.';
+        perform penstock.refuse_member(p_group, p_member);
     end if;
     if locked.assignor = 'custom' then
         update penstock.groups set generation = generation + 1 where name = p_group returning * into locked;
@@ -534,8 +543,9 @@ begin
     locked := penstock.lock_group(p_group);
     select members.state into state_then from penstock.members where group_name = p_group and id = p_member;
     if not found then
-        raise exception '% is no member of group %', left(p_member, 100), left(p_group, 100)
-            using errcode = 'PS404', hint = format('List the members: select id from penstock.group_members(%L);', left(p_group, 100));
+        perform penstock.refuse_member(
+            p_group, p_member, format('List the members: select id from penstock.group_members(%L);', left(p_group, 100))
+        );
     end if;
     if (state_then = 'draining') <> p_drain then
         update penstock.members

@@ -220,10 +220,7 @@ begin
                   hint = case when p_archived then 'A status is succeeded, failed, expired or cancelled.' else 'A status is queued or in-progress.' end;
     end if;
     perform penstock.check_size(cardinality(p_names), 10000, 'job types');
-    if p_limit is null or p_limit not between 1 and 1000 then
-        raise exception 'invalid limit: %', p_limit
-            using errcode = 'PS400', hint = 'List between 1 and 1,000 jobs at once.';
-    end if;
+    perform penstock.check_limit(p_limit, 1000);
     if p_archived then
         return query
         select job.id, job.finished_at

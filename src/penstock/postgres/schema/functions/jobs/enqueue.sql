@@ -146,6 +146,7 @@ $$;
 comment on function penstock.insert_jobs(text, jsonb[], uuid[], text[], smallint[], timestamptz[], timestamptz[], text[], uuid, timestamptz, smallint, integer[]) is
     'Part of enqueue_many: writes the rows. Raises unique_violation when one exists.';
 
+-- Long for its checks, and since one block decides between the statement that expects no conflict and enqueue_one_by_one.
 create or replace function penstock.enqueue_many(
     p_name text,
     p_data jsonb[],

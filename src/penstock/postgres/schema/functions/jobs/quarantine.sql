@@ -69,10 +69,7 @@ declare
     done integer := 0;
 begin
     perform penstock.check_size(cardinality(p_names), 10000, 'job types');
-    if p_limit is null or p_limit not between 1 and 100000 then
-        raise exception 'invalid limit: %', p_limit
-            using errcode = 'PS400', hint = 'Look at between 1 and 100,000 jobs of each type at once.';
-    end if;
+    perform penstock.check_limit(p_limit, 100000);
     for job in
         select waiting.*
         from (select distinct given from unnest(p_names) as given) as wanted (name)

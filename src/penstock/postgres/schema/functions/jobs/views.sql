@@ -113,10 +113,7 @@ begin
         raise exception 'unknown status: %', left(p_status, 100)
             using errcode = 'PS400', hint = 'A status is queued, in-progress, succeeded, failed, expired or cancelled.';
     end if;
-    if p_limit is null or p_limit not between 1 and 1000 then
-        raise exception 'invalid limit: %', p_limit
-            using errcode = 'PS400', hint = 'List between 1 and 1,000 jobs at once.';
-    end if;
+    perform penstock.check_limit(p_limit, 1000);
     return query
     select listed.id
     from (

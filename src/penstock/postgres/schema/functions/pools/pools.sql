@@ -116,6 +116,25 @@ end
 $$;
 comment on function penstock.check_kind(text) is 'Part of declare_pool: raises PS409 when a plain job type has the name.';
 
+create or replace function penstock.check_key_limits(pool penstock.pools)
+returns void
+language plpgsql
+immutable
+as $$
+begin
+    if pool.on_retry not in ('block', 'skip') or pool.key_concurrency not between 1 and 10000
+        or num_nulls(pool.on_retry, pool.key_concurrency) > 0
+        or (pool.key_rate_limit is null) <> (pool.key_rate_period is null)
+        or pool.key_rate_limit < 1
+        or pool.key_rate_period not between interval '10 milliseconds' and interval '31 days'
+    then
+        raise check_violation using message = 'out of range';
+    end if;
+end
+$$;
+comment on function penstock.check_key_limits(penstock.pools) is
+    'Part of declare_pool and change_pool: raises check_violation for options of a pool that are out of range.';
+
 create or replace function penstock.put_pool(p_name text, p_options jsonb)
 returns penstock.pools
 language plpgsql
@@ -135,14 +154,7 @@ begin
             ),
             p_options - 'slots' - 'assignor' - 'weights'
         );
-        if pool.on_retry not in ('block', 'skip') or pool.key_concurrency not between 1 and 10000
-            or num_nulls(pool.on_retry, pool.key_concurrency) > 0
-            or (pool.key_rate_limit is null) <> (pool.key_rate_period is null)
-            or pool.key_rate_limit < 1
-            or pool.key_rate_period not between interval '10 milliseconds' and interval '31 days'
-        then
-            raise check_violation using message = 'out of range';
-        end if;
+        perform penstock.check_key_limits(pool);
         pool.declaration := p_options;
         insert into penstock.pools select pool.* on conflict (name) do nothing;
         fresh := found;

@@ -75,10 +75,7 @@ as $$
 #variable_conflict use_column
 begin
     perform penstock.require_pool(p_name);
-    if p_limit is null or p_limit not between 1 and 1000 then
-        raise exception 'invalid limit: %', coalesce(p_limit::text, 'null')
-            using errcode = 'PS400', hint = 'List between 1 and 1,000 keys at once.';
-    end if;
+    perform penstock.check_limit(p_limit, 1000);
     return query
     select
         bad.key, bad.slot, bad.error, bad.failed_at,

@@ -41,6 +41,32 @@ end
 $$;
 comment on function penstock.check_standing(text, text, jsonb) is 'Raises PS400, PS404 or PS413 unless a standing job can have this pool, key and payload.';
 
+create or replace function penstock.restart_standing(p_name text, p_keys text[], p_data jsonb[], p_moment timestamptz)
+returns integer[]
+language sql
+as $$
+    with changed as (
+        update penstock.standing_jobs as standing
+        set data = given.data,
+            version = standing.version + 1,
+            wanted = true,
+            failures = 0,
+            crashes = 0,
+            tried_with = null,
+            quarantined_at = null,
+            retry_at = null,
+            error = null,
+            state = case when standing.wanted then standing.state end,
+            updated_at = p_moment
+        from unnest(p_keys, p_data) as given (key, data)
+        where standing.name = p_name and standing.key = given.key
+        returning standing.slot
+    )
+    select coalesce(array_agg(distinct changed.slot), '{}') from changed
+$$;
+comment on function penstock.restart_standing(text, text[], jsonb[], timestamptz) is
+    'Part of start_standing and reconcile_standing: gives standing jobs, which the caller has locked, another payload and starts them again. Returns their slots.';
+
 create or replace function penstock.start_standing(p_name text, p_key text, p_data jsonb default '{}', p_replace boolean default false)
 returns text
 language plpgsql
@@ -73,20 +99,7 @@ begin
         raise exception 'a standing job with key % runs in pool % with another payload', p_key, p_name
             using errcode = 'PS409', hint = 'Stop it first, or replace it.';
     end if;
-    update penstock.standing_jobs
-    set data = p_data,
-        version = version + 1,
-        wanted = true,
-        failures = 0,
-        crashes = 0,
-        tried_with = null,
-        quarantined_at = null,
-        retry_at = null,
-        error = null,
-        state = case when present.wanted then state end,
-        updated_at = moment
-    where name = p_name and key = p_key;
-    perform penstock.tell_standing(p_name, array[place]);
+    perform penstock.tell_standing(p_name, penstock.restart_standing(p_name, array[p_key], array[p_data], moment));
     return case when present.wanted and present.data <> p_data then 'replaced' else 'starting' end;
 end
 $$;
@@ -227,25 +240,12 @@ begin
         from locked;
         started := started + count_started;
         replaced := replaced + count_replaced;
-        with changed as (
-            update penstock.standing_jobs as standing
-            set data = given.data,
-                version = standing.version + 1,
-                wanted = true,
-                failures = 0,
-                crashes = 0,
-                tried_with = null,
-                quarantined_at = null,
-                retry_at = null,
-                error = null,
-                state = case when standing.wanted then standing.state end,
-                updated_at = moment
-            from unnest(keys, documents) as given (key, data)
-            join unnest(present) as there (key) on there.key = given.key
-            where standing.name = p_name and standing.key = given.key
-            returning standing.slot
+        select concerned || penstock.restart_standing(
+            p_name, array_agg(given.key), array_agg(given.data), moment
         )
-        select concerned || coalesce(array_agg(distinct changed.slot), '{}') into concerned from changed;
+        into concerned
+        from unnest(keys, documents) as given (key, data)
+        join unnest(present) as there (key) on there.key = given.key;
 
         places := penstock.slots_for(p_name, keys, null);
         with fresh as (

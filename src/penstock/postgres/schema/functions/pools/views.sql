@@ -59,14 +59,7 @@ begin
     perform penstock.check_options(p_options, known, '{"key_concurrency": 3}', '; slots: resize_pool, weights: set_weight');
     begin
         pool := jsonb_populate_record(pool, p_options);
-        if pool.on_retry not in ('block', 'skip') or pool.key_concurrency not between 1 and 10000
-            or num_nulls(pool.on_retry, pool.key_concurrency) > 0
-            or (pool.key_rate_limit is null) <> (pool.key_rate_period is null)
-            or pool.key_rate_limit < 1
-            or pool.key_rate_period not between interval '10 milliseconds' and interval '31 days'
-        then
-            raise check_violation using message = 'out of range';
-        end if;
+        perform penstock.check_key_limits(pool);
     exception
         when data_exception or check_violation then
             raise exception 'invalid options %: %', left(p_options::text, 200), sqlerrm
@@ -216,10 +209,7 @@ as $$
 #variable_conflict use_column
 begin
     perform penstock.require_pool(p_name);
-    if p_limit is null or p_limit not between 1 and 1000 then
-        raise exception 'invalid limit: %', coalesce(p_limit::text, 'null')
-            using errcode = 'PS400', hint = 'List between 1 and 1,000 standing jobs at once.';
-    end if;
+    perform penstock.check_limit(p_limit, 1000);
     return query
     select
         standing.key, standing.slot, slots.owner, standing.running_by, standing.wanted, standing.started_at, standing.failures,

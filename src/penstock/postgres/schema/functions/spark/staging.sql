@@ -160,6 +160,52 @@ $$;
 comment on function penstock.refuse_staged(text, text[], timestamptz) is
     'Part of commit_staged: refuses with the words of enqueue_many what enqueue_many would refuse.';
 
+create or replace function penstock.enqueue_staged(p_writer text, p_parts text[])
+returns bigint
+language plpgsql
+as $$
+declare
+    chunk record;
+    unusual bigint;
+    known bigint := 0;
+begin
+    for chunk in
+        -- Chunks of a size that a call takes, also when each row is large.
+        with sized as (
+            select
+                staged.*,
+                row_number() over staging as row_place,
+                sum(octet_length(staged.data)) over staging as bytes
+            from penstock.staged_jobs as staged
+            where staged.writer = p_writer and staged.role = session_user and staged.part = any (p_parts)
+            window staging as (partition by staged.name order by staged.part, staged.place)
+        )
+        select
+            sized.name as job_name,
+            array_agg(sized.data::jsonb order by sized.row_place) as data,
+            case when bool_or(sized.id is not null) then array_agg(coalesce(sized.id::uuid, sized.made, penstock.new_id()) order by sized.row_place) end as ids,
+            case when bool_or(sized.key is not null) then array_agg(sized.key order by sized.row_place) end as keys,
+            case when bool_or(sized.priority is not null) then array_agg(sized.priority order by sized.row_place) end as priorities,
+            case when bool_or(sized.run_after is not null) then array_agg(sized.run_after order by sized.row_place) end as run_after,
+            case when bool_or(sized.expires_at is not null) then array_agg(sized.expires_at order by sized.row_place) end as expires_at,
+            case when bool_or(sized.unique_key is not null) then array_agg(sized.unique_key order by sized.row_place) end as unique_keys
+        from sized
+        group by sized.name, (sized.row_place - 1) / 25000, sized.bytes / 50000000
+        order by sized.name, min(sized.row_place)
+    loop
+        select count(*) into unusual
+        from penstock.enqueue_many(
+            chunk.job_name, chunk.data, chunk.ids, chunk.keys, chunk.priorities, chunk.run_after, chunk.expires_at, chunk.unique_keys
+        )
+        where outcome <> 'queued';
+        known := known + unusual;
+    end loop;
+    return known;
+end
+$$;
+comment on function penstock.enqueue_staged(text, text[]) is
+    'Part of commit_staged: enqueues what these parts have staged by enqueue_many, as jobs with ids, unique keys or slots need it. Returns how many there were already.';
+
 create or replace function penstock.commit_staged(
     p_writer text,
     p_epoch bigint,
@@ -176,12 +222,10 @@ set search_path = penstock, pg_temp
 as $$
 declare
     moment constant timestamptz := penstock.clock();
-    chunk record;
     present bigint;
     noted boolean;
     careful boolean;
     doubtful boolean;
-    unusual bigint;
 begin
     perform penstock.check_size(cardinality(p_parts), 1000000, 'parts');
     noted := penstock.note_epoch(p_writer, p_target, p_epoch, p_rows, p_query, p_offsets);
@@ -212,46 +256,12 @@ begin
         if doubtful then
             perform penstock.refuse_staged(p_writer, p_parts, moment);
         end if;
-        if not careful then
+        if careful then
+            known := penstock.enqueue_staged(p_writer, p_parts);
+        else
             perform penstock.insert_staged(p_writer, p_parts, moment);
-            queued := p_rows;
-            p_rows := 0;
         end if;
-    end if;
-    if noted and p_rows > 0 then
-        for chunk in
-            -- Chunks of a size that a call takes, also when each row is large.
-            with sized as (
-                select
-                    staged.*,
-                    row_number() over staging as row_place,
-                    sum(octet_length(staged.data)) over staging as bytes
-                from penstock.staged_jobs as staged
-                where staged.writer = p_writer and staged.role = session_user and staged.part = any (p_parts)
-                window staging as (partition by staged.name order by staged.part, staged.place)
-            )
-            select
-                sized.name as job_name,
-                array_agg(sized.data::jsonb order by sized.row_place) as data,
-                case when bool_or(sized.id is not null) then array_agg(coalesce(sized.id::uuid, sized.made, penstock.new_id()) order by sized.row_place) end as ids,
-                case when bool_or(sized.key is not null) then array_agg(sized.key order by sized.row_place) end as keys,
-                case when bool_or(sized.priority is not null) then array_agg(sized.priority order by sized.row_place) end as priorities,
-                case when bool_or(sized.run_after is not null) then array_agg(sized.run_after order by sized.row_place) end as run_after,
-                case when bool_or(sized.expires_at is not null) then array_agg(sized.expires_at order by sized.row_place) end as expires_at,
-                case when bool_or(sized.unique_key is not null) then array_agg(sized.unique_key order by sized.row_place) end as unique_keys,
-                count(*) as rows
-            from sized
-            group by sized.name, (sized.row_place - 1) / 25000, sized.bytes / 50000000
-            order by sized.name, min(sized.row_place)
-        loop
-            select count(*) into unusual
-            from penstock.enqueue_many(
-                chunk.job_name, chunk.data, chunk.ids, chunk.keys, chunk.priorities, chunk.run_after, chunk.expires_at, chunk.unique_keys
-            )
-            where outcome <> 'queued';
-            known := known + unusual;
-            queued := queued + chunk.rows - unusual;
-        end loop;
+        queued := p_rows - known;
     end if;
     -- Of this epoch, and what attempts that did not count or crashed writers have left.
     delete from penstock.staged_jobs where writer = p_writer and role = session_user and (part = any (p_parts) or starts_with(part, penstock.parts_of(p_epoch, p_target)));

@@ -59,16 +59,7 @@ set search_path = penstock, pg_temp
 as $$
 begin
     perform penstock.check_size(cardinality(p_streams), 10000, 'streams');
-    if p_channel is null or p_channel !~ '^penstock_[A-Za-z0-9_.-]{1,50}$' then
-        raise exception 'invalid channel: %', coalesce(quote_literal(left(p_channel, 100)), 'null')
-            using errcode = 'PS400', hint = 'A channel is penstock_ and 1 to 50 letters, digits, ".", "-" or "_".';
-    end if;
-    perform penstock.listen_for(
-        'events',
-        array(select stream.id::text from penstock.streams as stream where stream.name = any (p_streams)),
-        p_channel,
-        p_places => 100
-    );
+    perform penstock.listen_for_events(array(select stream.id::text from penstock.streams as stream where stream.name = any (p_streams)), p_channel);
 end
 $$;
 comment on function penstock.wait_for_events_of(text[], text) is 'As wait_for_events, for several streams; those that are not there are left out.';
@@ -280,51 +271,30 @@ $$;
 comment on function penstock.route_anew(text, bigint, text[], penstock.streams) is
     'Part of commit_staged_events: routes what was staged before the stream grew for as many partitions as it has now. Returns the part in which it is.';
 
-create or replace function penstock.append_staged(p_writer text, p_epoch bigint, p_parts text[], p_name text)
+create or replace function penstock.check_staged_events(p_writer text, p_parts text[], p_stream penstock.streams)
 returns void
 language plpgsql
+stable
 as $$
-#variable_conflict use_column
 declare
-    stream penstock.streams := penstock.require_stream(p_name);
-    found_width integer;
-    active bigint;
-    oldest bigint;
-    wrong record;
+    wrong integer;
 begin
-    select min(locked.width), max(locked.segment), min(locked.segment)
-    into found_width, active, oldest
-    from (
-        select width, segment
-        from penstock.stream_partitions
-        where stream_partitions.stream = stream.id
-        order by stream_partitions.partition
-        for no key update
-    ) as locked;
-    -- Read again: no transaction changes the number now.
-    stream := penstock.require_stream(p_name);
-    if exists (
-        select from penstock.staged_events
-        where writer = p_writer and role = session_user and part = any (p_parts) and staged_events.stream = p_name and width <> found_width
-    ) then
-        p_parts := p_parts || penstock.route_anew(p_writer, p_epoch, p_parts, stream);
-    end if;
-    select staged.partition, staged.data is null as is_bytes into wrong
+    select staged.partition into wrong
     from penstock.staged_events as staged
     where staged.writer = p_writer
-            and staged.role = session_user
+        and staged.role = session_user
         and staged.part = any (p_parts)
-        and staged.stream = p_name
+        and staged.stream = p_stream.name
         and (
-            staged.partition not between 0 and found_width - 1
-            or staged.events is distinct from cardinality(case stream.format when 'json' then staged.data else null end)
-                and staged.events is distinct from cardinality(case stream.format when 'bytes' then staged.bytes else null end)
+            staged.partition not between 0 and p_stream.partitions - 1
+            or staged.events is distinct from cardinality(case p_stream.format when 'json' then staged.data else null end)
+                and staged.events is distinct from cardinality(case p_stream.format when 'bytes' then staged.bytes else null end)
         )
     limit 1;
     if found then
-        raise exception 'events for partition % do not fit stream %', wrong.partition, p_name
+        raise exception 'events for partition % do not fit stream %', wrong, p_stream.name
             using errcode = 'PS400',
-                  hint = format('It has the partitions 0 to %s, and payloads in the format %s.', found_width - 1, stream.format);
+                  hint = format('It has the partitions 0 to %s, and payloads in the format %s.', p_stream.partitions - 1, p_stream.format);
     end if;
     if exists (
         select
@@ -337,41 +307,51 @@ begin
         where staged.writer = p_writer
             and staged.role = session_user
             and staged.part = any (p_parts)
-            and staged.stream = p_name
-            and largest.size > stream.max_event_bytes
+            and staged.stream = p_stream.name
+            and largest.size > p_stream.max_event_bytes
     ) then
-        raise exception 'an event of stream % is larger than % bytes', p_name, stream.max_event_bytes
+        raise exception 'an event of stream % is larger than % bytes', p_stream.name, p_stream.max_event_bytes
             using errcode = 'PS413', hint = 'Keep large things elsewhere and append where they are, or change max_event_bytes.';
     end if;
-    if oldest < active then
-        perform penstock.move_to_segment(stream.id, p_name, active, null);
+end
+$$;
+comment on function penstock.check_staged_events(text, text[], penstock.streams) is
+    'Part of commit_staged_events: raises PS400 for staged events that do not fit the partitions or the format of the stream, and PS413 for one that is too large.';
+
+create or replace function penstock.append_staged(p_writer text, p_epoch bigint, p_parts text[], p_name text)
+returns void
+language plpgsql
+as $$
+#variable_conflict use_column
+declare
+    stream penstock.streams := penstock.require_stream(p_name);
+    gathered record;
+begin
+    gathered := penstock.gather_partitions(stream);
+    -- Read again: no transaction changes the number now.
+    stream := penstock.require_stream(p_name);
+    if exists (
+        select from penstock.staged_events
+        where writer = p_writer and role = session_user and part = any (p_parts) and staged_events.stream = p_name and width <> gathered.width
+    ) then
+        p_parts := p_parts || penstock.route_anew(p_writer, p_epoch, p_parts, stream);
     end if;
+    perform penstock.check_staged_events(p_writer, p_parts, stream);
     execute format(
         $insert$
             insert into penstock.%1$I (partition, first_offset, events, appended_at, keys, times, headers, data, bytes)
             select
                 chunk.partition,
-                coalesce(tail.next, penstock.start_of($1, chunk.partition, $2))
+                bounds.next_offset
                     + sum(chunk.events) over (partition by chunk.partition order by given.turn, chunk.place) - chunk.events,
-                chunk.events, $3, chunk.keys, chunk.times, chunk.headers::json[], chunk.data::json[], chunk.bytes
-            from unnest($4) with ordinality as given (part, turn)
-            join penstock.staged_events as chunk on chunk.writer = $5 and chunk.role = session_user and chunk.part = given.part and chunk.stream = $6
-            left join (
-                select place.partition, last.next
-                from penstock.stream_partitions as place
-                cross join lateral (
-                    select stored.first_offset + stored.events as next
-                    from penstock.%1$I as stored
-                    where stored.partition = place.partition
-                    order by stored.first_offset desc
-                    limit 1
-                ) as last
-                where place.stream = $1
-            ) as tail on tail.partition = chunk.partition
+                chunk.events, $1, chunk.keys, chunk.times, chunk.headers::json[], chunk.data::json[], chunk.bytes
+            from unnest($2) with ordinality as given (part, turn)
+            join penstock.staged_events as chunk on chunk.writer = $3 and chunk.role = session_user and chunk.part = given.part and chunk.stream = $4
+            left join penstock.stream_bounds($4) as bounds on bounds.partition = chunk.partition
         $insert$,
-        'events_' || active
+        'events_' || gathered.active
     )
-    using stream.id, active, penstock.clock(), p_parts, p_writer, p_name;
+    using penstock.clock(), p_parts, p_writer, p_name;
     perform penstock.wake(penstock.listening('events', stream.id::text), 'events ' || stream.id);
 end
 $$;

@@ -199,35 +199,7 @@ begin
     if not penstock.try_to_maintain(stream.id) then
         return 0;
     end if;
-    execute format(
-        $create$
-            create unlogged table penstock.%I (
-                key text primary key,
-                partition integer,
-                event_offset bigint,
-                remains boolean not null default false
-            )
-        $create$,
-        latest
-    );
-    -- Keys only ever move to partitions with a higher number, so of two events of a key the later has the higher pair.
-    for segment in select table_name from penstock.segments where segments.stream = stream.id order by id loop
-        execute format(
-            $insert$
-                insert into penstock.%1$I as latest (key, partition, event_offset)
-                select distinct on (event.key)
-                    event.key, chunk.partition, coalesce(event.event_offset, chunk.first_offset + event.place - 1)
-                from penstock.%2$I as chunk
-                cross join unnest(chunk.keys, chunk.offsets) with ordinality as event (key, event_offset, place)
-                where event.key is not null
-                order by event.key, chunk.partition desc, 3 desc
-                on conflict (key) do update set partition = excluded.partition, event_offset = excluded.event_offset
-                where (excluded.partition, excluded.event_offset) > (latest.partition, latest.event_offset)
-            $insert$,
-            latest, segment.table_name
-        );
-    end loop;
-    execute format('analyze penstock.%I', latest);
+    perform penstock.note_latest(stream.id, latest);
     for segment in
         select
             id, table_name, compacted_at, dirty_since,
@@ -270,6 +242,47 @@ end
 $$;
 comment on function penstock.compact_stream(text, bigint) is
     'Rewrites segments that are no longer written so that of each key only the latest event stays; events without a key stay, offsets and times do not change, and appends and readers go on. A segment that was compacted before is rewritten when a tenth of its events is superseded, or some for a day. Stops after about p_bytes; returns how many segments it rewrote: call it again until that is 0. None while another call does it.';
+
+create or replace function penstock.note_latest(p_stream integer, p_latest text)
+returns void
+language plpgsql
+as $$
+declare
+    segment record;
+begin
+    execute format(
+        $create$
+            create unlogged table penstock.%I (
+                key text primary key,
+                partition integer,
+                event_offset bigint,
+                remains boolean not null default false
+            )
+        $create$,
+        p_latest
+    );
+    -- Keys only ever move to partitions with a higher number, so of two events of a key the later has the higher pair.
+    for segment in select table_name from penstock.segments where segments.stream = p_stream order by id loop
+        execute format(
+            $insert$
+                insert into penstock.%1$I as latest (key, partition, event_offset)
+                select distinct on (event.key)
+                    event.key, chunk.partition, coalesce(event.event_offset, chunk.first_offset + event.place - 1)
+                from penstock.%2$I as chunk
+                cross join unnest(chunk.keys, chunk.offsets) with ordinality as event (key, event_offset, place)
+                where event.key is not null
+                order by event.key, chunk.partition desc, 3 desc
+                on conflict (key) do update set partition = excluded.partition, event_offset = excluded.event_offset
+                where (excluded.partition, excluded.event_offset) > (latest.partition, latest.event_offset)
+            $insert$,
+            p_latest, segment.table_name
+        );
+    end loop;
+    execute format('analyze penstock.%I', p_latest);
+end
+$$;
+comment on function penstock.note_latest(integer, text) is
+    'Part of compact_stream: creates a table with the place of the latest event of each key of a stream.';
 
 create or replace function penstock.note_superseded(p_table text, p_latest text, p_ends boolean)
 returns void

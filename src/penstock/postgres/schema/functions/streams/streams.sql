@@ -255,21 +255,28 @@ $$;
 comment on function penstock.declare_stream(text, integer, jsonb) is
     'Creates a stream when there is none, and otherwise changes its options when the declaration is a new one. A declaration without options leaves those of a stream that exists as they are; an option that the declaration before had and this one has not gets its default. The number of partitions of a stream that exists is left alone: see grow_stream.';
 
-create or replace function penstock.wait_for_events(p_stream text, p_channel text)
+create or replace function penstock.listen_for_events(p_streams text[], p_channel text)
 returns void
 language plpgsql
-security definer
-set search_path = penstock, pg_temp
 as $$
-declare
-    stream constant penstock.streams := penstock.require_stream(p_stream);
 begin
     if p_channel is null or p_channel !~ '^penstock_[A-Za-z0-9_.-]{1,50}$' then
         raise exception 'invalid channel: %', coalesce(quote_literal(left(p_channel, 100)), 'null')
             using errcode = 'PS400', hint = 'A channel is penstock_ and 1 to 50 letters, digits, ".", "-" or "_".';
     end if;
-    perform penstock.listen_for('events', array[stream.id::text], p_channel, p_places => 100);
+    perform penstock.listen_for('events', p_streams, p_channel, p_places => 100);
 end
+$$;
+comment on function penstock.listen_for_events(text[], text) is
+    'Part of wait_for_events and wait_for_events_of: announces a reader that is idle and listens on a channel, at streams given by their numbers as text.';
+
+create or replace function penstock.wait_for_events(p_stream text, p_channel text)
+returns void
+language sql
+security definer
+set search_path = penstock, pg_temp
+as $$
+    select penstock.listen_for_events(array[(penstock.require_stream(p_stream)).id::text], p_channel)
 $$;
 comment on function penstock.wait_for_events(text, text) is
     'Says that a reader is idle and listens on a channel; good for 30 seconds. Read once more after it: something may have come in between. A role has 100 places at a stream; who finds none is not notified, and polls.';
@@ -833,12 +840,13 @@ comment on function penstock.append_each(text, json[], text[], json[], timestamp
     'append_many, with a row for each event in the order given: where it is.';
 
 create or replace function penstock.parse_events(
-    p_events jsonb, out data json[], out bytes bytea[], out keys text[], out headers json[], out times timestamptz[]
+    p_stream text, p_events jsonb, out data json[], out bytes bytea[], out keys text[], out headers json[], out times timestamptz[]
 )
 language plpgsql
 stable
 as $$
 declare
+    stream constant penstock.streams := penstock.require_stream(p_stream);
     known constant text[] := array['data', 'bytes', 'key', 'headers', 'time'];
 begin
     perform penstock.check_documents(p_events, known, 'event', '{"key": "N14228", "data": {"delay": 5}}');
@@ -861,51 +869,35 @@ begin
     keys := case when num_nonnulls(variadic keys) > 0 then keys end;
     headers := case when num_nonnulls(variadic headers) > 0 then headers end;
     times := case when num_nonnulls(variadic times) > 0 then times end;
+    data := case stream.format when 'json' then data end;
+    bytes := case stream.format when 'bytes' then bytes end;
 end
 $$;
-comment on function penstock.parse_events(jsonb) is
-    'Part of append_json: events as arrays; those of keys, headers and times are null when no event has any. Raises PS400.';
+comment on function penstock.parse_events(text, jsonb) is
+    'Part of append_json: events as arrays. Those of keys, headers and times are null when no event has any; of data and bytes the one that is not the format of the stream is null. Raises PS400.';
 
 create or replace function penstock.append_json(p_stream text, p_events jsonb)
 returns table (partition integer, first_offset bigint, events integer)
-language plpgsql
+language sql
 security definer
 set search_path = penstock, pg_temp
 as $$
-declare
-    stream constant penstock.streams := penstock.require_stream(p_stream);
-    given record;
-begin
-    given := penstock.parse_events(p_events);
-    return query
-    select *
-    from penstock.append_many(
-        p_stream, case stream.format when 'json' then given.data end, given.keys, given.headers, given.times,
-        case stream.format when 'bytes' then given.bytes end
-    );
-end
+    select appended.*
+    from penstock.parse_events(p_stream, p_events) as given
+    cross join lateral penstock.append_many(p_stream, given.data, given.keys, given.headers, given.times, given.bytes) as appended
 $$;
 comment on function penstock.append_json(text, jsonb) is
     'append_many for clients without arrays: a JSON array of {data, bytes (base64), key, headers, time}, each optional.';
 
 create or replace function penstock.append_each_json(p_stream text, p_events jsonb)
 returns table (partition integer, event_offset bigint)
-language plpgsql
+language sql
 security definer
 set search_path = penstock, pg_temp
 as $$
-declare
-    stream constant penstock.streams := penstock.require_stream(p_stream);
-    given record;
-begin
-    given := penstock.parse_events(p_events);
-    return query
-    select *
-    from penstock.append_each(
-        p_stream, case stream.format when 'json' then given.data end, given.keys, given.headers, given.times,
-        case stream.format when 'bytes' then given.bytes end
-    );
-end
+    select appended.*
+    from penstock.parse_events(p_stream, p_events) as given
+    cross join lateral penstock.append_each(p_stream, given.data, given.keys, given.headers, given.times, given.bytes) as appended
 $$;
 comment on function penstock.append_each_json(text, jsonb) is 'append_json, with a row for each event in the order given: where it is.';
 
@@ -937,6 +929,29 @@ create or replace trigger loaded_chunks_check
 before insert on penstock.loaded_chunks
 for each row execute function penstock.check_chunk();
 
+create or replace function penstock.gather_partitions(p_stream penstock.streams, out width integer, out active bigint)
+language plpgsql
+as $$
+declare
+    oldest bigint;
+begin
+    select min(locked.width), max(locked.segment), min(locked.segment)
+    into width, active, oldest
+    from (
+        select partitions.width, partitions.segment
+        from penstock.stream_partitions as partitions
+        where partitions.stream = p_stream.id
+        order by partitions.partition
+        for no key update
+    ) as locked;
+    if oldest < active then
+        perform penstock.move_to_segment(p_stream.id, p_stream.name, active, null);
+    end if;
+end
+$$;
+comment on function penstock.gather_partitions(penstock.streams) is
+    'Part of end_load and commit_staged_events: locks all partitions of a stream and moves them to the active segment. Returns their number and the segment.';
+
 create or replace function penstock.begin_load(p_stream text)
 returns integer
 language plpgsql
@@ -962,26 +977,13 @@ as $$
 #variable_conflict use_column
 declare
     stream constant penstock.streams := penstock.require_stream(p_stream);
-    found_width integer;
-    active bigint;
-    oldest bigint;
+    gathered record;
 begin
-    select min(locked.width), max(locked.segment), min(locked.segment)
-    into found_width, active, oldest
-    from (
-        select width, segment
-        from penstock.stream_partitions
-        where stream_partitions.stream = stream.id
-        order by stream_partitions.partition
-        for no key update
-    ) as locked;
-    if found_width is distinct from p_width then
+    gathered := penstock.gather_partitions(stream);
+    if gathered.width is distinct from p_width then
         perform penstock.require_stream(p_stream);
         raise exception 'stream % does not have % partitions', p_stream, p_width
             using errcode = 'PS412', hint = 'It has grown meanwhile: begin again.';
-    end if;
-    if oldest < active then
-        perform penstock.move_to_segment(stream.id, p_stream, active, null);
     end if;
     return query execute format(
         $insert$
@@ -989,30 +991,18 @@ begin
                 insert into penstock.%1$I (partition, first_offset, events, appended_at, keys, times, headers, data, bytes)
                 select
                     chunk.partition,
-                    coalesce(tail.next, penstock.start_of($1, chunk.partition, $2))
-                        + sum(chunk.events) over (partition by chunk.partition order by chunk.place) - chunk.events,
-                    chunk.events, $3, chunk.keys, chunk.times, chunk.headers, chunk.data, chunk.bytes
+                    bounds.next_offset + sum(chunk.events) over (partition by chunk.partition order by chunk.place) - chunk.events,
+                    chunk.events, $1, chunk.keys, chunk.times, chunk.headers, chunk.data, chunk.bytes
                 from penstock.loaded_chunks as chunk
-                left join (
-                    select place.partition, last.next
-                    from penstock.stream_partitions as place
-                    cross join lateral (
-                        select stored.first_offset + stored.events as next
-                        from penstock.%1$I as stored
-                        where stored.partition = place.partition
-                        order by stored.first_offset desc
-                        limit 1
-                    ) as last
-                    where place.stream = $1
-                ) as tail using (partition)
-                where chunk.xid = $4 and chunk.stream = $5
+                left join penstock.stream_bounds($3) as bounds using (partition)
+                where chunk.xid = $2 and chunk.stream = $3
                 returning partition, first_offset, events
             )
             select partition, min(first_offset), sum(events)::bigint from inserted group by partition order by partition
         $insert$,
-        'events_' || active
+        'events_' || gathered.active
     )
-    using stream.id, active, penstock.clock(), pg_current_xact_id(), p_stream;
+    using penstock.clock(), pg_current_xact_id(), p_stream;
     delete from penstock.loaded_chunks as chunk where chunk.xid = pg_current_xact_id() and chunk.stream = p_stream;
     perform penstock.wake(penstock.listening('events', stream.id::text), 'events ' || stream.id);
 end

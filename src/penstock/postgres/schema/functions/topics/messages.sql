@@ -10,16 +10,9 @@ set search_path = penstock, pg_temp
 as $$
 #variable_conflict use_column
 declare
-    topic penstock.topics;
+    topic constant penstock.topics := penstock.require_topic(p_topic);
 begin
-    if p_limit is null or p_limit not between 1 and 10000 then
-        raise exception 'invalid limit: %', p_limit
-            using errcode = 'PS400', hint = 'Read between 1 and 10,000 messages at once.';
-    end if;
-    select * into topic from penstock.topics where name = p_topic;
-    if not found then
-        perform penstock.refuse_topic(p_topic);
-    end if;
+    perform penstock.check_limit(p_limit, 10000);
     if p_since is not null then
         perform penstock.check_since(topic, p_since);
     end if;
@@ -79,14 +72,10 @@ set search_path = penstock, pg_temp
 as $$
 #variable_conflict use_column
 declare
-    topic penstock.topics;
+    topic constant penstock.topics := penstock.require_topic(p_topic);
     subscriber penstock.subscriptions;
 begin
     perform penstock.check_limit(p_limit, 10000);
-    select * into topic from penstock.topics where name = p_topic;
-    if not found then
-        perform penstock.refuse_topic(p_topic);
-    end if;
     perform penstock.check_since(topic, p_since);
     select * into subscriber from penstock.subscriptions where subscriptions.topic = p_topic and client_id = p_client_id;
     if not found then

@@ -92,6 +92,8 @@ $$;
 comment on function penstock.check_messages(text, jsonb[], uuid[], text[], timestamptz[], timestamptz[]) is
     'Part of publish_many: raises PS400 or PS413 for the first thing that is wrong.';
 
+-- Long, since all of it happens in one hold of the topic's lock: the checks that need the topic's rows, both ways of writing copies, the
+-- change of the topic's row, and the answer.
 create or replace function penstock.publish_many(
     p_topic text,
     p_data jsonb[],

@@ -34,6 +34,23 @@ end
 $$;
 comment on function penstock.refuse_topic(text) is 'Raises PS404 for a topic that was not found, or PS400 when the text cannot name one.';
 
+create or replace function penstock.require_topic(p_name text)
+returns penstock.topics
+language plpgsql
+stable
+as $$
+declare
+    topic penstock.topics;
+begin
+    select * into topic from penstock.topics where name = p_name;
+    if not found then
+        perform penstock.refuse_topic(p_name);
+    end if;
+    return topic;
+end
+$$;
+comment on function penstock.require_topic(text) is 'The topic of that name, or PS404.';
+
 create or replace function penstock.lock_topic(p_name text)
 returns penstock.topics
 language plpgsql
