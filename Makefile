@@ -72,7 +72,7 @@ lock: $(VENV)/.dev ## renew the locked dependencies
 	$(BIN)/uv pip compile --quiet --universal --generate-hashes --no-header --no-annotate --no-emit-index-url --python-version 3.11 \
 		--extra examples --extra http --extra spark --extra jdk --group build pyproject.toml --output-file requirements/run.txt
 	$(BIN)/uv pip compile --quiet --universal --generate-hashes --no-header --no-annotate --no-emit-index-url --python-version 3.11 \
-		--extra examples --extra http --extra spark --extra jdk --extra pipelines --extra delta --extra bench --extra gearman --group build --group dev pyproject.toml --output-file requirements/dev.txt
+		--extra examples --extra http --extra spark --extra jdk --extra pipelines --extra delta --extra bench --extra gearman --extra encryption --group build --group dev pyproject.toml --output-file requirements/dev.txt
 
 install: $(VENV)/.dev ## install everything
 

@@ -16,11 +16,13 @@ import asyncio
 import importlib
 import sys
 import traceback
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Self
 from uuid import UUID
+
+from pydantic import SecretStr
 
 from penstock.core.logs import get_logger
 from penstock.errors import Conflict, InvalidInput, JobFailed, NotFound, PenstockError
@@ -57,11 +59,17 @@ class Penstock(JobAdministration, PoolAdministration, TopicAdministration, Strea
     Args:
         database_url: URL of PostgreSQL 15 or newer; None: `PENSTOCK_DATABASE_URL`, `DATABASE_URL`, or an embedded server.
         data_dir: Folder of the embedded server; None: `PENSTOCK_DATA_DIR`, or `.penstock` in the current folder.
+        keys: Keys of encrypted payloads, as base64 text or 32 bytes each: the first encrypts, all decrypt. None: `PENSTOCK_KEYS`.
         settings: Other settings; None: settings from the environment.
     """
 
     def __init__(
-        self, database_url: str | None = None, *, data_dir: Path | str | None = None, settings: Settings | None = None
+        self,
+        database_url: str | None = None,
+        *,
+        data_dir: Path | str | None = None,
+        keys: Iterable[str | bytes | SecretStr] | None = None,
+        settings: Settings | None = None,
     ) -> None:
         given: dict[str, Any] = {}
         if database_url is not None:
@@ -70,6 +78,8 @@ class Penstock(JobAdministration, PoolAdministration, TopicAdministration, Strea
             given["data_dir"] = Path(data_dir)
             if database_url is None:
                 given["database_url"] = None
+        if keys is not None:
+            given["keys"] = tuple(keys)
         chosen = (settings or Settings.read()).model_copy(update=Settings.read(**given).model_dump(include=set(given)))
         super().__init__(Context(chosen, self._declare_all))
         self.pool_worker = PoolWorker

@@ -48,6 +48,29 @@ class Unreadable(InvalidInput):
     """A stored value cannot be read: it is not JSON, has numbers that Python cannot represent, or does not match its type."""
 
 
+class KeyMissing(Unreadable):
+    """A stored document is encrypted, and this application does not have its key.
+
+    Args:
+        message: Description of the error.
+        key_id: Id of the key.
+        hint: Advice on what to do.
+    """
+
+    def __init__(
+        self, message: str, *, key_id: str, hint: str | None = "Give the key: Penstock(keys=[...]), or PENSTOCK_KEYS."
+    ) -> None:
+        super().__init__(message, hint=hint)
+        self.key_id = key_id
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (_rebuild_key_missing, (self.message, self.key_id, self.hint))
+
+
+def _rebuild_key_missing(message: str, key_id: str, hint: str | None) -> KeyMissing:
+    return KeyMissing(message, key_id=key_id, hint=hint)
+
+
 class NotFound(PenstockError):
     """The named object, such as a job type or a job, does not exist (SQLSTATE PS404)."""
 

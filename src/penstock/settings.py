@@ -5,13 +5,14 @@ A setting is an argument of `Penstock`, with the environment (`PENSTOCK_...`) as
 
 from __future__ import annotations
 
+import base64
 import os
 from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Any, Self
 
 from pydantic import AliasChoices, BeforeValidator, Field, SecretStr, ValidationError, model_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from penstock.errors import InvalidInput
 
@@ -77,6 +78,15 @@ def _environment() -> set[str]:
 Span = Annotated[timedelta, BeforeValidator(_seconds), Field(gt=timedelta(0))]
 
 
+def _listed(value: object) -> object:
+    """Read text from the environment as a list of keys; the bytes of a key become base64 text."""
+    if isinstance(value, str):
+        return tuple(value.replace(",", " ").split())
+    if isinstance(value, (list, tuple)):
+        return tuple(base64.b64encode(key).decode() if isinstance(key, bytes) else key for key in value)
+    return value
+
+
 class Settings(FromEnvironment):
     """Settings of a process. A duration is a `timedelta`, a number of seconds, or ISO 8601 text such as `PT5M`."""
 
@@ -99,6 +109,10 @@ class Settings(FromEnvironment):
     )
     listen_url: SecretStr | None = Field(
         default=None, description="Direct connection for LISTEN when database_url leads through PgBouncer."
+    )
+
+    keys: Annotated[tuple[SecretStr, ...], NoDecode, BeforeValidator(_listed)] = Field(
+        default=(), description="Keys of encrypted payloads, 32 bytes in base64 each: the first encrypts, all decrypt."
     )
 
     concurrency: int = Field(

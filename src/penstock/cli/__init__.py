@@ -17,6 +17,7 @@ from penstock.cli import (
     history,
     http,
     jobs,
+    keys,
     schedules,
     serving,
     standing,
@@ -50,6 +51,7 @@ app.add_typer(workers.app, name="workers")
 app.add_typer(schedules.app, name="schedules")
 app.add_typer(streams.app, name="streams")
 app.add_typer(topics.app, name="topics")
+app.add_typer(keys.app, name="keys")
 
 
 _CONFIGURE_THEMSELVES = {"worker", "up", "dequeue", "gearman", "server"}

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable
 from datetime import timedelta
 
 from penstock.core.blocking import BackgroundLoop, without_loop
+from penstock.core.encryption import Keyring
 from penstock.postgres import migrate
 from penstock.postgres.database import Database
 from penstock.postgres.embedded import EmbeddedServer
@@ -32,11 +33,13 @@ class Context:
         opened: Called after a database was opened and before its first use; it writes the declarations of the application.
 
     Attributes:
+        keyring: Keys of encrypted payloads.
         background: Event loop on which blocking calls run.
     """
 
     def __init__(self, settings: Settings, opened: Callable[[], Awaitable[None]]) -> None:
         self.settings = settings
+        self.keyring = Keyring(settings.keys)
         self._opened = opened
         self._databases: dict[_Place, Database] = {}
         self._opening: dict[_Place, asyncio.Lock] = {}

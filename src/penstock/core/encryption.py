@@ -1,0 +1,231 @@
+"""Encrypted documents: the keys of an application, and the envelope in which a document is stored.
+
+An envelope is a JSON document that takes the place of another one, wherever JSON is stored:
+
+    {"penstock": {"v": 1, "kid": "Zm9vYmFy", "c": "<base64>"}}
+
+`v` is the version of this form, `kid` the id of the key, and `c` the nonce (12 bytes), the ciphertext and the tag (16 bytes) of
+AES-256-GCM-SIV (RFC 8452). The ciphertext is bound to its owner, which is the associated data: an envelope that is moved to
+another job type, or a result that is moved to another job, does not open.
+
+AES-GCM-SIV stays secure when a nonce repeats; equal documents of one owner then have equal envelopes, and nothing else shows.
+Random nonces are therefore safe for any number of documents. Where a repeated call must produce the same envelope (a batch of a
+producer, the payload of a standing job), the nonce follows from the owner and the place instead.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import os
+import secrets
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
+
+import orjson
+from pydantic import SecretStr
+
+from penstock.core.serialization import Codec
+from penstock.errors import InvalidInput, KeyMissing, PenstockError, Unreadable
+
+T = TypeVar("T")
+KEY_BYTES = 32
+ENCRYPTED = "encrypted"
+"""What is shown in the place of a document that the reader has no key for."""
+_VERSION = 1
+_NONCE, _TAG = 12, 16
+_BEGINNING = '{"penstock":'
+_FIELDS = {"v", "kid", "c"}
+
+
+def new_key() -> str:
+    """A new key: 32 random bytes as base64 text."""
+    return base64.b64encode(secrets.token_bytes(KEY_BYTES)).decode()
+
+
+def key_bytes(given: str | bytes | SecretStr, which: str = "the key") -> bytes:
+    """The bytes of a key, which is given as base64 text or as 32 bytes. Raises `InvalidInput`, without the value."""
+    if isinstance(given, SecretStr):
+        given = given.get_secret_value()
+    key = b""
+    if isinstance(given, bytes):
+        key = given
+    elif isinstance(given, str):
+        text = given.strip().replace("-", "+").replace("_", "/").rstrip("=")
+        try:
+            key = base64.b64decode(text + "=" * (-len(text) % 4), validate=True)
+        except (binascii.Error, ValueError):
+            key = b""
+    if len(key) != KEY_BYTES:
+        raise InvalidInput(f"{which} is not {KEY_BYTES} bytes in base64", hint="Make a key with: penstock keys create")
+    return key
+
+
+def owned_by(kind: str, *names: str) -> bytes:
+    """The owner of documents, to which their ciphertext is bound: what they are, and the names of what they belong to."""
+    # Names have no control characters, so that no two owners have the same bytes.
+    return "\x00".join(("penstock", kind, *names)).encode()
+
+
+class Keyring:
+    """The keys of an application: the first encrypts, all decrypt. A ring without keys is false.
+
+    Args:
+        keys: Keys, as `key_bytes` takes them.
+
+    Attributes:
+        ids: Ids of the keys. An id follows from its key, and says nothing about it.
+    """
+
+    def __init__(self, keys: Iterable[str | bytes | SecretStr] = ()) -> None:
+        given = [key_bytes(key, f"key {place} of the application") for place, key in enumerate(keys, 1)]
+        self._ciphers: dict[str, Any] = {}
+        if given:
+            make = _cipher()
+            self._ciphers = {_id_of(key): make(key) for key in given}
+        self.ids: tuple[str, ...] = tuple(self._ciphers)
+
+    def __bool__(self) -> bool:
+        return bool(self._ciphers)
+
+    def __repr__(self) -> str:
+        return f"Keyring({', '.join(self.ids)})"
+
+    def seal(self, text: str, owner: bytes, *, place: str | None = None, key_id: str | None = None) -> str:
+        """The envelope of a document.
+
+        Args:
+            text: The document, JSON text.
+            owner: What it belongs to, see `owned_by`.
+            place: Names the place of the document among those of its owner, when a repeated call must return the same envelope.
+            key_id: Id of the key; None: the first key.
+
+        Raises:
+            InvalidInput: There is no key.
+        """
+        if not self._ciphers:
+            raise no_key("this document")
+        kid = key_id or self.ids[0]
+        nonce = os.urandom(_NONCE) if place is None else hashlib.sha256(b"%b\x00%b" % (owner, place.encode())).digest()[:_NONCE]
+        sealed = nonce + self._ciphers[kid].encrypt(nonce, text.encode(), owner)
+        return f'{{"penstock":{{"v":{_VERSION},"kid":"{kid}","c":"{binascii.b2a_base64(sealed, newline=False).decode()}"}}}}'
+
+    def open(self, text: str, owner: bytes) -> str:
+        """The document of an envelope; a text that is no envelope is returned as it is.
+
+        Raises:
+            KeyMissing: The ring does not have its key.
+            Unreadable: The envelope belongs to another owner, was changed, or is of a version that is not known.
+        """
+        if not text.startswith(_BEGINNING) or (found := _parts_of(text)) is None:
+            return text
+        kid, sealed = found
+        cipher = self._ciphers.get(kid)
+        if cipher is None:
+            raise KeyMissing(f"the document is encrypted with the key {kid}, which this application does not have", key_id=kid)
+        try:
+            return str(cipher.decrypt(sealed[:_NONCE], sealed[_NONCE:], owner), "utf-8")
+        except Exception:  # InvalidTag, whose module may not be there
+            raise Unreadable("the document cannot be decrypted: it was changed, or belongs to something else") from None
+
+    def missing(self, text: str) -> str | None:
+        """The id of the key that a document needs and the ring does not have; None: none."""
+        kid = key_id_of(text)
+        return None if kid is None or kid in self._ciphers else kid
+
+
+def key_id_of(text: str) -> str | None:
+    """The id of the key of an envelope; None for every other text."""
+    if not text.startswith(_BEGINNING):
+        return None
+    try:
+        found = _parts_of(text)
+    except Unreadable:
+        return None
+    return None if found is None else found[0]
+
+
+def is_envelope(value: object) -> bool:
+    """Whether a value of JSON has the form of an envelope."""
+    inner = value.get("penstock") if isinstance(value, dict) and len(value) == 1 else None
+    return isinstance(inner, dict) and inner.keys() == _FIELDS
+
+
+class SealedCodec(Codec[T]):
+    """Encrypts what another codec writes, and decrypts what it reads. It reads documents that are not encrypted too.
+
+    Args:
+        plain: The codec of the documents.
+        keyring: The keys of the application.
+        kind: Kind of the documents, see `owned_by`.
+        name: Name of what the documents belong to.
+    """
+
+    def __init__(self, plain: Codec[T], keyring: Keyring, kind: str, name: str) -> None:
+        self.plain = plain
+        self.keyring = keyring
+        self.owner = owned_by(kind, name)
+        self._what = f"{kind} {name}"
+
+    def dump(self, value: T) -> str:
+        """The envelope of a payload. Raises `InvalidInput` as the codec does, and when the application has no key."""
+        text = self.plain.dump(value)
+        if not self.keyring:
+            raise no_key(self._what)
+        return self.keyring.seal(text, self.owner)
+
+    def check(self, value: Any) -> Any:
+        """See `Codec`."""
+        return self.plain.check(value)
+
+    def load(self, text: str) -> T:
+        """The payload of an envelope, or of a document that is not encrypted. Raises `Unreadable` and `KeyMissing`."""
+        return self.plain.load(self.keyring.open(text, self.owner))
+
+
+def no_key(what: str) -> InvalidInput:
+    """The error of an application without a key that would have to encrypt."""
+    return InvalidInput(
+        f"{what} is encrypted, and this application has no key",
+        hint="Give the keys that the other applications have: Penstock(keys=[...]), or PENSTOCK_KEYS.",
+    )
+
+
+def _parts_of(text: str) -> tuple[str, bytes] | None:
+    """The id of the key, and the sealed bytes, of an envelope; None for another document."""
+    try:
+        value = orjson.loads(text)
+    except orjson.JSONDecodeError:
+        return None
+    if not is_envelope(value):
+        return None
+    inner = value["penstock"]
+    if inner["v"] != _VERSION:
+        raise Unreadable(f"the envelope has the version {inner['v']!r:.20}, and this version of Penstock reads {_VERSION}")
+    try:
+        kid, sealed = inner["kid"], binascii.a2b_base64(inner["c"])
+    except (TypeError, ValueError):
+        return None
+    return (kid, sealed) if isinstance(kid, str) and len(sealed) >= _NONCE + _TAG else None
+
+
+def _id_of(key: bytes) -> str:
+    return base64.urlsafe_b64encode(hashlib.sha256(b"penstock key id\x00" + key).digest()[:6]).decode()
+
+
+def _cipher() -> Callable[[bytes], Any]:
+    try:
+        from cryptography.exceptions import UnsupportedAlgorithm
+        from cryptography.hazmat.primitives.ciphers.aead import AESGCMSIV
+    except ImportError:
+        raise PenstockError(
+            "keys need the package cryptography", hint='Install the extra: pip install "penstock[encryption]"'
+        ) from None
+    try:
+        AESGCMSIV(bytes(KEY_BYTES))
+    except UnsupportedAlgorithm:
+        raise PenstockError(
+            "the package cryptography is built with an OpenSSL that lacks AES-GCM-SIV", hint="Use OpenSSL 3.2 or newer."
+        ) from None
+    return AESGCMSIV
