@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import time
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 
-import structlog
 import uvloop
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -26,7 +24,6 @@ console = Console()
 
 async def main(count: int) -> None:
     """Run `count` flights as jobs."""
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
     async with jobs.app as app:
         database = await app.database()
         connection = await database.connect()

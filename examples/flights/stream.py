@@ -10,7 +10,6 @@ once all the same, since the offset is committed in the transaction that writes 
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import time
 from contextlib import suppress
@@ -20,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import asyncpg
-import structlog
 import uvloop
 from rich.console import Console
 from rich.table import Table
@@ -89,7 +87,6 @@ async def member(url: str | None, stop: asyncio.Event) -> None:
 
 async def main(count: int) -> None:
     """Append `count` legs while members of the group join and leave."""
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
     async with Penstock() as app:
         database = await app.database()
         connection = await database.connect()

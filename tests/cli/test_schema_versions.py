@@ -65,7 +65,7 @@ async def worked(app: Penstock, sql: Any) -> bool:
 
 
 async def test_a_worker_stops_when_a_migration_leaves_it_behind(
-    app: Penstock, url: str, sql: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    app: Penstock, url: str, sql: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     second = version(tmp_path, "9.0.0", 2, 2, "create table penstock.second (n integer);", DROPS)
     app.job("mail")(nothing)
@@ -81,8 +81,7 @@ async def test_a_worker_stops_when_a_migration_leaves_it_behind(
         await running
     assert "Upgrade the package" in str(refused.value)
     assert await sql.fetchval("select count(*) from penstock.workers") == 0, "it did not take its leave"
-    said = capfd.readouterr()
-    assert (said.out + said.err).count("schema_cannot_be_used") == 1
+    assert caplog.text.count("schema_cannot_be_used") == 1
     # Nor does one start.
     with pytest.raises(SchemaMismatch, match="speaks 1"):
         await Penstock(url).open()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import logging
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import asyncpg
@@ -16,6 +18,15 @@ from penstock import Fail, InvalidInput, Retry
 from penstock.core import logs
 from penstock.postgres.database import translate
 
+WARN = """
+log = get_logger("penstock.test")
+log.debug("begun", a=1)
+structlog.contextvars.bind_contextvars(request="r1")
+try:
+    1 / 0
+except ZeroDivisionError:
+    log.exception("failed", error=ValueError("hidden"), about="two words", rest=3, exception_of=KeyError())
+"""
 SECRET = "s3cret-of-the-payload"
 SOURCES = Path(penstock.__file__).parent
 
@@ -27,6 +38,12 @@ def raised(error: BaseException, cause: BaseException | None = None) -> BaseExce
     except BaseException as caught:
         assert held
         return caught
+
+
+def run(program: str) -> subprocess.CompletedProcess[str]:
+    """Run a program that uses the package as a library."""
+    program = f"import structlog\nfrom penstock.core.logs import get_logger\n{program}"
+    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
 
 
 def of_server(sqlstate: str, message: str) -> Exception:
@@ -76,7 +93,7 @@ def test_the_operator_can_ask_for_messages() -> None:
         logs.show_payloads(False)
 
 
-def test_no_configuration_of_structlog_shows_locals(capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_configuration_of_structlog_shows_locals(capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture) -> None:
     log = logs.get_logger("penstock.test")
     for processors in (None, [structlog.processors.dict_tracebacks, structlog.processors.JSONRenderer()]):
         structlog.reset_defaults()
@@ -91,9 +108,31 @@ def test_no_configuration_of_structlog_shows_locals(capsys: pytest.CaptureFixtur
                 log.warning("failed_again", error=error)
         finally:
             structlog.reset_defaults()
-        written = capsys.readouterr()
-        assert "r1" in written.out and "ValueError" in written.out
-        assert SECRET not in written.out + written.err
+        written = "".join(capsys.readouterr()) + caplog.text
+        caplog.clear()
+        assert "r1" in written and "ValueError" in written
+        assert SECRET not in written
+
+
+def test_an_application_that_configured_nothing_gets_warnings_on_standard_error() -> None:
+    written = run(WARN)
+    assert written.stdout == ""
+    first, *trace = written.stderr.splitlines()
+    assert first == "failed request=r1 error=ValueError about='two words' rest=3 exception_of=KeyError"
+    assert trace[-1] == "ZeroDivisionError" and len(trace) == 2, trace
+
+
+def test_an_application_decides_with_the_standard_library_what_it_logs() -> None:
+    everything = run("import logging; logging.basicConfig(level=logging.DEBUG)" + WARN)
+    assert "DEBUG:penstock.test:begun a=1" in everything.stderr
+    nothing = run("import logging; logging.getLogger('penstock').setLevel(logging.CRITICAL)" + WARN)
+    assert nothing.stdout + nothing.stderr == ""
+
+
+def test_a_configuration_of_structlog_gets_the_fields() -> None:
+    written = run("structlog.configure(processors=[structlog.processors.JSONRenderer()])" + WARN)
+    assert '{"a": 1, "event": "begun"}' in written.stdout
+    assert written.stderr == ""
 
 
 def test_loggers_of_the_standard_library_show_no_messages() -> None:

@@ -5,9 +5,13 @@ message. An exception's message may contain any value that a handler used (a pay
 frame certainly do. A traceback therefore never shows local variables, and a message appears only when Penstock itself wrote it.
 `PENSTOCK_LOG_PAYLOADS`, or the debugging of HTTP traffic, adds the messages.
 
-Every module logs through `get_logger`, which turns exceptions into text before structlog sees them. A configuration of the
-application, such as structlog's own tracebacks with local variables, then has no values to show. `configure` is for processes
-that Penstock starts: workers, servers, bridges, Spark's executors.
+Every module logs through `get_logger`, which turns exceptions into text before a logging library sees them. A configuration of
+the application, such as structlog's own tracebacks with local variables, then has no values to show.
+
+The application decides where its logs go. When it has configured structlog, the events go there, with their fields. Otherwise
+they go to the logger "penstock" of the standard library as lines of text; without any configuration, that writes warnings and
+errors to standard error and nothing else. `configure` is for processes that Penstock starts: commands, workers, servers,
+bridges, Spark's executors.
 """
 
 from __future__ import annotations
@@ -33,36 +37,44 @@ _QUOTING = ("22", "23", "P0", "44")
 
 
 class Logger:
-    """A structlog logger that accepts exceptions and passes on text. See `get_logger`."""
+    """A logger that accepts exceptions and passes on text. See `get_logger`."""
 
-    __slots__ = ("_log",)
+    __slots__ = ("_standard", "_structured")
 
     def __init__(self, name: str) -> None:
-        self._log: Any = structlog.get_logger(name)
+        self._structured: Any = structlog.get_logger(name)
+        self._standard = logging.getLogger(name)
 
     def debug(self, event: str, **fields: Any) -> None:
         """Log an event at debug level."""
-        self._log.debug(event, **_plain(fields))
+        self._write("debug", logging.DEBUG, event, fields)
 
     def info(self, event: str, **fields: Any) -> None:
         """Log an event at info level."""
-        self._log.info(event, **_plain(fields))
+        self._write("info", logging.INFO, event, fields)
 
     def warning(self, event: str, **fields: Any) -> None:
         """Log an event at warning level."""
-        self._log.warning(event, **_plain(fields))
+        self._write("warning", logging.WARNING, event, fields)
 
     def error(self, event: str, **fields: Any) -> None:
         """Log an event at error level."""
-        self._log.error(event, **_plain(fields))
+        self._write("error", logging.ERROR, event, fields)
 
     def exception(self, event: str, **fields: Any) -> None:
         """Log an event at error level, with the exception that is being handled."""
-        self.error(event, **{"exc_info": sys.exc_info()[1]} | fields)
+        self._write("error", logging.ERROR, event, {"exc_info": sys.exc_info()[1]} | fields)
+
+    def _write(self, method: str, level: int, event: str, fields: dict[str, Any]) -> None:
+        if structlog.is_configured():
+            getattr(self._structured, method)(event, **_plain(fields))
+        elif self._standard.isEnabledFor(level):
+            text = _line(event, structlog.contextvars.get_contextvars() | _plain(fields))
+            self._standard.log(level, "%s", text, stacklevel=3)
 
 
 def get_logger(name: str) -> Logger:
-    """A logger for a module.
+    """A logger for a module. Its name is "penstock" or begins with "penstock.".
 
     It writes a field that is an exception as `describe` returns it, and the exception `exc_info` as `traceback_of` returns it.
     """
@@ -200,6 +212,17 @@ def _plain(fields: dict[str, Any]) -> dict[str, Any]:
         else:
             shown[name] = describe(value) if isinstance(value, BaseException) else value
     return shown
+
+
+def _line(event: str, fields: dict[str, Any]) -> str:
+    """An event as a line of text, with its traceback below it."""
+    trace = fields.pop("exception", None)
+    shown = [f"{name}={value if _is_plain(value) else repr(value)}" for name, value in fields.items()]
+    return " ".join([event, *shown]) + (f"\n{trace}" if trace else "")
+
+
+def _is_plain(value: Any) -> bool:
+    return isinstance(value, str) and value.isprintable() and not set(value) & {" ", "=", '"', "'"} and value != ""
 
 
 def _frames(error: BaseException) -> list[str]:
