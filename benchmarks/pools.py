@@ -65,7 +65,7 @@ class Bench:
                 await queue.enqueue_many([NewJob(n, key=f"key{n}") for n in range(self.jobs)])
         else:
             pool = app.pool("work")
-            pool.handler(handle)
+            pool.job(handle)
             await pool.enqueue_many([(f"key{n % keys}", n) for n in range(self.jobs)])
         async with app, _Working(app):
             await done.wait()
@@ -89,7 +89,7 @@ class Bench:
         noisy_waits: list[float] = []
         pool = app.pool("work")
 
-        @pool.handler
+        @pool.job
         async def handle(job: Job[int]) -> None:
             (noisy_waits if job.key == "noisy" else waits).append((time.time_ns() - job.data) / 1e6)
 
@@ -134,7 +134,7 @@ class Bench:
         last: dict[str, float] = {}
         gaps: dict[str, list[float]] = {}
 
-        @pool.handler
+        @pool.job
         async def handle(job: Job[int]) -> None:
             key = str(job.key)
             now = time.perf_counter()

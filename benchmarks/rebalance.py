@@ -42,7 +42,7 @@ class Members:
         """One more."""
         app = Penstock(self._url)
         stream: Stream[float] = app.stream("rebalanced", float, partitions=PARTITIONS)
-        app.consumer(stream, group="g")(self._note)
+        stream.consumer(group="g")(self._note)
         worker = await app.worker()
         running = asyncio.create_task(worker.run())
         await worker.started()

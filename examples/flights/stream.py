@@ -74,7 +74,7 @@ async def member(url: str | None, stop: asyncio.Event) -> None:
         stream = departures(app)
         connection = await (await app.database()).connect()
         follower = Follower(connection)
-        app.consumer(stream, group="aircraft-days", max_batch_size=500)(follower.follow)
+        stream.consumer(group="aircraft-days", max_batch_size=500)(follower.follow)
         worker = await app.worker("departures/aircraft-days")
         working = asyncio.create_task(worker.run())
         stopping = asyncio.create_task(stop.wait())

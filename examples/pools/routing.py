@@ -19,7 +19,7 @@ from websockets.asyncio.client import connect
 from websockets.asyncio.server import ServerConnection, serve
 from websockets.exceptions import ConnectionClosed
 
-from penstock import Conflict, Options, Penstock, PoolWorker
+from penstock import Conflict, Penstock, PoolWorker
 from penstock.groups.assignors import Candidate
 
 app = Penstock()
@@ -30,7 +30,7 @@ def connected(client: str, workers: Sequence[Candidate]) -> int | None:
     return next((place for place, worker in enumerate(workers) if client in worker.metadata["clients"]), None)
 
 
-requests = app.pool("requests", payload=str, assign=connected, options=Options(keep_result=True))
+requests = app.pool("requests", payload=str, assign=connected, keep_result=True)
 
 
 @asynccontextmanager

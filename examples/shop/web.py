@@ -52,7 +52,7 @@ async def place_order(wanted: Wanted, database: Database) -> dict[str, int]:
     database.add(order)
     await database.flush()  # gives the order its number
     placed = Placed(order.id, order.customer, order.article, order.cents)
-    await send_confirmation.enqueue(order.id, key=order.customer, connection=database)
+    await send_confirmation.options(key=order.customer, connection=database).enqueue(order.id)
     await points.enqueue(order.customer, placed, connection=database)
     await orders.append(placed, connection=database)
     return {"order": order.id}

@@ -66,7 +66,7 @@ async def send_confirmation(job: Job[int]) -> None:
 points = app.pool("points", payload=Placed)
 
 
-@points.handler
+@points.job
 async def add_points(job: Job[Placed]) -> None:
     """A point for each full euro. Nobody else writes this customer's ledger meanwhile: its balance can be read and continued."""
     async with session() as database, database.begin():
@@ -83,7 +83,7 @@ async def add_points(job: Job[Placed]) -> None:
 orders = app.stream("orders", Placed, partitions=4, key="customer")
 
 
-@app.consumer(orders, group="sales", max_batch_size=100)
+@orders.consumer(group="sales", max_batch_size=100)
 async def add_up(batch: Batch[Placed]) -> None:
     """Count what each article brings in. The offset is committed with the sums, so that no order counts twice."""
     async with session() as database, database.begin():

@@ -24,6 +24,7 @@ class Mirror:
         also: Plain methods, properties and attributes that the mirror has too. It calls methods and properties on the loop.
         without: Coroutines that mean nothing without a loop.
         closes: Whether its `close` ends the loop as well.
+        connection: Attribute with the caller's connection through which the calls write, if it has one.
     """
 
     module: str
@@ -31,10 +32,14 @@ class Mirror:
     also: tuple[str, ...] = ()
     without: tuple[str, ...] = ()
     closes: bool = False
+    connection: str = ""
 
 
 MIRRORS = {
-    "penstock.jobs.sync": [Mirror("penstock.jobs.job_type", "JobType")],
+    "penstock.jobs.sync": [
+        Mirror("penstock.jobs.job_type", "JobType"),
+        Mirror("penstock.jobs.job_type", "JobCall", connection="connection"),
+    ],
     "penstock.pools.sync": [Mirror("penstock.pools.pool", "Pool", without=("declare_type",))],
     "penstock.streams.sync": [
         Mirror("penstock.streams.stream", "Stream"),
@@ -51,7 +56,7 @@ MIRRORS = {
         ),
     ],
     "penstock.topics.sync": [Mirror("penstock.topics.topic", "Topic")],
-    "penstock.sync": [Mirror("penstock.app", "Penstock", without=("database", "worker"), closes=True)],
+    "penstock.sync": [Mirror("penstock.app", "Penstock", without=("database", "worker", "run_worker"), closes=True)],
 }  # fmt: skip
 PLACES = {mirror.name: module for module, mirrors in MIRRORS.items() for mirror in mirrors}
 
@@ -71,15 +76,22 @@ class Module:
         lines += [f"from {module} import {name}" for module, name in sorted(self.needed)]
         lines.append("if TYPE_CHECKING:")
         lines += [f"    from {module} import {name}" for module, name in sorted(self.annotated - self.needed)]
-        if any(re.search(r"\bT\b", text) for text in self.classes):
-            lines.append('T = TypeVar("T")')
+        for name, kind in (("T", "TypeVar"), ("P", "ParamSpec")):
+            if any(re.search(rf"\b{name}\b", text) for text in self.classes):
+                lines.append(f'{name} = {kind}("{name}")')
         return "\n".join([*lines, *self.classes])
 
 
 def mirrored(name: str, mirrors: list[Mirror]) -> str:
     """The text of a module of mirrors."""
     module = Module(name)
-    module.needed |= {("typing", "TYPE_CHECKING"), ("typing", "Generic"), ("typing", "TypeVar"), ("typing", "Self")}
+    module.needed |= {
+        ("typing", "TYPE_CHECKING"),
+        ("typing", "Generic"),
+        ("typing", "TypeVar"),
+        ("typing", "ParamSpec"),
+        ("typing", "Self"),
+    }
     module.annotated.add(("penstock.core.blocking", "BackgroundLoop"))
     for mirror in mirrors:
         module.classes.append(MirroredClass(mirror, module).text())
@@ -93,15 +105,17 @@ class MirroredClass:
         self.mirror = mirror
         self.module = module
         self.source, self.origins = read_class(mirror.module, mirror.name)
-        self.generic = any("Generic" in ast.unparse(base) for base in self.source.bases)
+        generic = [base.slice for base in self.source.bases if isinstance(base, ast.Subscript) and _class_of(base) == "Generic"]
+        # The type variable of a generic class, in brackets.
+        self.variable = f"[{ast.unparse(generic[0])}]" if generic else ""
 
     def text(self) -> str:
         """The class."""
         name = self.mirror.name
         self.module.annotated.add((self.mirror.module, name))
-        of = f"{name}[T]" if self.generic else name
+        of = name + self.variable
         parts = [
-            f"class Sync{name}{'(Generic[T])' if self.generic else ''}:",
+            f"class Sync{name}{f'(Generic{self.variable})' if self.variable else ''}:",
             f'    """The blocking half of `{name}`, for threads without an event loop: `{name}.sync`."""',
             f"    def __init__(self, of: {of}, loop: BackgroundLoop) -> None:",
             "        self._of = of",
@@ -181,6 +195,7 @@ class MirroredClass:
         if isinstance(node, ast.AsyncFunctionDef):
             options = [f"wait={WAIT}"] if WAIT in given else []
             options += ["connection=connection"] if "connection" in given else []
+            options += [f"connection=self._of.{self.mirror.connection}"] if self.mirror.connection else []
             options += ["unlimited=True"] if node.name in UNLIMITED else []
             return f"self._loop.run({', '.join([call, *options])})"
         if node.name not in self.mirror.also:
@@ -229,7 +244,7 @@ class MirroredClass:
 
     def _names(self, node: ast.expr) -> set[tuple[str, str]]:
         names = {part.id for part in ast.walk(node) if isinstance(part, ast.Name)}
-        return {self.origins[name] for name in names if name in self.origins and name != "T"}
+        return {self.origins[name] for name in names if name in self.origins and name not in ("T", "P")}
 
 
 def read_class(module: str, name: str) -> tuple[ast.ClassDef, dict[str, tuple[str, str]]]:

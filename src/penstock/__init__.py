@@ -2,6 +2,8 @@
 
 from penstock._version import __version__
 from penstock.app import Penstock
+from penstock.core.dependencies import Depends, inject
+from penstock.core.hooks import Lifespan
 from penstock.errors import (
     Conflict,
     DatabaseUnavailable,
@@ -15,7 +17,8 @@ from penstock.errors import (
     Retry,
     SchemaMismatch,
 )
-from penstock.jobs.handler import Job
+from penstock.jobs.declarations import JobOptions
+from penstock.jobs.handler import Job, current_job
 from penstock.jobs.job_type import JobType
 from penstock.jobs.models import (
     Admission,
@@ -33,7 +36,7 @@ from penstock.jobs.models import (
 )
 from penstock.pools.pool import Pool
 from penstock.pools.standing import Standing
-from penstock.schedules.schedule import Tick
+from penstock.schedules.schedule import Schedule, Tick
 from penstock.settings import Settings
 from penstock.streams.consumer.batch import Batch, Events
 from penstock.streams.consumer.dispatcher import Halted
@@ -53,6 +56,7 @@ __all__ = [
     "Conflict",
     "DatabaseUnavailable",
     "Delivery",
+    "Depends",
     "EmbeddedServerError",
     "Enqueued",
     "Event",
@@ -63,8 +67,10 @@ __all__ = [
     "Job",
     "JobCounts",
     "JobFailed",
+    "JobOptions",
     "JobRecord",
     "JobType",
+    "Lifespan",
     "Message",
     "NewEvent",
     "NewJob",
@@ -86,6 +92,7 @@ __all__ = [
     "ReceiverOutcome",
     "Retention",
     "Retry",
+    "Schedule",
     "SchemaMismatch",
     "Settings",
     "Standing",
@@ -99,4 +106,6 @@ __all__ = [
     "TopicCounts",
     "Why",
     "__version__",
+    "current_job",
+    "inject",
 ]

@@ -16,14 +16,16 @@ import asyncio
 import importlib
 import sys
 import traceback
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 from uuid import UUID
 
 from pydantic import SecretStr
 
+from penstock.core.hooks import Lifespan, Middleware
 from penstock.core.logs import get_logger
 from penstock.errors import Conflict, InvalidInput, JobFailed, NotFound, PenstockError
 from penstock.history import lake
@@ -32,7 +34,6 @@ from penstock.jobs.administration import JobAdministration
 from penstock.jobs.job_type import JobType
 from penstock.jobs.models import JobRecord, Status, parse_id
 from penstock.jobs.scaling import ScaleAdvice, advise
-from penstock.jobs.worked import WorkedType
 from penstock.pools import views as pool_views
 from penstock.pools.administration import PoolAdministration
 from penstock.pools.pool import Pool
@@ -41,16 +42,18 @@ from penstock.postgres import migrate
 from penstock.postgres.context import Context
 from penstock.postgres.database import Database, lacks_rights
 from penstock.schedules.administration import ScheduleAdministration
+from penstock.schedules.schedule import Tick
 from penstock.settings import Settings
 from penstock.streams.administration import StreamAdministration
 from penstock.sync import SyncPenstock
 from penstock.topics import queries as topics
 from penstock.topics.administration import TopicAdministration
 from penstock.topics.topic import renew_subscriptions, subscription_of
-from penstock.worker import Worker
+from penstock.worker import Worker, stop_on
 from penstock.worker.receiver import PoolWorker
 
 log = get_logger("penstock")
+S = TypeVar("S")
 
 
 class Penstock(JobAdministration, PoolAdministration, TopicAdministration, StreamAdministration, ScheduleAdministration):
@@ -88,6 +91,44 @@ class Penstock(JobAdministration, PoolAdministration, TopicAdministration, Strea
     def settings(self) -> Settings:
         """The settings of this application."""
         return self.context.settings
+
+    # -- around handlers
+
+    def middleware(self, function: Middleware) -> Middleware:
+        """Put a function around each handler: of jobs, batches of events, messages and runs of schedules; `@app.middleware`.
+
+        It is `async def timed(work, call_next)`, where `work` is the `Job`, `Batch` or `Tick`; `await call_next(work)` runs what
+        is inside and returns the result of the handler, or raises its error. What it returns or raises is the outcome: `Retry`,
+        `Fail` and other errors mean what they mean in a handler. The first one is the outermost. Plain handlers run in their
+        threads or processes, inside it. A handler of `Events` takes its batches by itself, without middleware.
+
+        Raises:
+            InvalidInput: It is not an async function of two arguments.
+        """
+        return self.context.hooks.add_middleware(function)
+
+    def lifespan(self, function: Callable[[], AsyncIterator[S]]) -> Lifespan[S]:
+        """Set up what handlers share, such as a client or a model, before a worker's first handler, and clean up after its last.
+
+        It is an async generator that yields once. Handlers get what it yields as a dependency:
+
+            @app.lifespan
+            async def clients() -> AsyncIterator[Clients]:
+                async with httpx.AsyncClient() as http:
+                    yield Clients(http)
+
+            @app.job
+            async def fetch(job: Job[Page], clients: Annotated[Clients, Depends(clients)]) -> None: ...
+
+        Raises:
+            InvalidInput: It is not an async generator without parameters.
+        """
+        return self.context.hooks.add_lifespan(function)
+
+    @property
+    def dependency_overrides(self) -> dict[Callable[..., Any], Callable[..., Any]]:
+        """Functions that stand in for dependencies, as in `app.dependency_overrides[get_session] = fake_session` in a test."""
+        return self.context.hooks.dependency_overrides
 
     # -- opening and closing
 
@@ -252,7 +293,7 @@ class Penstock(JobAdministration, PoolAdministration, TopicAdministration, Strea
         """Subscribe those of the job types that are queues of subscribers to their topics. A worker does so when it starts."""
         for type in declared:
             if (subscription := subscription_of(type)) is not None:
-                await subscription.begin(await self.database(), type.options.as_json())
+                await subscription.begin(await self.database(), type.declared.as_json())
 
     async def worker(self, *names: str) -> Worker:
         """A worker for the handlers and consumers of this app. Run it with `await worker.run()`.
@@ -260,29 +301,49 @@ class Penstock(JobAdministration, PoolAdministration, TopicAdministration, Strea
         Args:
             names: Job types, pools, consumer groups (`stream/group`) and schedules to work on; none: all.
         """
-        scheduled = [schedule for name, schedule in self.schedules.items() if not names or name in names]
+        scheduled = [
+            replace(schedule, around=self.context.hooks.around(schedule.signature.plan, Tick))
+            for name, schedule in self.schedules.items()
+            if not names or name in names
+        ]
         beside_types = {*self.consumers, *(schedule.name for schedule in scheduled if schedule.runs_as != "job")}
         chosen = [self.with_handler(name) for name in names if name not in beside_types]
         consumers = [self.consumers[name] for name in names if name in self.consumers]
         if not names:
             chosen = [t for t in self.types.values() if t.works]
             consumers = list(self.consumers.values())
-        worked = {
-            t.name: WorkedType(t.name, t.options, t.codec, t.handler, t.kind)
-            for t in chosen
-            if t.handler is not None and not isinstance(t.declarer, Pool)
-        }
+        worked = {t.name: w for t in chosen if not isinstance(t.declarer, Pool) and (w := t.worked()) is not None}
         pools = [t.declarer.worked() for t in chosen if isinstance(t.declarer, Pool)]
         database = await self.database()
         await self.subscribe(*chosen)
-        subscribed = [(s, t.options.as_json()) for t in chosen if (s := subscription_of(t)) is not None]
+        subscribed = [(s, t.declared.as_json()) for t in chosen if (s := subscription_of(t)) is not None]
         beside = {"renewal": lambda: renew_subscriptions(database, subscribed)} if subscribed else {}
         process = new_member_id()
         parts = [
             await consumer.consumer(database, self.settings, f"{process}.c{number}")
             for number, consumer in enumerate(consumers, 1)
         ]
-        return Worker(database, worked, self.settings, pools, beside, parts, scheduled, process)
+        return Worker(
+            database, worked, self.settings, pools, beside, parts, scheduled, process, lifespan=self.context.hooks.running
+        )
+
+    async def run_worker(self, *names: str) -> None:
+        """Run a worker until SIGTERM or SIGINT: `asyncio.run(app.run_worker())`. The application is opened and closed.
+
+        Args:
+            names: See `worker`.
+
+        Raises:
+            PenstockError: See `Worker.run`.
+        """
+        async with self:
+            worker = await self.worker(*names)
+            stop_on(worker.stop, asyncio.get_running_loop())
+            await worker.run()
+
+    def run_worker_sync(self, *names: str) -> None:
+        """`run_worker` for a program without an event loop."""
+        asyncio.run(self.run_worker(*names))
 
 
 def load(target: str) -> Penstock:

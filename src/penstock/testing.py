@@ -26,7 +26,7 @@ import shutil
 import tempfile
 import time
 import uuid
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Collection, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -43,7 +43,6 @@ from penstock.groups import queries as ownership
 from penstock.groups import rebalance as balance
 from penstock.jobs import queries as jobs
 from penstock.jobs.models import JobRecord
-from penstock.jobs.worked import WorkedType
 from penstock.pools import queries as pools
 from penstock.pools.pool import Pool
 from penstock.postgres import migrate
@@ -178,9 +177,14 @@ async def run_due_jobs(app: Penstock, *names: str, limit: int = 10_000) -> list[
     Returns:
         Records of the jobs after their runs, in the order of their first run.
     """
+    async with app.context.hooks.running():
+        return await _run_due_jobs(app, names, limit)
+
+
+async def _run_due_jobs(app: Penstock, names: Collection[str], limit: int) -> list[JobRecord]:
     database = await app.database()
     chosen = [t for t in app.types.values() if t.handler is not None and (not names or t.name in names)]
-    worked = {t.name: WorkedType(t.name, t.options, t.codec, t.handler, t.kind) for t in chosen if t.handler is not None}
+    worked = {t.name: w for t in chosen if (w := t.worked()) is not None}
     for declared in chosen:
         if isinstance(declared.declarer, Pool):
             await declared.declarer.declare()

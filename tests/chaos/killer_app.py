@@ -11,7 +11,7 @@ import time
 from datetime import timedelta
 from typing import Any
 
-from penstock import Backoff, Job, Options, Penstock, Settings
+from penstock import Backoff, Job, Penstock, Settings
 
 app = Penstock(settings=Settings(dead_after=2.0, heartbeat_interval=0.4, maintenance_interval=0.2, concurrency=20, threads=4))
 QUICK = Backoff(base=timedelta(milliseconds=50), cap=timedelta(milliseconds=200))
@@ -49,7 +49,7 @@ app.job("plain", attempts=3, backoff=QUICK)(work)
 app.job("single", attempts=1, backoff=QUICK)(work)
 app.job("wedged", attempts=3, backoff=QUICK, visibility_timeout=LEASE)(work)
 app.job("once", delivery="at_most_once")(work)
-app.pool("keyed", slots=8, options=Options(attempts=3, backoff=QUICK)).handler(work)
+app.pool("keyed", slots=8, attempts=3, backoff=QUICK).job(work)
 
 
 def exits(job: Job[dict[str, Any]]) -> None:

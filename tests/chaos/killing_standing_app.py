@@ -30,7 +30,7 @@ async def stand(job: Standing[dict[str, Any]]) -> AsyncIterator[None]:
     yield
 
 
-@app.consumer(app.stream("events", partitions=4), group="readers")
+@app.stream("events", partitions=4).consumer(group="readers")
 async def read(event: Event[dict[str, Any]]) -> None:
     """Write down the event, or end the process."""
     end_the_process(event.data.get("does"))

@@ -11,15 +11,15 @@ from uuid import uuid4
 
 from workload import record
 
-from penstock import Backoff, Job, Options, Penstock, Standing
+from penstock import Backoff, Job, Penstock, Standing
 
 app = Penstock()
 QUICK = Backoff(base=timedelta(milliseconds=50), cap=timedelta(milliseconds=200))
 
-pool = app.pool("keyed", slots=16, options=Options(attempts=8, backoff=QUICK))
+pool = app.pool("keyed", slots=16, attempts=8, backoff=QUICK)
 
 
-@pool.handler
+@pool.job
 async def run(job: Job[dict[str, Any]]) -> None:
     """Run for as long as the payload says, then fail or not. The name of the event is the key and the place in it."""
     name = f"{job.key}/{job.data['n']}"

@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
-from penstock import Backoff, Job, Options, Penstock, Settings, Tick
+from penstock import Backoff, Job, Penstock, Settings, Tick
 from penstock.postgres.database import Database
 from penstock.schedules import queries as schedules
 
@@ -46,7 +46,8 @@ schedules.enqueue_run = enqueue_and_die
     every=timedelta(milliseconds=100),
     name="sweep",
     missed="all",
-    options=Options(attempts=20, backoff=Backoff(base=timedelta(milliseconds=10), cap=timedelta(milliseconds=50))),
+    attempts=20,
+    backoff=Backoff(base=timedelta(milliseconds=10), cap=timedelta(milliseconds=50)),
 )
 async def sweep(job: Job[Tick]) -> None:
     """Write down the run, and perhaps die in the middle."""

@@ -55,7 +55,7 @@ async def work(batch: Batch[str]) -> None:
     record(batch, begun)
 
 
-@app.consumer(stream, group="plain", max_batch_size=20)
+@stream.consumer(group="plain", max_batch_size=20)
 async def plain(batch: Batch[str]) -> None:
     """Handle, then let it be committed. Sabotaged: the other way around."""
     if SABOTAGE == "commit_before_handling":
@@ -66,7 +66,7 @@ async def plain(batch: Batch[str]) -> None:
         await work(batch)
 
 
-@app.consumer(stream, group="exact", max_batch_size=50)
+@stream.consumer(group="exact", max_batch_size=50)
 async def exact(batch: Batch[str]) -> None:
     """Write and commit in one transaction, whoever says stop: the database has to refuse what comes too late."""
     await asyncio.shield(keep_and_write(batch) if HELD else write(batch))

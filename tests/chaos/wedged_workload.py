@@ -10,14 +10,14 @@ from typing import Any
 
 from workload import QUICK, record
 
-from penstock import Job, Options, Penstock
+from penstock import Job, Penstock
 
 app = Penstock()
 VISIBLE = timedelta(seconds=6)
-pool = app.pool("keyed", slots=16, options=Options(attempts=8, backoff=QUICK, visibility_timeout=VISIBLE))
+pool = app.pool("keyed", slots=16, attempts=8, backoff=QUICK, visibility_timeout=VISIBLE)
 
 
-@pool.handler
+@pool.job
 async def run(job: Job[dict[str, Any]]) -> None:
     """Sleep, or block everything the first time. The name of the event is the key and the place in it."""
     name = f"{job.key}/{job.data['n']}"

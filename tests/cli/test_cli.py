@@ -331,7 +331,7 @@ def test_a_tour_of_the_pools(url: str, tmp_path: Path) -> None:
         "from penstock import Job, Penstock\n"
         "app = Penstock()\n"
         "pool = app.pool('tenants', slots=8)\n"
-        "@pool.handler\n"
+        "@pool.job\n"
         "async def run(job: Job[int]) -> None: ...\n"
     )
     worker = subprocess.Popen(

@@ -80,7 +80,7 @@ async def exits(job: Job[dict]) -> None:
 pool = app.pool("keyed", slots=4)
 
 
-@pool.handler
+@pool.job
 async def keyed(job: Job[dict]) -> None:
     raise ValueError(job.data["card"])
 
@@ -90,12 +90,12 @@ async def standing(job) -> None:
     raise ValueError(job.data["card"])
 
 
-@app.consumer(app.stream("events", partitions=1), group="readers", on_failure="dead-letter")
+@app.stream("events", partitions=1).consumer(group="readers", on_failure="dead-letter")
 async def consume(event: Event[dict]) -> None:
     raise ValueError(event.data["card"])
 
 
-@app.consumer(app.stream("halting", partitions=1), group="readers", on_failure="halt")
+@app.stream("halting", partitions=1).consumer(group="readers", on_failure="halt")
 async def halt(event: Event[dict]) -> None:
     raise ValueError(event.data["card"])
 

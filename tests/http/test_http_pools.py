@@ -30,7 +30,7 @@ from penstock import Job, Penstock, Standing
 app = Penstock()
 pool = app.pool({name!r}, slots=8)
 
-@pool.handler
+@pool.job
 async def run(job: Job[int]) -> None: ...
 
 @pool.standing
@@ -275,7 +275,7 @@ async def test_quarantined_keys_are_listed_counted_and_released(client: httpx.Cl
     async with Penstock(served.database_url) as app:
         pool = app.pool(name, assign=lambda key, workers: answers[0] if key == "a/b" else 0)
 
-        @pool.handler
+        @pool.job
         async def handle(job: Job[int]) -> None: ...
 
         worker = await app.worker()

@@ -15,7 +15,7 @@ import asyncpg
 import pytest
 from pydantic import BaseModel, SecretStr
 
-from penstock import Backoff, InvalidInput, Job, NotFound, Options, Penstock, RateLimit, Retention, StreamOptions
+from penstock import Backoff, InvalidInput, Job, NotFound, Penstock, RateLimit, Retention
 from penstock.testing import TemporaryDatabases
 
 Sql: TypeAlias = "asyncpg.Connection[Any]"
@@ -34,15 +34,15 @@ def test_the_decorator_works_without_parentheses() -> None:
 @pytest.mark.parametrize(
     ("options", "named"),
     [
-        (Options(visibility_timeout=30), "visibility_timeout"),  # type: ignore[arg-type]
-        (Options(time_limit=30), "time_limit"),  # type: ignore[arg-type]
-        (Options(backoff=Backoff(base=1)), "backoff.base"),  # type: ignore[arg-type]
-        (Options(rate_limit=RateLimit(1, 1)), "the period of rate_limit"),  # type: ignore[arg-type]
+        ({"visibility_timeout": 30}, "visibility_timeout"),
+        ({"time_limit": 30}, "time_limit"),
+        ({"backoff": Backoff(base=1)}, "backoff.base"),  # type: ignore[arg-type]
+        ({"rate_limit": RateLimit(1, 1)}, "the period of rate_limit"),  # type: ignore[arg-type]
     ],
 )
-def test_a_span_that_is_no_timedelta_is_refused(options: Options, named: str) -> None:
+def test_a_span_that_is_no_timedelta_is_refused(options: dict[str, Any], named: str) -> None:
     with pytest.raises(InvalidInput, match=f"{named} of x must be a timedelta"):
-        Penstock("postgresql://nowhere/x").job_type("x", Any, options)
+        Penstock("postgresql://nowhere/x").job_type("x", **options)
 
 
 def test_a_setting_that_is_no_good_is_invalid_input(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -59,7 +59,7 @@ async def test_a_producer_enqueues_types_that_it_may_not_declare(app: Penstock, 
         parts = urlsplit(url)
         theirs = urlunsplit(parts._replace(netloc=f"{role}:secret@{parts.netloc.rpartition('@')[2]}"))
         async with Penstock(theirs) as producer:
-            ship = producer.job_type("ship", Any, Options(visibility_timeout=timedelta(seconds=30)))
+            ship = producer.job_type("ship", Any, visibility_timeout=timedelta(seconds=30))
             with pytest.raises(NotFound):
                 await ship.enqueue({})
             await app.create_job_type("ship")
@@ -105,9 +105,9 @@ async def test_transactional_enqueue_publish_and_append_work_first_thing_on_a_fr
         # Also what is declared after the opening.
         late, news = app.job_type("late"), app.topic("news")
         async with sql.transaction():
-            await invoice.enqueue(Sale(total=1), connection=sql)
+            await invoice.options(connection=sql).enqueue(Sale(total=1))
             await tenants.enqueue("acme", {}, connection=sql)
-            await late.enqueue({}, connection=sql)
+            await late.options(connection=sql).enqueue({})
             await orders.append(Sale(total=1), connection=sql)
             await news.publish({}, connection=sql)
             await sales.publish(Sale(total=1), connection=sql)
@@ -130,7 +130,7 @@ async def test_one_application_declares_in_each_database_that_it_is_used_with(da
 async def test_the_error_of_a_type_that_nobody_declared_says_how_to_declare_it(url: str, sql: Sql) -> None:
     _, invoice, *_ = shop(url)
     with pytest.raises(NotFound, match="no such job type: invoice") as refused:
-        await invoice.enqueue(Sale(total=1), connection=sql)
+        await invoice.options(connection=sql).enqueue(Sale(total=1))
     assert "penstock declare" in str(refused.value.hint)
 
 
@@ -147,7 +147,7 @@ def test_the_command_declares_at_deploy(url: str, tmp_path: Path) -> None:
 
 async def test_using_the_stream_of_another_application_leaves_its_options_alone(url: str, sql: Sql) -> None:
     owner = Penstock(url)
-    owner.stream("orders", partitions=2, keep=Retention(age=timedelta(days=7)), options=StreamOptions(max_event_bytes=500))
+    owner.stream("orders", partitions=2, keep=Retention(age=timedelta(days=7)), max_event_bytes=500)
     other, again = Penstock(url), Penstock(url)
     used = other.stream("orders")
     again.stream("orders", partitions=2, keep=Retention(age=timedelta(days=7)))

@@ -21,13 +21,13 @@ async def test_all_ids_of_a_process_begin_alike(url: str, sql: asyncpg.Connectio
     @app.job("mail")
     async def mail(job: Job[Any]) -> None: ...
 
-    @app.consumer(orders, group="billing")
+    @orders.consumer(group="billing")
     async def bill(event: Event[int]) -> None: ...
 
     async def work(job: Job[Any]) -> None: ...
 
     for pool in pools:
-        pool.handler(work)
+        pool.job(work)
 
     async def members() -> dict[str, str] | None:
         found = {row["group_name"]: row["id"] for row in await sql.fetch("select group_name, id from penstock.members")}

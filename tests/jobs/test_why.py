@@ -18,7 +18,7 @@ import asyncpg
 import pytest
 
 from conftest import eventually
-from penstock import Backoff, Event, Job, NewJob, NotFound, OnFailure, Options, Penstock, RateLimit, Why
+from penstock import Backoff, Event, Job, NewJob, NotFound, OnFailure, Penstock, RateLimit, Why
 from penstock.testing import consumed, running_worker
 
 Sql: TypeAlias = "asyncpg.Connection[Any]"
@@ -115,10 +115,10 @@ async def test_a_job_that_is_claimed_ahead_waits_for_its_key(url: str, sql: Sql)
 
 async def test_a_retry_and_the_key_that_it_holds(url: str, sql: Sql) -> None:
     app = Penstock(url)
-    pool = app.pool("ledger", payload=str, options=Options(attempts=3, backoff=Backoff(base=HOUR)))
+    pool = app.pool("ledger", payload=str, attempts=3, backoff=Backoff(base=HOUR))
     release = asyncio.Event()
 
-    @pool.handler
+    @pool.job
     async def work(job: Job[str]) -> None:
         if job.data == "fails":
             raise ValueError("no")
@@ -181,7 +181,7 @@ async def test_a_key_that_the_rule_cannot_place(url: str) -> None:
 
     pool = app.pool("requests", assign=rule)
 
-    @pool.handler
+    @pool.job
     async def work(job: Job[Any]) -> None: ...
 
     async with app, running_worker(app):
@@ -195,7 +195,7 @@ async def test_limits_of_a_key(url: str) -> None:
     app = Penstock(url)
     pool = app.pool("calls", key_rate=RateLimit(1, HOUR))
 
-    @pool.handler
+    @pool.job
     async def work(job: Job[Any]) -> None: ...
 
     async with app, running_worker(app):
@@ -297,7 +297,7 @@ async def test_a_handler_that_keeps_failing_is_seen_in_the_lag(url: str, sql: Sq
     orders = app.stream("orders", int, partitions=1)
     mended = False
 
-    @app.consumer(orders, group="billing", on_failure=OnFailure(backoff=Backoff(base=timedelta(seconds=0.1), factor=1)))
+    @orders.consumer(group="billing", on_failure=OnFailure(backoff=Backoff(base=timedelta(seconds=0.1), factor=1)))
     async def bill(event: Event[int]) -> None:
         if event.data == 13 and not mended:
             raise ConnectionError("the bank does not answer")
@@ -336,7 +336,7 @@ async def test_consumed_waits_for_a_group_that_comes_and_says_why_one_stands_sti
     orders = app.stream("orders", int, partitions=1)
     soon = timedelta(milliseconds=1)
 
-    @app.consumer(orders, group="billing")
+    @orders.consumer(group="billing")
     async def bill(event: Event[int]) -> None:
         raise ConnectionError("the bank does not answer")
 

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import asyncpg
 import pytest
 
-from penstock import Admission, InvalidInput, NewJob, Options, Penstock, RateLimit
+from penstock import Admission, InvalidInput, NewJob, Penstock, RateLimit
 
 Sql: TypeAlias = "asyncpg.Connection[Any]"
 
@@ -33,10 +33,10 @@ Sql: TypeAlias = "asyncpg.Connection[Any]"
         ({"assign": "jump"}, "assign of work must be a plain function"),
         ({"assignor": "random"}, "unknown assignor of work: 'random'"),
         ({"on_retry": "wait"}, "on_retry of work must be block or skip"),
-        ({"options": {"attempts": 3}}, "options of work must be Options"),
-        ({"options": Options(attempts=2.5)}, "attempts of work"),
-        ({"options": Options(rate_limit=20)}, "rate_limit of work must be a RateLimit"),
-        ({"options": Options(backoff=3)}, "backoff of work must be a Backoff"),
+        ({"attemps": 3}, "pool work has no option attemps (it was given 3)"),
+        ({"attempts": 2.5}, "attempts of pool work"),
+        ({"rate_limit": 20}, "rate_limit of pool work must be a RateLimit"),
+        ({"backoff": timedelta(seconds=3)}, "backoff of pool work must be a Backoff"),
     ],
 )
 def test_a_pool_is_declared_with_values_of_the_right_kind(wrong: dict[str, Any], message: str) -> None:

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import asyncpg
 
 from conftest import eventually
-from penstock import Job, Options, Penstock
+from penstock import Job, Penstock
 from penstock.groups.assignors import slot_of
 from workers import Workers
 
@@ -65,8 +65,8 @@ class History:
 
 async def test_slots_that_stay_go_on_while_others_move(app: Penstock, sql: Sql) -> None:
     history = History()
-    pool = app.pool("work", slots=SLOTS, options=Options(time_limit=timedelta(minutes=4)))
-    pool.handler(history.handle)
+    pool = app.pool("work", slots=SLOTS, time_limit=timedelta(minutes=4))
+    pool.job(history.handle)
     app.context.settings = app.settings.model_copy(
         update={"handover_grace": timedelta(minutes=3), "shutdown_grace": timedelta(minutes=3)}
     )

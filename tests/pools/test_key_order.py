@@ -66,7 +66,7 @@ async def test_calls_of_one_transaction_start_in_their_order_while_others_enqueu
     started: list[int] = []
     pool = app.pool("work", slots=8)
 
-    @pool.handler
+    @pool.job
     async def handle(job: Job[int]) -> None:
         started.append(job.data)
         await asyncio.sleep(0)
@@ -93,7 +93,7 @@ async def test_order_holds_at_full_speed_with_overlapping_producers(app: Penstoc
     ticks, numbers, transactions = itertools.count(), itertools.count(), itertools.count()
     calls: list[Call] = []
 
-    @pool.handler
+    @pool.job
     async def handle(job: Job[int]) -> None:
         started.append(job.data)
 

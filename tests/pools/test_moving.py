@@ -27,7 +27,7 @@ async def test_a_rebalance_waits_for_a_running_handler_while_the_other_keys_of_i
     async with quick(url) as app:
         pool = app.pool("work", slots=2)
 
-        @pool.handler
+        @pool.job
         async def handle(job: Job[int]) -> None:
             if job.key == "long":
                 attempts.append(job.attempt)
@@ -73,7 +73,7 @@ async def test_a_worker_that_is_told_to_stop_cancels_what_runs_after_its_grace_p
     async with quick(url, shutdown_grace=timedelta(milliseconds=100)) as app:
         pool = app.pool("work", slots=2)
 
-        @pool.handler
+        @pool.job
         async def handle(job: Job[int]) -> None:
             nonlocal cancelled
             try:
@@ -95,7 +95,7 @@ async def app_in_progress(app: Penstock) -> bool:
 async def test_a_draining_worker_is_not_counted_as_one_that_works(app: Penstock) -> None:
     pool = app.pool("work", slots=4)
 
-    @pool.handler
+    @pool.job
     async def handle(job: Job[int]) -> None: ...
 
     async with Workers(app) as working:

@@ -12,7 +12,7 @@ import asyncpg
 import pytest
 
 from conftest import eventually
-from penstock import Backoff, Conflict, Delivery, InvalidInput, Job, NewJob, Options, Penstock, RateLimit, Settings, Status
+from penstock import Backoff, Conflict, Delivery, InvalidInput, Job, JobOptions, NewJob, Penstock, RateLimit, Settings, Status
 from penstock.groups import queries as ownership
 from penstock.groups import rebalance as balance
 from penstock.pools import queries as pools
@@ -20,7 +20,7 @@ from penstock.testing import run_due_jobs
 from workers import Workers
 
 Sql: TypeAlias = "asyncpg.Connection[Any]"
-QUICK = Options(attempts=4, backoff=Backoff(base=timedelta(milliseconds=30), cap=timedelta(milliseconds=60)))
+QUICK: JobOptions = {"attempts": 4, "backoff": Backoff(base=timedelta(milliseconds=30), cap=timedelta(milliseconds=60))}
 
 
 class Seen:
@@ -54,7 +54,7 @@ async def test_jobs_of_a_key_run_in_order_one_at_a_time_and_keys_in_parallel(app
     seen = Seen()
     pool = app.pool("work", slots=8)
 
-    @pool.handler
+    @pool.job
     async def handle(job: Job[int]) -> None:
         await seen.run(job, 0.001)
 
@@ -70,7 +70,7 @@ async def test_a_lone_key_is_not_slow(app: Penstock) -> None:
     seen = Seen()
     pool = app.pool("work", slots=8)
 
-    @pool.handler
+    @pool.job
     async def handle(job: Job[int]) -> None:
         await seen.run(job)
 
@@ -84,7 +84,7 @@ async def test_sql_enqueues_into_a_pool(app: Penstock, sql: Sql) -> None:
     seen = Seen()
     pool = app.pool("work", slots=8)
 
-    @pool.handler
+    @pool.job
     async def handle(job: Job[int]) -> None:
         await seen.run(job)
 
@@ -96,9 +96,9 @@ async def test_sql_enqueues_into_a_pool(app: Penstock, sql: Sql) -> None:
 @pytest.mark.parametrize("on_retry", ["block", "skip"])
 async def test_a_retry_blocks_its_key_or_lets_others_pass(app: Penstock, on_retry: Any) -> None:
     seen = Seen()
-    pool = app.pool("work", slots=4, on_retry=on_retry, options=QUICK)
+    pool = app.pool("work", slots=4, on_retry=on_retry, **QUICK)
 
-    @pool.handler
+    @pool.job
     async def handle(job: Job[int]) -> None:
         await seen.run(job)
         if job.data == 1 and job.attempt < 3:
@@ -115,9 +115,9 @@ async def test_a_retry_blocks_its_key_or_lets_others_pass(app: Penstock, on_retr
 
 async def test_a_job_that_fails_for_good_frees_its_key(app: Penstock) -> None:
     seen = Seen()
-    pool = app.pool("work", slots=4, options=Options(attempts=1))
+    pool = app.pool("work", slots=4, attempts=1)
 
-    @pool.handler
+    @pool.job
     async def handle(job: Job[int]) -> None:
         await seen.run(job)
         if job.data == 1:
@@ -138,7 +138,7 @@ async def test_order_holds_while_workers_come_and_go(app: Penstock) -> None:
     seen = Seen()
     pool = app.pool("work", slots=16)
 
-    @pool.handler
+    @pool.job
     async def handle(job: Job[int]) -> None:
         await seen.run(job, 0.002)
 
@@ -162,7 +162,7 @@ async def test_a_quiet_key_is_served_beside_a_noisy_one(app: Penstock) -> None:
     seen = Seen()
     pool = app.pool("work", slots=4)
 
-    @pool.handler
+    @pool.job
     async def handle(job: Job[int]) -> None:
         await seen.run(job, 0.005)
 
@@ -180,10 +180,10 @@ async def test_a_quiet_key_is_served_beside_a_noisy_one(app: Penstock) -> None:
 @pytest.mark.parametrize("keys", [2, 12])
 @pytest.mark.parametrize("limit", [None, 1])
 async def test_weights_give_a_key_more_jobs_a_turn(app: Penstock, keys: int, limit: int | None) -> None:
-    pool = app.pool("work", slots=1, weights={"heavy": 3}, prefetch_per_key=1, options=Options(concurrency=limit))
+    pool = app.pool("work", slots=1, weights={"heavy": 3}, prefetch_per_key=1, concurrency=limit)
     order: list[str] = []
 
-    @pool.handler
+    @pool.job
     async def handle(job: Job[int]) -> None:
         order.append(str(job.key))
         await asyncio.sleep(0.002)
@@ -202,7 +202,7 @@ async def test_weights_give_a_key_more_jobs_a_turn(app: Penstock, keys: int, lim
 
 
 async def test_a_turn_that_a_limit_cut_short_goes_on_and_nobody_is_passed_over(app: Penstock, sql: Sql) -> None:
-    pool = app.pool("work", slots=1, weights={"a": 3}, options=Options(concurrency=2))
+    pool = app.pool("work", slots=1, weights={"a": 3}, concurrency=2)
     await pool.declare()
     await pool.enqueue_many([(key, n) for n in range(9) for key in "abc"])
     await sql.execute("select penstock.join_group('work', 'm', gen_random_uuid())")
@@ -225,10 +225,10 @@ async def test_a_turn_that_a_limit_cut_short_goes_on_and_nobody_is_passed_over(a
 
 async def test_a_limit_of_the_type_does_not_keep_the_last_key_waiting(app: Penstock) -> None:
     seen = Seen()
-    pool = app.pool("work", slots=1, options=Options(concurrency=1))
+    pool = app.pool("work", slots=1, concurrency=1)
     order: list[str] = []
 
-    @pool.handler
+    @pool.job
     async def handle(job: Job[int]) -> None:
         order.append(str(job.key))
         await seen.run(job, 0.005)
@@ -243,7 +243,7 @@ async def test_a_limit_of_the_type_does_not_keep_the_last_key_waiting(app: Penst
 async def test_the_rate_of_a_key_is_limited_and_the_others_go_on(app: Penstock, sql: Sql) -> None:
     pool = app.pool("work", slots=4, key_rate=RateLimit(3, timedelta(seconds=1)))
 
-    @pool.handler
+    @pool.job
     async def handle(job: Job[int]) -> None:
         pass
 
@@ -261,7 +261,7 @@ async def test_keys_with_a_rate_that_never_come_again_are_forgotten(app: Penstoc
     pool = app.pool("work", int, key_rate=RateLimit(5, timedelta(minutes=1)))
     seen = Seen()
 
-    @pool.handler
+    @pool.job
     async def run(job: Job[int]) -> None:
         await seen.run(job)
 
@@ -279,7 +279,7 @@ async def test_jobs_in_flight_of_a_key_can_be_more_than_one(app: Penstock) -> No
     seen = Seen()
     pool = app.pool("work", slots=4, key_concurrency=3)
 
-    @pool.handler
+    @pool.job
     async def handle(job: Job[int]) -> None:
         await seen.run(job, 0.02)
 
@@ -293,7 +293,7 @@ async def test_a_pool_can_grow_while_it_works(app: Penstock) -> None:
     seen = Seen()
     pool = app.pool("work", slots=4)
 
-    @pool.handler
+    @pool.job
     async def handle(job: Job[int]) -> None:
         await seen.run(job, 0.002)
 
@@ -334,7 +334,7 @@ async def test_a_job_with_a_time_or_an_end_keeps_it(app: Penstock) -> None:
     seen = Seen()
     pool = app.pool("work", slots=4)
 
-    @pool.handler
+    @pool.job
     async def handle(job: Job[int]) -> None:
         await seen.run(job)
 
@@ -355,7 +355,7 @@ async def test_jobs_from_before_the_type_became_a_pool_run_too(app: Penstock, ur
         seen = Seen()
         pool = later.pool("work", slots=4)
 
-        @pool.handler
+        @pool.job
         async def handle(job: Job[int]) -> None:
             await seen.run(job)
 
@@ -372,7 +372,7 @@ async def test_a_running_job_of_a_pool_can_be_cancelled(app: Penstock) -> None:
     seen = Seen()
     pool = app.pool("work", slots=4)
 
-    @pool.handler
+    @pool.job
     async def handle(job: Job[int]) -> None:
         await seen.run(job, 60 if job.data == 0 else 0)
 
@@ -391,7 +391,7 @@ async def test_a_slot_that_comes_back_waits_for_the_handler_that_still_ends(app:
     ending, may_end = asyncio.Event(), asyncio.Event()
     together = False
 
-    @pool.handler
+    @pool.job
     async def run(job: Job[str]) -> None:
         nonlocal together
         starts[job.data] += 1
@@ -507,9 +507,9 @@ async def test_slots_that_stay_are_not_touched_by_a_join_or_a_leave(app: Penstoc
 
 async def test_an_at_most_once_job_in_a_pool_is_not_started_again(app: Penstock, sql: Sql) -> None:
     seen = Seen()
-    pool = app.pool("work", slots=4, options=Options(delivery=Delivery.AT_MOST_ONCE))
+    pool = app.pool("work", slots=4, delivery=Delivery.AT_MOST_ONCE)
 
-    @pool.handler
+    @pool.job
     async def handle(job: Job[int]) -> None:
         await seen.run(job, 60 if job.data == 0 else 0)
 
@@ -526,9 +526,9 @@ async def test_an_at_most_once_job_in_a_pool_is_not_started_again(app: Penstock,
 
 async def test_the_queue_of_a_pool_obeys_the_limit_of_its_type(app: Penstock) -> None:
     seen = Seen()
-    pool = app.pool("work", slots=8, options=Options(concurrency=3))
+    pool = app.pool("work", slots=8, concurrency=3)
 
-    @pool.handler
+    @pool.job
     async def handle(job: Job[int]) -> None:
         await seen.run(job, 0.01)
 
@@ -555,7 +555,7 @@ async def test_run_due_jobs_runs_those_of_pools_in_order(app: Penstock) -> None:
     seen = Seen()
     pool = app.pool("work", slots=4)
 
-    @pool.handler
+    @pool.job
     async def handle(job: Job[int]) -> None:
         await seen.run(job)
 

@@ -12,15 +12,15 @@ import asyncpg
 import pytest
 
 from conftest import eventually
-from penstock import Backoff, Conflict, Options, Penstock, Settings
+from penstock import Backoff, Conflict, JobOptions, Penstock, Settings
 from penstock.jobs import queries as jobs
 
 Sql: TypeAlias = "asyncpg.Connection[Any]"
-QUICK = Options(attempts=4, backoff=Backoff(base=timedelta(milliseconds=30), cap=timedelta(milliseconds=60)))
+QUICK: JobOptions = {"attempts": 4, "backoff": Backoff(base=timedelta(milliseconds=30), cap=timedelta(milliseconds=60))}
 
 
 async def test_a_program_pulls_jobs_and_settles_them(app: Penstock) -> None:
-    pool = app.pool("fibonacci", int, slots=4, options=QUICK)
+    pool = app.pool("fibonacci", int, slots=4, **QUICK)
     order: list[tuple[str | None, int, int]] = []
     for n in range(3):
         await pool.enqueue("a", n)
@@ -46,7 +46,7 @@ def plain(url: str) -> Iterator[Penstock]:
 
 
 def test_a_thread_without_a_loop_pulls_jobs_and_settles_them(plain: Penstock) -> None:
-    pool = plain.pool("fibonacci", int, slots=4, options=QUICK)
+    pool = plain.pool("fibonacci", int, slots=4, **QUICK)
     pool.sync.enqueue_many([("a", n) for n in range(3)])
     order: list[tuple[str | None, int, int]] = []
     with pool.sync.worker("my-worker") as worker:
@@ -179,7 +179,7 @@ async def test_a_slot_moves_only_when_a_claim_that_is_under_way_has_ended(url: s
 
 
 async def test_a_pulled_job_is_given_out_only_while_it_may_start(app: Penstock, sql: Sql) -> None:
-    pool = app.pool("work", int, slots=4, options=Options(visibility_timeout=timedelta(seconds=2)))
+    pool = app.pool("work", int, slots=4, visibility_timeout=timedelta(seconds=2))
     await pool.enqueue("a", 1)
     async with pool.worker("one") as worker:
         # Claimed, and not asked for until the time is over: it goes back and is claimed anew, with all its attempts.

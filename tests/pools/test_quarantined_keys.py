@@ -38,7 +38,7 @@ async def test_a_key_for_which_the_rule_fails_waits_and_all_else_goes_on(app: Pe
     rule = Rule({"raises": KeyError("no such tenant"), "exits": SystemExit(1), "bool": True, "far": 7, "none": None})
     pool = app.pool("work", assign=rule)
 
-    @pool.handler
+    @pool.job
     async def handle(job: Job[int]) -> None:
         ran[str(job.key)] += 1
 
@@ -77,7 +77,7 @@ async def test_quarantined_keys_are_asked_about_again_after_a_while(app: Penstoc
     pool = app.pool("work", assign=rule)
     done = []
 
-    @pool.handler
+    @pool.job
     async def handle(job: Job[int]) -> None:
         done.append(job.data)
 
@@ -95,7 +95,7 @@ async def test_the_command_line_lists_and_releases_quarantined_keys(app: Penstoc
     rule = Rule({"bad": ValueError("not yet")})
     pool = app.pool("work", assign=rule)
 
-    @pool.handler
+    @pool.job
     async def handle(job: Job[int]) -> None: ...
 
     def call(*arguments: str) -> Any:

@@ -137,8 +137,8 @@ async def test_async_connections(app: Penstock, url: str, way: Callable[..., Awa
     receipts: list[Enqueued] = []
 
     async def use(connection: Any) -> None:
-        receipts.append(await ship.enqueue({"n": 1}, key="acme", unique="u", connection=connection))
-        receipts.append(await ship.enqueue({"n": 2}, unique="u", connection=connection))
+        receipts.append(await ship.options(key="acme", unique="u", connection=connection).enqueue({"n": 1}))
+        receipts.append(await ship.options(unique="u", connection=connection).enqueue({"n": 2}))
 
     async with AsyncExitStack() as stack:
         await way(url, use, commit, stack)
@@ -158,7 +158,7 @@ async def test_a_blocking_call_refuses_an_asynchronous_connection(url: str, way:
 
     async def use(connection: Any) -> None:
         try:
-            ship.sync.enqueue({}, connection=connection)
+            ship.sync.options(connection=connection).enqueue({})
         except InvalidInput as error:
             refused.append(error)
 

@@ -20,7 +20,7 @@ async def test_spans_count_from_the_databases_clock(app: Penstock, sql: Sql) -> 
     later = NewJob({"n": 1}, run_after=timedelta(hours=1), expires_at=timedelta(hours=2), key="acme", priority=3)
     before = await sql.fetchval("select penstock.clock()")
     receipts = await ship.enqueue_many([NewJob({"n": 0}), later])
-    through_own = await ship.enqueue({"n": 2}, run_after=timedelta(seconds=-5), connection=sql)
+    through_own = await ship.options(run_after=timedelta(seconds=-5), connection=sql).enqueue({"n": 2})
     after = await sql.fetchval("select penstock.clock()")
     first, second = [await app.find(receipt.id) for receipt in receipts]
     assert (second.key, second.priority, second.data) == ("acme", 3, {"n": 1})

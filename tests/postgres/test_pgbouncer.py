@@ -85,7 +85,7 @@ async def test_everything_works_with_the_defaults_and_one_line_says_so(bouncer: 
 
         stream = app.stream("orders", int, partitions=4)
 
-        @app.consumer(stream, group="billing")
+        @stream.consumer(group="billing")
         async def bill(batch: Batch[int]) -> None:
             events.extend(event.data for event in batch.events)
 

@@ -44,7 +44,7 @@ async def test_readers_that_would_wait_for_ever_are_refused(app: Penstock) -> No
         with pytest.raises(InvalidInput, match="(max_batch_size|linger) must be"):
             events.consume("g", **options)  # type: ignore[arg-type]
     with pytest.raises(InvalidInput, match="max_batch_size must be"):
-        app.consumer(events, group="g", max_batch_size=0)(lambda event: None)
+        events.consumer(group="g", max_batch_size=0)(lambda event: None)
     assert list(await events.producer().append_many([])) == []
 
 

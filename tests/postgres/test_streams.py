@@ -17,7 +17,7 @@ from pydantic import BaseModel
 from sqlalchemy.ext.asyncio import create_async_engine
 from stream_contents import contents
 
-from penstock import Conflict, InvalidInput, NewEvent, Penstock, Position, StreamOptions
+from penstock import Conflict, InvalidInput, NewEvent, Penstock, Position
 from penstock.streams.partitioner import bucket_of, partition_of, routes_of
 
 Sql: TypeAlias = "asyncpg.Connection[Any]"
@@ -265,7 +265,7 @@ async def test_millions_can_be_loaded(app: Penstock, sql: Sql) -> None:
 )
 async def test_a_load_with_an_event_that_is_too_large_appends_nothing(app: Penstock, events: int, large: NewEvent[str]) -> None:
     # Easily compressed, so that what counts is what was given.
-    stream = app.stream("events", str, partitions=2, options=StreamOptions(max_event_bytes=1_000))
+    stream = app.stream("events", str, partitions=2, max_event_bytes=1_000)
     await stream.append("there")
     fitting = [NewEvent("x" * 900, str(n)) for n in range(events)]
     with pytest.raises(InvalidInput, match="an event of stream events is larger than 1000 bytes") as refused:

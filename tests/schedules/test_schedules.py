@@ -12,7 +12,7 @@ import asyncpg
 import pytest
 
 from conftest import eventually
-from penstock import InvalidInput, Options, Penstock, Tick
+from penstock import InvalidInput, Penstock, Tick
 from penstock.schedules.schedule import ScheduleRecord
 from penstock.settings import Settings
 
@@ -113,7 +113,7 @@ async def test_a_failing_handler_does_not_stop_its_schedule(url: str, as_job: bo
     app = Penstock(url)
     calls: list[None] = []
 
-    @app.timer(every=timedelta(milliseconds=20), as_job=as_job, options=Options(attempts=1) if as_job else None)
+    @app.timer(every=timedelta(milliseconds=20), as_job=as_job, **({"attempts": 1} if as_job else {}))
     async def sweep() -> None:
         calls.append(None)
         raise ValueError("always")

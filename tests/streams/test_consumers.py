@@ -42,27 +42,27 @@ async def test_every_event_is_seen_once_and_in_order(
         options: dict[str, Any] = {"group": "g", "prefetch": prefetch}
         if form == "event":
 
-            @each.consumer(stream, **options)
+            @stream.consumer(**options)
             async def one(event: Event[int]) -> None:
                 seen.append((event.key, event.data))
 
         elif form == "batch":
 
-            @each.consumer(stream, max_batch_size=size, linger=timedelta(seconds=0.01), **options)
+            @stream.consumer(max_batch_size=size, linger=timedelta(seconds=0.01), **options)
             async def many(batch: Batch[int]) -> None:
                 assert len(batch) <= size
                 seen.extend((event.key, event.data) for event in batch)
 
         elif form == "events":
 
-            @each.consumer(stream, **options)
+            @stream.consumer(**options)
             async def all_of_them(events: Events[int]) -> None:
                 async for event in events:
                     seen.append((event.key, event.data))
 
         elif form == "take":
 
-            @each.consumer(stream, **options)
+            @stream.consumer(**options)
             async def taking(events: Events[int]) -> None:
                 async for batch in events.take(size, linger=timedelta(seconds=0.01)):
                     assert 1 <= len(batch) <= size
@@ -127,7 +127,7 @@ async def test_a_slow_key_does_not_stop_other_partitions(app: Penstock) -> None:
     seen: list[int] = []
     release = asyncio.Event()
 
-    @app.consumer(events, group="g")
+    @events.consumer(group="g")
     async def handle(event: Event[int]) -> None:
         if event.key == "slow":
             await release.wait()
@@ -150,7 +150,7 @@ async def test_plain_handlers_run_in_threads(app: Penstock) -> None:
     events = app.stream("events", int, partitions=2)
     seen: list[int] = []
 
-    @app.consumer(events, group="g")
+    @events.consumer(group="g")
     def handle(event: Event[int]) -> None:
         asyncio.run(asyncio.sleep(0))  # only possible outside of the loop
         seen.append(event.data)
@@ -174,7 +174,7 @@ async def test_middleware_is_called_around_each_batch_outermost_first(app: Penst
         calls.append("inner")
         await call_next(batch)
 
-    @app.consumer(events, group="g", max_batch_size=10, middleware=[outer, inner])
+    @events.consumer(group="g", max_batch_size=10, middleware=[outer, inner])
     async def handle(batch: Batch[int]) -> None:
         calls.append(batch.records())
 
@@ -189,16 +189,16 @@ def test_handlers_that_cannot_be_used_are_refused() -> None:
     events = app.stream("events")
     for bad in (lambda: None, lambda a, b: None):
         with pytest.raises(InvalidInput, match="one argument"):
-            app.consumer(events, group="g")(bad)
+            events.consumer(group="g")(bad)
     with pytest.raises(InvalidInput, match="unknown policy"):
-        app.consumer(events, group="g", on_failure="pray")(lambda event: None)  # type: ignore[arg-type]
+        events.consumer(group="g", on_failure="pray")(lambda event: None)  # type: ignore[arg-type]
     with pytest.raises(InvalidInput, match="linger"):
-        app.consumer(events, group="g", linger=timedelta(seconds=5), grace=timedelta(seconds=1))(lambda event: None)
+        events.consumer(group="g", linger=timedelta(seconds=5), grace=timedelta(seconds=1))(lambda event: None)
 
     def iterate(events: Events[int]) -> None: ...
 
     with pytest.raises(InvalidInput, match="async"):
-        app.consumer(events, group="g")(iterate)
-    app.consumer(events, group="g")(lambda event: None)
+        events.consumer(group="g")(iterate)
+    events.consumer(group="g")(lambda event: None)
     with pytest.raises(InvalidInput, match="twice"):
-        app.consumer(events, group="g")(lambda event: None)
+        events.consumer(group="g")(lambda event: None)

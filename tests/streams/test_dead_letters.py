@@ -34,13 +34,13 @@ async def test_letters_of_all_partitions_are_replayed_once_and_for_their_group_a
     billed: Counter[int] = Counter()
     audited: Counter[int] = Counter()
 
-    @app.consumer(orders, group="billing", on_failure="dead-letter")
+    @orders.consumer(group="billing", on_failure="dead-letter")
     async def bill(event: Event[int]) -> None:
         if broken and event.data % 2:
             raise ValueError("odd")
         billed[event.data] += 1
 
-    @app.consumer(orders, group="audit", max_batch_size=10)
+    @orders.consumer(group="audit", max_batch_size=10)
     async def audit(event: Event[int]) -> None:
         audited[event.data] += 1
 
@@ -90,7 +90,7 @@ async def test_a_stream_with_a_long_name_has_dead_letters(app: Penstock) -> None
     name = "s" * 98
     orders = app.stream(name, int, partitions=1)
 
-    @app.consumer(orders, group="g" * 90, on_failure="dead-letter")
+    @orders.consumer(group="g" * 90, on_failure="dead-letter")
     async def handle(event: Event[int]) -> None:
         raise ValueError("no")
 
@@ -142,7 +142,7 @@ async def test_what_is_gone_is_said_of_its_own_partition(app: Penstock, sql: Sql
     await sql.execute("select penstock.retire_segments('events')")
     firsts = Counter(place.partition for place in places)
 
-    @app.consumer(events, group="g")
+    @events.consumer(group="g")
     async def handle(event: Event[int]) -> None: ...
 
     async with running_worker(app):

@@ -92,7 +92,7 @@ async def test_a_worker_loses_the_consumer_and_nothing_else(app: Penstock, url: 
     seen: list[int] = []
     ran: list[int] = []
 
-    @app.consumer(events, group="g")
+    @events.consumer(group="g")
     async def handle(event: Event[int]) -> None:
         seen.append(event.data)
 

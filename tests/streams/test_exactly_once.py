@@ -34,7 +34,7 @@ async def test_a_handler_that_fails_after_its_commit_is_not_called_with_the_same
     await sql.execute("create table sums (n integer)")
     await events.append_many(range(30))
 
-    @app.consumer(events, group="g", max_batch_size=10, on_failure=AT_ONCE)
+    @events.consumer(group="g", max_batch_size=10, on_failure=AT_ONCE)
     async def handle(batch: Batch[int]) -> None:
         connection = await asyncpg.connect(url)
         try:
@@ -62,7 +62,7 @@ async def test_a_commit_that_arrives_while_its_events_are_handled_again_counts_a
     refused: list[Exception] = []
     second: list[int] = []
 
-    @app.consumer(events, group="g", max_batch_size=10, on_failure=AT_ONCE)
+    @events.consumer(group="g", max_batch_size=10, on_failure=AT_ONCE)
     async def handle(batch: Batch[int]) -> None:
         attempts.append(batch.attempt)
         if len(attempts) == 1:
@@ -117,7 +117,7 @@ async def test_dead_letters_are_as_readable_and_as_large_as_events(app: Penstock
     await events.change(max_event_bytes=3_000_000)
     await events.append("ä" * 1_000_000)
 
-    @app.consumer(events, group="g", on_failure="dead-letter")
+    @events.consumer(group="g", on_failure="dead-letter")
     async def handle(batch: Batch[str]) -> None:
         raise ValueError("no")
 

@@ -23,7 +23,7 @@ async def failing(app: Penstock, url: str, policy: Any, size: int = 1) -> tuple[
     seen: list[int] = []
     tried: dict[int, int] = defaultdict(int)
 
-    @app.consumer(events, group="g", max_batch_size=size, on_failure=policy)
+    @events.consumer(group="g", max_batch_size=size, on_failure=policy)
     async def handle(batch: Batch[int]) -> None:
         for event in batch:
             tried[event.data] += 1
@@ -73,7 +73,7 @@ async def test_quarantine_pauses_one_partition_visibly(app: Penstock, sql: Sql) 
     seen: list[int] = []
     broken = True
 
-    @app.consumer(events, group="g", on_failure="quarantine")
+    @events.consumer(group="g", on_failure="quarantine")
     async def handle(event: Event[int]) -> None:
         if event.data == 50 and broken:
             raise ValueError("fifty")
@@ -113,7 +113,7 @@ async def test_retry_waits_as_long_as_the_handler_says_and_keeps_the_order(app: 
     seen: list[int] = []
     times = 0
 
-    @app.consumer(events, group="g")
+    @events.consumer(group="g")
     async def handle(event: Event[int]) -> None:
         nonlocal times
         if event.data == 3 and times < 2:
@@ -132,7 +132,7 @@ async def test_fail_is_not_retried(app: Penstock) -> None:
     events = app.stream("events", int, partitions=1)
     calls: list[int] = []
 
-    @app.consumer(events, group="g", on_failure=OnFailure(attempts=10, then="skip"))
+    @events.consumer(group="g", on_failure=OnFailure(attempts=10, then="skip"))
     async def handle(event: Event[int]) -> None:
         calls.append(event.data)
         raise Fail("never")
@@ -150,7 +150,7 @@ async def test_a_payload_that_does_not_fit_is_a_failure_of_its_own(app: Penstock
     orders = app.stream("orders", Order, partitions=1)
     seen: list[int] = []
 
-    @app.consumer(orders, group="g", max_batch_size=10, on_failure="skip")
+    @orders.consumer(group="g", max_batch_size=10, on_failure="skip")
     async def handle(batch: Batch[Any]) -> None:
         seen.extend(order.total for order in batch.records())
 

@@ -32,7 +32,7 @@ async def test_members_that_come_and_go_lose_and_repeat_nothing(app: Penstock, u
         each = Penstock(url, settings=settings)
         stream = each.stream("events", int, partitions=8)
 
-        @each.consumer(stream, group="g", max_batch_size=5)
+        @stream.consumer(group="g", max_batch_size=5)
         async def handle(batch: Batch[int]) -> None:
             await asyncio.sleep(random.random() * 0.005)
             seen.extend((event.key, event.data) for event in batch)
@@ -96,7 +96,7 @@ async def test_growth_keeps_the_order_of_each_key_in_a_group(app: Penstock, sql:
     seen: list[tuple[str | None, int]] = []
     gate = asyncio.Event()
 
-    @app.consumer(events, group="g", max_batch_size=10)
+    @events.consumer(group="g", max_batch_size=10)
     async def handle(batch: Batch[int]) -> None:
         await gate.wait()
         await asyncio.sleep(random.random() * 0.002)
@@ -117,7 +117,7 @@ async def test_a_growth_that_waits_for_a_paused_partition_says_so(app: Penstock)
     seen: list[int] = []
     broken = True
 
-    @app.consumer(events, group="g", on_failure="quarantine")
+    @events.consumer(group="g", on_failure="quarantine")
     async def handle(event: Event[int]) -> None:
         if event.data == 1 and broken:
             raise ValueError("one")

@@ -23,7 +23,7 @@ async def test_the_offset_is_committed_in_the_transaction_of_the_handler(app: Pe
     await events.append_many(range(50))
     fail = iter([True, False] * 100)
 
-    @app.consumer(events, group="g", max_batch_size=10, on_failure=OnFailure(backoff=AT_ONCE))
+    @events.consumer(group="g", max_batch_size=10, on_failure=OnFailure(backoff=AT_ONCE))
     async def handle(batch: Batch[int]) -> None:
         connection = await asyncpg.connect(url)
         try:
@@ -44,7 +44,7 @@ async def test_a_group_can_be_moved_back_and_forth_while_it_consumes(app: Pensto
     events = app.stream("events", int, partitions=2)
     seen: list[int] = []
 
-    @app.consumer(events, group="g", max_batch_size=7)
+    @events.consumer(group="g", max_batch_size=7)
     async def handle(batch: Batch[int]) -> None:
         seen.extend(batch.records())
 
@@ -73,7 +73,7 @@ async def test_a_paused_partition_waits(app: Penstock) -> None:
     paused, other = (next(key for key in "abcdef" if partition_of(key, 2) == partition) for partition in range(2))
     seen: list[int] = []
 
-    @app.consumer(events, group="g")
+    @events.consumer(group="g")
     async def handle(event: Event[int]) -> None:
         seen.append(event.data)
 

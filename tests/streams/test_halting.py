@@ -42,12 +42,12 @@ async def test_only_the_consumer_halts_and_its_worker_works_on(app: Penstock) ->
     audited: list[int] = []
     ran: list[int] = []
 
-    @app.consumer(events, group="billing", on_failure="halt")
+    @events.consumer(group="billing", on_failure="halt")
     async def bill(event: Event[int]) -> None:
         if (event.partition, event.data) == (bad, BAD):
             raise ValueError("seven")
 
-    @app.consumer(events, group="audit")
+    @events.consumer(group="audit")
     async def audit(event: Event[int]) -> None:
         audited.append(event.data)
 
@@ -89,7 +89,7 @@ async def test_handlers_of_other_partitions_finish_what_they_have_in_hand(app: P
     events, bad = await filled(app, per_partition=1)
     in_hand, release = set(), asyncio.Event()
 
-    @app.consumer(events, group="g", on_failure="halt")
+    @events.consumer(group="g", on_failure="halt")
     async def handle(event: Event[int]) -> None:
         if event.partition == bad:
             await eventually(lambda: len(in_hand) == PARTITIONS - 1, "the other partitions to be at work")
@@ -114,7 +114,7 @@ async def test_another_member_takes_over_and_gets_the_event_again(app: Penstock,
     events, bad = await filled(app)
     seen: dict[int, list[int]] = defaultdict(list)
 
-    @app.consumer(events, group="g", on_failure="halt")
+    @events.consumer(group="g", on_failure="halt")
     async def broken(event: Event[int]) -> None:
         if (event.partition, event.data) == (bad, BAD):
             raise ValueError("seven")
@@ -125,7 +125,7 @@ async def test_another_member_takes_over_and_gets_the_event_again(app: Penstock,
     async with Penstock(url) as mended:
         same = mended.stream("events", int, partitions=PARTITIONS)
 
-        @mended.consumer(same, group="g", on_failure="halt")
+        @same.consumer(group="g", on_failure="halt")
         async def works(event: Event[int]) -> None:
             seen[event.partition].append(event.data)
 
@@ -148,7 +148,7 @@ async def test_attempts_come_first_and_a_move_past_the_event_ends_it(app: Pensto
     await events.append_many(range(3))
     tried: list[int] = []
 
-    @app.consumer(events, group="g", on_failure=OnFailure(attempts=2, then="halt"))
+    @events.consumer(group="g", on_failure=OnFailure(attempts=2, then="halt"))
     async def handle(event: Event[int]) -> None:
         tried.append(event.data)
         if event.data == 1:

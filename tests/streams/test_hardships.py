@@ -48,7 +48,7 @@ async def test_headers_that_cannot_be_read_are_a_failure_of_their_own(app: Penst
     await events.append_many([3, 4])
     seen: list[int] = []
 
-    @app.consumer(events, group="g", on_failure="skip")
+    @events.consumer(group="g", on_failure="skip")
     async def handle(event: Event[int]) -> None:
         seen.append(event.data)
 
@@ -97,7 +97,7 @@ async def test_handlers_that_iterate_take_turns_when_few_may_run(app: Penstock) 
     seen: list[int] = []
     running: list[int] = []
 
-    @app.consumer(events, group="g", concurrency=1)
+    @events.consumer(group="g", concurrency=1)
     async def handle(events: Events[int]) -> None:
         async for event in events:
             running.append(events.partition)
@@ -120,7 +120,7 @@ async def test_plain_handlers_of_all_partitions_run_at_the_same_time(app: Pensto
         await events.append(n)
     together = threading.Barrier(partitions)
 
-    @app.consumer(events, group="g", on_failure="skip")
+    @events.consumer(group="g", on_failure="skip")
     def handle(event: Event[int]) -> None:
         together.wait(30)
 

@@ -36,7 +36,7 @@ async def test_a_handler_is_not_cut_off_while_nobody_needs_its_partition(url: st
         cancelled: list[int] = []
         release = asyncio.Event()
 
-        @app.consumer(events, group="g", grace=grace)
+        @events.consumer(group="g", grace=grace)
         async def handle(event: Event[int]) -> None:
             began.append(event.partition)
             try:
@@ -77,7 +77,7 @@ async def test_a_worker_that_stops_waits_for_its_own_grace_alone(url: str, sql: 
         events = app.stream("events", int, partitions=2)
         began, ended = asyncio.Event(), asyncio.Event()
 
-        @app.consumer(events, group="g")
+        @events.consumer(group="g")
         async def handle(event: Event[int]) -> None:
             began.set()
             try:

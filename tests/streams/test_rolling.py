@@ -11,7 +11,6 @@ import asyncpg
 from conftest import eventually
 from penstock import NewEvent, Penstock
 from penstock.streams import queries as streams
-from penstock.streams.models import StreamOptions
 from penstock.streams.partitioner import partition_of
 
 Sql: TypeAlias = "asyncpg.Connection[Any]"
@@ -23,7 +22,7 @@ def key_of(partition: int) -> str:
 
 
 async def test_an_open_append_does_not_hold_up_other_partitions_while_a_segment_is_due(app: Penstock, sql: Sql, url: str) -> None:
-    events = app.stream("events", int, partitions=PARTITIONS, options=StreamOptions(segment_events=1))
+    events = app.stream("events", int, partitions=PARTITIONS, segment_events=1)
     await events.append_many([NewEvent(n, key_of(n % PARTITIONS)) for n in range(40)])
     holder = await asyncpg.connect(url)
     transaction = holder.transaction()
@@ -62,7 +61,7 @@ async def test_offsets_are_dense_whatever_is_appended_while_segments_begin(app: 
     seed = random.randrange(1 << 30)
     print("seed", seed)
     dice = random.Random(seed)
-    events = app.stream("events", int, partitions=PARTITIONS, options=StreamOptions(segment_events=1))
+    events = app.stream("events", int, partitions=PARTITIONS, segment_events=1)
     await events.declare()
     database = await app.database()
     expected: dict[int, list[int]] = {partition: [] for partition in range(PARTITIONS)}

@@ -24,7 +24,7 @@ async def test_an_event_that_ended_its_workers_twice_is_set_aside_as_the_policy_
     orders = app.stream("orders", int, partitions=1)
     handled: list[int] = []
 
-    @app.consumer(orders, group="g", on_failure=policy)
+    @orders.consumer(group="g", on_failure=policy)
     async def handle(event: Event[int]) -> None:
         handled.append(event.data)
 
@@ -64,7 +64,7 @@ async def test_suspects_are_on_trial_one_at_a_time_until_they_are_past_the_place
     trials: list[tuple[int, int, int, list[tuple[int, int, int]]]] = []
     database = await app.database()
 
-    @app.consumer(orders, group="g", max_batch_size=100)
+    @orders.consumer(group="g", max_batch_size=100)
     async def handle(batch: Batch[int]) -> None:
         rows = await database.fetch("select partition, next_offset, tried from penstock.group_offsets where tried > 0")
         if rows:
@@ -91,11 +91,11 @@ async def test_a_suspect_whose_handler_fails_holds_up_no_other(app: Penstock, sq
     await sql.execute(SUSPECT, 2)
     await slow.append(0)
 
-    @app.consumer(slow, group="g", on_failure=OnFailure(backoff=Backoff(base=timedelta(hours=1), cap=timedelta(hours=1))))
+    @slow.consumer(group="g", on_failure=OnFailure(backoff=Backoff(base=timedelta(hours=1), cap=timedelta(hours=1))))
     async def fail(event: Event[int]) -> None:
         raise ValueError(event.data)
 
-    @app.consumer(fine, group="g")
+    @fine.consumer(group="g")
     async def handle(event: Event[int]) -> None: ...
 
     async with running_worker(app):

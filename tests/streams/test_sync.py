@@ -131,7 +131,7 @@ async def test_handlers_in_threads_append_and_commit_beside_those_on_the_loop(ap
     events = app.stream("events", int, partitions=4)
     copies = app.stream("copies", int, partitions=4)
 
-    @app.consumer(events, group="g")
+    @events.consumer(group="g")
     def copy(event: Event[int]) -> None:
         copies.sync.append(event.data, key=event.key)
 

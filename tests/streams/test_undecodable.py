@@ -72,7 +72,7 @@ async def test_frames_that_cannot_be_unpacked_follow_the_policy(app: Penstock, s
     await events.append_many([b"3"])
     seen: list[bytes] = []
 
-    @app.consumer(events, group="g", on_failure=policy)
+    @events.consumer(group="g", on_failure=policy)
     async def handle(event: Event[bytes]) -> None:
         seen.append(event.data)
 
@@ -106,7 +106,7 @@ async def test_an_event_with_an_odd_time_fails_alone(app: Penstock, sql: Sql, po
     await events.append_many([NewEvent(2, time=moment)])
     seen: list[tuple[int, Any]] = []
 
-    @app.consumer(events, group="g", on_failure=policy)
+    @events.consumer(group="g", on_failure=policy)
     async def handle(event: Event[int]) -> None:
         seen.append((event.data, event.time))
 

@@ -9,7 +9,7 @@ from collections import defaultdict
 import pytest
 
 from conftest import eventually
-from penstock import Batch, DatabaseUnavailable, NewEvent, Penstock, Position, Retention, Stream, StreamOptions
+from penstock import Batch, DatabaseUnavailable, NewEvent, Penstock, Position, Retention, Stream
 from penstock.streams import queries as streams
 
 KEEP = 600
@@ -91,8 +91,7 @@ async def contents(stream: Stream[int]) -> dict[Position, int]:
 @pytest.mark.parametrize("unread", [True, False], ids=["unread is kept", "whatever is read"])
 async def test_nothing_that_is_retained_is_lost(app: Penstock, url: str, unread: bool) -> None:
     keep = Retention(events=KEEP, unread=unread)
-    options = StreamOptions(segment_events=150)
-    stream: Stream[int] = app.stream("events", int, partitions=2, keep=keep, options=options)
+    stream: Stream[int] = app.stream("events", int, partitions=2, keep=keep, segment_events=150)
     await stream.declare()
     seen: dict[str, list[int]] = defaultdict(list)
     load = Load(app, stream)
@@ -106,9 +105,9 @@ async def test_nothing_that_is_retained_is_lost(app: Penstock, url: str, unread:
         await working
 
     for other in others:
-        theirs: Stream[int] = other.stream("events", int, partitions=2, keep=keep, options=options)
+        theirs: Stream[int] = other.stream("events", int, partitions=2, keep=keep, segment_events=150)
 
-        @other.consumer(theirs, group="g", max_batch_size=50, auto_offset_reset="earliest")
+        @theirs.consumer(group="g", max_batch_size=50, auto_offset_reset="earliest")
         async def handle(batch: Batch[int]) -> None:
             for event in batch:
                 seen[str(event.key)].append(event.data)

@@ -14,9 +14,10 @@ from typing_extensions import TypedDict
 from penstock import Conflict, InvalidInput, Job, Penstock, PenstockError, Retry
 from penstock.core.records import from_object
 from penstock.core.serialization import Codec, load_json
-from penstock.jobs.handler import kind_of, payload_type
+from penstock.jobs.handler import kind_of
 from penstock.jobs.http_models import Result
 from penstock.jobs.models import parse_id
+from penstock.jobs.signature import signature_of_handler
 
 
 class Model(BaseModel):
@@ -68,27 +69,21 @@ def test_a_payload_that_does_not_fit_is_refused(type_: Any, value: Any) -> None:
         Codec(type_, "test").dump(value)
 
 
-def test_the_payload_type_is_read_from_the_annotation() -> None:
+def test_a_job_gives_the_payload_its_type() -> None:
     def typed(job: Job[Data]) -> None: ...
     def plain(job: Job) -> None: ...  # type: ignore[type-arg]
-    def bare(job) -> None: ...  # type: ignore[no-untyped-def]
 
-    assert payload_type(typed) is Data
-    assert payload_type(plain) is Any
-    assert payload_type(bare) is Any
+    assert signature_of_handler(typed)[0].payload is Data
+    assert signature_of_handler(plain)[0].payload is Any
 
 
-def test_handlers_that_cannot_work_are_refused_at_declaration() -> None:
-    def two(a: Any, b: Any) -> None: ...
-    def wrong(job: int) -> None: ...
+def test_an_async_handler_runs_on_the_loop() -> None:
+    def plain(job: Job[Any]) -> None: ...
     async def awaits(job: Job[Any]) -> None: ...
 
-    for handler in (two, wrong):
-        with pytest.raises(InvalidInput):
-            payload_type(handler)
     with pytest.raises(InvalidInput):
         kind_of(awaits, "process")
-    assert [kind_of(awaits, "auto"), kind_of(wrong, "auto"), kind_of(wrong, "process")] == ["async", "thread", "process"]
+    assert [kind_of(awaits, "auto"), kind_of(plain, "auto"), kind_of(plain, "process")] == ["async", "thread", "process"]
 
 
 def test_a_type_is_declared_once() -> None:

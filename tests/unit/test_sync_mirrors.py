@@ -11,7 +11,8 @@ import pytest
 
 import penstock
 from penstock import JobType, Penstock, Pool, PoolWorker, Producer, PulledJob, Stream, Topic
-from penstock.jobs.sync import SyncJobType
+from penstock.jobs.job_type import JobCall
+from penstock.jobs.sync import SyncJobCall, SyncJobType
 from penstock.pools.sync import SyncPool
 from penstock.streams.consumer.pull import Consumption
 from penstock.streams.reader import StreamReader
@@ -24,6 +25,7 @@ from scripts.generate_sync import MIRRORS, generated
 PAIRS: list[tuple[type, type]] = [
     (Penstock, SyncPenstock),
     (JobType, SyncJobType),
+    (JobCall, SyncJobCall),
     (Pool, SyncPool),
     (PoolWorker, SyncPoolWorker),
     (PulledJob, SyncPulledJob),
@@ -34,9 +36,9 @@ PAIRS: list[tuple[type, type]] = [
     (Topic, SyncTopic),
 ]
 # What only a loop can use: it is asynchronous itself.
-ASYNCHRONOUS = {"Penstock.database", "Penstock.worker", "Pool.declare_type"}
+ASYNCHRONOUS = {"Penstock.database", "Penstock.worker", "Penstock.run_worker", "Pool.declare_type"}
 # Classes that handlers and consumers get from a worker, which has a loop.
-OF_WORKERS = {"Batch", "Events", "Job", "Standing"}
+OF_WORKERS = {"Batch", "Events", "Job", "Lifespan", "Standing"}
 
 
 def asynchronous_methods(kind: type) -> dict[str, Callable[..., Any]]:

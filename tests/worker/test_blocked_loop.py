@@ -12,7 +12,7 @@ from typing import Any
 import asyncpg
 
 from conftest import eventually
-from penstock import Options, Penstock, Status
+from penstock import Penstock, Status
 from penstock.jobs import http_queries as http
 from penstock.worker import fleets
 
@@ -33,7 +33,7 @@ async def work(job: Job[float]) -> None:
     note(job, "ended")
 
 app.job("plain", visibility_timeout=LEASE)(work)
-app.pool("keyed", slots=8, options=Options(visibility_timeout=LEASE)).handler(work)
+app.pool("keyed", slots=8, visibility_timeout=LEASE).job(work)
 """
 
 
@@ -81,7 +81,7 @@ async def test_a_handler_that_blocks_the_loop_keeps_its_key_and_its_job(
             workers.start()
             workers.start()
             await eventually(lambda: _members(sql, 2), "two members")
-            pool = app.pool("keyed", slots=8, options=Options(visibility_timeout=timedelta(seconds=300)))
+            pool = app.pool("keyed", slots=8, visibility_timeout=timedelta(seconds=300))
             keyed = [await pool.enqueue("acme", 3.0), await pool.enqueue("acme", 0.0)]
             plain = await app.enqueue("plain", 3.0)
             await eventually(lambda: sum(line[0] == "began" for line in workers.lines()) >= 1, "the handler")
@@ -122,7 +122,7 @@ async def test_the_visibility_timeout_ends_a_wedged_worker_and_its_late_result_i
         with Workers(url, tmp_path, LEASE_S="3") as workers:
             workers.start()
             await eventually(lambda: _members(sql, 1), "a member")
-            pool = app.pool("keyed", slots=8, options=Options(visibility_timeout=timedelta(seconds=3)))
+            pool = app.pool("keyed", slots=8, visibility_timeout=timedelta(seconds=3))
             first = await pool.enqueue("acme", 9.0)
             await eventually(lambda: workers.lines(), "the handler")
             await sql.execute("update penstock.queued_jobs set data = '0' where id = $1", first.id)

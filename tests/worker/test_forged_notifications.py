@@ -36,7 +36,7 @@ async def test_a_notification_alone_cancels_nothing(app: Penstock, sql: Sql, kin
     else:
         pool = app.pool("work", str)
         if kind == "pool":
-            pool.handler(work)
+            pool.job(work)
         else:
             await check_pulled(app, sql, pool)
             return

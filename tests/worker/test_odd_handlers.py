@@ -138,7 +138,7 @@ async def test_whatever_a_consumer_raises_its_policy_is_followed(app: Penstock, 
     async def handle_async(event: Event[int]) -> None:
         handle(event)
 
-    app.consumer(events, group="g", on_failure="dead-letter")(handle if plain else handle_async)
+    events.consumer(group="g", on_failure="dead-letter")(handle if plain else handle_async)
     await events.append_many([*range(len(ODD)), 99])
     async with running_worker(app, at_once=True):
         await eventually(lambda: handled == [99], "the event behind those that fail")

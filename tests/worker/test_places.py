@@ -106,7 +106,7 @@ async def test_thousands_of_jobs_cancelled_as_they_start_leave_every_place_free(
         await together.wait()
 
     if keyed:
-        small.pool("work").handler(work)
+        small.pool("work").job(work)
     else:
         small.job("work")(work)
 

@@ -70,7 +70,7 @@ async def working(app: Penstock, done: list[str]) -> AsyncIterator[None]:
     app.job("plain")(plain)
     app.job("typed")(typed)
     app.job("plain_thread")(threaded)
-    app.pool("pool", slots=1).handler(plain)
+    app.pool("pool", slots=1).job(plain)
     async with running_worker(app, at_once=True):
         yield
 

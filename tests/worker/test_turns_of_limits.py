@@ -13,7 +13,7 @@ import asyncpg
 import pytest
 
 from conftest import eventually
-from penstock import Job, Options, Penstock, RateLimit
+from penstock import Job, Penstock, RateLimit
 from penstock.groups.assignors import Candidate
 from workers import Workers
 
@@ -48,9 +48,9 @@ async def test_a_quiet_key_on_one_worker_gets_its_turn_beside_saturated_keys_on_
     async with AsyncExitStack() as stack:
         each = await processes(stack, url, 2)
         for process in each:
-            pool = process.app.pool("work", assign=assign, options=Options(concurrency=10))
+            pool = process.app.pool("work", assign=assign, concurrency=10)
 
-            @pool.handler
+            @pool.job
             async def handle(job: Job[int], process: Process = process) -> None:
                 await process.run(job, 0.05)
 
@@ -168,7 +168,7 @@ async def test_the_rate_limit_of_a_key_is_used_up_and_never_passed(url: str, sql
         for process in each:
             pool = process.app.pool("work", slots=4, key_rate=RateLimit(20, timedelta(seconds=1)))
 
-            @pool.handler
+            @pool.job
             async def handle(job: Job[int], process: Process = process) -> None:
                 await process.run(job, 0.0)
 

@@ -266,7 +266,7 @@ async def test_a_deferred_job_starts_in_time_and_a_paused_type_waits(app: Pensto
     async def later(job: Job[Any]) -> None: ...
 
     async with running_worker(app, at_once=True):
-        receipt = await later.enqueue(run_after=timedelta(milliseconds=300))
+        receipt = await later.options(run_after=timedelta(milliseconds=300)).enqueue()
         record = await app.wait(receipt.id)
         assert record.started_at is not None and record.started_at >= record.run_after
         await app.pause("later")
@@ -330,7 +330,7 @@ async def test_run_due_jobs_runs_also_what_jobs_enqueue(app: Penstock) -> None:
             await chain.enqueue(job.data - 1)
 
     await chain.enqueue(3)
-    await chain.enqueue(9, run_after=timedelta(hours=1))
+    await chain.options(run_after=timedelta(hours=1)).enqueue(9)
     records = await run_due_jobs(app)
     assert ran == [3, 2, 1, 0]
     assert {record.status for record in records} == {Status.SUCCEEDED}

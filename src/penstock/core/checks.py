@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
 from typing import Any
@@ -31,6 +32,18 @@ def check_span(what: str, value: Any, *, zero: bool = False) -> None:
     """Raise `InvalidInput` unless the value is a positive timedelta. `zero` also allows a timedelta of zero."""
     if not isinstance(value, timedelta) or value < timedelta(0) or (not zero and not value):
         raise InvalidInput(f"{what} must be a span of time, not {value!r:.100}", hint="For example: timedelta(minutes=5)")
+
+
+def check_names(what: str, given: Mapping[str, Any], known: Iterable[str]) -> None:
+    """Raise `InvalidInput` unless all options that are given by name exist; the error names the nearest one."""
+    names = list(known)
+    for name, value in given.items():
+        if name not in names:
+            near = difflib.get_close_matches(name, names, 1)
+            raise InvalidInput(
+                f"{what} has no option {name} (it was given {value!r:.100})",
+                hint=f"Did you mean {near[0]}?" if near else f"Its options are {', '.join(names)}.",
+            )
 
 
 def check_choice(what: str, value: Any, choices: Iterable[str]) -> None:

@@ -10,21 +10,33 @@ from penstock.errors import InvalidInput
 from penstock.jobs.models import Backoff, Options, RateLimit
 
 
-def check_options(name: str, options: Any) -> None:
-    """Raise `InvalidInput` unless these are valid options of a job type."""
-    if not isinstance(options, Options):
-        raise InvalidInput(f"options of {name} must be Options, not {options!r}", hint="For example: options=Options(attempts=3)")
+def check_options(name: str, options: Options) -> None:
+    """Raise `InvalidInput` unless the values of these options of a job type are valid."""
     if not isinstance(options.backoff, Backoff):
         raise InvalidInput(
             f"backoff of {name} must be a Backoff, not {options.backoff!r}",
             hint="For example: Backoff(base=timedelta(seconds=2))",
         )
+    for option, value in _spans(options).items():
+        if value is not None and not isinstance(value, timedelta):
+            raise InvalidInput(
+                f"{option} of {name} must be a timedelta, not {value!r}", hint=f"For example: {option}=timedelta(seconds=30)"
+            )
     for option in ("attempts", "concurrency"):
         if (value := getattr(options, option)) is not None:
             check_number(f"{option} of {name}", value, 0 if option == "concurrency" else 1, 2**31 - 1)
     check_rate(f"rate_limit of {name}", options.rate_limit)
     if not isinstance(options.keep_result, bool):
         raise InvalidInput(f"keep_result of {name} must be True or False, not {options.keep_result!r}")
+
+
+def _spans(options: Options) -> dict[str, Any]:
+    return {
+        "visibility_timeout": options.visibility_timeout,
+        "time_limit": options.time_limit,
+        "backoff.base": options.backoff.base,
+        "backoff.cap": options.backoff.cap,
+    }
 
 
 def check_rate(what: str, value: Any) -> None:

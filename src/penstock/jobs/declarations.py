@@ -2,18 +2,61 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import timedelta
-from typing import Any, TypeVar, overload
+from typing import Any, Concatenate, ParamSpec, Protocol, TypedDict, TypeVar, overload
 
+from typing_extensions import Unpack
+
+from penstock.core.checks import check_names
 from penstock.errors import InvalidInput, NotFound
 from penstock.jobs.checks import check_options
-from penstock.jobs.handler import Handler, HandlerKind, Job, kind_of, payload_type
+from penstock.jobs.handler import Job
 from penstock.jobs.job_type import JobType
 from penstock.jobs.models import Backoff, Delivery, Executor, Options, RateLimit
 from penstock.postgres.context import Context, Declarations
 
 T = TypeVar("T")
+P = ParamSpec("P")
+
+
+class Decorator(Protocol):
+    """Declares the handler of a job type."""
+
+    @overload
+    def __call__(self, handler: Callable[Concatenate[Job[T], ...], Any], /) -> JobType[[T]]: ...
+    @overload
+    def __call__(self, handler: Callable[P, Any], /) -> JobType[P]: ...
+
+
+class JobOptions(TypedDict, total=False):
+    """Options of a job type, with the same names wherever handlers of jobs are declared: see `Options` for what they mean."""
+
+    delivery: Delivery | str
+    attempts: int | None
+    concurrency: int | None
+    visibility_timeout: timedelta
+    time_limit: timedelta | None
+    backoff: Backoff | None
+    rate_limit: RateLimit | None
+    keep_result: bool
+
+
+def options_of(what: str, given: Mapping[str, Any]) -> Options:
+    """The options of a job type, as they are given by name.
+
+    Raises:
+        InvalidInput: An option does not exist or is not valid.
+    """
+    check_names(what, given, JobOptions.__annotations__)
+    values = dict(given)
+    if values.get("backoff", values) is None:
+        del values["backoff"]
+    if "delivery" in values:
+        values["delivery"] = _delivery(values["delivery"])
+    options = Options(**values)
+    check_options(what, options)
+    return options
 
 
 class JobDeclarations(Declarations):
@@ -28,49 +71,36 @@ class JobDeclarations(Declarations):
         self.types: dict[str, JobType[Any]] = {}
 
     @overload
-    def job(self, name: Callable[[Job[T]], Any]) -> JobType[T]: ...
+    def job(self, name: Callable[Concatenate[Job[T], ...], Any]) -> JobType[[T]]: ...
+    @overload
+    def job(self, name: Callable[P, Any]) -> JobType[P]: ...
     @overload
     def job(
         self,
         name: str | None = None,
         *,
-        delivery: Delivery | str = ...,
-        attempts: int | None = ...,
-        concurrency: int | None = ...,
-        visibility_timeout: timedelta = ...,
-        time_limit: timedelta | None = ...,
-        backoff: Backoff | None = ...,
-        rate_limit: RateLimit | None = ...,
-        keep_result: bool = ...,
-        executor: Executor = ...,
-    ) -> Callable[[Callable[[Job[T]], Any]], JobType[T]]: ...
+        key: str | Callable[[Any], str | None] | None = None,
+        executor: Executor = "auto",
+        **options: Unpack[JobOptions],
+    ) -> Decorator: ...
     def job(
         self,
-        name: str | Callable[[Job[Any]], Any] | None = None,
+        name: str | Callable[..., Any] | None = None,
         *,
-        delivery: Delivery | str = Delivery.AT_LEAST_ONCE,
-        attempts: int | None = None,
-        concurrency: int | None = None,
-        visibility_timeout: timedelta = timedelta(minutes=5),
-        time_limit: timedelta | None = None,
-        backoff: Backoff | None = None,
-        rate_limit: RateLimit | None = None,
-        keep_result: bool = False,
+        key: str | Callable[[Any], str | None] | None = None,
         executor: Executor = "auto",
+        **options: Unpack[JobOptions],
     ) -> Any:
-        """Declare a job type by its handler, a function of one `Job[T]`: `@app.job("name", ...)`, or just `@app.job`.
+        """Declare a job type by its handler: `@app.job("name", ...)`, or just `@app.job`.
+
+        The handler takes the payload (a pydantic model or dataclass), a `Job[...]` with it, or its fields as parameters; and
+        dependencies (`Depends`, `inject`). See `penstock.jobs.signature`.
 
         Args:
             name: Name of the type; None: the function's name with dashes instead of underscores.
-            delivery: `at_least_once`, or `at_most_once`.
-            attempts: Maximum number of attempts of a job; None: 5, or 1 for `at_most_once`.
-            concurrency: Maximum number of jobs in flight over all workers; None: no limit, 0: paused.
-            visibility_timeout: How long a claimed job belongs to its worker.
-            time_limit: How long the handler may run; None: nine tenths of the visibility timeout.
-            backoff: Delays between attempts; None: 2, 4, 8, ... s up to an hour.
-            rate_limit: Maximum number of starts in a period over all workers.
-            keep_result: Whether to keep the value that the handler returns.
+            key: Name of a field of the payload, or a function of it, that gives a job its key, unless a call gives one.
             executor: "auto" runs async handlers on the loop and plain ones in threads; "process" runs them in processes.
+            options: How its jobs are delivered, retried and limited: `JobOptions`.
 
         Raises:
             InvalidInput: The handler or an option cannot be used.
@@ -78,40 +108,38 @@ class JobDeclarations(Declarations):
         if callable(name):
             return self.job()(name)
 
-        def declare(handler: Callable[[Job[T]], Any]) -> JobType[T]:
-            return self.declare_type(
-                name or getattr(handler, "__name__", "").replace("_", "-"),
-                payload_type(handler),
-                Options(
-                    _delivery(delivery), attempts, concurrency, visibility_timeout, time_limit,
-                    backoff or Backoff(), rate_limit, keep_result,
-                ),
-                handler,
-                kind_of(handler, executor),
-            )  # fmt: skip
+        chosen = options_of(name or "a job type", options)
+
+        def declare(handler: Callable[..., Any]) -> JobType[Any]:
+            named = name or getattr(handler, "__name__", "").replace("_", "-")
+            declared: JobType[Any] = JobType(self.context, named, Any, chosen, key)
+            declared.handled_by(handler, executor)
+            return self.add_type(declared)
 
         return declare
 
     @overload
-    def job_type(self, name: str, payload: type[T], options: Options = ...) -> JobType[T]: ...
+    def job_type(self, name: str, payload: type[T], **options: Unpack[JobOptions]) -> JobType[[T]]: ...
     @overload
-    def job_type(self, name: str, payload: Any = ..., options: Options = ...) -> JobType[Any]: ...
-    def job_type(self, name: str, payload: Any = Any, options: Options = Options()) -> JobType[Any]:
-        """Declare a job type without a handler, in a process that only enqueues its jobs."""
-        return self.declare_type(name, payload, options, None, "async")
+    def job_type(self, name: str, payload: Any = ..., **options: Unpack[JobOptions]) -> JobType[...]: ...
+    def job_type(self, name: str, payload: Any = Any, **options: Unpack[JobOptions]) -> JobType[...]:
+        """Declare a job type without a handler, in a process that only enqueues its jobs.
 
-    def declare_type(self, name: str, payload: Any, options: Options, handler: Handler | None, kind: HandlerKind) -> JobType[Any]:
-        """Declare a job type, with or without a handler. `job` and `job_type` are for applications.
+        Args:
+            name: Name of the type.
+            payload: Type of its payloads.
+            options: As for `job`.
 
         Raises:
             InvalidInput: An option is not valid, or the name is already declared.
         """
-        if name in self.types:
-            raise InvalidInput(f"job type {name} is declared twice", hint="Give each handler a name of its own.")
-        check_options(name, options)
-        _check_spans(name, options)
-        declared: JobType[Any] = JobType(self.context, name, payload, options, handler, kind)
-        self.types[name] = declared
+        return self.add_type(JobType(self.context, name, payload, options_of(name, options)))
+
+    def add_type(self, declared: JobType[P]) -> JobType[P]:
+        """Add a job type to those of the application; `job` and `job_type` do so. Raises `InvalidInput` for a name in use."""
+        if declared.name in self.types:
+            raise InvalidInput(f"job type {declared.name} is declared twice", hint="Give each handler a name of its own.")
+        self.types[declared.name] = declared
         return declared
 
     def with_handler(self, name: str) -> JobType[Any]:
@@ -120,22 +148,6 @@ class JobDeclarations(Declarations):
         if declared is None or not declared.works:
             raise NotFound(f"this app has no handler for {name}", hint=f"It declares: {', '.join(sorted(self.types)) or 'none'}.")
         return declared
-
-
-def _check_spans(name: str, options: Options) -> None:
-    rate = options.rate_limit
-    spans = {
-        "visibility_timeout": options.visibility_timeout,
-        "time_limit": options.time_limit,
-        "backoff.base": options.backoff.base,
-        "backoff.cap": options.backoff.cap,
-        "rate_limit.period": rate.period if rate is not None else None,
-    }
-    for option, value in spans.items():
-        if value is not None and not isinstance(value, timedelta):
-            raise InvalidInput(
-                f"{option} of {name} must be a timedelta, not {value!r}", hint=f"For example: {option}=timedelta(seconds=30)"
-            )
 
 
 def _delivery(value: Delivery | str) -> Delivery:

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any, TypeAlias
 from uuid import UUID
 
 from penstock.core.blocking import without_loop
+from penstock.core.keys import KeyOf
 from penstock.core.serialization import Codec
 from penstock.errors import InvalidInput
 from penstock.jobs import queries
@@ -25,7 +27,9 @@ MOST_AT_ONCE = 10_000
 _SLICE = 1_000
 
 
-async def enqueue_many(context: Context, name: str, codec: Codec[Any], new: Iterable[Any], connection: Any) -> list[Enqueued]:
+async def enqueue_many(
+    context: Context, name: str, codec: Codec[Any], new: Iterable[Any], connection: Any, key_of: KeyOf | None = None
+) -> list[Enqueued]:
     """Enqueue payloads or `NewJob`s of one type, in batches of 10,000. Each batch is atomic.
 
     Args:
@@ -34,14 +38,21 @@ async def enqueue_many(context: Context, name: str, codec: Codec[Any], new: Iter
         codec: Codec of its payloads.
         new: Payloads or `NewJob`s.
         connection: Connection of the caller, in whose transaction to enqueue; None: a connection of the application.
+        key_of: Gives a payload its key where the job has none.
     """
     items = list(new)
+    if key_of is not None:
+        items = [_with_key(item if isinstance(item, NewJob) else NewJob(item), key_of) for item in items]
     if without_loop():
         return await _send_in_turn(name, codec, items, connection)
     if connection is not None:
         return await send_batches(name, codec, items, lambda batch: enqueue_through(connection, batch))
     database = await context.database()
     return await send_batches(name, codec, items, lambda batch: queries.enqueue_many(database, batch))
+
+
+def _with_key(job: NewJob, key_of: KeyOf) -> NewJob:
+    return job if job.key is not None else replace(job, key=key_of(job.data))
 
 
 async def send_batches(

@@ -1,15 +1,16 @@
-"""Handlers: functions of one `Job`, with their payload type and the place where they run."""
+"""Handlers: the `Job` that they handle, and the place where they run."""
 
 from __future__ import annotations
 
 import inspect
-import typing
 from collections.abc import Awaitable, Callable
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Generic, Literal, Protocol, TypeVar
 from uuid import UUID
 
+from penstock.core.dependencies import name_of, unwrapped
 from penstock.errors import Conflict, InvalidInput
 from penstock.jobs.models import Executor
 
@@ -87,49 +88,36 @@ class Job(Generic[T]):
         return self.control
 
 
-Handler = Callable[[Job[Any]], Awaitable[Any] | Any]
+_current: ContextVar[Job[Any]] = ContextVar("penstock_job")
+set_current_job = _current.set
 
 
-def payload_type(handler: Callable[..., Any]) -> Any:
-    """The T of a handler's `job: Job[T]`; Any when it is not annotated. Raises `InvalidInput` for another signature."""
-    parameters = [
-        parameter
-        for parameter in inspect.signature(handler).parameters.values()
-        if parameter.default is parameter.empty and parameter.kind is not parameter.VAR_KEYWORD
-    ]
-    if len(parameters) != 1:
-        raise InvalidInput(
-            f"handler {handler.__qualname__} must take one argument, not {len(parameters)}",
-            hint="Declare it as: async def handler(job: Job[Payload]) -> None",
-        )
-    try:
-        hints = typing.get_type_hints(handler)
-    except NameError as error:
-        raise InvalidInput(
-            f"cannot resolve the annotations of {handler.__qualname__}: {error}",
-            hint="Define payload types at the top of the module.",
-        ) from None
-    hint = hints.get(parameters[0].name, Any)
-    if hint is Any or hint is Job:
-        return Any
-    if typing.get_origin(hint) is Job:
-        return typing.get_args(hint)[0]
-    raise InvalidInput(
-        f"handler {handler.__qualname__} must take a Job, not {hint}",
-        hint="Declare it as: async def handler(job: Job[Payload]) -> None",
-    )
+def current_job() -> Job[Any]:
+    """The job that runs here: in its handler, in the functions and threads that it calls, and in its dependencies.
+
+    Raises:
+        Conflict: No job runs here.
+    """
+    job = _current.get(None)
+    if job is None:
+        raise Conflict("no job runs here", hint="current_job() works within the handler of a job.")
+    return job
+
+
+Handler = Callable[..., Awaitable[Any] | Any]
 
 
 def kind_of(handler: Handler, executor: Executor) -> HandlerKind:
-    """Where a handler runs: on the loop, in a thread or in a process.
+    """Where a function that handles jobs runs: on the loop, in a thread or in a process.
 
     Raises:
         InvalidInput: An async handler, which runs on the loop, is declared for another executor.
     """
-    if inspect.iscoroutinefunction(handler):
+    function, _ = unwrapped(handler)
+    if inspect.iscoroutinefunction(function):
         if executor != "auto":
             raise InvalidInput(
-                f"{handler.__qualname__} is async and runs on the loop, not in a {executor}",
+                f"{name_of(function)} is async and runs on the loop, not in a {executor}",
                 hint="Make it a plain def, or leave executor out.",
             )
         return "async"

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from datetime import datetime, timedelta
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, ParamSpec, Protocol
 from uuid import UUID
 
+from penstock.core.dependencies import Plan
+from penstock.core.keys import KeyOf, check_key, key_by, key_of_field
 from penstock.core.serialization import Codec
 from penstock.errors import InvalidInput
 from penstock.jobs import queries as jobs
 from penstock.jobs.enqueue import enqueue_many
-from penstock.jobs.handler import Handler, HandlerKind, Job
-from penstock.jobs.models import Enqueued, NewJob, Options
-from penstock.jobs.sync import SyncJobType
+from penstock.jobs.handler import Handler, HandlerKind, Job, kind_of
+from penstock.jobs.models import Enqueued, Executor, NewJob, Options
+from penstock.jobs.signature import Signature, signature_of_handler
+from penstock.jobs.sync import SyncJobCall, SyncJobType
+from penstock.jobs.worked import WorkedType
 from penstock.postgres.context import Context
 from penstock.postgres.database import Database, unless_refused
 
-T = TypeVar("T")
+P = ParamSpec("P")
 
 
 class Declarer(Protocol):
@@ -31,25 +36,72 @@ class Declarer(Protocol):
         """Write the job type into the database, with the pool or subscription that it belongs to."""
 
 
-class JobType(Generic[T]):
+class JobType(Generic[P]):
     """A declared job type: it enqueues jobs, and is callable like the function that it was made from.
 
-    `Penstock.job` and `Penstock.job_type` make it.
+    `Penstock.job`, `Pool.job`, `Topic.subscriber` and `Penstock.job_type` make it. P are the arguments of an enqueue: those of
+    the handler without its dependencies, or one payload where the handler takes a `Job`.
+
+    Args:
+        context: Open databases, settings and hooks of the application.
+        name: Name of the type.
+        payload: Type of its payloads; a handler's signature takes precedence.
+        options: How its jobs are delivered, retried and limited.
+        key: Name of a field of the payload, or a function of it, that gives a job its key.
     """
 
     def __init__(
-        self, context: Context, name: str, payload: Any, options: Options, handler: Handler | None, kind: HandlerKind
+        self,
+        context: Context,
+        name: str,
+        payload: Any = Any,
+        options: Options = Options(),
+        key: str | Callable[[Any], str | None] | None = None,
     ) -> None:
         self.context = context
         self.name = name
-        self.options = options
-        self.handler = handler
-        self.kind: HandlerKind = kind
-        self.codec: Codec[T] = Codec(payload, name)
+        self.declared = options
         self.declarer: Declarer | None = None
+        self.function: Callable[..., Any] | None = None
+        self.handler: Handler | None = None
+        self.kind: HandlerKind = "async"
+        self._key = key
+        self._takes(Signature(payload))
+
+    def _takes(self, signature: Signature) -> None:
+        self.signature = signature
+        self.codec: Codec[Any] = Codec(signature.payload, self.name)
+        check_key(f"job type {self.name}", signature.payload, self._key)
+        self._key_of: KeyOf | None = None
+        what = f"a job of type {self.name}"
+        if isinstance(self._key, str):
+            hint = "Give the payload this field, or the job a key: .options(key=...)."
+            self._key_of = key_of_field(what, self._key, False, self.codec.check, hint)
+        elif self._key is not None:
+            self._key_of = key_by(what, self._key)
+
+    def handled_by(self, function: Callable[..., Any], executor: Executor = "auto") -> None:
+        """Set the handler.
+
+        Raises:
+            InvalidInput: The handler cannot be used, or the type has one already.
+        """
+        if self.function is not None:
+            raise InvalidInput(f"{self.name} has a handler already", hint="Give each job type and pool one handler.")
+        kind = kind_of(function, executor)
+        signature, handler = signature_of_handler(function, blocking=kind == "process")
+        declared = self.signature.payload
+        if signature.form == "job" and signature.payload is Any and declared is not Any:
+            signature = replace(signature, payload=declared)
+        self.handled_as(function, signature, handler, kind)
+
+    def handled_as(self, function: Callable[..., Any], signature: Signature, handler: Handler, kind: HandlerKind) -> None:
+        """Set the handler, whose signature has been read already."""
+        self._takes(signature)
+        self.function, self.handler, self.kind = function, handler, kind
 
     @property
-    def sync(self) -> SyncJobType[T]:
+    def sync(self) -> SyncJobType[P]:
         """The blocking half, for threads without an event loop."""
         return SyncJobType(self, self.context.background)
 
@@ -58,11 +110,20 @@ class JobType(Generic[T]):
         """Whether this application has something for a worker to run."""
         return self.handler is not None or (self.declarer is not None and self.declarer.works)
 
-    def __call__(self, job: Job[T]) -> Any:
-        """Run the handler itself, as a plain function."""
+    def worked(self) -> WorkedType | None:
+        """The type as a part of a worker; None: it has no handler."""
         if self.handler is None:
+            return None
+        # In a process, the dependencies are made there.
+        plan = Plan({}) if self.kind == "process" else self.signature.plan
+        around = self.context.hooks.around(plan, Job)
+        return WorkedType(self.name, self.declared, self.codec, self.handler, self.kind, around)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the handler itself, as a plain function, with all of its arguments."""
+        if self.function is None:
             raise InvalidInput(f"job type {self.name} has no handler in this application")
-        return self.handler(job)
+        return self.function(*args, **kwargs)
 
     async def declare(self) -> None:
         """Write the job type with its options into the database, with its pool or its subscription where it has one.
@@ -77,9 +138,9 @@ class JobType(Generic[T]):
         if ("job", self.name) in database.declared:
             return
         if self.declarer is not None:
-            await self.declarer.declare_type(database, self.options)
+            await self.declarer.declare_type(database, self.declared)
         else:
-            await jobs.declare_job_type(database, self.name, self.options.as_json())
+            await jobs.declare_job_type(database, self.name, self.declared.as_json())
         database.declared["job", self.name] = True
 
     async def _ready(self) -> None:
@@ -90,9 +151,8 @@ class JobType(Generic[T]):
         if not await unless_refused(self.declare()):
             (await self.context.database()).declared["job", self.name] = False
 
-    async def enqueue(
+    def options(
         self,
-        data: T | None = None,
         *,
         id: UUID | str | None = None,
         key: str | None = None,
@@ -101,13 +161,52 @@ class JobType(Generic[T]):
         expires_at: datetime | timedelta | None = None,
         unique: str | None = None,
         connection: Any = None,
-    ) -> Enqueued:
-        """Enqueue one job. See `Penstock.enqueue`."""
-        new = NewJob({} if data is None else data, id, key, priority, run_after, expires_at, unique)
-        return (await self.enqueue_many([new], connection=connection))[0]
+    ) -> JobCall[P]:
+        """Options of one job, which come before its arguments: `await resize.options(key="u1").enqueue(path="a.png")`.
 
-    async def enqueue_many(self, new: Iterable[NewJob | T], *, connection: Any = None) -> list[Enqueued]:
-        """Enqueue many jobs. See `Penstock.enqueue_many`."""
+        Args:
+            id: See `NewJob`.
+            key: Key of the job; None: the declared one.
+            priority: See `NewJob`.
+            run_after: See `NewJob`.
+            expires_at: See `NewJob`.
+            unique: See `NewJob`.
+            connection: Connection of the caller, in whose transaction to enqueue; see `Penstock.enqueue`.
+        """
+        return JobCall(self, NewJob(None, id, key, priority, run_after, expires_at, unique), connection)
+
+    async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Enqueued:
+        """Enqueue one job with these arguments. See `Penstock.enqueue`, and `options` for its options."""
+        return (await self.enqueue_many([self.new(*args, **kwargs)]))[0]
+
+    def new(self, *args: P.args, **kwargs: P.kwargs) -> NewJob:
+        """A job with these arguments, for `enqueue_many`."""
+        return NewJob(self.signature.payload_of(self.name, args, kwargs))
+
+    async def enqueue_many(self, new: Iterable[NewJob | Any], *, connection: Any = None) -> list[Enqueued]:
+        """Enqueue many jobs: `NewJob`s, as `new` makes them, or payloads. See `Penstock.enqueue_many`."""
         if connection is None or self.context.is_open:
             await self._ready()
-        return await enqueue_many(self.context, self.name, self.codec, new, connection)
+        return await enqueue_many(self.context, self.name, self.codec, new, connection, self._key_of)
+
+
+class JobCall(Generic[P]):
+    """Options of one job, to which `enqueue` gives the arguments. `JobType.options` makes it."""
+
+    def __init__(self, type: JobType[P], new: NewJob, connection: Any) -> None:
+        self._type = type
+        self._new = new
+        self.connection = connection
+
+    @property
+    def sync(self) -> SyncJobCall[P]:
+        """The blocking half, for threads without an event loop."""
+        return SyncJobCall(self, self._type.context.background)
+
+    async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Enqueued:
+        """Enqueue one job with these arguments. See `Penstock.enqueue`."""
+        return (await self._type.enqueue_many([self.new(*args, **kwargs)], connection=self.connection))[0]
+
+    def new(self, *args: P.args, **kwargs: P.kwargs) -> NewJob:
+        """A job with these options and arguments, for `enqueue_many`."""
+        return replace(self._new, data=self._type.signature.payload_of(self._type.name, args, kwargs))

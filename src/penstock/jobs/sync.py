@@ -5,7 +5,7 @@ Generated: change what this is generated from, and run `make format` (scripts/ge
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, ParamSpec
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -14,15 +14,15 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from penstock.core.blocking import BackgroundLoop
-    from penstock.jobs.job_type import JobType
+    from penstock.jobs.job_type import JobCall, JobType
     from penstock.jobs.models import Enqueued, NewJob
-T = TypeVar("T")
+P = ParamSpec("P")
 
 
-class SyncJobType(Generic[T]):
+class SyncJobType(Generic[P]):
     """The blocking half of `JobType`, for threads without an event loop: `JobType.sync`."""
 
-    def __init__(self, of: JobType[T], loop: BackgroundLoop) -> None:
+    def __init__(self, of: JobType[P], loop: BackgroundLoop) -> None:
         self._of = of
         self._loop = loop
 
@@ -37,9 +37,8 @@ class SyncJobType(Generic[T]):
         """
         self._loop.run(self._of.declare())
 
-    def enqueue(
+    def options(
         self,
-        data: T | None = None,
         *,
         id: UUID | str | None = None,
         key: str | None = None,
@@ -48,22 +47,38 @@ class SyncJobType(Generic[T]):
         expires_at: datetime | timedelta | None = None,
         unique: str | None = None,
         connection: Any = None,
-    ) -> Enqueued:
-        """Enqueue one job. See `Penstock.enqueue`."""
-        return self._loop.run(
-            self._of.enqueue(
-                data,
-                id=id,
-                key=key,
-                priority=priority,
-                run_after=run_after,
-                expires_at=expires_at,
-                unique=unique,
-                connection=connection,
-            ),
-            connection=connection,
-        )
+    ) -> SyncJobCall[P]:
+        """Options of one job, which come before its arguments: `resize.options(key="u1").enqueue(path="a.png")`.
 
-    def enqueue_many(self, new: Iterable[NewJob | T], *, connection: Any = None) -> list[Enqueued]:
-        """Enqueue many jobs. See `Penstock.enqueue_many`."""
+        Args:
+            id: See `NewJob`.
+            key: Key of the job; None: the declared one.
+            priority: See `NewJob`.
+            run_after: See `NewJob`.
+            expires_at: See `NewJob`.
+            unique: See `NewJob`.
+            connection: Connection of the caller, in whose transaction to enqueue; see `Penstock.enqueue`.
+        """
+        return self._of.options(
+            id=id, key=key, priority=priority, run_after=run_after, expires_at=expires_at, unique=unique, connection=connection
+        ).sync
+
+    def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Enqueued:
+        """Enqueue one job with these arguments. See `Penstock.enqueue`, and `options` for its options."""
+        return self._loop.run(self._of.enqueue(*args, **kwargs))
+
+    def enqueue_many(self, new: Iterable[NewJob | Any], *, connection: Any = None) -> list[Enqueued]:
+        """Enqueue many jobs: `NewJob`s, as `new` makes them, or payloads. See `Penstock.enqueue_many`."""
         return self._loop.run(self._of.enqueue_many(new, connection=connection), connection=connection)
+
+
+class SyncJobCall(Generic[P]):
+    """The blocking half of `JobCall`, for threads without an event loop: `JobCall.sync`."""
+
+    def __init__(self, of: JobCall[P], loop: BackgroundLoop) -> None:
+        self._of = of
+        self._loop = loop
+
+    def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Enqueued:
+        """Enqueue one job with these arguments. See `Penstock.enqueue`."""
+        return self._loop.run(self._of.enqueue(*args, **kwargs), connection=self._of.connection)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Protocol
 
+from penstock.core.hooks import Around
 from penstock.core.serialization import Codec
 from penstock.jobs.handler import Handler, HandlerKind
 from penstock.jobs.models import Delivery, JobTypeRecord, Options
@@ -27,13 +28,23 @@ class SettledElsewhere(Exception):
 
 @dataclass(slots=True)
 class WorkedType:
-    """One job type of a worker. Its limits are refreshed from the database while the worker runs."""
+    """One job type of a worker. Its limits are refreshed from the database while the worker runs.
+
+    Attributes:
+        name: Name of the type.
+        declared: Options in the code.
+        codec: Codec of its payloads.
+        handler: Handler, a function of a `Job` and its dependencies.
+        kind: Where the handler runs.
+        around: Middleware and dependencies around the handler; None: it has none.
+    """
 
     name: str
     declared: Options
     codec: Codec[Any]
     handler: Handler
     kind: HandlerKind
+    around: Around | None = None
     limit: timedelta | None = None
     keep_result: bool = False
     limited: bool = False

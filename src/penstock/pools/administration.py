@@ -33,7 +33,7 @@ class PoolAdministration(PoolDeclarations):
         if declared is not None and isinstance(declared.declarer, Pool):
             return declared.declarer
         record = await pool_views.require(await self.context.database(), name)
-        found: JobType[Any] = JobType(self.context, name, Any, Options(), None, "async")
+        found: JobType[Any] = JobType(self.context, name)
         found.declarer = _Found()
         pool: Pool[Any] = Pool(found, PoolOptions(slots=record.slots, assignor=record.assignor), None, self.pool_worker)
         pool.found = True

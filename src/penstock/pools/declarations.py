@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
+from typing_extensions import Unpack
+
 from penstock.groups.assignors import KeyAssign
-from penstock.jobs.checks import check_options
-from penstock.jobs.declarations import JobDeclarations
-from penstock.jobs.models import Options, PoolOptions, RateLimit
+from penstock.jobs.declarations import JobDeclarations, JobOptions, options_of
+from penstock.jobs.job_type import JobType
+from penstock.jobs.models import PoolOptions, RateLimit
 from penstock.pools.checks import check_pool
 from penstock.pools.pool import Pool, WorkerFactory
 
@@ -32,7 +34,8 @@ class PoolDeclarations(JobDeclarations):
         key_rate: RateLimit | None = None,
         weights: Mapping[str, int] | None = None,
         prefetch_per_key: int = 500,
-        options: Options = Options(),
+        key: str | Callable[[Any], str | None] | None = None,
+        **options: Unpack[JobOptions],
     ) -> Pool[Any]:
         """Declare a pool: jobs of one key run in order, one at a time, on the worker that owns the key.
 
@@ -49,11 +52,14 @@ class PoolDeclarations(JobDeclarations):
             key_rate: The largest number of starts of one key in a period.
             weights: Weights of keys that get more than one job in a turn.
             prefetch_per_key: See `PoolOptions`.
+            key: Name of a field of the payload, or a function of it, that gives a job its key, unless a call gives one.
             options: How the jobs are delivered, retried and limited; see `Penstock.job`.
+
+        Raises:
+            InvalidInput: An option is not valid.
         """
-        check_options(name, options)
         check_pool(name, slots, assign, assignor, on_retry, key_concurrency, key_rate, weights, prefetch_per_key)
-        declared = self.declare_type(name, payload, options, None, "async")
+        declared: JobType[Any] = self.add_type(JobType(self.context, name, payload, options_of(f"pool {name}", options), key))
         pool_options = PoolOptions(
             slots,
             "custom" if assign is not None else assignor,
@@ -63,6 +69,6 @@ class PoolDeclarations(JobDeclarations):
             weights or {},
             prefetch_per_key,
         )
-        pool = Pool(declared, pool_options, assign, self.pool_worker)
+        pool: Pool[Any] = Pool(declared, pool_options, assign, self.pool_worker)
         declared.declarer = pool
         return pool

@@ -2,7 +2,7 @@
 
     fibonacci = app.pool("fibonacci", payload=int)
 
-    @fibonacci.handler
+    @fibonacci.job
     async def fib(job: Job[int]) -> None: ...
 
     await fibonacci.enqueue("key", 42)
@@ -16,7 +16,7 @@ import asyncio
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeAlias, TypeVar, overload
 from uuid import UUID
 
 from penstock.core.checks import check_mapping, check_number
@@ -26,10 +26,10 @@ from penstock.groups import queries as ownership
 from penstock.groups import rebalance as balance
 from penstock.groups.assignors import KeyAssign, slot_of
 from penstock.jobs import queries as jobs
-from penstock.jobs.handler import Job, kind_of, payload_type
+from penstock.jobs.declarations import Decorator
+from penstock.jobs.handler import Job
 from penstock.jobs.job_type import JobType
 from penstock.jobs.models import Enqueued, Executor, NewJob, Options, PoolOptions
-from penstock.jobs.worked import WorkedType
 from penstock.pools import queries as pools
 from penstock.pools import views as pool_views
 from penstock.pools.members import workers_of
@@ -44,6 +44,8 @@ if TYPE_CHECKING:
     from penstock.worker.receiver import PoolWorker
 
 T = TypeVar("T")
+D = TypeVar("D")
+P = ParamSpec("P")
 _PAGE = 1_000
 WorkerFactory: TypeAlias = "Callable[[Context, WorkedPool, Codec[Any], str | None, int], PoolWorker[Any]]"
 
@@ -51,7 +53,7 @@ WorkerFactory: TypeAlias = "Callable[[Context, WorkedPool, Codec[Any], str | Non
 class Pool(Generic[T]):
     """A declared pool. `Penstock.pool` makes it."""
 
-    def __init__(self, type: JobType[T], options: PoolOptions, assign: KeyAssign | None, make_worker: WorkerFactory) -> None:
+    def __init__(self, type: JobType[Any], options: PoolOptions, assign: KeyAssign | None, make_worker: WorkerFactory) -> None:
         self.name = type.name
         self.options = options
         self._type = type
@@ -70,24 +72,31 @@ class Pool(Generic[T]):
 
     # -- declaring
 
-    def handler(self, handler: Callable[[Job[T]], Any] | None = None, *, executor: Executor = "auto") -> Any:
-        """Declare the handler of the pool's jobs: a function of one `Job[T]`, async, or plain (in a thread or process).
+    @overload
+    def job(self, handler: Callable[Concatenate[Job[D], ...], Any], /) -> JobType[[D]]: ...
+    @overload
+    def job(self, handler: Callable[P, Any], /) -> JobType[P]: ...
+    @overload
+    def job(self, handler: None = None, /, *, executor: Executor = ...) -> Decorator: ...
+    def job(self, handler: Callable[..., Any] | None = None, /, *, executor: Executor = "auto") -> Any:
+        """Declare the handler of the pool's jobs, as `Penstock.job` does: `@pool.job`, or `@pool.job(executor="process")`.
 
-        Used as `@pool.handler` or `@pool.handler(executor="process")`.
+        Args:
+            handler: The handler.
+            executor: See `Penstock.job`.
+
+        Returns:
+            The job type of the pool, which enqueues by the handler's arguments: `fib.options(key="u1").enqueue(42)`.
 
         Raises:
             InvalidInput: The handler cannot be used, or the pool has one already.
         """
-        if handler is None:
-            return lambda function: self.handler(function, executor=executor)
-        if self._type.handler is not None:
-            raise InvalidInput(f"pool {self.name} has a handler already", hint="Give each pool one handler.")
-        annotated = payload_type(handler)
-        if annotated is not Any:
-            self._type.codec = Codec(annotated, self.name)
-        self._type.kind = kind_of(handler, executor)
-        self._type.handler = handler
-        return handler
+
+        def declare(handler: Callable[..., Any]) -> JobType[Any]:
+            self._type.handled_by(handler, executor)
+            return self._type
+
+        return declare if handler is None else declare(handler)
 
     def standing(self, handler: Callable[[Any], Any] | None = None, *, payload: Any = Any) -> Any:
         """Declare the handler of the pool's standing jobs: a function of one `Standing`.
@@ -201,9 +210,8 @@ class Pool(Generic[T]):
 
         A job for later (`run_after`) joins the jobs of its key when it is due.
         """
-        return await self._type.enqueue(
-            data, id=id, key=key, run_after=run_after, expires_at=expires_at, unique=unique, connection=connection
-        )
+        new = NewJob({} if data is None else data, id, key, 0, run_after, expires_at, unique)
+        return (await self._type.enqueue_many([new], connection=connection))[0]
 
     async def enqueue_many(self, new: Iterable[NewJob | tuple[str, T]], *, connection: Any = None) -> list[Enqueued]:
         """Enqueue many jobs: `NewJob` with a key, or pairs of key and payload. See `Penstock.enqueue_many`."""
@@ -239,14 +247,11 @@ class Pool(Generic[T]):
         if metadata is not None:
             check_mapping("metadata", metadata, '{"clients": ["ada"]}')
         declared = self._type
-        worked = None
-        if declared.handler is not None:
-            worked = WorkedType(declared.name, declared.options, declared.codec, declared.handler, declared.kind)
         return WorkedPool(
             self.name,
-            declared.options,
+            declared.declared,
             self.options,
-            worked,
+            declared.worked(),
             self._assign,
             self._standing,
             self._standing_codec,

@@ -13,6 +13,7 @@ from datetime import timedelta
 
 from penstock.core.blocking import BackgroundLoop, without_loop
 from penstock.core.encryption import Keyring
+from penstock.core.hooks import Hooks
 from penstock.postgres import migrate
 from penstock.postgres.database import Database
 from penstock.postgres.embedded import EmbeddedServer
@@ -35,6 +36,7 @@ class Context:
     Attributes:
         keyring: Keys of encrypted payloads.
         background: Event loop on which blocking calls run.
+        hooks: What the application puts around its handlers.
     """
 
     def __init__(self, settings: Settings, opened: Callable[[], Awaitable[None]]) -> None:
@@ -46,6 +48,7 @@ class Context:
         self._servers: dict[int, EmbeddedServer] = {}
         self._held: dict[int, EmbeddedServer] = {}
         self.background = BackgroundLoop()
+        self.hooks = Hooks()
 
     @property
     def is_open(self) -> bool:

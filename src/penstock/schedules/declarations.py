@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from datetime import timedelta
+from typing import Any
+
+from typing_extensions import Unpack
 
 from penstock.errors import InvalidInput
-from penstock.jobs.declarations import JobDeclarations
+from penstock.jobs.declarations import JobDeclarations, JobOptions, options_of
 from penstock.jobs.handler import kind_of
-from penstock.jobs.models import Options
+from penstock.jobs.job_type import JobType
+from penstock.jobs.signature import Signature
 from penstock.postgres.context import Context
 from penstock.schedules.schedule import Cron, Every, Missed, RunsAs, Schedule, ScheduleHandler, Slot
 
@@ -27,10 +30,10 @@ class ScheduleDeclarations(JobDeclarations):
         every: timedelta,
         name: str | None = None,
         missed: Missed = "skip",
-        options: Options | None = None,
         as_job: bool | None = None,
         per_worker: bool = False,
-    ) -> Callable[[ScheduleHandler], ScheduleHandler]:
+        **options: Unpack[JobOptions],
+    ) -> Callable[[ScheduleHandler], Schedule]:
         """Declare a function that workers of this app run at regular intervals.
 
         Each run is a job of a type with the schedule's name. A run never overlaps the one before: times that pass while that run
@@ -41,18 +44,18 @@ class ScheduleDeclarations(JobDeclarations):
             name: Name of the schedule and of the job type of its runs; None: the function's name with dashes.
             missed: Policy for times that passed while no worker ran, or while the run before had not ended: "skip" them, run
                 "once" for the latest, or run "all".
-            options: Delivery, retries and limits of the runs, as for `Penstock.job`; None: 5 attempts, each within five minutes.
-                `concurrency` is 1 unless given.
             as_job: Whether each run is a job. False: one worker calls the function in place; a run is neither retried nor
                 archived, costs less and waits for no place in the worker, which suits intervals of a few seconds. None: True,
                 except with `per_worker`.
             per_worker: Whether each worker runs the function in place, by the clock of its machine, instead of one worker for
                 all.
+            options: Delivery, retries and limits of the runs that are jobs, as for `Penstock.job`; `concurrency` is 1 unless
+                given.
 
         Raises:
             InvalidInput: The function or an option cannot be used.
         """
-        return self._schedule(Every(every), name, missed, options, as_job, per_worker)
+        return self._schedule(Every(every), name, missed, as_job, per_worker, options)
 
     def cron(
         self,
@@ -61,10 +64,10 @@ class ScheduleDeclarations(JobDeclarations):
         tz: str = "UTC",
         name: str | None = None,
         missed: Missed = "skip",
-        options: Options | None = None,
         as_job: bool | None = None,
         per_worker: bool = False,
-    ) -> Callable[[ScheduleHandler], ScheduleHandler]:
+        **options: Unpack[JobOptions],
+    ) -> Callable[[ScheduleHandler], Schedule]:
         """Declare a function that workers of this app run at the times of a cron expression, such as "0 4 * * *".
 
         Args:
@@ -72,41 +75,45 @@ class ScheduleDeclarations(JobDeclarations):
             tz: Time zone of the expression.
             name: See `timer`.
             missed: See `timer`.
-            options: See `timer`.
             as_job: See `timer`.
             per_worker: See `timer`.
+            options: See `timer`.
+
+        Raises:
+            InvalidInput: The function or an option cannot be used.
         """
-        return self._schedule(Cron(expression, tz), name, missed, options, as_job, per_worker)
+        return self._schedule(Cron(expression, tz), name, missed, as_job, per_worker, options)
 
     def _schedule(
         self,
         times: Every | Cron,
         name: str | None,
         missed: Missed,
-        options: Options | None,
         as_job: bool | None,
         per_worker: bool,
-    ) -> Callable[[ScheduleHandler], ScheduleHandler]:
-        def declare(handler: ScheduleHandler) -> ScheduleHandler:
+        options: JobOptions,
+    ) -> Callable[[ScheduleHandler], Schedule]:
+        def declare(handler: ScheduleHandler) -> Schedule:
             named = name or getattr(handler, "__name__", "").replace("_", "-")
             runs_as: RunsAs = "per-worker" if per_worker else "in-place" if as_job is False else "job"
             if per_worker and as_job:
                 raise InvalidInput(
                     f"schedule {named} cannot have both as_job and per_worker", hint="Leave out as_job or per_worker."
                 )
-            if runs_as != "job" and options is not None:
+            if runs_as != "job" and options:
                 raise InvalidInput(
-                    f"schedule {named} runs in place and cannot have options of jobs",
-                    hint="Leave out options, or as_job=False and per_worker.",
+                    f"schedule {named} runs in place and cannot have options of jobs, such as {next(iter(options))}",
+                    hint="Leave them out, or as_job=False and per_worker.",
                 )
             schedule = Schedule(named, times, handler, missed, runs_as)
             if named in self.schedules:
                 raise InvalidInput(f"schedule {named} is declared twice", hint="Give each a name of its own.")
             if runs_as == "job":
-                given = options or Options()
-                limited = given if given.concurrency is not None else replace(given, concurrency=1)
-                self.declare_type(named, Slot, limited, schedule.as_handler(), kind_of(handler, "auto"))
+                declared: JobType[Any] = JobType(self.context, named, Slot, options_of(named, {"concurrency": 1, **options}))
+                signature = Signature(Slot, plan=schedule.signature.plan)
+                declared.handled_as(handler, signature, schedule.as_handler(), kind_of(handler, "auto"))
+                self.add_type(declared)
             self.schedules[named] = schedule
-            return handler
+            return schedule
 
         return declare

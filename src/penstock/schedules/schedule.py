@@ -6,9 +6,8 @@ runs exactly once on such a night, and one with `*` in its hours runs every real
 
 from __future__ import annotations
 
-import inspect
-import typing
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias, cast, get_args
@@ -17,6 +16,18 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 from cronsim import CronSim, CronSimError
 from pydantic import AwareDatetime, ConfigDict, Field
 
+from penstock.core.dependencies import (
+    Depends,
+    Given,
+    Plan,
+    annotations_of,
+    check_dependencies,
+    depends_of,
+    given_of,
+    signature_of,
+    unwrapped,
+)
+from penstock.core.hooks import Around
 from penstock.core.records import example
 from penstock.errors import InvalidInput
 from penstock.jobs.handler import Handler, Job
@@ -122,15 +133,68 @@ class Slot:
 
 
 @dataclass(frozen=True, slots=True)
+class ScheduleSignature:
+    """How the function of a schedule takes its run.
+
+    Attributes:
+        function: The function itself.
+        parameter: Name of the parameter that takes the run; None: none does.
+        takes_job: Whether it takes a `Job[Tick]` instead of a `Tick`.
+        plan: Its dependencies.
+    """
+
+    function: ScheduleHandler
+    parameter: str | None
+    takes_job: bool
+    plan: Plan
+
+    def call(self, run: Any, dependencies: Mapping[str, Any]) -> Any:
+        """Call the function for a `Tick` or a `Job[Tick]`."""
+        return self.function(**({} if self.parameter is None else {self.parameter: run}), **dependencies)
+
+
+def signature_of_schedule(name: str, handler: ScheduleHandler, runs_as: RunsAs) -> ScheduleSignature:
+    """Read how a function takes its run. Raises `InvalidInput` when a parameter cannot be filled."""
+    function, injected = unwrapped(handler)
+    annotations = annotations_of(function)
+    filled: dict[str, Depends | Given] = dict(injected)
+    parameter: str | None = None
+    takes_job = False
+    for each, details in signature_of(function).parameters.items():
+        annotation = annotations.get(each, Any)
+        if each in injected:
+            continue
+        if (depends := depends_of(annotation)) is not None:
+            filled[each] = depends
+        elif details.default is not details.empty or details.kind in (details.VAR_POSITIONAL, details.VAR_KEYWORD):
+            continue
+        elif parameter is not None:
+            raise InvalidInput(
+                f"the function of schedule {name} cannot take {each} besides {parameter}",
+                hint="It must take one, a Tick, or none, and dependencies: async def report(tick: Tick) -> None",
+            )
+        else:
+            parameter, takes_job = each, given_of(annotation, (Job,)) is not None
+    if runs_as != "job" and takes_job:
+        raise InvalidInput(
+            f"the function of schedule {name} takes a Job, but its runs are not jobs",
+            hint="Let it take a Tick, or leave out as_job=False and per_worker.",
+        )
+    plan = check_dependencies(filled, (Job if runs_as == "job" else Tick,))
+    return ScheduleSignature(function, parameter, takes_job, plan)
+
+
+@dataclass(frozen=True, slots=True)
 class Schedule:
-    """A declared schedule.
+    """A declared schedule, callable like the function that it was made from.
 
     Attributes:
         name: Name of the schedule.
         times: Times at which it is due.
-        handler: Function of a `Tick`, of a `Job[Tick]` (when its runs are jobs), or without arguments.
+        handler: Function of a `Tick`, of a `Job[Tick]` (when its runs are jobs), or without arguments, and dependencies.
         missed: Policy for times that passed while no worker ran.
         runs_as: "job": each run is a job; "in-place": one worker calls the function itself; "per-worker": every worker does.
+        around: How the function is called in place: middleware and dependencies; None: it has none.
     """
 
     name: str
@@ -138,6 +202,7 @@ class Schedule:
     handler: ScheduleHandler
     missed: Missed
     runs_as: RunsAs = "job"
+    around: Around | None = None
 
     def __post_init__(self) -> None:
         if self.missed not in get_args(Missed):
@@ -149,53 +214,28 @@ class Schedule:
                 f"schedule {self.name} runs in each worker and cannot make up for missed times",
                 hint="Leave out missed or per_worker.",
             )
-        wanted = len(_required(self.handler))
-        if wanted > 1:
-            raise InvalidInput(
-                f"the function of schedule {self.name} takes {wanted} arguments",
-                hint="It must take one, a Tick, or none: async def report(tick: Tick) -> None",
-            )
-        if self.runs_as != "job" and self.takes_job:
-            raise InvalidInput(
-                f"the function of schedule {self.name} takes a Job, but its runs are not jobs",
-                hint="Let it take a Tick, or leave out as_job=False and per_worker.",
-            )
+        self.signature  # noqa: B018 - it refuses a function that cannot be called
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the function itself, with all of its arguments."""
+        return self.handler(*args, **kwargs)
 
     @property
-    def takes_tick(self) -> bool:
-        """Whether the handler takes the `Tick`, by itself or in a `Job`."""
-        return bool(_required(self.handler))
-
-    @property
-    def takes_job(self) -> bool:
-        """Whether the handler takes a `Job[Tick]`."""
-        required = _required(self.handler)
-        if not required:
-            return False
-        try:
-            hint = typing.get_type_hints(self.handler).get(required[0].name)
-        except (NameError, TypeError):  # an annotation that only a type checker sees; an object without annotations
-            return False
-        return hint is Job or typing.get_origin(hint) is Job
+    def signature(self) -> ScheduleSignature:
+        """How the function takes its run."""
+        return signature_of_schedule(self.name, self.handler, self.runs_as)
 
     def as_handler(self) -> Handler:
         """The handler of the jobs that are runs of this schedule."""
-        handler, takes_tick, takes_job = self.handler, self.takes_tick, self.takes_job
+        signature = self.signature
 
-        def arguments(job: Job[Slot]) -> tuple[Any, ...]:
-            if not takes_tick:
-                return ()
+        @functools.wraps(signature.function)
+        def run(job: Job[Slot], /, **dependencies: Any) -> Any:
             at = (job.data.at or job.created_at).astimezone(UTC)
             tick = Tick(self.name, at, max(datetime.now(UTC) - at, timedelta(0)))
-            return (replace(cast("Job[Any]", job), data=tick),) if takes_job else (tick,)
+            return signature.call(replace(cast("Job[Any]", job), data=tick) if signature.takes_job else tick, dependencies)
 
-        async def run(job: Job[Slot]) -> Any:
-            return await handler(*arguments(job))
-
-        def run_plain(job: Job[Slot]) -> Any:
-            return handler(*arguments(job))
-
-        return run if inspect.iscoroutinefunction(handler) else run_plain
+        return run
 
     def decide(self, due: datetime, now: datetime) -> tuple[datetime | None, datetime]:
         """Return the time for which to run now (None: no run), and the time at which the schedule is due next.
@@ -266,10 +306,3 @@ class ScheduleRecord:
         bool, Field(description="Whether a running worker declares it; false: it left the code, or no such worker runs.")
     ]
     declared_at: datetime | None
-
-
-def _required(handler: ScheduleHandler) -> list[inspect.Parameter]:
-    """The positional parameters without a default."""
-    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    parameters = inspect.signature(handler).parameters.values()
-    return [each for each in parameters if each.default is each.empty and each.kind in positional]

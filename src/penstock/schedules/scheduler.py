@@ -10,11 +10,12 @@ from __future__ import annotations
 import asyncio
 import inspect
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import orjson
 
@@ -222,15 +223,20 @@ class Scheduler:
 
     async def _call(self, schedule: Schedule, at: datetime, late: timedelta) -> _Ran:
         """Call the function in place."""
-        arguments = (Tick(schedule.name, at, late),) if schedule.takes_tick else ()
+        tick = Tick(schedule.name, at, late)
+        signature = schedule.signature
+
+        async def call(dependencies: Mapping[str, Any]) -> None:
+            if inspect.iscoroutinefunction(signature.function):
+                await signature.call(tick, dependencies)
+            else:
+                await in_thread(self._threads, signature.call, tick, dependencies)
+
         started_at = datetime.now(UTC)
         failed: str | None = None
         try:
             with contained():
-                if inspect.iscoroutinefunction(schedule.handler):
-                    await schedule.handler(*arguments)
-                else:
-                    await in_thread(self._threads, schedule.handler, *arguments)
+                await (call({}) if schedule.around is None else schedule.around(tick, call))
         except Exception as error:
             # A failed run does not affect the next one.
             with suppress(Exception):

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from penstock.core.checks import check_flag, check_number
+from penstock.core.keys import check_key
 from penstock.errors import InvalidInput
-from penstock.streams.keys import check_key
 from penstock.streams.models import Retention, StreamOptions
 
 _GROUP = re.compile(r"(?![.]{1,2}$)[A-Za-z0-9_.-]{1,90}")
@@ -28,22 +28,15 @@ def check_stream(
     key: Any,
     key_optional: Any,
     keep: Any,
-    compact: Any,
-    compression: Any,
-    options: Any,
+    options: StreamOptions,
 ) -> None:
     """Raise `InvalidInput` unless these are valid options of a stream."""
     what = f"stream {name}"
     check_number(f"partitions of {what}", partitions, 1, 1_024)
     check_flag(f"key_optional of {what}", key_optional)
-    check_flag(f"compact of {what}", compact)
-    if compression is not None and compression != "zstd":
-        raise InvalidInput(f"unknown compression of {what}: {compression!r:.100}", hint="Use zstd, or None.")
-    if not isinstance(options, StreamOptions):
-        raise InvalidInput(f"options of {what} must be StreamOptions, not {options!r:.100}")
     if not isinstance(keep, Retention):
         raise InvalidInput(
-            f"keep of {what} must be a Retention, not {keep!r:.100}", hint="For example: keep=Retention(age=timedelta(days=7))"
+            f"keep of {what} must be a timedelta or a Retention, not {keep!r:.100}", hint="For example: keep=timedelta(days=7)"
         )
     options.check()
     keep.check()

@@ -13,10 +13,10 @@ from itertools import repeat
 from typing import Any, Generic, TypeVar
 
 from penstock.core.checks import check_time
+from penstock.core.keys import KeyOf, key_by, key_of_field
 from penstock.core.serialization import Codec, dump_json, load_json
 from penstock.errors import InvalidInput, Unreadable
 from penstock.streams.compression import LEAST_BOUND, pack, unpack
-from penstock.streams.keys import KeyOf, key_by, key_of_field
 from penstock.streams.models import Chunk, Columns, Event, NewEvent
 
 T = TypeVar("T")
@@ -55,9 +55,10 @@ class Encoding(Generic[T]):
         self._name = name
         self._key_of: KeyOf | None = None
         if isinstance(key, str):
-            self._key_of = key_of_field(f"stream {name}", key, key_optional, self._codec.check)
+            hint = "Append it with a key (key=..., or NewEvent), or declare the stream with key_optional=True."
+            self._key_of = key_of_field(f"an event of stream {name}", key, key_optional, self._codec.check, hint)
         elif key is not None:
-            self._key_of = key_by(f"stream {name}", key)
+            self._key_of = key_by(f"an event of stream {name}", key)
         self._compressed = compressed
         self.largest = LEAST_BOUND  # largest size of an uncompressed payload
 

@@ -12,13 +12,13 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from penstock.core.checks import check_time
+from penstock.core.keys import KeyOf
 from penstock.errors import InvalidInput, NotFound, PenstockError
 from penstock.postgres.database import lacks_rights
 from penstock.streams import queries as streams
 from penstock.streams.accumulator import Accumulator
 from penstock.streams.checks import check_offsets
 from penstock.streams.codec import Encoding
-from penstock.streams.keys import KeyOf
 from penstock.streams.models import Bounds, Start, StreamOptions, StreamRecord
 from penstock.streams.queries import Routed
 

@@ -4,7 +4,7 @@
 
     await orders.append(Order(customer="acme", total=3))
 
-    @app.consumer(orders, group="billing")
+    @orders.consumer(group="billing")
     async def bill(event: Event[Order]) -> None: ...
 
 Events of one key are in one partition, in the order in which they were appended.
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import random
 import secrets
-from collections.abc import AsyncIterable, AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from itertools import islice
 from typing import Any, Generic, Literal, TypeVar
@@ -26,6 +26,9 @@ from penstock.streams import queries as streams
 from penstock.streams.accumulator import route
 from penstock.streams.checks import check_group, check_offsets
 from penstock.streams.codec import Undecodable, unreadable
+from penstock.streams.consumer.declared import DeclaredConsumer, declared_consumer
+from penstock.streams.consumer.handling import EventHandler, Middleware
+from penstock.streams.consumer.on_failure import OnFailure
 from penstock.streams.consumer.options import ConsumerOptions
 from penstock.streams.consumer.pull import Consumption
 from penstock.streams.declared_stream import DeclaredStream
@@ -53,10 +56,81 @@ _LOAD_ROUND = 100_000
 class Stream(DeclaredStream[T], Generic[T]):
     """A declared stream. `Penstock.stream` makes it."""
 
+    # The consumers of the application by their names; None: the stream was looked up and is not declared.
+    consumers: dict[str, DeclaredConsumer] | None = None
+
     @property
     def sync(self) -> SyncStream[T]:
         """The blocking half, for threads without an event loop."""
         return SyncStream(self, self.context.background)
+
+    def consumer(
+        self,
+        *,
+        group: str,
+        max_batch_size: int | None = None,
+        linger: timedelta = timedelta(0),
+        on_failure: OnFailure | Literal["retry", "skip", "dead-letter", "quarantine", "halt"] = "retry",
+        start: Literal["earliest", "latest"] = "earliest",
+        auto_offset_reset: Literal["error", "earliest", "latest"] = "error",
+        prefetch: int | None = None,
+        concurrency: int | None = None,
+        grace: timedelta | None = None,
+        middleware: Sequence[Middleware] = (),
+    ) -> Callable[[EventHandler], DeclaredConsumer]:
+        """Declare the handler of a consumer group. Workers of the app take part in the group.
+
+        The handler takes one `Event`, a `Batch`, or `Events`, over which it iterates itself; its annotation says which (without
+        one: a batch when `max_batch_size` is more than 1). The events of one partition are handled in order, one call at a time;
+        the partitions in parallel.
+
+        Args:
+            group: Name of the group; unique in the stream.
+            max_batch_size: Maximum number of events in a batch; None: 100.
+            linger: How long to wait for more events after the first one of a batch.
+            on_failure: Policy for failures of the handler: "retry" (until it succeeds, with growing delays), "skip",
+                "dead-letter", "quarantine", "halt", or an `OnFailure` with a number of attempts.
+            start: Position at which a new group starts.
+            auto_offset_reset: Action when retention dropped the next events; "error": quarantine the partition.
+            prefetch: Number of events to buffer for each partition; None: enough for two batches.
+            concurrency: Maximum number of handlers at once in a process; None: one for each partition.
+            grace: How long a handler may continue when its partition is revoked, before it is cancelled; None: until it has
+                finished its batch, at most `Settings.wedged_after` (5 minutes).
+            middleware: Functions of (batch, call_next) around each call of the handler, the first outermost.
+
+        Raises:
+            InvalidInput: The handler or an option cannot be used.
+        """
+        if self.consumers is None:
+            raise InvalidInput(f"stream {self.name} is not declared in this application", hint="Declare it: app.stream(...).")
+        consumers = self.consumers
+        check_group(group)
+        options = ConsumerOptions(
+            100 if max_batch_size is None else max_batch_size,
+            linger,
+            prefetch,
+            start,
+            OffsetReset.of(auto_offset_reset),
+            OnFailure.of(on_failure),
+            concurrency,
+            grace,
+        ).checked(self.context.settings)
+
+        def declare(handler: EventHandler) -> DeclaredConsumer:
+            declared = declared_consumer(
+                self,
+                group,
+                handler,
+                options,
+                one=max_batch_size is None or max_batch_size == 1,
+                middleware=middleware,
+            )
+            if declared.name in consumers:
+                raise InvalidInput(f"consumer group {declared.name} is declared twice", hint="Give each group a name of its own.")
+            consumers[declared.name] = declared
+            return declared
+
+        return declare
 
     # -- appending
 

@@ -35,7 +35,7 @@ class TopicDeclarations(JobDeclarations):
         if keep is not None:
             check_number(f"keep of topic {name}", keep, 0, 100_000)
         if name not in self.topics:
-            self.topics[name] = Topic(self.context, self.job, name, payload, keep)
+            self.topics[name] = Topic(self.context, self.add_type, name, payload, keep)
         elif payload is not Any or keep is not None:
             raise InvalidInput(f"topic {name} is declared twice", hint="Declare it once, then get it by its name alone.")
         return self.topics[name]

@@ -19,15 +19,17 @@ from datetime import datetime, timedelta
 from typing import Any, Generic, TypeVar
 from uuid import UUID
 
+from typing_extensions import Unpack
+
 from penstock.core.checks import check_span
 from penstock.core.logs import get_logger
 from penstock.core.serialization import Codec, dump_json
 from penstock.errors import Conflict, InvalidInput, PenstockError
 from penstock.jobs import queries as jobs
+from penstock.jobs.declarations import Decorator, JobOptions, options_of
 from penstock.jobs.enqueue import aware
-from penstock.jobs.handler import Job
 from penstock.jobs.job_type import JobType
-from penstock.jobs.models import Options, make_id, parse_id
+from penstock.jobs.models import Executor, Options, make_id, parse_id
 from penstock.postgres.context import Context
 from penstock.postgres.database import Database, unless_refused
 from penstock.topics import queries as topics
@@ -91,9 +93,11 @@ def subscription_of(type: JobType[Any]) -> Subscription | None:
 class Topic(Generic[T]):
     """A declared topic. `Penstock.topic` makes it."""
 
-    def __init__(self, context: Context, declare_job: Callable[..., Any], name: str, payload: Any, keep: int | None) -> None:
+    def __init__(
+        self, context: Context, add_type: Callable[[JobType[Any]], JobType[Any]], name: str, payload: Any, keep: int | None
+    ) -> None:
         self.context = context
-        self._declare_job = declare_job
+        self._add_type = add_type
         self.name = name
         self.codec: Codec[T] = Codec(payload, name)
         self._options = {} if keep is None else {"keep": keep}
@@ -254,8 +258,14 @@ class Topic(Generic[T]):
     # -- subscribing
 
     def subscriber(
-        self, client_id: str, *, filter: Any = None, ttl: timedelta | None = None, keep_result: bool = True, **options: Any
-    ) -> Callable[[Callable[[Job[T]], Any]], JobType[T]]:
+        self,
+        client_id: str,
+        *,
+        filter: Any = None,
+        ttl: timedelta | None = None,
+        executor: Executor = "auto",
+        **options: Unpack[JobOptions],
+    ) -> Decorator:
         """Declare a handler for the copies of one client id. A worker of the app subscribes it when it starts.
 
         Workers that share a client id share its copies.
@@ -265,8 +275,8 @@ class Topic(Generic[T]):
             filter: JSON that a message must contain to reach the subscriber.
             ttl: Time without a live worker after which the subscription and its queue end, at least 1 s. None: the subscription
                 does not end, and the queue grows while no worker is alive.
-            keep_result: Whether to keep the value that the handler returns, for publishers that wait.
-            options: Options as for `Penstock.job`: attempts, concurrency, visibility_timeout, ...
+            executor: See `Penstock.job`.
+            options: Options as for `Penstock.job`; `keep_result` is True unless given, for publishers that wait.
 
         Raises:
             InvalidInput: The handler or an option cannot be used.
@@ -274,10 +284,14 @@ class Topic(Generic[T]):
         _filter(filter)
         _check_ttl(ttl)
 
-        def declare(handler: Callable[[Job[T]], Any]) -> JobType[T]:
-            declared: JobType[T] = self._declare_job(f"{self.name}_{client_id}", keep_result=keep_result, **options)(handler)
+        named = f"{self.name}_{client_id}"
+        chosen = options_of(named, {"keep_result": True, **options})
+
+        def declare(handler: Callable[..., Any]) -> JobType[Any]:
+            declared: JobType[Any] = JobType(self.context, named, Any, chosen)
+            declared.handled_by(handler, executor)
             declared.declarer = Subscription(self, client_id, ttl, filter)
-            return declared
+            return self._add_type(declared)
 
         return declare
 

@@ -7,13 +7,13 @@ claimed jobs that wait for one. Each handler runs in a task of its own, so that 
 from __future__ import annotations
 
 import asyncio
-import contextvars
 import multiprocessing
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from typing import Any
 from uuid import UUID
 
@@ -21,10 +21,10 @@ from pebble import ProcessPool
 
 from penstock.core.logs import get_logger, hook_in
 from penstock.core.serialization import dump_json
-from penstock.core.user_code import call_plain
+from penstock.core.user_code import in_thread
 from penstock.errors import PenstockError
 from penstock.jobs import queries as jobs
-from penstock.jobs.handler import HandlerKind
+from penstock.jobs.handler import HandlerKind, Job, set_current_job
 from penstock.jobs.models import ClaimedJob, Outcome, Settlement
 from penstock.jobs.worked import Held, WorkedType
 from penstock.pools.worked import WorkedPool
@@ -296,10 +296,17 @@ class Executor:
         running.entered = True
         settlement: Settlement | None
         try:
-            if kind == "async":
-                result = await worked.handler(job_of(running))
+            if kind == "process" and worked.around is None:
+                result = await self._in_process(running)
             else:
-                result = await (self._in_thread(running) if kind == "thread" else self._in_process(running))
+                job = job_of(running)
+                set_current_job(job)
+                if worked.around is not None:
+                    result = await worked.around(job, partial(self._call, running, job))
+                elif kind == "async":
+                    result = await worked.handler(job)
+                else:
+                    result = await in_thread(self._threads, worked.handler, job)
             detail = dump_json(result, f"the result of {claimed.name}") if worked.keep_result and result is not None else None
             settlement = Settlement(claimed.id, claimed.attempts, running.lease, Outcome.SUCCEEDED, detail)
         except BaseException as error:
@@ -325,13 +332,14 @@ class Executor:
         self._finish(running, settlement)
         self._fill(kind)
 
-    async def _in_thread(self, running: Running) -> Any:
-        job = job_of(running)
-        context = contextvars.copy_context()
-        result, raised = await self.loop.run_in_executor(self._threads, context.run, call_plain, running.worked.handler, job)
-        if raised is not None:
-            raise raised
-        return result
+    async def _call(self, running: Running, job: Job[Any], dependencies: Mapping[str, Any]) -> Any:
+        """Call the handler with its dependencies, within its middleware."""
+        worked = running.worked
+        if worked.kind == "async":
+            return await worked.handler(job, **dependencies)
+        if worked.kind == "process":
+            return await self._in_process(running)
+        return await in_thread(self._threads, partial(worked.handler, **dependencies), job)
 
     async def _in_process(self, running: Running) -> Any:
         handler = running.worked.handler

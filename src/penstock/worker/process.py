@@ -6,10 +6,13 @@ import importlib
 from functools import reduce
 from typing import Any
 
+from penstock.core.dependencies import Solver
 from penstock.core.serialization import Codec
 from penstock.core.user_code import message_of
-from penstock.jobs.handler import Job, payload_type
+from penstock.jobs.handler import Job, set_current_job
+from penstock.jobs.job_type import JobType
 from penstock.jobs.models import ClaimedJob
+from penstock.jobs.signature import signature_of_handler
 
 
 class UnreadablePayload(Exception):
@@ -19,9 +22,10 @@ class UnreadablePayload(Exception):
 def call_in_process(module: str, qualname: str, claimed: ClaimedJob) -> Any:
     """Run the handler `module.qualname` for a job. The result or error returns pickled."""
     found = reduce(getattr, qualname.split("."), importlib.import_module(module))
-    # The decorator has replaced the function with a job type.
-    handler: Any = getattr(found, "handler", found)
-    codec: Codec[Any] = Codec(payload_type(handler), claimed.name)
+    # The decorator has replaced the function with a job type, unless it was called on it.
+    function: Any = found.function if isinstance(found, JobType) else found
+    signature, handler = signature_of_handler(function, blocking=True)
+    codec: Codec[Any] = Codec(signature.payload, claimed.name)
     try:
         data = codec.load(claimed.data)
     except Exception as error:
@@ -35,8 +39,9 @@ def call_in_process(module: str, qualname: str, claimed: ClaimedJob) -> Any:
         data,
         claimed.created_at,
     )
+    set_current_job(job)
     try:
-        return handler(job)
+        return Solver({Job: job}, {}).call_blocking(signature.plan, lambda dependencies: handler(job, **dependencies))
     except StopIteration as error:
         # A future cannot carry StopIteration.
         raise RuntimeError(f"the handler raised {error!r}") from error

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from typing import Any
 from uuid import UUID
 
@@ -64,6 +64,7 @@ class Worker:
         before_stopping_handlers: Called with the executor when the grace period is over and handlers may still run.
         executor: Executor for the jobs of pools instead of the one that runs handlers; it passes its results to `results`.
         results: Receives results; None: new ones.
+        lifespan: What is set up before the first handler and cleaned up after the last one.
 
     Attributes:
         consumers: Members of consumer groups that the worker runs.
@@ -86,6 +87,7 @@ class Worker:
         before_stopping_handlers: Callable[[WorkerExecutor], Awaitable[None]] | None = None,
         executor: WorkerExecutor | None = None,
         results: Results | None = None,
+        lifespan: Callable[[], AbstractAsyncContextManager[None]] = nullcontext,
     ) -> None:
         if not (types or pools or consumers or schedules or dispatches):
             raise InvalidInput("there is nothing to work on", hint="Declare a handler with @app.job(...) first.")
@@ -94,6 +96,7 @@ class Worker:
         self._types = types
         self.consumers = consumers
         self._beside = beside or {}
+        self._lifespan = lifespan
         self._dispatches = dispatches
         self._before_stopping_handlers = before_stopping_handlers
         self._shutdown = Shutdown(settings.shutdown_grace.total_seconds())
@@ -213,6 +216,10 @@ class Worker:
             Halted, NotFound: A consumer halted, or its stream was dropped. The other work continues until `stop`, or until none
                 is left; the error is raised at the end.
         """
+        async with self._lifespan():
+            await self._run()
+
+    async def _run(self) -> None:
         await self._prepare()
         tasks: list[asyncio.Task[None]] = []
 

@@ -6,11 +6,11 @@ It takes events from the partition's state and reports results to the committer.
 from __future__ import annotations
 
 import asyncio
-import inspect
 import random
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager, nullcontext, suppress
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 from penstock.core.logs import get_logger
@@ -20,7 +20,7 @@ from penstock.jobs.models import Backoff
 from penstock.streams.codec import Undecodable
 from penstock.streams.consumer.batch import Batch, Events, Fence
 from penstock.streams.consumer.committer import Committer
-from penstock.streams.consumer.handling import Handling, Middleware, Next
+from penstock.streams.consumer.handling import Handling
 from penstock.streams.consumer.on_failure import OnFailure
 from penstock.streams.consumer.options import ConsumerOptions
 from penstock.streams.consumer.partition_state import PartitionState
@@ -66,11 +66,6 @@ class Dispatcher(Generic[T]):
         halt: Callable[[Halted], None],
     ) -> None:
         self._handling = handling
-        handler = handling.handler
-        self._async = inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(getattr(handler, "__call__", None))  # noqa: B004
-        self._call: Next = self._one if handling.form == "event" else self._whole
-        for outer in reversed(handling.middleware):
-            self._call = _around(outer, self._call)
         self._stream = stream
         self._group = group
         self._member = member
@@ -130,7 +125,7 @@ class Dispatcher(Generic[T]):
         state.delivered = batch
         batch.attempt = state.attempts + 1
         async with self._place():
-            await self._call(batch)
+            await self._call(batch, batch[0] if self._handling.form == "event" else batch)
         self._done(state)
 
     async def _iterate(self, state: PartitionState[T]) -> None:
@@ -149,7 +144,9 @@ class Dispatcher(Generic[T]):
                 yield batch
 
         async with AsyncExitStack() as place:
-            await self._handling.handler(Events(state.partition, batches))
+            events = Events(state.partition, batches)
+            around = self._handling.around
+            await (self._invoke(events, {}) if around is None else around(events, partial(self._invoke, events)))
         if state.delivered is not None:
             self._done(state)
         if not state.draining:
@@ -201,17 +198,19 @@ class Dispatcher(Generic[T]):
         fence = Fence(self._member, state.epoch, state.revision)
         return Batch(self._stream, self._group, state.partition, events, fence)
 
-    async def _one(self, batch: Batch[Any]) -> None:
-        await self._invoke(batch[0])
-
-    async def _whole(self, batch: Batch[Any]) -> None:
-        await self._invoke(batch)
-
-    async def _invoke(self, argument: Any) -> None:
-        if self._async:
-            await self._handling.handler(argument)
+    async def _call(self, batch: Batch[Any], argument: Any) -> None:
+        around = self._handling.around
+        if around is None:
+            await self._invoke(argument, {})
         else:
-            await in_thread(self._threads, self._handling.handler, argument)
+            await around(batch, partial(self._invoke, argument))
+
+    async def _invoke(self, argument: Any, dependencies: Mapping[str, Any]) -> None:
+        handling = self._handling
+        if handling.is_async:
+            await handling.handler(argument, **dependencies)
+        else:
+            await in_thread(self._threads, partial(handling.handler, **dependencies), argument)
 
     @asynccontextmanager
     async def _place(self) -> AsyncIterator[None]:
@@ -297,10 +296,3 @@ def delay(backoff: Backoff, attempt: int) -> float:
     """Seconds before the next attempt."""
     seconds = min(backoff.base.total_seconds() * backoff.factor ** min(attempt - 1, 60), backoff.cap.total_seconds())
     return seconds * random.uniform(1 - backoff.jitter, 1 + backoff.jitter)
-
-
-def _around(outer: Middleware, inner: Next) -> Next:
-    async def call(batch: Batch[Any]) -> None:
-        await outer(batch, inner)
-
-    return call

@@ -1,11 +1,12 @@
-"""How an application handles events: the handler, the form in which it takes them, and middleware around it."""
+"""How an application handles events: the handler, the form in which it takes them, and what is around it."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
+from penstock.core.hooks import Around
 from penstock.streams.consumer.batch import Batch
 
 Form: TypeAlias = Literal["event", "batch", "events"]
@@ -23,13 +24,15 @@ class Handling:
     """How a consumer handles events.
 
     Attributes:
-        handler: Handler, async or plain; a plain one runs in a thread.
+        handler: Handler, async or plain, called with its argument and its dependencies; a plain one runs in a thread.
         form: Argument of the handler: one event, a batch, or the events of a partition to iterate over.
-        middleware: Functions called around each batch, the first outermost; not with the form "events".
+        is_async: Whether the handler is async.
+        around: How the handler is called for a batch: middleware and dependencies; None: it has none.
         revoked: Called with a partition that this process has to release.
     """
 
     handler: EventHandler
     form: Form
-    middleware: Sequence[Middleware] = ()
+    is_async: bool = True
+    around: Around | None = None
     revoked: Callable[[int], None] = _ignore

@@ -1,8 +1,7 @@
-"""The key of an event, from its payload: a field by its name, or a function.
+"""The key of an event or a job, from its payload: a field by its name, or a function.
 
-With the name of a field that does not exist, no event would have a key, and events without a key have no order. The name is
-therefore checked against the payload type where the stream is declared, and against each payload where the type does not define
-its fields.
+With the name of a field that does not exist, nothing would have a key, and what has no key has no order. The name is therefore
+checked against the payload type at the declaration, and against each payload where the type does not define its fields.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ def check_key(what: str, payload: Any, key: Any) -> None:
             )
         return
     if not key:
-        raise InvalidInput(f"key of {what} must name a field, not ''", hint="Leave it out for events without a rule for keys.")
+        raise InvalidInput(f"key of {what} must name a field, not ''", hint="Leave it out where payloads have no rule for keys.")
     for one in _alternatives(payload):
         known = _fields_of(one)
         if known is None or key in known:
@@ -55,14 +54,15 @@ def check_key(what: str, payload: Any, key: Any) -> None:
         )
 
 
-def key_of_field(what: str, field: str, optional: bool, checked: Callable[[Any], Any]) -> KeyOf:
-    """The function that returns a field as the key. An event whose field is null has no key.
+def key_of_field(what: str, field: str, optional: bool, checked: Callable[[Any], Any], hint: str) -> KeyOf:
+    """The function that returns a field as the key. A payload whose field is null has no key.
 
     Args:
-        what: Name of what has the key, for messages.
+        what: What has the key, for messages: "an event of orders".
         field: Name of the field.
-        optional: Whether an event may lack the field.
+        optional: Whether a payload may lack the field.
         checked: Converts a mapping to the payload type, with the type's own names and defaults.
+        hint: What to do when a payload lacks the field.
     """
 
     def of(data: Any) -> Any:
@@ -76,8 +76,8 @@ def key_of_field(what: str, field: str, optional: bool, checked: Callable[[Any],
                 if optional:
                     return None
                 raise InvalidInput(
-                    f"an event of {what} has no field {field!r}, which is the key of the stream",
-                    hint="Append it with a key (key=..., or NewEvent), or declare the stream with key_optional=True.",
+                    f"{what} has no field {field!r}, which is its declared key",
+                    hint=hint,
                 )
         return None if value is None else str(value)
 
@@ -85,18 +85,18 @@ def key_of_field(what: str, field: str, optional: bool, checked: Callable[[Any],
 
 
 def key_by(what: str, function: Callable[[Any], Any]) -> KeyOf:
-    """The key function of an application; its errors and invalid results become errors of the event. None: no key."""
+    """The key function of an application; its errors and invalid results become errors of the payload. None: no key."""
 
     def key_of(data: Any) -> str | None:
         try:
             key = function(data)
         except Exception as error:
             raise InvalidInput(
-                f"the key of an event of {what} cannot be computed: {type(error).__name__}",
-                hint="The function that the stream was declared with as key= failed for the payload.",
+                f"the key of {what} cannot be computed: {type(error).__name__}",
+                hint="The function that was declared as key= failed for the payload.",
             ) from error
         if key is not None and not isinstance(key, str):
-            raise InvalidInput(f"a key of {what} must be text, not {type(key).__name__}", hint="Return str(...), or None.")
+            raise InvalidInput(f"the key of {what} must be text, not {type(key).__name__}", hint="Return str(...), or None.")
         return key
 
     return key_of
