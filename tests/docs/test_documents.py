@@ -30,6 +30,7 @@ ROOT = Path(__file__).parents[2]
 PAGES = [
     "README.md",
     "docs/http.md",
+    "docs/jobs.md",
     "docs/pools.md",
     "docs/schedules.md",
     "docs/sql.md",
