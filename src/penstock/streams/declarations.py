@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import timedelta
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal, TypedDict, TypeVar, overload
 
 from typing_extensions import Unpack
 
@@ -16,6 +16,8 @@ from penstock.streams.checks import check_stream
 from penstock.streams.consumer.declared import DeclaredConsumer
 from penstock.streams.models import Retention, StreamOptions
 from penstock.streams.stream import Stream
+
+T = TypeVar("T")
 
 
 class StreamSettings(TypedDict, total=False):
@@ -47,6 +49,30 @@ class StreamDeclarations(Declarations):
         self.streams: dict[str, Stream[Any]] = {}
         self.consumers: dict[str, DeclaredConsumer] = {}
 
+    @overload
+    def stream(
+        self,
+        name: str,
+        payload: type[T],
+        *,
+        partitions: int = ...,
+        key: str | Callable[[Any], str | None] | None = ...,
+        keep: Retention | timedelta = ...,
+        key_optional: bool = ...,
+        **options: Unpack[StreamSettings],
+    ) -> Stream[T]: ...
+    @overload
+    def stream(
+        self,
+        name: str,
+        payload: Any = ...,
+        *,
+        partitions: int = ...,
+        key: str | Callable[[Any], str | None] | None = ...,
+        keep: Retention | timedelta = ...,
+        key_optional: bool = ...,
+        **options: Unpack[StreamSettings],
+    ) -> Stream[Any]: ...
     def stream(
         self,
         name: str,

@@ -12,7 +12,7 @@ from penstock.streams.consumer.batch import Batch
 Form: TypeAlias = Literal["event", "batch", "events"]
 Next: TypeAlias = Callable[[Batch[Any]], Awaitable[None]]
 Middleware: TypeAlias = Callable[[Batch[Any], Next], Awaitable[None]]
-EventHandler: TypeAlias = Callable[[Any], Any]
+EventHandler: TypeAlias = Callable[..., Any]
 
 
 def _ignore(partition: int) -> None:

@@ -1,0 +1,189 @@
+"""Every way to declare and to call, as type checkers see it. A line with `# wrong` must be refused, and no other line."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Annotated, Any
+
+from pydantic import BaseModel
+
+from penstock import Batch, Depends, Event, Events, Job, Penstock, RateLimit, Tick, inject
+
+app = Penstock("postgresql://localhost/shop")
+
+
+class Shipment(BaseModel):
+    id: str
+
+
+@dataclass
+class Label:
+    text: str
+
+
+class Session: ...
+
+
+async def get_session() -> AsyncIterator[Session]:
+    yield Session()
+
+
+def get_number() -> int:
+    return 1
+
+
+def get_label() -> Iterator[Label]:
+    yield Label("fragile")
+
+
+@app.job
+async def resize(path: str, width: int = 100) -> None: ...
+
+
+@app.job("ship", attempts=3, rate_limit=RateLimit(10, timedelta(seconds=1)), key="id")
+async def ship(shipment: Shipment) -> None: ...
+
+
+@app.job(executor="process")
+def render(job: Job[Label]) -> None: ...
+
+
+@app.job(keep_result=True)
+async def bill(job: Job[Shipment], session: Annotated[Session, Depends(get_session)]) -> str:
+    return job.data.id
+
+
+@app.job
+@inject(get_session)
+@inject(get_number)
+async def archive(number: int, session: Session, path: str) -> None: ...
+
+
+@app.job
+@inject(get_label)
+def print_label(label: Label, copies: int) -> None: ...
+
+
+@app.job
+async def clean() -> None: ...
+
+
+remote = app.job_type("remote", Shipment, attempts=2)
+untyped = app.job_type("untyped")
+
+bolts = app.pool("bolts", key="tenant", concurrency=5)
+
+
+@bolts.job
+async def tighten(tenant: str, turns: int) -> None: ...
+
+
+cells = app.pool("cells", int)
+
+
+@cells.job(executor="thread" if False else "auto")
+async def cell(job: Job[int]) -> None: ...
+
+
+delays = app.topic("delays", Label)
+
+
+@delays.subscriber("jfk", attempts=2)
+async def at_jfk(job: Job[Label]) -> None: ...
+
+
+@delays.subscriber("lga")
+async def at_lga(text: str) -> None: ...
+
+
+orders = app.stream("orders", Shipment, partitions=4, key="id", keep=timedelta(days=1), segment_events=10)
+
+
+@orders.consumer(group="billing")
+async def on_order(event: Event[Shipment], session: Annotated[Session, Depends(get_session)]) -> None:
+    assert event.data.id
+
+
+@orders.consumer(group="audit", max_batch_size=100)
+def on_orders(batch: Batch[Shipment]) -> None: ...
+
+
+@orders.consumer(group="scan")
+async def scan(events: Events[Shipment]) -> None: ...
+
+
+@app.cron("0 4 * * *", attempts=2)
+async def report(tick: Tick) -> None: ...
+
+
+@app.timer(every=timedelta(minutes=1))
+def tick() -> None: ...
+
+
+@app.lifespan
+async def clients() -> AsyncIterator[list[int]]:
+    yield [1]
+
+
+@app.middleware
+async def timed(work: Any, call_next: Callable[[Any], Awaitable[Any]]) -> Any:
+    return await call_next(work)
+
+
+async def right() -> None:
+    await resize.enqueue("a.png", width=300)
+    await resize.options(key="u1", priority=1, run_after=timedelta(seconds=1)).enqueue(path="a.png")
+    await ship.enqueue(Shipment(id="shp_1"))
+    await ship.enqueue(shipment=Shipment(id="shp_1"))
+    await render.enqueue(Label("fragile"))
+    await bill.enqueue(Shipment(id="shp_1"))
+    await archive.enqueue("a.png")
+    await archive.options(connection=object()).enqueue(path="a.png")
+    await print_label.enqueue(copies=2)
+    await clean.enqueue()
+    await remote.enqueue(Shipment(id="shp_1"))
+    await untyped.enqueue({"any": "thing"})
+    await tighten.options(key="acme").enqueue("acme", turns=3)
+    await bolts.enqueue("acme", {"tenant": "acme", "turns": 1})
+    await cell.options(key="a").enqueue(3)
+    await at_jfk.enqueue(Label("late"))
+    await delays.publish(Label("late"))
+    await orders.append(Shipment(id="shp_1"))
+    await resize.enqueue_many([resize.new("a.png"), resize.options(key="b").new("b.png")])
+    resize.sync.enqueue("a.png")
+    resize.sync.options(key="u1").enqueue("a.png", width=1)
+    numbers: list[int] = clients()
+    assert numbers
+    await app.run_worker("resize")
+
+
+async def wrong() -> None:
+    await resize.enqueue(3)  # wrong
+    await resize.enqueue("a.png", widht=3)  # wrong
+    await resize.enqueue("a.png", key="u1")  # wrong
+    await resize.enqueue()  # wrong
+    await resize.options(prioriti=3).enqueue("a.png")  # wrong
+    await ship.enqueue(Label("no"))  # wrong
+    await ship.options(key=3).enqueue(Shipment(id="shp_1"))  # wrong
+    await render.enqueue(Shipment(id="shp_1"))  # wrong
+    await bill.enqueue(Shipment(id="shp_1"), Session())  # wrong
+    await archive.enqueue(Session(), "a.png")  # wrong
+    await archive.enqueue(path="a.png", number=3)  # wrong
+    await print_label.enqueue(copies="two")  # wrong
+    await clean.enqueue("now")  # wrong
+    await remote.enqueue("shp_1")  # wrong
+    await tighten.enqueue("acme", turns="three")  # wrong
+    await cell.enqueue("three")  # wrong
+    await orders.append(Label("no"))  # wrong
+    resize.sync.enqueue(3)  # wrong
+    resize.sync.options(key="u1").enqueue(width=1)  # wrong
+    app.job("x", retries=3)  # wrong
+    app.pool("x", slots="many")  # wrong
+    app.stream("x", partition=3)  # wrong
+    app.cron("0 4 * * *", attempts="two")  # wrong
+
+
+asyncio.run(right())
