@@ -26,7 +26,7 @@ from penstock.testing import TemporaryDatabases
 ROUNDS = 3
 PACE = 2_000
 BARE_INSERT = """
-    insert into bare (id, name, seq, run_after, created_at, updated_at, attempts, max_attempts, data)
+    insert into bare (id, name, seq, run_after, created_at, updated_at, attempt, max_attempts, data)
     select id, 'noop', nextval('penstock.job_seq'), now(), now(), now(), 5, 5, data
     from unnest($1::uuid[], $2::jsonb[]) as given (id, data)
 """
@@ -164,13 +164,13 @@ class Bench:
         done = 0
         started = time.perf_counter()
         while rows := await connection.fetch(
-            "select id, attempts, lease, seq from penstock.claim('bench', '{noop}', 500, $1::jsonb)", json.dumps(marks)
+            "select id, attempt, lease, seq from penstock.claim('bench', '{noop}', 500, $1::jsonb)", json.dumps(marks)
         ):
             marks = {"noop": {"0": rows[-1]["seq"]}}
             await connection.execute(
                 "select penstock.settle($1, $2::smallint[], $3::bigint[])",
                 [r["id"] for r in rows],
-                [r["attempts"] for r in rows],
+                [r["attempt"] for r in rows],
                 [r["lease"] for r in rows],
             )
             done += len(rows)

@@ -62,9 +62,9 @@ def fill(url: str, jobs: int) -> None:
     for at in range(0, jobs, 5_000):
         ask(
             url,
-            "insert into penstock.archived_jobs (id, finished_at, created_at, run_after, started_at, status, attempts,"
-            " attempts_used, priority, name, worker, key, data) select gen_random_uuid(), moment, moment - interval '2 s',"
-            " moment - interval '1 s', moment - make_interval(secs => random()), 'succeeded', 5, 1, 0, 'type-' || n % 5, 'w',"
+            "insert into penstock.archived_jobs (id, finished_at, created_at, run_after, started_at, status, attempt,"
+            " max_attempts, priority, name, worker, key, data) select gen_random_uuid(), moment, moment - interval '2 s',"
+            " moment - interval '1 s', moment - make_interval(secs => random()), 'succeeded', 1, 5, 0, 'type-' || n % 5, 'w',"
             " 'key-' || n % 1000, jsonb_build_object('n', n, 'text', repeat('x', 60))"
             " from (select n, now() - interval '5 minutes' + make_interval(secs => n * 1e-4) as moment"
             " from generate_series($1::integer, $2::integer) n) numbered",
@@ -113,7 +113,7 @@ class Bench:
         spark, url = self.spark, self.url
         bounds = ask(url, "select min(finished_at)::text, max(finished_at)::text from penstock.archived_jobs")[0]
         query = (
-            "(select id::text, name, status::text, key, unique_key, priority, attempts, attempts_used, worker, created_at,"
+            "(select id::text, name, status::text, key, unique_key, priority, attempt, max_attempts, worker, created_at,"
             " run_after, started_at, finished_at, expires_at, data::text, errors::text, result::text, replay_of::text from"
             " penstock.archived_jobs) as jobs"
         )
@@ -157,7 +157,7 @@ class Bench:
                 url,
                 "create table if not exists public.plain (id uuid primary key default gen_random_uuid(), name text not null,"
                 " seq bigserial, run_after timestamptz not null default now(), created_at timestamptz not null default now(),"
-                " attempts smallint not null default 5, priority smallint not null default 0, data jsonb not null)",
+                " max_attempts smallint not null default 5, priority smallint not null default 0, data jsonb not null)",
             )
             ask(url, "create index if not exists plain_name on public.plain (name, seq)")
             rows = frame.selectExpr("'t' as name", "data")
@@ -325,8 +325,8 @@ class Bench:
     def _one(self) -> None:
         ask(
             self.url,
-            "insert into penstock.archived_jobs (id, finished_at, created_at, run_after, status, attempts, attempts_used,"
-            " priority, name, data) values (gen_random_uuid(), clock_timestamp(), now(), now(), 'succeeded', 5, 1, 0, 't', '{}')",
+            "insert into penstock.archived_jobs (id, finished_at, created_at, run_after, status, attempt, max_attempts,"
+            " priority, name, data) values (gen_random_uuid(), clock_timestamp(), now(), now(), 'succeeded', 1, 5, 0, 't', '{}')",
         )
 
 

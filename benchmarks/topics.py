@@ -223,11 +223,11 @@ async def _drain(connection: asyncpg.Connection[Any], name: str, size: int) -> f
     started = time.perf_counter()
     left = size
     while left:
-        rows = await connection.fetch("select id, attempts, lease, data from penstock.claim('bench', array[$1], 500)", name)
+        rows = await connection.fetch("select id, attempt, lease, data from penstock.claim('bench', array[$1], 500)", name)
         await connection.execute(
             "select penstock.settle($1, $2, $3)",
             [r["id"] for r in rows],
-            [r["attempts"] for r in rows],
+            [r["attempt"] for r in rows],
             [r["lease"] for r in rows],
         )
         left -= len(rows)

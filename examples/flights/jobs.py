@@ -113,7 +113,7 @@ class Facts:
 facts: Facts | None = None
 
 
-@app.job("departure", attempts=2, backoff=Backoff(base=timedelta(seconds=1)))
+@app.job("departure", max_attempts=2, backoff=Backoff(base=timedelta(seconds=1)))
 async def departure(job: Job[Flight]) -> None:
     """Work out what a departure's delay was. A cancelled flight has no times: that is an error, twice, and then a failure."""
     flight = job.data

@@ -51,7 +51,7 @@ class Parcel:
 # -- a job
 
 
-@app.job("send-confirmation", attempts=5, rate_limit=RateLimit(100, timedelta(seconds=1)))
+@app.job("send-confirmation", max_attempts=5, rate_limit=RateLimit(100, timedelta(seconds=1)))
 async def send_confirmation(job: Job[int]) -> None:
     """Thank the customer for an order."""
     async with session() as database, database.begin():

@@ -2,7 +2,7 @@
 
     app = Penstock()
 
-    @app.job("invoice-shipments", attempts=3)
+    @app.job("invoice-shipments", max_attempts=3)
     async def invoice_shipment(job: Job[Shipment]) -> None: ...
 
     await invoice_shipment.enqueue(Shipment("shp_123"))

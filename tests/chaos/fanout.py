@@ -90,7 +90,7 @@ async def _work(database: Any, queue: str, worker: str) -> None:
     for job in claim.jobs:
         record(kind="received", job=job.id)
     if claim.jobs:
-        await jobs.settle(database, [Settlement(j.id, j.attempts, j.lease, Outcome.SUCCEEDED) for j in claim.jobs])
+        await jobs.settle(database, [Settlement(j.id, j.attempt, j.lease, Outcome.SUCCEEDED) for j in claim.jobs])
 
 
 async def main(role: str, name: str, seed: int) -> None:

@@ -45,11 +45,11 @@ async def work(job: Job[dict[str, Any]]) -> None:
     record("ended", job)
 
 
-app.job("plain", attempts=3, backoff=QUICK)(work)
-app.job("single", attempts=1, backoff=QUICK)(work)
-app.job("wedged", attempts=3, backoff=QUICK, visibility_timeout=LEASE)(work)
+app.job("plain", max_attempts=3, backoff=QUICK)(work)
+app.job("single", max_attempts=1, backoff=QUICK)(work)
+app.job("wedged", max_attempts=3, backoff=QUICK, visibility_timeout=LEASE)(work)
 app.job("once", delivery="at_most_once")(work)
-app.pool("keyed", slots=8, attempts=3, backoff=QUICK).job(work)
+app.pool("keyed", slots=8, max_attempts=3, backoff=QUICK).job(work)
 
 
 def exits(job: Job[dict[str, Any]]) -> None:
@@ -60,4 +60,4 @@ def exits(job: Job[dict[str, Any]]) -> None:
     record("ended", job)
 
 
-exits = app.job("child", attempts=2, executor="process", backoff=QUICK)(exits)  # type: ignore[assignment]
+exits = app.job("child", max_attempts=2, executor="process", backoff=QUICK)(exits)  # type: ignore[assignment]

@@ -16,7 +16,7 @@ from penstock import Backoff, Job, Penstock, Standing
 app = Penstock()
 QUICK = Backoff(base=timedelta(milliseconds=50), cap=timedelta(milliseconds=200))
 
-pool = app.pool("keyed", slots=16, attempts=8, backoff=QUICK)
+pool = app.pool("keyed", slots=16, max_attempts=8, backoff=QUICK)
 
 
 @pool.job

@@ -311,13 +311,13 @@ async def check(
     recorded = read(path)
     gone = [*fleet.gone, *[Gone(worker, at) for worker, at in fleet.frozen.items()]]
     cut = [*fleet.cut, *[Gone(worker, at) for worker, at in fleet.cut_now.items()]]
-    ended = {names[row.id]: Ended(row.status, row.attempts, row.at) for row in final if row.finished}
+    ended = {names[row.id]: Ended(row.status, row.attempt, row.at) for row in final if row.finished}
     keyed = [event for event in recorded if event.kind in ("started", "ended")]
     there = {row.id for row in final}
     jobs = [*said, *[replace(event, name="keyed") for event in keyed if event.id in there]]
 
     def checked() -> list[str]:
-        rules = {"keyed": Rules(attempts=8)}
+        rules = {"keyed": Rules(max_attempts=8)}
         violations = check_jobs(History(jobs, final, rules, gone, cut=cut, safe_silence_s=SAFE_SILENCE_S))
         violations += check_keys(keyed, placed, ended, gone, cut=cut, within_s=15, safe_silence_s=SAFE_SILENCE_S)
         violations += check_takes(taken)

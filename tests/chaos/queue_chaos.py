@@ -32,10 +32,10 @@ from penstock.postgres.embedded import EmbeddedServer
 from penstock.settings import Settings
 
 RULES = {
-    "plain": Rules(attempts=6),
+    "plain": Rules(max_attempts=6),
     "once": Rules(at_most_once=True),
-    "limited": Rules(concurrency=3, attempts=6),
-    "brief": Rules(attempts=3),
+    "limited": Rules(concurrency=3, max_attempts=6),
+    "brief": Rules(max_attempts=3),
     "unhurried": Rules(),
 }
 WORKERS = 4

@@ -65,7 +65,7 @@ class Sabotage:
         return take_out
 
 
-_ATTEMPTS = r"and job\.attempts = given\.(given_)?attempts"
+_ATTEMPTS = r"and job\.attempt = given\.(given_)?attempt"
 _LEASE = r"and \(given\.(given_)?lease is null or job\.lease = given\.(given_)?lease\)"
 # The heartbeat offers only what has no owner: it stands behind the check of `take`.
 _OTHERS = "and slots.owner is distinct from p_member"
@@ -81,7 +81,7 @@ QUEUE = {
     ),
     "extend without its fence": Sabotage(
         _NOT_DEAF,
-        (Edit("extend", r"and job\.attempts = given\.attempts\s+and \((?s:.*?)\n                \)"),),
+        (Edit("extend", r"and job\.attempt = given\.attempt\s+and \((?s:.*?)\n                \)"),),
         worker="deaf",
         long=True,
     ),
@@ -106,8 +106,8 @@ QUEUE = {
         (
             Edit(
                 "end_attempts",
-                r"type\.delivery_strategy = 'at_most_once' or locked\.attempts <= 1",
-                "type.delivery_strategy <> 'at_most_once' and locked.attempts <= 1",
+                r"type\.delivery_strategy = 'at_most_once' or locked\.attempt >= locked\.max_attempts",
+                "type.delivery_strategy <> 'at_most_once' and locked.attempt >= locked.max_attempts",
             ),
         ),
     ),

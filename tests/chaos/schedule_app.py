@@ -46,7 +46,7 @@ schedules.enqueue_run = enqueue_and_die
     every=timedelta(milliseconds=100),
     name="sweep",
     missed="all",
-    attempts=20,
+    max_attempts=20,
     backoff=Backoff(base=timedelta(milliseconds=10), cap=timedelta(milliseconds=50)),
 )
 async def sweep(job: Job[Tick]) -> None:

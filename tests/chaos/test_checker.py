@@ -11,7 +11,7 @@ from checker.history import Event, Gone
 from checker.jobs import Final, History, Planned, Rules, check_jobs
 
 Sql: TypeAlias = "asyncpg.Connection[Any]"
-RULES = {"plain": Rules(attempts=3)}
+RULES = {"plain": Rules(max_attempts=3)}
 
 
 async def sabotage(sql: Sql, function: str, good: str, bad: str) -> None:
@@ -27,19 +27,19 @@ async def history_of_two_workers(sql: Sql) -> list[str]:
     """Two workers: the first loses its lease and settles late all the same; then both claim what is there."""
     clock = itertools.count(1)
     events: list[Event] = []
-    await sql.execute("select penstock.create_job_type('plain', '{\"attempts\": 3}')")
+    await sql.execute("select penstock.create_job_type('plain', '{\"max_attempts\": 3}')")
 
     async def claim(worker: str) -> list[Any]:
-        jobs = await sql.fetch("select id, attempts, lease from penstock.claim($1, '{plain}', 10)", worker)
-        events.extend(Event("started", str(job["id"]), "plain", next(clock), job["attempts"], worker) for job in jobs)
+        jobs = await sql.fetch("select id, attempt, lease from penstock.claim($1, '{plain}', 10)", worker)
+        events.extend(Event("started", str(job["id"]), "plain", next(clock), job["attempt"], worker) for job in jobs)
         return list(jobs)
 
     async def settle(worker: str, job: Any) -> None:
-        events.append(Event("ended", str(job["id"]), "plain", next(clock), job["attempts"], worker, "succeeded"))
+        events.append(Event("ended", str(job["id"]), "plain", next(clock), job["attempt"], worker, "succeeded"))
         await sql.execute(
             "select penstock.settle(array[$1::uuid], array[$2::smallint], array[$3::bigint])",
             job["id"],
-            job["attempts"],
+            job["attempt"],
             job["lease"],
         )
 
@@ -53,20 +53,20 @@ async def history_of_two_workers(sql: Sql) -> list[str]:
     await sql.execute("select penstock.recover()")
     second = await claim("w2")
     gone = Gone("w1", gone_at, float(next(clock)))
-    events.append(Event("ended", str(id), "plain", next(clock), first["attempts"], "w1", "failed"))
+    events.append(Event("ended", str(id), "plain", next(clock), first["attempt"], "w1", "failed"))
     await sql.execute(
-        "select penstock.settle(array[$1::uuid], array[$2::smallint], array[$3::bigint])", id, first["attempts"], first["lease"]
+        "select penstock.settle(array[$1::uuid], array[$2::smallint], array[$3::bigint])", id, first["attempt"], first["lease"]
     )
     for job in second:
-        events.append(Event("ended", str(id), "plain", next(clock), job["attempts"], "w2", "failed"))
+        events.append(Event("ended", str(id), "plain", next(clock), job["attempt"], "w2", "failed"))
         await sql.execute(
             "select penstock.settle(array[$1::uuid], array[$2::smallint], array[$3::bigint], '{failed-for-good}')",
-            id, job["attempts"], job["lease"],
+            id, job["attempt"], job["lease"],
         )  # fmt: skip
-    rows = await sql.fetch("select id, name, status, attempts, finished_at from penstock.find_jobs(array[$1::uuid])", id)
+    rows = await sql.fetch("select id, name, status, attempt, finished_at from penstock.find_jobs(array[$1::uuid])", id)
     # The clock of this history counts its events, and what is archived now comes after them.
     at = float(next(clock))
-    final = [Final(str(r["id"]), r["name"], r["status"], r["attempts"], r["finished_at"] is not None, at) for r in rows]
+    final = [Final(str(r["id"]), r["name"], r["status"], r["attempt"], r["finished_at"] is not None, at) for r in rows]
     return check_jobs(History(events, final, RULES, [gone], planned={str(id): Planned(may_fail_for_good=True)}))
 
 
@@ -80,6 +80,6 @@ async def test_a_claim_that_takes_running_jobs_is_found(sql: Sql) -> None:
 
 
 async def test_a_settle_without_its_fence_is_found(sql: Sql) -> None:
-    await sabotage(sql, "settle", "and job.attempts = given.attempts", "")
+    await sabotage(sql, "settle", "and job.attempt = given.attempt", "")
     await sabotage(sql, "settle", "and (given.lease is null or job.lease = given.lease)", "")
     assert any(violation.startswith("P4") for violation in await history_of_two_workers(sql))

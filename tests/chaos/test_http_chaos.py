@@ -30,7 +30,7 @@ from penstock import DatabaseUnavailable, NewJob, Penstock, PenstockError
 from penstock.client import AsyncClient
 from penstock.postgres.embedded import EmbeddedServer
 
-RULES = {"plain": Rules(attempts=30), "once": Rules(at_most_once=True), "limited": Rules(concurrency=3, attempts=30)}
+RULES = {"plain": Rules(max_attempts=30), "once": Rules(at_most_once=True), "limited": Rules(concurrency=3, max_attempts=30)}
 SECONDS = 25.0
 PLACES = 100  # connections of a dequeuer to the service
 TOKEN = "token-of-the-chaos"
@@ -99,7 +99,7 @@ class Site:
 
 
 def attempts_of(name: str) -> int:
-    return 1 if RULES[name].at_most_once else RULES[name].attempts
+    return 1 if RULES[name].at_most_once else RULES[name].max_attempts
 
 
 async def enqueue(client: AsyncClient, chance: random.Random, acknowledged: list[Event]) -> None:
@@ -140,7 +140,7 @@ async def test_promises_hold_while_servers_and_dequeuers_are_killed(tmp_path: Pa
     try:
         for name, rule in RULES.items():
             strategy = "at_most_once" if rule.at_most_once else "at_least_once"
-            options = {"attempts": attempts_of(name), "time_limit": 6, "backoff_base": 0.05, "backoff_cap": 0.3}
+            options = {"max_attempts": attempts_of(name), "time_limit": 6, "backoff_base": 0.05, "backoff_cap": 0.3}
             await eventually_created(client, name, delivery_strategy=strategy, concurrency=rule.concurrency, **options)
         until = time.monotonic() + SECONDS
         next_kill = time.monotonic() + 3
@@ -166,7 +166,10 @@ async def test_promises_hold_while_servers_and_dequeuers_are_killed(tmp_path: Pa
         final = [replace(row, worker="") for row in await finals(app)]
         seen = site.events()
         plain = [
-            replace(Event(**event), attempts=attempts_of(event["name"]) - event["attempts"] + 1)
+            Event(
+                **{name: value for name, value in event.items() if name != "attempts"},
+                attempt=attempts_of(event["name"]) - event["attempts"] + 1,
+            )
             for event in seen
             if event["kind"] in ("started", "ended")
         ]
@@ -174,9 +177,9 @@ async def test_promises_hold_while_servers_and_dequeuers_are_killed(tmp_path: Pa
         names = {row.id: row.name for row in final}
         heard = {(event["id"], event["attempts"]) for event in seen if event["kind"] == "answer" and event["outcome"] == "200"}
         heard = {(id, attempts_of(names[id]) - left + 1) for id, left in heard}
-        heard |= {(row.id, row.attempts) for row in final if row.status == "succeeded"}
+        heard |= {(row.id, row.attempt) for row in final if row.status == "succeeded"}
         plain = [
-            replace(event, outcome="interrupted") if event.kind == "ended" and (event.id, event.attempts) not in heard else event
+            replace(event, outcome="interrupted") if event.kind == "ended" and (event.id, event.attempt) not in heard else event
             for event in plain
         ]
         # Nobody but a dequeuer knows whether it has sent what it had marked as begun: when it is killed then, the attempt counts.

@@ -179,7 +179,7 @@ async def test_a_key_keeps_its_order_and_is_held_while_its_suspect_runs_alone(ur
     async with Penstock(url) as app:
         fleet.start(2, "keyed")
         await eventually(lambda: _declared(app, "keyed"), "the declaration")
-        pool = app.pool("keyed", slots=8, attempts=3)
+        pool = app.pool("keyed", slots=8, max_attempts=3)
         jobs = [
             (f"k{key}", {"n": n, "does": "exit" if (key, n) == (3, 4) else None, "sleep_s": 0.005})
             for n in range(10)

@@ -89,9 +89,7 @@ async def run_wedged(url: str, folder: Path, sabotage: str = "") -> Result:
             await eventually(drained, "the end of all jobs", timeout=120)
 
             def late() -> Event | None:
-                ends = [
-                    event for event in read(history) if event.kind == "ended" and event.name == "k1/3" and event.attempts == 1
-                ]
+                ends = [event for event in read(history) if event.kind == "ended" and event.name == "k1/3" and event.attempt == 1]
                 return ends[0] if ends else None
 
             back = await eventually(late, "the late end of what was wedged", timeout=60)
@@ -99,18 +97,18 @@ async def run_wedged(url: str, folder: Path, sabotage: str = "") -> Result:
                 worker.send_signal(signal.SIGTERM)
             codes = [worker.wait(60) for worker in workers]
             found = await database.fetch(
-                "select key || '/' || (data ->> 'n') as name, status::text, attempts_used from penstock.archived_jobs"
+                "select key || '/' || (data ->> 'n') as name, status::text, attempt from penstock.archived_jobs"
             )
-            ended = {row["name"]: Ended(row["status"], row["attempts_used"], 0.0) for row in found}
+            ended = {row["name"]: Ended(row["status"], row["attempt"], 0.0) for row in found}
         events = read(history)
         runs = runs_of(events)
-        (wedged,) = [run for run in runs if run.name == "k1/3" and run.attempts == 1]
+        (wedged,) = [run for run in runs if run.name == "k1/3" and run.attempt == 1]
         # From then on others may have what it had, and what it does when it is back does not count.
         gone = Gone(wedged.worker, wedged.begin + VISIBLE.total_seconds() - LOOKS_S, back.at)
         violations = check_keys(events, placed, ended, [gone], within_s=15.0)
         violations += [f"P2: {name} is archived as {how.status}" for name, how in ended.items() if how.status != "succeeded"]
         violations += [f"P2: {name} is not archived" for name in placed.keys() - ended.keys()]
-        if ended["k1/3"].attempts == 1:
+        if ended["k1/3"].attempt == 1:
             violations.append("P4: what the wedged worker said long after its time counts")
         return Result(violations, runs, wedged, codes)
     finally:

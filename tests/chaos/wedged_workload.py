@@ -14,7 +14,7 @@ from penstock import Job, Penstock
 
 app = Penstock()
 VISIBLE = timedelta(seconds=6)
-pool = app.pool("keyed", slots=16, attempts=8, backoff=QUICK, visibility_timeout=VISIBLE)
+pool = app.pool("keyed", slots=16, max_attempts=8, backoff=QUICK, visibility_timeout=VISIBLE)
 
 
 @pool.job

@@ -17,9 +17,9 @@ QUICK = Backoff(base=timedelta(milliseconds=50), cap=timedelta(milliseconds=200)
 WORKER = str(os.getpid())
 
 
-def record(kind: str, id: Any, name: str, attempts: int = 0, outcome: str = "", value: Any = None) -> None:
+def record(kind: str, id: Any, name: str, attempt: int = 0, outcome: str = "", value: Any = None) -> None:
     """Append one event; a line of this size is written whole or, by a killed process, torn at the end."""
-    event = {"kind": kind, "id": str(id), "name": name, "at": time.monotonic(), "attempts": attempts}
+    event = {"kind": kind, "id": str(id), "name": name, "at": time.monotonic(), "attempt": attempt}
     event |= {"worker": WORKER, "outcome": outcome, "value": "" if value is None else json.dumps(value, sort_keys=True)}
     line = json.dumps(event) + "\n"
     file = os.open(os.environ["CHAOS_HISTORY"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
@@ -64,11 +64,11 @@ async def run(job: Job[dict[str, Any]]) -> None:
 
 def declare() -> None:
     """The types of the workload."""
-    app.job("plain", attempts=6, backoff=QUICK)(run)
+    app.job("plain", max_attempts=6, backoff=QUICK)(run)
     app.job("unhurried")(run)  # with the default backoff
     app.job("once", delivery="at_most_once")(run)
-    app.job("limited", attempts=6, concurrency=3, backoff=QUICK)(run)
-    app.job("brief", attempts=3, backoff=QUICK)(run)
+    app.job("limited", max_attempts=6, concurrency=3, backoff=QUICK)(run)
+    app.job("brief", max_attempts=3, backoff=QUICK)(run)
 
 
 declare()

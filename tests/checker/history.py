@@ -24,14 +24,14 @@ class Event:
     """What happened to a job. The outcome of one that ended is succeeded, failed, or interrupted: its worker ended it.
 
     `kind` is enqueued (acknowledged), cancelling (asked for), cancelled (acknowledged), begun (its mark was written, see
-    `begin_jobs`), started or ended; `attempts` is the number of the attempt, `value` the payload as text.
+    `begin_jobs`), started or ended; `attempt` is the number of the attempt, `value` the payload as text.
     """
 
     kind: str
     id: str
     name: str
     at: float
-    attempts: int = 0
+    attempt: int = 0
     worker: str = ""
     outcome: str = ""
     value: str = ""
@@ -52,7 +52,7 @@ class Run:
 
     id: str
     name: str
-    attempts: int
+    attempt: int
     worker: str
     begin: float
     end: float = float("inf")
@@ -131,9 +131,9 @@ def runs_of(events: Iterable[Event]) -> list[Run]:
     runs: list[Run] = []
     open_runs: dict[tuple[str, int, str], Run] = {}
     for event in sorted(events, key=lambda event: event.at):
-        place = (event.id, event.attempts, event.worker)
+        place = (event.id, event.attempt, event.worker)
         if event.kind == "started":
-            run = Run(event.id, event.name, event.attempts, event.worker, event.at, value=event.value)
+            run = Run(event.id, event.name, event.attempt, event.worker, event.at, value=event.value)
             open_runs[place] = run
             runs.append(run)
         elif event.kind == "ended" and (ended := open_runs.pop(place, None)) is not None:
@@ -158,5 +158,5 @@ def lose(runs: Iterable[Run], absences: Absences, counted: dict[str, int]) -> No
         counted: The number of the attempt with which a job succeeded, by id: that run was not lost.
     """
     for run in runs:
-        if run.outcome != "succeeded" or counted.get(run.id) != run.attempts:
+        if run.outcome != "succeeded" or counted.get(run.id) != run.attempt:
             run.lost_at = absences.during(run.worker, run.begin, run.end)

@@ -22,13 +22,13 @@ BEGUN_S = 5.0
 class Final:
     """A job as a table has it at the end; `at` is when it finished, on the clock of the events.
 
-    `attempts` is the number of the attempt that was the last; `worker` the process that settled it ("": not known).
+    `attempt` is the number of the attempt that was the last; `worker` the process that settled it ("": not known).
     """
 
     id: str
     name: str
     status: str
-    attempts: int
+    attempt: int
     finished: bool
     at: float = 0.0
     worker: str = ""
@@ -42,7 +42,7 @@ class Rules:
 
     at_most_once: bool = False
     concurrency: int | None = None
-    attempts: int = 5
+    max_attempts: int = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,9 +140,9 @@ def _deadly(history: History) -> list[Gone]:
 def _runs(history: History) -> list[Run]:
     """All runs, with when they were lost."""
     runs = runs_of(history.events)
-    counted = {row.id: row.attempts for row in history.final if row.status == "succeeded"}
+    counted = {row.id: row.attempt for row in history.final if row.status == "succeeded"}
     lose(runs, Absences(_deadly(history), history.thaw_s, history.away), counted)
-    notes.take_away((run for run in runs if counted.get(run.id) != run.attempts), history.noted)
+    notes.take_away((run for run in runs if counted.get(run.id) != run.attempt), history.noted)
     return runs
 
 
@@ -172,7 +172,7 @@ def _presence(history: History, of_job: Mapping[str, Sequence[Run]]) -> Iterable
 def _overlaps(row: Final, runs: Sequence[Run], excused: Absences) -> Iterable[str]:
     """One job runs on one worker at a time, each attempt once, and not again after it succeeded."""
     # One that was interrupted was handed back, which uses up no attempt.
-    numbers = [run.attempts for run in runs if run.outcome != "interrupted"]
+    numbers = [run.attempt for run in runs if run.outcome != "interrupted"]
     if len(numbers) != len(set(numbers)):
         yield f"P4: {row.name} {row.id} was started twice with the same attempt number: {numbers}"
     longest = runs[0] if runs else None
@@ -214,8 +214,8 @@ def _ending(
         yield f"P2: {what} was said to be cancelled and is archived as {row.status}"
     if row.status != "failed" and row.status != "cancelled":
         failures = _failures(row, runs, excused)
-        if failures >= rules.attempts or (rules.at_most_once and failures):
-            yield f"P2: {what} failed {failures} times, has {rules.attempts} attempts, and is archived as {row.status}"
+        if failures >= rules.max_attempts or (rules.at_most_once and failures):
+            yield f"P2: {what} failed {failures} times, has {rules.max_attempts} attempts, and is archived as {row.status}"
 
 
 def _failures(row: Final, runs: Sequence[Run], excused: Absences) -> int:
@@ -229,16 +229,16 @@ def _failures(row: Final, runs: Sequence[Run], excused: Absences) -> int:
 
 def _success(row: Final, runs: Sequence[Run]) -> Iterable[str]:
     what = f"{row.name} {row.id}"
-    good = [run for run in runs if run.attempts == row.attempts and run.outcome == "succeeded"]
+    good = [run for run in runs if run.attempt == row.attempt and run.outcome == "succeeded"]
     if not good:
-        seen = sorted({run.attempts for run in runs if run.outcome == "succeeded"})
-        yield f"P4: {what} succeeded with attempt number {row.attempts}, but runs say {seen}"
+        seen = sorted({run.attempt for run in runs if run.outcome == "succeeded"})
+        yield f"P4: {what} succeeded with attempt number {row.attempt}, but runs say {seen}"
         return
     settled = good[-1]
     if row.worker and row.worker != settled.worker:
-        yield f"P4: {what} was settled by {row.worker}, but attempt {row.attempts} ran on {settled.worker}"
+        yield f"P4: {what} was settled by {row.worker}, but attempt {row.attempt} ran on {settled.worker}"
     if row.at < settled.end - SLACK_S:
-        yield f"P4: {what} was settled {settled.end - row.at:.3f} s before the end of attempt {row.attempts}, which it names"
+        yield f"P4: {what} was settled {settled.end - row.at:.3f} s before the end of attempt {row.attempt}, which it names"
     for other in runs:
         if settled.begin < other.begin < row.at - SLACK_S:
             yield f"P4: the result of {settled.worker} for {what} took effect although {other.worker} had started it meanwhile"
@@ -285,10 +285,10 @@ def _failure(
     final = rules.at_most_once or planned.may_fail_for_good
     quarantined = row.reason == "quarantined" and any(run.lost_at is not None for run in runs)
     # One that was sent elsewhere under its number, or was about to be, and then lost, has used up an attempt.
-    seen = {run.attempts for run in runs}
-    lost = {event.attempts for event in events if event.kind == "begun" and _lost_after(event, row.worker, excused)} - seen
-    if len(runs) + len(lost) < rules.attempts and not final and not quarantined:
-        yield f"P2: {what} was archived as failed after {len(runs)} of {rules.attempts} attempts"
+    seen = {run.attempt for run in runs}
+    lost = {event.attempt for event in events if event.kind == "begun" and _lost_after(event, row.worker, excused)} - seen
+    if len(runs) + len(lost) < rules.max_attempts and not final and not quarantined:
+        yield f"P2: {what} was archived as failed after {len(runs)} of {rules.max_attempts} attempts"
 
 
 def healing(history: History) -> dict[str, float]:
@@ -305,7 +305,7 @@ def healing(history: History) -> dict[str, float]:
         return notes.healing(killed, runs_of(history.events), history.noted, history.away)
     over = {row.id: row for row in history.final if row.finished}
     of_job = by_id(_runs(history))
-    alone = [run for runs in of_job.values() for place, run in enumerate(runs) if _losses(runs[:place], run.attempts) >= 2]
+    alone = [run for runs in of_job.values() for place, run in enumerate(runs) if _losses(runs[:place], run.attempt) >= 2]
     waited: dict[str, float] = {}
     for id, runs in of_job.items():
         for place, run in enumerate(runs):
@@ -313,7 +313,7 @@ def healing(history: History) -> dict[str, float]:
             if death is None or run.end < float("inf"):
                 continue
             again = runs[place + 1].begin if place + 1 < len(runs) else float("inf")
-            number = runs[place + 1].attempts if place + 1 < len(runs) else run.attempts + 1
+            number = runs[place + 1].attempt if place + 1 < len(runs) else run.attempt + 1
             if id in over:
                 again = min(again, over[id].at)
             seconds = again - death

@@ -31,7 +31,7 @@ class Ended:
     """How a job of a key was archived."""
 
     status: str
-    attempts: int
+    attempt: int
     at: float
 
 
@@ -62,7 +62,7 @@ def check_keys(
     deadly = [each for each in gone if each.back - each.at >= safe_silence_s]
     absences, excused = Absences(deadly, thaw_s), Absences([*deadly, *cut], thaw_s)
     names = {run.id: run.name for run in runs}
-    counted = {id: ended[name].attempts for id, name in names.items() if name in ended and ended[name].status == "succeeded"}
+    counted = {id: ended[name].attempt for id, name in names.items() if name in ended and ended[name].status == "succeeded"}
     lose(runs, absences, counted)
     by_key: dict[str, list[Run]] = defaultdict(list)
     for run in runs:
@@ -128,7 +128,7 @@ def check_standing(
     """Where two runs of a standing job overlapped, where one was missing for too long, and where an old run's state came back.
 
     Args:
-        events: The recorded history: began and stopped, with an id for each run; attempts: which run by the state it was given.
+        events: The recorded history: began and stopped, with an id for each run; attempt: which run by the state it was given.
         gone: When worker processes were killed or stopped.
         wanted: The keys that were wanted from begin to end.
         until: When they were wanted no longer.
@@ -138,7 +138,7 @@ def check_standing(
     runs: dict[str, dict[str, Run]] = defaultdict(dict)
     for event in events:
         if event.kind == "began":
-            runs[event.name][event.id] = Run(event.id, event.name, event.attempts, event.worker, event.at, until)
+            runs[event.name][event.id] = Run(event.id, event.name, event.attempt, event.worker, event.at, until)
         elif event.kind == "stopped" and event.id in runs[event.name]:
             runs[event.name][event.id].end = event.at
     absences = Absences(gone, thaw_s)
@@ -153,11 +153,9 @@ def check_standing(
                 violations.append(
                     f"P6: {key} began on {after.worker} at {after.begin:.3f}, ran on {before.worker} until {before.until:.3f}"
                 )
-            elif after.attempts < before.attempts:
+            elif after.attempt < before.attempt:
                 # Every run hands on what it got plus one, or, when it could not, what it got.
-                violations.append(
-                    f"P4: {key} got the state of run {after.attempts} on {after.worker} after run {before.attempts}"
-                )
+                violations.append(f"P4: {key} got the state of run {after.attempt} on {after.worker} after run {before.attempt}")
             elif after.begin - before.until > within_s:
                 violations.append(f"P9: {key} did not run for {after.begin - before.until:.1f} s")
         if each[-1].until < until - within_s - SLACK_S and key in wanted:

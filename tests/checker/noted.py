@@ -38,13 +38,13 @@ create function public.chaos_note_job() returns trigger language plpgsql securit
 begin
     if tg_op = 'DELETE' then
         insert into public.chaos_notes (what, id, name, number, lease)
-        values ('over', old.id, old.name, old.max_attempts - old.attempts + 1, old.lease);
+        values ('over', old.id, old.name, old.attempt, old.lease);
     else
         insert into public.chaos_notes (what, id, name, number, lease, seq, priority, crashes)
         values (
             case when new.status <> old.status and new.status = 'queued' then 'back'
                 when new.status <> old.status then 'claimed' else 'begun' end,
-            old.id, old.name, old.max_attempts - old.attempts + 1, coalesce(old.lease, new.lease), new.seq, new.priority,
+            old.id, old.name, old.attempt, coalesce(old.lease, new.lease), new.seq, new.priority,
             new.crashes
         );
     end if;
@@ -180,7 +180,7 @@ def take_away(runs: Iterable[Run], noted: Sequence[Noted]) -> None:
         if note.what in ("back", "over") and any(at <= note.at for at in deaths[note.worker]):
             ended.setdefault((note.id, note.number, note.worker), note.at)
     for run in runs:
-        at = ended.get((run.id, run.attempts, run.worker))
+        at = ended.get((run.id, run.attempt, run.worker))
         dead = [death for death in deaths[run.worker] if run.begin - SLACK_S <= death]
         if run.lost_at is None and at is not None and dead and min(dead) <= at and run.begin <= at + SLACK_S < run.end:
             run.lost_at = max(at, run.begin)
@@ -237,7 +237,7 @@ def healing(
     for run in runs:
         death = killed.get(run.worker)
         if death is not None and run.end == float("inf"):
-            until = back.get((run.id, run.attempts), float("inf"))
+            until = back.get((run.id, run.attempt), float("inf"))
             waited[run.id] = max(waited.get(run.id, 0.0), until - death - _overlap(away, death, until))
     return waited
 

@@ -40,10 +40,10 @@ async def finals(app: Penstock) -> list[Final]:
     database = await app.database()
     difference = await clock_difference(database)
     found = await database.fetch(
-        "select id, name, status::text, max_attempts - attempts + 1 as attempts, false as finished,"
+        "select id, name, status::text, attempt, false as finished,"
         " 0.0::float8 as at, null as worker, null as reason, data"
         " from penstock.queued_jobs union all"
-        " select id, name, status::text, attempts_used, true, extract(epoch from finished_at)::float8, worker, reason, data"
+        " select id, name, status::text, attempt, true, extract(epoch from finished_at)::float8, worker, reason, data"
         " from penstock.archived_jobs"
     )
     rows = []
@@ -52,6 +52,6 @@ async def finals(app: Penstock) -> list[Final]:
         worker = pid_of(row["worker"] or "")
         at = row["at"] + difference
         status, reason = row["status"], row["reason"] or ""
-        final = Final(str(row["id"]), row["name"], status, row["attempts"], row["finished"], at, worker, reason, text(data))
+        final = Final(str(row["id"]), row["name"], status, row["attempt"], row["finished"], at, worker, reason, text(data))
         rows.append(final)
     return rows

@@ -92,8 +92,8 @@ async def test_workers_come_with_the_load_and_go_without_losing_what_they_have(u
         for job in range(3):
             (tmp_path / f"go-{job}").touch()
         await eventually(number("running", 1), "one worker again", timeout=60)
-        done = await sql.fetch("select data::int as job, status, attempts_used, errors, worker from penstock.archived_jobs")
-        assert sorted((row["job"], row["status"], row["attempts_used"], row["errors"]) for row in done) == [
+        done = await sql.fetch("select data::int as job, status, attempt, errors, worker from penstock.archived_jobs")
+        assert sorted((row["job"], row["status"], row["attempt"], row["errors"]) for row in done) == [
             (job, "succeeded", 1, None) for job in range(3)
         ]
         assert {row["job"]: int(row["worker"].split(".")[-2]) for row in done}[theirs] == leaver

@@ -65,7 +65,7 @@ def psql(url: str, statement: str) -> None:
 
 def test_a_tour_of_the_commands(url: str) -> None:
     assert "nothing to do" in penstock(url, "migrate").stdout
-    assert "created: ship" in penstock(url, "types", "create", "ship", "-s", "attempts=3").stdout
+    assert "created: ship" in penstock(url, "types", "create", "ship", "-s", "max_attempts=3").stdout
     one = json.loads(penstock(url, "enqueue", "ship", '{"n": 1}', "--key", "acme", "--json").stdout)
     lines = "\n".join(json.dumps({"data": {"n": n}, "unique": str(n % 5)}) for n in range(20))
     assert penstock(url, "enqueue", "ship", "-f", "-", stdin=lines).stdout.strip() == "5 queued, 15 coalesced"
@@ -218,8 +218,8 @@ def test_a_second_signal_stops_at_once_and_hands_the_job_back(url: str, tmp_path
         (["jobs", "show", "0190b7a0-0000-7000-8000-000000000001"], "", 1, "no such job"),
         (["jobs", "list", "--status", "done"], "", 1, "unknown status"),
         (["pause", "none"], "", 1, "no such job type"),
-        (["types", "create", "x", "-s", "attempts"], "", 2, "NAME=VALUE"),
-        (["types", "create", "x", "-s", "attempts=0"], "", 1, "attempts must be at least 1"),
+        (["types", "create", "x", "-s", "max_attempts"], "", 2, "NAME=VALUE"),
+        (["types", "create", "x", "-s", "max_attempts=0"], "", 1, "max_attempts must be at least 1"),
         (["prune", "--keep", "long"], "", 2, "not a span"),
         (["worker", "no_such_module:app"], "", 1, "there is no module"),
         (["worker", "json:app"], "", 1, "not a Penstock app"),
@@ -275,7 +275,7 @@ def test_changes_can_be_printed_as_json(url: str) -> None:
         return json.loads(done.stdout)
 
     assert said("types", "create", "ship")["name"] == "ship"
-    assert said("types", "change", "ship", "-s", "attempts=3")["options"]["attempts"] == 3
+    assert said("types", "change", "ship", "-s", "max_attempts=3")["options"]["max_attempts"] == 3
     assert said("pause", "ship") == {"name": "ship", "paused": True}
     assert said("resume", "ship") == {"name": "ship", "paused": False}
     assert said("enqueue", "ship", "-f", "-", "--key", "acme", "--priority", "5", stdin='{"key": "own"}\n{}\n') == {"queued": 2}

@@ -25,6 +25,8 @@ from penstock.postgres.database import Database
 from penstock.postgres.embedded import EmbeddedServer
 from penstock.settings import Settings
 
+NOW, NEXT = migrate.PROTOCOL, migrate.PROTOCOL + 1
+
 
 def version(folder: Path, number: str, protocol: int, oldest: int, tables: str = "", functions: str = "") -> Path:
     """A copy of the package as another version, with a further file of tables and one of functions."""
@@ -67,7 +69,7 @@ async def worked(app: Penstock, sql: Any) -> bool:
 async def test_a_worker_stops_when_a_migration_leaves_it_behind(
     app: Penstock, url: str, sql: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    second = version(tmp_path, "9.0.0", 2, 2, "create table penstock.second (n integer);", DROPS)
+    second = version(tmp_path, "9.0.0", NEXT, NEXT, "create table penstock.second (n integer);", DROPS)
     app.job("mail")(nothing)
     worker = await app.worker()
     running = asyncio.create_task(worker.run())
@@ -76,21 +78,21 @@ async def test_a_worker_stops_when_a_migration_leaves_it_behind(
     assert done.returncode == 0, done.stderr
     await eventually(running.done, "the worker stops")
     with pytest.raises(
-        SchemaMismatch, match=r"of version 9\.0\.0 and serves protocols 2 to 2; this version .* speaks 1"
+        SchemaMismatch, match=rf"of version 9\.0\.0 and serves protocols {NEXT} to {NEXT}; this version .* speaks {NOW}"
     ) as refused:
         await running
     assert "Upgrade the package" in str(refused.value)
     assert await sql.fetchval("select count(*) from penstock.workers") == 0, "it did not take its leave"
     assert caplog.text.count("schema_cannot_be_used") == 1
     # Nor does one start.
-    with pytest.raises(SchemaMismatch, match="speaks 1"):
+    with pytest.raises(SchemaMismatch, match=f"speaks {NOW}"):
         await Penstock(url).open()
-    with pytest.raises(SchemaMismatch, match="speaks 1"):
+    with pytest.raises(SchemaMismatch, match=f"speaks {NOW}"):
         await migrate.migrate(Database(url, Settings()))
 
 
 async def test_a_worker_goes_on_at_a_newer_schema_that_serves_it(app: Penstock, url: str, sql: Any, tmp_path: Path) -> None:
-    second = version(tmp_path, "9.0.0", 2, 1, "create table penstock.second (n integer);")
+    second = version(tmp_path, "9.0.0", NEXT, NOW, "create table penstock.second (n integer);")
     app.job("mail")(nothing)
     worker = await app.worker()
     running = asyncio.create_task(worker.run())
@@ -112,7 +114,7 @@ async def test_a_worker_of_the_version_before_works_on_as_long_as_the_functions_
     app: Penstock, url: str, sql: Any, tmp_path: Path
 ) -> None:
     """The next version calls `promote` with a further parameter, the one after it no longer serves those that do not."""
-    second, third = version(tmp_path, "9.0.0", 2, 1), version(tmp_path, "9.1.0", 3, 2)
+    second, third = version(tmp_path, "9.0.0", NEXT, NOW), version(tmp_path, "9.1.0", NEXT + 1, NEXT)
     for there in (second, third):
         functions = there / "penstock" / "postgres" / "schema" / "functions"
         file = functions / "jobs" / "maintenance.sql"
@@ -124,7 +126,7 @@ async def test_a_worker_of_the_version_before_works_on_as_long_as_the_functions_
         file.write_text(f"{before}{named}create or replace{after}")
         if there is second:
             (functions / "kept").mkdir()
-            (functions / "kept" / "protocol_1.sql").write_text(start + promote + end + comment)
+            (functions / "kept" / f"protocol_{NOW}.sql").write_text(start + promote + end + comment)
 
     app.job("mail")(nothing)
     worker = await app.worker()
@@ -141,12 +143,12 @@ async def test_a_worker_of_the_version_before_works_on_as_long_as_the_functions_
     assert done.returncode == 0, done.stderr
     assert await sql.fetchval(signatures) == ["penstock.promote(integer,text)"]
     await eventually(running.done, "the worker stops")
-    with pytest.raises(SchemaMismatch, match="serves protocols 2 to 3"):
+    with pytest.raises(SchemaMismatch, match=f"serves protocols {NEXT} to {NEXT + 1}"):
         await running
 
 
 async def test_a_version_whose_schema_is_the_same_takes_it_over(app: Penstock, url: str, tmp_path: Path) -> None:
-    second = version(tmp_path, "9.0.0", 1, 1)
+    second = version(tmp_path, "9.0.0", NOW, NOW)
     refused = await asyncio.to_thread(run, second, url, "types")
     assert refused.returncode != 0 and "are older than this version" in " ".join(refused.stderr.split()), refused.stderr
     for command in ("migrate", "types"):
@@ -168,7 +170,7 @@ async def test_a_worker_stops_when_what_it_calls_is_gone_whatever_the_numbers_sa
 async def test_two_builds_of_one_version_are_told_apart(app: Penstock, url: str, tmp_path: Path) -> None:
     same = package.__version__
     functions = version(
-        tmp_path, same, 1, 1, functions="create function penstock.second() returns void language sql as 'select';"
+        tmp_path, same, NOW, NOW, functions="create function penstock.second() returns void language sql as 'select';"
     )
     refused = await asyncio.to_thread(run, functions, url, "types")
     assert refused.returncode != 0
@@ -185,7 +187,7 @@ async def test_two_builds_of_one_version_are_told_apart(app: Penstock, url: str,
 async def test_an_older_schema_wants_a_migration(url: str, sql: asyncpg.Connection, tmp_path: Path) -> None:
     async with Penstock(url):
         pass
-    second = version(tmp_path, "9.0.0", 2, 2, "create table penstock.second (n integer);")
+    second = version(tmp_path, "9.0.0", NEXT, NEXT, "create table penstock.second (n integer);")
     refused = await asyncio.to_thread(run, second, url, "types")
     assert refused.returncode != 0 and "lacks 9999_second.sql" in refused.stderr and "penstock migrate" in refused.stderr
 
@@ -223,7 +225,7 @@ def test_a_data_folder_from_before_the_first_release_is_refused_and_its_data_can
 
 @pytest.mark.parametrize("processes", [1, 2])
 async def test_a_server_ends_when_a_migration_leaves_it_behind(url: str, tmp_path: Path, processes: int) -> None:
-    second = version(tmp_path, "9.0.0", 2, 2, "create table penstock.second (n integer);", DROPS)
+    second = version(tmp_path, "9.0.0", NEXT, NEXT, "create table penstock.second (n integer);", DROPS)
     log = tmp_path / "server.log"
     with log.open("wb") as out:
         server = subprocess.Popen(
@@ -249,12 +251,12 @@ async def test_a_server_ends_when_a_migration_leaves_it_behind(url: str, tmp_pat
         server.wait()
     said = log.read_text()
     assert 1 <= said.count("schema_cannot_be_used") <= processes
-    assert "serves protocols 2 to 2" in said
+    assert f"serves protocols {NEXT} to {NEXT}" in said
     assert "Traceback" not in said
 
 
 async def test_a_consumer_of_its_own_ends_when_a_migration_leaves_it_behind(app: Penstock, url: str, tmp_path: Path) -> None:
-    second = version(tmp_path, "9.0.0", 2, 2, "create table penstock.second (n integer);", DROPS)
+    second = version(tmp_path, "9.0.0", NEXT, NEXT, "create table penstock.second (n integer);", DROPS)
     stream = app.stream("events", partitions=2)
     await stream.append({"n": 1})
     seen = []
@@ -269,12 +271,12 @@ async def test_a_consumer_of_its_own_ends_when_a_migration_leaves_it_behind(app:
     done = await asyncio.to_thread(run, second, url, "migrate")
     assert done.returncode == 0, done.stderr
     await eventually(consuming.done, "the consumer ends")
-    with pytest.raises(SchemaMismatch, match="serves protocols 2 to 2"):
+    with pytest.raises(SchemaMismatch, match=f"serves protocols {NEXT} to {NEXT}"):
         await consuming
 
 
 async def test_a_worker_that_pulls_ends_when_a_migration_leaves_it_behind(app: Penstock, url: str, tmp_path: Path) -> None:
-    second = version(tmp_path, "9.0.0", 2, 2, "create table penstock.second (n integer);", DROPS)
+    second = version(tmp_path, "9.0.0", NEXT, NEXT, "create table penstock.second (n integer);", DROPS)
     pool = app.pool("work", int)
     await pool.enqueue("ada", 1)
     seen = []
@@ -290,5 +292,5 @@ async def test_a_worker_that_pulls_ends_when_a_migration_leaves_it_behind(app: P
     done = await asyncio.to_thread(run, second, url, "migrate")
     assert done.returncode == 0, done.stderr
     await eventually(pulling.done, "the worker ends")
-    with pytest.raises(SchemaMismatch, match="serves protocols 2 to 2"):
+    with pytest.raises(SchemaMismatch, match=f"serves protocols {NEXT} to {NEXT}"):
         await pulling

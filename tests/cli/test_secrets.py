@@ -39,19 +39,19 @@ class Order(BaseModel):
     total: int
 
 
-@app.job("on-loop", attempts=1)
+@app.job("on-loop", max_attempts=1)
 async def on_loop(job: Job[dict]) -> None:
     held = job.data
     raise ValueError(f"cannot take {held}")
 
 
-@app.job("in-thread", attempts=1)
+@app.job("in-thread", max_attempts=1)
 def in_thread(job: Job[dict]) -> None:
     threading.Thread(target=explode, args=(job.data,)).start()
     raise KeyError(job.data["card"])
 
 
-@app.job("in-process", attempts=1, executor="process")
+@app.job("in-process", max_attempts=1, executor="process")
 def in_process(job: Job[dict]) -> None:
     raise RuntimeError(job.data["card"])
 
@@ -62,17 +62,17 @@ async def gives_up(job: Job[dict]) -> None:
     raise Fail(f"no such card {job.data}")
 
 
-@app.job("typed", attempts=1)
+@app.job("typed", max_attempts=1)
 async def typed(job: Job[Order]) -> None:
     raise AssertionError
 
 
-@app.job("bad-result", attempts=1, keep_result=True)
+@app.job("bad-result", max_attempts=1, keep_result=True)
 async def bad_result(job: Job[dict]) -> object:
     return {"card": job.data["card"] + chr(0)}
 
 
-@app.job("exits", attempts=1)
+@app.job("exits", max_attempts=1)
 async def exits(job: Job[dict]) -> None:
     raise SystemExit(job.data["card"])
 
@@ -100,7 +100,7 @@ async def halt(event: Event[dict]) -> None:
     raise ValueError(event.data["card"])
 
 
-@app.topic("news").subscriber("listener", attempts=1)
+@app.topic("news").subscriber("listener", max_attempts=1)
 async def listen(job: Job[dict]) -> None:
     raise ValueError(str(job.data))
 
@@ -309,7 +309,7 @@ async def test_a_dequeuer_shows_neither_payloads_nor_its_password(url: str, fold
     site = web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()
     port = runner.addresses[0][1]
-    await sql.execute('select penstock.create_job_type(\'ship\', \'{"attempts": 1, "time_limit": "3 seconds"}\')')
+    await sql.execute('select penstock.create_job_type(\'ship\', \'{"max_attempts": 1, "time_limit": "3 seconds"}\')')
     acts = ("break", "raise", "refuse", "away")
     for act in acts:
         await app.enqueue("ship", {"act": act, "card": SECRET})

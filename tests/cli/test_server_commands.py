@@ -21,7 +21,7 @@ from penstock.testing import TemporaryDatabases
 # What works through a server: in this order, arguments and a part of what is printed; "!" begins a part of the error.
 STEPS: list[tuple[str, str, str]] = [
     ("types create", "mail", "created: mail"),
-    ("types change", "mail -s attempts=3 -s visibility_timeout=90s", "changed: mail"),
+    ("types change", "mail -s max_attempts=3 -s visibility_timeout=90s", "changed: mail"),
     ("types list", "", "mail"),
     ("types", "", "mail"),
     ("pause", "mail", "paused: mail"),

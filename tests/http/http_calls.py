@@ -29,7 +29,7 @@ def claim(client: httpx.Client, name: str, worker: str = "w1", limit: int = 1, *
 
 
 def settle(client: httpx.Client, name: str, job: dict[str, Any], outcome: str = "succeeded", **fields: Any) -> str:
-    held = {"id": job["id"], "attempt": job["attempts"], "lease": job["lease"], "outcome": outcome, **fields}
+    held = {"id": job["id"], "attempt": job["attempt"], "lease": job["lease"], "outcome": outcome, **fields}
     response = client.post(f"/v1/jobs/{name}/settle", json={"jobs": [held]})
     assert response.status_code == 200, response.text
     return str(response.json()["outcomes"][job["id"]])

@@ -16,7 +16,7 @@ def test_a_type_is_changed(client: httpx.Client, echo: str) -> None:
     changed = client.patch(f"/v1/jobs/{echo}", json={"concurrency": 7, "visibility_timeout_s": 90.5, "keep_result": True}).json()
     assert (changed["concurrency"], changed["visibility_timeout_s"], changed["keep_result"]) == (7, 90.5, True)
     assert client.get(f"/v1/jobs/{echo}?details=true").json() == changed
-    assert changed["attempts"] == 3
+    assert changed["max_attempts"] == 3
 
 
 def test_types_have_rickovers_times(client: httpx.Client, echo: str) -> None:
@@ -28,9 +28,9 @@ def test_types_have_rickovers_times(client: httpx.Client, echo: str) -> None:
     ("body", "title"),
     [
         ({"concurency": 1}, "Invalid concurency: Extra inputs are not permitted"),
-        ({"attempts": 0}, "Invalid attempts: Input should be greater than or equal to 1"),
+        ({"max_attempts": 0}, "Invalid max_attempts: Input should be greater than or equal to 1"),
         ({"delivery_strategy": "at_most_once"}, "an at_most_once type has 1 attempt, not 3"),
-        ({"attempts": None}, "only concurrency, time_limit, rate_limit and rate_period may be null"),
+        ({"max_attempts": None}, "only concurrency, time_limit, rate_limit and rate_period may be null"),
         ({"rate_limit": 5}, "rate_limit and rate_period go together"),
     ],
 )

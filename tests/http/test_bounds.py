@@ -148,7 +148,7 @@ def write(url: str, name: str) -> str:
     id = str(uuid4())
     run(
         url,
-        "insert into penstock.queued_jobs (id, name, seq, run_after, created_at, updated_at, attempts, max_attempts, data)"
+        "insert into penstock.queued_jobs (id, name, seq, run_after, created_at, updated_at, attempt, max_attempts, data)"
         " values ($1, $2, 1, now(), now(), now(), 3, 3, ('[' || repeat('1e131071,', 40) || '1]')::jsonb)",
         id, name,
     )  # fmt: skip

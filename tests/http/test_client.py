@@ -28,7 +28,7 @@ def penstock(served: Served) -> Iterator[Client]:
 @pytest.fixture
 def name(penstock: Client) -> str:
     name = f"client {uuid4()}".replace(" ", "-ü%?")
-    penstock.create_job_type(name, attempts=3, keep_result=True, visibility_timeout="90 seconds")
+    penstock.create_job_type(name, max_attempts=3, keep_result=True, visibility_timeout="90 seconds")
     return name
 
 
@@ -99,7 +99,7 @@ def test_waiting_ends(penstock: Client, name: str) -> None:
 
 def test_types(penstock: Client, name: str) -> None:
     (mine,) = [record for record in penstock.job_types() if record.name == name]
-    assert (mine.options.attempts, mine.options.concurrency) == (3, None)
+    assert (mine.options.max_attempts, mine.options.concurrency) == (3, None)
     assert mine.options.visibility_timeout == timedelta(seconds=90)
     changed = penstock.change_job_type(name, concurrency=2, backoff_base=timedelta(seconds=1))
     assert (changed.options.concurrency, changed.options.backoff.base) == (2, timedelta(seconds=1))
@@ -242,7 +242,7 @@ def cli(served: Served, *arguments: str, stdin: str = "") -> subprocess.Complete
 
 def test_the_command_line_works_through_a_server(served: Served) -> None:
     name = f"cli-{uuid4().hex[:8]}"
-    assert f"created: {name}" in cli(served, "types", "create", name, "-s", "attempts=3").stdout
+    assert f"created: {name}" in cli(served, "types", "create", name, "-s", "max_attempts=3").stdout
     assert "changed" in cli(served, "types", "change", name, "-s", "visibility_timeout=90 seconds").stdout
     assert cli(served, "enqueue", name, "-f", "-", stdin='{"data": 1}\n{"data": 2, "key": "acme"}\n').stdout == "2 queued\n"
     assert cli(served, "enqueue", name, "{}").stdout.startswith("queued: ")

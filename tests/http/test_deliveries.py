@@ -555,7 +555,7 @@ async def test_what_another_held_while_later_ones_came_is_not_lost(served: Serve
     try:
         subscribe(client, topic, "me")
         publish(client, topic, "held")
-        held = await sql.fetchrow("select id, attempts, lease from penstock.claim('other', array[$1], 1)", queue)
+        held = await sql.fetchrow("select id, attempt, lease from penstock.claim('other', array[$1], 1)", queue)
         publish(client, topic, "next")
         with follow(client, path, **mine) as events:
             events.next()

@@ -76,13 +76,13 @@ class Sale(BaseModel):
 def shop(url: str) -> tuple[Penstock, Any, Any, Any, Any]:
     app = Penstock(url)
 
-    @app.job("invoice", attempts=7)
+    @app.job("invoice", max_attempts=7)
     async def invoice(job: Job[Sale]) -> None: ...
 
     tenants = app.pool("tenants", slots=8)
     sales = app.topic("sales", Sale)
 
-    @sales.subscriber("accounting", attempts=4)
+    @sales.subscriber("accounting", max_attempts=4)
     async def account(job: Job[Sale]) -> None: ...
 
     orders = app.stream("orders", Sale, partitions=2, keep=Retention(age=timedelta(days=7)))
@@ -92,7 +92,7 @@ def shop(url: str) -> tuple[Penstock, Any, Any, Any, Any]:
 async def test_an_application_that_is_opened_declares_everything_with_the_options_of_its_code(url: str, sql: Sql) -> None:
     app, *_ = shop(url)
     async with app:
-        types = await sql.fetch("select name, attempts from penstock.jobs order by name")
+        types = await sql.fetch("select name, max_attempts from penstock.jobs order by name")
         assert [tuple(row) for row in types] == [("invoice", 7), ("sales_accounting", 4), ("tenants", 5)]
         assert await sql.fetchval("select slots from penstock.groups where name = 'tenants'") == 8
         assert await sql.fetchval("select count(*) from penstock.subscriptions where client_id = 'accounting'") == 1

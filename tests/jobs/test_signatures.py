@@ -178,7 +178,7 @@ async def test_dependencies_are_made_for_one_call_and_cleaned_up_after_it(app: P
     ) -> None:
         events.append((path, session, name, numbers.session))
 
-    @app.job(attempts=1)
+    @app.job(max_attempts=1)
     @inject(get_session)
     @inject(get_name)
     def bad(name: str, session: str, path: str) -> None:
@@ -208,10 +208,10 @@ async def test_a_clean_up_that_fails_fails_the_job(app: Penstock) -> None:
         with contextlib.suppress(KeyError):
             yield "it"
 
-    @app.job(attempts=1)
+    @app.job(max_attempts=1)
     async def commits(job: Job[Any], session: Annotated[str, Depends(get_session)]) -> None: ...
 
-    @app.job(attempts=1)
+    @app.job(max_attempts=1)
     async def raises(job: Job[Any], it: Annotated[str, Depends(swallows)]) -> None:
         raise KeyError("still an error")
 
@@ -312,7 +312,7 @@ async def test_middleware_is_called_around_each_kind_of_handler(app: Penstock) -
     def plain(path: str) -> str:
         return path
 
-    @app.job(attempts=2)
+    @app.job(max_attempts=2)
     async def fails(job: Job[Any]) -> None:
         if job.attempt == 1:
             raise ValueError("once")

@@ -115,7 +115,7 @@ async def test_a_job_that_is_claimed_ahead_waits_for_its_key(url: str, sql: Sql)
 
 async def test_a_retry_and_the_key_that_it_holds(url: str, sql: Sql) -> None:
     app = Penstock(url)
-    pool = app.pool("ledger", payload=str, attempts=3, backoff=Backoff(base=HOUR))
+    pool = app.pool("ledger", payload=str, max_attempts=3, backoff=Backoff(base=HOUR))
     release = asyncio.Event()
 
     @pool.job

@@ -144,7 +144,7 @@ async def test_slots_that_stay_go_on_while_others_move(app: Penstock, sql: Sql) 
         if key in staying:
             assert order == list(range(len(order)))
         assert list(dict.fromkeys(order)) == list(range(max(order) + 1))
-    assert await sql.fetchval("select count(*) from penstock.archived_jobs where attempts_used > 1 or errors is not null") == 0
+    assert await sql.fetchval("select count(*) from penstock.archived_jobs where attempt > 1 or errors is not null") == 0
 
 
 async def settled(pool: Any) -> bool:

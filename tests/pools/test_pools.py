@@ -20,7 +20,7 @@ from penstock.testing import run_due_jobs
 from workers import Workers
 
 Sql: TypeAlias = "asyncpg.Connection[Any]"
-QUICK: JobOptions = {"attempts": 4, "backoff": Backoff(base=timedelta(milliseconds=30), cap=timedelta(milliseconds=60))}
+QUICK: JobOptions = {"max_attempts": 4, "backoff": Backoff(base=timedelta(milliseconds=30), cap=timedelta(milliseconds=60))}
 
 
 class Seen:
@@ -115,7 +115,7 @@ async def test_a_retry_blocks_its_key_or_lets_others_pass(app: Penstock, on_retr
 
 async def test_a_job_that_fails_for_good_frees_its_key(app: Penstock) -> None:
     seen = Seen()
-    pool = app.pool("work", slots=4, attempts=1)
+    pool = app.pool("work", slots=4, max_attempts=1)
 
     @pool.job
     async def handle(job: Job[int]) -> None:
@@ -216,7 +216,7 @@ async def test_a_turn_that_a_limit_cut_short_goes_on_and_nobody_is_passed_over(a
         taken.append("".join(sorted(row["key"] for row in rows)))
         await sql.fetch(
             "select * from penstock.settle($1, $2, $3)",
-            [row["id"] for row in rows], [row["attempts"] for row in rows], [row["lease"] for row in rows],
+            [row["id"] for row in rows], [row["attempt"] for row in rows], [row["lease"] for row in rows],
         )  # fmt: skip
         after, left = (last["at_slot"], last["at_key"]), last["turn_left"]
     # Two at a time: three of a, one of b, one of c, and again.

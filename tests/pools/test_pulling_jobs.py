@@ -16,7 +16,7 @@ from penstock import Backoff, Conflict, JobOptions, Penstock, Settings
 from penstock.jobs import queries as jobs
 
 Sql: TypeAlias = "asyncpg.Connection[Any]"
-QUICK: JobOptions = {"attempts": 4, "backoff": Backoff(base=timedelta(milliseconds=30), cap=timedelta(milliseconds=60))}
+QUICK: JobOptions = {"max_attempts": 4, "backoff": Backoff(base=timedelta(milliseconds=30), cap=timedelta(milliseconds=60))}
 
 
 async def test_a_program_pulls_jobs_and_settles_them(app: Penstock) -> None:

@@ -117,8 +117,8 @@ async def test_a_job_that_may_start_once_and_was_lost_is_not_begun_by_who_lost_i
     # The one that was begun is failed; the other was never started, and is as it was.
     assert await sql.fetchval("select status::text from penstock.archived_jobs where id = $1", ids[0]) == "failed"
     assert await sql.fetch(begin, ids, [row["lease"] for row in lost]) == []
-    again = await sql.fetch("select id, lease, attempts from penstock.claim('x', '{once}', 10)")
-    assert [(row["id"], row["attempts"]) for row in again] == [(ids[1], 1)]
+    again = await sql.fetch("select id, lease, attempt from penstock.claim('x', '{once}', 10)")
+    assert [(row["id"], row["attempt"]) for row in again] == [(ids[1], 1)]
     assert await sql.fetch(begin, ids, [row["lease"] for row in lost]) == []
     assert [row[0] for row in await sql.fetch(begin, [ids[1]], [again[0]["lease"]])] == [ids[1]]
 

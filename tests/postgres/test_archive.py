@@ -36,18 +36,18 @@ async def database(url: str) -> AsyncIterator[Database]:
 async def finish(sql: Sql, jobs: int) -> None:
     """Archive some new jobs, in the connection's transaction if it has one."""
     await sql.execute("select count(*) from penstock.enqueue_many('t', array_fill('{}'::jsonb, array[$1::integer]))", jobs)
-    rows = await sql.fetch("select id, attempts, lease from penstock.claim('w', '{t}', $1)", jobs)
+    rows = await sql.fetch("select id, attempt, lease from penstock.claim('w', '{t}', $1)", jobs)
     await sql.execute(
         "select penstock.settle($1, $2::smallint[], $3::bigint[])",
-        [row["id"] for row in rows], [row["attempts"] for row in rows], [row["lease"] for row in rows],
+        [row["id"] for row in rows], [row["attempt"] for row in rows], [row["lease"] for row in rows],
     )  # fmt: skip
 
 
 async def archive_some(sql: Sql, jobs: int) -> None:
     """Archive rows directly: a row is a row, and this may roll back without leaving claims."""
     await sql.execute(
-        "insert into penstock.archived_jobs (id, finished_at, created_at, run_after, status, attempts, attempts_used, priority,"
-        " name, data) select gen_random_uuid(), clock_timestamp(), now(), now(), 'succeeded', 5, 1, 0, 't', '{}'"
+        "insert into penstock.archived_jobs (id, finished_at, created_at, run_after, status, attempt, max_attempts, priority,"
+        " name, data) select gen_random_uuid(), clock_timestamp(), now(), now(), 'succeeded', 1, 5, 0, 't', '{}'"
         " from generate_series(1, $1)",
         jobs,
     )
@@ -185,8 +185,8 @@ async def test_days_that_were_pruned_unread_are_reported(database: Database, sql
     await sql.execute("set penstock.clock = '2024-05-05T12:00:00Z'")
     await sql.execute("select penstock.ensure_archive(penstock.clock())")
     await sql.execute(
-        "insert into penstock.archived_jobs (id, finished_at, created_at, run_after, status, attempts, attempts_used, priority,"
-        " name, data) values (gen_random_uuid(), penstock.clock(), now(), now(), 'failed', 0, 1, 0, 't', '{}')"
+        "insert into penstock.archived_jobs (id, finished_at, created_at, run_after, status, attempt, max_attempts, priority,"
+        " name, data) values (gen_random_uuid(), penstock.clock(), now(), now(), 'failed', 1, 1, 0, 't', '{}')"
     )
     await sql.execute("reset penstock.clock")
     await sql.execute("select * from penstock.prune('30 days')")
@@ -223,7 +223,7 @@ async def test_an_idle_reader_is_notified_and_a_busy_one_costs_no_notification(a
         ({"column": "name", "op": "<", "value": "b"}, 1),
         ({"column": "key", "op": "is null", "value": None}, 2),
         ({"column": "status", "op": ">=", "value": "s"}, 2),
-        ({"column": "attempts", "op": "<", "value": "70000"}, 2),
+        ({"column": "max_attempts", "op": "<", "value": "70000"}, 2),
         ({"column": "xid", "op": ">", "value": "1"}, 2),
         ({"column": "name", "op": "not", "value": {"column": "name", "op": "=", "value": "it's"}}, 1),
     ],

@@ -50,7 +50,7 @@ DOORS = {
         "select penstock.settle_attempts(array['ship'], array[$2::uuid], array[5::smallint], array['failed'], array[$1::jsonb])"
     ),
     "report_progress": "select penstock.report_progress(array[$2::uuid], array[5::bigint], array[$1::jsonb])",
-    "type options": "select penstock.create_job_type('other', jsonb_build_object('attempts', $1::jsonb))",
+    "type options": "select penstock.create_job_type('other', jsonb_build_object('max_attempts', $1::jsonb))",
     "topic options": "select penstock.declare_topic('other', jsonb_build_object('keep', $1::jsonb))",
     "pool options": "select penstock.declare_pool('other', jsonb_build_object('weights', $1::jsonb))",
     "stream options": "select penstock.create_stream('other', 1, jsonb_build_object('keep_events', $1::jsonb))",
@@ -70,7 +70,7 @@ async def held(sql: Sql) -> AsyncIterator[UUID]:
     await sql.execute("select penstock.start_standing('pool', 'there')")
     await sql.execute("select penstock.enqueue('ship')")
     await sql.execute(
-        "select penstock.settle(array[id], array[attempts], array[lease]) from penstock.claim('w', array['ship'], 1)"
+        "select penstock.settle(array[id], array[attempt], array[lease]) from penstock.claim('w', array['ship'], 1)"
     )
     id = await sql.fetchval("select penstock.enqueue('ship')")
     await sql.execute("select penstock.claim('w', array['ship'], 1)")
@@ -141,7 +141,7 @@ async def test_a_claim_takes_no_more_than_a_worker_has_room_for(sql: Sql) -> Non
         assert 20 <= len(rows) <= 34, name
         # The rest is there for the next ones.
         left = 60 - len(rows)
-        while rows := await sql.fetch("select id, attempts from penstock.claim('w', array[$1], 1000)", name):
+        while rows := await sql.fetch("select id, attempt from penstock.claim('w', array[$1], 1000)", name):
             assert len(rows) <= 34
             left -= len(rows)
         assert left == 0, name

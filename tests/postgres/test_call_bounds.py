@@ -190,7 +190,7 @@ async def test_a_failed_job_is_not_put_off_for_ever(there: Sql, span: str) -> No
     settle = """
         select * from penstock.settle($1, $2::smallint[], $3::bigint[], '{failed}', array['{}'::jsonb], array[$4::text::interval])
     """
-    mine = [job["id"]], [job["attempts"]], [job["lease"]]
+    mine = [job["id"]], [job["attempt"]], [job["lease"]]
     with pytest.raises(asyncpg.PostgresError) as refused:
         await there.fetch(settle, *mine, span)
     assert refused.value.sqlstate == _refusal_of_span(there, span)  # type: ignore[attr-defined]

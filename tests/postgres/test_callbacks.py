@@ -14,15 +14,15 @@ Sql: TypeAlias = "asyncpg.Connection[Any]"
 
 @pytest.fixture(autouse=True)
 async def ship(sql: Sql) -> None:
-    await sql.execute("select penstock.create_job_type('ship', '{\"attempts\": 3, \"concurrency\": 10}')")
+    await sql.execute("select penstock.create_job_type('ship', '{\"max_attempts\": 3, \"concurrency\": 10}')")
     await sql.execute("select penstock.create_job_type('mail', '{\"delivery_strategy\": \"at_most_once\"}')")
 
 
 async def settle(sql: Sql, *callbacks: tuple[str, UUID, int, str]) -> list[str]:
-    names, ids, attempts, outcomes = (list(column) for column in zip(*callbacks, strict=True))
+    names, ids, left, outcomes = (list(column) for column in zip(*callbacks, strict=True))
     rows = await sql.fetch(
         "select outcome from penstock.settle_attempts($1, $2, $3::smallint[], $4) order by ordinal",
-        names, ids, attempts, outcomes,
+        names, ids, left, outcomes,
     )  # fmt: skip
     return [row["outcome"] for row in rows]
 
@@ -33,9 +33,9 @@ async def enqueue(sql: Sql, name: str = "ship", **options: Any) -> UUID:
 
 
 async def status(sql: Sql, id: UUID) -> tuple[str, int]:
-    row = await sql.fetchrow("select status, attempts from penstock.find_jobs(array[$1::uuid])", id)
+    row = await sql.fetchrow("select status, attempt from penstock.find_jobs(array[$1::uuid])", id)
     assert row is not None
-    return row["status"], row["attempts"]
+    return row["status"], row["attempt"]
 
 
 async def test_a_batch_with_every_outcome(sql: Sql) -> None:
@@ -54,13 +54,13 @@ async def test_a_batch_with_every_outcome(sql: Sql) -> None:
     )
     assert outcomes == ["succeeded", "retried", "failed", "stale", "retried", "unknown", "failed", "unknown"]
     assert [await status(sql, job) for job in jobs] == [
-        ("succeeded", 3),
+        ("succeeded", 1),
         ("queued", 2),
-        ("failed", 2),
-        ("in-progress", 3),
+        ("failed", 1),
+        ("in-progress", 1),
         ("queued", 2),
-        ("queued", 3),
-        ("failed", 0),
+        ("queued", 1),
+        ("failed", 1),
     ]
     assert await sql.fetchval("select sum(open_jobs) from penstock.leases") == 1
 
@@ -74,7 +74,7 @@ async def test_the_holder_is_told_once_for_a_batch(sql: Sql) -> None:
     await sql.fetchval("select 1")
     (payload,) = heard
     word, *told = payload.split()
-    assert (word, sorted(told)) == ("settled", sorted(f"{job}:3" for job in jobs[:2]))
+    assert (word, sorted(told)) == ("settled", sorted(f"{job}:1" for job in jobs[:2]))
 
 
 async def test_a_queued_job_with_a_unique_key_coalesces_again_after_a_failure(sql: Sql) -> None:
@@ -90,7 +90,7 @@ async def test_a_callback_and_a_settle_at_the_same_time_end_the_job_once(sql: Sq
             job = await enqueue(sql)
             (claimed,) = await sql.fetch("select * from penstock.claim('w1', '{ship}', 1)")
             direct = other.fetch(
-                "select * from penstock.settle(array[$1::uuid], array[3::smallint], array[$2::bigint])", job, claimed["lease"]
+                "select * from penstock.settle(array[$1::uuid], array[1::smallint], array[$2::bigint])", job, claimed["lease"]
             )
             (outcome,), rows = await asyncio.gather(settle(sql, ("ship", job, 3, "succeeded")), direct)
             assert (outcome, [row["outcome"] for row in rows]) in [("succeeded", ["stale"]), ("unknown", [])]
@@ -109,15 +109,15 @@ async def test_an_unknown_outcome_is_refused(sql: Sql) -> None:
 async def test_jobs_that_are_left_to_their_callbacks_survive_their_worker(sql: Sql) -> None:
     jobs = [await enqueue(sql) for _ in range(3)]
     await sql.execute("select penstock.register_worker('w1', '{ship}')")
-    claimed = await sql.fetch("select id, attempts, lease from penstock.claim('w1', '{ship}', 3)")
+    claimed = await sql.fetch("select id, attempt, lease from penstock.claim('w1', '{ship}', 3)")
     held = [job for job in claimed if job["id"] != jobs[2]]
     left = await sql.fetchval(
         "select penstock.leave_to_callback($1, $2::smallint[], $3::bigint[])",
-        [job["id"] for job in held], [job["attempts"] for job in held], [job["lease"] for job in held],
+        [job["id"] for job in held], [job["attempt"] for job in held], [job["lease"] for job in held],
     )  # fmt: skip
     assert left == 2
     await sql.execute("select penstock.unregister_worker('w1')")
-    assert [await status(sql, job) for job in jobs] == [("in-progress", 3), ("in-progress", 3), ("queued", 2)]
+    assert [await status(sql, job) for job in jobs] == [("in-progress", 1), ("in-progress", 1), ("queued", 2)]
     assert await settle(sql, ("ship", jobs[0], 3, "succeeded")) == ["succeeded"]
     await sql.execute("update penstock.leases set expires_at = now() - interval '1 s'")
     await sql.execute("select penstock.recover()")
@@ -128,12 +128,12 @@ async def test_a_put_returns_the_jobs_as_they_are_stored(sql: Sql) -> None:
     first, second = uuid4(), uuid4()
     await sql.execute("select penstock.enqueue('ship', '{\"n\": 0}', $1)", first)
     rows = await sql.fetch(
-        "select outcome, id, name, attempts, status, data from penstock.put_jobs('ship', $1::jsonb[], $2)",
+        "select outcome, id, name, attempt, status, data from penstock.put_jobs('ship', $1::jsonb[], $2)",
         ['{"n": 1}', '{"n": 2}', '{"n": 3}'],
         [first, second, second],
     )
     assert [tuple(row) for row in rows] == [
-        ("duplicate", first, "ship", 3, "queued", '{"n": 0}'),
-        ("queued", second, "ship", 3, "queued", None),
-        ("duplicate", second, "ship", 3, "queued", '{"n": 2}'),
+        ("duplicate", first, "ship", 1, "queued", '{"n": 0}'),
+        ("queued", second, "ship", 1, "queued", None),
+        ("duplicate", second, "ship", 1, "queued", '{"n": 2}'),
     ]

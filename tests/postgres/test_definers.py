@@ -281,8 +281,8 @@ CALLS = [
     "select penstock.register_worker('w', '{mail}', 'host', 1, 10, '10 s', '{}')",
     "select penstock.heartbeat('w', 1, 'running')",
     "select penstock.wait_for_jobs('w', '{mail}')",
-    "select penstock.settle(array_agg(id), array_agg(attempts), array_agg(lease)) from penstock.claim('w', '{mail}', 2)",
-    "select penstock.settle(array_agg(id), array_agg(attempts), array_agg(lease), array_agg('failed'::pg_catalog.text))"
+    "select penstock.settle(array_agg(id), array_agg(attempt), array_agg(lease)) from penstock.claim('w', '{mail}', 2)",
+    "select penstock.settle(array_agg(id), array_agg(attempt), array_agg(lease), array_agg('failed'::pg_catalog.text))"
     " from penstock.claim('w', '{mail}', 2)",
     "select penstock.cancel('0190163d-8694-739b-aea5-966c26f8ad91')",
     "select penstock.promote(10)",

@@ -29,14 +29,14 @@ async def test_a_worker_makes_no_pool_of_a_type_that_is_there(app: Penstock, sql
     await prepare(sql)
     await sql.execute("select penstock.create_job_type('good'); select penstock.enqueue('good', '1')")
     await sql.execute("set role test_worker")
-    state, said = await _refusal(sql, "select penstock.declare_pool('good', '{}', '{\"attempts\": 1}')")
+    state, said = await _refusal(sql, "select penstock.declare_pool('good', '{}', '{\"max_attempts\": 1}')")
     assert state == "PS409"
     assert "good is a plain job type" in said
     assert (await _refusal(sql, "select penstock.convert_to_pool('good')"))[0] == "42501"
     await sql.execute("select penstock.enqueue('good', '2')")
     await sql.execute("set role test_admin")
     # What was refused has changed nothing.
-    assert await sql.fetchval("select attempts from penstock.jobs where name = 'good'") == 5
+    assert await sql.fetchval("select max_attempts from penstock.jobs where name = 'good'") == 5
     await sql.execute("select penstock.convert_to_pool('good', '{\"slots\": 4}')")
     assert await _is_pool(sql, "good")
     assert (await _refusal(sql, "select penstock.convert_to_pool('good')"))[0] == "PS409"
@@ -68,7 +68,7 @@ async def test_a_declaration_keeps_the_kind_of_everything(app: Penstock, sql: Sq
     before = {tuple(row) for row in await sql.fetch(kinds)}
     names = ["plain", "pool", "stream", "topic", "topic_client", "stream/group"]
     declarations = [
-        "select penstock.declare_job_type('{}', '{{\"attempts\": 7}}')",
+        "select penstock.declare_job_type('{}', '{{\"max_attempts\": 7}}')",
         "select penstock.declare_pool('{}', '{{\"slots\": 2}}')",
         "select penstock.declare_pool('{}', '{{\"assignor\": \"custom\"}}')",
         "select penstock.declare_topic('{}', '{{\"keep\": 1}}')",

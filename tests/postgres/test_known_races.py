@@ -41,7 +41,7 @@ class Group:
 
     async def settle(self, job: asyncpg.Record, outcome: str = "succeeded") -> str:
         rows = await self.sql.fetch(
-            "select * from penstock.settle($1, $2, $3, $4)", [job["id"]], [job["attempts"]], [job["lease"]], [outcome]
+            "select * from penstock.settle($1, $2, $3, $4)", [job["id"]], [job["attempt"]], [job["lease"]], [outcome]
         )
         return str(rows[0]["outcome"]) if rows else "succeeded"
 
@@ -87,7 +87,7 @@ async def test_a_job_is_not_lost_when_it_is_put_back_while_its_key_moves(group: 
     await group.give(0, "m2")
     assert await group.settle(first, "released") == "stale"
     (again,) = await group.claim("m2", 2)
-    assert (again["id"], again["attempts"]) == (first["id"], first["attempts"] - 1)
+    assert (again["id"], again["attempt"]) == (first["id"], first["attempt"] + 1)
     assert await group.settle(again) == "succeeded"
     assert [job["data"] for job in await group.claim("m2", 2)] == ["2"]
     assert await jobs(sql) == [(1, "succeeded"), (2, "in-progress")]
@@ -104,7 +104,7 @@ async def test_nothing_is_lost_or_doubled_when_several_clean_up_at_once(group: G
     others = [await asyncpg.connect(url) for _ in range(6)]
 
     async def settle(connection: Sql) -> None:
-        await connection.fetch("select * from penstock.settle($1, $2, $3)", [job["id"]], [job["attempts"]], [job["lease"]])
+        await connection.fetch("select * from penstock.settle($1, $2, $3)", [job["id"]], [job["attempt"]], [job["lease"]])
 
     evicted = await asyncio.gather(
         *[connection.fetchval("select penstock.evict('work')") for connection in others[:5]], settle(others[5])

@@ -37,7 +37,7 @@ class Job:
     expires_at: datetime | None
     unique: str | None
     order: int | None  # place in the ready line; None: deferred
-    attempts: int
+    attempt: int = 1
     status: str = "queued"
     lease_ends: datetime | None = None
     coalesces: bool = False
@@ -49,7 +49,7 @@ class Held:
     """What a worker holds of a claim."""
 
     id: uuid.UUID
-    attempts: int
+    attempt: int
     lease: int
 
 
@@ -68,9 +68,9 @@ class Protocol(RuleBasedStateMachine):
         for table in ("queued_jobs", "leases", "archived_jobs", "type_priorities", "jobs", "listeners"):
             self.connection.execute(f"truncate penstock.{table} cascade")
         self.set_clock()
-        self.call("select penstock.create_job_type('plain', '{\"attempts\": 3, \"backoff_jitter\": 0}')")
+        self.call("select penstock.create_job_type('plain', '{\"max_attempts\": 3, \"backoff_jitter\": 0}')")
         self.call("select penstock.create_job_type('once', '{\"delivery_strategy\": \"at_most_once\"}')")
-        self.call('select penstock.create_job_type(\'limited\', \'{"attempts": 3, "concurrency": 2, "backoff_jitter": 0}\')')
+        self.call('select penstock.create_job_type(\'limited\', \'{"max_attempts": 3, "concurrency": 2, "backoff_jitter": 0}\')')
 
     def call(self, statement: str, *arguments: Any) -> list[Any]:
         cursor = self.connection.execute(statement, arguments)  # type: ignore[arg-type]
@@ -116,9 +116,7 @@ class Protocol(RuleBasedStateMachine):
         else:
             assert seen == (id, "queued")
             order = None if delay else self.next_place()
-            self.jobs[id] = Job(
-                name, priority, run_after or self.now, expires_at, unique, order, ATTEMPTS[name], coalesces=unique is not None
-            )
+            self.jobs[id] = Job(name, priority, run_after or self.now, expires_at, unique, order, coalesces=unique is not None)
 
     @rule(seconds=st.sampled_from([1, 5, 31, 299]))
     def time_passes(self, seconds: int) -> None:
@@ -130,11 +128,11 @@ class Protocol(RuleBasedStateMachine):
     def expire_model(self) -> None:
         for job in self.jobs.values():
             if job.status == "queued" and self.due(job):
-                job.status, job.coalesces = "expired", False
+                job.status, job.coalesces, job.attempt = "expired", False, job.attempt - 1
 
     @rule(name=NAMES, limit=st.integers(1, 4))
     def claim(self, name: str, limit: int) -> None:
-        rows = self.call("select id, attempts, lease from penstock.claim('w', array[%s], %s)", name, limit)
+        rows = self.call("select id, attempt, lease from penstock.claim('w', array[%s], %s)", name, limit)
         self.expire_model()
         if name in self.paused:
             assert rows == []
@@ -146,25 +144,25 @@ class Protocol(RuleBasedStateMachine):
         expected = [id for _, _, id in sorted(ready)[: max(limit, 0)]]
         # The answer says which jobs are claimed; within a batch its rows come in the order in which they are stored.
         assert {row[0] for row in rows} == set(expected) and len(rows) == len(expected)
-        for id, attempts, lease in sorted(rows, key=lambda row: expected.index(row[0])):
+        for id, attempt, lease in sorted(rows, key=lambda row: expected.index(row[0])):
             job = self.jobs[id]
-            assert job.attempts == attempts
+            assert job.attempt == attempt
             job.status, job.lease_ends, job.coalesces = "in-progress", self.now + VISIBILITY, False
-            self.held.append(Held(id, attempts, lease))
+            self.held.append(Held(id, attempt, lease))
 
     @rule(
         which=st.integers(0, 50),
         outcome=st.sampled_from(["succeeded", "failed", "failed-for-good", "cancelled", "released"]),
-        wrong=st.sampled_from(["", "", "", "attempts", "lease"]),
+        wrong=st.sampled_from(["", "", "", "attempt", "lease"]),
     )
     def settle(self, which: int, outcome: str, wrong: str) -> None:
         if not self.held:
             return
         held = self.held[which % len(self.held)]
-        given = replace(held, attempts=held.attempts + (wrong == "attempts"), lease=held.lease + 1_000_000 * (wrong == "lease"))
+        given = replace(held, attempt=held.attempt + (wrong == "attempt"), lease=held.lease + 1_000_000 * (wrong == "lease"))
         rows = self.call(
             "select outcome from penstock.settle(array[%s::uuid], array[%s::smallint], array[%s::bigint], array[%s])",
-            given.id, given.attempts, given.lease, outcome,
+            given.id, given.attempt, given.lease, outcome,
         )  # fmt: skip
         seen = rows[0][0] if rows else "succeeded"
         job = self.jobs[held.id]
@@ -184,18 +182,17 @@ class Protocol(RuleBasedStateMachine):
             job.status = "succeeded"
             return "succeeded"
         if outcome == "cancelled" or job.cancel_requested:
-            job.status, job.attempts = "cancelled", job.attempts - 1
+            job.status = "cancelled"
             return "cancelled"
         if outcome == "released":
             job.status = "queued"
             self.coalesce_again(job)
             return "released"
-        if outcome == "failed-for-good" or job.attempts == 1:
-            job.status, job.attempts = "failed", job.attempts - 1
+        if outcome == "failed-for-good" or job.attempt == ATTEMPTS[job.name]:
+            job.status = "failed"
             return "failed"
-        used = ATTEMPTS[job.name] - job.attempts
-        job.status, job.attempts = "queued", job.attempts - 1
-        job.run_after = self.now + timedelta(seconds=0 if at_once else 2 * 2**used)
+        job.run_after = self.now + timedelta(seconds=0 if at_once else 2**job.attempt)
+        job.status, job.attempt = "queued", job.attempt + 1
         job.order = job.order if at_once else None
         self.coalesce_again(job)
         return "retried"
@@ -211,7 +208,7 @@ class Protocol(RuleBasedStateMachine):
         held = self.held[which % len(self.held)]
         rows = self.call(
             "select lease from penstock.extend(array[%s::uuid], array[%s::smallint], array[%s::bigint])",
-            held.id, held.attempts, held.lease,
+            held.id, held.attempt, held.lease,
         )  # fmt: skip
         job = self.jobs[held.id]
         if job.status == "in-progress" and held == self.last_held(held.id):
@@ -256,7 +253,7 @@ class Protocol(RuleBasedStateMachine):
         job = self.jobs[id]
         ((seen,),) = self.call("select penstock.cancel(%s)", id)
         if job.status == "queued":
-            job.status, job.coalesces = "cancelled", False
+            job.status, job.coalesces, job.attempt = "cancelled", False, job.attempt - 1
             assert seen == "cancelled"
         elif job.status == "in-progress":
             job.cancel_requested = True
@@ -276,7 +273,7 @@ class Protocol(RuleBasedStateMachine):
             assert caught.value.sqlstate == "PS409"
             return
         ((copy,),) = self.call("select penstock.replay(%s)", id)
-        self.jobs[copy] = Job(job.name, job.priority, self.now, job.expires_at, None, self.next_place(), ATTEMPTS[job.name])
+        self.jobs[copy] = Job(job.name, job.priority, self.now, job.expires_at, None, self.next_place())
 
     @rule(name=NAMES)
     def pause_or_resume(self, name: str) -> None:
@@ -288,11 +285,11 @@ class Protocol(RuleBasedStateMachine):
     @invariant()
     def tables_say_what_the_model_says(self) -> None:
         rows = self.call(
-            "select id, status::text, attempts from penstock.queued_jobs"
-            " union all select id, status::text, attempts from penstock.archived_jobs"
+            "select id, status::text, attempt from penstock.queued_jobs"
+            " union all select id, status::text, attempt from penstock.archived_jobs"
         )
         assert len(rows) == len(self.jobs)
-        assert {row[0]: (row[1], row[2]) for row in rows} == {id: (job.status, job.attempts) for id, job in self.jobs.items()}
+        assert {row[0]: (row[1], row[2]) for row in rows} == {id: (job.status, job.attempt) for id, job in self.jobs.items()}
 
     @invariant()
     def leases_count_what_is_in_progress(self) -> None:

@@ -55,7 +55,7 @@ async def test_hot_statements_use_their_indexes(sql: Sql, statistics: str) -> No
     if statistics.startswith("of an"):
         await sql.execute("analyze penstock.queued_jobs")
     await fill(sql, 5000)
-    rows = await sql.fetch("select id, attempts, lease from penstock.claim('w1', '{ship}', 100)")
+    rows = await sql.fetch("select id, attempt, lease from penstock.claim('w1', '{ship}', 100)")
     if statistics == "fresh":
         await sql.execute("analyze penstock.queued_jobs")
 
@@ -110,7 +110,7 @@ async def test_a_million_deferred_jobs_do_not_slow_a_claim(sql: Sql) -> None:
     await fill(sql, 1000)
     before = min([await pages() for _ in range(3)])
     await sql.execute(
-        "insert into penstock.queued_jobs (id, name, run_after, created_at, updated_at, attempts, max_attempts, data)"
+        "insert into penstock.queued_jobs (id, name, run_after, created_at, updated_at, attempt, max_attempts, data)"
         " select gen_random_uuid(), 'ship', now() + interval '1 day', now(), now(), 5, 5, '{}' from generate_series(1, 1000000)"
     )
     after = min([await pages() for _ in range(3)])

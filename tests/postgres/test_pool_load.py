@@ -45,7 +45,7 @@ async def test_a_job_behind_another_of_its_key_does_not_lack_a_worker(sql: Sql) 
     assert await load(sql) == (3, True, 2)
     # While it waits for its retry it holds up its key, and no worker would help.
     await claim(sql)
-    await sql.fetch("select penstock.settle($1, $2, $3, '{failed}')", [job["id"]], [job["attempts"]], [job["lease"]])
+    await sql.fetch("select penstock.settle($1, $2, $3, '{failed}')", [job["id"]], [job["attempt"]], [job["lease"]])
     assert (await load(sql))[1:] == (False, 2)
 
 

@@ -14,7 +14,7 @@ REPORT = "select penstock.report_progress(array[$1::uuid], array[$2::bigint], ar
 
 
 async def _claim(sql: Sql) -> Any:
-    return await sql.fetchrow("select id, attempts, lease from penstock.claim('w', array['work'], 1)")
+    return await sql.fetchrow("select id, attempt, lease from penstock.claim('w', array['work'], 1)")
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ async def test_the_progress_of_a_worker_that_lost_the_job_is_not_noted(work: Non
         "select penstock.settle(array[$1::uuid], array[$3::smallint], array[$2::bigint], array['released'])",
         lost["id"],
         lost["lease"],
-        lost["attempts"],
+        lost["attempt"],
     )
     held = await _claim(sql)
     await sql.execute(REPORT, held["id"], held["lease"], "half")
@@ -47,7 +47,7 @@ async def test_the_progress_of_a_worker_that_lost_the_job_is_not_noted(work: Non
 async def test_progress_counts_while_the_answer_to_an_extend_is_under_way(work: None, sql: Sql) -> None:
     held = await _claim(sql)
     extend = "select lease from penstock.extend(array[$1::uuid], array[$3::smallint], array[$2::bigint])"
-    extended = await sql.fetchval(extend, held["id"], held["lease"], held["attempts"])
+    extended = await sql.fetchval(extend, held["id"], held["lease"], held["attempt"])
     assert extended != held["lease"]
     await sql.execute(REPORT, held["id"], held["lease"], "half")
     assert await _progress(sql) == "half"

@@ -19,17 +19,17 @@ Sql: TypeAlias = "asyncpg.Connection[Any]"
 
 @pytest.fixture(autouse=True)
 async def ship(sql: Sql) -> None:
-    await sql.execute("select penstock.create_job_type('ship', '{\"attempts\": 3, \"backoff_jitter\": 0}')")
+    await sql.execute("select penstock.create_job_type('ship', '{\"max_attempts\": 3, \"backoff_jitter\": 0}')")
 
 
 async def claim(sql: Sql, limit: int = 10, worker: str = "w1", name: str = "ship") -> list[Any]:
     return list(await sql.fetch("select * from penstock.claim($1, array[$2], $3)", worker, name, limit))
 
 
-async def settle(sql: Sql, job: Any, outcome: str = "succeeded", *, attempts: int | None = None, lease: int | None = None) -> Any:
+async def settle(sql: Sql, job: Any, outcome: str = "succeeded", *, attempt: int | None = None, lease: int | None = None) -> Any:
     rows = await sql.fetch(
         "select * from penstock.settle(array[$1::uuid], array[$2::smallint], array[$3::bigint], array[$4])",
-        job["id"], job["attempts"] if attempts is None else attempts, lease or job["lease"], outcome,
+        job["id"], job["attempt"] if attempt is None else attempt, lease or job["lease"], outcome,
     )  # fmt: skip
     return rows[0]["outcome"] if rows else "succeeded"
 
@@ -44,17 +44,17 @@ async def at(sql: Sql, seconds: float) -> None:
 
 
 async def status(sql: Sql, id: UUID) -> tuple[str, int] | None:
-    row = await sql.fetchrow("select status, attempts from penstock.find_jobs(array[$1::uuid])", id)
-    return None if row is None else (row["status"], row["attempts"])
+    row = await sql.fetchrow("select status, attempt from penstock.find_jobs(array[$1::uuid])", id)
+    return None if row is None else (row["status"], row["attempt"])
 
 
 async def test_a_job_goes_from_the_queue_to_the_archive(sql: Sql) -> None:
     id = await sql.fetchval("select penstock.enqueue('ship', '{\"shipmentId\": \"shp_123\"}')")
     (job,) = await claim(sql)
-    assert (job["id"], json.loads(job["data"]), job["attempts"]) == (id, {"shipmentId": "shp_123"}, 3)
+    assert (job["id"], json.loads(job["data"]), job["attempt"]) == (id, {"shipmentId": "shp_123"}, 1)
     assert await claim(sql) == []
     assert await settle(sql, job) == "succeeded"
-    assert await status(sql, id) == ("succeeded", 3)
+    assert await status(sql, id) == ("succeeded", 1)
     assert await sql.fetchval("select count(*) from penstock.leases") == 0
 
 
@@ -83,7 +83,7 @@ async def test_a_quarantined_job_is_archived_as_failed_with_the_reason(sql: Sql)
     rows = await sql.fetch(
         "select * from penstock.settle(array[$1::uuid], array[$2::smallint], array[$3::bigint], array['quarantined'],"
         " array['{\"type\": \"Quarantined\", \"message\": \"it ended two workers\"}'::jsonb])",
-        id, job["attempts"], job["lease"],
+        id, job["attempt"], job["lease"],
     )  # fmt: skip
     assert [tuple(row) for row in rows] == [(id, "failed")]
     archived = await sql.fetchrow("select status, reason, errors from penstock.archived_jobs where id = $1", id)
@@ -170,23 +170,23 @@ async def test_an_expired_job_never_runs(sql: Sql) -> None:
     id = await sql.fetchval("select penstock.enqueue('ship', p_expires_at => penstock.clock() + interval '5 s')")
     await at(sql, 6)
     assert await claim(sql) == []
-    assert await status(sql, id) == ("expired", 3)
+    assert await status(sql, id) == ("expired", 0)
 
 
 async def test_failures_back_off_and_end_the_job(sql: Sql) -> None:
     await at(sql, 0)
     id = await sql.fetchval("select penstock.enqueue('ship')")
     delays = []
-    for attempt in (3, 2, 1):
+    for attempt in (1, 2, 3):
         (job,) = await claim(sql)
-        assert job["attempts"] == attempt
+        assert job["attempt"] == attempt
         outcome = await settle(sql, job, "failed")
         if outcome == "retried":
             delays.append(await sql.fetchval("select extract(epoch from run_after - penstock.clock()) from penstock.queued_jobs"))
             await sql.execute("select set_config('penstock.clock', (penstock.clock() + interval '1 min')::text, false)")
             await sql.execute("select penstock.promote()")
     assert [float(delay) for delay in delays] == [2.0, 4.0]
-    assert await status(sql, id) == ("failed", 0)
+    assert await status(sql, id) == ("failed", 3)
     errors = json.loads(await sql.fetchval("select errors from penstock.find_jobs(array[$1::uuid])", id))
     assert [error["attempt"] for error in errors] == [1, 2, 3]
 
@@ -195,9 +195,9 @@ async def test_failures_back_off_and_end_the_job(sql: Sql) -> None:
 async def test_a_stale_attempt_is_refused_whatever_it_says(sql: Sql, outcome: str) -> None:
     await sql.execute("select penstock.enqueue('ship')")
     (job,) = await claim(sql)
-    assert await settle(sql, job, outcome, attempts=2) == "stale"
+    assert await settle(sql, job, outcome, attempt=2) == "stale"
     assert await settle(sql, job, outcome, lease=job["lease"] + 1) == "stale"
-    assert await status(sql, job["id"]) == ("in-progress", 3)
+    assert await status(sql, job["id"]) == ("in-progress", 1)
 
 
 async def test_the_lease_ends_and_the_first_worker_can_no_longer_settle(sql: Sql) -> None:
@@ -207,7 +207,7 @@ async def test_the_lease_ends_and_the_first_worker_can_no_longer_settle(sql: Sql
     await at(sql, 301)
     assert await sql.fetchval("select penstock.recover()") == 1
     (again,) = await claim(sql, worker="w2")
-    assert (again["id"], again["attempts"]) == (job["id"], 2)
+    assert (again["id"], again["attempt"]) == (job["id"], 2)
     assert await settle(sql, job) == "stale"
     assert await settle(sql, again) == "succeeded"
 
@@ -219,7 +219,7 @@ async def test_an_extended_lease_does_not_end(sql: Sql) -> None:
     jobs = await claim(sql)
     await at(sql, 200)
     (extended,) = await sql.fetch(
-        "select * from penstock.extend(array[$1::uuid], array[3::smallint], array[$2::bigint])", jobs[0]["id"], jobs[0]["lease"]
+        "select * from penstock.extend(array[$1::uuid], array[1::smallint], array[$2::bigint])", jobs[0]["id"], jobs[0]["lease"]
     )
     await at(sql, 301)
     assert await sql.fetchval("select penstock.recover()") == 1
@@ -255,7 +255,7 @@ async def test_an_at_most_once_job_is_never_started_twice(sql: Sql) -> None:
     await at(sql, 301)
     await sql.execute("select penstock.recover()")
     assert await claim(sql, name="charge") == []
-    assert await status(sql, id) == ("failed", 0)
+    assert await status(sql, id) == ("failed", 1)
 
 
 async def test_concurrency_is_exact_over_connections(sql: Sql, url: str) -> None:
@@ -314,7 +314,7 @@ async def test_cancel_pause_and_replay(sql: Sql) -> None:
     queued = await sql.fetchval("select penstock.enqueue('ship')")
     assert await sql.fetchval("select penstock.cancel($1)", queued) == "cancelled"
     assert await sql.fetchval("select penstock.cancel($1)", queued) == "cancelled"
-    assert await status(sql, queued) == ("cancelled", 3)
+    assert await status(sql, queued) == ("cancelled", 0)
     copy = await sql.fetchval("select penstock.replay($1)", queued)
     await sql.execute("select penstock.pause('ship')")
     assert await claim(sql) == []
@@ -331,7 +331,7 @@ async def test_a_released_job_keeps_its_attempt_and_its_place(sql: Sql) -> None:
     (job,) = await claim(sql, 1)
     assert await settle(sql, job, "released") == "released"
     (again,) = await claim(sql, 1)
-    assert (again["id"], again["attempts"]) == (first, 3)
+    assert (again["id"], again["attempt"]) == (first, 1)
     assert await settle(sql, job) == "stale"
 
 

@@ -21,7 +21,7 @@ async def claim(sql: Sql, limit: int = 10, worker: str = "w1", names: tuple[str,
 
 
 def arguments(jobs: list[Any]) -> tuple[list[UUID], list[int], list[int]]:
-    return [job["id"] for job in jobs], [job["attempts"] for job in jobs], [job["lease"] for job in jobs]
+    return [job["id"] for job in jobs], [job["attempt"] for job in jobs], [job["lease"] for job in jobs]
 
 
 @pytest.fixture
@@ -62,7 +62,7 @@ async def test_a_lease_that_two_close_at_once_is_gone(sql: Sql, other: Sql, url:
 
 
 async def test_one_job_given_twice_counts_once(sql: Sql) -> None:
-    await sql.execute("select penstock.create_job_type('ship', '{\"attempts\": 3}')")
+    await sql.execute("select penstock.create_job_type('ship', '{\"max_attempts\": 3}')")
     await sql.execute("select penstock.enqueue('ship') from generate_series(1, 3)")
     jobs = await claim(sql)
     await sql.fetch(SETTLE, *arguments([jobs[0], jobs[0]]), ["failed", "failed"])
@@ -80,8 +80,8 @@ async def test_an_extend_can_be_repeated_and_its_lease_is_known(sql: Sql) -> Non
     (again,) = await sql.fetch(EXTEND, *arguments([job]))
     assert again["lease"] > lost["lease"]
     (third,) = await sql.fetch(EXTEND, *arguments([job]))
-    assert await sql.fetch(EXTEND, [job["id"]], [job["attempts"]], [lost["lease"] - 1000]) == []
-    assert await sql.fetch(SETTLE, [job["id"]], [job["attempts"]], [third["lease"]], None) == []
+    assert await sql.fetch(EXTEND, [job["id"]], [job["attempt"]], [lost["lease"] - 1000]) == []
+    assert await sql.fetch(SETTLE, [job["id"]], [job["attempt"]], [third["lease"]], None) == []
     assert await sql.fetchval("select count(*) from penstock.leases") == 0
 
 

@@ -63,7 +63,7 @@ async def test_unsubscribe_ends_it_and_what_waits_can_still_be_worked(app: Penst
     assert not await memos.unsubscribe("bob")
     assert (await memos.publish(2)).receivers == 0
     assert await sql_topics.tend(await app.database()) == (0, 0)
-    receipt = (await sql.fetch("select id, attempts, lease from penstock.claim('w', '{memos_bob}', 10)"))[0]
+    receipt = (await sql.fetch("select id, attempt, lease from penstock.claim('w', '{memos_bob}', 10)"))[0]
     await sql.execute("select penstock.settle(array[$1::uuid], array[$2::smallint], array[$3::bigint])", *receipt)
     await sql.execute("update penstock.ended_queues set look_at = now()")
     assert await sql_topics.tend(await app.database()) == (0, 1)
@@ -299,7 +299,7 @@ async def test_who_waits_gets_every_outcome_and_partial_ones_at_the_time_limit(a
     async def good(job: Job[int]) -> str:
         return f"got {job.data}"
 
-    @memos.subscriber("bad", attempts=1)
+    @memos.subscriber("bad", max_attempts=1)
     async def bad(job: Job[int]) -> None:
         raise ValueError("no")
 
@@ -365,7 +365,7 @@ async def test_messages_are_pruned_when_nothing_refers_to_them(app: Penstock, sq
     await memos.subscribe("bob")
     for n in range(4):
         await memos.publish(n)
-    rows = await sql.fetch("select id, attempts, lease from penstock.claim('w', '{memos_bob}', 2)")
+    rows = await sql.fetch("select id, attempt, lease from penstock.claim('w', '{memos_bob}', 2)")
     await sql.execute(
         "select penstock.settle($1::uuid[], $2::smallint[], $3::bigint[])", *([row[i] for row in rows] for i in range(3))
     )
@@ -465,7 +465,7 @@ async def test_what_was_handed_out_is_missed_and_what_waits_is_not(sql: asyncpg.
         await sql.execute("select penstock.publish('t', $1::jsonb)", data)
     await sql.execute("select penstock.publish('t', '{\"n\": 1}', p_unique_key => 'u')")
     await sql.execute("select penstock.publish('t', '{\"n\": 1}', p_unique_key => 'u')")
-    for row in await sql.fetch("select id, attempts, lease from penstock.claim('w', array['t_a'], 2)"):
+    for row in await sql.fetch("select id, attempt, lease from penstock.claim('w', array['t_a'], 2)"):
         await sql.execute("select penstock.settle(array[$1::uuid], array[$2::smallint], array[$3::bigint])", *row)
     missed = "select seq from penstock.missed_messages('t', 'a', $1)"
     assert [row["seq"] for row in await sql.fetch(missed, 0)] == [1, 3]

@@ -43,7 +43,7 @@ async def noted(app: Penstock, name: str, outcome: str) -> ScheduleRecord:
 async def test_a_failed_run_is_retried_archived_shown_and_replayed(app: Penstock, sql: Sql) -> None:
     attempts: list[int] = []
 
-    @app.cron("0 4 * * *", name="report", attempts=2, backoff=SOON)
+    @app.cron("0 4 * * *", name="report", max_attempts=2, backoff=SOON)
     async def report(job: Job[Tick]) -> None:
         attempts.append(job.attempt)
         assert (job.data.name, job.data.late < timedelta(hours=1)) == ("report", True)
@@ -146,7 +146,7 @@ async def test_a_slot_has_one_run_whatever_happens_to_its_row_and_the_clock(app:
 
 
 async def test_what_became_of_a_run_outlives_the_archive(app: Penstock, sql: Sql) -> None:
-    @app.timer(every=timedelta(hours=1), name="sweep", attempts=1)
+    @app.timer(every=timedelta(hours=1), name="sweep", max_attempts=1)
     async def sweep() -> None:
         raise ValueError("dust")
 
@@ -205,7 +205,7 @@ def test_what_cannot_be_a_schedule_is_refused() -> None:
     with pytest.raises(InvalidInput, match="cannot have both as_job and per_worker"):
         app.cron("* * * * *", name="a", as_job=True, per_worker=True)(lambda: None)
     with pytest.raises(InvalidInput, match="runs in place and cannot have options of jobs"):
-        app.cron("* * * * *", name="a", as_job=False, attempts=3)(lambda: None)
+        app.cron("* * * * *", name="a", as_job=False, max_attempts=3)(lambda: None)
     with pytest.raises(InvalidInput, match="cannot take other besides tick"):
         app.cron("* * * * *", name="a")(lambda tick, other: None)
 

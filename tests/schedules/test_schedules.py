@@ -113,7 +113,7 @@ async def test_a_failing_handler_does_not_stop_its_schedule(url: str, as_job: bo
     app = Penstock(url)
     calls: list[None] = []
 
-    @app.timer(every=timedelta(milliseconds=20), as_job=as_job, **({"attempts": 1} if as_job else {}))
+    @app.timer(every=timedelta(milliseconds=20), as_job=as_job, **({"max_attempts": 1} if as_job else {}))
     async def sweep() -> None:
         calls.append(None)
         raise ValueError("always")

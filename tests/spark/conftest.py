@@ -94,18 +94,18 @@ def archive(ask: Callable[..., list[Any]]) -> Callable[..., None]:
     """Run jobs to their end: so many of a type, with a status."""
 
     def archive(jobs: int, name: str = "t", status: str = "succeeded", key: str | None = None) -> None:
-        ask("select count(*) from penstock.declare_job_type($1, '{\"attempts\": 1}')", name)
+        ask("select count(*) from penstock.declare_job_type($1, '{\"max_attempts\": 1}')", name)
         ask(
             "select count(*) from penstock.enqueue_many("
             "$1, array(select jsonb_build_object('n', n) from generate_series(1, $2::integer) n),"
             " p_keys => case when $3::text is not null then array_fill($3::text, array[$2::integer]) end)",
             name, jobs, key,
         )  # fmt: skip
-        rows = ask("select id, attempts, lease from penstock.claim('w', array[$1], $2)", name, jobs)
+        rows = ask("select id, attempt, lease from penstock.claim('w', array[$1], $2)", name, jobs)
         ask(
             "select * from penstock.settle($1, $2::smallint[], $3::bigint[], array_fill($4::text, array[$5::integer]),"
             " case when $4 <> 'succeeded' then array_fill($6::jsonb, array[$5::integer]) end)",
-            [row["id"] for row in rows], [row["attempts"] for row in rows], [row["lease"] for row in rows], status, jobs,
+            [row["id"] for row in rows], [row["attempt"] for row in rows], [row["lease"] for row in rows], status, jobs,
             '{"type": "ValueError", "message": "no 17 in /a/b"}',
         )  # fmt: skip
 

@@ -5,6 +5,6 @@ from penstock import Job, Penstock
 app = Penstock()
 
 
-@app.job("count", attempts=3)
+@app.job("count", max_attempts=3)
 async def count(job: Job[int]) -> None:
     """Succeeds."""

@@ -37,11 +37,11 @@ def lake(tmp_path: Path) -> Lake:
 def history(ask: Ask, jobs: int = 2000) -> None:
     """Finished jobs with known times, over some minutes and types, straight into the archive."""
     ask(
-        "insert into penstock.archived_jobs (id, finished_at, created_at, run_after, started_at, status, attempts, attempts_used,"
+        "insert into penstock.archived_jobs (id, finished_at, created_at, run_after, started_at, status, attempt, max_attempts,"
         " priority, name, worker, key, data, errors)"
         " select gen_random_uuid(), base + make_interval(secs => n * 0.2 + run), base + make_interval(secs => n * 0.2 - delay),"
         " base + make_interval(secs => n * 0.2 - delay), base + make_interval(secs => n * 0.2),"
-        " (case when n % 10 = 0 then 'failed' else 'succeeded' end)::penstock.archived_job_status, 1, 1 + n % 3, 0,"
+        " (case when n % 10 = 0 then 'failed' else 'succeeded' end)::penstock.archived_job_status, 1 + n % 3, 5, 0,"
         " case when n % 4 = 0 then 'mail' else 'ship/ment' end, 'w' || n % 2, 'key-' || n % 7, '{}',"
         " case when n % 3 > 0 or n % 10 = 0 then jsonb_build_array(jsonb_build_object('type', 'ValueError', 'message',"
         "   'flight ' || n || ' of ''AA'' failed', 'attempt', 1, 'worker', 'w1', 'started_at', base, 'failed_at', base)) end"
@@ -58,7 +58,7 @@ def test_the_rollups_are_what_sql_says(spark: SparkSession, url: str, ask: Ask, 
     assert (ran.batches, ran.jobs) == (2, 2000)
     expected = ask(
         "select name, date_trunc('minute', finished_at) as minute, count(*) filter (where status = 'succeeded') as succeeded,"
-        " count(*) filter (where status = 'failed') as failed, sum(attempts_used - 1)::bigint as retries,"
+        " count(*) filter (where status = 'failed') as failed, sum(attempt - 1)::bigint as retries,"
         " round(sum(extract(epoch from started_at - run_after))::numeric, 3) as delay_s,"
         " round(sum(extract(epoch from finished_at - started_at))::numeric, 3) as run_s"
         " from penstock.archived_jobs group by 1, 2 order by 1, 2"
@@ -161,9 +161,9 @@ def test_prune_drops_only_what_the_lake_has_and_the_lake_still_finds_it(
 ) -> None:
     ask("select penstock.ensure_archive('2025-03-03T12:00:00Z')")
     insert = (
-        "insert into penstock.archived_jobs (id, finished_at, created_at, run_after, status, attempts, attempts_used, priority,"
+        "insert into penstock.archived_jobs (id, finished_at, created_at, run_after, status, attempt, max_attempts, priority,"
         " name, data) values (gen_random_uuid(), '2025-03-03T12:00:00Z', '2025-03-03T11:00:00Z', '2025-03-03T11:00:00Z',"
-        " 'failed', 0, 1, 0, 't', '{\"n\": 1}') returning id"
+        " 'failed', 1, 1, 0, 't', '{\"n\": 1}') returning id"
     )
     (job,) = ask(insert)
     Pipeline(spark, url, lake).run()

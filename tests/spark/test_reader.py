@@ -88,9 +88,9 @@ def test_days_that_are_pruned_under_a_query_that_fell_behind_fail_it(url: str, a
     def archive_old(day: str) -> None:
         ask("select penstock.ensure_archive($1::text::timestamptz)", day)
         ask(
-            "insert into penstock.archived_jobs (id, finished_at, created_at, run_after, status, attempts, attempts_used,"
+            "insert into penstock.archived_jobs (id, finished_at, created_at, run_after, status, attempt, max_attempts,"
             " priority, name, data)"
-            " values (gen_random_uuid(), $1::text::timestamptz, now(), now(), 'failed', 0, 1, 0, 't', '1')",
+            " values (gen_random_uuid(), $1::text::timestamptz, now(), now(), 'failed', 1, 1, 0, 't', '1')",
             day,
         )
 
@@ -119,8 +119,8 @@ def test_a_job_of_a_topic_has_the_payload_of_its_message(url: str, ask: Any) -> 
     assert [text for part in queued.partitions() for batch in queued.read(part) for text in batch["data"].to_pylist()] == [
         '{"text": "go home"}'
     ]
-    (job,) = ask("select id, attempts, lease from penstock.claim('w', '{memos_bob}', 10)")
-    ask("select * from penstock.settle($1, $2, $3, '{succeeded}')", [job["id"]], [job["attempts"]], [job["lease"]])
+    (job,) = ask("select id, attempt, lease from penstock.claim('w', '{memos_bob}', 10)")
+    ask("select * from penstock.settle($1, $2, $3, '{succeeded}')", [job["id"]], [job["attempt"]], [job["lease"]])
     done = JobReader(JobReadOptions.parse({"url": url}), ["data", "name"])
     found = [row for part in done.partitions() for batch in done.read(part) for row in batch.to_pylist()]
     assert found == [{"data": '{"text": "go home"}', "name": "memos_bob"}]

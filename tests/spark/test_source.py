@@ -27,9 +27,9 @@ def test_the_archive_is_read_as_it_is(spark: SparkSession, url: str, ask: Ask, a
     archive(5)
     archive(3, "u", "failed")
     rows = read(spark, url).collect()
-    expected = ask("select id::text, name, status::text, data::text, finished_at, attempts_used from penstock.archived_jobs")
-    assert sorted((r.id, r.name, r.status, r.data, r.attempts_used) for r in rows) == sorted(
-        (e["id"], e["name"], e["status"], e["data"], e["attempts_used"]) for e in expected
+    expected = ask("select id::text, name, status::text, data::text, finished_at, attempt from penstock.archived_jobs")
+    assert sorted((r.id, r.name, r.status, r.data, r.attempt) for r in rows) == sorted(
+        (e["id"], e["name"], e["status"], e["data"], e["attempt"]) for e in expected
     )
     assert {r.finished_at.timestamp() for r in rows} == {e["finished_at"].timestamp() for e in expected}
 
@@ -54,8 +54,8 @@ def test_columns_and_filters_go_to_the_database(
 ) -> None:
     archive(4)
     archive(2, "u'", "failed")
-    frame = read(spark, url, columns="id,name,status,finished_at,attempts", pushdown="true")
-    assert frame.columns == ["id", "name", "status", "finished_at", "attempts"]
+    frame = read(spark, url, columns="id,name,status,finished_at,max_attempts", pushdown="true")
+    assert frame.columns == ["id", "name", "status", "finished_at", "max_attempts"]
     for condition, count in {
         'name = "u\'"': 2,
         "name in ('t', 'x')": 4,
@@ -63,7 +63,7 @@ def test_columns_and_filters_go_to_the_database(
         "finished_at > timestamp'2020-01-01 00:00:00'": 6,
         "finished_at < timestamp'2020-01-01 00:00:00'": 0,
         "id = 'no id'": 0,
-        "attempts < 100000 and name > 's'": 6,
+        "max_attempts < 100000 and name > 's'": 6,
         "name is null or length(name) = 2": 2,
     }.items():
         assert frame.where(condition).count() == count, condition

@@ -36,7 +36,7 @@ async def failing(app: Penstock, url: str, policy: Any, size: int = 1) -> tuple[
 
 
 async def test_skip_goes_on(app: Penstock, url: str) -> None:
-    events, seen, tried = await failing(app, url, OnFailure(attempts=3, then="skip", backoff=AT_ONCE))
+    events, seen, tried = await failing(app, url, OnFailure(max_attempts=3, then="skip", backoff=AT_ONCE))
     async with running_worker(app):
         await eventually(caught_up(events, "g"))
     assert seen == [0, 1, 2, 3, 4, 6, 7, 8, 9]
@@ -132,7 +132,7 @@ async def test_fail_is_not_retried(app: Penstock) -> None:
     events = app.stream("events", int, partitions=1)
     calls: list[int] = []
 
-    @events.consumer(group="g", on_failure=OnFailure(attempts=10, then="skip"))
+    @events.consumer(group="g", on_failure=OnFailure(max_attempts=10, then="skip"))
     async def handle(event: Event[int]) -> None:
         calls.append(event.data)
         raise Fail("never")

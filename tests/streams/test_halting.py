@@ -148,7 +148,7 @@ async def test_attempts_come_first_and_a_move_past_the_event_ends_it(app: Pensto
     await events.append_many(range(3))
     tried: list[int] = []
 
-    @events.consumer(group="g", on_failure=OnFailure(attempts=2, then="halt"))
+    @events.consumer(group="g", on_failure=OnFailure(max_attempts=2, then="halt"))
     async def handle(event: Event[int]) -> None:
         tried.append(event.data)
         if event.data == 1:

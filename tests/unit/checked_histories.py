@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from random import Random
 
 from hypothesis import strategies as st
@@ -13,7 +13,11 @@ from checker.jobs import Final, History, Planned, Rules
 from checker.keys import Ended, Placed
 from checker.streams import Committed, Consumed, Handled, Sent
 
-RULES = {"plain": Rules(attempts=3), "once": Rules(at_most_once=True, attempts=1), "limited": Rules(concurrency=2, attempts=3)}
+RULES = {
+    "plain": Rules(max_attempts=3),
+    "once": Rules(at_most_once=True, max_attempts=1),
+    "limited": Rules(concurrency=2, max_attempts=3),
+}
 DEAD_AFTER = 5.0
 HEALED_WITHIN = 15.0
 END = float("inf")
@@ -41,30 +45,30 @@ class JobWorld:
     numbers: itertools.count[int] = field(default_factory=itertools.count)
     workers: list[str] = field(default_factory=lambda: ["w0", "w1", "w2"])
 
-    def say(self, kind: str, id: str, name: str, attempts: int = 0, worker: str = "", outcome: str = "") -> None:
+    def say(self, kind: str, id: str, name: str, attempt: int = 0, worker: str = "", outcome: str = "") -> None:
         self.now += self.chance.uniform(0.01, 0.5)
-        self.events.append(Event(kind, id, name, self.now, attempts, worker, outcome, f"payload of {id}"))
+        self.events.append(Event(kind, id, name, self.now, attempt, worker, outcome, f"payload of {id}"))
 
-    def archive(self, id: str, name: str, status: str, attempts: int, worker: str = "") -> None:
+    def archive(self, id: str, name: str, status: str, attempt: int, worker: str = "") -> None:
         self.now += self.chance.uniform(0.001, 0.2)
-        self.final.append(Final(id, name, status, attempts, True, self.now, worker, value=f"payload of {id}"))
+        self.final.append(Final(id, name, status, attempt, True, self.now, worker, value=f"payload of {id}"))
 
     def enqueue(self) -> None:
         id, name = f"j{next(self.numbers)}", self.chance.choice(list(RULES))
         if self.chance.random() < 0.2:
             self.planned[id] = Planned(expires_at=self.now + 1.0)
-        self.queued[id] = (name, RULES[name].attempts)
+        self.queued[id] = (name, 1)
         self.say("enqueued", id, name)
 
     def start(self) -> None:
-        for id, (name, attempts) in self.chance.sample(sorted(self.queued.items()), len(self.queued)):
+        for id, (name, attempt) in self.chance.sample(sorted(self.queued.items()), len(self.queued)):
             busy = sum(kind == name for kind, _, _ in self.running.values())
             alive = [worker for worker in self.workers if worker not in self.stopped]
             if busy < (RULES[name].concurrency or 100) and alive:
                 worker = self.chance.choice(alive)
                 del self.queued[id]
-                self.running[id] = (name, attempts, worker)
-                self.say("started", id, name, attempts, worker)
+                self.running[id] = (name, attempt, worker)
+                self.say("started", id, name, attempt, worker)
                 return
 
     def end(self) -> None:
@@ -72,33 +76,33 @@ class JobWorld:
         if not alive:
             return
         id = self.chance.choice(alive)
-        name, attempts, worker = self.running.pop(id)
+        name, attempt, worker = self.running.pop(id)
         failed = self.chance.random() < 0.4
-        self.say("ended", id, name, attempts, worker, "failed" if failed else "succeeded")
+        self.say("ended", id, name, attempt, worker, "failed" if failed else "succeeded")
         if not failed:
-            self.archive(id, name, "succeeded", attempts, worker)
+            self.archive(id, name, "succeeded", attempt, worker)
         else:
-            self.back(id, name, attempts, worker)
+            self.back(id, name, attempt, worker)
 
-    def back(self, id: str, name: str, attempts: int, worker: str) -> None:
-        if attempts > 1 and not RULES[name].at_most_once:
-            self.queued[id] = (name, attempts - 1)
+    def back(self, id: str, name: str, attempt: int, worker: str) -> None:
+        if attempt < RULES[name].max_attempts and not RULES[name].at_most_once:
+            self.queued[id] = (name, attempt + 1)
         else:
-            self.archive(id, name, "failed", attempts - 1, worker)
+            self.archive(id, name, "failed", attempt, worker)
 
     def cancel(self) -> None:
         if self.queued:
             id = self.chance.choice(sorted(self.queued))
-            name, attempts = self.queued.pop(id)
+            name, attempt = self.queued.pop(id)
             self.say("cancelling", id, name)
-            self.archive(id, name, "cancelled", attempts)
+            self.archive(id, name, "cancelled", attempt - 1)
             self.say("cancelled", id, name)
 
     def expire(self) -> None:
         for id in sorted(self.queued):
             if id in self.planned and self.planned[id].expires_at < self.now:
-                name, attempts = self.queued.pop(id)
-                self.archive(id, name, "expired", attempts)
+                name, attempt = self.queued.pop(id)
+                self.archive(id, name, "expired", attempt - 1)
                 return
 
     def lose(self) -> None:
@@ -109,9 +113,9 @@ class JobWorld:
         held = {id: run for id, run in self.running.items() if run[2] == worker}
         killed = self.chance.random() < 0.5
         self.now += DEAD_AFTER
-        for id, (name, attempts, _) in held.items():
+        for id, (name, attempt, _) in held.items():
             del self.running[id]
-            self.back(id, name, attempts, worker)
+            self.back(id, name, attempt, worker)
         if killed:
             self.gone.append(Gone(worker, at))
             self.workers[self.workers.index(worker)] = f"v{next(self.numbers)}"
@@ -119,8 +123,8 @@ class JobWorld:
         self.now += 0.5
         self.gone.append(Gone(worker, at, self.now))
         back = self.now
-        for id, (name, attempts, _) in held.items():
-            self.events.append(Event("ended", id, name, back + 0.2, attempts, worker, "failed", f"payload of {id}"))
+        for id, (name, attempt, _) in held.items():
+            self.events.append(Event("ended", id, name, back + 0.2, attempt, worker, "failed", f"payload of {id}"))
 
     def history(self, steps: int) -> History:
         """So many steps, and then everything that is left, to its end."""
@@ -130,16 +134,10 @@ class JobWorld:
         while self.queued or self.running:
             self.start()
             self.end()
-        # Here attempts are those that are left; workers are given the number of each.
-        events = sorted((replace(each, attempts=_number(each)) for each in self.events), key=lambda event: event.at)
-        final = [replace(row, attempts=_number(row)) for row in self.final]
+        events = sorted(self.events, key=lambda event: event.at)
         return History(
-            events, final, RULES, self.gone, planned=self.planned, healed_within=1e9 if steps > 60 else HEALED_WITHIN + steps
+            events, self.final, RULES, self.gone, planned=self.planned, healed_within=1e9 if steps > 60 else HEALED_WITHIN + steps
         )
-
-
-def _number(of: Event | Final) -> int:
-    return RULES[of.name].attempts - of.attempts + 1
 
 
 @dataclass(frozen=True)
@@ -167,22 +165,22 @@ def keys_in_order(chance: Random, keys: int, jobs: int) -> KeyHistory:
                 transaction, place = transaction + 1, 0
             place += 1
             placed[name] = Placed(transaction, place, transaction * 1e-3, transaction * 1e-3 + 0.5e-3)
-            for attempts in (3, 2, 1):
+            for attempt in (1, 2, 3):
                 now += chance.uniform(0.01, 0.3)
-                events.append(Event("started", name, name, now, attempts, worker))
+                events.append(Event("started", name, name, now, attempt, worker))
                 fate = chance.choices(["succeeded", "failed", "lost"], [8, 1, 1])[0]
                 now += chance.uniform(0.01, 0.3)
                 if fate == "lost":
                     back = chance.choice([float("inf"), now + 6.0])
                     gone.append(Gone(worker, now, back))
                     if back < float("inf"):
-                        events.append(Event("ended", name, name, back + 0.3, attempts, worker, "failed"))
+                        events.append(Event("ended", name, name, back + 0.3, attempt, worker, "failed"))
                     worker = f"{key}w{len(gone)}"
                     now += 5.0
                 else:
-                    events.append(Event("ended", name, name, now, attempts, worker, fate))
-                if fate == "succeeded" or attempts == 1:
-                    ended[name] = Ended("succeeded" if fate == "succeeded" else "failed", attempts, now)
+                    events.append(Event("ended", name, name, now, attempt, worker, fate))
+                if fate == "succeeded" or attempt == 3:
+                    ended[name] = Ended("succeeded" if fate == "succeeded" else "failed", attempt, now)
                     break
     return KeyHistory(sorted(events, key=lambda event: event.at), placed, ended, gone)
 

@@ -24,8 +24,8 @@ def history_of(*events: Event, final: list[Final], gone: tuple[Gone, ...] = ()) 
     return History(events, final, RULES, gone)
 
 
-def ran(id: str, begin: float, end: float, attempts: int = 3, worker: str = "w", outcome: str = "succeeded") -> list[Event]:
-    return [Event("started", id, "plain", begin, attempts, worker), Event("ended", id, "plain", end, attempts, worker, outcome)]
+def ran(id: str, begin: float, end: float, attempt: int = 3, worker: str = "w", outcome: str = "succeeded") -> list[Event]:
+    return [Event("started", id, "plain", begin, attempt, worker), Event("ended", id, "plain", end, attempt, worker, outcome)]
 
 
 def test_a_worker_that_was_stopped_for_a_moment_and_settled_lost_nothing() -> None:
@@ -37,7 +37,7 @@ def test_the_run_of_a_worker_that_was_stopped_for_long_ended_for_the_limit() -> 
     events = [
         replace(event, name="limited") for n in range(2) for event in ran(f"a{n}", 1, 20.2, worker="lost", outcome="failed")
     ]
-    events += [replace(event, name="limited") for n in range(2) for event in ran(f"a{n}", 8, 9, attempts=2)]
+    events += [replace(event, name="limited") for n in range(2) for event in ran(f"a{n}", 8, 9, attempt=2)]
     final = [Final(f"a{n}", "limited", "succeeded", 2, True, 9.1) for n in range(2)]
     assert check_jobs(history_of(*events, final=final, gone=(Gone("lost", 2.0, 20.0),))) == []
     violations = check_jobs(history_of(*events, final=final))
@@ -47,11 +47,11 @@ def test_the_run_of_a_worker_that_was_stopped_for_long_ended_for_the_limit() -> 
 
 def test_a_failure_whose_worker_was_gone_before_it_could_say_so_uses_up_no_attempt() -> None:
     """The worker `w` is killed after the handler has failed, and before its result is written."""
-    failing = [ran("a", 2 * n, 2 * n + 1, attempts=n, outcome="failed") for n in range(1, RULES["plain"].attempts + 1)]
+    failing = [ran("a", 2 * n, 2 * n + 1, attempt=n, outcome="failed") for n in range(1, RULES["plain"].max_attempts + 1)]
     lost = [replace(event, worker="killed") for event in failing.pop()]
-    last = ran("a", 30, 31, attempts=RULES["plain"].attempts + 1)
+    last = ran("a", 30, 31, attempt=RULES["plain"].max_attempts + 1)
     events = [event for run in [*failing, lost, last] for event in run]
-    final = [Final("a", "plain", "succeeded", RULES["plain"].attempts + 1, True, 31.1, "w")]
+    final = [Final("a", "plain", "succeeded", RULES["plain"].max_attempts + 1, True, 31.1, "w")]
     killed = Gone("killed", lost[-1].at + 0.2)
     assert check_jobs(history_of(*events, final=final, gone=(killed,))) == []
     assert_rejected(check_jobs(history_of(*events, final=final)), "P2")
@@ -108,12 +108,12 @@ def once_is_started_twice(history: History, chance: Random) -> History | None:
     if found is None:
         return None
     _, start, end = found
-    return added(history, replace(start, at=end.at + 20, attempts=0), replace(end, at=end.at + 21, attempts=0))
+    return added(history, replace(start, at=end.at + 20, attempt=0), replace(end, at=end.at + 21, attempt=0))
 
 
 def result_is_of_another_attempt(history: History, chance: Random) -> History | None:
     found = a_success(history, chance)
-    return found and changed(history, found[0], attempts=found[0].attempts + 7)
+    return found and changed(history, found[0], attempt=found[0].attempt + 7)
 
 
 def settled_before_the_end(history: History, chance: Random) -> History | None:
@@ -132,7 +132,7 @@ def stale_result_counts(history: History, chance: Random) -> History | None:
     if found is None:
         return None
     row, start, end = found
-    taken = replace(start, at=(start.at + end.at) / 2, attempts=start.attempts - 1, worker="other")
+    taken = replace(start, at=(start.at + end.at) / 2, attempt=start.attempt + 1, worker="other")
     lost = Gone(start.worker, start.at + 1e-6, taken.at + 1e-6)
     return replace(changed(added(history, taken), row, at=end.at + 1.0), gone=[*history.gone, lost])
 
@@ -143,8 +143,8 @@ def two_live_workers_run_it(history: History, chance: Random) -> History | None:
         return None
     _, start, end = found
     at = (start.at + end.at) / 2
-    other = replace(start, at=at, attempts=start.attempts + 1, worker="other")
-    return added(history, other, replace(end, at=at + 1e-6, attempts=other.attempts, worker="other", outcome="failed"))
+    other = replace(start, at=at, attempt=start.attempt + 1, worker="other")
+    return added(history, other, replace(end, at=at + 1e-6, attempt=other.attempt, worker="other", outcome="failed"))
 
 
 def attempt_number_is_given_twice(history: History, chance: Random) -> History | None:
@@ -157,11 +157,11 @@ def runs_again_after_success(history: History, chance: Random) -> History | None
     if found is None:
         return None
     row, start, end = found
-    again = [replace(start, at=end.at + 2, attempts=start.attempts - 1, worker="v")]
-    again += [replace(end, at=end.at + 3, attempts=start.attempts - 1, worker="v")]
+    again = [replace(start, at=end.at + 2, attempt=start.attempt - 1, worker="v")]
+    again += [replace(end, at=end.at + 3, attempt=start.attempt - 1, worker="v")]
     if any(gone.worker == start.worker for gone in history.gone):
         return None
-    return changed(added(history, *again), row, at=end.at + 3.1, attempts=start.attempts - 1, worker="v")
+    return changed(added(history, *again), row, at=end.at + 3.1, attempt=start.attempt - 1, worker="v")
 
 
 def runs_after_it_was_archived(history: History, chance: Random) -> History | None:
@@ -169,8 +169,8 @@ def runs_after_it_was_archived(history: History, chance: Random) -> History | No
     return row and added(history, Event("started", row.id, row.name, row.at + 1, 9, "w"), ended(row, row.at + 2, 9, "failed"))
 
 
-def ended(row: Final, at: float, attempts: int, outcome: str) -> Event:
-    return Event("ended", row.id, row.name, at, attempts, "w", outcome)
+def ended(row: Final, at: float, attempt: int, outcome: str) -> Event:
+    return Event("ended", row.id, row.name, at, attempt, "w", outcome)
 
 
 def over_the_limit_and_never_ends(history: History, chance: Random) -> History | None:
@@ -190,7 +190,7 @@ def failed_with_attempts_left(history: History, chance: Random) -> History | Non
         ends = [event for event in history.events if event.id == row.id and event.outcome == "failed"]
         if row.name != "once" and row.status == "succeeded" and len(own) == 2 and len(ends) == 1 and own[-1].at > ends[0].at:
             events = [event for event in history.events if event.id != row.id or event.at <= ends[0].at]
-            return replace(changed(history, row, status="failed", attempts=2, at=ends[0].at + 0.1), events=events)
+            return replace(changed(history, row, status="failed", attempt=2, at=ends[0].at + 0.1), events=events)
     return None
 
 

@@ -107,7 +107,7 @@ def key_runs_a_job_again(history: KeyHistory, chance: Random) -> KeyHistory | No
     if not names:
         return None
     start = next(event for event in history.events if event.kind == "started" and event.name == names[0])
-    again = [replace(start, at=1e6, attempts=0), replace(start, kind="ended", at=1e6 + 1, attempts=0, outcome="succeeded")]
+    again = [replace(start, at=1e6, attempt=0), replace(start, kind="ended", at=1e6 + 1, attempt=0, outcome="succeeded")]
     return replace(history, events=[*history.events, *again])
 
 

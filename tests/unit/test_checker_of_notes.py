@@ -11,7 +11,7 @@ from checker.jobs import Final, History, Rules, check_jobs
 from checker.noted import Noted, Taken, check_takes
 from checker.uniques import Asked, check_uniques
 
-RULES = {"plain": Rules(attempts=3), "once": Rules(at_most_once=True, attempts=1)}
+RULES = {"plain": Rules(max_attempts=3), "once": Rules(at_most_once=True, max_attempts=1)}
 DEAD = Noted("dead", 5.0, "w", silent_s=2.1, dead_after_s=2.0)
 
 # A worker that could not reach the database for a while: others had its job, and it stopped when it learned of that.

@@ -101,7 +101,7 @@ async def test_a_result_that_the_database_refuses_fails_its_own_job_alone(app: P
         " create trigger refuse before insert on penstock.archived_jobs for each row execute function refuse()"
     )
 
-    @app.job("result", attempts=1, keep_result=True)
+    @app.job("result", max_attempts=1, keep_result=True)
     async def result(job: Job[str]) -> str:
         return job.data
 

@@ -32,7 +32,7 @@ async def test_a_notification_alone_cancels_nothing(app: Penstock, sql: Sql, kin
             raise
 
     if kind == "jobs":
-        app.job("work", attempts=1)(work)
+        app.job("work", max_attempts=1)(work)
     else:
         pool = app.pool("work", str)
         if kind == "pool":

@@ -55,7 +55,7 @@ async def test_whatever_a_handler_raises_its_job_fails(url: str, plain: bool) ->
         def raise_plain(job: Job[int]) -> None:
             raise ODD[job.data]()
 
-        odd = app.job("odd", attempts=1)(raise_plain if plain else raise_async)
+        odd = app.job("odd", max_attempts=1)(raise_plain if plain else raise_async)
         receipts = await odd.enqueue_many(list(range(len(ODD))))
         async with running_worker(app, at_once=True):
             for receipt in receipts:
@@ -71,7 +71,7 @@ async def test_run_due_jobs_ends_whatever_a_handler_raises(app: Penstock, plain:
     def raise_plain(job: Job[int]) -> None:
         raise ODD[job.data]()
 
-    odd = app.job("odd", attempts=1)(raise_plain if plain else raise_async)
+    odd = app.job("odd", max_attempts=1)(raise_plain if plain else raise_async)
     await odd.enqueue_many(list(range(len(ODD))))
     records = await asyncio.wait_for(run_due_jobs(app), 60)
     assert {record.status for record in records} == {Status.FAILED}
@@ -80,7 +80,7 @@ async def test_run_due_jobs_ends_whatever_a_handler_raises(app: Penstock, plain:
 
 @pytest.mark.parametrize("span", [None, timedelta(seconds=1)])
 async def test_extending_a_job_moves_its_time_limit(app: Penstock, span: timedelta | None) -> None:
-    @app.job("long", attempts=1, visibility_timeout=timedelta(seconds=1))
+    @app.job("long", max_attempts=1, visibility_timeout=timedelta(seconds=1))
     async def long(job: Job[Any]) -> None:
         began = asyncio.get_running_loop().time()
         while asyncio.get_running_loop().time() - began < 2:

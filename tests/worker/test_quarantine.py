@@ -46,7 +46,7 @@ async def write(sql: Sql, name: str, data: str, key: str | None = None, times: s
     seq = "(select coalesce(min(seq), 1000) - 1 from penstock.queued_jobs)" if ready else "null"
     row = await sql.fetchrow(
         "insert into penstock.queued_jobs"
-        " (id, name, seq, run_after, created_at, updated_at, attempts, max_attempts, key, slot, data)"
+        " (id, name, seq, run_after, created_at, updated_at, attempt, max_attempts, key, slot, data)"
         f" values ($1, $2, {seq}, {times}, {times}, now(), 5, 5, $3,"
         f" {slot}, {data}) returning id",
         uuid4(), name, key,
@@ -160,7 +160,7 @@ async def sql_error(sql: Sql, query: str, *args: Any) -> None:
 
 @pytest.mark.parametrize("end", ["expire", "recover"])
 async def test_care_goes_on_past_an_unreadable_job(app: Penstock, sql: Sql, end: str) -> None:
-    await sql.execute("select penstock.create_job_type('plain', '{\"attempts\": 1}')")
+    await sql.execute("select penstock.create_job_type('plain', '{\"max_attempts\": 1}')")
     id = await write(sql, "plain", EXPANDS)
     healthy = await sql.fetchval("select penstock.enqueue('plain')")
     if end == "expire":
@@ -170,7 +170,7 @@ async def test_care_goes_on_past_an_unreadable_job(app: Penstock, sql: Sql, end:
         # A client that does nothing about a payload that it did not get.
         rows = await sql.fetch("select id, data from penstock.claim('w', array['plain'], 10)")
         assert {row["id"]: row["data"] for row in rows} == {id: None, healthy: "{}"}
-        await sql.execute("update penstock.queued_jobs set attempts = 1")
+        await sql.execute("update penstock.queued_jobs set max_attempts = attempt")
         await sql.execute("update penstock.leases set expires_at = now() - interval '1 s'")
         await sql.execute("select penstock.recover()")
     status = "expired" if end == "expire" else "failed"

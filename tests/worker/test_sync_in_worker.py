@@ -28,7 +28,7 @@ print(os.waitstatus_to_exitcode(status))
 
 
 async def test_a_plain_handler_can_enqueue_through_sync(app: Penstock) -> None:
-    @app.job("first", keep_result=True, attempts=1)
+    @app.job("first", keep_result=True, max_attempts=1)
     def first(job: Job[Any]) -> str:
         assert app.sync.counts()
         return str(app.sync.enqueue(second, {}).id)

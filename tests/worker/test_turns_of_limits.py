@@ -101,7 +101,7 @@ async def test_a_worker_that_does_not_come_for_its_place_loses_it(url: str, sql:
         assert [row["name"] for row in await sql.fetch("select * from penstock.wait_for_places('stopped', '{work}')")] == ["work"]
         async with Workers(app):
             await sql.execute(
-                "select penstock.settle($1, $2, $3)", *[[row[name] for row in claimed] for name in ("id", "attempts", "lease")]
+                "select penstock.settle($1, $2, $3)", *[[row[name] for row in claimed] for name in ("id", "attempt", "lease")]
             )
             await eventually(lambda: done == 199, "the others")
     assert await sql.fetchval("select count(*) from penstock.place_waiters where worker = 'stopped'") == 0
@@ -120,7 +120,7 @@ async def test_whoever_waits_longest_is_offered_the_place(app: Penstock, sql: Sq
 
     async def settle() -> None:
         await sql.execute(
-            "select penstock.settle(array_agg(id), array_agg(attempts), array_agg(lease))"
+            "select penstock.settle(array_agg(id), array_agg(attempt), array_agg(lease))"
             " from penstock.queued_jobs where status = 'in-progress'"
         )
 

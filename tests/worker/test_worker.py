@@ -38,7 +38,7 @@ async def test_a_typed_payload_reaches_an_async_handler(app: Penstock) -> None:
         receipt = await ship.enqueue(Shipment(id="shp_123"))
         record = await app.wait(receipt.id)
     assert seen == [Shipment(id="shp_123")]
-    assert (record.status, record.attempts, record.max_attempts) == (Status.SUCCEEDED, 5, 5)
+    assert (record.status, record.attempt, record.max_attempts) == (Status.SUCCEEDED, 1, 5)
     assert record.worker is not None
 
 
@@ -57,7 +57,7 @@ async def test_a_plain_handler_runs_in_a_thread_and_its_result_is_kept(app: Pens
 
 
 async def test_a_failure_is_retried_and_every_error_is_kept(app: Penstock) -> None:
-    @app.job("flaky", attempts=3, backoff=QUICK)
+    @app.job("flaky", max_attempts=3, backoff=QUICK)
     async def flaky(job: Job[Any]) -> None:
         if job.attempt < 3:
             raise ValueError(f"attempt {job.attempt}")
@@ -66,14 +66,14 @@ async def test_a_failure_is_retried_and_every_error_is_kept(app: Penstock) -> No
         record = await app.wait((await flaky.enqueue()).id)
     assert [error["message"] for error in record.errors] == ["attempt 1", "attempt 2"]
     assert all("Traceback" in error["traceback"] and error["worker"] for error in record.errors)
-    assert record.attempts == 1
+    assert (record.attempt, record.max_attempts) == (3, 3)
 
 
 @pytest.mark.parametrize(
-    ("raised", "attempts_used"), [(Fail("never"), 1), (ValueError("again"), 2), (Retry("soon", after=timedelta(0)), 2)]
+    ("raised", "attempt"), [(Fail("never"), 1), (ValueError("again"), 2), (Retry("soon", after=timedelta(0)), 2)]
 )
-async def test_a_job_fails_when_its_attempts_are_used_or_it_says_so(app: Penstock, raised: Exception, attempts_used: int) -> None:
-    @app.job("hopeless", attempts=2, backoff=QUICK)
+async def test_a_job_fails_when_its_attempts_are_used_or_it_says_so(app: Penstock, raised: Exception, attempt: int) -> None:
+    @app.job("hopeless", max_attempts=2, backoff=QUICK)
     async def hopeless(job: Job[Any]) -> None:
         raise raised
 
@@ -81,7 +81,7 @@ async def test_a_job_fails_when_its_attempts_are_used_or_it_says_so(app: Penstoc
         receipt = await hopeless.enqueue()
         with pytest.raises(JobFailed, match="never|again|soon"):
             await app.wait(receipt.id)
-    assert len((await app.find(receipt.id)).errors) == attempts_used
+    assert len((await app.find(receipt.id)).errors) == attempt
 
 
 async def test_an_at_most_once_job_is_not_retried(app: Penstock) -> None:
@@ -114,7 +114,7 @@ async def test_a_payload_that_does_not_fit_fails_for_good(app: Penstock) -> None
 
 @pytest.mark.parametrize("raised", [ValueError("nul \x00, \ud800 and \\u0000"), SystemExit(3)])
 async def test_no_error_is_too_odd_to_be_kept(app: Penstock, raised: BaseException) -> None:
-    @app.job("odd", attempts=1)
+    @app.job("odd", max_attempts=1)
     async def odd(job: Job[Any]) -> None:
         raise raised
 
@@ -128,7 +128,7 @@ async def test_no_error_is_too_odd_to_be_kept(app: Penstock, raised: BaseExcepti
 
 
 async def test_a_result_that_cannot_be_stored_fails_its_own_job_alone(app: Penstock) -> None:
-    @app.job("result", attempts=1, keep_result=True)
+    @app.job("result", max_attempts=1, keep_result=True)
     async def result(job: Job[Any]) -> Any:
         return {"function": result} if job.data else "fine"
 
@@ -162,7 +162,7 @@ async def test_a_running_job_can_be_cancelled(app: Penstock) -> None:
 
 
 async def test_a_handler_over_its_time_limit_is_stopped(app: Penstock) -> None:
-    @app.job("stuck", attempts=1, time_limit=timedelta(milliseconds=200))
+    @app.job("stuck", max_attempts=1, time_limit=timedelta(milliseconds=200))
     async def stuck(job: Job[Any]) -> None:
         await asyncio.sleep(600)
 
@@ -214,7 +214,7 @@ async def test_shutdown_hands_back_what_did_not_finish(url: str) -> None:
         await asyncio.wait_for(task, 30)
         for receipt in receipts:
             record = await app.find(receipt.id)
-            assert (record.status, record.attempts) == (Status.QUEUED, 5)
+            assert (record.status, record.attempt) == (Status.QUEUED, 1)
         assert await (await app.database()).fetchval("select count(*) from penstock.workers") == 0
 
 
@@ -227,7 +227,7 @@ async def test_what_a_worker_claims_after_it_was_taken_for_dead_is_handed_back(u
         @app.job("long")
         async def long(job: Job[Any]) -> None:
             ran_by.append(worker.id)
-            attempts.append(job.attempts)
+            attempts.append(job.attempt)
             await go_on.wait()
 
         database = await app.database()
@@ -311,7 +311,7 @@ async def test_run_due_jobs_ends_a_handler_at_its_time_limit_as_a_worker_does(ap
         never.wait(60)
 
     handler = endless_in_a_thread if plain else endless
-    slow = app.job("slow", attempts=1, time_limit=timedelta(milliseconds=200))(handler)
+    slow = app.job("slow", max_attempts=1, time_limit=timedelta(milliseconds=200))(handler)
     await slow.enqueue({})
     try:
         (record,) = await run_due_jobs(app)
@@ -370,8 +370,8 @@ async def test_concurrency_and_rate_limits_hold_over_workers(url: str) -> None:
 
 
 def test_options_name_what_the_database_has() -> None:
-    assert Options().as_json()["attempts"] == 5
-    assert Options(delivery="at_most_once").as_json()["attempts"] == 1  # type: ignore[arg-type]
+    assert Options().as_json()["max_attempts"] == 5
+    assert Options(delivery="at_most_once").as_json()["max_attempts"] == 1  # type: ignore[arg-type]
 
 
 PROCESS_APP = """
@@ -380,11 +380,11 @@ from datetime import timedelta
 from penstock import Job, Penstock
 app = Penstock()
 
-@app.job("crunch", keep_result=True, executor="process", attempts=1)
+@app.job("crunch", keep_result=True, executor="process", max_attempts=1)
 def crunch(job: Job[int]) -> list[int]:
     return [job.data ** 2, os.getpid()]
 
-@app.job("spin", executor="process", attempts=1, time_limit=timedelta(seconds=1))
+@app.job("spin", executor="process", max_attempts=1, time_limit=timedelta(seconds=1))
 def spin(job: Job[int]) -> None:
     while True:
         time.sleep(0.1)

@@ -41,13 +41,13 @@ def list_jobs(
                 job.id,
                 job.name,
                 f"{job.status}: {job.reason}" if job.reason else job.status,
-                job.attempts,
+                f"{job.attempt}/{job.max_attempts}",
                 job.key,
                 at,
                 error and str(error)[:60],
             )
         )
-    print_table(["id", "type", "status", "attempts left", "key", "at", "last error"], rows, empty="no such jobs")
+    print_table(["id", "type", "status", "attempt", "key", "at", "last error"], rows, empty="no such jobs")
 
 
 @app.command()
@@ -66,7 +66,7 @@ def show(id: Id, as_json: AsJson = False) -> None:
         ("id", job.id), ("type", job.name), ("status", job.status), ("waits", why and str(why)),
         ("reason", job.reason), ("key", job.key),
         ("unique key", job.unique),
-        ("priority", job.priority), ("attempts left", f"{job.attempts} of {job.max_attempts}"),
+        ("priority", job.priority), ("attempt", f"{job.attempt} of {job.max_attempts}"),
         ("enqueued", job.created_at), ("run after", job.run_after), ("expires", job.expires_at), ("started", job.started_at),
         ("finished", job.finished_at), ("worker", job.worker), ("replay of", job.replay_of),
         ("replayed by", ", ".join(str(replay) for replay in job.replayed_by) or None),

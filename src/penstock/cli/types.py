@@ -40,12 +40,12 @@ def list_types(context: typer.Context, as_json: AsJson = False) -> None:
         print_json([_shown(record) for record in types])
         return
     print_table(
-        ["name", "delivery", "attempts", "concurrency", "visibility timeout", "rate limit", "paused since"],
+        ["name", "delivery", "max attempts", "concurrency", "visibility timeout", "rate limit", "paused since"],
         [
             (
                 t.name,
                 t.delivery_strategy,
-                t.attempts,
+                t.max_attempts,
                 t.concurrency,
                 t.visibility_timeout,
                 f"{t.rate_limit} in {t.rate_period}" if t.rate_limit else None,
@@ -58,7 +58,8 @@ def list_types(context: typer.Context, as_json: AsJson = False) -> None:
 
 
 Option = Annotated[
-    list[str] | None, typer.Option("--set", "-s", metavar="NAME=VALUE", help="attempts=3, concurrency=10, ...; may be repeated.")
+    list[str] | None,
+    typer.Option("--set", "-s", metavar="NAME=VALUE", help="max_attempts=3, concurrency=10, ...; may be repeated."),
 ]
 
 

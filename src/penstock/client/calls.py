@@ -241,7 +241,7 @@ def job_types() -> Call[list[JobTypeRecord]]:
 def create_job_type(name: str, options: dict[str, Any]) -> Call[JobTypeRecord]:
     """Create a type."""
     strategy = options.get("delivery_strategy", "at_least_once")
-    body = {"delivery_strategy": strategy, "attempts": 1 if strategy == "at_most_once" else 5, "concurrency": None}
+    body = {"delivery_strategy": strategy, "max_attempts": 1 if strategy == "at_most_once" else 5, "concurrency": None}
     body |= _outside(options) | {"name": name}
     return Call("POST", "/v1/jobs", reader(JobTypeRecord), body, {"details": "true"}, repeatable=False)
 
@@ -330,7 +330,7 @@ def quoted(name: str) -> str:
 
 
 def _held(job: Claimed) -> dict[str, Any]:
-    return {"id": f"job_{job.id}", "attempt": job.attempts, "lease": job.lease}
+    return {"id": f"job_{job.id}", "attempt": job.attempt, "lease": job.lease}
 
 
 def at(time: datetime | timedelta | None) -> datetime | None:

@@ -25,7 +25,7 @@ def put_job(put: Put, data: str) -> bytes:
         {
             "id": f"job_{put.id}",
             "name": put.name,
-            "attempts": put.attempts,
+            "attempts": put.attempts_left,
             "run_after": put.run_after,
             "expires_at": put.expires_at,
             "created_at": put.created_at,
@@ -39,7 +39,7 @@ def put_job(put: Put, data: str) -> bytes:
 
 def job(record: StoredJob, *, details: bool = False, waits: Why | None = None) -> dict[str, Any]:
     """Rickover's QueuedJob or ArchivedJob. `waits`: why it waits, if it does and its details are wanted."""
-    shape: dict[str, Any] = {"id": job_id(record.id), "name": record.name, "attempts": record.attempts}
+    shape: dict[str, Any] = {"id": job_id(record.id), "name": record.name, "attempts": record.attempts_left}
     if record.status.finished:
         shape |= {
             "status": record.status,
@@ -59,6 +59,7 @@ def job(record: StoredJob, *, details: bool = False, waits: Why | None = None) -
     if details:
         shape |= {
             "run_after": record.run_after,
+            "attempt": record.attempt,
             "max_attempts": record.max_attempts,
             "priority": record.priority,
             "key": record.key,

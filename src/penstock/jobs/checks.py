@@ -22,7 +22,7 @@ def check_options(name: str, options: Options) -> None:
             raise InvalidInput(
                 f"{option} of {name} must be a timedelta, not {value!r}", hint=f"For example: {option}=timedelta(seconds=30)"
             )
-    for option in ("attempts", "concurrency"):
+    for option in ("max_attempts", "concurrency"):
         if (value := getattr(options, option)) is not None:
             check_number(f"{option} of {name}", value, 0 if option == "concurrency" else 1, 2**31 - 1)
     check_rate(f"rate_limit of {name}", options.rate_limit)

@@ -33,7 +33,7 @@ class JobOptions(TypedDict, total=False):
     """Options of a job type, with the same names wherever handlers of jobs are declared: see `Options` for what they mean."""
 
     delivery: Delivery | str
-    attempts: int | None
+    max_attempts: int | None
     concurrency: int | None
     visibility_timeout: timedelta
     time_limit: timedelta | None

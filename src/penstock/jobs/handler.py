@@ -44,7 +44,7 @@ class Job(Generic[T]):
         name: Name of its job type.
         key: Key of the job (a tenant, an account), or None.
         attempt: Number of this attempt, from 1.
-        attempts: Number of attempts that are left, this one included.
+        max_attempts: Number of attempts that the job may have.
         data: Payload.
         created_at: Time of the enqueue, by the database's clock.
     """
@@ -53,7 +53,7 @@ class Job(Generic[T]):
     name: str
     key: str | None
     attempt: int
-    attempts: int
+    max_attempts: int
     data: T
     created_at: datetime
     control: JobControl | None = field(default=None, repr=False, compare=False)

@@ -50,7 +50,7 @@ class Claimed:
 
     id: JobId
     name: str
-    attempts: int
+    attempt: int
     max_attempts: int
     priority: int
     key: str | None
@@ -68,7 +68,7 @@ class ClaimedJobs:
     __pydantic_config__: ClassVar[ConfigDict] = example({
         "jobs": [
             {
-                "id": _ID, "name": "invoice-shipments", "attempts": 3, "max_attempts": 3, "priority": 0, "key": None,
+                "id": _ID, "name": "invoice-shipments", "attempt": 1, "max_attempts": 3, "priority": 0, "key": None,
                 "data": {"shipmentId": "shp_123"}, "created_at": _AT, "run_after": _AT, "lease": 17, "lease_s": 420,
             }
         ]

@@ -22,7 +22,8 @@ class Put:
     admission: Admission
     id: UUID
     name: str | None
-    attempts: int
+    attempt: int
+    max_attempts: int
     run_after: datetime
     expires_at: datetime | None
     created_at: datetime
@@ -30,14 +31,22 @@ class Put:
     status: str
     data: str | None
 
+    @property
+    def attempts_left(self) -> int:
+        """Number of attempts that are left, the present one included, as Rickover counts."""
+        return self.max_attempts - self.attempt + 1
+
 
 @dataclass(frozen=True, slots=True)
 class Callback:
-    """A downstream service's report of an attempt. `outcome` is succeeded, failed or failed-for-good; `detail` is JSON text."""
+    """A downstream service's report of an attempt, which it names by the number of attempts that are left.
+
+    `outcome` is succeeded, failed or failed-for-good; `detail` is JSON text.
+    """
 
     name: str
     id: UUID
-    attempts: int
+    attempts_left: int
     outcome: str
     detail: str | None = None
 
@@ -49,7 +58,7 @@ class StoredJob:
     id: UUID
     name: str
     status: Status
-    attempts: int
+    attempt: int
     max_attempts: int
     priority: int
     key: str | None
@@ -69,6 +78,11 @@ class StoredJob:
     reason: str | None
     replayed_by: list[UUID]
     updated_at: datetime
+
+    @property
+    def attempts_left(self) -> int:
+        """Number of attempts that are left, as Rickover counts: it does not count the last attempt of a job that failed."""
+        return self.max_attempts - self.attempt + (not self.status.finished or self.status is Status.SUCCEEDED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,12 +104,12 @@ async def put_jobs(database: Database, batch: Batch) -> list[Put]:
 
 
 async def settle_attempts(database: Database, callbacks: Sequence[Callback]) -> list[str]:
-    """Settle jobs by attempt number. Returns outcomes in order: succeeded, retried, failed, cancelled, stale or unknown."""
+    """Settle jobs by the attempts left. Returns outcomes in order: succeeded, retried, failed, cancelled, stale or unknown."""
     rows = await database.fetch(
         "select outcome from penstock.settle_attempts($1, $2, $3::smallint[], $4, $5::jsonb[]) order by ordinal",
         [callback.name for callback in callbacks],
         [callback.id for callback in callbacks],
-        [callback.attempts for callback in callbacks],
+        [callback.attempts_left for callback in callbacks],
         [callback.outcome for callback in callbacks],
         [callback.detail for callback in callbacks],
     )
@@ -103,7 +117,7 @@ async def settle_attempts(database: Database, callbacks: Sequence[Callback]) -> 
 
 
 async def leave_to_callback(database: Database, jobs: Sequence[tuple[UUID, int, int]]) -> int:
-    """Leave jobs (id, attempts, lease) to their callbacks. Returns how many still belonged to the caller."""
+    """Leave jobs (id, attempt, lease) to their callbacks. Returns how many still belonged to the caller."""
     ids, attempts, leases = [list(column) for column in zip(*jobs, strict=True)] if jobs else ([], [], [])
     return int(
         await database.fetchval("select penstock.leave_to_callback($1, $2::smallint[], $3::bigint[])", ids, attempts, leases)
@@ -121,11 +135,11 @@ async def stored_jobs(database: Database, ids: Sequence[UUID]) -> dict[UUID, Sto
 
 
 async def attempts_of(database: Database, ids: Sequence[UUID]) -> dict[UUID, tuple[int, int | None]]:
-    """Attempts and lease of the jobs that are not finished."""
+    """Attempt and lease of the jobs that are not finished."""
     found: dict[UUID, tuple[int, int | None]] = {}
     for some in in_parts(ids):
         rows = await database.fetch("select * from penstock.attempts_of($1)", some)
-        found |= {row["id"]: (row["attempts"], row["lease"]) for row in rows}
+        found |= {row["id"]: (row["attempt"], row["lease"]) for row in rows}
     return found
 
 

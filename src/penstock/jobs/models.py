@@ -112,7 +112,7 @@ class Options:
 
     Attributes:
         delivery: `at_least_once` retries a job; `at_most_once` starts it at most once, whatever crashes.
-        attempts: Maximum number of attempts before a job counts as failed; None: 5, or 1 for `at_most_once`.
+        max_attempts: Maximum number of attempts before a job counts as failed; None: 5, or 1 for `at_most_once`.
         concurrency: Maximum number of jobs in flight over all workers; None: no limit, 0: paused.
         visibility_timeout: How long a claimed job belongs to its worker.
         time_limit: How long a handler may run; None: nine tenths of the visibility timeout.
@@ -122,7 +122,7 @@ class Options:
     """
 
     delivery: Delivery = Delivery.AT_LEAST_ONCE
-    attempts: int | None = None
+    max_attempts: int | None = None
     concurrency: int | None = None
     visibility_timeout: timedelta = timedelta(minutes=5)
     time_limit: timedelta | None = None
@@ -135,7 +135,7 @@ class Options:
         once = self.delivery == Delivery.AT_MOST_ONCE
         return {
             "delivery_strategy": str(self.delivery),
-            "attempts": self.attempts if self.attempts is not None else (1 if once else 5),
+            "max_attempts": self.max_attempts if self.max_attempts is not None else (1 if once else 5),
             "concurrency": self.concurrency,
             "visibility_timeout": _interval(self.visibility_timeout),
             "time_limit": _interval(self.time_limit),
@@ -228,7 +228,7 @@ class ClaimedJob(NamedTuple):
 
     id: UUID
     name: str
-    attempts: int
+    attempt: int
     max_attempts: int
     priority: int
     key: str | None
@@ -244,7 +244,7 @@ class Settlement(NamedTuple):
     """The result of one attempt, on its way to the database."""
 
     id: UUID
-    attempts: int
+    attempt: int
     lease: int
     outcome: Outcome
     detail: str | None = None
@@ -256,7 +256,8 @@ class Settlement(NamedTuple):
 class JobRecord:
     """A job with all its stored fields, queued or archived.
 
-    `attempts` counts the attempts that are left. `errors` has one object for each failed attempt, oldest first.
+    `attempt` is the number of the attempt that runs or comes next, from 1; of a finished job, of its last one, 0 when it never
+    started. `errors` has one object for each failed attempt, oldest first.
     `replayed_by` has the ids of the jobs that repeat this one.
     `reason` says why a job ended where its status does not: `quarantined` when no worker can read it or it kills its workers.
     """
@@ -264,7 +265,7 @@ class JobRecord:
     id: JobId
     name: str
     status: Status
-    attempts: int
+    attempt: int
     max_attempts: int
     priority: int
     key: str | None
@@ -335,7 +336,7 @@ class JobTypeRecord:
     """A job type as it is stored."""
 
     __pydantic_config__: ClassVar[ConfigDict] = example({
-        "name": "invoice-shipments", "delivery_strategy": "at_least_once", "attempts": 3, "concurrency": 5, "created_at": _AT,
+        "name": "invoice-shipments", "delivery_strategy": "at_least_once", "max_attempts": 3, "concurrency": 5, "created_at": _AT,
         "visibility_timeout_s": 420, "time_limit_s": 300, "backoff_base_s": 2, "backoff_factor": 2, "backoff_cap_s": 3600,
         "backoff_jitter": 0.1, "rate_limit": None, "rate_period_s": None, "keep_result": False, "paused_at": None,
         "updated_at": _AT,
@@ -343,7 +344,7 @@ class JobTypeRecord:
 
     name: str
     delivery_strategy: Delivery
-    attempts: int
+    max_attempts: int
     concurrency: int | None
     created_at: datetime
     visibility_timeout: Annotated[Seconds, Field(alias="visibility_timeout_s")]
@@ -364,7 +365,7 @@ class JobTypeRecord:
         limit, period = self.rate_limit, self.rate_period
         return Options(
             delivery=self.delivery_strategy,
-            attempts=self.attempts,
+            max_attempts=self.max_attempts,
             concurrency=self.concurrency,
             visibility_timeout=self.visibility_timeout,
             time_limit=self.time_limit,

@@ -205,7 +205,7 @@ async def only_readable(database: Database, claimed: list[ClaimedJob]) -> list[C
     if not unreadable:
         return claimed
     detail = quarantined("its payload is larger than 4 MiB as text")
-    await settle(database, [Settlement(job.id, job.attempts, job.lease, Outcome.QUARANTINED, detail) for job in unreadable])
+    await settle(database, [Settlement(job.id, job.attempt, job.lease, Outcome.QUARANTINED, detail) for job in unreadable])
     return [job for job in claimed if job.data is not None]
 
 
@@ -226,7 +226,7 @@ async def quarantine_unreadable(database: Database, worker: str, names: Sequence
         except Exception as error:
             problem = f"{type(error).__name__}: {error}"
         if problem is not None:
-            given = Settlement(held["id"], held["attempts"], held["lease"], Outcome.QUARANTINED, quarantined(problem))
+            given = Settlement(held["id"], held["attempt"], held["lease"], Outcome.QUARANTINED, quarantined(problem))
             await settle(database, [given])
             done += 1
     return done
@@ -281,7 +281,7 @@ async def settle(database: Database, settlements: Sequence[Settlement]) -> dict[
     rows = await database.fetch(
         "select * from penstock.settle($1, $2::smallint[], $3::bigint[], $4, $5::jsonb[], $6)",
         [s.id for s in settlements],
-        [s.attempts for s in settlements],
+        [s.attempt for s in settlements],
         [s.lease for s in settlements],
         None if plain else [str(s.outcome) for s in settlements],
         None if plain else [s.detail for s in settlements],
@@ -293,7 +293,7 @@ async def settle(database: Database, settlements: Sequence[Settlement]) -> dict[
 
 async def extend(database: Database, job: ClaimedJob | Settlement, lease: int, duration: timedelta | None) -> int | None:
     """Extend the lease of one job. Returns its new lease, or None when the job no longer belongs to the caller."""
-    return (await extend_many(database, [job.id], [job.attempts], [lease], duration)).get(job.id)
+    return (await extend_many(database, [job.id], [job.attempt], [lease], duration)).get(job.id)
 
 
 async def extend_many(
@@ -454,7 +454,7 @@ def _record(row: Any) -> JobRecord:
         id=row["id"],
         name=row["name"],
         status=Status(row["status"]),
-        attempts=row["attempts"],
+        attempt=row["attempt"],
         max_attempts=row["max_attempts"],
         priority=row["priority"],
         key=row["key"],

@@ -254,4 +254,4 @@ class KeyQueues:
 
 
 def _handed_back(job: ClaimedJob) -> Settlement:
-    return Settlement(job.id, job.attempts, job.lease, Outcome.RELEASED)
+    return Settlement(job.id, job.attempt, job.lease, Outcome.RELEASED)

@@ -37,8 +37,8 @@ log = get_logger("penstock.migrate")
 OLDEST_SERVER = 15
 # Increase PROTOCOL when a function that clients call is added or changed. Set OLDEST_CLIENT to it when one is dropped or changes
 # its meaning, so that older clients cannot continue.
-PROTOCOL = 1
-OLDEST_CLIENT = 1
+PROTOCOL = 2
+OLDEST_CLIENT = 2
 _LOCK = 0x70656E73
 _APPLIED = "select name, checksum, version from penstock.migrations"
 

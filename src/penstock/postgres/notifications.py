@@ -29,7 +29,7 @@ class Kind(StrEnum):
     CANCEL = "cancel"
     """A running job has been cancelled. Subject: the id of the job."""
     SETTLED = "settled"
-    """Callbacks have settled attempts. Subject: `id:attempts` of each, with a space between."""
+    """Callbacks have settled attempts. Subject: `id:attempt` of each, with a space between."""
     SLOTS = "slots"
     """The slots of a member are to change. Subject: the group."""
     MOVED = "moved"

@@ -56,7 +56,7 @@ def attempts(jobs: DataFrame) -> DataFrame:
     )  # fmt: skip
     succeeded = jobs.where("status = 'succeeded'").select(
         "id", "name", "key", "day", "type",
-        F.col("attempts_used").cast("int").alias("number"),
+        F.col("attempt").cast("int").alias("number"),
         F.lit("succeeded").alias("outcome"),
         "worker", "started_at",
         F.col("finished_at").alias("ended_at"),
@@ -71,7 +71,7 @@ def rollups(jobs: DataFrame) -> DataFrame:
     counts = {status: F.count_if(F.col("status") == status) for status in ("succeeded", "failed", "expired", "cancelled")}
     return jobs.groupBy("day", "type", F.col("name"), "minute").agg(
         *(count.alias(status) for status, count in counts.items()),
-        F.sum(F.greatest(F.col("attempts_used") - 1, F.lit(0))).cast("long").alias("retries"),
+        F.sum(F.greatest(F.col("attempt") - 1, F.lit(0))).cast("long").alias("retries"),
         F.coalesce(F.sum("delay_s"), F.lit(0.0)).alias("delay_s"),
         F.coalesce(F.sum("run_s"), F.lit(0.0)).alias("run_s"),
         F.kll_sketch_agg_double("delay_s", SKETCH_K).alias("delay_sketch"),

@@ -308,7 +308,7 @@ class Executor:
                 else:
                     result = await in_thread(self._threads, worked.handler, job)
             detail = dump_json(result, f"the result of {claimed.name}") if worked.keep_result and result is not None else None
-            settlement = Settlement(claimed.id, claimed.attempts, running.lease, Outcome.SUCCEEDED, detail)
+            settlement = Settlement(claimed.id, claimed.attempt, running.lease, Outcome.SUCCEEDED, detail)
         except BaseException as error:
             # A handler that calls sys.exit(), or raises another BaseException, ends its own job, not the worker.
             settlement = settlement_of(running, error)

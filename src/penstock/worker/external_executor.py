@@ -60,7 +60,7 @@ class Pulled:
 
     def settlement(self, outcome: Outcome, detail: str | None = None, after: timedelta | None = None) -> Settlement:
         """The settlement of this attempt."""
-        return Settlement(self.job.id, self.job.attempts, self.lease, outcome, detail, after)
+        return Settlement(self.job.id, self.job.attempt, self.lease, outcome, detail, after)
 
     async def settle(self, outcome: Outcome, detail: str | None, after: timedelta | None = None) -> None:
         """Settle the job, and wait until that is written. Raises `Conflict` when it no longer belongs to this worker."""

@@ -23,28 +23,28 @@ _LONGEST_TRACEBACK = 8_000
 
 def released(running: Running) -> Settlement:
     """The settlement of a job that is released as if it had not been claimed."""
-    return Settlement(running.claimed.id, running.claimed.attempts, running.lease, Outcome.RELEASED)
+    return Settlement(running.claimed.id, running.claimed.attempt, running.lease, Outcome.RELEASED)
 
 
 def stopped(running: Running) -> Settlement:
     """The settlement of an attempt that was stopped, or that must not start."""
     claimed = running.claimed
     if running.reason == "cancelled":
-        return Settlement(claimed.id, claimed.attempts, running.lease, Outcome.CANCELLED)
+        return Settlement(claimed.id, claimed.attempt, running.lease, Outcome.CANCELLED)
     if not running.entered:
         return released(running)
     if running.reason == "time limit":
         detail = {"type": "TimeLimit", "message": "the handler ran longer than its time limit"}
         text = orjson.dumps(detail).decode()
-        return Settlement(claimed.id, claimed.attempts, running.lease, Outcome.FAILED, text, None, claimed.name)
+        return Settlement(claimed.id, claimed.attempt, running.lease, Outcome.FAILED, text, None, claimed.name)
     cause = "was taken for dead" if running.reason == "lost" else "shut down"
     detail = {"type": "Interrupted", "message": f"the worker {cause} before the handler was done"}
     text = orjson.dumps(detail).decode()
     if running.reason == "lost":
         # As recovery does with the jobs of a dead worker: the attempt is used up, so that its number is not given twice.
-        return Settlement(claimed.id, claimed.attempts, running.lease, Outcome.FAILED, text, timedelta(0))
+        return Settlement(claimed.id, claimed.attempt, running.lease, Outcome.FAILED, text, timedelta(0))
     # A release with a detail counts as started; an at_most_once job then fails, since it may start only once.
-    return Settlement(claimed.id, claimed.attempts, running.lease, Outcome.RELEASED, text)
+    return Settlement(claimed.id, claimed.attempt, running.lease, Outcome.RELEASED, text)
 
 
 def settlement_of(running: Running, error: BaseException) -> Settlement | None:
@@ -67,7 +67,7 @@ def _quarantined(running: Running, error: Exception) -> Settlement:
     """The settlement of a job whose payload no attempt can read."""
     claimed = running.claimed
     detail = jobs.quarantined(f"its payload cannot be read: {message_of(error)}")
-    return Settlement(claimed.id, claimed.attempts, running.lease, Outcome.QUARANTINED, detail)
+    return Settlement(claimed.id, claimed.attempt, running.lease, Outcome.QUARANTINED, detail)
 
 
 def _failed(running: Running, error: BaseException) -> Settlement:
@@ -85,7 +85,7 @@ def _failed(running: Running, error: BaseException) -> Settlement:
     final = isinstance(error, (Fail, InvalidInput))
     return Settlement(
         claimed.id,
-        claimed.attempts,
+        claimed.attempt,
         running.lease,
         Outcome.FAILED_FOR_GOOD if final else Outcome.FAILED,
         orjson.dumps(detail).decode(),

@@ -34,8 +34,8 @@ def call_in_process(module: str, qualname: str, claimed: ClaimedJob) -> Any:
         claimed.id,
         claimed.name,
         claimed.key,
-        claimed.max_attempts - claimed.attempts + 1,
-        claimed.attempts,
+        claimed.attempt,
+        claimed.max_attempts,
         data,
         claimed.created_at,
     )

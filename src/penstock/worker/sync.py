@@ -122,9 +122,9 @@ class SyncPulledJob(Generic[T]):
         return self._of.attempt
 
     @property
-    def attempts(self) -> int:
+    def max_attempts(self) -> int:
         """See `PulledJob`."""
-        return self._of.attempts
+        return self._of.max_attempts
 
     @property
     def data(self) -> T:

@@ -71,7 +71,7 @@ class SingleJobs:
         return put
 
     async def record_status(self, principal: Principal, name: str, given_id: str, body: bytes, path: str) -> None:
-        """Settle one attempt by its number: the callback. Raises `ApiError` in Rickover's order of checks."""
+        """Settle one attempt by the number of attempts left: the callback. Raises `ApiError` in Rickover's order of checks."""
         parsed, attempt = bodies.status(body, path)
         id = bodies.job_id(given_id)
         principal.require(name, path)
@@ -98,15 +98,15 @@ class SingleJobs:
             )
 
     async def _only_attempt(self, name: str, id: UUID) -> int:
-        """The number of a job's first attempt while there was no other, else 0.
+        """The number of attempts left to a job while it has its first one, else 0.
 
         Rickover looks at the number of a failure only, and its own example of a service sends 0 with every success. While a job
         has had one attempt there is none that the callback could be confused with.
         """
         job = (await http.stored_jobs(self._database, [id])).get(id)
-        if job is None or job.name != name or job.status is not Status.IN_PROGRESS or job.attempts != job.max_attempts:
+        if job is None or job.name != name or job.status is not Status.IN_PROGRESS or job.attempt != 1:
             return 0
-        return job.attempts
+        return job.attempts_left
 
     async def _put(self, name: str, jobs: list[New]) -> list[Put]:
         self._metrics.batch(len(jobs))

@@ -36,7 +36,7 @@ async def queue(
     user.require(name, path)
     if await http.job_type(service.database, name) is None:
         timeout = service.settings.jobber_visibility_timeout.total_seconds()
-        options = {"visibility_timeout": f"{timeout} seconds", "attempts": _ATTEMPTS}
+        options = {"visibility_timeout": f"{timeout} seconds", "max_attempts": _ATTEMPTS}
         # Another request may make it in between.
         with suppress(Conflict):
             await jobs.create_job_type(service.database, name, options)

@@ -18,7 +18,7 @@ class JobTypeOptions(Model):
     """What can be changed of a job type. Fields left out stay as they are."""
 
     delivery_strategy: Delivery | None = None
-    attempts: Annotated[int, Field(ge=1, le=32_767)] | None = None
+    max_attempts: Annotated[int, Field(ge=1, le=32_767)] | None = None
     concurrency: Annotated[int, Field(ge=0, le=2_147_483_647)] | None = Field(None, description="null: no limit; 0: paused.")
     visibility_timeout_s: Annotated[float, Field(ge=1, le=2_592_000)] | None = None
     time_limit_s: Seconds | None = None
@@ -44,12 +44,12 @@ class NewJobType(BaseModel):
 
     name: str = Field(description='Its name; `"id"` is accepted as well.')
     delivery_strategy: Delivery
-    attempts: int = Field(ge=1, le=32_767)
+    attempts: int = Field(ge=1, le=32_767, description="Most attempts of a job; `max_attempts` is accepted as well.")
     concurrency: int | None = Field(ge=1, le=32_767, description="Most jobs in flight at once, over all workers; null: no limit.")
 
 
 class JobType(BaseModel):
-    """A job type, with the fields that Rickover has."""
+    """A job type, with the fields that Rickover has; it calls `max_attempts` attempts."""
 
     model_config = example(
         {"name": "invoice-shipments", "delivery_strategy": "at_least_once", "attempts": 3, "concurrency": 5, "created_at": AT}
@@ -67,7 +67,7 @@ class JobType(BaseModel):
         return JobType(
             name=record.name,
             delivery_strategy=record.delivery_strategy.value,
-            attempts=record.attempts,
+            attempts=record.max_attempts,
             concurrency=record.concurrency,
             created_at=record.created_at,
         )
@@ -131,7 +131,7 @@ class Status(BaseModel):
     """A callback: what became of an attempt."""
 
     status: Literal["succeeded", "failed"]
-    attempt: int = Field(ge=0, le=32_767, description="The number that came with the job.")
+    attempt: int = Field(ge=0, le=32_767, description="The `attempts` that came with the job: how many are left.")
     retryable: bool = Field(True, description="false: do not try again.")
     result: Any = Field(None, description="Kept when the type keeps results.")
     error: Any = Field(None, description="What went wrong, kept with the attempt: text or an object.")

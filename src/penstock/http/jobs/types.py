@@ -119,7 +119,10 @@ def new_type(given: dict[str, Any], path: str) -> tuple[str, dict[str, Any]]:
     strategy = given.get("delivery_strategy") or ""
     # Without a limit: null, which Rickover does not have.
     unlimited = "concurrency" in given and given["concurrency"] is None
-    attempts, concurrency = (0 if given.get(field) is None else given[field] for field in ("attempts", "concurrency"))
+    # Rickover calls it attempts.
+    if (attempts := given.pop("attempts", None)) is not None:
+        given["max_attempts"] = attempts
+    attempts, concurrency = (0 if given.get(field) is None else given[field] for field in ("max_attempts", "concurrency"))
     if not isinstance(name, str) or not isinstance(strategy, str):
         raise bad_json()
     for number in (attempts, concurrency):

@@ -34,7 +34,7 @@ class PoolOptions(Model):
 
     def limits(self) -> dict[str, Any]:
         """What `penstock.change_pool` takes."""
-        given = self.model_dump(exclude_unset=True, exclude={"slots", "name", "assignor", "attempts", "convert"})
+        given = self.model_dump(exclude_unset=True, exclude={"slots", "name", "assignor", "convert"})
         if "key_rate_period_s" in given:
             period = given.pop("key_rate_period_s")
             given["key_rate_period"] = None if period is None else f"{period:.6f} seconds"
@@ -64,14 +64,15 @@ class PoolJob(BaseModel):
     """The job that was enqueued, or the one that was there."""
 
     model_config = example({
-        "id": "job_282227eb-3c76-4ef7-af7e-25dff933077f", "name": "fibonacci", "key": "acme", "attempts": 5, "run_after": AT,
-        "expires_at": None, "created_at": AT, "updated_at": AT, "status": "queued", "data": 42,
+        "id": "job_282227eb-3c76-4ef7-af7e-25dff933077f", "name": "fibonacci", "key": "acme", "attempt": 1, "max_attempts": 5,
+        "run_after": AT, "expires_at": None, "created_at": AT, "updated_at": AT, "status": "queued", "data": 42,
     })  # fmt: skip
 
     id: str
     name: str
     key: str
-    attempts: int
+    attempt: int
+    max_attempts: int
     run_after: datetime
     expires_at: datetime | None
     created_at: datetime

@@ -130,7 +130,9 @@ async def enqueue(
     key = given.key
     if put.admission is not Admission.QUEUED and (there := (await http.stored_jobs(database, [put.id])).get(put.id)):
         key = there.key or key
-    job = orjson.loads(shapes.put_job(put, "null")) | {"key": key, "data": orjson.Fragment(put.data or data)}
+    job = orjson.loads(shapes.put_job(put, "null"))
+    del job["attempts"]
+    job |= {"key": key, "attempt": put.attempt, "max_attempts": put.max_attempts, "data": orjson.Fragment(put.data or data)}
     return raw_answer(to_json(job), 202, {"penstock-outcome": put.admission})
 
 

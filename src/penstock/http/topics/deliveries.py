@@ -329,9 +329,9 @@ class Deliveries:
             if message is None or not buffers:
                 # The connection is closed; or it is an ordinary job, which is not for a connection.
                 if message is not None:
-                    self._release(job.name, Settlement(job.id, job.attempts, job.lease, Outcome.RELEASED))
+                    self._release(job.name, Settlement(job.id, job.attempt, job.lease, Outcome.RELEASED))
                 else:
-                    self._completer.settle(Settlement(job.id, job.attempts, job.lease, Outcome.FAILED_FOR_GOOD, _NO_MESSAGE))
+                    self._completer.settle(Settlement(job.id, job.attempt, job.lease, Outcome.FAILED_FOR_GOOD, _NO_MESSAGE))
                 continue
             copy = Copy.of(job, *message, like=frames.get(message[1]))  # type: ignore[arg-type]
             frames.setdefault(copy.id, copy)
@@ -398,4 +398,4 @@ class Deliveries:
 
 
 def _settlement(copy: Copy, outcome: Outcome, detail: str | None = None) -> Settlement:
-    return Settlement(copy.job, copy.attempts, copy.lease, outcome, detail)
+    return Settlement(copy.job, copy.attempt, copy.lease, outcome, detail)

@@ -30,7 +30,6 @@ class Copy:
 
     Attributes:
         job: Id of the copy.
-        attempts: The number that has to come back with the outcome.
         lease: Under which it was claimed.
         attempt: Which delivery this is, from 1.
         late: Whether it comes out of turn: it was put off, or is tried again.
@@ -40,7 +39,6 @@ class Copy:
     """
 
     job: UUID
-    attempts: int
     lease: int
     attempt: int
     late: bool
@@ -52,9 +50,8 @@ class Copy:
     def of(cls, job: ClaimedJob, seq: int, id: UUID, published_at: datetime, *, like: Copy | None) -> Copy:
         """A claimed copy; `like`: another one of the same message, whose body it shares."""
         body = like.body if like is not None else body_of(seq, id, published_at, job.data)
-        attempt = job.max_attempts - job.attempts + 1
-        late = attempt > 1 or job.run_after > job.created_at
-        return cls(job.id, job.attempts, job.lease, attempt, late, seq, id, body)
+        late = job.attempt > 1 or job.run_after > job.created_at
+        return cls(job.id, job.lease, job.attempt, late, seq, id, body)
 
 
 def body_of(seq: int, id: UUID, published_at: datetime, data: str) -> bytes:

@@ -141,7 +141,7 @@ class Claims:
         if not claimed:
             return
         try:
-            given = [Settlement(job.id, job.attempts, job.lease, Outcome.RELEASED) for job in claimed]
+            given = [Settlement(job.id, job.attempt, job.lease, Outcome.RELEASED) for job in claimed]
             await jobs.settle(self._database, given)
         except PenstockError as error:
             # They come back when their lease ends.

@@ -44,7 +44,7 @@ from penstock.jobs.models import Settlement as JobSettlement
 from penstock.postgres.database import Database
 
 api = router("workers")
-_HELD = {"id": "job_282227eb-3c76-4ef7-af7e-25dff933077f", "attempt": 3, "lease": 17}
+_HELD = {"id": "job_282227eb-3c76-4ef7-af7e-25dff933077f", "attempt": 1, "lease": 17}
 WorkerId = Annotated[
     str, Path(pattern=r"^[A-Za-z0-9_.-]{1,50}$", description="Id of the worker process.", examples=["billing-1"])
 ]
@@ -177,7 +177,7 @@ def _claimed(job: ClaimedJob) -> dict[str, object]:
     return {
         "id": shapes.job_id(job.id),
         "name": job.name,
-        "attempts": job.attempts,
+        "attempt": job.attempt,
         "max_attempts": job.max_attempts,
         "priority": job.priority,
         "key": job.key,

@@ -140,7 +140,7 @@ class Bridge:
     async def _declare(self) -> None:
         delivering = self._app.job(
             self.name,
-            attempts=100,
+            max_attempts=100,
             visibility_timeout=timedelta(minutes=2),
             backoff=Backoff(cap=timedelta(minutes=10)),
             keep_result=True,
@@ -152,7 +152,7 @@ class Bridge:
             self._app.job(
                 name,
                 delivery=options.delivery,
-                attempts=options.attempts,
+                max_attempts=options.max_attempts,
                 concurrency=options.concurrency,
                 visibility_timeout=options.visibility_timeout,
                 time_limit=options.time_limit,

@@ -75,33 +75,33 @@ class Callbacks:
         self.came = asyncio.Event()
         """Set when a notification names one of these attempts as settled."""
 
-    def expect(self, id: UUID, attempts: int, lease: int) -> asyncio.Future[None]:
+    def expect(self, id: UUID, attempt: int, lease: int) -> asyncio.Future[None]:
         """A future that is done when the attempt is settled."""
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting[id, attempts] = (lease, future)
+        self._waiting[id, attempt] = (lease, future)
         return future
 
-    def forget(self, id: UUID, attempts: int) -> None:
+    def forget(self, id: UUID, attempt: int) -> None:
         """Stop waiting for an attempt."""
-        self._waiting.pop((id, attempts), None)
+        self._waiting.pop((id, attempt), None)
 
-    def settled(self, id: UUID, attempts: int) -> None:
+    def settled(self, id: UUID, attempt: int) -> None:
         """The attempt is settled."""
-        if (entry := self._waiting.get((id, attempts))) is not None and not entry[1].done():
+        if (entry := self._waiting.get((id, attempt))) is not None and not entry[1].done():
             entry[1].set_result(None)
 
     def told(self, words: str) -> None:
         """A notification names settled attempts. Every role that may connect can send one, so the worker looks them up."""
         for settled in words.split():
-            id, _, attempts = settled.partition(":")
+            id, _, number = settled.partition(":")
             with suppress(ValueError):
-                if (attempt := (UUID(id), int(attempts))) in self._waiting:
+                if (attempt := (UUID(id), int(number))) in self._waiting:
                     self._told.add(attempt)
         if self._told:
             self.came.set()
 
     def to_look_up(self) -> list[tuple[UUID, int, int]]:
-        """Id, attempts and lease of the attempts to look up: those that notifications named, or all when none was named."""
+        """Id, attempt and lease of the attempts to look up: those that notifications named, or all when none was named."""
         self.came.clear()
         told, self._told = self._told, set()
         attempts = [attempt for attempt in told if attempt in self._waiting] or list(self._waiting)
@@ -198,8 +198,8 @@ class DownstreamWorker:
             return
         if left:
             log.info("jobs_left_to_callbacks", jobs=left)
-        for id, attempts, _ in list(self._sent):
-            self._callbacks.settled(id, attempts)
+        for id, attempt, _ in list(self._sent):
+            self._callbacks.settled(id, attempt)
         await executor.finished(1.0)
 
     def _take(self, records: list[JobTypeRecord]) -> bool:
@@ -244,9 +244,9 @@ class DownstreamWorker:
             except PenstockError as error:
                 log.warning("callbacks_unknown", error=error)
                 continue
-            for id, attempts, lease in expected:
-                if there.get(id) != (attempts, lease):
-                    self._callbacks.settled(id, attempts)
+            for id, attempt, lease in expected:
+                if there.get(id) != (attempt, lease):
+                    self._callbacks.settled(id, attempt)
 
     async def _send(self, job: Job[str]) -> None:
         """The handler of every type."""
@@ -284,7 +284,7 @@ class DownstreamWorker:
             self._worker.look()
 
     async def _send_connected(self, job: Job[str], running: Running) -> None:
-        held = (job.id, job.attempts, running.lease)
+        held = (job.id, job.attempt, running.lease)
         settled = self._callbacks.expect(*held)
         try:
             again = self._records[job.name].delivery_strategy is Delivery.AT_LEAST_ONCE
@@ -299,7 +299,7 @@ class DownstreamWorker:
             raise SettledElsewhere
         finally:
             self._sent.discard(held)
-            self._callbacks.forget(job.id, job.attempts)
+            self._callbacks.forget(job.id, job.attempt)
 
     async def _deliver(self, job: Job[str], held: tuple[UUID, int, int], settled: asyncio.Future[None], again: bool) -> None:
         for pause in (*_PAUSES_S, None):

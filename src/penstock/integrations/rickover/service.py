@@ -138,7 +138,7 @@ class Service:
         Raises:
             Refused, Unreachable, Unavailable: The service does not have the job.
         """
-        body = f'{{"data":{job.data},"id":"job_{job.id}","attempts":{job.attempts}}}'.encode()
+        body = f'{{"data":{job.data},"id":"job_{job.id}","attempts":{job.max_attempts - job.attempt + 1}}}'.encode()
         try:
             return await self._post(self._session if again else self._once, job, body)
         except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError) as error:

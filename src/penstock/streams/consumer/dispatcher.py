@@ -250,7 +250,7 @@ class Dispatcher(Generic[T]):
             state.delivered, batch.committed = batch, True
             self._done(state)
             return
-        retried = not isinstance(error, Fail) and (policy.attempts is None or state.attempts < policy.attempts)
+        retried = not isinstance(error, Fail) and (policy.max_attempts is None or state.attempts < policy.max_attempts)
         log.error("event_failed", **context, offset=batch.first_offset, events=len(batch), error=error, retried=retried)
         if retried:
             after = error.after if isinstance(error, Retry) else None

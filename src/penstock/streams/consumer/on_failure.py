@@ -18,7 +18,7 @@ class OnFailure:
     """The policy of a consumer.
 
     Attributes:
-        attempts: Maximum number of attempts at the same events; None: until the handler succeeds.
+        max_attempts: Maximum number of attempts at the same events; None: until the handler succeeds.
         then: Action after the last attempt. "skip": the group continues behind the events. "dead-letter": the events are copied
             to the stream `<name>.dead`, with the error, and the group continues. "quarantine": the partition pauses, visibly,
             until an operator resumes it; the other partitions continue. "halt": this member of the group stops with `Halted`. The
@@ -27,13 +27,13 @@ class OnFailure:
         backoff: Delays between attempts; the partition waits meanwhile, to keep the order of its events.
     """
 
-    attempts: int | None = None
+    max_attempts: int | None = None
     then: Then = "quarantine"
     backoff: Backoff = field(default_factory=lambda: Backoff(base=timedelta(seconds=1), cap=timedelta(minutes=1)))
 
     def __post_init__(self) -> None:
-        if self.attempts is not None:
-            check_number("attempts", self.attempts, 1, 2**31 - 1)
+        if self.max_attempts is not None:
+            check_number("max_attempts", self.max_attempts, 1, 2**31 - 1)
         if self.then not in get_args(Then):
             raise InvalidInput(f"unknown policy: {self.then!r:.100}", hint=f"Use one of {', '.join(get_args(Then))}.")
         if not isinstance(self.backoff, Backoff):
@@ -52,4 +52,4 @@ class OnFailure:
             raise InvalidInput(
                 f"unknown policy: {given!r:.100}", hint=f"Use retry, {', '.join(get_args(Then))}, or an OnFailure."
             )
-        return cls(attempts=1, then=given)  # type: ignore[arg-type]
+        return cls(max_attempts=1, then=given)  # type: ignore[arg-type]

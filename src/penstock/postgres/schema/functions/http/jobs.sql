@@ -1,5 +1,5 @@
 -- What the HTTP API needs beside the functions that every client uses: an enqueue that returns the rows as they are
--- stored, the callback that knows an attempt number and no lease, lists by page, and rates.
+-- stored, the callback that knows how many attempts are left and no lease, lists by page, and rates.
 
 create or replace function penstock.put_jobs(
     p_name text,
@@ -12,7 +12,7 @@ create or replace function penstock.put_jobs(
     p_unique_keys text[] default null
 )
 returns table (
-    ordinal integer, outcome text, id uuid, name text, attempts smallint, run_after timestamptz, expires_at timestamptz,
+    ordinal integer, outcome text, id uuid, name text, attempt smallint, max_attempts smallint, run_after timestamptz, expires_at timestamptz,
     created_at timestamptz, updated_at timestamptz, status text, data text
 )
 language plpgsql
@@ -40,7 +40,7 @@ begin
     -- A statement of its own: it sees what the one before wrote.
     return query
     select
-        given.place::integer, given.outcome, given.id, job.name, job.attempts, penstock.shown_time(job.run_after),
+        given.place::integer, given.outcome, given.id, job.name, job.attempt, job.max_attempts, penstock.shown_time(job.run_after),
         penstock.shown_time(job.expires_at), penstock.shown_time(job.created_at), penstock.shown_time(job.updated_at), job.status::text, case when given.outcome <> 'queued' then coalesce(penstock.shown(coalesce(penstock.payload(job.message), job.data)), 'null') end
     from unnest(ids, outcomes) with ordinality as given (id, outcome, place)
     left join penstock.queued_jobs as job on job.id = given.id;
@@ -54,7 +54,7 @@ comment on function penstock.put_jobs(text, jsonb[], uuid[], text[], smallint[],
 create or replace function penstock.settle_attempts(
     p_names text[],
     p_ids uuid[],
-    p_attempts smallint[],
+    p_attempts_left smallint[],
     p_outcomes text[],
     p_details jsonb[] default null
 )
@@ -68,7 +68,7 @@ declare
     moment constant timestamptz := penstock.clock();
     known_places integer[];
     known_ids uuid[];
-    known_attempts smallint[];
+    known_left integer[];
     known_statuses penstock.job_status[];
     known_names text[];
     good integer[];
@@ -79,7 +79,7 @@ declare
     settled jsonb;
 begin
     perform penstock.check_size(
-        greatest(cardinality(p_names), cardinality(p_ids), cardinality(p_attempts), cardinality(p_outcomes), cardinality(p_details)),
+        greatest(cardinality(p_names), cardinality(p_ids), cardinality(p_attempts_left), cardinality(p_outcomes), cardinality(p_details)),
         100000, 'jobs'
     );
     if exists (select from unnest(p_outcomes) as given where given is null or given not in ('succeeded', 'failed', 'failed-for-good')) then
@@ -88,19 +88,21 @@ begin
     end if;
     -- Locked in the order of the ids, so that two calls do not wait for each other.
     with locked as (
-        select given.place, job.id, job.attempts, job.status, job.name
+        select given.place, job.id, job.max_attempts - job.attempt + 1 as attempts_left, job.status, job.name
         from unnest(p_names, p_ids) with ordinality as given (name, id, place)
         join penstock.queued_jobs as job on job.id = given.id and job.name = given.name
         order by job.id
         for update of job
     )
-    select array_agg(locked.place), array_agg(locked.id), array_agg(locked.attempts), array_agg(locked.status), array_agg(locked.name)
-    into known_places, known_ids, known_attempts, known_statuses, known_names
+    select
+        array_agg(locked.place), array_agg(locked.id), array_agg(locked.attempts_left), array_agg(locked.status),
+        array_agg(locked.name)
+    into known_places, known_ids, known_left, known_statuses, known_names
     from locked;
 
     select array_agg(job.place) into good
-    from unnest(known_places, known_attempts) as job (place, attempts)
-    where job.attempts = p_attempts[job.place];
+    from unnest(known_places, known_left) as job (place, attempts_left)
+    where job.attempts_left = p_attempts_left[job.place];
 
     if good is not null then
         select array_agg(job.id) into waiting
@@ -120,10 +122,10 @@ begin
 
         -- The worker that waits for the callback is told once for the batch, not once for each job.
         for holder in
-            select told.worker, string_agg(told.id || ':' || told.attempts, ' ') as jobs
+            select told.worker, string_agg(told.id || ':' || told.attempt, ' ') as jobs
             from (
                 -- A notification holds 8,000 bytes, and a job takes up to 43.
-                select lease.worker, job.id, job.attempts, (row_number() over (partition by lease.worker) - 1) / 150 as part
+                select lease.worker, job.id, job.attempt, (row_number() over (partition by lease.worker) - 1) / 150 as part
                 from unnest(known_places, known_ids) as known (place, id)
                 join penstock.queued_jobs as job on job.id = known.id
                 join penstock.leases as lease on lease.id = job.lease
@@ -139,7 +141,7 @@ begin
             select
                 array_agg(p_ids[place] order by place) as ids,
                 array_agg((select job.lease from penstock.queued_jobs as job where job.id = p_ids[place]) order by place) as leases,
-                array_agg(p_attempts[place] order by place) as attempts,
+                array_agg((select job.attempt from penstock.queued_jobs as job where job.id = p_ids[place]) order by place) as attempts,
                 array_agg(p_outcomes[place] order by place) as outcomes,
                 array_agg(
                     case
@@ -177,20 +179,20 @@ begin
 end
 $$;
 comment on function penstock.settle_attempts(text[], uuid[], smallint[], text[], jsonb[]) is
-    'Settles jobs by their attempt number, for a client that got the job without its lease (the callback of a downstream service). Each id at most once in a call. Outcomes in order: succeeded, retried, failed, cancelled; stale when the attempt number is not the job''s; unknown when no such job of that type is queued or in progress. The holder of the lease is told on its channel: settled ID:ATTEMPT ID:ATTEMPT ...';
+    'Settles jobs by the number of their attempts that are left, this one included, for a client that got the job without its lease (the callback of a downstream service, as Rickover counts). Each id at most once in a call. Outcomes in order: succeeded, retried, failed, cancelled; stale when the job has another number left; unknown when no such job of that type is queued or in progress. The holder of the lease is told on its channel: settled ID:ATTEMPT ID:ATTEMPT ...';
 
 create or replace function penstock.attempts_of(p_ids uuid[])
-returns table (id uuid, attempts smallint, lease bigint)
+returns table (id uuid, attempt smallint, lease bigint)
 language sql
 stable
 security definer
 set search_path = penstock, pg_temp
 as $$
     select penstock.check_size(cardinality(p_ids), 10000, 'jobs');
-    select job.id, job.attempts, job.lease from penstock.queued_jobs as job where job.id = any (p_ids)
+    select job.id, job.attempt, job.lease from penstock.queued_jobs as job where job.id = any (p_ids)
 $$;
 comment on function penstock.attempts_of(uuid[]) is
-    'Which of these jobs are not finished, with attempts and lease: what a client that waits for many jobs looks at.';
+    'Which of these jobs are not finished, with attempt and lease: what a client that waits for many jobs looks at.';
 
 create or replace function penstock.page_of_jobs(
     p_archived boolean,
@@ -300,7 +302,7 @@ comment on function penstock.job_rates(interval) is
 
 create or replace function penstock.stored_jobs(p_ids uuid[])
 returns table (
-    id uuid, name text, status text, attempts smallint, max_attempts smallint, priority smallint, key text,
+    id uuid, name text, status text, attempt smallint, max_attempts smallint, priority smallint, key text,
     unique_key text, data text, created_at timestamptz, run_after timestamptz, expires_at timestamptz,
     started_at timestamptz, finished_at timestamptz, worker text, errors text, result text, progress text,
     replay_of uuid, cancel_requested_at timestamptz, reason text, replayed_by uuid[], updated_at timestamptz
@@ -330,9 +332,9 @@ begin
     for held in
         with locked as (
             select job.id, job.lease, job.seq
-            from unnest(p_ids, p_attempts, p_leases) as given (id, attempts, lease)
+            from unnest(p_ids, p_attempts, p_leases) as given (id, attempt, lease)
             join penstock.queued_jobs as job on job.id = given.id
-            where job.status = 'in-progress' and job.attempts = given.attempts and job.lease = given.lease
+            where job.status = 'in-progress' and job.attempt = given.attempt and job.lease = given.lease
             for update of job
         )
         select

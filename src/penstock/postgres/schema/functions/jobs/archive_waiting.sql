@@ -17,12 +17,12 @@ begin
         returning job.*
     )
     insert into penstock.archived_jobs (
-        id, finished_at, created_at, run_after, expires_at, status, reason, attempts, attempts_used, priority,
+        id, finished_at, created_at, run_after, expires_at, status, reason, attempt, max_attempts, priority,
         name, key, unique_key, data, errors, replay_of, message
     )
     select
         gone.id, p_moment, penstock.shown_time(gone.created_at), penstock.shown_time(gone.run_after),
-        penstock.shown_time(gone.expires_at), p_status, p_reason, gone.attempts, gone.max_attempts - gone.attempts, gone.priority,
+        penstock.shown_time(gone.expires_at), p_status, p_reason, gone.attempt - 1, gone.max_attempts, gone.priority,
         gone.name, gone.key, gone.unique_key, penstock.readable(gone.id, gone.data, p_moment),
         case
             when p_error is null then gone.errors

@@ -136,7 +136,7 @@ create or replace function penstock.claim(
 returns table (
     id uuid,
     name text,
-    attempts smallint,
+    attempt smallint,
     max_attempts smallint,
     priority smallint,
     key text,
@@ -256,7 +256,7 @@ begin
                     for update skip locked
                 ))
                 returning
-                    job.id, job.attempts, job.max_attempts, job.key, job.created_at, job.run_after, job.seq, job.message,
+                    job.id, job.attempt, job.max_attempts, job.key, job.created_at, job.run_after, job.seq, job.message,
                     case when job.message is null then job.data::text end as text
             ),
             opened as (
@@ -267,7 +267,7 @@ begin
                 from claimed
             )
             select
-                claimed.id, job_type.name, claimed.attempts, claimed.max_attempts, of_priority, claimed.key,
+                claimed.id, job_type.name, claimed.attempt, claimed.max_attempts, of_priority, claimed.key,
                 case
                     when claimed.message is null then case when octet_length(claimed.text) <= 4194304 then claimed.text end
                     when octet_length(shared.text) <= 4194304 then shared.text
@@ -348,10 +348,10 @@ begin
     for held in
         with locked as (
             select job.id, job.lease, job.seq
-            from unnest(p_ids, p_attempts, p_leases) as given (id, attempts, lease)
+            from unnest(p_ids, p_attempts, p_leases) as given (id, attempt, lease)
             join penstock.queued_jobs as job on job.id = given.id
             where job.status = 'in-progress'
-                and job.attempts = given.attempts
+                and job.attempt = given.attempt
                 and (
                     given.lease is null
                     or job.lease = given.lease

@@ -99,7 +99,7 @@ create or replace function penstock.claim_alone(
     p_epochs bigint[] default null
 )
 returns table (
-    id uuid, name text, attempts smallint, max_attempts smallint, priority smallint, key text, data text,
+    id uuid, name text, attempt smallint, max_attempts smallint, priority smallint, key text, data text,
     created_at timestamptz, run_after timestamptz, seq bigint, lease bigint, lease_s double precision, at_slot integer
 )
 language plpgsql
@@ -177,7 +177,7 @@ begin
         end if;
         id := chosen.id;
         name := chosen.name;
-        attempts := chosen.attempts;
+        attempt := chosen.attempt;
         max_attempts := chosen.max_attempts;
         priority := chosen.priority;
         key := chosen.key;

@@ -125,7 +125,7 @@ comment on function penstock.finished_before(uuid[]) is 'Part of enqueue_many: w
 
 create or replace function penstock.insert_jobs(
     p_name text, p_data jsonb[], p_ids uuid[], p_keys text[], p_priorities smallint[], p_run_after timestamptz[],
-    p_expires_at timestamptz[], p_unique_keys text[], p_replay_of uuid, p_moment timestamptz, p_attempts smallint,
+    p_expires_at timestamptz[], p_unique_keys text[], p_replay_of uuid, p_moment timestamptz, p_max_attempts smallint,
     p_slots integer[]
 )
 returns void
@@ -135,7 +135,7 @@ begin
     insert into penstock.queued_jobs
     select (
         penstock.new_job(
-            job.id, p_name, job.data, p_moment, p_attempts, job.run_after, job.expires_at, job.key, coalesce(job.priority, 0::smallint),
+            job.id, p_name, job.data, p_moment, p_max_attempts, job.run_after, job.expires_at, job.key, coalesce(job.priority, 0::smallint),
             job.unique_key, job.slot, p_replay_of
         )
     ).*
@@ -216,7 +216,7 @@ begin
             raise unique_violation;
         end if;
         perform penstock.insert_jobs(
-            p_name, p_data, ids, p_keys, p_priorities, p_run_after, p_expires_at, null, p_replay_of, moment, job_type.attempts,
+            p_name, p_data, ids, p_keys, p_priorities, p_run_after, p_expires_at, null, p_replay_of, moment, job_type.max_attempts,
             slots
         );
         if p_ids is not null then
@@ -231,7 +231,7 @@ begin
     exception
         when unique_violation then
             return query select * from penstock.enqueue_one_by_one(
-                p_name, p_data, ids, p_keys, p_priorities, p_run_after, p_expires_at, p_unique_keys, p_replay_of, moment, job_type.attempts,
+                p_name, p_data, ids, p_keys, p_priorities, p_run_after, p_expires_at, p_unique_keys, p_replay_of, moment, job_type.max_attempts,
                 slots
             );
     end;
@@ -247,7 +247,7 @@ comment on function penstock.enqueue_many(text, jsonb[], uuid[], text[], smallin
 
 create or replace function penstock.enqueue_one_by_one(
     p_name text, p_data jsonb[], p_ids uuid[], p_keys text[], p_priorities smallint[], p_run_after timestamptz[],
-    p_expires_at timestamptz[], p_unique_keys text[], p_replay_of uuid, p_moment timestamptz, p_attempts smallint,
+    p_expires_at timestamptz[], p_unique_keys text[], p_replay_of uuid, p_moment timestamptz, p_max_attempts smallint,
     p_slots integer[]
 )
 returns table (ordinal integer, id uuid, outcome text)
@@ -267,7 +267,7 @@ begin
             insert into penstock.queued_jobs
             select (
                 penstock.new_job(
-                    p_ids[ordinal], p_name, p_data[ordinal], p_moment, p_attempts, p_run_after[ordinal], p_expires_at[ordinal],
+                    p_ids[ordinal], p_name, p_data[ordinal], p_moment, p_max_attempts, p_run_after[ordinal], p_expires_at[ordinal],
                     p_keys[ordinal], coalesce(p_priorities[ordinal], 0::smallint), p_unique_keys[ordinal], p_slots[ordinal], p_replay_of
                 )
             ).*

@@ -119,7 +119,7 @@ begin
     for lost in
         select * from penstock.leases where id = any (p_leases) order by id for update skip locked
     loop
-        select array_agg(job.id), array_agg(job.attempts)
+        select array_agg(job.id), array_agg(job.attempt)
         into ids, attempts
         from penstock.jobs_of_lease(lost) as job;
         if ids is not null then

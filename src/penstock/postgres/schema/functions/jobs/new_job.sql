@@ -10,7 +10,7 @@ create or replace function penstock.new_job(
     p_name text,
     p_data jsonb,
     p_moment timestamptz,
-    p_attempts smallint,
+    p_max_attempts smallint,
     p_run_after timestamptz default null,
     p_expires_at timestamptz default null,
     p_key text default null,
@@ -36,8 +36,8 @@ as $$
         p_id,
         'queued'::penstock.job_status,
         p_slot,
-        p_attempts,
-        p_attempts, -- max_attempts
+        1::smallint, -- attempt
+        p_max_attempts,
         p_priority,
         0::smallint, -- crashes
         p_unique_key is not null, -- coalesces

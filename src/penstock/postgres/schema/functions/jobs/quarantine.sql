@@ -42,7 +42,7 @@ begin
     loop
         if job.status = 'in-progress' then
             perform penstock.end_attempts(
-                array[job.id], array[job.attempts], array[job.lease], array['quarantined'], array[error], null, moment
+                array[job.id], array[job.attempt], array[job.lease], array['quarantined'], array[error], null, moment
             );
         else
             perform penstock.archive_waiting(
@@ -96,14 +96,14 @@ comment on function penstock.quarantine_unreadable(text[], integer) is
     'Quarantines those of the first p_limit ready jobs of each type that no client can read. To be called when a claim fails for what it reads. Returns how many.';
 
 create or replace function penstock.held_jobs(p_worker text, p_known bigint[])
-returns table (id uuid, attempts smallint, lease bigint)
+returns table (id uuid, attempt smallint, lease bigint)
 language sql
 stable
 security definer
 set search_path = penstock, pg_temp
 as $$
     select penstock.check_size(cardinality(p_known), 100000, 'leases');
-    select job.id, job.attempts, job.lease
+    select job.id, job.attempt, job.lease
     from penstock.leases as lease
     cross join lateral penstock.jobs_of_lease(lease) as job
     where lease.worker = p_worker and lease.id <> all (p_known)
@@ -113,7 +113,7 @@ comment on function penstock.held_jobs(text, bigint[]) is
 
 create or replace function penstock.read_held(p_worker text, p_id uuid)
 returns table (
-    id uuid, name text, attempts smallint, max_attempts smallint, priority smallint, key text, data text,
+    id uuid, name text, attempt smallint, max_attempts smallint, priority smallint, key text, data text,
     created_at timestamptz, run_after timestamptz, seq bigint, lease bigint
 )
 language sql
@@ -122,7 +122,7 @@ security definer
 set search_path = penstock, pg_temp
 as $$
     select
-        job.id, job.name, job.attempts, job.max_attempts, job.priority, job.key, penstock.shown(coalesce(penstock.payload(job.message), job.data)),
+        job.id, job.name, job.attempt, job.max_attempts, job.priority, job.key, penstock.shown(coalesce(penstock.payload(job.message), job.data)),
         penstock.shown_time(job.created_at), penstock.shown_time(job.run_after), job.seq, job.lease
     from penstock.queued_jobs as job
     join penstock.leases as lease on lease.id = job.lease

@@ -1,7 +1,7 @@
 -- Settle: record the outcomes of claimed jobs, many at once.
 --
--- The fence. A result counts only while the job is in progress with the same number of attempts left and, when the
--- worker says under which lease it held the job, under that lease. A worker that lost a job (its lease ended and
+-- The fence. A result counts only while the job is in progress with the same attempt, under the lease under which the worker
+-- held it. A worker that lost a job (its lease ended and
 -- another worker recovered it) therefore changes nothing; it is told 'stale'.
 
 create or replace function penstock.close_leases(p_leases bigint[], p_jobs integer[])
@@ -144,24 +144,24 @@ begin
 
     with settled as (
         delete from penstock.queued_jobs as job
-        using unnest(p_ids, p_attempts, p_leases, p_outcomes, p_details) as given (id, attempts, lease, outcome, detail)
+        using unnest(p_ids, p_attempts, p_leases, p_outcomes, p_details) as given (id, attempt, lease, outcome, detail)
         where job.id = given.id
             and job.status = 'in-progress'
-            and job.attempts = given.attempts
+            and job.attempt = given.attempt
             and (given.lease is null or job.lease = given.lease)
             and (given.outcome is null or given.outcome = 'succeeded')
         returning
-            job.id, job.created_at, job.run_after, job.expires_at, job.attempts, job.max_attempts, job.priority, job.name, job.key,
+            job.id, job.created_at, job.run_after, job.expires_at, job.attempt, job.max_attempts, job.priority, job.name, job.key,
             job.unique_key, job.data, job.errors, job.replay_of, job.message, job.lease, given.detail
     ),
     archived as (
         insert into penstock.archived_jobs (
-            id, finished_at, created_at, run_after, started_at, expires_at, status, attempts, attempts_used, priority,
+            id, finished_at, created_at, run_after, started_at, expires_at, status, attempt, max_attempts, priority,
             name, worker, key, unique_key, data, errors, result, replay_of, message
         )
         select
             settled.id, moment, settled.created_at, settled.run_after, lease.started_at, settled.expires_at, 'succeeded',
-            settled.attempts, settled.max_attempts - settled.attempts + 1, settled.priority, settled.name, lease.worker,
+            settled.attempt, settled.max_attempts, settled.priority, settled.name, lease.worker,
             settled.key, settled.unique_key, settled.data, settled.errors, settled.detail, settled.replay_of, settled.message
         from settled
         left join penstock.leases as lease on lease.id = settled.lease
@@ -231,11 +231,11 @@ begin
     with locked as (
         select job.*, given.outcome, given.detail, given.retry_after
         from unnest(p_ids, p_attempts, p_leases, p_outcomes, p_details, p_retry_after)
-            as given (id, given_attempts, given_lease, outcome, detail, retry_after)
+            as given (id, given_attempt, given_lease, outcome, detail, retry_after)
         join penstock.queued_jobs as job on job.id = given.id
         where given.outcome <> 'succeeded'
             and job.status = 'in-progress'
-            and job.attempts = given.given_attempts
+            and job.attempt = given.given_attempt
             and (given.given_lease is null or job.lease = given.given_lease)
         for update of job
     ),
@@ -251,14 +251,14 @@ begin
                     when holder.kind is not null and not locked.begun
                         and (type.delivery_strategy = 'at_most_once' or holder.kind = 'dispatcher') then 'released'
                     when type.delivery_strategy = 'at_most_once' then 'failed'
-                    when holder.kind is distinct from 'worker' then case when locked.attempts <= 1 then 'failed' else 'retried' end
+                    when holder.kind is distinct from 'worker' then case when locked.attempt >= locked.max_attempts then 'failed' else 'retried' end
                     when locked.outcome = 'lost' and locked.crashes >= 3 then 'failed'
                     else locked.outcome
                 end
                 when locked.outcome = 'released' and locked.detail is null then 'released'
                 when locked.outcome = 'released' and type.delivery_strategy = 'at_least_once' then 'released'
                 when locked.outcome in ('failed-for-good', 'quarantined', 'released') then 'failed'
-                when type.delivery_strategy = 'at_most_once' or locked.attempts <= 1 then 'failed'
+                when type.delivery_strategy = 'at_most_once' or locked.attempt >= locked.max_attempts then 'failed'
                 else 'retried'
             end as outcome,
             case
@@ -272,7 +272,7 @@ begin
                 least(
                     extract(epoch from type.backoff_cap),
                     extract(epoch from type.backoff_base)
-                        * power(type.backoff_factor, least(locked.max_attempts - locked.attempts, 60))
+                        * power(type.backoff_factor, least(locked.attempt - 1, 60))
                         * (1 + type.backoff_jitter * (2 * random() - 1))
                 ) * interval '1 second'
             ) as retry_after,
@@ -290,7 +290,7 @@ begin
                                 )
                             else coalesce(locked.detail, '{}')
                         end || jsonb_build_object(
-                            'attempt', locked.max_attempts - locked.attempts + 1,
+                            'attempt', locked.attempt,
                             'worker', lease.worker,
                             'started_at', lease.started_at,
                             'failed_at', p_moment
@@ -332,12 +332,12 @@ begin
         returning job.*, given.outcome, given.reason, given.errors as all_errors
     )
     insert into penstock.archived_jobs (
-        id, finished_at, created_at, run_after, started_at, expires_at, status, reason, attempts, attempts_used, priority,
+        id, finished_at, created_at, run_after, started_at, expires_at, status, reason, attempt, max_attempts, priority,
         name, worker, key, unique_key, data, errors, replay_of, message
     )
     select
         ended.id, p_moment, penstock.shown_time(ended.created_at), penstock.shown_time(ended.run_after), lease.started_at,
-        penstock.shown_time(ended.expires_at), ended.outcome::penstock.archived_job_status, ended.reason, ended.attempts - 1, ended.max_attempts - ended.attempts + 1,
+        penstock.shown_time(ended.expires_at), ended.outcome::penstock.archived_job_status, ended.reason, ended.attempt, ended.max_attempts,
         ended.priority, ended.name, lease.worker, ended.key, ended.unique_key,
         penstock.readable(ended.id, ended.data, p_moment),
         ended.all_errors, ended.replay_of, ended.message
@@ -350,9 +350,8 @@ begin
         update penstock.queued_jobs as job
         set status = 'queued',
             lease = null,
-            attempts = job.attempts - case when given.outcome = 'retried' then 1 else 0 end,
-            -- A job that was lost with its worker uses up none of its attempts, and its next attempt has a new number.
-            max_attempts = job.max_attempts + case when given.outcome in ('lost', 'moved') and job.max_attempts < 32767 then 1 else 0 end,
+            attempt = job.attempt + case when given.outcome = 'retried' then 1 else next.lost end,
+            max_attempts = job.max_attempts + next.lost,
             crashes = next.crashes,
             begun = false,
             seq = case
@@ -368,13 +367,16 @@ begin
             updated_at = p_moment
         from unnest(ended_ids, outcomes, retries, error_lists, blocking) as given (id, outcome, retry_after, errors, blocks)
         cross join lateral (
-            select case
-                when given.outcome = 'lost' then least(each.crashes + 1, 2)
-                -- The job was released before it had run alone to its end: it waits to run alone again.
-                when given.outcome in ('released', 'moved') then least(each.crashes, 2)
-                when each.crashes >= 2 then 0
-                else each.crashes
-            end as crashes
+            select
+                case
+                    when given.outcome = 'lost' then least(each.crashes + 1, 2)
+                    -- The job was released before it had run alone to its end: it waits to run alone again.
+                    when given.outcome in ('released', 'moved') then least(each.crashes, 2)
+                    when each.crashes >= 2 then 0
+                    else each.crashes
+                end as crashes,
+                -- A job that was lost with its worker uses up none of its attempts, and its next attempt has a new number.
+                case when given.outcome in ('lost', 'moved') and each.max_attempts < 32767 then 1 else 0 end as lost
             from penstock.queued_jobs as each
             where each.id = given.id
         ) as next

@@ -12,17 +12,17 @@ begin
     perform penstock.check_name(job_type.name);
     case
         when num_nulls(
-            job_type.delivery_strategy, job_type.attempts, job_type.visibility_timeout, job_type.backoff_base,
+            job_type.delivery_strategy, job_type.max_attempts, job_type.visibility_timeout, job_type.backoff_base,
             job_type.backoff_factor, job_type.backoff_cap, job_type.backoff_jitter, job_type.keep_result
         ) > 0 then
             problem := 'only concurrency, time_limit, rate_limit and rate_period may be null';
             advice := 'Leave an option out to keep it as it is.';
-        when job_type.attempts < 1 then
-            problem := format('attempts must be at least 1, not %s', job_type.attempts);
-            advice := 'A job that may start only once has attempts 1.';
-        when job_type.delivery_strategy = 'at_most_once' and job_type.attempts > 1 then
-            problem := format('an at_most_once type has 1 attempt, not %s', job_type.attempts);
-            advice := 'Set attempts to 1, or use at_least_once.';
+        when job_type.max_attempts < 1 then
+            problem := format('max_attempts must be at least 1, not %s', job_type.max_attempts);
+            advice := 'A job that may start only once has max_attempts 1.';
+        when job_type.delivery_strategy = 'at_most_once' and job_type.max_attempts > 1 then
+            problem := format('an at_most_once type has 1 attempt, not %s', job_type.max_attempts);
+            advice := 'Set max_attempts to 1, or use at_least_once.';
         when job_type.concurrency < 0 then
             problem := format('concurrency must not be negative, not %s', job_type.concurrency);
             advice := 'null means no limit, 0 pauses the type.';
@@ -64,11 +64,11 @@ stable
 as $$
 declare
     known constant text[] := array[
-        'delivery_strategy', 'attempts', 'concurrency', 'visibility_timeout', 'time_limit', 'backoff_base',
+        'delivery_strategy', 'max_attempts', 'concurrency', 'visibility_timeout', 'time_limit', 'backoff_base',
         'backoff_factor', 'backoff_cap', 'backoff_jitter', 'rate_limit', 'rate_period', 'keep_result'
     ];
 begin
-    perform penstock.check_options(p_options, known, '{"attempts": 3, "concurrency": 10}');
+    perform penstock.check_options(p_options, known, '{"max_attempts": 3, "concurrency": 10}');
     begin
         job_type := jsonb_populate_record(job_type, p_options);
     exception
@@ -92,7 +92,7 @@ begin
         jsonb_populate_record(null::penstock.jobs, jsonb_build_object(
             'name', p_name,
             'delivery_strategy', 'at_least_once',
-            'attempts', case when p_options ->> 'delivery_strategy' = 'at_most_once' then 1 else 5 end,
+            'max_attempts', case when p_options ->> 'delivery_strategy' = 'at_most_once' then 1 else 5 end,
             'visibility_timeout', interval '5 minutes',
             'backoff_base', interval '2 seconds',
             'backoff_factor', 2,
@@ -131,7 +131,7 @@ begin
 end
 $$;
 comment on function penstock.create_job_type(text, jsonb) is
-    'Creates a job type. Options: delivery_strategy, attempts, concurrency, visibility_timeout, time_limit, backoff_base, backoff_factor, backoff_cap, backoff_jitter, rate_limit, rate_period, keep_result. PS409 when it exists.';
+    'Creates a job type. Options: delivery_strategy, max_attempts, concurrency, visibility_timeout, time_limit, backoff_base, backoff_factor, backoff_cap, backoff_jitter, rate_limit, rate_period, keep_result. PS409 when it exists.';
 
 create or replace function penstock.change_job_type(p_name text, p_options jsonb)
 returns penstock.jobs
@@ -147,7 +147,7 @@ begin
     job_type := penstock.with_options(job_type, p_options);
     update penstock.jobs
     set delivery_strategy = job_type.delivery_strategy,
-        attempts = job_type.attempts,
+        max_attempts = job_type.max_attempts,
         concurrency = job_type.concurrency,
         visibility_timeout = job_type.visibility_timeout,
         time_limit = job_type.time_limit,

@@ -60,7 +60,7 @@ comment on function penstock.job_counts() is 'For each job type: what waits, run
 
 create or replace function penstock.find_jobs(p_ids uuid[])
 returns table (
-    id uuid, name text, status text, attempts smallint, max_attempts smallint, priority smallint, key text,
+    id uuid, name text, status text, attempt smallint, max_attempts smallint, priority smallint, key text,
     unique_key text, data text, created_at timestamptz, run_after timestamptz, expires_at timestamptz,
     started_at timestamptz, finished_at timestamptz, worker text, errors text, result text, progress text,
     replay_of uuid, cancel_requested_at timestamptz, reason text, replayed_by uuid[]
@@ -72,7 +72,7 @@ set search_path = penstock, pg_temp
 as $$
     select penstock.check_size(cardinality(p_ids), 10000, 'jobs');
     select
-        job.id, job.name, job.status::text, job.attempts, job.max_attempts, job.priority, job.key, job.unique_key,
+        job.id, job.name, job.status::text, job.attempt, job.max_attempts, job.priority, job.key, job.unique_key,
         coalesce(penstock.shown(coalesce(penstock.payload(job.message), job.data)), 'null'), penstock.shown_time(job.created_at),
         penstock.shown_time(job.run_after), penstock.shown_time(job.expires_at), lease.started_at, null::timestamptz, lease.worker,
         penstock.shown(job.errors), null, penstock.shown(job.progress), job.replay_of, job.cancel_requested_at, null,
@@ -82,9 +82,8 @@ as $$
     where job.id = any (p_ids)
     union all
     select
-        job.id, job.name, job.status::text, job.attempts,
-        (job.attempts_used + job.attempts - case when job.status = 'succeeded' then 1 else 0 end)::smallint,
-        job.priority, job.key, job.unique_key, coalesce(penstock.shown(coalesce(penstock.payload(job.message), job.data)), 'null'),
+        job.id, job.name, job.status::text, job.attempt, job.max_attempts, job.priority, job.key, job.unique_key,
+        coalesce(penstock.shown(coalesce(penstock.payload(job.message), job.data)), 'null'),
         penstock.shown_time(job.created_at), penstock.shown_time(job.run_after), penstock.shown_time(job.expires_at), job.started_at,
         job.finished_at, job.worker, penstock.shown(job.errors), penstock.shown(job.result), null, job.replay_of, null, job.reason,
         array(select replays.id from penstock.replays_of(job.id) as replays order by replays.id)

@@ -72,7 +72,7 @@ begin
         reason := case when job.errors is null then 'deferred' else 'retry' end;
         until := penstock.shown_time(job.run_after);
         message := case when job.errors is null then 'It is deferred until its time.'
-            else format('Attempt %s of %s failed; the next one comes after a delay.', job.max_attempts - job.attempts, job.max_attempts) end;
+            else format('Attempt %s of %s failed; the next one comes after a delay.', job.attempt - 1, job.max_attempts) end;
         return next;
         return;
     end if;
@@ -153,7 +153,7 @@ begin
             reason := 'key-retry';
             until := penstock.shown_time(head.run_after);
             message := format('Its key is held by a job that failed and is retried: attempt %s of %s comes next.',
-                head.max_attempts - head.attempts + 1, head.max_attempts);
+                head.attempt, head.max_attempts);
         elsif pool.key_concurrency = 1 then
             select earlier.id, leases.started_at, leases.worker, leases.expires_at into by_job, since, worker, until
             from (

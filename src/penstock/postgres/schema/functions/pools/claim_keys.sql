@@ -240,7 +240,7 @@ create or replace function penstock.claim_keys(
 returns table (
     id uuid,
     name text,
-    attempts smallint,
+    attempt smallint,
     max_attempts smallint,
     priority smallint,
     key text,
@@ -378,7 +378,7 @@ begin
             coalesces = false
         where job.ctid = any (array(select unbroken.ctid from unbroken))
         returning
-            job.id, job.name, job.attempts, job.max_attempts, job.priority, job.key, job.created_at, job.run_after, job.seq,
+            job.id, job.name, job.attempt, job.max_attempts, job.priority, job.key, job.created_at, job.run_after, job.seq,
             job.slot, job.data::text as text
     ),
     opened as (
@@ -389,7 +389,7 @@ begin
         from claimed
     )
     select
-        claimed.id, claimed.name, claimed.attempts, claimed.max_attempts, claimed.priority, claimed.key,
+        claimed.id, claimed.name, claimed.attempt, claimed.max_attempts, claimed.priority, claimed.key,
         case when octet_length(claimed.text) <= 4194304 then claimed.text end,
         greatest(least(claimed.created_at, latest), earliest), greatest(least(claimed.run_after, latest), earliest), claimed.seq,
         -- Computed once, with the first job, so that no lease is opened without a job.

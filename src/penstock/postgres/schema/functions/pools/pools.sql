@@ -372,7 +372,7 @@ begin
     where name = p_group and running_by = p_member and (p_slots is null or slot = any (p_slots));
     delete from penstock.standing_jobs
     where name = p_group and not wanted and running_by is null;
-    select array_agg(job.id), array_agg(job.attempts), array_agg(job.lease)
+    select array_agg(job.id), array_agg(job.attempt), array_agg(job.lease)
     into ids, attempts, leases
     from penstock.leases as lease
     cross join unnest(lease.jobs) as held (id)

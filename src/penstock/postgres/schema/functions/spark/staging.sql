@@ -100,7 +100,7 @@ begin
                 insert into penstock.queued_jobs
                 select (
                     penstock.new_job(
-                        coalesce(staged.made, penstock.new_id()), kind.name, staged.data::jsonb, p_moment, job_type.attempts,
+                        coalesce(staged.made, penstock.new_id()), kind.name, staged.data::jsonb, p_moment, job_type.max_attempts,
                         staged.run_after, staged.expires_at, staged.key, kind.priority
                     )
                 ).*

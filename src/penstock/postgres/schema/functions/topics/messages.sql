@@ -125,7 +125,7 @@ declare
 begin
     perform penstock.check_limit(p_limit, 10000);
     select * into subscriber from penstock.subscriptions where subscriptions.topic = p_topic and client_id = p_client_id;
-    select job.started_at, job.run_after > job.created_at or job.attempts_used > 1 as late
+    select job.started_at, job.run_after > job.created_at or job.attempt > 1 as late
     into seen
     from penstock.topic_messages as message
     join penstock.archived_jobs as job
@@ -140,7 +140,7 @@ begin
     select message.seq, message.id, message.published_at, message.data::text
     from penstock.archived_jobs as job
     join penstock.topic_messages as message on message.number = job.message
-    cross join lateral (select job.run_after > job.created_at or job.attempts_used > 1 as late) as copy
+    cross join lateral (select job.run_after > job.created_at or job.attempt > 1 as late) as copy
     where job.name = subscriber.queue
         and job.finished_at >= seen.started_at
         and job.started_at >= seen.started_at
@@ -286,14 +286,14 @@ begin
         select (
             penstock.new_job(
                 penstock.copy_id(penstock.first_copy_id(kept.published_at, kept.number), kept.subscription), kept.queue, 'null', p_moment,
-                kept.attempts, case when kept.run_after > p_moment then kept.run_after end, kept.expires_at, kept.key,
+                kept.max_attempts, case when kept.run_after > p_moment then kept.run_after end, kept.expires_at, kept.key,
                 p_unique_key => penstock.unique_of(kept.unique_key, kept.key), p_message => kept.number
             )
         ).*
         from (
-            select message.*, subscriber.number as subscription, subscriber.queue, subscriber.key, type.attempts
+            select message.*, subscriber.number as subscription, subscriber.queue, subscriber.key, type.max_attempts
             from penstock.subscriptions as subscriber
-            cross join lateral (select jobs.attempts from penstock.jobs where jobs.name = subscriber.queue offset 0) as type
+            cross join lateral (select jobs.max_attempts from penstock.jobs where jobs.name = subscriber.queue offset 0) as type
             cross join penstock.topic_messages as message
             where subscriber.topic = topic.name
                 and subscriber.number > p_after

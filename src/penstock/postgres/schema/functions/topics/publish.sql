@@ -72,12 +72,12 @@ begin
     insert into penstock.queued_jobs
     select (
         penstock.new_job(
-            (prefix || to_hex(rest + subscriber.number))::uuid, subscriber.queue, 'null', p_moment, type.attempts, p_run_after, p_expires_at,
+            (prefix || to_hex(rest + subscriber.number))::uuid, subscriber.queue, 'null', p_moment, type.max_attempts, p_run_after, p_expires_at,
             subscriber.key, p_message => p_number
         )
     ).*
     from penstock.subscriptions as subscriber
-    cross join lateral (select jobs.attempts from penstock.jobs where jobs.name = subscriber.queue offset 0) as type
+    cross join lateral (select jobs.max_attempts from penstock.jobs where jobs.name = subscriber.queue offset 0) as type
     where subscriber.topic = p_topic
         and (subscriber.filter is null or p_data @> subscriber.filter)
     -- In the order of the queues: neighbours in the ready queue are written together.
@@ -112,13 +112,13 @@ begin
         insert into penstock.queued_jobs
         select (
             penstock.new_job(
-                penstock.copy_id(p_first, subscriber.number), subscriber.queue, 'null', p_moment, type.attempts, p_run_after, p_expires_at,
+                penstock.copy_id(p_first, subscriber.number), subscriber.queue, 'null', p_moment, type.max_attempts, p_run_after, p_expires_at,
                 subscriber.key, p_unique_key => penstock.unique_of(p_unique_key, subscriber.key), p_message => p_number
             )
         ).*
         from unnest(numbers) as given (number)
         cross join lateral (select * from penstock.subscriptions as found where found.number = given.number offset 0) as subscriber
-        cross join lateral (select jobs.attempts from penstock.jobs where jobs.name = subscriber.queue offset 0) as type
+        cross join lateral (select jobs.max_attempts from penstock.jobs where jobs.name = subscriber.queue offset 0) as type
         on conflict do nothing;
         copies := (select count(*) from penstock.queued_jobs where id between p_first and penstock.last_copy_id(p_first));
         -- As in enqueue: the share lock holds off the claim until the caller commits. A job that is being claimed at this

@@ -21,17 +21,17 @@ begin
         insert into penstock.queued_jobs
         select (
             penstock.new_job(
-                wanted.copy_id, wanted.queue, 'null', p_moment, wanted.attempts, wanted.run_after, wanted.expires_at, wanted.key,
+                wanted.copy_id, wanted.queue, 'null', p_moment, wanted.max_attempts, wanted.run_after, wanted.expires_at, wanted.key,
                 p_message => wanted.number
             )
         ).*
         from (
             select
                 (given.prefix || lpad(to_hex(subscriber.number), 12, '0'))::uuid as copy_id,
-                subscriber.queue, subscriber.key, type.attempts, given.number, given.run_after, given.expires_at
+                subscriber.queue, subscriber.key, type.max_attempts, given.number, given.run_after, given.expires_at
             from given
             join penstock.subscriptions as subscriber on subscriber.topic = p_topic
-            cross join lateral (select jobs.attempts from penstock.jobs where jobs.name = subscriber.queue offset 0) as type
+            cross join lateral (select jobs.max_attempts from penstock.jobs where jobs.name = subscriber.queue offset 0) as type
             where subscriber.filter is null or given.data @> subscriber.filter
             order by given.seq, subscriber.client_id
             offset 0

@@ -139,7 +139,7 @@ begin
             where jobs.ids is not null
         )
         from (
-            select array_agg(job.id) as ids, array_agg(job.attempts) as attempts
+            select array_agg(job.id) as ids, array_agg(job.attempt) as attempts
             from penstock.jobs_of_lease(lost) as job
         ) as jobs;
     end loop;
