@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from penstock.pools.models import PoolDetails
     from penstock.pools.sync import SyncPool
     from penstock.postgres import migrate
-    from penstock.schedules.schedule import ScheduleRecord
+    from penstock.schedules.schedule import ScheduleRecord, ScheduleRun
     from penstock.streams.models import StreamRecord, StreamSummary
     from penstock.streams.sync import SyncStream
     from penstock.topics.models import TopicCounts
@@ -290,6 +290,31 @@ class SyncPenstock:
     def list_schedules(self) -> list[ScheduleRecord]:
         """All schedules in the database, with their next time and the outcome of their last run."""
         return self._loop.run(self._of.list_schedules())
+
+    def schedule_runs(self, name: str, *, status: Status | str | None = None, limit: int = 20) -> list[ScheduleRun]:
+        """The last runs of a schedule, latest first, as far as the archive goes; none when it runs in place.
+
+        Args:
+            name: Name of the schedule.
+            status: Only runs with this status, such as "failed"; None: all.
+            limit: Maximum number of runs, at most 1,000.
+
+        Raises:
+            NotFound: The schedule does not exist.
+        """
+        return self._loop.run(self._of.schedule_runs(name, status=status, limit=limit))
+
+    def run_schedule(self, name: str) -> UUID | None:
+        """Run a schedule now, beside its times.
+
+        Returns:
+            The job of the run; None when a worker runs the schedule in place, as soon as it can.
+
+        Raises:
+            NotFound: The schedule does not exist.
+            Conflict: A run has not ended, or each worker runs the schedule by itself.
+        """
+        return self._loop.run(self._of.run_schedule(name))
 
     def drop_schedule(self, name: str) -> None:
         """Drop a schedule that was removed from the code; the job type and the history of its runs remain.

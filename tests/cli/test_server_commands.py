@@ -72,6 +72,8 @@ STEPS: list[tuple[str, str, str]] = [
     ("schedules", "", "no schedules"),
     ("schedules list", "", "no schedules"),
     ("schedules show", "nightly", "!no such schedule"),
+    ("schedules runs", "nightly", "!no such schedule"),
+    ("schedules run", "nightly", "!not found"),
     ("schedules drop", "nightly", "!not found"),
     ("version", "", "0."),
 ]

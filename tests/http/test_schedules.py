@@ -35,6 +35,15 @@ async def test_schedules_are_shown_and_dropped(served: Served, client: httpx.Cli
         assert [record.name for record in penstock.list_schedules()] == ["report", "sweep"]
         with pytest.raises(Conflict, match="sweep is declared by a running worker"):
             penstock.drop_schedule("sweep")
+        assert [run.id for run in penstock.schedule_runs("report")] == []
+        penstock.create_job_type("report")
+        id = penstock.run_schedule("report")
+        assert [(run.id, run.status) for run in penstock.schedule_runs("report", status="queued")] == [(id, "queued")]
+        with pytest.raises(Conflict, match="has not ended"):
+            penstock.run_schedule("report")
+        for missing in (penstock.run_schedule, penstock.schedule_runs):
+            with pytest.raises(NotFound):
+                missing("none")
         penstock.drop_schedule("report")
         with pytest.raises(NotFound):
             penstock.drop_schedule("report")

@@ -328,9 +328,11 @@ CALLS = [
     "select penstock.enqueue_run('mail', next_at, next_at, next_at + interval '1 minute') from penstock.schedules",
     "select penstock.note_schedules('{mail}')",
     "select penstock.schedule_list()",
+    "select penstock.schedule_runs('mail')",
     "select penstock.declare_schedule('beat', 'every', '60', now() - interval '1 second')",
     "select penstock.take_schedule('beat', 'w', '10 seconds')",
     "select penstock.end_schedule('beat', 'w', next_at, now(), next_at, now(), '{\"type\": \"E\"}') from penstock.schedules",
+    "select penstock.run_schedule('beat')",
     "select penstock.declare_schedule('each', 'every', '60', null, 'per-worker')",
     "select penstock.note_run('each', 'w', now(), now(), now(), '{}')",
 ]

@@ -1,4 +1,4 @@
-"""Commands about schedules: when they are due, what became of their last run; dropping one that left the code."""
+"""Commands about schedules: when they are due, what became of their runs, running one now, dropping one that left the code."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from penstock.cli.output import AsJson, cell, out, pass_on_json, print_json, pri
 from penstock.errors import NotFound
 from penstock.schedules.schedule import ScheduleRecord
 
-app = typer.Typer(help="Schedules: next and last runs; dropping one.", invoke_without_command=True)
+app = typer.Typer(help="Schedules: next and last runs; running one now, dropping one.", invoke_without_command=True)
 Name = Annotated[str, typer.Argument(help="Schedule.")]
 _SHORT = 80
 
@@ -32,8 +32,8 @@ def list_schedules(as_json: AsJson = False) -> None:
         print_json(found)
         return
     print_table(
-        ["schedule", "times", "runs as", "next", "last", "outcome", "error", "declared"],
-        [(s.name, times(s), s.runs_as, s.next_at, s.last_at, s.last_outcome, _error(s), declared(s)) for s in found],
+        ["schedule", "times", "runs as", "next", "last", "outcome", "failures", "error", "declared"],
+        [(s.name, times(s), s.runs_as, s.next_at, s.last_at, s.last_outcome, s.failures, _error(s), declared(s)) for s in found],
         empty="no schedules yet: @app.cron(...) or @app.timer(...), and a worker",
     )
 
@@ -51,7 +51,8 @@ def show(name: Name, as_json: AsJson = False) -> None:
     rows = {
         "times": times(record),
         "runs as": record.runs_as,
-        "next": record.next_at,
+        "next": ", ".join(map(cell, record.upcoming())) or None,
+        "run requested": record.requested_at,
         "last": record.last_at,
         "started": record.last_started_at,
         "finished": record.last_finished_at,
@@ -60,9 +61,39 @@ def show(name: Name, as_json: AsJson = False) -> None:
         "job": record.job_id and f"job_{record.job_id}",
         "last error": record.last_error,
         "of": record.last_error_at,
+        "failures in a row": record.failures,
         "declared": declared(record),
     }
     print_table(["schedule", name], list(rows.items()), empty="")
+
+
+@app.command()
+def runs(
+    name: Name,
+    status: Annotated[str | None, typer.Option("--status", "-s", help="Only runs with this status.")] = None,
+    limit: Annotated[int, typer.Option(min=1, max=1000)] = 20,
+    as_json: AsJson = False,
+) -> None:
+    """The last runs of a schedule, latest first; none when it runs in place."""
+    found = with_backend(lambda opened: opened.schedule_runs(name, status=status, limit=limit))
+    if as_json:
+        print_json(found)
+        return
+    print_table(
+        ["job", "for", "status", "started", "finished", "attempts", "worker", "error"],
+        [(f"job_{r.id}", r.at, r.status, r.started_at, r.finished_at, r.attempts_used, r.worker, _short(r.error)) for r in found],
+        empty="no such runs",
+    )
+
+
+@app.command()
+def run(name: Name, as_json: AsJson = False) -> None:
+    """Run a schedule now, beside its times."""
+    id = with_backend(lambda opened: opened.run_schedule(name))
+    if as_json:
+        print_json({"name": name, "job_id": id})
+    else:
+        out.print(f"enqueued: job_{id}" if id is not None else f"requested: a worker runs {name}", highlight=False)
 
 
 @app.command()
@@ -89,4 +120,8 @@ def _error(schedule: ScheduleRecord) -> str | None:
     """The error of the last run; one of an earlier run is for `show`."""
     if schedule.last_error is None or schedule.last_outcome == "succeeded":
         return None
-    return schedule.last_error if len(schedule.last_error) <= _SHORT else f"{schedule.last_error[:_SHORT]}..."
+    return _short(schedule.last_error)
+
+
+def _short(error: str | None) -> str | None:
+    return error if error is None or len(error) <= _SHORT else f"{error[:_SHORT]}..."

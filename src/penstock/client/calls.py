@@ -19,7 +19,7 @@ from penstock.core.serialization import dump_json
 from penstock.errors import InvalidInput, JobFailed
 from penstock.jobs.http_models import Claimed, ClaimedJobs, Result
 from penstock.jobs.models import Admission, Enqueued, JobCounts, JobRecord, JobTypeRecord, NewJob, Status, Why, make_id, parse_id
-from penstock.schedules.schedule import ScheduleRecord
+from penstock.schedules.schedule import ScheduleRecord, ScheduleRun
 
 T = TypeVar("T")
 _BATCH = 10_000
@@ -254,6 +254,22 @@ def change_job_type(name: str, options: dict[str, Any]) -> Call[JobTypeRecord]:
 def list_schedules() -> Call[list[ScheduleRecord]]:
     """All schedules."""
     return Call("GET", "/v1/schedules", reader(list[ScheduleRecord]))
+
+
+def schedule_runs(name: str, status: Status | str | None, limit: int) -> Call[list[ScheduleRun]]:
+    """The last runs of a schedule."""
+    params = {"limit": str(limit)} | ({} if status is None else {"status": str(status)})
+    return Call("GET", f"/v1/schedules/{quoted(name)}/runs", reader(list[ScheduleRun]), params=params)
+
+
+def run_schedule(name: str) -> Call[UUID | None]:
+    """Run a schedule now. Not repeated: the second time its run may not have ended."""
+
+    def parse(response: httpx.Response) -> UUID | None:
+        id = json_of(response)["job_id"]
+        return None if id is None else parse_id(id)
+
+    return Call("POST", f"/v1/schedules/{quoted(name)}/run", parse, repeatable=False)
 
 
 def drop_schedule(name: str) -> Call[None]:

@@ -42,6 +42,8 @@ class Kind(StrEnum):
     """A job has come back below the watermarks. Subject: the job type."""
     TAKEN = "taken"
     """Another connection receives a topic under the client id of an earlier one. Subject: the queue."""
+    SCHEDULE = "schedule"
+    """A run in place was requested. Subject: the schedule."""
     SCHEMA = "schema"
     """A migration has changed the schema. No subject."""
 

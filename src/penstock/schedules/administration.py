@@ -2,17 +2,46 @@
 
 from __future__ import annotations
 
+from uuid import UUID
+
+from penstock.jobs.models import Status
 from penstock.schedules import queries as schedules
 from penstock.schedules.declarations import ScheduleDeclarations
-from penstock.schedules.schedule import ScheduleRecord
+from penstock.schedules.schedule import ScheduleRecord, ScheduleRun
 
 
 class ScheduleAdministration(ScheduleDeclarations):
-    """Lists and drops schedules."""
+    """Lists, runs and drops schedules."""
 
     async def list_schedules(self) -> list[ScheduleRecord]:
         """All schedules in the database, with their next time and the outcome of their last run."""
         return await schedules.schedules(await self.context.database())
+
+    async def schedule_runs(self, name: str, *, status: Status | str | None = None, limit: int = 20) -> list[ScheduleRun]:
+        """The last runs of a schedule, latest first, as far as the archive goes; none when it runs in place.
+
+        Args:
+            name: Name of the schedule.
+            status: Only runs with this status, such as "failed"; None: all.
+            limit: Maximum number of runs, at most 1,000.
+
+        Raises:
+            NotFound: The schedule does not exist.
+        """
+        wanted = None if status is None else str(status)
+        return await schedules.runs(await self.context.database(), name, wanted, limit)
+
+    async def run_schedule(self, name: str) -> UUID | None:
+        """Run a schedule now, beside its times.
+
+        Returns:
+            The job of the run; None when a worker runs the schedule in place, as soon as it can.
+
+        Raises:
+            NotFound: The schedule does not exist.
+            Conflict: A run has not ended, or each worker runs the schedule by itself.
+        """
+        return await schedules.run_now(await self.context.database(), name)
 
     async def drop_schedule(self, name: str) -> None:
         """Drop a schedule that was removed from the code; the job type and the history of its runs remain.

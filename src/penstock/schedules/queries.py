@@ -8,8 +8,9 @@ from datetime import datetime, timedelta
 from uuid import UUID
 
 from penstock.errors import NotFound
+from penstock.jobs.models import Status
 from penstock.postgres.database import Database
-from penstock.schedules.schedule import ScheduleRecord
+from penstock.schedules.schedule import ScheduleRecord, ScheduleRun
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +18,7 @@ class Due:
     """The time for which a schedule runs next, the current time, and whether it can run now.
 
     `running`: the schedule is due, and the run before has not ended. `taken`: this worker runs the schedule in place.
+    `requested`: it runs for `now`, as was requested, and stays due at `at`.
     """
 
     at: datetime
@@ -24,6 +26,7 @@ class Due:
     in_s: float
     running: bool = False
     taken: bool = False
+    requested: bool = False
 
 
 async def now(database: Database) -> datetime:
@@ -61,7 +64,7 @@ async def take(database: Database, name: str, worker: str, duration: timedelta) 
     row = await database.fetchrow("select * from penstock.take_schedule($1, $2, $3)", name, worker, duration)
     if row["due_at"] is None:
         raise _deleted(name)
-    return Due(row["due_at"], row["now_at"], row["due_in"], taken=row["taken"])
+    return Due(row["due_at"], row["now_at"], row["due_in"], taken=row["taken"], requested=bool(row["requested"]))
 
 
 async def extend(database: Database, name: str, worker: str, due_at: datetime, duration: timedelta) -> bool:
@@ -108,6 +111,18 @@ async def note_run(
 async def schedules(database: Database) -> list[ScheduleRecord]:
     """All schedules, by name."""
     return [ScheduleRecord(*tuple(row)) for row in await database.fetch("select * from penstock.schedule_list()")]
+
+
+async def run_now(database: Database, name: str) -> UUID | None:
+    """Run a schedule now. Returns its job, None for a run in place. Raises `NotFound`, `Conflict`."""
+    found: UUID | None = await database.fetchval("select penstock.run_schedule($1)", name)
+    return found
+
+
+async def runs(database: Database, name: str, status: str | None = None, limit: int = 20) -> list[ScheduleRun]:
+    """The last runs of a schedule, latest first. Raises `NotFound`, `InvalidInput`."""
+    rows = await database.fetch("select * from penstock.schedule_runs($1, $2, $3)", name, status, limit)
+    return [ScheduleRun(row["id"], Status(row["status"]), *tuple(row)[2:]) for row in rows]
 
 
 async def drop(database: Database, name: str) -> None:

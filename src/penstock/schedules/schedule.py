@@ -31,7 +31,7 @@ from penstock.core.hooks import Around
 from penstock.core.records import example
 from penstock.errors import InvalidInput
 from penstock.jobs.handler import Handler, Job
-from penstock.jobs.models import JobId
+from penstock.jobs.models import JobId, Status
 
 Missed: TypeAlias = Literal["skip", "once", "all"]
 RunsAs: TypeAlias = Literal["job", "in-place", "per-worker"]
@@ -273,13 +273,16 @@ class ScheduleRecord:
         job_id: Job of the last run.
         declared: Whether a running worker declares it. False: it was removed from the code, or no worker with that code runs.
         declared_at: Time of the last declaration by a worker.
+        failures: Runs in a row that failed, expired or were lost.
+        requested_at: Time at which a run in place was requested that has not ended.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = example({
         "name": "close-the-day", "runs_as": "job", "kind": "cron", "spec": "0 0 * * * Europe/Berlin", "next_at": _AT,
         "last_at": _AT, "last_outcome": "failed", "last_error": "ValueError: no takings", "last_error_at": _AT,
         "last_started_at": _AT, "last_finished_at": _AT, "last_worker": "web-3-4711",
-        "job_id": "job_282227eb-3c76-4ef7-af7e-25dff933077f", "declared": True, "declared_at": _AT,
+        "job_id": "job_282227eb-3c76-4ef7-af7e-25dff933077f", "declared": True, "declared_at": _AT, "failures": 1,
+        "requested_at": None,
     })  # fmt: skip
 
     name: str
@@ -306,3 +309,51 @@ class ScheduleRecord:
         bool, Field(description="Whether a running worker declares it; false: it left the code, or no such worker runs.")
     ]
     declared_at: datetime | None
+    failures: Annotated[int, Field(description="Runs in a row that failed, expired or were lost.")] = 0
+    requested_at: Annotated[
+        datetime | None, Field(description="When a run in place was asked for that has not ended; null: none is.")
+    ] = None
+
+    def upcoming(self, count: int = 3) -> list[datetime]:
+        """The next times at which it is due, at most `count`; none for a schedule that each worker runs by itself."""
+        if self.next_at is None:
+            return []
+        if self.kind == "every":
+            times: Every | Cron = Every(timedelta(seconds=float(self.spec)))
+        else:
+            expression, _, tz = self.spec.rpartition(" ")
+            times = Cron(expression, tz)
+        found = [self.next_at]
+        while len(found) < count:
+            found.append(times.after(found[-1], self.next_at))
+        return found[:count]
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduleRun:
+    """One run of a schedule whose runs are jobs.
+
+    Attributes:
+        id: The job.
+        status: Status of the job.
+        at: Time for which it ran, or is to run.
+        started_at: Time at which its last attempt started.
+        finished_at: Time at which it ended.
+        worker: Worker of its last attempt.
+        attempts_used: Number of attempts that began.
+        error: Error of its last failed attempt.
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = example({
+        "id": "job_282227eb-3c76-4ef7-af7e-25dff933077f", "status": "failed", "at": _AT, "started_at": _AT, "finished_at": _AT,
+        "worker": "web-3-4711", "attempts_used": 5, "error": "ValueError: no takings",
+    })  # fmt: skip
+
+    id: JobId
+    status: Status
+    at: Annotated[datetime, Field(description="The time for which it ran, or is to run.")]
+    started_at: datetime | None
+    finished_at: datetime | None
+    worker: str | None
+    attempts_used: int
+    error: Annotated[str | None, Field(description="The error of its last failed attempt.")]

@@ -24,6 +24,7 @@ from penstock.core.polling import wait_for_event
 from penstock.core.user_code import contained, in_thread, message_of
 from penstock.errors import NotFound, PenstockError
 from penstock.postgres.database import Database
+from penstock.postgres.notifications import Kind, Notifications
 from penstock.schedules import queries as schedules
 from penstock.schedules.schedule import Schedule, Tick
 from penstock.settings import Settings
@@ -60,6 +61,8 @@ class Scheduler:
         self._settings = settings
         self._worker = worker
         self._stopping = asyncio.Event()
+        # Of each schedule that runs in place: set when a run was requested, and at the end.
+        self._awake = {schedule.name: asyncio.Event() for schedule in declared if schedule.runs_as == "in-place"}
         self._ended = asyncio.Event()
         # The latest run, and the latest failed run, of each schedule with `per_worker`, until they are recorded.
         self._latest: dict[str, _Ran] = {}
@@ -87,6 +90,13 @@ class Scheduler:
     def stop(self) -> None:
         """Begin no further runs; `run` ends with the runs that are under way."""
         self._stopping.set()
+        for awake in self._awake.values():
+            awake.set()
+
+    def subscribe(self, notifications: Notifications) -> None:
+        """Subscribe to the requests for runs in place."""
+        for name, awake in self._awake.items():
+            notifications.wake(awake.set, Kind.SCHEDULE, Kind.CONNECTED, subject=name)
 
     async def _record(self) -> None:
         """Record at intervals that this worker declares the schedules, and the outcomes of their runs."""
@@ -156,15 +166,18 @@ class Scheduler:
 
     async def _run_once(self, schedule: Schedule) -> None:
         await self._declare_with_retry(schedule)
+        awake = self._awake[schedule.name]
         while not self._stopping.is_set():
             try:
+                awake.clear()
                 due = await schedules.take(self._database, schedule.name, self._worker, self._settings.dead_after)
                 if due.taken:
                     await self._take(schedule, due)
                     continue
                 # A schedule that is due and not taken is running in another worker.
                 pause = due.in_s if due.in_s > 0 else self._settings.poll_interval.total_seconds()
-                await wait_for_event(self._stopping, min(pause, _LOOK_EVERY_S * random.uniform(0.8, 1.0)))
+                if not self._stopping.is_set():
+                    await wait_for_event(awake, min(pause, _LOOK_EVERY_S * random.uniform(0.8, 1.0)))
             except NotFound:
                 await self._declare_with_retry(schedule)
             except PenstockError as error:
@@ -187,7 +200,7 @@ class Scheduler:
         await wait_for_event(self._stopping, random.uniform(0.5, 1.5))
 
     async def _take(self, schedule: Schedule, due: schedules.Due) -> None:
-        run_for, next_at = schedule.decide(due.at, due.now)
+        run_for, next_at = (due.now, due.at) if due.requested else schedule.decide(due.at, due.now)
         if run_for is None:
             log.info("schedule_skipped", schedule=schedule.name, at=due.at)
             await schedules.end(self._database, schedule.name, self._worker, due.at, next_at)

@@ -177,6 +177,7 @@ class Worker:
         notifications.wake(self._full_scan, Kind.FULL_SCAN)
         notifications.wake(self._database.schema_changed.set, Kind.SCHEMA)
         self._heartbeat.subscribe(notifications)
+        self._scheduler.subscribe(notifications)
         for pool in self.pools:
             pool.subscribe(notifications)
         for consumer in self.consumers:

@@ -34,7 +34,7 @@ from penstock.jobs.http_models import Claimed, Result
 from penstock.jobs.models import Enqueued, JobCounts, JobRecord, JobTypeRecord, NewJob, Status, Why
 from penstock.jobs.scaling import ScaleAdvice
 from penstock.pools.models import PoolDetails
-from penstock.schedules.schedule import ScheduleRecord
+from penstock.schedules.schedule import ScheduleRecord, ScheduleRun
 from penstock.streams.models import StreamRecord, StreamSummary
 from penstock.topics.models import TopicCounts
 
@@ -169,6 +169,14 @@ class AsyncClient:
     async def list_schedules(self) -> list[ScheduleRecord]:
         """All schedules that the user may see, with their last runs."""
         return await self._send(calls.list_schedules())
+
+    async def schedule_runs(self, name: str, *, status: Status | str | None = None, limit: int = 20) -> list[ScheduleRun]:
+        """The last runs of a schedule, latest first. Raises `NotFound`."""
+        return await self._send(calls.schedule_runs(name, status, limit))
+
+    async def run_schedule(self, name: str) -> UUID | None:
+        """Run a schedule now. Returns its job, None for a run in place. Raises `NotFound`, `Conflict`."""
+        return await self._send(calls.run_schedule(name))
 
     async def drop_schedule(self, name: str) -> None:
         """Forget a schedule that left the code. Raises `NotFound`, `Conflict`."""

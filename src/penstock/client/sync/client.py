@@ -35,7 +35,7 @@ from penstock.jobs.http_models import Claimed, Result
 from penstock.jobs.models import Enqueued, JobCounts, JobRecord, JobTypeRecord, NewJob, Status, Why
 from penstock.jobs.scaling import ScaleAdvice
 from penstock.pools.models import PoolDetails
-from penstock.schedules.schedule import ScheduleRecord
+from penstock.schedules.schedule import ScheduleRecord, ScheduleRun
 from penstock.streams.models import StreamRecord, StreamSummary
 from penstock.topics.models import TopicCounts
 
@@ -181,6 +181,14 @@ class Client:
     def list_schedules(self) -> list[ScheduleRecord]:
         """All schedules that the user may see, with their last runs."""
         return self._send(calls.list_schedules())
+
+    def schedule_runs(self, name: str, *, status: Status | str | None = None, limit: int = 20) -> list[ScheduleRun]:
+        """The last runs of a schedule, latest first. Raises `NotFound`."""
+        return self._send(calls.schedule_runs(name, status, limit))
+
+    def run_schedule(self, name: str) -> UUID | None:
+        """Run a schedule now. Returns its job, None for a run in place. Raises `NotFound`, `Conflict`."""
+        return self._send(calls.run_schedule(name))
 
     def drop_schedule(self, name: str) -> None:
         """Forget a schedule that left the code. Raises `NotFound`, `Conflict`."""

@@ -141,6 +141,17 @@ as $$
 $$;
 comment on function penstock.error_text(jsonb) is 'Part of the functions about schedules: the error of an attempt as one text.';
 
+create or replace function penstock.failures_after(p_failures integer, p_outcome text)
+returns integer
+language sql
+immutable
+as $$
+    -- A cancelled run says nothing about the schedule.
+    select case p_outcome when 'succeeded' then 0 when 'cancelled' then p_failures else p_failures + 1 end
+$$;
+comment on function penstock.failures_after(integer, text) is
+    'Part of the functions about schedules: how many runs in a row have failed after one with this outcome.';
+
 create or replace function penstock.note_ended_runs(p_names text[])
 returns void
 language plpgsql
@@ -165,7 +176,8 @@ begin
         last_finished_at = ended.finished_at,
         last_worker = ended.worker,
         last_error = case when ended.status = 'succeeded' then schedule.last_error else penstock.error_text(ended.errors -> -1) end,
-        last_error_at = case when ended.status = 'succeeded' then schedule.last_error_at else ended.finished_at end
+        last_error_at = case when ended.status = 'succeeded' then schedule.last_error_at else ended.finished_at end,
+        failures = penstock.failures_after(schedule.failures, ended.status::text)
     from ended
     where schedule.name = ended.name;
 end
@@ -207,7 +219,13 @@ security definer
 set search_path = penstock, pg_temp
 as $$
     update penstock.schedules
-    set last_at = p_at,
+    set -- The run that failed last is noted twice when it is also the latest one.
+        failures = case
+            when p_error is null then 0
+            when last_at = p_at and last_worker = left(p_worker, 200) then failures
+            else failures + 1
+        end,
+        last_at = p_at,
         last_worker = left(p_worker, 200),
         last_started_at = p_started_at,
         last_finished_at = p_finished_at,
@@ -221,7 +239,7 @@ comment on function penstock.note_run(text, text, timestamptz, timestamptz, time
 
 create or replace function penstock.take_schedule(
     p_name text, p_worker text, p_for interval,
-    out taken boolean, out due_at timestamptz, out now_at timestamptz, out due_in double precision
+    out taken boolean, out due_at timestamptz, out now_at timestamptz, out due_in double precision, out requested boolean
 )
 language plpgsql
 security definer
@@ -234,11 +252,12 @@ begin
     select * into schedule from penstock.schedules where name = p_name;
     due_at := schedule.next_at;
     taken := false;
-    if due_at <= now_at and not penstock.schedule_is_running(schedule) then
+    if (due_at <= now_at or schedule.requested_at is not null) and not penstock.schedule_is_running(schedule) then
         select * into schedule from penstock.schedules where name = p_name for update;
         due_at := schedule.next_at;
-        if due_at <= now_at and not penstock.schedule_is_running(schedule) then
+        if (due_at <= now_at or schedule.requested_at is not null) and not penstock.schedule_is_running(schedule) then
             taken := true;
+            requested := schedule.requested_at is not null;
             update penstock.schedules
             set running_by = p_worker,
                 running_until = now_at + p_for,
@@ -248,7 +267,8 @@ begin
                     when schedule.running_by is not null then 'worker ' || schedule.running_by || ' fell silent in the middle of a run'
                     else last_error
                 end,
-                last_error_at = case when schedule.running_by is not null then now_at else last_error_at end
+                last_error_at = case when schedule.running_by is not null then now_at else last_error_at end,
+                failures = case when schedule.running_by is not null then penstock.failures_after(failures, 'lost') else failures end
             where name = p_name;
         end if;
     end if;
@@ -256,7 +276,7 @@ begin
 end
 $$;
 comment on function penstock.take_schedule(text, text, interval) is
-    'Takes a schedule that is due and runs in place, for a while: no other worker runs it until end_schedule, or until the while is over (see extend_schedule). due_at: the time for which it runs, or will.';
+    'Takes a schedule that runs in place and is due, or of which a run was requested, for a while: no other worker runs it until end_schedule, or until the while is over (see extend_schedule). due_at: the time for which it runs, or will; requested: it runs for now_at instead, and stays due at due_at.';
 
 create or replace function penstock.extend_schedule(p_name text, p_worker text, p_due_at timestamptz, p_for interval)
 returns boolean
@@ -292,6 +312,8 @@ begin
         next_at = p_next_at,
         last_at = coalesce(p_ran_at, last_at),
         job_id = case when ran then null else job_id end,
+        requested_at = case when ran then null else requested_at end,
+        failures = case when ran then penstock.failures_after(failures, case when p_error is null then 'succeeded' else 'failed' end) else failures end,
         last_worker = case when ran then p_worker else last_worker end,
         last_started_at = case when ran then p_started_at else last_started_at end,
         last_finished_at = case when ran then penstock.clock() else last_finished_at end,
@@ -309,7 +331,7 @@ create or replace function penstock.schedule_list()
 returns table (
     name text, runs_as text, kind text, spec text, next_at timestamptz, last_at timestamptz, last_outcome text, last_error text,
     last_error_at timestamptz, last_started_at timestamptz, last_finished_at timestamptz, last_worker text, job_id uuid,
-    declared boolean, declared_at timestamptz
+    declared boolean, declared_at timestamptz, failures integer, requested_at timestamptz
 )
 language sql
 stable
@@ -337,7 +359,12 @@ as $$
         coalesce(schedule.running_by, lease.worker, schedule.last_worker, archived.worker),
         schedule.job_id,
         coalesce(schedule.declared_at > penstock.clock() - interval '1 minute', false),
-        schedule.declared_at
+        schedule.declared_at,
+        case
+            when archived.status is not null then penstock.failures_after(schedule.failures, archived.status::text)
+            else schedule.failures
+        end,
+        schedule.requested_at
     from penstock.schedules as schedule
     left join penstock.queued_jobs as queued on queued.id = schedule.job_id
     left join penstock.leases as lease on lease.id = queued.lease
@@ -352,13 +379,11 @@ as $$
     order by schedule.name
 $$;
 comment on function penstock.schedule_list() is
-    'Every schedule: when it is due next, for which time it ran last, what became of that, the last error, and whether a running worker declares it (false: it left the code, or no worker of that code runs).';
+    'Every schedule: when it is due next, for which time it ran last, what became of that, the last error, how many runs in a row have failed, and whether a running worker declares it (false: it left the code, or no worker of that code runs).';
 
-create or replace function penstock.drop_schedule(p_name text)
-returns void
+create or replace function penstock.require_schedule(p_name text)
+returns penstock.schedules
 language plpgsql
-security definer
-set search_path = penstock, pg_temp
 as $$
 declare
     schedule penstock.schedules;
@@ -368,6 +393,97 @@ begin
         raise exception 'no such schedule: %', coalesce(left(p_name, 100), 'null')
             using errcode = 'PS404', hint = 'See: select * from penstock.schedule_list();';
     end if;
+    return schedule;
+end
+$$;
+comment on function penstock.require_schedule(text) is 'Part of run_schedule and drop_schedule: the schedule of that name, held until the transaction ends; or PS404.';
+
+create or replace function penstock.run_schedule(p_name text)
+returns uuid
+language plpgsql
+security definer
+set search_path = penstock, pg_temp
+as $$
+declare
+    moment constant timestamptz := penstock.clock();
+    schedule constant penstock.schedules := penstock.require_schedule(p_name);
+    run uuid;
+begin
+    if schedule.runs_as = 'per-worker' then
+        raise exception 'each worker runs the schedule % by itself', p_name
+            using errcode = 'PS409', hint = 'A schedule that runs once for all workers can be run on request.';
+    end if;
+    if penstock.schedule_is_running(schedule) or schedule.requested_at is not null then
+        raise exception 'a run of schedule % has not ended', p_name
+            using errcode = 'PS409', hint = 'Runs do not overlap: wait for its end, or cancel its job.';
+    end if;
+    if schedule.runs_as = 'in-place' then
+        update penstock.schedules set requested_at = moment where name = p_name;
+        perform pg_notify('penstock', 'schedule ' || p_name);
+        return null;
+    end if;
+    perform penstock.note_ended_runs(array[p_name]);
+    run := penstock.enqueue(p_name, jsonb_build_object('at', moment));
+    update penstock.schedules
+    set last_at = moment,
+        job_id = run,
+        last_outcome = null,
+        last_started_at = null,
+        last_finished_at = null,
+        last_worker = null
+    where name = p_name;
+    return run;
+end
+$$;
+comment on function penstock.run_schedule(text) is
+    'Runs a schedule now, beside its times. Returns the job of the run; null: a worker runs it in place as soon as it can. PS404 when there is none, PS409 while a run has not ended, or when each worker runs it by itself.';
+
+create or replace function penstock.schedule_runs(p_name text, p_status text default null, p_limit integer default 20)
+returns table (
+    id uuid, status text, at timestamptz, started_at timestamptz, finished_at timestamptz, worker text, attempts_used integer, error text
+)
+language plpgsql
+stable
+security definer
+set search_path = penstock, pg_temp
+as $$
+begin
+    perform penstock.check_limit(p_limit, 1000);
+    if not exists (select from penstock.schedules where name = p_name) then
+        raise exception 'no such schedule: %', coalesce(left(p_name, 100), 'null')
+            using errcode = 'PS404', hint = 'See: select * from penstock.schedule_list();';
+    end if;
+    return query
+    select
+        run.id, run.status,
+        -- The id of a run has the time of its slot, see run_id.
+        coalesce(penstock.id_time(run.id), run.created_at), run.started_at, run.finished_at, run.worker,
+        case run.status
+            when 'queued' then run.max_attempts - run.attempts
+            when 'in-progress' then run.max_attempts - run.attempts + 1
+            else (
+                select archived.attempts_used from penstock.archived_jobs as archived
+                where archived.id = run.id and archived.finished_at = run.finished_at
+            )
+        end,
+        nullif(penstock.error_text(run.errors::jsonb -> -1), '')
+    from penstock.list_jobs(p_name, p_status, p_limit => p_limit) with ordinality as listed (id, place)
+    cross join lateral penstock.find_jobs(array[listed.id]) as run
+    order by listed.place;
+end
+$$;
+comment on function penstock.schedule_runs(text, text, integer) is
+    'The last runs of a schedule whose runs are jobs, latest first, as far as the archive goes: at is the time for which it ran. p_status: only those with this status. PS404 when there is no such schedule.';
+
+create or replace function penstock.drop_schedule(p_name text)
+returns void
+language plpgsql
+security definer
+set search_path = penstock, pg_temp
+as $$
+declare
+    schedule constant penstock.schedules := penstock.require_schedule(p_name);
+begin
     if schedule.declared_at > penstock.clock() - interval '1 minute' then
         raise exception 'schedule % is declared by a running worker, the last time at %', p_name, schedule.declared_at
             using errcode = 'PS409',
