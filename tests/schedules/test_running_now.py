@@ -100,7 +100,7 @@ async def test_a_schedule_of_each_worker_cannot_be_run_on_request(app: Penstock,
 async def test_failures_are_counted_and_runs_listed(app: Penstock, sql: Sql) -> None:
     fails = True
 
-    @app.cron("0 4 * * *", name="report", attempts=2, backoff=SOON)
+    @app.cron("0 4 * * *", name="report", max_attempts=2, backoff=SOON)
     async def report() -> None:
         if fails:
             raise ValueError("no takings")
@@ -121,7 +121,7 @@ async def test_failures_are_counted_and_runs_listed(app: Penstock, sql: Sql) -> 
     assert (await record_of(app, "report")).failures == 0
     runs = await app.schedule_runs("report")
     assert [run.id for run in runs] == ids[::-1]
-    assert [(run.status, run.attempts_used, run.error) for run in runs] == [
+    assert [(run.status, run.attempt, run.error) for run in runs] == [
         ("succeeded", 1, None),
         ("failed", 2, "ValueError: no takings"),
         ("failed", 2, "ValueError: no takings"),

@@ -80,8 +80,8 @@ def runs(
         print_json(found)
         return
     print_table(
-        ["job", "for", "status", "started", "finished", "attempts", "worker", "error"],
-        [(f"job_{r.id}", r.at, r.status, r.started_at, r.finished_at, r.attempts_used, r.worker, _short(r.error)) for r in found],
+        ["job", "for", "status", "started", "finished", "attempt", "worker", "error"],
+        [(f"job_{r.id}", r.at, r.status, r.started_at, r.finished_at, r.attempt, r.worker, _short(r.error)) for r in found],
         empty="no such runs",
     )
 

@@ -340,13 +340,13 @@ class ScheduleRun:
         started_at: Time at which its last attempt started.
         finished_at: Time at which it ended.
         worker: Worker of its last attempt.
-        attempts_used: Number of attempts that began.
+        attempt: Number of its last attempt, or, while it waits, of the next one.
         error: Error of its last failed attempt.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = example({
         "id": "job_282227eb-3c76-4ef7-af7e-25dff933077f", "status": "failed", "at": _AT, "started_at": _AT, "finished_at": _AT,
-        "worker": "web-3-4711", "attempts_used": 5, "error": "ValueError: no takings",
+        "worker": "web-3-4711", "attempt": 5, "error": "ValueError: no takings",
     })  # fmt: skip
 
     id: JobId
@@ -355,5 +355,5 @@ class ScheduleRun:
     started_at: datetime | None
     finished_at: datetime | None
     worker: str | None
-    attempts_used: int
+    attempt: int
     error: Annotated[str | None, Field(description="The error of its last failed attempt.")]

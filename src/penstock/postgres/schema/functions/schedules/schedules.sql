@@ -440,7 +440,7 @@ comment on function penstock.run_schedule(text) is
 
 create or replace function penstock.schedule_runs(p_name text, p_status text default null, p_limit integer default 20)
 returns table (
-    id uuid, status text, at timestamptz, started_at timestamptz, finished_at timestamptz, worker text, attempts_used integer, error text
+    id uuid, status text, at timestamptz, started_at timestamptz, finished_at timestamptz, worker text, attempt integer, error text
 )
 language plpgsql
 stable
@@ -458,14 +458,7 @@ begin
         run.id, run.status,
         -- The id of a run has the time of its slot, see run_id.
         coalesce(penstock.id_time(run.id), run.created_at), run.started_at, run.finished_at, run.worker,
-        case run.status
-            when 'queued' then run.max_attempts - run.attempts
-            when 'in-progress' then run.max_attempts - run.attempts + 1
-            else (
-                select archived.attempts_used from penstock.archived_jobs as archived
-                where archived.id = run.id and archived.finished_at = run.finished_at
-            )
-        end,
+        run.attempt::integer,
         nullif(penstock.error_text(run.errors::jsonb -> -1), '')
     from penstock.list_jobs(p_name, p_status, p_limit => p_limit) with ordinality as listed (id, place)
     cross join lateral penstock.find_jobs(array[listed.id]) as run
