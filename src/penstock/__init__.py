@@ -18,7 +18,7 @@ from penstock.errors import (
     SchemaMismatch,
 )
 from penstock.jobs.declarations import JobOptions
-from penstock.jobs.handler import Job, current_job
+from penstock.jobs.handler import Job, Jobs, current_job
 from penstock.jobs.job_type import JobType
 from penstock.jobs.models import (
     Admission,
@@ -70,6 +70,7 @@ __all__ = [
     "JobOptions",
     "JobRecord",
     "JobType",
+    "Jobs",
     "Lifespan",
     "Message",
     "NewEvent",

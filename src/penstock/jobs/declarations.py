@@ -8,16 +8,18 @@ from typing import Any, Concatenate, ParamSpec, Protocol, TypedDict, TypeVar, ov
 
 from typing_extensions import Unpack
 
-from penstock.core.checks import check_names
+from penstock.core.checks import check_flag, check_names, check_number, check_span
 from penstock.errors import InvalidInput, NotFound
 from penstock.jobs.checks import check_options
-from penstock.jobs.handler import Job
+from penstock.jobs.handler import Job, Jobs
 from penstock.jobs.job_type import JobType
 from penstock.jobs.models import Backoff, Delivery, Executor, Options, RateLimit
+from penstock.jobs.worked import BatchOptions
 from penstock.postgres.context import Context, Declarations
 
 T = TypeVar("T")
 P = ParamSpec("P")
+_LONGEST_LINGER = timedelta(seconds=10)
 
 
 class Decorator(Protocol):
@@ -25,6 +27,8 @@ class Decorator(Protocol):
 
     @overload
     def __call__(self, handler: Callable[Concatenate[Job[T], ...], Any], /) -> JobType[[T]]: ...
+    @overload
+    def __call__(self, handler: Callable[Concatenate[Jobs[T], ...], Any], /) -> JobType[[T]]: ...
     @overload
     def __call__(self, handler: Callable[P, Any], /) -> JobType[P]: ...
 
@@ -81,6 +85,9 @@ class JobDeclarations(Declarations):
         *,
         key: str | Callable[[Any], str | None] | None = None,
         executor: Executor = "auto",
+        max_batch_size: int | None = None,
+        linger: timedelta = timedelta(0),
+        batch_by_key: bool = False,
         **options: Unpack[JobOptions],
     ) -> Decorator: ...
     def job(
@@ -89,6 +96,9 @@ class JobDeclarations(Declarations):
         *,
         key: str | Callable[[Any], str | None] | None = None,
         executor: Executor = "auto",
+        max_batch_size: int | None = None,
+        linger: timedelta = timedelta(0),
+        batch_by_key: bool = False,
         **options: Unpack[JobOptions],
     ) -> Any:
         """Declare a job type by its handler: `@app.job("name", ...)`, or just `@app.job`.
@@ -100,6 +110,10 @@ class JobDeclarations(Declarations):
             name: Name of the type; None: the function's name with dashes instead of underscores.
             key: Name of a field of the payload, or a function of it, that gives a job its key, unless a call gives one.
             executor: "auto" runs async handlers on the loop and plain ones in threads; "process" runs them in processes.
+            max_batch_size: Largest number of jobs that one call of the handler gets. It then takes a list, `jobs: list[Job[T]]`,
+                and returns nothing, or an outcome for each job: its result, or an exception such as `Retry`. None: it takes one.
+            linger: How long the first job of a batch waits for others, at most 10 s.
+            batch_by_key: Whether all jobs of a batch have the same key.
             options: How its jobs are delivered, retried and limited: `JobOptions`.
 
         Raises:
@@ -109,11 +123,12 @@ class JobDeclarations(Declarations):
             return self.job()(name)
 
         chosen = options_of(name or "a job type", options)
+        batch = _batch(name or "a job type", max_batch_size, linger, batch_by_key)
 
         def declare(handler: Callable[..., Any]) -> JobType[Any]:
             named = name or getattr(handler, "__name__", "").replace("_", "-")
             declared: JobType[Any] = JobType(self.context, named, Any, chosen, key)
-            declared.handled_by(handler, executor)
+            declared.handled_by(handler, executor, batch)
             return self.add_type(declared)
 
         return declare
@@ -148,6 +163,19 @@ class JobDeclarations(Declarations):
         if declared is None or not declared.works:
             raise NotFound(f"this app has no handler for {name}", hint=f"It declares: {', '.join(sorted(self.types)) or 'none'}.")
         return declared
+
+
+def _batch(what: str, max_batch_size: int | None, linger: timedelta, by_key: bool) -> BatchOptions | None:
+    check_span(f"linger of {what}", linger, zero=True)
+    if max_batch_size is None:
+        if linger or by_key:
+            raise InvalidInput(f"linger and batch_by_key of {what} need max_batch_size", hint="For example: max_batch_size=100")
+        return None
+    check_number(f"max_batch_size of {what}", max_batch_size, 1, 10_000)
+    check_flag(f"batch_by_key of {what}", by_key)
+    if linger > _LONGEST_LINGER:
+        raise InvalidInput(f"linger of {what} must be at most {_LONGEST_LINGER}, not {linger}")
+    return BatchOptions(max_batch_size, linger, by_key)
 
 
 def _delivery(value: Delivery | str) -> Delivery:

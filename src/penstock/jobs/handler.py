@@ -104,6 +104,10 @@ def current_job() -> Job[Any]:
     return job
 
 
+class Jobs(list[Job[T]]):
+    """The jobs of a batch, as a batch handler receives them: a list."""
+
+
 Handler = Callable[..., Awaitable[Any] | Any]
 
 

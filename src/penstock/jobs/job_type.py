@@ -8,17 +8,17 @@ from datetime import datetime, timedelta
 from typing import Any, Generic, ParamSpec, Protocol
 from uuid import UUID
 
-from penstock.core.dependencies import Plan
+from penstock.core.dependencies import Plan, name_of
 from penstock.core.keys import KeyOf, check_key, key_by, key_of_field
 from penstock.core.serialization import Codec
 from penstock.errors import InvalidInput
 from penstock.jobs import queries as jobs
 from penstock.jobs.enqueue import enqueue_many
-from penstock.jobs.handler import Handler, HandlerKind, Job, kind_of
+from penstock.jobs.handler import Handler, HandlerKind, Job, Jobs, kind_of
 from penstock.jobs.models import Enqueued, Executor, NewJob, Options
 from penstock.jobs.signature import Signature, signature_of_handler
 from penstock.jobs.sync import SyncJobCall, SyncJobType
-from penstock.jobs.worked import WorkedType
+from penstock.jobs.worked import BatchOptions, WorkedType
 from penstock.postgres.context import Context
 from penstock.postgres.database import Database, unless_refused
 
@@ -65,6 +65,7 @@ class JobType(Generic[P]):
         self.function: Callable[..., Any] | None = None
         self.handler: Handler | None = None
         self.kind: HandlerKind = "async"
+        self.batch: BatchOptions | None = None
         self._key = key
         self._takes(Signature(payload))
 
@@ -80,8 +81,13 @@ class JobType(Generic[P]):
         elif self._key is not None:
             self._key_of = key_by(what, self._key)
 
-    def handled_by(self, function: Callable[..., Any], executor: Executor = "auto") -> None:
+    def handled_by(self, function: Callable[..., Any], executor: Executor = "auto", batch: BatchOptions | None = None) -> None:
         """Set the handler.
+
+        Args:
+            function: The handler, as it is declared.
+            executor: See `Penstock.job`.
+            batch: How it gets batches; None: it takes one job.
 
         Raises:
             InvalidInput: The handler cannot be used, or the type has one already.
@@ -93,6 +99,13 @@ class JobType(Generic[P]):
         declared = self.signature.payload
         if signature.form == "job" and signature.payload is Any and declared is not Any:
             signature = replace(signature, payload=declared)
+        if (batch is not None) != (signature.form == "batch") or (batch is not None and kind == "process"):
+            raise InvalidInput(
+                f"{name_of(function)} cannot be the handler of {self.name}: "
+                + ("batches are not sent to processes" if kind == "process" else "lists of jobs and max_batch_size go together"),
+                hint="A batch handler is declared with max_batch_size=..., and takes jobs: list[Job[Payload]].",
+            )
+        self.batch = batch
         self.handled_as(function, signature, handler, kind)
 
     def handled_as(self, function: Callable[..., Any], signature: Signature, handler: Handler, kind: HandlerKind) -> None:
@@ -116,8 +129,8 @@ class JobType(Generic[P]):
             return None
         # In a process, the dependencies are made there.
         plan = Plan({}) if self.kind == "process" else self.signature.plan
-        around = self.context.hooks.around(plan, Job)
-        return WorkedType(self.name, self.declared, self.codec, self.handler, self.kind, around)
+        around = self.context.hooks.around(plan, Job if self.batch is None else Jobs)
+        return WorkedType(self.name, self.declared, self.codec, self.handler, self.kind, around, self.batch)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the handler itself, as a plain function, with all of its arguments."""

@@ -11,7 +11,7 @@ import dataclasses
 import functools
 import inspect
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
@@ -32,7 +32,7 @@ from penstock.core.dependencies import (
     unwrapped,
 )
 from penstock.errors import InvalidInput
-from penstock.jobs.handler import Handler, Job
+from penstock.jobs.handler import Handler, Job, Jobs
 
 _OPTIONS = (
     "id",
@@ -54,14 +54,14 @@ class Signature:
 
     Attributes:
         payload: Type of the payload.
-        form: "job": the handler takes a `Job`; "whole": it takes the payload; "fields": it takes the payload's fields.
+        form: "job": the handler takes a `Job`; "batch": a list of jobs; "whole": the payload; "fields": the payload's fields.
         parameter: Name of the parameter that takes the job or the payload.
         fields: The fields of the payload as a signature, in the form "fields".
         plan: Its dependencies.
     """
 
     payload: Any = Any
-    form: Literal["job", "whole", "fields"] = "job"
+    form: Literal["job", "batch", "whole", "fields"] = "job"
     parameter: str = "data"
     fields: inspect.Signature = field(default_factory=inspect.Signature)
     plan: Plan = field(default_factory=lambda: Plan({}))
@@ -112,6 +112,7 @@ def signature_of_handler(handler: Callable[..., Any], *, blocking: bool = False)
     annotations = annotations_of(function)
     filled: dict[str, Depends | Given] = dict(injected)
     jobs: list[str] = []
+    batches: dict[str, Any] = {}
     payload: dict[str, inspect.Parameter] = {}
     for name, parameter in signature_of(function).parameters.items():
         annotation = annotations.get(name, Any)
@@ -119,6 +120,8 @@ def signature_of_handler(handler: Callable[..., Any], *, blocking: bool = False)
             continue
         if (depends := depends_of(annotation)) is not None:
             filled[name] = depends
+        elif (job := _job_of_batch(annotation)) is not None:
+            batches[name] = job
         elif given_of(annotation, (Job,)) is not None:
             jobs.append(name)
         elif parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY):
@@ -128,6 +131,15 @@ def signature_of_handler(handler: Callable[..., Any], *, blocking: bool = False)
             )
         else:
             payload[name] = parameter
+    if batches:
+        (batch, job), *others = batches.items()
+        if others or jobs or payload:
+            raise InvalidInput(
+                f"{name_of(function)} takes a list of jobs, and {', '.join([*dict(others), *jobs, *payload])} besides",
+                hint="A batch handler takes the jobs, and dependencies.",
+            )
+        plan = check_dependencies(filled, (Jobs,))
+        return Signature(_data_of(job) or Any, "batch", batch, plan=plan), taking(function, batch)
     if len(jobs) > 1:
         raise InvalidInput(f"{name_of(function)} takes {len(jobs)} jobs", hint="Give it one parameter of type Job.")
     typed = _data_of(annotations[jobs[0]]) if jobs else None
@@ -158,6 +170,18 @@ def _data_of(annotation: Any) -> Any:
         annotation = annotation.__origin__
     (data,) = typing.get_args(annotation) or (None,)
     return None if data is Any else data
+
+
+def _job_of_batch(annotation: Any) -> Any:
+    """The `Job[T]` of `list[Job[T]]`, `Sequence[Job[T]]` or `Jobs[T]`; None for other annotations."""
+    if typing.get_origin(annotation) is Annotated:
+        annotation = annotation.__origin__
+    origin, inner = typing.get_origin(annotation), typing.get_args(annotation)
+    if annotation is Jobs or origin is Jobs:
+        return Job[inner[0]] if inner else Job  # type: ignore[valid-type]
+    if origin in (list, Sequence) and given_of(inner[0], (Job,)) is not None:
+        return inner[0]
+    return None
 
 
 def _is_record(annotation: Any) -> bool:

@@ -26,6 +26,21 @@ class SettledElsewhere(Exception):
     """Raised by a handler whose job has been settled elsewhere, as by a callback: the worker has nothing left to settle."""
 
 
+@dataclass(frozen=True, slots=True)
+class BatchOptions:
+    """How a batch handler gets its jobs.
+
+    Attributes:
+        max_batch_size: Largest number of jobs in a batch.
+        linger: How long the first job of a batch waits for others.
+        by_key: Whether all jobs of a batch have the same key.
+    """
+
+    max_batch_size: int
+    linger: timedelta = timedelta(0)
+    by_key: bool = False
+
+
 @dataclass(slots=True)
 class WorkedType:
     """One job type of a worker. Its limits are refreshed from the database while the worker runs.
@@ -37,6 +52,7 @@ class WorkedType:
         handler: Handler, a function of a `Job` and its dependencies.
         kind: Where the handler runs.
         around: Middleware and dependencies around the handler; None: it has none.
+        batch: How its handler gets batches; None: it takes one job.
     """
 
     name: str
@@ -45,10 +61,16 @@ class WorkedType:
     handler: Handler
     kind: HandlerKind
     around: Around | None = None
+    batch: BatchOptions | None = None
     limit: timedelta | None = None
     keep_result: bool = False
     limited: bool = False
     once: bool = False
+
+    @property
+    def lane(self) -> str:
+        """Where its jobs wait for a place: with all handlers of their kind, or for the batches of their type."""
+        return self.kind if self.batch is None else f"batches of {self.name}"
 
     def refresh(self, record: JobTypeRecord) -> None:
         """Apply the options that the database has."""

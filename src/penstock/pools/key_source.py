@@ -41,8 +41,8 @@ _NO_SLOTS_S = 1.0
 class PoolExecutor(Protocol):
     """The role of an executor in a pool: it runs handlers, or gives jobs to a program."""
 
-    def room(self, kind: HandlerKind) -> int:
-        """How many more jobs with handlers of this kind it can start soon."""
+    def room(self, lane: str) -> int:
+        """How many more jobs of this lane, such as the kind of their handler, it can start soon."""
 
     def start(self, job: ClaimedJob, claimed_at: float, may_start: Callable[[], bool], ahead: bool) -> None:
         """Run a job that was claimed at this (monotonic) time, unless `may_start` then returns False.

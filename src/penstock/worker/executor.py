@@ -1,7 +1,8 @@
 """The executor: starts the handlers of claimed jobs, as many at once as there are places, and passes results on.
 
-The kind of a handler says where it runs: on the event loop, in a thread or in a process. Each kind has its places, and a queue of
-claimed jobs that wait for one. Each handler runs in a task of its own, so that its context variables end with it.
+The kind of a handler says where it runs: on the event loop, in a thread or in a process. Each kind, and each type whose handler
+takes batches, has a lane: its places, and a queue of claimed jobs that wait for one. Each handler runs in a task of its own, so
+that its context variables end with it.
 """
 
 from __future__ import annotations
@@ -24,12 +25,13 @@ from penstock.core.serialization import dump_json
 from penstock.core.user_code import in_thread
 from penstock.errors import PenstockError
 from penstock.jobs import queries as jobs
-from penstock.jobs.handler import HandlerKind, Job, set_current_job
+from penstock.jobs.handler import Job, Jobs, set_current_job
 from penstock.jobs.models import ClaimedJob, Outcome, Settlement
 from penstock.jobs.worked import Held, WorkedType
 from penstock.pools.worked import WorkedPool
 from penstock.postgres.database import Database
 from penstock.settings import Settings
+from penstock.worker.batches import Batcher
 from penstock.worker.outcomes import released, settlement_of, stopped
 from penstock.worker.process import call_in_process
 from penstock.worker.running import Running, job_of
@@ -67,7 +69,7 @@ class Executor:
         self._begin_all = begin_all
         self._may_start = may_start
         # Jobs that have a place, and whose start is being recorded.
-        self._beginning: list[tuple[Running, HandlerKind]] = []
+        self._beginning: list[tuple[Running, str]] = []
         self._writing_begun: asyncio.Task[None] | None = None
         self.loop = asyncio.get_running_loop()
         self.report_progress = report_progress
@@ -77,15 +79,21 @@ class Executor:
         """Called soon after places have become free."""
         self._room_told = False
         self._settings = settings
-        self._places: dict[HandlerKind, int] = {
+        self._places: dict[str, int] = {
             "async": settings.concurrency,
             "thread": settings.threads,
             "process": settings.processes_for_handlers,
         }
-        self._waiting: dict[HandlerKind, deque[Running]] = {"async": deque(), "thread": deque(), "process": deque()}
-        self._busy: dict[HandlerKind, int] = dict.fromkeys(self._places, 0)
-        self._done: dict[HandlerKind, int] = dict.fromkeys(self._places, 0)
-        self._rate: dict[HandlerKind, float] = dict.fromkeys(self._places, 0.0)
+        self._batchers: dict[str, Batcher] = {}
+        for worked in types.values():
+            if worked.batch is not None:
+                self._batchers[worked.name] = Batcher(worked, worked.batch, self._call_batch)
+                # One batch gathers while another one runs.
+                self._places[worked.lane] = 2 * worked.batch.max_batch_size
+        self._waiting: dict[str, deque[Running]] = {lane: deque() for lane in self._places}
+        self._busy: dict[str, int] = dict.fromkeys(self._places, 0)
+        self._done: dict[str, int] = dict.fromkeys(self._places, 0)
+        self._rate: dict[str, float] = dict.fromkeys(self._places, 0.0)
         self._measured = time.monotonic()
         self._jobs: dict[UUID, Running] = {}
         self._leases: dict[int, int] = {}
@@ -126,20 +134,20 @@ class Executor:
         """Leases of the claimed jobs that are not finished."""
         return list(self._leases)
 
-    def room(self, kind: HandlerKind) -> int:
+    def room(self, lane: str) -> int:
         """How many more jobs this process can start soon: free places, and the jobs that it finishes in a tenth of a second."""
         self._measure()
-        ahead = min(int(self._rate[kind] * _LOOKAHEAD_S), self._settings.claim_limit)
-        wanted = self._places[kind] + ahead
-        have = self._busy[kind] + len(self._waiting[kind])
+        ahead = min(int(self._rate[lane] * _LOOKAHEAD_S), self._settings.claim_limit)
+        wanted = self._places[lane] + ahead
+        have = self._busy[lane] + len(self._waiting[lane])
         room = wanted - have
         # Many small claims cost more than a few large ones: while enough jobs wait here, claim only when half of them are done.
         return room if have == 0 or room * 2 >= ahead else 0
 
     def submit(self, claimed: Iterable[ClaimedJob], now: float) -> None:
         """Accept claimed jobs; `now` is the monotonic time before the claim."""
-        for kind in {self._take(job, now, self._may_start) for job in claimed}:
-            self._fill(kind)
+        for lane in {self._take(job, now, self._may_start) for job in claimed}:
+            self._fill(lane)
 
     def start(self, job: ClaimedJob, claimed_at: float, may_start: Callable[[], bool], ahead: bool) -> None:
         """Accept one claimed job, `ahead` of those that wait for a place or behind them.
@@ -149,18 +157,18 @@ class Executor:
         """
         self._fill(self._take(job, claimed_at, may_start, ahead))
 
-    def _take(self, job: ClaimedJob, now: float, may_start: Callable[[], bool], ahead: bool = False) -> HandlerKind:
+    def _take(self, job: ClaimedJob, now: float, may_start: Callable[[], bool], ahead: bool = False) -> str:
         worked = self._types[job.name]
         limit = worked.time_limit(job.lease_s)
         running = Running(self, job, worked, limit, now + max(limit, job.lease_s * 0.9), may_start)
         self._jobs[job.id] = running
         self._leases[job.lease] = self._leases.get(job.lease, 0) + 1
-        queue = self._waiting[worked.kind]
+        queue = self._waiting[worked.lane]
         if ahead:
             queue.appendleft(running)
         else:
             queue.append(running)
-        return worked.kind
+        return worked.lane
 
     def moved(self, running: Running, lease: int) -> None:
         """See `Runner`."""
@@ -248,9 +256,9 @@ class Executor:
             self._pool.stop()
             self._pool.join(timeout=5)
 
-    def _fill(self, kind: HandlerKind) -> None:
-        queue = self._waiting[kind]
-        while queue and self._busy[kind] < self._places[kind] and not self._stopping:
+    def _fill(self, lane: str) -> None:
+        queue = self._waiting[lane]
+        while queue and self._busy[lane] < self._places[lane] and not self._stopping:
             running = queue.popleft()
             if self._jobs.get(running.claimed.id) is not running:
                 continue
@@ -261,13 +269,13 @@ class Executor:
                 continue
             running.started = True
             running.deadline = min(running.deadline, now + running.limit)
-            self._busy[kind] += 1
+            self._busy[lane] += 1
             if self._begin_all or running.worked.once:
-                self._beginning.append((running, kind))
+                self._beginning.append((running, lane))
                 if self._writing_begun is None or self._writing_begun.done():
                     self._writing_begun = self.loop.create_task(self._begin(), name="penstock-begin")
             else:
-                running.task = self.loop.create_task(self._run(running, kind))
+                running.task = self.loop.create_task(self._run(running, lane))
 
     async def _begin(self) -> None:
         """Record that jobs are about to start: all that came while the call before was under way, in one call."""
@@ -279,20 +287,21 @@ class Executor:
                 begun = await jobs.begin(self.database, ids, leases)
             except PenstockError as error:
                 log.error("jobs_not_begun", jobs=len(batch), error=error)
-            for running, kind in batch:
+            for running, lane in batch:
                 # A job that was lost or cancelled meanwhile does not start: its settlement says so, or is stale.
                 if running.claimed.id in begun and running.reason is None and self._jobs.get(running.claimed.id) is running:
-                    running.task = self.loop.create_task(self._run(running, kind))
+                    running.task = self.loop.create_task(self._run(running, lane))
                 else:
-                    self._free(running, kind, stopped(running))
+                    self._free(running, lane, stopped(running))
 
-    async def _run(self, running: Running, kind: HandlerKind) -> None:
+    async def _run(self, running: Running, lane: str) -> None:
         # Written inline, since each call that is made once for each job costs measurable time.
         claimed, worked = running.claimed, running.worked
         # A process can be suspended at any point: another worker may have the job by now.
         if time.monotonic() >= running.deadline or not running.may_start():
-            self._free(running, kind, stopped(running))
+            self._free(running, lane, stopped(running))
             return
+        kind = worked.kind
         running.entered = True
         settlement: Settlement | None
         try:
@@ -301,7 +310,9 @@ class Executor:
             else:
                 job = job_of(running)
                 set_current_job(job)
-                if worked.around is not None:
+                if worked.batch is not None:
+                    result = await self._batchers[worked.name].run(job)
+                elif worked.around is not None:
                     result = await worked.around(job, partial(self._call, running, job))
                 elif kind == "async":
                     result = await worked.handler(job)
@@ -312,7 +323,7 @@ class Executor:
         except BaseException as error:
             # A handler that calls sys.exit(), or raises another BaseException, ends its own job, not the worker.
             settlement = settlement_of(running, error)
-        self._free(running, kind, settlement)
+        self._free(running, lane, settlement)
 
     def _interrupt(self, running: Running) -> None:
         """Cancel the task of a job. A task that is cancelled before its first step runs none of its code, so that it can neither
@@ -322,15 +333,15 @@ class Executor:
         if task is None:
             return
         if not running.entered and not task.cancelling():
-            kind = running.worked.kind
-            task.add_done_callback(lambda _: self._free(running, kind, stopped(running)))
+            lane = running.worked.lane
+            task.add_done_callback(lambda _: self._free(running, lane, stopped(running)))
         task.cancel()
 
-    def _free(self, running: Running, kind: HandlerKind, settlement: Settlement | None) -> None:
-        self._busy[kind] -= 1
-        self._done[kind] += 1
+    def _free(self, running: Running, lane: str, settlement: Settlement | None) -> None:
+        self._busy[lane] -= 1
+        self._done[lane] += 1
         self._finish(running, settlement)
-        self._fill(kind)
+        self._fill(lane)
 
     async def _call(self, running: Running, job: Job[Any], dependencies: Mapping[str, Any]) -> Any:
         """Call the handler with its dependencies, within its middleware."""
@@ -340,6 +351,12 @@ class Executor:
         if worked.kind == "process":
             return await self._in_process(running)
         return await in_thread(self._threads, partial(worked.handler, **dependencies), job)
+
+    async def _call_batch(self, worked: WorkedType, batch: Jobs[Any], dependencies: Mapping[str, Any]) -> Any:
+        """Call a batch handler with its dependencies, within its middleware."""
+        if worked.kind == "async":
+            return await worked.handler(batch, **dependencies)
+        return await in_thread(self._threads, partial(worked.handler, **dependencies), batch)
 
     async def _in_process(self, running: Running) -> Any:
         handler = running.worked.handler
@@ -389,6 +406,6 @@ class Executor:
         if span < 0.05:
             return
         self._measured = now
-        for kind, done in self._done.items():
-            self._rate[kind] = 0.5 * self._rate[kind] + 0.5 * done / span
-            self._done[kind] = 0
+        for lane, done in self._done.items():
+            self._rate[lane] = 0.5 * self._rate[lane] + 0.5 * done / span
+            self._done[lane] = 0

@@ -14,7 +14,6 @@ from uuid import UUID
 from penstock.core.serialization import dump_json
 from penstock.errors import Conflict
 from penstock.jobs import queries as jobs
-from penstock.jobs.handler import HandlerKind
 from penstock.jobs.models import ClaimedJob, Outcome, Settlement
 from penstock.pools.worked import WorkedPool
 from penstock.postgres.database import Database
@@ -135,7 +134,7 @@ class ExternalExecutor:
 
     # -- see `PoolExecutor`
 
-    def room(self, kind: HandlerKind) -> int:
+    def room(self, lane: str) -> int:
         """See `PoolExecutor`."""
         return self._prefetch - len(self._jobs)
 

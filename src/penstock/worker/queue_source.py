@@ -10,7 +10,6 @@ from penstock.errors import PenstockError
 from penstock.jobs import queries as jobs
 from penstock.jobs.claiming import FailedClaims, WatermarkedClaims
 from penstock.jobs.fetcher import Look
-from penstock.jobs.handler import HandlerKind
 from penstock.jobs.models import ClaimedJob
 from penstock.jobs.worked import WorkedType
 from penstock.postgres.database import Database
@@ -70,7 +69,7 @@ class QueueSource:
         self._admission = admission
         self._claims = WatermarkedClaims(database)
         self._failed = FailedClaims(database, lambda: registration.id, self.types_apart, self.known_leases)
-        self._names: dict[HandlerKind, list[str]] = {}
+        self._names: dict[str, list[str]] = {}
         self._types: Mapping[str, WorkedType] = {}
         self._ask_for_places_at = 0.0
         self.waits_for_places = False
@@ -78,9 +77,9 @@ class QueueSource:
 
     def work_on(self, types: Mapping[str, WorkedType]) -> None:
         """Claim these types from now on."""
-        names: dict[HandlerKind, list[str]] = {}
+        names: dict[str, list[str]] = {}
         for worked in types.values():
-            names.setdefault(worked.kind, []).append(worked.name)
+            names.setdefault(worked.lane, []).append(worked.name)
         self._names = names
         self._types = types
 
@@ -145,8 +144,8 @@ class QueueSource:
 
     async def _claim(self) -> tuple[int, int]:
         asked = claimed = 0
-        for kind, names in list(self._names.items()):
-            limit = min(self._executor.room(kind), self._claim_limit)
+        for lane, names in list(self._names.items()):
+            limit = min(self._executor.room(lane), self._claim_limit)
             if limit <= 0:
                 continue
             # The types rotate, so that a busy one does not keep the others waiting.

@@ -43,7 +43,7 @@ def get_label() -> Iterator[Label]:
 async def resize(path: str, width: int = 100) -> None: ...
 
 
-@app.job("ship", attempts=3, rate_limit=RateLimit(10, timedelta(seconds=1)), key="id")
+@app.job("ship", max_attempts=3, rate_limit=RateLimit(10, timedelta(seconds=1)), key="id")
 async def ship(shipment: Shipment) -> None: ...
 
 
@@ -71,7 +71,12 @@ def print_label(label: Label, copies: int) -> None: ...
 async def clean() -> None: ...
 
 
-remote = app.job_type("remote", Shipment, attempts=2)
+@app.job(max_batch_size=10)
+async def index(jobs: list[Job[int]], session: Annotated[Session, Depends(get_session)]) -> list[int | Exception]:
+    return [job.data for job in jobs]
+
+
+remote = app.job_type("remote", Shipment, max_attempts=2)
 untyped = app.job_type("untyped")
 
 bolts = app.pool("bolts", key="tenant", concurrency=5)
@@ -91,7 +96,7 @@ async def cell(job: Job[int]) -> None: ...
 delays = app.topic("delays", Label)
 
 
-@delays.subscriber("jfk", attempts=2)
+@delays.subscriber("jfk", max_attempts=2)
 async def at_jfk(job: Job[Label]) -> None: ...
 
 
@@ -115,7 +120,7 @@ def on_orders(batch: Batch[Shipment]) -> None: ...
 async def scan(events: Events[Shipment]) -> None: ...
 
 
-@app.cron("0 4 * * *", attempts=2)
+@app.cron("0 4 * * *", max_attempts=2)
 async def report(tick: Tick) -> None: ...
 
 
@@ -144,6 +149,7 @@ async def right() -> None:
     await archive.options(connection=object()).enqueue(path="a.png")
     await print_label.enqueue(copies=2)
     await clean.enqueue()
+    await index.enqueue(3)
     await remote.enqueue(Shipment(id="shp_1"))
     await untyped.enqueue({"any": "thing"})
     await tighten.options(key="acme").enqueue("acme", turns=3)
@@ -174,6 +180,7 @@ async def wrong() -> None:
     await archive.enqueue(path="a.png", number=3)  # wrong
     await print_label.enqueue(copies="two")  # wrong
     await clean.enqueue("now")  # wrong
+    await index.enqueue([3])  # wrong
     await remote.enqueue("shp_1")  # wrong
     await tighten.enqueue("acme", turns="three")  # wrong
     await cell.enqueue("three")  # wrong
@@ -183,7 +190,7 @@ async def wrong() -> None:
     app.job("x", retries=3)  # wrong
     app.pool("x", slots="many")  # wrong
     app.stream("x", partition=3)  # wrong
-    app.cron("0 4 * * *", attempts="two")  # wrong
+    app.cron("0 4 * * *", max_attempts="two")  # wrong
 
 
 asyncio.run(right())
