@@ -47,6 +47,25 @@ def test_a_stalled_horizon_does_not_hold_the_watermarks_for_ever() -> None:
     assert 150 < watermark(watermarks) < 170
 
 
+def test_a_full_scan_that_stops_below_a_watermark_lowers_it_to_where_it_stopped() -> None:
+    watermarks = Watermarks()
+    for number, seq in enumerate([10, 20, 30]):
+        watermarks.claimed([job(seq)], horizon=100 + number, ceiling=100 + number, now=0.1)
+    assert watermark(watermarks) == 30
+    watermarks.claimed([job(3), job(7)], horizon=200, ceiling=200, now=0.45)
+    assert watermark(watermarks) == 7
+    watermarks.claimed([job(8)], horizon=200, ceiling=200, now=0.45)
+    watermarks.claimed([job(31)], horizon=200, ceiling=200, now=0.45)
+    assert watermark(watermarks) == 8
+
+
+def test_a_full_scan_that_goes_past_a_watermark_leaves_it() -> None:
+    watermarks = Watermarks()
+    watermarks.claimed([job(10)], horizon=1, ceiling=1, now=0.1)
+    watermarks.claimed([job(3), job(11)], horizon=1, ceiling=1, now=0.45)
+    assert watermark(watermarks) == 10
+
+
 def test_priorities_have_watermarks_of_their_own() -> None:
     watermarks = Watermarks()
     watermarks.claimed([job(10), job(50, priority=-5)], horizon=1, ceiling=2, now=0.45)

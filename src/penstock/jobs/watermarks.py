@@ -8,7 +8,8 @@ Every transaction takes its xid before it draws numbers. So when a claim saw num
 moment, all numbers up to S belong to xids below the ceiling; and when a later claim reports a `horizon` (the oldest xid
 still running) of at least that ceiling, all of them are decided and that claim has seen what there is. From then on S is a
 watermark. What still turns up below one (a job handed back by a worker, or locked just then) is found by a full scan: a claim
-without watermarks, made at intervals and whenever a notification asks for it.
+without watermarks, made at intervals and whenever a notification asks for it. A full scan of a worker that has few free places
+takes only the first of these jobs; it lowers the watermark to where it stopped, so that the next claims take the others.
 """
 
 from __future__ import annotations
@@ -56,7 +57,10 @@ class Watermarks:
                 highest[queue] = job.seq
         for queue, seq in highest.items():
             pending = self._pending.setdefault(queue, deque())
-            confirmed = self._watermarks.setdefault(queue, 0)
+            confirmed = min(self._watermarks.setdefault(queue, 0), seq)
+            while pending and pending[-1][0] > seq:
+                # The claim stopped below: what it left up to there is still to be claimed.
+                pending.pop()
             while pending and pending[0][1] <= horizon and pending[0][0] <= seq:
                 confirmed = max(confirmed, pending.popleft()[0])
             self._watermarks[queue] = confirmed
