@@ -270,6 +270,12 @@ async def are_apart(database: Database, names: Sequence[str]) -> bool:
     return bool(await database.fetchval("select penstock.has_isolated_jobs($1)", names))
 
 
+async def next_alone(database: Database, names: Sequence[str], slots: Sequence[int] | None = None) -> UUID | None:
+    """The first job of these types that waits to run alone and may run now; of a pool, in these slots. None: there is none."""
+    found: UUID | None = await database.fetchval("select penstock.next_alone($1, $2)", names, slots)
+    return found
+
+
 async def isolate(database: Database, worker: str, begin: bool) -> bool:
     """Begin or end to run jobs alone. Returns False when enough other workers already do so."""
     return bool(await database.fetchval("select penstock.isolate($1, $2)", worker, begin))

@@ -177,13 +177,16 @@ class KeyQueues:
         self._freed()
 
     def release_waiting(self, slot: int | None = None) -> None:
-        """Release the jobs that have not started, in one slot; None: in all slots, and also those that are claimed later."""
-        if slot is None:
-            self._stopped = True
+        """Release the jobs that have not started, in one slot; None: in all slots."""
         for key, queue in list(self._queues.items()):
             if slot is None or queue.slot == slot:
                 self._close(queue)
                 self._tidy(key)
+
+    def stop(self) -> None:
+        """Release the jobs that have not started, and those that are claimed later."""
+        self._stopped = True
+        self.release_waiting()
 
     async def drained(self, slot: int, within: float) -> bool:
         """Wait until no job of a slot runs or is unsettled. Returns False when `within` seconds were not enough."""
@@ -200,9 +203,9 @@ class KeyQueues:
             (job.lease_s for queue in self._queues.values() if queue.slot == slot for job in queue.running.values()), default=0.0
         )
 
-    def running(self, slot: int) -> list[UUID]:
-        """The running jobs of a slot."""
-        return [id for queue in self._queues.values() if queue.slot == slot for id in queue.running]
+    def running(self, slot: int | None = None) -> list[UUID]:
+        """The running jobs of a slot; None: of all slots."""
+        return [id for queue in self._queues.values() if slot is None or queue.slot == slot for id in queue.running]
 
     def drop(self, slot: int) -> list[UUID]:
         """Forget the jobs of a slot, which belong to others now. Returns the running ones, to be stopped without settling."""

@@ -181,6 +181,16 @@ class KeySource:
         """See `RunsAlone`: the type of this pool, as long as the member owns slots."""
         return [self.name] if self._member.owned else []
 
+    async def next_alone(self) -> UUID | None:
+        """See `RunsAlone`."""
+        owned = self._member.owned
+        return await jobs.next_alone(self._database, [self.name], list(owned)) if owned else None
+
+    def hand_back(self) -> None:
+        """See `RunsAlone`."""
+        self._key_queues.release_waiting()
+        self._executor.give_back(self._key_queues.running())
+
     async def claim_alone(self) -> ClaimedJob | None:
         """See `RunsAlone`."""
         if not (owned := self._member.owned):
@@ -226,7 +236,7 @@ class KeySource:
         """Release the waiting jobs because the worker stops; running handlers have this many seconds until they are cancelled."""
         self.grace_s = grace_s
         self._stops_at = time.monotonic() + grace_s
-        self._key_queues.release_waiting()
+        self._key_queues.stop()
 
     async def revoke(self, slot: int, epoch: int) -> bool:
         """See `SlotUser`: release the waiting jobs, and let running handlers finish.

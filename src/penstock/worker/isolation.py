@@ -1,13 +1,17 @@
 """Isolation: runs jobs alone that were twice in progress when their worker was lost.
 
 No process can tell which of the jobs in flight crashed a worker. After the second crash the database sets apart those that were
-in flight (see `tables/0002_jobs.sql`), and no claim returns them. A worker that finds such jobs stops claiming, waits until it
-has nothing in flight and everything is settled, and runs them one after the other. A job that survives is settled as usual. A job
-that crashes the process is archived as failed, with the reason `quarantined`, by the worker that recovers it.
+in flight (see `tables/0002_jobs.sql`), and no claim returns them. A worker that finds such jobs stops claiming, releases the jobs
+that it has not started, waits until the running ones have ended and everything is settled, and runs the suspects one after the
+other. A suspect that survives is settled as usual. One that crashes the process is archived as failed, with the reason
+`quarantined`, by the worker that recovers it.
 
-One worker in four does this at a time, for a few seconds, and then works as usual for at least as long, so that ordinary work
-continues. A worker whose jobs do not end in time tries again later and waits longer. Standing jobs and consumers of streams
-continue meanwhile.
+One worker in four does this at a time, for a few seconds or for as long as it took to become empty, and then works as usual for
+at least as long, so that ordinary work continues. Standing jobs and consumers of streams continue meanwhile.
+
+A worker whose handlers do not end in time leaves the suspects to another one. It waits for as long as the same suspect has been
+the first, at least for a few seconds, and somewhat longer than it needed the last time. So the time that one worker spends in
+vain counts for all of them, and while any of them makes progress, one with very long handlers wastes little.
 """
 
 from __future__ import annotations
@@ -18,6 +22,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from typing import Protocol
+from uuid import UUID
 
 from penstock.core.logs import get_logger
 from penstock.core.polling import wait_for_event
@@ -42,11 +47,17 @@ class RunsAlone(Source, Protocol):
     def empty(self) -> bool:
         """Whether none of the jobs that it claimed is in flight or unsettled."""
 
-    async def claim_alone(self) -> ClaimedJob | None:
-        """Claim one job that waits to run alone, and start it."""
-
     def types_apart(self) -> Sequence[str]:
         """The job types whose jobs it may run alone."""
+
+    async def next_alone(self) -> UUID | None:
+        """The job that waits to run alone and that it would claim first; None: there is none that it may run now."""
+
+    def hand_back(self) -> None:
+        """Release the claimed jobs that have not started."""
+
+    async def claim_alone(self) -> ClaimedJob | None:
+        """Claim one job that waits to run alone, and start it."""
 
 
 class Isolation:
@@ -74,6 +85,9 @@ class Isolation:
         self._settled = settled
         self._worker = worker
         self._wait_s = _FIRST_WAIT_S
+        # The first of the suspects of each fetcher, and since when these have been the first.
+        self._first: list[UUID | None] = []
+        self._first_since = 0.0
         self._stopping = asyncio.Event()
 
     def stop(self) -> None:
@@ -82,18 +96,32 @@ class Isolation:
 
     async def run(self) -> None:
         """Look for jobs that wait to run alone, until cancelled."""
-        while not self._stopping.is_set():
-            await wait_for_event(self._stopping, self._interval * random.uniform(0.7, 1.3))
+        ordinary_until = 0.0
+        while not await wait_for_event(self._stopping, self._interval * random.uniform(0.7, 1.3)):
             try:
-                names = [name for fetcher in self._fetchers for name in fetcher.source.types_apart()]
-                if names and not self._stopping.is_set() and await jobs.are_apart(self._database, names):
+                wait_s = await self._may_wait_s()
+                if wait_s is not None and time.monotonic() >= ordinary_until and not self._stopping.is_set():
                     began = time.monotonic()
-                    await self._run_some()
-                    await wait_for_event(self._stopping, time.monotonic() - began)
+                    try:
+                        await self._run_some(wait_s)
+                    finally:
+                        ordinary_until = 2 * time.monotonic() - began
             except PenstockError as error:
                 log.warning("isolation_failed", error=error)
 
-    async def _run_some(self) -> None:
+    async def _may_wait_s(self) -> float | None:
+        """For how long the process may wait now until it is empty; None: no job waits that it may run alone."""
+        names = [name for fetcher in self._fetchers for name in fetcher.source.types_apart()]
+        first: list[UUID | None] = []
+        if names and await jobs.are_apart(self._database, names):
+            first = [await fetcher.source.next_alone() for fetcher in self._fetchers]
+        if first != self._first:
+            self._first, self._first_since = first, time.monotonic()
+        if not any(first):
+            return None
+        return min(max(self._wait_s, time.monotonic() - self._first_since), _LONGEST_WAIT_S)
+
+    async def _run_some(self, wait_s: float) -> None:
         worker = self._worker()
         if not await jobs.isolate(self._database, worker, True):
             return
@@ -101,12 +129,18 @@ class Isolation:
             async with AsyncExitStack() as stack:
                 for fetcher in self._fetchers:
                     await stack.enter_async_context(fetcher.paused)
-                if not await self._emptied(self._wait_s):
-                    log.info("isolation_put_off", waited_s=self._wait_s)
-                    self._wait_s = min(self._wait_s * 2, _LONGEST_WAIT_S)
+                for fetcher in self._fetchers:
+                    fetcher.source.hand_back()
+                began = time.monotonic()
+                if not await self._emptied(wait_s):
+                    log.info("isolation_put_off", waited_s=wait_s)
+                    self._wait_s = _FIRST_WAIT_S
                     return
-                self._wait_s = _FIRST_WAIT_S
-                until = time.monotonic() + _SESSION_S
+                now = time.monotonic()
+                took_s = now - began
+                # The next time may take a little longer.
+                self._wait_s = max(_FIRST_WAIT_S, took_s * 1.5)
+                until = now + max(_SESSION_S, took_s)
                 while time.monotonic() < until and not self._stopping.is_set() and await self._run_one():
                     pass
         finally:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from typing import Protocol
+from uuid import UUID
 
 from penstock.errors import PenstockError
 from penstock.jobs import queries as jobs
@@ -128,6 +129,14 @@ class QueueSource:
     def types_apart(self) -> list[str]:
         """See `RunsAlone`."""
         return [name for names in self._names.values() for name in names]
+
+    async def next_alone(self) -> UUID | None:
+        """See `RunsAlone`."""
+        return await jobs.next_alone(self._database, self.types_apart())
+
+    def hand_back(self) -> None:
+        """See `RunsAlone`."""
+        self._executor.give_back(self._executor.jobs_of(self.types_apart()))
 
     async def claim_alone(self) -> ClaimedJob | None:
         """See `RunsAlone`."""

@@ -66,6 +66,34 @@ as $$
 $$;
 comment on function penstock.has_isolated_jobs(text[]) is 'Whether jobs of these types wait to run alone.';
 
+create or replace function penstock.next_alone(p_names text[], p_slots integer[] default null)
+returns uuid
+language sql
+stable
+security definer
+set search_path = penstock, pg_temp
+as $$
+    select penstock.check_size(cardinality(p_names), 10000, 'job types');
+    select penstock.check_size(cardinality(p_slots), 1000000, 'slots');
+    select waiting.id
+    from penstock.jobs
+    cross join lateral (
+        select job.id, job.updated_at
+        from penstock.queued_jobs as job
+        where job.name = jobs.name
+            and job.crashes = 2
+            and job.run_after = penstock.isolation_time()
+            and (p_slots is null or job.slot = any (p_slots))
+        order by job.seq nulls first, job.updated_at, job.id
+        limit 1
+    ) as waiting
+    where jobs.name = any (p_names) and jobs.paused_at is null and jobs.concurrency is distinct from 0
+    order by waiting.updated_at, waiting.id
+    limit 1
+$$;
+comment on function penstock.next_alone(text[], integer[]) is
+    'Which job of these types (of a pool: in these slots) waits to run alone and comes first, those of paused types left out; null: none. While it stays the same, no worker gets on.';
+
 create or replace function penstock.isolate(p_worker text, p_begin boolean)
 returns boolean
 language plpgsql
@@ -159,7 +187,7 @@ begin
                         and earlier.seq < job.seq
                 )
             )
-        order by job.seq nulls first, job.updated_at
+        order by job.seq nulls first, job.updated_at, job.id
         limit 1
         for update skip locked;
         continue when not found;
