@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import asyncpg
+from budget import Budget
 from proxy import Proxy
 from queue_chaos import new_id, seeded, until_taken, was_taken
 from seeking import end_if_cancelled, until_found
@@ -31,7 +32,11 @@ from conftest import eventually
 from penstock import NewJob, Penstock, PenstockError, Settings
 
 KEYS = 24
-LONG_JOBS_OF_A_KEY = 4
+# Jobs of a key run one after another, and some of the time nobody runs them.
+WORK_OF_A_KEY_PER_S = 0.5
+WORK_OF_A_KEY_AHEAD_S = 20.0
+# Until a failed job runs again, which its key waits for: the longest backoff, and the looks of those who end it.
+RETRIED_WITHIN_S = 0.5
 PRODUCERS = 3
 ENVIRONMENT = {
     "PENSTOCK_HEARTBEAT_INTERVAL": "0.7",
@@ -123,7 +128,9 @@ class Producers:
     longest_s: float = 2.5
     counts: dict[str, int] = field(default_factory=dict)
     placed: dict[str, Placed] = field(default_factory=dict)
-    long_jobs: Counter[str] = field(default_factory=Counter)
+    budgets: defaultdict[str, Budget] = field(
+        default_factory=lambda: defaultdict(lambda: Budget(WORK_OF_A_KEY_PER_S, WORK_OF_A_KEY_AHEAD_S))
+    )
     events: list[Event] = field(default_factory=list)
     transactions: int = 0
 
@@ -150,19 +157,17 @@ class Producers:
             await asyncio.sleep(chance.uniform(0, 0.3))
 
     def jobs(self, chance: random.Random) -> list[NewJob]:
-        """Some for keys of which a few get most."""
+        """Some for keys of which a few get most. For which the budget of their key does not suffice, they do nothing."""
         batch = []
         for _ in range(chance.randrange(1, 12)):
             key = f"k{min(int(chance.expovariate(0.15)), KEYS - 1)}"
             n = self.counts.get(key, 0)
             self.counts[key] = n + 1
-            sleep_s = chance.choice([0, 0.001, 0.01, 0.05])
-            # Jobs of a key run one after another: a fast machine must not enqueue more for a key than it can do in the drain.
-            if chance.random() < 0.02 and self.long_jobs[key] < LONG_JOBS_OF_A_KEY:
-                self.long_jobs[key] += 1
-                sleep_s = self.longest_s
-            data = {"n": n, "sleep_s": sleep_s, "failures": chance.choice([0] * 12 + [1, 2])}
-            batch.append(NewJob(data, id=new_id(chance), key=key))
+            sleep_s = self.longest_s if chance.random() < 0.02 else chance.choice([0, 0.001, 0.01, 0.05])
+            failures = chance.choice([0] * 12 + [1, 2])
+            if not self.budgets[key].admits(sleep_s * (failures + 1) + failures * RETRIED_WITHIN_S):
+                sleep_s = failures = 0
+            batch.append(NewJob({"n": n, "sleep_s": sleep_s, "failures": failures}, id=new_id(chance), key=key))
         return batch
 
     async def enqueue(self, calls: list[list[NewJob]], pauses: list[float]) -> None:

@@ -19,6 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from budget import Budget
 from seeking import end_if_cancelled, until_found
 
 from checker.history import SLACK_S, Event, Gone, read, runs_of
@@ -39,6 +40,9 @@ RULES = {
     "unhurried": Rules(),
 }
 WORKERS = 4
+PLACES = 10
+# Seconds of work in a second: half of what the places can do, of which some are away and some do again what was lost.
+WORK_PER_S = {"plain": 10.0, "once": 6.0, "brief": 4.0, "limited": 1.5}
 # Dead after 2 s of silence, looked for every 0.3 s, on a machine that starts Python processes all the time.
 HEALED_WITHIN = 15.0
 # Half of the time after which a worker is taken for dead, since a busy machine may be late with its heartbeat.
@@ -84,7 +88,7 @@ class Fleet:
         return sum(2.5 < gone.back - gone.at < float("inf") for gone in self.gone)
 
     def _start(self) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", "penstock", "worker", "workload:app", "--concurrency", "10"]
+        command = [sys.executable, "-m", "penstock", "worker", "workload:app", "--concurrency", str(PLACES)]
         return subprocess.Popen(command, env=self._environment, cwd=Path(__file__).parent, stdout=self._log, stderr=self._log)
 
     def kill_one(self, chance: random.Random) -> None:
@@ -146,14 +150,24 @@ class Workload:
     asked: list[Asked] = field(default_factory=list)
     known: list[uuid.UUID] = field(default_factory=list)
     names: dict[uuid.UUID, str] = field(default_factory=dict)
+    budgets: dict[str, Budget] = field(
+        default_factory=lambda: {name: Budget(per_s, ahead_s=2 * per_s) for name, per_s in WORK_PER_S.items()}
+    )
 
     def payload(self, name: str) -> dict[str, Any]:
-        """How long a job is to sleep, how often it is to fail, and how long it blocks the loop of its worker."""
+        """How long a job is to sleep, how often it is to fail, and how long it blocks the loop of its worker.
+
+        A job for which the budget of its type does not suffice does not sleep.
+        """
         longest_s, share = (6.0, 0.1) if self.long and RULES[name].concurrency is None else (2.5, 0.02)
+        sleep_s = longest_s if self.chance.random() < share else self.chance.choice([0, 0, 0, 0.01, 0.05, 0.3])
+        failures = self.chance.choice([0, 0, 0, 1, 2, 7]) if self.chance.random() < 0.5 else 0
+        extends = self.chance.random() < 0.5
+        runs = 1 if RULES[name].at_most_once else min(failures + 1, RULES[name].max_attempts)
         return {
-            "sleep_s": longest_s if self.chance.random() < share else self.chance.choice([0, 0, 0, 0.01, 0.05, 0.3]),
-            "failures": self.chance.choice([0, 0, 0, 1, 2, 7]) if self.chance.random() < 0.5 else 0,
-            "extends": self.chance.random() < 0.5,
+            "sleep_s": sleep_s if self.budgets[name].admits(sleep_s * runs) else 0,
+            "failures": failures,
+            "extends": extends,
             # Longer than a worker may be silent.
             "blocks_s": 3.5 if self.chance.random() < 0.002 else 0,
         }

@@ -109,7 +109,8 @@ async def test_a_stream_without_a_guarantee_is_found_out(tmp_path: Path, sabotag
 @pytest.mark.soak
 @pytest.mark.timeout(600)
 async def test_a_queue_with_all_its_guarantees_is_not_found_out(tmp_path: Path) -> None:
-    assert (await run_queue(tmp_path, CONTROLLED_S, sought=ANY, long=True)).violations == []
+    violations = (await run_queue(tmp_path, CONTROLLED_S, sought=ANY, long=True)).violations
+    assert violations == [], "\n".join(violations[:50])
 
 
 @pytest.mark.chaos
@@ -117,7 +118,8 @@ async def test_a_queue_with_all_its_guarantees_is_not_found_out(tmp_path: Path) 
 @pytest.mark.timeout(600)
 async def test_a_pool_with_all_its_guarantees_is_not_found_out(databases: TemporaryDatabases, tmp_path: Path) -> None:
     with databases.database() as url:
-        assert (await run_pools(url, tmp_path, CONTROLLED_S, sought=ANY, long=True)).violations == []
+        violations = (await run_pools(url, tmp_path, CONTROLLED_S, sought=ANY, long=True)).violations
+    assert violations == [], "\n".join(violations[:50])
 
 
 @pytest.mark.chaos
@@ -126,4 +128,5 @@ async def test_a_pool_with_all_its_guarantees_is_not_found_out(databases: Tempor
 async def test_a_stream_with_all_its_guarantees_is_not_found_out(tmp_path: Path) -> None:
     violations = (await run_streams(tmp_path, CONTROLLED_S, sought=ANY, long=True)).violations
     # Its long batches take longer than it waits for them.
-    assert [each for each in violations if not UNFINISHED.search(each)] == []
+    violations = [each for each in violations if not UNFINISHED.search(each)]
+    assert violations == [], "\n".join(violations[:50])

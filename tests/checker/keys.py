@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from checker.history import SLACK_S, THAW_S, Absences, Event, Gone, Run, by_id, lose, runs_of
+from checker.noted import ALONE_S, overlap
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +54,8 @@ def check_keys(
         placed: Where each job was enqueued, by name.
         ended: How each job was archived, by name.
         gone: When worker processes were killed or stopped.
-        within_s: By when the work of a worker that is gone runs again.
+        within_s: By when the work of a worker that is gone runs again. A job that was lost twice is a suspect, which runs alone:
+            within `ALONE_S`, less twice the time in which other suspects ran, since an owner works as usual for as long.
         cut: When worker processes could not reach the database: what they did may not have been settled.
         safe_silence_s: A worker that was stopped for less keeps its keys.
         thaw_s: For how long a worker that is back may go on with a key that it lost.
@@ -67,14 +69,37 @@ def check_keys(
     by_key: dict[str, list[Run]] = defaultdict(list)
     for run in runs:
         by_key[run.name.rpartition("/")[0]].append(run)
+    alone = [run for own in by_id(runs).values() for place, run in enumerate(own) if _lost_twice(own[:place], run)]
     violations = []
     for key, own in by_key.items():
-        violations += _one_at_a_time(key, own, absences, excused, within_s)
+        violations += _one_at_a_time(key, own, absences, excused)
+        violations += _goes_on(key, own, alone, within_s)
         violations += _order(own, placed, ended)
     return violations
 
 
-def _one_at_a_time(key: str, runs: Sequence[Run], absences: Absences, excused: Absences, within_s: float) -> list[str]:
+def _lost_twice(before: Sequence[Run], run: Run) -> bool:
+    """Whether two of the attempts before this one, of which not all were started, were lost with their workers."""
+    return run.attempt - 1 - sum(each.outcome == "failed" and each.lost_at is None for each in before) >= 2
+
+
+def _goes_on(key: str, runs: Sequence[Run], alone: Sequence[Run], within_s: float) -> list[str]:
+    violations = []
+    latest = runs[0]
+    for after in runs[1:]:
+        lost_at = latest.lost_at
+        if lost_at is not None and after.begin > latest.until:
+            waited, most = after.begin - lost_at, within_s
+            if after in alone:
+                others = [(run.begin, run.until) for run in alone if run.id != after.id]
+                waited, most = waited - 2 * overlap(others, lost_at, after.begin), ALONE_S
+            if waited > most:
+                violations.append(f"P9: {key} stood still for {waited:.1f} s after {latest.worker} was gone")
+        latest = max(latest, after, key=lambda run: run.until)
+    return violations
+
+
+def _one_at_a_time(key: str, runs: Sequence[Run], absences: Absences, excused: Absences) -> list[str]:
     violations = []
     latest = runs[0]
     for after in runs[1:]:
@@ -83,8 +108,6 @@ def _one_at_a_time(key: str, runs: Sequence[Run], absences: Absences, excused: A
                 f"P6: {after.name} began on {after.worker} at {after.begin:.3f} while {latest.name} ran on {latest.worker}"
                 f" until {latest.until:.3f}"
             )
-        elif latest.lost_at is not None and after.begin - latest.lost_at > within_s:
-            violations.append(f"P9: {key} stood still for {after.begin - latest.lost_at:.1f} s after {latest.worker} was gone")
         # Of two that overlap the one that lasts longer is what the next must not meet.
         latest = max(latest, after, key=lambda run: run.until)
     for id, own in by_id(runs).items():

@@ -238,11 +238,11 @@ def healing(
         death = killed.get(run.worker)
         if death is not None and run.end == float("inf"):
             until = back.get((run.id, run.attempt), float("inf"))
-            waited[run.id] = max(waited.get(run.id, 0.0), until - death - _overlap(away, death, until))
+            waited[run.id] = max(waited.get(run.id, 0.0), until - death - overlap(away, death, until))
     return waited
 
 
-def _overlap(spans: Iterable[tuple[float, float]], begin: float, end: float) -> float:
+def overlap(spans: Iterable[tuple[float, float]], begin: float, end: float) -> float:
     """How much of the time from begin to end the spans cover."""
     covered, reached = 0.0, begin
     for at, back in sorted(spans):
@@ -265,11 +265,11 @@ def check_lines(noted: Sequence[Noted], away: Sequence[tuple[float, float]]) -> 
         elif note.what in ("claimed", "over") and (since := waiting.pop(note.id, None)) is not None:
             if since.crashes == 2:
                 others = [span for id, span in alone if id != since.id]
-                waited = note.at - since.at - _overlap([*others, *away], since.at, note.at)
+                waited = note.at - since.at - overlap([*others, *away], since.at, note.at)
                 if waited > ALONE_S:
                     yield f"P9: {since.name} {since.id} waited for {waited:.1f} s to run alone, while no other one did"
                 continue
-            until = since.at + PASSED_OVER_S + _overlap(away, since.at, note.at)
+            until = since.at + PASSED_OVER_S + overlap(away, since.at, note.at)
             for other in claims[since.name, since.priority]:
                 if other.seq > since.seq and until < other.at < note.at - AT_ONCE_S:
                     yield (

@@ -138,6 +138,34 @@ def test_keys_that_break_a_promise_are_rejected(mutation: Callable[[KeyHistory, 
     assert occasions >= 3, "hardly any history gave an occasion"
 
 
+def run_of(name: str, attempt: int, begin: float, end: float | None, worker: str) -> list[Event]:
+    started = Event("started", name, name, begin, attempt, worker)
+    return [started] if end is None else [started, replace(started, kind="ended", at=end, outcome="succeeded")]
+
+
+@pytest.mark.parametrize(
+    ("losses", "begin", "other_s", "violations"),
+    [
+        (1, 14.0, 0.0, []),
+        (1, 30.0, 0.0, ["P9"]),
+        (1, 30.0, 10.0, ["P9"]),
+        (2, 60.0, 0.0, []),
+        (2, 75.0, 0.0, ["P9"]),
+        # Twice the time of the other one counts, since their worker works as usual for as long.
+        (2, 75.0, 10.0, []),
+        (2, 95.0, 10.0, ["P9"]),
+    ],
+)
+def test_a_suspect_may_wait_longer_than_another_job(losses: int, begin: float, other_s: float, violations: list[str]) -> None:
+    events = run_of("k/0", losses + 1, begin, begin + 1, "w") + run_of("j/0", 3, 10, 10 + other_s, "w")
+    for number in range(1, losses + 1):
+        events += run_of("k/0", number, number, None, f"v{number}")
+    gone = [Gone(f"v{number}", number + 0.5) for number in range(1, losses + 1)]
+    ended = {"k/0": Ended("succeeded", losses + 1, begin + 1), "j/0": Ended("succeeded", 3, 10 + other_s)}
+    found = check_keys(sorted(events, key=lambda event: event.at), {}, ended, gone, within_s=15)
+    assert [each[:2] for each in found] == violations, found
+
+
 def standing(name: str, id: str, begin: float, end: float | None, worker: str = "1", runs: int = 1) -> list[Event]:
     began = Event("began", id, name, begin, runs, worker)
     return [began] if end is None else [began, Event("stopped", id, name, end, runs, worker)]
