@@ -16,7 +16,7 @@ import pytest
 
 from penstock import Penstock
 from penstock.postgres.embedded import EmbeddedServer
-from penstock.testing import TemporaryDatabases, _in_memory
+from penstock.testing import TemporaryDatabases, memory_folder
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -76,7 +76,7 @@ class Project:
 
 @pytest.fixture(scope="module")
 def project() -> Iterator[Project]:
-    with tempfile.TemporaryDirectory(prefix="penstock-docs-", dir=_in_memory(), ignore_cleanup_errors=True) as folder:
+    with tempfile.TemporaryDirectory(prefix="penstock-docs-", dir=memory_folder(), ignore_cleanup_errors=True) as folder:
         # Held here, so that the server does not start anew with each command.
         server = EmbeddedServer(Path(folder) / ".penstock")
         project = Project(Path(folder), server.start())

@@ -1,7 +1,7 @@
 """The code in a document, block by block, and how to run it.
 
-A block is what is fenced as python, sql or sh, or a command line that is indented. Comments in the source of the document, which
-readers do not see, say what a block needs:
+A block is what is fenced as python, sql, sh or ini, or a command line that is indented. Comments in the source of the document,
+which readers do not see, say what a block needs:
 
 * `<!-- setup: CODE -->` before a block runs Python first, with what the text takes for granted.
 * `<!-- not run: REASON -->` before a block leaves it out.
@@ -22,7 +22,7 @@ from typing import Any
 
 _PARTS = re.compile(
     r"^<!-- (?P<comment>setup|not run|file|background|script|session):?\s*(?P<text>.*?)\s*-->$"
-    r"|^```(?P<language>python|sql|sh)\n(?P<fenced>.*?)^```$"
+    r"|^```(?P<language>python|sql|sh|ini)\n(?P<fenced>.*?)^```$"
     r"|(?<=\n\n)(?P<indented>(?:    [^\n]*\n)+)",
     re.MULTILINE | re.DOTALL,
 )

@@ -18,7 +18,7 @@ from snippets import blocks
 
 from conftest import eventually
 from penstock import Penstock
-from penstock.testing import _in_memory
+from penstock.testing import memory_folder
 
 ROOT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent
@@ -61,7 +61,7 @@ def test_its_own_tests_pass(tmp_path: Path) -> None:
 async def test_its_processes_run_on_a_fresh_database() -> None:
     with ExitStack() as stack:
         folder = Path(
-            stack.enter_context(tempfile.TemporaryDirectory(prefix="shop-", dir=_in_memory(), ignore_cleanup_errors=True))
+            stack.enter_context(tempfile.TemporaryDirectory(prefix="shop-", dir=memory_folder(), ignore_cleanup_errors=True))
         )
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))

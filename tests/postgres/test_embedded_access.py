@@ -20,7 +20,7 @@ from embedded_processes import belonging_to, execute, postmaster, until
 from penstock.errors import EmbeddedServerError
 from penstock.postgres import embedded
 from penstock.postgres.embedded import EmbeddedServer, wheel_bin_dir
-from penstock.testing import _in_memory
+from penstock.testing import memory_folder
 
 pytestmark = pytest.mark.embedded
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
@@ -30,7 +30,7 @@ DAEMON, NOBODY = 1, 65534
 @pytest.fixture
 def folder() -> Iterator[Path]:
     """A data folder that others can reach."""
-    with tempfile.TemporaryDirectory(prefix="penstock-access-", dir=_in_memory()) as top:
+    with tempfile.TemporaryDirectory(prefix="penstock-access-", dir=memory_folder()) as top:
         Path(top).chmod(0o755)
         folder = Path(top) / "data"
         yield folder

@@ -207,19 +207,19 @@ class JobCall(Generic[P]):
     """Options of one job, to which `enqueue` gives the arguments. `JobType.options` makes it."""
 
     def __init__(self, type: JobType[P], new: NewJob, connection: Any) -> None:
-        self._type = type
+        self.type = type
         self._new = new
         self.connection = connection
 
     @property
     def sync(self) -> SyncJobCall[P]:
         """The blocking half, for threads without an event loop."""
-        return SyncJobCall(self, self._type.context.background)
+        return SyncJobCall(self, self.type.context.background)
 
     async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Enqueued:
         """Enqueue one job with these arguments. See `Penstock.enqueue`."""
-        return (await self._type.enqueue_many([self.new(*args, **kwargs)], connection=self.connection))[0]
+        return (await self.type.enqueue_many([self.new(*args, **kwargs)], connection=self.connection))[0]
 
     def new(self, *args: P.args, **kwargs: P.kwargs) -> NewJob:
         """A job with these options and arguments, for `enqueue_many`."""
-        return replace(self._new, data=self._type.signature.payload_of(self._type.name, args, kwargs))
+        return replace(self._new, data=self.type.signature.payload_of(self.type.name, args, kwargs))

@@ -1,40 +1,16 @@
-"""Tools for tests of applications: temporary databases, and workers in the test's own process. See docs/testing.md.
-
-@pytest.fixture(scope="session")
-def databases():
-    with TemporaryDatabases() as databases:
-        yield databases
-
-@pytest.fixture
-async def database(databases):
-    with databases.database() as url, on_database(app, url):
-        async with app:
-            yield url
-
-async def test_it(database):
-    await send_mail.enqueue("ada@example.com")
-    [job] = await run_due_jobs(app)
-    assert job.status == "succeeded"
-"""
+"""Running the work of an application in the process of a test."""
 
 from __future__ import annotations
 
 import asyncio
-import os
-import secrets
-import shutil
-import tempfile
 import time
 import uuid
-from collections.abc import AsyncIterator, Collection, Iterator
+from collections.abc import AsyncIterator, Collection, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
-from datetime import timedelta
-from pathlib import Path
-from types import TracebackType
-from typing import Any
-from urllib.parse import urlsplit, urlunsplit
+from datetime import UTC, datetime, timedelta
+from importlib import resources
+from typing import Any, ParamSpec
 
-import asyncpg
 from pydantic import SecretStr
 
 from penstock.app import Penstock
@@ -42,118 +18,20 @@ from penstock.errors import InvalidInput, NotFound
 from penstock.groups import queries as ownership
 from penstock.groups import rebalance as balance
 from penstock.jobs import queries as jobs
-from penstock.jobs.models import JobRecord
+from penstock.jobs.handler import Job, Jobs, set_current_job
+from penstock.jobs.job_type import JobCall, JobType
+from penstock.jobs.models import JobRecord, make_id, parse_id
 from penstock.pools import queries as pools
 from penstock.pools.pool import Pool
-from penstock.postgres import migrate
 from penstock.postgres.database import Database
-from penstock.postgres.embedded import EmbeddedServer
-from penstock.settings import Settings
+from penstock.streams import queries as streams
+from penstock.streams.consumer.declared import DeclaredConsumer
 from penstock.streams.stream import Stream
 from penstock.worker import Worker
 from penstock.worker.completer import Completer
 from penstock.worker.executor import Executor
 
-_SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - only folders with random names are made there
-_MEMORY_FREE_BYTES = 4 * 2**30
-
-
-class TemporaryDatabases:
-    """Makes databases with the Penstock schema, each in well under a second, as copies of one template.
-
-    Args:
-        server_url: URL of a server on which databases may be created; None: an embedded server in a temporary folder.
-        bin_dir: Folder of PostgreSQL's programs for the embedded server; None: those of the wheel.
-        parent: Parent of the temporary folder; None: a folder in memory where the system has one, which makes databases several
-            times faster, otherwise a folder on disk.
-
-    Attributes:
-        server: The embedded server; None: the databases are on a server that was given.
-        server_url: URL of the server.
-    """
-
-    def __init__(self, server_url: str | None = None, *, bin_dir: Path | None = None, parent: Path | None = None) -> None:
-        self._given_url = server_url
-        self._parent = parent or _in_memory()
-        self._bin_dir = bin_dir
-        self._folder: tempfile.TemporaryDirectory[str] | None = None
-        self.server: EmbeddedServer | None = None
-        self._template = f"penstock_template_{secrets.token_hex(4)}"
-        self.server_url = ""
-
-    def __enter__(self) -> TemporaryDatabases:
-        if self._given_url is None:
-            self._folder = tempfile.TemporaryDirectory(prefix="penstock-test-", dir=self._parent, ignore_cleanup_errors=True)
-            self.server = EmbeddedServer(Path(self._folder.name), bin_dir=self._bin_dir)
-            self.server_url = self.server.start()
-        else:
-            self.server_url = self._given_url
-        asyncio.run(self._make_template())
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
-        if self.server is not None:
-            self.server.stop()
-            deadline = time.monotonic() + 30
-            while (self.server.data_dir / "postgres" / "postmaster.pid").exists() and time.monotonic() < deadline:
-                time.sleep(0.02)
-        else:
-            asyncio.run(self.execute(f'drop database if exists "{self._template}" with (force)'))
-        if self._folder is not None:
-            self._folder.cleanup()
-
-    @contextmanager
-    def database(self) -> Iterator[str]:
-        """A fresh database; yields its URL and drops it at the end."""
-        name = f"penstock_test_{secrets.token_hex(6)}"
-        # A file copy needs a checkpoint, which costs little on the embedded server, and far less than the write-ahead log.
-        strategy = "strategy file_copy" if self.server is not None else ""
-        self._run(f'create database "{name}" template "{self._template}" {strategy}')
-        if self.server is None:
-            # The same setting as on the embedded server: tables of the application are never created in Penstock's schema,
-            # whatever the name of the user.
-            self._run(f'alter database "{name}" set search_path = public')
-        try:
-            yield self._url(name)
-        finally:
-            self._run(f'drop database if exists "{name}" with (force)')
-
-    def _run(self, statement: str) -> None:
-        # The statement runs in a thread of its own, since the caller may be inside an event loop.
-        failure: list[BaseException] = []
-
-        def run() -> None:
-            try:
-                asyncio.run(self.execute(statement))
-            except BaseException as error:
-                failure.append(error)
-
-        import threading
-
-        thread = threading.Thread(target=run)
-        thread.start()
-        thread.join()
-        if failure:
-            raise failure[0]
-
-    async def _make_template(self) -> None:
-        await self.execute(f'create database "{self._template}"')
-        database = Database(self._url(self._template), Settings())
-        await migrate.migrate(database)
-
-    async def execute(self, statement: str) -> None:
-        """Run a statement on the server, as its owner."""
-        connection: asyncpg.Connection[Any] = await asyncpg.connect(self.server_url)
-        try:
-            await connection.execute(statement)
-        finally:
-            await connection.close()
-
-    def _url(self, database: str) -> str:
-        parts = urlsplit(self.server_url)
-        return urlunsplit(parts._replace(path=f"/{database}"))
-
-
+P = ParamSpec("P")
 _MEMBER = "testing"
 _SESSION = uuid.uuid4()
 
@@ -317,8 +195,120 @@ async def consumed(stream: Stream[Any], group: str, *, timeout: timedelta = time
         await asyncio.sleep(0.02)
 
 
-def _in_memory() -> Path | None:
-    """A folder in memory with enough space for databases; None where there is none, as in many containers."""
-    if not os.access(_SHARED_MEMORY, os.W_OK | os.X_OK) or shutil.disk_usage(_SHARED_MEMORY).free < _MEMORY_FREE_BYTES:
-        return None
-    return _SHARED_MEMORY
+async def run_due(app: Penstock, *names: str, timeout: timedelta = timedelta(seconds=30)) -> list[JobRecord]:
+    """Run a worker in this process until nothing is due: jobs, runs of schedules, and events of consumer groups.
+
+    What becomes due later (a retry, a job with `run_after`, the next run of a schedule) does not run; see `advance`.
+
+    Args:
+        app: An open app.
+        names: Job types, pools, consumer groups (`stream/group`) and schedules to work on; none: all.
+        timeout: How long it may take.
+
+    Returns:
+        Records of the jobs that finished meanwhile, at most 10,000, in the order in which they finished.
+
+    Raises:
+        TimeoutError: Something stays due, such as jobs of a paused type or events whose handler keeps failing; the message names
+            it.
+    """
+    database = await app.database()
+    types = [name for name, type in app.types.items() if type.works and (not names or name in names)]
+    schedules = [name for name, each in app.schedules.items() if each.runs_as != "per-worker" and (not names or name in names)]
+    consumers = [consumer for name, consumer in app.consumers.items() if not names or name in names]
+    statement = resources.files(__package__).joinpath("due.sql").read_text()
+    began = await database.fetchval("select clock_timestamp()")
+    deadline = time.monotonic() + timeout.total_seconds()
+    # What runs may cause work of another kind, which was looked at before: only two quiet looks in a row say that nothing is due.
+    quiet = 0
+    async with running_worker(app, *names):
+        while quiet < 2:
+            behind = [await _behind(consumer) for consumer in consumers]
+            due = await database.fetchrow(statement, types, schedules)
+            left = [each for each in behind if each] + [f"{due[what]} {what}" for what in ("jobs", "schedules") if due[what]]
+            quiet = 0 if left else quiet + 1
+            if left and time.monotonic() > deadline:
+                raise TimeoutError(f"still due after {timeout}: {', '.join(left)}")
+            await asyncio.sleep(0.01)
+    finished = await database.fetch(
+        """
+        select id from penstock.archived_jobs
+        where name = any($1) and finished_at >= $2 order by finished_at, id limit 10000
+        """,
+        types,
+        began,
+    )
+    found = await jobs.find(database, [row["id"] for row in finished])
+    return [found[row["id"]] for row in finished]
+
+
+async def _behind(consumer: DeclaredConsumer) -> str | None:
+    """How far a consumer group is behind; None: it is not."""
+    try:
+        lags = await streams.lag(await consumer.stream.context.database(), consumer.stream.name, consumer.group)
+    except NotFound:
+        return f"{consumer.name}, which does not exist yet"
+    events = sum(each.lag for each in lags)
+    errors = sorted({each.failing_error for each in lags if each.failing_error})
+    return f"{events} events of {consumer.name}" + (f" ({errors[0]})" if errors else "") if events else None
+
+
+class _Control:
+    """Stands in for the worker of a job that `run_job` runs."""
+
+    cancelled = False
+
+    async def extend(self, duration: timedelta | None) -> None:
+        """See `JobControl`."""
+
+    def extend_blocking(self, duration: timedelta | None) -> None:
+        """See `JobControl`."""
+
+    def progress(self, value: Any) -> None:
+        """See `JobControl`."""
+
+
+async def run_job(type: JobType[P] | JobCall[P], *args: P.args, **kwargs: P.kwargs) -> Any:
+    """Call the handler of a job as a worker does, without a database.
+
+    For example: `await run_job(resize, path="a.png", width=300)`. The payload is checked and converted as in an enqueue and a
+    claim; middleware, dependencies (with their overrides) and the lifespan are around the handler. The job is on its first
+    attempt, and is not stored anywhere.
+
+    Args:
+        type: The job type, or one with options: `resize.options(key="u1")`.
+        args: Arguments of the job.
+        kwargs: Arguments of the job by name.
+
+    Returns:
+        What the handler returns; for a batch handler the outcome of this job.
+
+    Raises:
+        Exception: What the handler raises, such as `Retry` or `Fail`.
+        InvalidInput: The arguments do not fit, or the type has no handler.
+    """
+    declared = type if isinstance(type, JobType) else type.type
+    worked = declared.worked()
+    if worked is None:
+        raise InvalidInput(f"job type {declared.name} has no handler in this application")
+    new = type.new(*args, **kwargs)
+    data = declared.codec.load(declared.codec.dump(new.data))
+    id = make_id() if new.id is None else parse_id(new.id)
+    most = declared.declared.as_json()["max_attempts"]
+    job: Job[Any] = Job(id, declared.name, new.key, 1, most, data, datetime.now(UTC), _Control())
+    set_current_job(job)
+    work: Any = job if worked.batch is None else Jobs([job])
+
+    async def call(dependencies: Mapping[str, Any]) -> Any:
+        if worked.kind == "async":
+            return await worked.handler(work, **dependencies)
+        return await asyncio.to_thread(worked.handler, work, **dependencies)
+
+    hooks = declared.context.hooks
+    async with hooks.running():
+        around = hooks.around(declared.signature.plan, Job if worked.batch is None else Jobs)
+        result = await (call({}) if around is None else around(work, call))
+    outcome = result[0] if worked.batch is not None and result is not None else result
+    if isinstance(outcome, BaseException):
+        raise outcome
+    return outcome

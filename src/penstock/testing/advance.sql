@@ -1,0 +1,16 @@
+-- Let time pass for what is planned: $1 is how much. A job that waits to run alone has a time in the year 9999, which stays.
+with jobs as (
+    update penstock.queued_jobs as job
+    set
+        run_after = case when job.seq is null and job.run_after < '9000-01-01' then job.run_after - $1::interval else job.run_after end,
+        expires_at = job.expires_at - $1::interval
+    where job.seq is null or job.expires_at is not null
+),
+schedules as (
+    update penstock.schedules
+    set next_at = next_at - $1::interval
+    where next_at is not null
+)
+update penstock.subscriptions
+set expires_at = expires_at - $1::interval
+where expires_at is not null

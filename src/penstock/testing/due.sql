@@ -1,0 +1,12 @@
+-- What a test's worker still has to do: jobs of the types $1 that are due or run, and schedules $2 that are due or run in place.
+select
+    (
+        select count(*)
+        from penstock.queued_jobs as job
+        where job.name = any($1) and (job.seq is not null or job.status = 'in-progress' or job.run_after <= now())
+    ) as jobs,
+    (
+        select count(*)
+        from penstock.schedules as schedule
+        where schedule.name = any($2) and (schedule.next_at <= now() or schedule.running_by is not null)
+    ) as schedules
