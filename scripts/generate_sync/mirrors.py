@@ -52,7 +52,7 @@ MIRRORS = {
         Mirror(
             "penstock.worker.receiver",
             "PulledJob",
-            also=("id", "name", "key", "attempt", "max_attempts", "data", "created_at", "cancelled", "progress"),
+            also=("id", "name", "key", "attempt", "max_attempts", "data", "created_at", "snoozes", "cancelled", "progress"),
         ),
     ],
     "penstock.topics.sync": [Mirror("penstock.topics.topic", "Topic")],

@@ -16,6 +16,7 @@ from penstock.errors import (
     PenstockError,
     Retry,
     SchemaMismatch,
+    Snooze,
 )
 from penstock.jobs.declarations import JobOptions
 from penstock.jobs.handler import Job, Jobs, current_job
@@ -96,6 +97,7 @@ __all__ = [
     "Schedule",
     "SchemaMismatch",
     "Settings",
+    "Snooze",
     "Standing",
     "Status",
     "Stream",

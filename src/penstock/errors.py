@@ -105,6 +105,9 @@ class JobFailed(PenstockError):
     foreign = True
 
 
+_LONGEST_SNOOZE = timedelta(days=366)
+
+
 class Retry(PenstockError):
     """Raised by a handler: this attempt failed, and the job is retried while attempts are left.
 
@@ -125,6 +128,28 @@ class Retry(PenstockError):
 
 def _rebuild_retry(message: str, after: timedelta | None) -> Retry:
     return Retry(message, after=after)
+
+
+class Snooze(PenstockError):
+    """Raised by the handler of a job: it cannot go on yet, and the job runs again after a while.
+
+    No attempt is used up and no error is kept. The job gives back its place of a concurrency limit. In a pool it holds its key
+    meanwhile, unless the pool has `on_retry="skip"`. A job of an `at_most_once` type may start only once: there, it fails.
+
+    Args:
+        duration: How long the job waits, more than nothing and at most 366 days.
+    """
+
+    foreign = True
+
+    def __init__(self, duration: timedelta) -> None:
+        if not isinstance(duration, timedelta) or not timedelta(0) < duration <= _LONGEST_SNOOZE:
+            raise InvalidInput(f"cannot snooze for {duration!r}", hint="For example: raise Snooze(timedelta(minutes=5))")
+        super().__init__(f"the handler put the job off for {duration}")
+        self.duration = duration
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (Snooze, (self.duration,))
 
 
 class Fail(PenstockError):

@@ -127,6 +127,8 @@ class SyncPenstock:
         run_after: datetime | timedelta | None = None,
         expires_at: datetime | timedelta | None = None,
         unique: str | None = None,
+        max_attempts: int | None = None,
+        time_limit: timedelta | None = None,
         connection: Any = None,
     ) -> Enqueued:
         """Enqueue one job.
@@ -140,6 +142,8 @@ class SyncPenstock:
             run_after: Earliest start: a time, or a timedelta from now by the database's clock.
             expires_at: Time after which a job that has not started expires: a time, or a timedelta from now.
             unique: Coalescing key: while a job of the type with this key is queued, that job is returned instead.
+            max_attempts: Maximum number of attempts of this job; None: that of its type.
+            time_limit: How long its handler may run, at most the visibility timeout; None: the time limit of its type.
             connection: Connection through which to enqueue, in its transaction: of asyncpg, psycopg, SQLAlchemy (connection or
                 session, sync or async), or Django. The job exists when that transaction commits.
 
@@ -161,6 +165,8 @@ class SyncPenstock:
                 run_after=run_after,
                 expires_at=expires_at,
                 unique=unique,
+                max_attempts=max_attempts,
+                time_limit=time_limit,
                 connection=connection,
             ),
             connection=connection,

@@ -53,6 +53,17 @@ def test_a_jobs_life(penstock: Client, name: str) -> None:
     assert penstock.result(name, receipt.id).result == {"price": 5}
 
 
+def test_a_job_with_options_of_its_own_that_is_snoozed(penstock: Client, name: str) -> None:
+    receipt = penstock.enqueue(name, max_attempts=1, time_limit=timedelta(seconds=7))
+    assert penstock.enqueue_many(name, [NewJob(2, time_limit=timedelta(seconds=8))])[0].admission is Admission.QUEUED
+    record = penstock.find(receipt.id)
+    assert (record.max_attempts, record.time_limit, record.snoozes) == (1, timedelta(seconds=7), 0)
+    (job,) = penstock.claim(name, "w1")
+    assert (job.max_attempts, job.time_limit, job.snoozes) == (1, timedelta(seconds=7), 0)
+    assert penstock.settle(job, "snoozed", retry_after=timedelta(hours=1)) == "snoozed"
+    assert (penstock.find(receipt.id).snoozes, penstock.why(receipt.id).reason) == (1, "snoozed")
+
+
 def test_why_a_job_waits(penstock: Client, name: str) -> None:
     receipt = penstock.enqueue(name, run_after=timedelta(hours=1))
     why = penstock.why(receipt.id)

@@ -39,6 +39,7 @@ def test_a_job_is_claimed_and_settled(client: httpx.Client, echo: str) -> None:
         ("failed-for-good", {"error": "broken"}, "failed", "failed", 1),
         ("released", {}, "released", "queued", 1),
         ("cancelled", {}, "cancelled", "cancelled", 1),
+        ("snoozed", {"retry_after_s": 60}, "snoozed", "queued", 1),
     ],
 )
 def test_each_outcome(
@@ -50,6 +51,36 @@ def test_each_outcome(
     stored = client.get(f"/v1/jobs/{id}?details=true").json()
     assert (stored["status"], stored["attempt"], stored["max_attempts"]) == (status, attempt, 3)
     assert bool(stored["errors"]) == ("error" in fields)
+
+
+def test_a_job_is_not_snoozed_without_a_time(client: httpx.Client, echo: str) -> None:
+    put(client, echo)
+    (job,) = claim(client, echo)
+    held = {"id": job["id"], "attempt": job["attempt"], "lease": job["lease"], "outcome": "snoozed"}
+    refused = client.post(f"/v1/jobs/{echo}/settle", json={"jobs": [held]})
+    assert (refused.status_code, "without a time" in refused.json()["title"]) == (400, True), refused.text
+
+
+def test_a_job_has_options_of_its_own(client: httpx.Client, echo: str) -> None:
+    id = put(client, echo, max_attempts=1, time_limit_s=2.5)["id"]
+    plain = put(client, echo)["id"]
+    lines = b'{"max_attempts": 2}\n{"time_limit_s": 4}\n{}\n'
+    assert client.post(f"/v1/jobs/{echo}/batch", content=lines).status_code == 200
+    claimed = claim(client, echo, limit=5)
+    assert [(job["max_attempts"], job["time_limit_s"], job["snoozes"]) for job in claimed] == [
+        (1, 2.5, 0), (3, None, 0), (2, None, 0), (3, 4.0, 0), (3, None, 0),
+    ]  # fmt: skip
+    assert settle(client, echo, claimed[0], "failed") == "failed"
+    stored = [client.get(f"/v1/jobs/{one}?details=true").json() for one in (id, plain)]
+    assert [(one["attempt"], one["max_attempts"], one["time_limit_s"]) for one in stored] == [(1, 1, 2.5), (1, 3, None)]
+
+
+@pytest.mark.parametrize("wrong", [{"max_attempts": 0}, {"max_attempts": 40000}, {"time_limit_s": 0}, {"time_limit_s": 1e9}])
+def test_options_that_no_job_can_have_are_refused(client: httpx.Client, echo: str, wrong: dict[str, Any]) -> None:
+    refused = client.put(f"/v1/jobs/{echo}/random_id", json={"data": 1, **wrong})
+    assert (refused.status_code, refused.json()["id"]) == (400, "invalid_parameter")
+    refused = client.post(f"/v1/jobs/{echo}/batch", json={"data": 1, **wrong})
+    assert f"Invalid {next(iter(wrong))}" in refused.text
 
 
 @pytest.mark.parametrize("wrong", [{"attempt": 2}, {"lease": 1 << 40}, {"id": new_id()}])

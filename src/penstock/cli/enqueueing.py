@@ -14,12 +14,12 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from penstock.cli.backend import Backend, with_backend
-from penstock.cli.output import AsJson, err, moment, out, print_json
+from penstock.cli.output import AsJson, err, moment, out, print_json, span
 from penstock.errors import InvalidInput
 from penstock.jobs.models import Enqueued, NewJob
 
 _BATCH = 5_000
-_FIELDS = {"data", "id", "key", "priority", "run_after", "expires_at", "unique"}
+_FIELDS = {"data", "id", "key", "priority", "run_after", "expires_at", "unique", "max_attempts", "time_limit"}
 
 
 def add_to(app: typer.Typer) -> None:
@@ -39,12 +39,14 @@ def enqueue(
     run_after: Annotated[str | None, typer.Option(help="A time, or +5m.")] = None,
     expires_at: Annotated[str | None, typer.Option(help="A time, or +5m.")] = None,
     unique: Annotated[str | None, typer.Option(help="Coalescing key.")] = None,
+    max_attempts: Annotated[int | None, typer.Option(min=1, max=32_767, help="Instead of that of the job type.")] = None,
+    time_limit: Annotated[str | None, typer.Option(help="Instead of that of the job type, such as 90s.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Enqueue a job, or many from a file.
 
-    A line of a file is an object with data, id, key, priority, run_after, expires_at, unique, each optional; the options are for
-    the lines that do not say otherwise.
+    A line of a file is an object with data, id, key, priority, run_after, expires_at, unique, max_attempts, time_limit, each
+    optional; the options are for the lines that do not say otherwise.
     """
     job = NewJob(
         parse_json(data, "the payload") if data is not None else {},
@@ -54,6 +56,8 @@ def enqueue(
         moment(run_after) if run_after else None,
         moment(expires_at) if expires_at else None,
         unique,
+        max_attempts,
+        None if time_limit is None else span(time_limit),
     )
     if file is not None:
         if data is not None:
@@ -126,22 +130,23 @@ def _job(line: bytes, number: int, defaults: NewJob) -> NewJob:
             f"line {number} has {found}",
             hint=f"A line is an object with {', '.join(sorted(_FIELDS))}. Lines before it are enqueued in batches of {_BATCH:,}.",
         )
-    for name in ("run_after", "expires_at"):
+    for name, parse in (("run_after", moment), ("expires_at", moment), ("time_limit", span)):
         if fields.get(name) is not None:
             try:
-                fields[name] = moment(str(fields[name]))
+                fields[name] = parse(str(fields[name]))
             except typer.BadParameter as error:
                 raise InvalidInput(f"line {number}: {error}") from None
     given = {name: value for name, value in fields.items() if value is not None or name == "data"}
-    if "priority" in given:
-        given["priority"] = _whole(given["priority"], number)
+    for name in ("priority", "max_attempts"):
+        if name in given:
+            given[name] = _whole(name, given[name], number)
     return replace(defaults, **given)
 
 
-def _whole(value: object, number: int) -> int:
+def _whole(name: str, value: object, number: int) -> int:
     try:
         if isinstance(value, (int, str)) and not isinstance(value, bool):
             return int(value)
     except ValueError:
         pass
-    raise InvalidInput(f"line {number}: priority {value!r} is not a whole number")
+    raise InvalidInput(f"line {number}: {name} {value!r} is not a whole number")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 from urllib.parse import parse_qsl, quote, urlsplit
@@ -78,15 +78,10 @@ class AsyncSend(Protocol):
 Page: TypeAlias = "tuple[list[JobRecord], Call[Page] | None]"
 
 
-def enqueue(
-    name: str, data: Any, id: UUID | str | None, key: str | None, priority: int, run_after: datetime | timedelta | None,
-    expires_at: datetime | timedelta | None, unique: str | None,
-) -> Call[Enqueued]:  # fmt: skip
+def enqueue(name: str, new: NewJob) -> Call[Enqueued]:
     """A PUT. The id is made here, so that it can be repeated."""
-    new_id = make_id() if id is None else parse_id(id)
-    new = NewJob({} if data is None else data, new_id, key, priority, at(run_after), at(expires_at), unique)
-
-    body = orjson.loads(_line(new))
+    new_id = make_id() if new.id is None else parse_id(new.id)
+    body = orjson.loads(_line(replace(new, id=new_id, data={} if new.data is None else new.data)))
     body.pop("id")
     return new_receipt("PUT", f"/v1/jobs/{quoted(name)}/job_{new_id}", new_id, body)
 
@@ -120,7 +115,7 @@ def enqueue_many(name: str, new: Iterable[Any]) -> Iterator[Call[list[Enqueued]]
     for item in new:
         job = item if isinstance(item, NewJob) else NewJob(item)
         id = make_id() if job.id is None else parse_id(job.id)
-        batch.append(NewJob(job.data, id, job.key, job.priority, job.run_after, job.expires_at, job.unique))
+        batch.append(replace(job, id=id))
         if len(batch) == _BATCH:
             yield _batch(name, batch)
             batch = []
@@ -140,7 +135,13 @@ def _line(job: NewJob) -> bytes:
     fields: dict[str, Any] = {"id": f"job_{job.id}", "data": orjson.Fragment(dump_json(job.data, "the job"))}
     fields |= {"key": job.key, "priority": job.priority, "unique": job.unique}
     fields |= {"run_after": at(job.run_after), "expires_at": at(job.expires_at)}
+    fields |= own_options(job.max_attempts, job.time_limit)
     return orjson.dumps({name: value for name, value in fields.items() if name == "data" or (value is not None and value != 0)})
+
+
+def own_options(max_attempts: int | None, time_limit: timedelta | None) -> dict[str, Any]:
+    """The fields of a job's options in place of those of its type."""
+    return {"max_attempts": max_attempts, "time_limit_s": None if time_limit is None else time_limit.total_seconds()}
 
 
 def find(id: UUID | str, wait_s: float = 0.0) -> Call[JobRecord]:

@@ -12,7 +12,7 @@ import httpx
 import orjson
 
 from penstock.client.answers import json_of, reader, record_of
-from penstock.client.calls import Call, at, new_receipt, quoted
+from penstock.client.calls import Call, at, new_receipt, own_options, quoted
 from penstock.core.serialization import dump_json
 from penstock.errors import InvalidInput
 from penstock.jobs.models import Enqueued, make_id, parse_id
@@ -50,11 +50,16 @@ def change(pool: str, options: Mapping[str, Any]) -> Call[PoolDetails]:
 
 def enqueue(
     pool: str, key: str, data: Any, id: UUID | str | None, run_after: datetime | timedelta | None,
-    expires_at: datetime | timedelta | None, unique: str | None,
+    expires_at: datetime | timedelta | None, unique: str | None, max_attempts: int | None, time_limit: timedelta | None,
 ) -> Call[Enqueued]:  # fmt: skip
     """Enqueue. The id is made here, so that it can be repeated."""
     new_id = make_id() if id is None else parse_id(id)
-    optional = {"run_after": at(run_after), "expires_at": at(expires_at), "unique": unique}
+    optional = {
+        "run_after": at(run_after),
+        "expires_at": at(expires_at),
+        "unique": unique,
+        **own_options(max_attempts, time_limit),
+    }
     body = {"key": key, "data": _json({} if data is None else data, "the job"), "id": f"job_{new_id}"}
     return new_receipt("POST", _path(pool, "jobs"), new_id, body | {k: v for k, v in optional.items() if v is not None})
 

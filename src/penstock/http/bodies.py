@@ -37,6 +37,8 @@ class NewJobBody(Struct):
     key: str | None = None
     priority: int | None = None
     unique: str | None = None
+    max_attempts: int | None = None
+    time_limit_s: float | None = None
 
 
 class BatchLine(NewJobBody):
@@ -159,6 +161,10 @@ def check_fields(job: NewJobBody) -> None:
     """
     if job.priority is not None and not -100 <= job.priority <= 100:
         raise invalid_parameter(f"Invalid priority: {job.priority}", detail="A priority is a number from -100 (first) to 100.")
+    if job.max_attempts is not None and not 1 <= job.max_attempts <= 32_767:
+        raise invalid_parameter(f"Invalid max_attempts: {job.max_attempts}", detail="A job has 1 to 32,767 attempts.")
+    if job.time_limit_s is not None and not 0 < job.time_limit_s <= 2_592_000:
+        raise invalid_parameter(f"Invalid time_limit_s: {job.time_limit_s}", detail="More than 0, and at most 30 days.")
     for name, word in (("key", job.key), ("unique", job.unique)):
         if word is not None and not _WORD.fullmatch(word):
             raise invalid_parameter(f"Invalid {name}", detail="Write 1 to 255 characters without control characters.")

@@ -74,6 +74,8 @@ def job(record: StoredJob, *, details: bool = False, waits: Why | None = None) -
             "replayed_by": [job_id(replay) for replay in record.replayed_by],
             "cancel_requested_at": record.cancel_requested_at,
             "reason": record.reason,
+            "time_limit_s": record.time_limit_s,
+            "snoozes": record.snoozes,
             "why": waits,
         }
     return shape

@@ -42,6 +42,8 @@ class JobAdministration(JobDeclarations):
         run_after: datetime | timedelta | None = None,
         expires_at: datetime | timedelta | None = None,
         unique: str | None = None,
+        max_attempts: int | None = None,
+        time_limit: timedelta | None = None,
         connection: Any = None,
     ) -> Enqueued:
         """Enqueue one job.
@@ -55,6 +57,8 @@ class JobAdministration(JobDeclarations):
             run_after: Earliest start: a time, or a timedelta from now by the database's clock.
             expires_at: Time after which a job that has not started expires: a time, or a timedelta from now.
             unique: Coalescing key: while a job of the type with this key is queued, that job is returned instead.
+            max_attempts: Maximum number of attempts of this job; None: that of its type.
+            time_limit: How long its handler may run, at most the visibility timeout; None: the time limit of its type.
             connection: Connection through which to enqueue, in its transaction: of asyncpg, psycopg, SQLAlchemy (connection or
                 session, sync or async), or Django. The job exists when that transaction commits.
 
@@ -66,7 +70,8 @@ class JobAdministration(JobDeclarations):
             NotFound: The job type does not exist.
             DatabaseUnavailable: It is not known whether the job was written: retry with the same id.
         """
-        new = NewJob({} if data is None else data, id, key, priority, run_after, expires_at, unique)
+        payload: Any = {} if data is None else data
+        new = NewJob(payload, id, key, priority, run_after, expires_at, unique, max_attempts, time_limit)
         return (await self.enqueue_many(type, [new], connection=connection))[0]
 
     async def enqueue_many(self, type: JobType[T] | str, new: Iterable[NewJob | T], *, connection: Any = None) -> list[Enqueued]:

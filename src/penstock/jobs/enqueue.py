@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 from uuid import UUID
 
 from penstock.core.blocking import without_loop
+from penstock.core.checks import check_number
 from penstock.core.keys import KeyOf
 from penstock.core.serialization import Codec
 from penstock.errors import InvalidInput
@@ -114,6 +115,8 @@ def make_batch(name: str, codec: Codec[Any], items: Sequence[Any]) -> Batch:
         )
     if bad := next((job.priority for job in new if not -100 <= job.priority <= 100), None):
         raise InvalidInput(f"priority {bad} is out of range", hint="A priority is an integer from -100 (first) to 100 (last).")
+    if any(job.max_attempts is not None or job.time_limit is not None for job in new):
+        check_own_options(new)
     return Batch(
         name,
         [make_id() if job.id is None else parse_id(job.id) for job in new],
@@ -123,7 +126,21 @@ def make_batch(name: str, codec: Codec[Any], items: Sequence[Any]) -> Batch:
         column([aware(job.run_after) for job in new]),
         column([aware(job.expires_at) for job in new]),
         column([job.unique for job in new]),
+        column([job.max_attempts for job in new]),
+        column([job.time_limit for job in new]),
     )
+
+
+def check_own_options(new: Iterable[NewJob]) -> None:
+    """Raise `InvalidInput` for an option that a job has in place of that of its type and that is not valid."""
+    for job in new:
+        if job.max_attempts is not None:
+            check_number("max_attempts of a job", job.max_attempts, 1, 32_767)
+        if job.time_limit is not None and not (isinstance(job.time_limit, timedelta) and job.time_limit > timedelta(0)):
+            raise InvalidInput(
+                f"time_limit of a job must be a positive timedelta, not {job.time_limit!r}",
+                hint="For example: time_limit=timedelta(seconds=30)",
+            )
 
 
 def receipts_of(batch: Batch, exceptions: Exceptions) -> list[Enqueued]:
@@ -157,6 +174,8 @@ def _joined(slices: Sequence[Batch]) -> Batch:
         column("run_after"),
         column("expires_at"),
         column("unique"),
+        column("max_attempts"),
+        column("time_limits"),
     )
 
 

@@ -47,6 +47,7 @@ class Job(Generic[T]):
         max_attempts: Number of attempts that the job may have.
         data: Payload.
         created_at: Time of the enqueue, by the database's clock.
+        snoozes: How often the handler has put this job off (`Snooze`).
     """
 
     id: UUID
@@ -57,6 +58,7 @@ class Job(Generic[T]):
     data: T
     created_at: datetime
     control: JobControl | None = field(default=None, repr=False, compare=False)
+    snoozes: int = 0
 
     async def extend(self, duration: timedelta | None = None) -> None:
         """Extend the job's lease to `duration` from now (None: the visibility timeout).

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import ConfigDict, Field
 
-from penstock.core.records import example
+from penstock.core.records import Seconds, example
 from penstock.jobs.models import JobCounts, JobErrors, JobId, Status
 
 _AT = "2026-01-11T18:26:26Z"
@@ -59,6 +59,8 @@ class Claimed:
     run_after: datetime
     lease: int
     lease_s: float
+    time_limit: Annotated[Seconds | None, Field(alias="time_limit_s")]
+    snoozes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +72,7 @@ class ClaimedJobs:
             {
                 "id": _ID, "name": "invoice-shipments", "attempt": 1, "max_attempts": 3, "priority": 0, "key": None,
                 "data": {"shipmentId": "shp_123"}, "created_at": _AT, "run_after": _AT, "lease": 17, "lease_s": 420,
+                "time_limit_s": None, "snoozes": 0,
             }
         ]
     })  # fmt: skip

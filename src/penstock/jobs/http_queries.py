@@ -77,6 +77,8 @@ class StoredJob:
     cancel_requested_at: datetime | None
     reason: str | None
     replayed_by: list[UUID]
+    time_limit_s: float | None
+    snoozes: int
     updated_at: datetime
 
     @property
@@ -98,7 +100,9 @@ class Rates:
 async def put_jobs(database: Database, batch: Batch) -> list[Put]:
     """Enqueue a batch and return each job as it is stored, in order."""
     rows = await database.fetch(
-        "select * from penstock.put_jobs($1, $2::jsonb[], $3::uuid[], $4, $5::smallint[], $6, $7, $8)", *enqueue_arguments(batch)
+        "select * from penstock.put_jobs($1, $2::jsonb[], $3::uuid[], $4, $5::smallint[], $6, $7, $8, $9::jsonb[])",
+        *enqueue_arguments(batch),
+        batch.options,
     )
     return [Put(Admission(row[1]), *tuple(row)[2:]) for row in rows]
 

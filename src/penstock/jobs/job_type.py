@@ -173,6 +173,8 @@ class JobType(Generic[P]):
         run_after: datetime | timedelta | None = None,
         expires_at: datetime | timedelta | None = None,
         unique: str | None = None,
+        max_attempts: int | None = None,
+        time_limit: timedelta | None = None,
         connection: Any = None,
     ) -> JobCall[P]:
         """Options of one job, which come before its arguments: `await resize.options(key="u1").enqueue(path="a.png")`.
@@ -184,9 +186,12 @@ class JobType(Generic[P]):
             run_after: See `NewJob`.
             expires_at: See `NewJob`.
             unique: See `NewJob`.
+            max_attempts: See `NewJob`.
+            time_limit: See `NewJob`.
             connection: Connection of the caller, in whose transaction to enqueue; see `Penstock.enqueue`.
         """
-        return JobCall(self, NewJob(None, id, key, priority, run_after, expires_at, unique), connection)
+        new = NewJob(None, id, key, priority, run_after, expires_at, unique, max_attempts, time_limit)
+        return JobCall(self, new, connection)
 
     async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Enqueued:
         """Enqueue one job with these arguments. See `Penstock.enqueue`, and `options` for its options."""

@@ -86,6 +86,7 @@ class Outcome(enum.StrEnum):
     QUARANTINED = "quarantined"
     CANCELLED = "cancelled"
     RELEASED = "released"
+    SNOOZED = "snoozed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,6 +202,8 @@ class NewJob:
         run_after: Earliest start: a time, or a timedelta from now by the database's clock.
         expires_at: Time after which a job that has not started is archived as expired: a time, or a timedelta from now.
         unique: Coalescing key: while a job of the type with this key is queued, an enqueue returns that job.
+        max_attempts: Maximum number of attempts of this job; None: that of its type.
+        time_limit: How long its handler may run, at most the visibility timeout; None: the time limit of its type.
     """
 
     data: Any = field(default_factory=dict)
@@ -210,6 +213,8 @@ class NewJob:
     run_after: datetime | timedelta | None = None
     expires_at: datetime | timedelta | None = None
     unique: str | None = None
+    max_attempts: int | None = None
+    time_limit: timedelta | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,6 +243,8 @@ class ClaimedJob(NamedTuple):
     seq: int
     lease: int
     lease_s: float
+    time_limit_s: float | None = None
+    snoozes: int = 0
 
 
 class Settlement(NamedTuple):
@@ -259,6 +266,7 @@ class JobRecord:
     `attempt` is the number of the attempt that runs or comes next, from 1; of a finished job, of its last one, 0 when it never
     started. `errors` has one object for each failed attempt, oldest first.
     `replayed_by` has the ids of the jobs that repeat this one.
+    `time_limit` is the job's own, None when it has that of its type. `snoozes` says how often its handler put it off.
     `reason` says why a job ended where its status does not: `quarantined` when no worker can read it or it kills its workers.
     """
 
@@ -284,6 +292,8 @@ class JobRecord:
     cancel_requested_at: datetime | None
     reason: str | None = None
     replayed_by: tuple[JobId, ...] = ()
+    time_limit: Annotated[Seconds | None, Field(alias="time_limit_s")] = None
+    snoozes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,9 +301,10 @@ class Why:
     """Why a job waits: the first condition that must change before it can start.
 
     Attributes:
-        reason: Machine-readable reason: `deferred`, `retry`, `expired`, `paused`, `no-worker` (no live worker has its type),
-            `quarantined-key`, `unplaced`, `moving`, `key-alone`, `key-retry`, `key-busy`, `key-rate`, `alone` (to run alone
-            after crashes), `concurrency`, `rate`, `behind`, `ready`; of a job that does not wait `running` or `finished`.
+        reason: Machine-readable reason: `deferred`, `retry`, `snoozed`, `expired`, `paused`, `no-worker` (no live worker has its
+            type), `quarantined-key`, `unplaced`, `moving`, `key-alone`, `key-retry`, `key-snoozed`, `key-busy`, `key-rate`,
+            `alone` (to run alone after crashes), `concurrency`, `rate`, `behind`, `ready`; of a job that does not wait `running`
+            or `finished`.
         message: A sentence for people.
         since: Time at which the reason began, where that is known.
         until: Time at which the reason ends by itself, where that is known.
@@ -311,7 +322,10 @@ class Why:
     })  # fmt: skip
 
     reason: Annotated[
-        str, Field(description="For programs: deferred, retry, paused, no-worker, key-busy, key-retry, concurrency, rate, ...")
+        str,
+        Field(
+            description="For programs: deferred, retry, snoozed, paused, no-worker, key-busy, key-retry, concurrency, rate, ..."
+        ),
     ]
     message: Annotated[str, Field(description="For people.")]
     since: datetime | None

@@ -47,6 +47,28 @@ class Batch:
     run_after: Sequence[datetime | timedelta | None] | None = None
     expires_at: Sequence[datetime | timedelta | None] | None = None
     unique: Sequence[str | None] | None = None
+    max_attempts: Sequence[int | None] | None = None
+    time_limits: Sequence[timedelta | None] | None = None
+
+    @property
+    def options(self) -> list[str | None] | None:
+        """The options that jobs have in place of those of their type, as JSON text; None: no job has any."""
+        if self.max_attempts is None and self.time_limits is None:
+            return None
+        none = [None] * len(self.ids)
+        return [
+            None if attempts is None and limit is None else _dump(_options(attempts, limit))
+            for attempts, limit in zip(self.max_attempts or none, self.time_limits or none, strict=True)
+        ]
+
+
+def _options(attempts: int | None, limit: timedelta | None) -> dict[str, Any]:
+    options: dict[str, Any] = {}
+    if attempts is not None:
+        options["max_attempts"] = attempts
+    if limit is not None:
+        options["time_limit"] = limit.total_seconds()
+    return options
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +141,7 @@ async def resume(database: Database, name: str) -> None:
 
 
 _ENQUEUE = "select * from penstock.enqueue_many($1, $2::jsonb[], $3::uuid[], $4, $5::smallint[], $6, $7, $8)"
+_ENQUEUE_WITH_OPTIONS = _ENQUEUE.removesuffix(")") + ", p_options => $9::jsonb[])"
 _ENQUEUE_JSON = "select * from penstock.enqueue_json($1, $2::jsonb) where outcome <> 'queued'"
 
 
@@ -126,11 +149,13 @@ def enqueue_call(batch: Batch) -> tuple[Any, ...]:
     """The statement that enqueues a batch, and its parameters. `exceptions_by_place` reads its rows."""
     if any(isinstance(time, timedelta) for column in (batch.run_after, batch.expires_at) for time in column or ()):
         return _ENQUEUE_JSON, batch.name, as_json(batch)
+    if (options := batch.options) is not None:
+        return _ENQUEUE_WITH_OPTIONS, *enqueue_arguments(batch), options
     return _ENQUEUE, *enqueue_arguments(batch)
 
 
 def enqueue_arguments(batch: Batch) -> tuple[Any, ...]:
-    """A batch as the parameters of `penstock.enqueue_many`, which does not accept intervals."""
+    """A batch as the parameters of `penstock.enqueue_many`, which does not accept intervals; without the options of its jobs."""
     return (
         batch.name,
         batch.data,
@@ -151,6 +176,8 @@ def as_json(batch: Batch) -> str:
         "run_after": batch.run_after,
         "expires_at": batch.expires_at,
         "unique_key": batch.unique,
+        "max_attempts": batch.max_attempts,
+        "time_limit": batch.time_limits,
     }
     documents = []
     for place, (id, data) in enumerate(zip(batch.ids, batch.data, strict=True)):
@@ -182,7 +209,7 @@ async def claim(
     rows = await database.fetch(_CLAIM, worker, names, limit, _dump(watermarks))
     if not rows:
         return Claim([], 0, 0)
-    jobs = await only_readable(database, [ClaimedJob._make(row[:12]) for row in rows])
+    jobs = await only_readable(database, [ClaimedJob._make(row[:14]) for row in rows])
     return Claim(jobs, rows[0]["horizon"], rows[0]["ceiling"])
 
 
@@ -251,7 +278,7 @@ async def claim_alone(
         None if slots is None else list(slots.keys()),
         None if slots is None else list(slots.values()),
     )
-    return None if row is None else (ClaimedJob._make(row[:12]), -1 if row["at_slot"] is None else row["at_slot"])
+    return None if row is None else (ClaimedJob._make(row[:14]), -1 if row["at_slot"] is None else row["at_slot"])
 
 
 async def promise_to_begin(database: Database, holder: str, kind: str, *, retry: bool = False) -> None:
@@ -479,6 +506,8 @@ def _record(row: Any) -> JobRecord:
         replayed_by=tuple(row["replayed_by"]),
         cancel_requested_at=row["cancel_requested_at"],
         reason=row["reason"],
+        time_limit=None if row["time_limit_s"] is None else timedelta(seconds=row["time_limit_s"]),
+        snoozes=row["snoozes"],
     )
 
 

@@ -46,6 +46,8 @@ class SyncJobType(Generic[P]):
         run_after: datetime | timedelta | None = None,
         expires_at: datetime | timedelta | None = None,
         unique: str | None = None,
+        max_attempts: int | None = None,
+        time_limit: timedelta | None = None,
         connection: Any = None,
     ) -> SyncJobCall[P]:
         """Options of one job, which come before its arguments: `resize.options(key="u1").enqueue(path="a.png")`.
@@ -57,10 +59,20 @@ class SyncJobType(Generic[P]):
             run_after: See `NewJob`.
             expires_at: See `NewJob`.
             unique: See `NewJob`.
+            max_attempts: See `NewJob`.
+            time_limit: See `NewJob`.
             connection: Connection of the caller, in whose transaction to enqueue; see `Penstock.enqueue`.
         """
         return self._of.options(
-            id=id, key=key, priority=priority, run_after=run_after, expires_at=expires_at, unique=unique, connection=connection
+            id=id,
+            key=key,
+            priority=priority,
+            run_after=run_after,
+            expires_at=expires_at,
+            unique=unique,
+            max_attempts=max_attempts,
+            time_limit=time_limit,
+            connection=connection,
         ).sync
 
     def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Enqueued:

@@ -204,13 +204,15 @@ class Pool(Generic[T]):
         run_after: datetime | timedelta | None = None,
         expires_at: datetime | timedelta | None = None,
         unique: str | None = None,
+        max_attempts: int | None = None,
+        time_limit: timedelta | None = None,
         connection: Any = None,
     ) -> Enqueued:
         """Enqueue one job behind the others of its key. See `Penstock.enqueue`.
 
         A job for later (`run_after`) joins the jobs of its key when it is due.
         """
-        new = NewJob({} if data is None else data, id, key, 0, run_after, expires_at, unique)
+        new = NewJob({} if data is None else data, id, key, 0, run_after, expires_at, unique, max_attempts, time_limit)
         return (await self._type.enqueue_many([new], connection=connection))[0]
 
     async def enqueue_many(self, new: Iterable[NewJob | tuple[str, T]], *, connection: Any = None) -> list[Enqueued]:

@@ -77,6 +77,8 @@ class SyncPool(Generic[T]):
         run_after: datetime | timedelta | None = None,
         expires_at: datetime | timedelta | None = None,
         unique: str | None = None,
+        max_attempts: int | None = None,
+        time_limit: timedelta | None = None,
         connection: Any = None,
     ) -> Enqueued:
         """Enqueue one job behind the others of its key. See `Penstock.enqueue`.
@@ -84,7 +86,17 @@ class SyncPool(Generic[T]):
         A job for later (`run_after`) joins the jobs of its key when it is due.
         """
         return self._loop.run(
-            self._of.enqueue(key, data, id=id, run_after=run_after, expires_at=expires_at, unique=unique, connection=connection),
+            self._of.enqueue(
+                key,
+                data,
+                id=id,
+                run_after=run_after,
+                expires_at=expires_at,
+                unique=unique,
+                max_attempts=max_attempts,
+                time_limit=time_limit,
+                connection=connection,
+            ),
             connection=connection,
         )
 

@@ -18,6 +18,7 @@ from penstock.postgres.database import Database
 
 log = get_logger("penstock.worker")
 _MOST_AT_ONCE = 5_000
+_BACK = frozenset(("retried", "released", "snoozed"))
 
 
 class Completer:
@@ -150,6 +151,8 @@ class Completer:
                     error_type=failure.get("type"),
                     error=failure.get("message") if payloads_shown() else None,
                 )
-        if "retried" in outcomes.values() or "released" in outcomes.values():
+            elif result.outcome is Outcome.SNOOZED:
+                log.info("job_" + (outcome or "settled"), job_id=str(result.id), job_type=result.name or None)
+        if not _BACK.isdisjoint(outcomes.values()):
             for tell in self.on_retried:
                 tell()

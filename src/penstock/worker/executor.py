@@ -159,7 +159,7 @@ class Executor:
 
     def _take(self, job: ClaimedJob, now: float, may_start: Callable[[], bool], ahead: bool = False) -> str:
         worked = self._types[job.name]
-        limit = worked.time_limit(job.lease_s)
+        limit = worked.time_limit(job.lease_s) if job.time_limit_s is None else min(job.time_limit_s, job.lease_s)
         running = Running(self, job, worked, limit, now + max(limit, job.lease_s * 0.9), may_start)
         self._jobs[job.id] = running
         self._leases[job.lease] = self._leases.get(job.lease, 0) + 1

@@ -64,7 +64,7 @@ class Pulled:
     async def settle(self, outcome: Outcome, detail: str | None, after: timedelta | None = None) -> None:
         """Settle the job, and wait until that is written. Raises `Conflict` when it no longer belongs to this worker."""
         if self.settled is not None:
-            raise Conflict(f"job {self.job.id} was settled already", hint="Call ack, fail or release once.")
+            raise Conflict(f"job {self.job.id} was settled already", hint="Call ack, fail, snooze or release once.")
         self.settled = asyncio.get_running_loop().create_future()
         self._executor.finish(self, self.settlement(outcome, detail, after))
         if await self.settled == "stale":

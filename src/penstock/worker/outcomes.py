@@ -10,7 +10,7 @@ import orjson
 from penstock.core.logs import get_logger
 from penstock.core.serialization import plain_text
 from penstock.core.user_code import message_of
-from penstock.errors import Fail, InvalidInput, Retry
+from penstock.errors import Fail, InvalidInput, Retry, Snooze
 from penstock.jobs import queries as jobs
 from penstock.jobs.models import Outcome, Settlement
 from penstock.jobs.worked import NotStarted, SettledElsewhere
@@ -56,8 +56,12 @@ def settlement_of(running: Running, error: BaseException) -> Settlement | None:
             return released(running)
         if isinstance(error, UnreadablePayload):
             return _quarantined(running, error)
+        if running.reason is not None:
+            return stopped(running)
+        if isinstance(error, Snooze):
+            return _snoozed(running, error)
         # Without a reason, the handler cancelled itself.
-        return _failed(running, error) if running.reason is None else stopped(running)
+        return _failed(running, error)
     except BaseException as failure:
         log.exception("job_failed_oddly", job_id=str(running.claimed.id))
         return _failed(running, failure)
@@ -68,6 +72,11 @@ def _quarantined(running: Running, error: Exception) -> Settlement:
     claimed = running.claimed
     detail = jobs.quarantined(f"its payload cannot be read: {message_of(error)}")
     return Settlement(claimed.id, claimed.attempt, running.lease, Outcome.QUARANTINED, detail)
+
+
+def _snoozed(running: Running, snooze: Snooze) -> Settlement:
+    claimed = running.claimed
+    return Settlement(claimed.id, claimed.attempt, running.lease, Outcome.SNOOZED, None, snooze.duration, claimed.name)
 
 
 def _failed(running: Running, error: BaseException) -> Settlement:

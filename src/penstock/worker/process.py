@@ -38,6 +38,7 @@ def call_in_process(module: str, qualname: str, claimed: ClaimedJob) -> Any:
         claimed.max_attempts,
         data,
         claimed.created_at,
+        snoozes=claimed.snoozes,
     )
     set_current_job(job)
     try:

@@ -15,7 +15,7 @@ from penstock.core.blocking import BackgroundLoop
 from penstock.core.checks import check_mapping
 from penstock.core.serialization import Codec, dump_json, plain_text
 from penstock.core.user_code import message_of
-from penstock.errors import InvalidInput
+from penstock.errors import InvalidInput, Snooze
 from penstock.groups.membership import Membership
 from penstock.jobs import queries as jobs
 from penstock.jobs.handler import Job
@@ -34,7 +34,7 @@ _LONGEST_ERROR = 2_000
 
 
 class PulledJob(Job[T], Generic[T]):
-    """A job that a program pulled. The program must settle it with `ack`, `fail` or `release`; until then its key waits."""
+    """A job that a program pulled. Until the program settles it with `ack`, `fail`, `snooze` or `release`, its key waits."""
 
     __slots__ = ("_background", "_pulled")
     _background: BackgroundLoop
@@ -65,6 +65,15 @@ class PulledJob(Job[T], Generic[T]):
         message = message_of(error) if isinstance(error, BaseException) else plain_text(error[:_LONGEST_ERROR])
         detail = orjson.dumps({"type": kind, "message": message}).decode()
         await self._pulled.settle(Outcome.FAILED if retry else Outcome.FAILED_FOR_GOOD, detail, after)
+
+    async def snooze(self, duration: timedelta) -> None:
+        """Put the job off without using up an attempt: it comes again after this time. See `Snooze`.
+
+        Raises:
+            InvalidInput: The duration is not more than nothing, or too long.
+            Conflict: The job no longer belongs to this worker.
+        """
+        await self._pulled.settle(Outcome.SNOOZED, None, Snooze(duration).duration)
 
     async def release(self) -> None:
         """Release the job as if it had not been pulled."""
@@ -206,6 +215,7 @@ class PoolWorker(Generic[T]):
             self._codec.load(claimed.data),
             claimed.created_at,
             pulled,
+            claimed.snoozes,
         )
         job._background = self._context.background
         job._pulled = pulled

@@ -120,4 +120,5 @@ def job_of(running: Running) -> Job[Any]:
         data,
         claimed.created_at,
         running,
+        claimed.snoozes,
     )

@@ -80,6 +80,15 @@ class SyncPulledJob(Generic[T]):
         """
         self._loop.run(self._of.fail(error, retry=retry, after=after))
 
+    def snooze(self, duration: timedelta) -> None:
+        """Put the job off without using up an attempt: it comes again after this time. See `Snooze`.
+
+        Raises:
+            InvalidInput: The duration is not more than nothing, or too long.
+            Conflict: The job no longer belongs to this worker.
+        """
+        self._loop.run(self._of.snooze(duration))
+
     def release(self) -> None:
         """Release the job as if it had not been pulled."""
         self._loop.run(self._of.release())
@@ -135,3 +144,8 @@ class SyncPulledJob(Generic[T]):
     def created_at(self) -> datetime:
         """See `PulledJob`."""
         return self._of.created_at
+
+    @property
+    def snoozes(self) -> int:
+        """See `PulledJob`."""
+        return self._of.snoozes

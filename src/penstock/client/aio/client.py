@@ -73,9 +73,11 @@ class AsyncClient:
     async def enqueue(
         self, name: str, data: Any = None, *, id: UUID | str | None = None, key: str | None = None, priority: int = 0,
         run_after: datetime | timedelta | None = None, expires_at: datetime | timedelta | None = None, unique: str | None = None,
+        max_attempts: int | None = None, time_limit: timedelta | None = None,
     ) -> Enqueued:  # fmt: skip
         """Enqueue one job. See `Penstock.enqueue`."""
-        return await self._send(calls.enqueue(name, data, id, key, priority, run_after, expires_at, unique))
+        new = NewJob(data, id, key, priority, run_after, expires_at, unique, max_attempts, time_limit)
+        return await self._send(calls.enqueue(name, new))
 
     async def enqueue_many(self, name: str, new: Iterable[NewJob | Any]) -> list[Enqueued]:
         """Enqueue many jobs, in batches of 10,000. Raises `InvalidInput` for the first bad one; the others are enqueued."""

@@ -32,10 +32,12 @@ class AsyncPool:
 
     async def enqueue(
         self, key: str, data: Any = None, *, id: UUID | str | None = None, run_after: datetime | timedelta | None = None,
-        expires_at: datetime | timedelta | None = None, unique: str | None = None
+        expires_at: datetime | timedelta | None = None, unique: str | None = None, max_attempts: int | None = None,
+        time_limit: timedelta | None = None,
     ) -> Enqueued:  # fmt: skip
         """Enqueue one job behind the others of its key. See `Pool.enqueue`."""
-        return await self._send(calls.enqueue(self.name, key, data, id, run_after, expires_at, unique))
+        call = calls.enqueue(self.name, key, data, id, run_after, expires_at, unique, max_attempts, time_limit)
+        return await self._send(call)
 
     async def workers(self) -> list[PoolMember]:
         """The workers, oldest first, with their slots; last, without an id, the slots without an owner."""

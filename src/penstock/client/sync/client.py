@@ -80,9 +80,12 @@ class Client:
         run_after: datetime | timedelta | None = None,
         expires_at: datetime | timedelta | None = None,
         unique: str | None = None,
+        max_attempts: int | None = None,
+        time_limit: timedelta | None = None,
     ) -> Enqueued:
         """Enqueue one job. See `Penstock.enqueue`."""
-        return self._send(calls.enqueue(name, data, id, key, priority, run_after, expires_at, unique))
+        new = NewJob(data, id, key, priority, run_after, expires_at, unique, max_attempts, time_limit)
+        return self._send(calls.enqueue(name, new))
 
     def enqueue_many(self, name: str, new: Iterable[NewJob | Any]) -> list[Enqueued]:
         """Enqueue many jobs, in batches of 10,000. Raises `InvalidInput` for the first bad one; the others are enqueued."""

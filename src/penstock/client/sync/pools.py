@@ -42,9 +42,12 @@ class Pool:
         run_after: datetime | timedelta | None = None,
         expires_at: datetime | timedelta | None = None,
         unique: str | None = None,
+        max_attempts: int | None = None,
+        time_limit: timedelta | None = None,
     ) -> Enqueued:
         """Enqueue one job behind the others of its key. See `Pool.enqueue`."""
-        return self._send(calls.enqueue(self.name, key, data, id, run_after, expires_at, unique))
+        call = calls.enqueue(self.name, key, data, id, run_after, expires_at, unique, max_attempts, time_limit)
+        return self._send(call)
 
     def workers(self) -> list[PoolMember]:
         """The workers, oldest first, with their slots; last, without an id, the slots without an owner."""

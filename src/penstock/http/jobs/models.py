@@ -82,6 +82,8 @@ class NewJob(BaseModel):
     key: Word | None = Field(None, description="Whose job it is.")
     priority: Annotated[int, Field(ge=-100, le=100)] | None = Field(None, description="Lower first.")
     unique: Word | None = Field(None, description="While a job with it is queued, that job is returned.")
+    max_attempts: Annotated[int, Field(ge=1, le=32_767)] | None = Field(None, description="Instead of that of the type.")
+    time_limit_s: Annotated[float, Field(gt=0, le=2_592_000)] | None = Field(None, description="Instead of that of the type.")
 
 
 class BatchJob(NewJob):
@@ -183,10 +185,10 @@ class Extended(BaseModel):
 class Settlement(Held):
     """What became of an attempt."""
 
-    outcome: Literal["succeeded", "failed", "failed-for-good", "cancelled", "released"]
+    outcome: Literal["succeeded", "failed", "failed-for-good", "cancelled", "released", "snoozed"]
     result: Any = None
     error: Any = Field(None, description="Text, or an object such as type and message.")
-    retry_after_s: Seconds | None = None
+    retry_after_s: Seconds | None = Field(None, description="When it runs again; to be given with snoozed.")
 
 
 class Settle(Model):
@@ -196,7 +198,7 @@ class Settle(Model):
 
 
 class Settled(BaseModel):
-    """What became of each job: succeeded, retried, failed, cancelled, released, or stale when it was not the worker's."""
+    """What became of each job: succeeded, retried, failed, cancelled, released, snoozed, or stale: it was not the worker's."""
 
     model_config = example({"outcomes": {ID: "succeeded"}})
 

@@ -58,6 +58,8 @@ class NewPoolJob(BaseModel):
     run_after: datetime | None = None
     expires_at: datetime | None = None
     unique: Word | None = None
+    max_attempts: Annotated[int, Field(ge=1, le=32_767)] | None = Field(None, description="Instead of that of the type.")
+    time_limit_s: Annotated[float, Field(gt=0, le=2_592_000)] | None = Field(None, description="Instead of that of the type.")
 
 
 class PoolJob(BaseModel):

@@ -186,6 +186,8 @@ def _claimed(job: ClaimedJob) -> dict[str, object]:
         "run_after": job.run_after,
         "lease": job.lease,
         "lease_s": job.lease_s,
+        "time_limit_s": job.time_limit_s,
+        "snoozes": job.snoozes,
     }
 
 

@@ -9,7 +9,8 @@ create or replace function penstock.put_jobs(
     p_priorities smallint[] default null,
     p_run_after timestamptz[] default null,
     p_expires_at timestamptz[] default null,
-    p_unique_keys text[] default null
+    p_unique_keys text[] default null,
+    p_options jsonb[] default null
 )
 returns table (
     ordinal integer, outcome text, id uuid, name text, attempt smallint, max_attempts smallint, run_after timestamptz, expires_at timestamptz,
@@ -31,7 +32,7 @@ begin
     end if;
     for enqueued in
         select * from penstock.enqueue_many(
-            p_name, p_data, p_ids, p_keys, p_priorities, p_run_after, p_expires_at, p_unique_keys
+            p_name, p_data, p_ids, p_keys, p_priorities, p_run_after, p_expires_at, p_unique_keys, null, p_options
         )
     loop
         ids[enqueued.ordinal] := enqueued.id;
@@ -46,7 +47,7 @@ begin
     left join penstock.queued_jobs as job on job.id = given.id;
 end
 $$;
-comment on function penstock.put_jobs(text, jsonb[], uuid[], text[], smallint[], timestamptz[], timestamptz[], text[]) is
+comment on function penstock.put_jobs(text, jsonb[], uuid[], text[], smallint[], timestamptz[], timestamptz[], text[], jsonb[]) is
     'enqueue_many that returns each job as it is stored, in order, with its outcome. data only where it may differ from what was given (duplicate, coalesced). The columns of a job that is archived, or was by the time it was read, are null.';
 
 -- Long, since a callback may come before the claim of its job, during it or after: the function locks the jobs, takes those that wait,
@@ -305,7 +306,8 @@ returns table (
     id uuid, name text, status text, attempt smallint, max_attempts smallint, priority smallint, key text,
     unique_key text, data text, created_at timestamptz, run_after timestamptz, expires_at timestamptz,
     started_at timestamptz, finished_at timestamptz, worker text, errors text, result text, progress text,
-    replay_of uuid, cancel_requested_at timestamptz, reason text, replayed_by uuid[], updated_at timestamptz
+    replay_of uuid, cancel_requested_at timestamptz, reason text, replayed_by uuid[], time_limit_s double precision, snoozes integer,
+    updated_at timestamptz
 )
 language sql
 stable

@@ -146,6 +146,8 @@ returns table (
     seq bigint,
     lease bigint,
     lease_s double precision,
+    time_limit_s double precision,
+    snoozes integer,
     horizon bigint,
     ceiling bigint
 )
@@ -257,7 +259,7 @@ begin
                 ))
                 returning
                     job.id, job.attempt, job.max_attempts, job.key, job.created_at, job.run_after, job.seq, job.message,
-                    case when job.message is null then job.data::text end as text
+                    job.options, job.snoozes, case when job.message is null then job.data::text end as text
             ),
             opened as (
                 select penstock.open_lease(
@@ -277,6 +279,7 @@ begin
                 -- Values that all jobs share are computed once, with the first job, so that no lease is opened without a job.
                 (select opened.lease from opened),
                 (select extract(epoch from job_type.visibility_timeout)::double precision),
+                (claimed.options ->> 'time_limit')::double precision, coalesce(claimed.snoozes, 0),
                 (select pg_snapshot_xmin(pg_current_snapshot())::text::bigint),
                 (select pg_snapshot_xmax(pg_current_snapshot())::text::bigint)
             from claimed
@@ -317,7 +320,7 @@ begin
 end
 $$;
 comment on function penstock.claim(text, text[], integer, jsonb) is
-    'Claims up to p_limit ready jobs of the given types, types in the given order, within a type by priority and age (the rows of one lease come in any order; seq is their age). The jobs belong to the worker for the visibility timeout (lease_s seconds). data is null when the payload has more than 4 MiB of text, which no enqueue admits: settle the job as quarantined. Of types with large payloads a claim takes no more than about 32 MiB. p_watermarks ({"type": {"priority": seq}}) lets the search start behind the jobs that are known to be done: a seq seen in one claim with its ceiling is such a watermark once a later claim reports a horizon >= that ceiling.';
+    'Claims up to p_limit ready jobs of the given types, types in the given order, within a type by priority and age (the rows of one lease come in any order; seq is their age). The jobs belong to the worker for the visibility timeout (lease_s seconds). time_limit_s is the time limit of a job that has its own. data is null when the payload has more than 4 MiB of text, which no enqueue admits: settle the job as quarantined. Of types with large payloads a claim takes no more than about 32 MiB. p_watermarks ({"type": {"priority": seq}}) lets the search start behind the jobs that are known to be done: a seq seen in one claim with its ceiling is such a watermark once a later claim reports a horizon >= that ceiling.';
 
 create or replace function penstock.extend(
     p_ids uuid[],

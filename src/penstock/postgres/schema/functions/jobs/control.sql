@@ -94,7 +94,7 @@ declare
 begin
     -- Two replays of one job that are made at the same time see each other.
     perform pg_advisory_xact_lock(hashtext('penstock.replay'), hashtext(p_id::text));
-    select name, coalesce(penstock.payload(message), data) as data, key, priority, expires_at, status::text into original
+    select name, coalesce(penstock.payload(message), data) as data, key, priority, expires_at, options, status::text into original
     from penstock.queued_jobs
     where id = p_id;
     if found and original.status = 'queued' then
@@ -102,7 +102,7 @@ begin
             using errcode = 'PS409', hint = 'It has not run yet: wait for it, or cancel it first.';
     end if;
     if not found then
-        select name, coalesce(penstock.payload(message), data) as data, key, priority, expires_at, status::text into original
+        select name, coalesce(penstock.payload(message), data) as data, key, priority, expires_at, options, status::text into original
         from penstock.archived_jobs
         where id = p_id
         order by finished_at desc
@@ -134,11 +134,11 @@ begin
         case when original.key is not null then array[original.key] end,
         array[original.priority], null,
         case when original.expires_at = penstock.shown_time(original.expires_at) then array[original.expires_at] end,
-        null, p_id
+        null, p_id, case when original.options is not null then array[original.options] end
     );
     -- Only what is not simply queued is reported: then the new id was used before, by an earlier try of this call.
     return coalesce(enqueued.id, new_id);
 end
 $$;
 comment on function penstock.replay(uuid, uuid, jsonb, boolean) is
-    'Enqueues a copy of a running or finished job under a new id (p_new_id, so that a retried call replays once) and returns that; p_data: with another payload. p_force: false refuses it (PS409) while an earlier replay of the job waits, runs or has succeeded. PS409 while the job is queued, or when its payload cannot be read and p_data is null, PS404 when there is none.';
+    'Enqueues a copy of a running or finished job under a new id (p_new_id, so that a retried call replays once) and returns that; p_data: with another payload. The copy has the options that the job had of its own. p_force: false refuses it (PS409) while an earlier replay of the job waits, runs or has succeeded. PS409 while the job is queued, or when its payload cannot be read and p_data is null, PS404 when there is none.';

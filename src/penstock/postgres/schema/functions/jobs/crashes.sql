@@ -128,7 +128,8 @@ create or replace function penstock.claim_alone(
 )
 returns table (
     id uuid, name text, attempt smallint, max_attempts smallint, priority smallint, key text, data text,
-    created_at timestamptz, run_after timestamptz, seq bigint, lease bigint, lease_s double precision, at_slot integer
+    created_at timestamptz, run_after timestamptz, seq bigint, lease bigint, lease_s double precision, time_limit_s double precision, snoozes integer,
+    at_slot integer
 )
 language plpgsql
 security definer
@@ -214,6 +215,8 @@ begin
         run_after := moment;
         seq := coalesce(chosen.seq, 0);
         lease_s := extract(epoch from job_type.visibility_timeout);
+        time_limit_s := (chosen.options ->> 'time_limit')::double precision;
+        snoozes := coalesce(chosen.snoozes, 0);
         at_slot := chosen.slot;
         return next;
         return;

@@ -123,27 +123,87 @@ end
 $$;
 comment on function penstock.finished_before(uuid[]) is 'Part of enqueue_many: which of the ids are in the archive.';
 
+create or replace function penstock.options_of_jobs(p_type penstock.jobs, p_options jsonb[])
+returns jsonb[]
+language plpgsql
+immutable
+as $$
+declare
+    given jsonb;
+    attempts numeric;
+    seconds double precision;
+    options jsonb[] := '{}';
+    problem text;
+begin
+    foreach given in array p_options loop
+        attempts := null;
+        seconds := null;
+        problem := null;
+        if jsonb_typeof(given) <> 'null' then
+            perform penstock.check_options(given, array['max_attempts', 'time_limit'], '{"max_attempts": 1, "time_limit": "10 seconds"}');
+            begin
+                attempts := (given ->> 'max_attempts')::numeric;
+                seconds := case jsonb_typeof(given -> 'time_limit')
+                    when 'number' then (given ->> 'time_limit')::double precision
+                    else extract(epoch from (given ->> 'time_limit')::interval)
+                end;
+            exception
+                when data_exception then
+                    problem := sqlerrm;
+            end;
+        end if;
+        problem := case
+            when problem is not null then problem
+            when attempts <> trunc(attempts) or attempts not between 1 and 32767 then format('max_attempts must be 1 to 32767, not %s', attempts)
+            when attempts > 1 and p_type.delivery_strategy = 'at_most_once' then format('a job of an at_most_once type has 1 attempt, not %s', attempts)
+            when not (seconds > 0 and seconds <= 2592000) then format('time_limit must be positive and at most 30 days, not %s', given ->> 'time_limit')
+        end;
+        if problem is not null then
+            raise exception 'invalid options of a job of %: %', p_type.name, problem
+                using errcode = 'PS400', hint = 'For example: {"max_attempts": 1, "time_limit": "10 seconds"}.';
+        end if;
+        options := array_append(options, nullif(jsonb_strip_nulls(jsonb_build_object('max_attempts', attempts, 'time_limit', seconds)), '{}'));
+    end loop;
+    return options;
+end
+$$;
+comment on function penstock.options_of_jobs(penstock.jobs, jsonb[]) is
+    'Part of enqueue_many: the options of single jobs as they are stored, the time limit in seconds; null for a job without any. Raises PS400 for what a job of the type cannot have.';
+
 create or replace function penstock.insert_jobs(
     p_name text, p_data jsonb[], p_ids uuid[], p_keys text[], p_priorities smallint[], p_run_after timestamptz[],
     p_expires_at timestamptz[], p_unique_keys text[], p_replay_of uuid, p_moment timestamptz, p_max_attempts smallint,
-    p_slots integer[]
+    p_slots integer[], p_options jsonb[]
 )
 returns void
 language plpgsql
 as $$
 begin
-    insert into penstock.queued_jobs
-    select (
-        penstock.new_job(
-            job.id, p_name, job.data, p_moment, p_max_attempts, job.run_after, job.expires_at, job.key, coalesce(job.priority, 0::smallint),
-            job.unique_key, job.slot, p_replay_of
-        )
-    ).*
-    from unnest(p_data, p_ids, p_keys, p_priorities, p_run_after, p_expires_at, p_unique_keys, p_slots)
-        as job (data, id, key, priority, run_after, expires_at, unique_key, slot);
+    if p_options is null then
+        insert into penstock.queued_jobs
+        select (
+            penstock.new_job(
+                job.id, p_name, job.data, p_moment, p_max_attempts, job.run_after, job.expires_at, job.key, coalesce(job.priority, 0::smallint),
+                job.unique_key, job.slot, p_replay_of
+            )
+        ).*
+        from unnest(p_data, p_ids, p_keys, p_priorities, p_run_after, p_expires_at, p_unique_keys, p_slots)
+            as job (data, id, key, priority, run_after, expires_at, unique_key, slot);
+    else
+        -- The same with one column more, for which the jobs without options do not pay.
+        insert into penstock.queued_jobs
+        select (
+            penstock.new_job(
+                job.id, p_name, job.data, p_moment, p_max_attempts, job.run_after, job.expires_at, job.key, coalesce(job.priority, 0::smallint),
+                job.unique_key, job.slot, p_replay_of, null, job.options
+            )
+        ).*
+        from unnest(p_data, p_ids, p_keys, p_priorities, p_run_after, p_expires_at, p_unique_keys, p_slots, p_options)
+            as job (data, id, key, priority, run_after, expires_at, unique_key, slot, options);
+    end if;
 end
 $$;
-comment on function penstock.insert_jobs(text, jsonb[], uuid[], text[], smallint[], timestamptz[], timestamptz[], text[], uuid, timestamptz, smallint, integer[]) is
+comment on function penstock.insert_jobs(text, jsonb[], uuid[], text[], smallint[], timestamptz[], timestamptz[], text[], uuid, timestamptz, smallint, integer[], jsonb[]) is
     'Part of enqueue_many: writes the rows. Raises unique_violation when one exists.';
 
 -- Long for its checks, and since one block decides between the statement that expects no conflict and enqueue_one_by_one.
@@ -156,7 +216,8 @@ create or replace function penstock.enqueue_many(
     p_run_after timestamptz[] default null,
     p_expires_at timestamptz[] default null,
     p_unique_keys text[] default null,
-    p_replay_of uuid default null
+    p_replay_of uuid default null,
+    p_options jsonb[] default null
 )
 returns table (ordinal integer, id uuid, outcome text)
 language plpgsql
@@ -171,6 +232,7 @@ declare
     ids uuid[] := p_ids;
     archived uuid[];
     slots integer[];
+    options jsonb[];
 begin
     if size > 100000 then
         raise exception '% jobs are too many for one call', size
@@ -178,7 +240,8 @@ begin
     end if;
     if size <> any (array[
         coalesce(cardinality(p_ids), size), coalesce(cardinality(p_keys), size), coalesce(cardinality(p_priorities), size),
-        coalesce(cardinality(p_run_after), size), coalesce(cardinality(p_expires_at), size), coalesce(cardinality(p_unique_keys), size)
+        coalesce(cardinality(p_run_after), size), coalesce(cardinality(p_expires_at), size), coalesce(cardinality(p_unique_keys), size),
+        coalesce(cardinality(p_options), size)
     ]) then
         raise exception 'the arrays differ in length'
             using errcode = 'PS400', hint = 'Give one element for each job, or null instead of the array.';
@@ -186,6 +249,9 @@ begin
     perform penstock.check_jobs(p_name, p_data, p_ids, p_keys, p_priorities, p_unique_keys, moment);
     if p_run_after is not null or p_expires_at is not null then
         perform penstock.check_times(p_run_after || p_expires_at);
+    end if;
+    if p_options is not null then
+        options := penstock.options_of_jobs(job_type, p_options);
     end if;
     if size = 0 then
         return;
@@ -217,7 +283,7 @@ begin
         end if;
         perform penstock.insert_jobs(
             p_name, p_data, ids, p_keys, p_priorities, p_run_after, p_expires_at, null, p_replay_of, moment, job_type.max_attempts,
-            slots
+            slots, options
         );
         if p_ids is not null then
             archived := penstock.finished_before(p_ids);
@@ -232,7 +298,7 @@ begin
         when unique_violation then
             return query select * from penstock.enqueue_one_by_one(
                 p_name, p_data, ids, p_keys, p_priorities, p_run_after, p_expires_at, p_unique_keys, p_replay_of, moment, job_type.max_attempts,
-                slots
+                slots, options
             );
     end;
 
@@ -242,13 +308,13 @@ begin
     end if;
 end
 $$;
-comment on function penstock.enqueue_many(text, jsonb[], uuid[], text[], smallint[], timestamptz[], timestamptz[], text[], uuid) is
-    'Enqueues up to 100,000 jobs of one type, all or none. Outcomes: queued, duplicate (the id is queued already), coalesced (id is that of the queued job with the same unique key) or archived (the id was finished before; nothing enqueued). With p_ids returns only the jobs whose outcome is not queued, without p_ids all, with their new ids.';
+comment on function penstock.enqueue_many(text, jsonb[], uuid[], text[], smallint[], timestamptz[], timestamptz[], text[], uuid, jsonb[]) is
+    'Enqueues up to 100,000 jobs of one type, all or none. p_options: what single jobs have in place of the options of the type: max_attempts (a number) and time_limit (an interval, or a number of seconds). Outcomes: queued, duplicate (the id is queued already), coalesced (id is that of the queued job with the same unique key) or archived (the id was finished before; nothing enqueued). With p_ids returns only the jobs whose outcome is not queued, without p_ids all, with their new ids.';
 
 create or replace function penstock.enqueue_one_by_one(
     p_name text, p_data jsonb[], p_ids uuid[], p_keys text[], p_priorities smallint[], p_run_after timestamptz[],
     p_expires_at timestamptz[], p_unique_keys text[], p_replay_of uuid, p_moment timestamptz, p_max_attempts smallint,
-    p_slots integer[]
+    p_slots integer[], p_options jsonb[]
 )
 returns table (ordinal integer, id uuid, outcome text)
 language plpgsql
@@ -268,7 +334,8 @@ begin
             select (
                 penstock.new_job(
                     p_ids[ordinal], p_name, p_data[ordinal], p_moment, p_max_attempts, p_run_after[ordinal], p_expires_at[ordinal],
-                    p_keys[ordinal], coalesce(p_priorities[ordinal], 0::smallint), p_unique_keys[ordinal], p_slots[ordinal], p_replay_of
+                    p_keys[ordinal], coalesce(p_priorities[ordinal], 0::smallint), p_unique_keys[ordinal], p_slots[ordinal], p_replay_of,
+                    null, p_options[ordinal]
                 )
             ).*
             on conflict do nothing;
@@ -310,7 +377,7 @@ begin
     end loop;
 end
 $$;
-comment on function penstock.enqueue_one_by_one(text, jsonb[], uuid[], text[], smallint[], timestamptz[], timestamptz[], text[], uuid, timestamptz, smallint, integer[]) is
+comment on function penstock.enqueue_one_by_one(text, jsonb[], uuid[], text[], smallint[], timestamptz[], timestamptz[], text[], uuid, timestamptz, smallint, integer[], jsonb[]) is
     'Part of enqueue_many: the slow way for a batch in which some ids or unique keys exist already; determines the outcome of each job.';
 
 create or replace function penstock.enqueue(
@@ -321,7 +388,9 @@ create or replace function penstock.enqueue(
     p_priority integer default 0,
     p_run_after timestamptz default null,
     p_expires_at timestamptz default null,
-    p_unique_key text default null
+    p_unique_key text default null,
+    p_max_attempts integer default null,
+    p_time_limit interval default null
 )
 returns uuid
 language plpgsql
@@ -344,13 +413,17 @@ begin
         case when p_priority <> 0 then array[p_priority::smallint] end,
         case when p_run_after is not null then array[p_run_after] end,
         case when p_expires_at is not null then array[p_expires_at] end,
-        case when p_unique_key is not null then array[p_unique_key] end
+        case when p_unique_key is not null then array[p_unique_key] end,
+        p_options => case
+            when num_nonnulls(p_max_attempts, p_time_limit) > 0 then
+                array[jsonb_strip_nulls(jsonb_build_object('max_attempts', p_max_attempts, 'time_limit', extract(epoch from p_time_limit)))]
+        end
     );
     return coalesce(enqueued.id, job_id);
 end
 $$;
-comment on function penstock.enqueue(text, jsonb, uuid, text, integer, timestamptz, timestamptz, text) is
-    'Enqueues one job in the caller''s transaction and returns its id (of the job it coalesced with, if it did). The same id again is the same job.';
+comment on function penstock.enqueue(text, jsonb, uuid, text, integer, timestamptz, timestamptz, text, integer, interval) is
+    'Enqueues one job in the caller''s transaction and returns its id (of the job it coalesced with, if it did). The same id again is the same job. p_max_attempts, p_time_limit: in place of those of its type.';
 
 create or replace function penstock.moment(p_time jsonb)
 returns timestamptz
@@ -373,7 +446,7 @@ set search_path = penstock, pg_temp
 as $$
 #variable_conflict use_column
 declare
-    known constant text[] := array['data', 'id', 'key', 'priority', 'run_after', 'expires_at', 'unique_key'];
+    known constant text[] := array['data', 'id', 'key', 'priority', 'run_after', 'expires_at', 'unique_key', 'max_attempts', 'time_limit'];
     batch record;
 begin
     perform penstock.check_documents(p_jobs, known, 'job', '{"data": {"shipmentId": "shp_123"}, "key": "acme"}');
@@ -385,7 +458,15 @@ begin
             array_agg((job ->> 'priority')::smallint order by place) as priorities,
             array_agg(penstock.moment(job -> 'run_after') order by place) as run_after,
             array_agg(penstock.moment(job -> 'expires_at') order by place) as expires_at,
-            array_agg(job ->> 'unique_key' order by place) as unique_keys
+            array_agg(job ->> 'unique_key' order by place) as unique_keys,
+            array_agg(
+                case
+                    when job ?| array['max_attempts', 'time_limit'] then jsonb_strip_nulls(
+                        jsonb_build_object('max_attempts', job -> 'max_attempts', 'time_limit', job -> 'time_limit')
+                    )
+                end
+                order by place
+            ) as options
         into batch
         from jsonb_array_elements(p_jobs) with ordinality as given (job, place);
     exception
@@ -402,10 +483,12 @@ begin
         case when num_nonnulls(variadic batch.priorities) > 0 then batch.priorities end,
         case when num_nonnulls(variadic batch.run_after) > 0 then batch.run_after end,
         case when num_nonnulls(variadic batch.expires_at) > 0 then batch.expires_at end,
-        case when num_nonnulls(variadic batch.unique_keys) > 0 then batch.unique_keys end
+        case when num_nonnulls(variadic batch.unique_keys) > 0 then batch.unique_keys end,
+        null,
+        case when num_nonnulls(variadic batch.options) > 0 then batch.options end
     ) as enqueued on enqueued.ordinal = given.place
     order by given.place;
 end
 $$;
 comment on function penstock.enqueue_json(text, jsonb) is
-    'enqueue_many for clients without arrays: a JSON array of {data, id, key, priority, run_after, expires_at, unique_key}, each optional; times are text, or numbers of seconds from now.';
+    'enqueue_many for clients without arrays: a JSON array of {data, id, key, priority, run_after, expires_at, unique_key, max_attempts, time_limit}, each optional; times are text, or numbers of seconds from now; a time limit is an interval, or a number of seconds.';

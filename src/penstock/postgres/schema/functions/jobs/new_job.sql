@@ -18,7 +18,8 @@ create or replace function penstock.new_job(
     p_unique_key text default null,
     p_slot integer default null,
     p_replay_of uuid default null,
-    p_message bigint default null
+    p_message bigint default null,
+    p_options jsonb default null
 )
 returns penstock.queued_jobs
 language sql
@@ -37,7 +38,7 @@ as $$
         'queued'::penstock.job_status,
         p_slot,
         1::smallint, -- attempt
-        p_max_attempts,
+        coalesce((p_options ->> 'max_attempts')::smallint, p_max_attempts),
         p_priority,
         0::smallint, -- crashes
         p_unique_key is not null, -- coalesces
@@ -48,8 +49,11 @@ as $$
         p_data,
         null::jsonb, -- errors
         null::jsonb, -- progress
-        p_replay_of
+        p_replay_of,
+        p_options,
+        null::smallint, -- snoozes
+        null::timestamptz -- snoozed_at
     )::penstock.queued_jobs
 $$;
-comment on function penstock.new_job(uuid, text, jsonb, timestamptz, smallint, timestamptz, timestamptz, text, smallint, text, integer, uuid, bigint) is
-    'The row of a job that is enqueued at this moment. p_run_after: when it may start at the earliest; null: at once.';
+comment on function penstock.new_job(uuid, text, jsonb, timestamptz, smallint, timestamptz, timestamptz, text, smallint, text, integer, uuid, bigint, jsonb) is
+    'The row of a job that is enqueued at this moment. p_max_attempts: of its type. p_run_after: when it may start at the earliest; null: at once. p_options: its own options, as options_of_jobs returns them.';

@@ -126,16 +126,20 @@ begin
     if p_outcomes is not null then
         select coalesce(given, 'null') into unknown
         from unnest(p_outcomes) as given
-        where given is null or given not in ('succeeded', 'failed', 'failed-for-good', 'quarantined', 'cancelled', 'released')
+        where given is null or given not in ('succeeded', 'failed', 'failed-for-good', 'quarantined', 'cancelled', 'released', 'snoozed')
         limit 1;
         if unknown is not null then
             raise exception 'unknown outcome: %', left(unknown, 100)
-                using errcode = 'PS400', hint = 'An outcome is succeeded, failed, failed-for-good, quarantined, cancelled or released.';
+                using errcode = 'PS400', hint = 'An outcome is succeeded, failed, failed-for-good, quarantined, cancelled, released or snoozed.';
+        end if;
+        if exists (select from unnest(p_outcomes, p_retry_after) as given (outcome, after) where given.outcome = 'snoozed' and given.after is null) then
+            raise exception 'a job is to be snoozed without a time'
+                using errcode = 'PS400', hint = 'Give the time after which it is to run again in p_retry_after.';
         end if;
     end if;
     if interval '366 days' < any (p_retry_after) then
-        raise exception 'a job cannot be retried after %', (select max(given) from unnest(p_retry_after) as given)
-            using errcode = 'PS400', hint = 'Retry it after at most 366 days; null is the backoff of its type.';
+        raise exception 'a job cannot be retried or snoozed for %', (select max(given) from unnest(p_retry_after) as given)
+            using errcode = 'PS400', hint = 'Run it again after at most 366 days; null is the backoff of its type.';
     end if;
     if p_details is not null then
         perform penstock.check_each_json(p_details, 'a result or an error');
@@ -152,17 +156,18 @@ begin
             and (given.outcome is null or given.outcome = 'succeeded')
         returning
             job.id, job.created_at, job.run_after, job.expires_at, job.attempt, job.max_attempts, job.priority, job.name, job.key,
-            job.unique_key, job.data, job.errors, job.replay_of, job.message, job.lease, given.detail
+            job.unique_key, job.data, job.errors, job.replay_of, job.message, job.options, job.snoozes, job.lease, given.detail
     ),
     archived as (
         insert into penstock.archived_jobs (
             id, finished_at, created_at, run_after, started_at, expires_at, status, attempt, max_attempts, priority,
-            name, worker, key, unique_key, data, errors, result, replay_of, message
+            name, worker, key, unique_key, data, errors, result, replay_of, message, options, snoozes
         )
         select
             settled.id, moment, settled.created_at, settled.run_after, lease.started_at, settled.expires_at, 'succeeded',
             settled.attempt, settled.max_attempts, settled.priority, settled.name, lease.worker,
-            settled.key, settled.unique_key, settled.data, settled.errors, settled.detail, settled.replay_of, settled.message
+            settled.key, settled.unique_key, settled.data, settled.errors, settled.detail, settled.replay_of, settled.message,
+            settled.options, settled.snoozes
         from settled
         left join penstock.leases as lease on lease.id = settled.lease
     ),
@@ -202,7 +207,7 @@ begin
 end
 $$;
 comment on function penstock.settle(uuid[], smallint[], bigint[], text[], jsonb[], interval[]) is
-    'Settles claimed jobs. Outcomes: succeeded (detail: the result, or null), failed (detail: the error as an object; retried while attempts are left, after p_retry_after or the backoff of the type), failed-for-good (no retry), quarantined (no retry either; archived as failed with the reason quarantined, for what cannot be read or ends its worker), cancelled, released (handed back without having used an attempt). Without p_outcomes all succeeded. Returns only what is not plain success: id and succeeded, retried, failed, cancelled, released, or stale when the job was no longer the caller''s and nothing changed.';
+    'Settles claimed jobs. Outcomes: succeeded (detail: the result, or null), failed (detail: the error as an object; retried while attempts are left, after p_retry_after or the backoff of the type), failed-for-good (no retry), quarantined (no retry either; archived as failed with the reason quarantined, for what cannot be read or ends its worker), cancelled, released (handed back without having used an attempt), snoozed (put off by p_retry_after without having used an attempt; a job of an at_most_once type fails instead). Without p_outcomes all succeeded. Returns only what is not plain success: id and succeeded, retried, failed, cancelled, released, snoozed, or stale when the job was no longer the caller''s and nothing changed.';
 
 -- Long, since what becomes of an attempt is decided in one place, row by row under their locks: outcome, reason, delay and errors follow
 -- from the same facts, and the two statements below carry out what was decided.
@@ -257,7 +262,8 @@ begin
                 end
                 when locked.outcome = 'released' and locked.detail is null then 'released'
                 when locked.outcome = 'released' and type.delivery_strategy = 'at_least_once' then 'released'
-                when locked.outcome in ('failed-for-good', 'quarantined', 'released') then 'failed'
+                when locked.outcome = 'snoozed' and type.delivery_strategy = 'at_least_once' then 'snoozed'
+                when locked.outcome in ('failed-for-good', 'quarantined', 'released', 'snoozed') then 'failed'
                 when type.delivery_strategy = 'at_most_once' or locked.attempt >= locked.max_attempts then 'failed'
                 else 'retried'
             end as outcome,
@@ -279,7 +285,9 @@ begin
             case
                 when locked.outcome in ('lost', 'moved') and holder.kind is not null and not locked.begun
                     and (type.delivery_strategy = 'at_most_once' or holder.kind = 'dispatcher') then locked.errors
-                when locked.outcome in ('failed', 'failed-for-good', 'quarantined') or locked.detail is not null then
+                when locked.outcome = 'snoozed' and (type.delivery_strategy = 'at_least_once' or locked.cancel_requested_at is not null)
+                    then locked.errors
+                when locked.outcome in ('failed', 'failed-for-good', 'quarantined', 'snoozed') or locked.detail is not null then
                     coalesce(locked.errors, '[]') || jsonb_build_array(
                         case
                             when locked.outcome = 'lost' and locked.crashes >= 3 and holder.kind = 'worker'
@@ -288,6 +296,10 @@ begin
                                     'type', 'Quarantined',
                                     'message', 'its worker was lost three times, the last time while it ran alone: ' || coalesce(locked.detail ->> 'message', '')
                                 )
+                            when locked.outcome = 'snoozed' then jsonb_build_object(
+                                'type', 'Snooze',
+                                'message', 'a job of an at_most_once type cannot be snoozed, since it may start only once'
+                            )
                             else coalesce(locked.detail, '{}')
                         end || jsonb_build_object(
                             'attempt', locked.attempt,
@@ -333,19 +345,19 @@ begin
     )
     insert into penstock.archived_jobs (
         id, finished_at, created_at, run_after, started_at, expires_at, status, reason, attempt, max_attempts, priority,
-        name, worker, key, unique_key, data, errors, replay_of, message
+        name, worker, key, unique_key, data, errors, replay_of, message, options, snoozes
     )
     select
         ended.id, p_moment, penstock.shown_time(ended.created_at), penstock.shown_time(ended.run_after), lease.started_at,
         penstock.shown_time(ended.expires_at), ended.outcome::penstock.archived_job_status, ended.reason, ended.attempt, ended.max_attempts,
         ended.priority, ended.name, lease.worker, ended.key, ended.unique_key,
         penstock.readable(ended.id, ended.data, p_moment),
-        ended.all_errors, ended.replay_of, ended.message
+        ended.all_errors, ended.replay_of, ended.message, ended.options, ended.snoozes
     from ended
     left join penstock.leases as lease on lease.id = ended.lease;
 
     -- A released job, or one to be retried at once, keeps its place in the queue. In a pool that blocks, so does one to
-    -- be retried later, which blocks its key until then.
+    -- be retried later, or snoozed, which blocks its key until then.
     with returned as (
         update penstock.queued_jobs as job
         set status = 'queued',
@@ -364,6 +376,8 @@ begin
                 else p_moment + greatest(given.retry_after, interval '0')
             end,
             errors = given.errors,
+            snoozes = case when given.outcome = 'snoozed' then least(coalesce(job.snoozes, 0) + 1, 32767) else job.snoozes end,
+            snoozed_at = case when given.outcome = 'snoozed' then p_moment end,
             updated_at = p_moment
         from unnest(ended_ids, outcomes, retries, error_lists, blocking) as given (id, outcome, retry_after, errors, blocks)
         cross join lateral (
@@ -380,7 +394,7 @@ begin
             from penstock.queued_jobs as each
             where each.id = given.id
         ) as next
-        where job.id = given.id and given.outcome in ('released', 'retried', 'lost', 'moved')
+        where job.id = given.id and given.outcome in ('released', 'retried', 'snoozed', 'lost', 'moved')
         returning job.name, job.seq
     )
     select array_agg(distinct returned.name) into names_back from returned where returned.seq is not null;

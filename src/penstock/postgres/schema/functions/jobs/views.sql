@@ -63,7 +63,7 @@ returns table (
     id uuid, name text, status text, attempt smallint, max_attempts smallint, priority smallint, key text,
     unique_key text, data text, created_at timestamptz, run_after timestamptz, expires_at timestamptz,
     started_at timestamptz, finished_at timestamptz, worker text, errors text, result text, progress text,
-    replay_of uuid, cancel_requested_at timestamptz, reason text, replayed_by uuid[]
+    replay_of uuid, cancel_requested_at timestamptz, reason text, replayed_by uuid[], time_limit_s double precision, snoozes integer
 )
 language sql
 stable
@@ -76,7 +76,8 @@ as $$
         coalesce(penstock.shown(coalesce(penstock.payload(job.message), job.data)), 'null'), penstock.shown_time(job.created_at),
         penstock.shown_time(job.run_after), penstock.shown_time(job.expires_at), lease.started_at, null::timestamptz, lease.worker,
         penstock.shown(job.errors), null, penstock.shown(job.progress), job.replay_of, job.cancel_requested_at, null,
-        array(select replays.id from penstock.replays_of(job.id) as replays order by replays.id)
+        array(select replays.id from penstock.replays_of(job.id) as replays order by replays.id),
+        (job.options ->> 'time_limit')::double precision, coalesce(job.snoozes, 0)
     from penstock.queued_jobs as job
     left join penstock.leases as lease on lease.id = job.lease
     where job.id = any (p_ids)
@@ -86,7 +87,8 @@ as $$
         coalesce(penstock.shown(coalesce(penstock.payload(job.message), job.data)), 'null'),
         penstock.shown_time(job.created_at), penstock.shown_time(job.run_after), penstock.shown_time(job.expires_at), job.started_at,
         job.finished_at, job.worker, penstock.shown(job.errors), penstock.shown(job.result), null, job.replay_of, null, job.reason,
-        array(select replays.id from penstock.replays_of(job.id) as replays order by replays.id)
+        array(select replays.id from penstock.replays_of(job.id) as replays order by replays.id),
+        (job.options ->> 'time_limit')::double precision, coalesce(job.snoozes, 0)
     from penstock.archived_jobs as job
     where job.id = any (p_ids)
 $$;

@@ -69,10 +69,14 @@ begin
         return;
     end if;
     if job.crashes < 2 and job.run_after > moment then
-        reason := case when job.errors is null then 'deferred' else 'retry' end;
+        reason := case when job.snoozed_at is not null then 'snoozed' when job.errors is null then 'deferred' else 'retry' end;
+        since := job.snoozed_at;
         until := penstock.shown_time(job.run_after);
-        message := case when job.errors is null then 'It is deferred until its time.'
-            else format('Attempt %s of %s failed; the next one comes after a delay.', job.attempt - 1, job.max_attempts) end;
+        message := case
+            when job.snoozed_at is not null then 'Its handler put it off; it runs again at its time.'
+            when job.errors is null then 'It is deferred until its time.'
+            else format('Attempt %s of %s failed; the next one comes after a delay.', job.attempt - 1, job.max_attempts)
+        end;
         return next;
         return;
     end if;
@@ -150,10 +154,13 @@ begin
             message := 'A job of its key before it waits to run alone, since workers were lost that held it.';
         elsif head.id <> job.id and head.status = 'queued' and head.run_after > moment and pool.on_retry = 'block' then
             by_job := head.id;
-            reason := 'key-retry';
+            reason := case when head.snoozed_at is not null then 'key-snoozed' else 'key-retry' end;
+            since := head.snoozed_at;
             until := penstock.shown_time(head.run_after);
-            message := format('Its key is held by a job that failed and is retried: attempt %s of %s comes next.',
-                head.attempt, head.max_attempts);
+            message := case
+                when head.snoozed_at is not null then 'Its key is held by a job that its handler put off.'
+                else format('Its key is held by a job that failed and is retried: attempt %s of %s comes next.', head.attempt, head.max_attempts)
+            end;
         elsif pool.key_concurrency = 1 then
             select earlier.id, leases.started_at, leases.worker, leases.expires_at into by_job, since, worker, until
             from (
@@ -312,4 +319,4 @@ begin
 end
 $$;
 comment on function penstock.why(uuid) is
-    'Why a job waits, the first thing that has to change: deferred or retry (until), expired, paused, no-worker (no live worker has its type), quarantined-key, unplaced, moving, key-alone, key-retry (by_job, until), key-busy (by_job, since, worker; or used of most), key-rate, alone (it waits to run alone after crashes), concurrency (used of most), rate (until), behind (ahead, 1,000 at most), ready; or running, finished. PS404 when there is no such job.';
+    'Why a job waits, the first thing that has to change: deferred, retry or snoozed (until), expired, paused, no-worker (no live worker has its type), quarantined-key, unplaced, moving, key-alone, key-retry or key-snoozed (by_job, until), key-busy (by_job, since, worker; or used of most), key-rate, alone (it waits to run alone after crashes), concurrency (used of most), rate (until), behind (ahead, 1,000 at most), ready; or running, finished. PS404 when there is no such job.';

@@ -250,6 +250,8 @@ returns table (
     seq bigint,
     lease bigint,
     lease_s double precision,
+    time_limit_s double precision,
+    snoozes integer,
     at_slot integer,
     at_key text,
     due_in_s double precision,
@@ -379,7 +381,7 @@ begin
         where job.ctid = any (array(select unbroken.ctid from unbroken))
         returning
             job.id, job.name, job.attempt, job.max_attempts, job.priority, job.key, job.created_at, job.run_after, job.seq,
-            job.slot, job.data::text as text
+            job.slot, job.options, job.snoozes, job.data::text as text
     ),
     opened as (
         select penstock.open_lease(
@@ -394,12 +396,13 @@ begin
         greatest(least(claimed.created_at, latest), earliest), greatest(least(claimed.run_after, latest), earliest), claimed.seq,
         -- Computed once, with the first job, so that no lease is opened without a job.
         (select opened.lease from opened),
-        extract(epoch from job_type.visibility_timeout)::double precision, claimed.slot, null::text, null::double precision,
+        extract(epoch from job_type.visibility_timeout)::double precision,
+        (claimed.options ->> 'time_limit')::double precision, coalesce(claimed.snoozes, 0), claimed.slot, null::text, null::double precision,
         null::integer, null::text
     from claimed
     union all
     select
-        null, null, null, null, null, null, null, null, null, null, null, null,
+        null, null, null, null, null, null, null, null, null, null, null, null, null, null,
         chosen.at_slot, chosen.at_key, chosen.due_in_s, chosen.turn_left, chosen.weights
     from chosen
     where chosen.job is null;
