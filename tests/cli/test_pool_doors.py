@@ -21,6 +21,9 @@ SEEN = {
     "list": lambda found: [(one["name"], one["slots"], one["standing"]) for one in found],
     "show": lambda found: [len(one["slots"]) for one in found],
     "standing": lambda found: [(one["key"], one["data"], one["messages"]) for one in found],
+    "keys": lambda found: [one["key"] for one in found],
+    "pause-key": lambda found: found["key"],
+    "resume-key": lambda found: found["key"],
     "key": lambda found: (found["key"], found["weight"], found["standing"]),
 }
 # What is called, its exit code, and what of its answer is the same over both doors.
@@ -41,6 +44,10 @@ STEPS: list[tuple[list[str], int, Any]] = [
     (["standing", "shop"], 0, [("a/b", {"n": 2}, 1)]),
     (["key", "shop", "a/b"], 0, ("a/b", 3, True)),
     (["keys", "shop"], 0, []),
+    (["jobs", "shop"], 0, []),
+    (["pause-key", "shop", "a/b"], 0, "a/b"),
+    (["keys", "shop", "--paused"], 0, ["a/b"]),
+    (["resume-key", "shop", "a/b"], 0, "a/b"),
     (["show", "shop"], 0, [8]),
     ([], 0, [("plain", 4, 0), ("shop", 8, 1)]),
     (["stop", "shop", "a/b"], 0, {"key": "a/b", "outcome": "stopped"}),
@@ -57,6 +64,8 @@ def served(databases: TemporaryDatabases) -> Iterator[Served]:
         yield served
 
 
+# It makes thirty processes.
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("door", ["database", "server"])
 def test_every_command_works_over_both_doors(url: str, served: Served, door: str) -> None:
     env = {**os.environ, "PENSTOCK_DATABASE_URL": url, "NO_COLOR": "1"}

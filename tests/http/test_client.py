@@ -190,9 +190,16 @@ def test_pools_and_their_standing_jobs(penstock: Client) -> None:
     receipt = pool.enqueue(key, {"n": 1}, run_after=timedelta(0))
     assert pool.enqueue(key, {"n": 1}, id=receipt.id).admission is Admission.DUPLICATE
     pool.set_weight(key, 3)
-    place = pool.key_state(key)
+    place = pool.state(key)
     assert place.why is not None
     assert (place.next_job, place.why.reason) == (receipt.id, "no-worker")
+    since = pool.pause_key(key)
+    assert (pool.pause_key(key), pool.state(key).paused_at) == (since, since)
+    assert [(paused.key, paused.paused_at, paused.jobs) for paused in pool.paused_keys()] == [(key, since, 1)]
+    assert (pool.resume_key(key), pool.resume_key(key), pool.paused_keys()) == (True, False, [])
+    [listed] = pool.list(key=key)
+    assert (listed.id, listed.key, listed.status) == (receipt.id, key, "queued")
+    assert pool.list(after=listed.cursor) == []
     assert (place.key, place.ready, place.weight, pool.weights()) == (key, 1, 3, {key: 3})
     assert [(worker.id, worker.slots) for worker in pool.workers()] == [(None, [0, 1, 2, 3])]
     assert (pool.start(key, 1), pool.start(key, 1), pool.start(key, 2, replace=True)) == ("starting", "unchanged", "replaced")

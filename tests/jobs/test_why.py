@@ -113,6 +113,15 @@ async def test_a_job_that_is_claimed_ahead_waits_for_its_key(url: str, sql: Sql)
         assert (state["next_job"], state["reason"], state["by_job"]) == (second, "key-busy", first)
 
 
+async def test_a_paused_key_holds_its_jobs(app: Penstock) -> None:
+    pool = app.pool("ledger")
+    id = (await pool.enqueue("acme", 1)).id
+    since = await pool.pause_key("acme")
+    why = await app.why(id)
+    assert shown(why) == {"reason": "paused-key"}
+    assert why.since == since
+
+
 async def test_a_retry_and_the_key_that_it_holds(url: str, sql: Sql) -> None:
     app = Penstock(url)
     pool = app.pool("ledger", payload=str, max_attempts=3, backoff=Backoff(base=HOUR))

@@ -109,7 +109,7 @@ async def test_the_command_line_lists_and_releases_quarantined_keys(app: Penstoc
         await eventually(pool.quarantined_keys, "the quarantine")
         (key,) = call("keys", "work", "--quarantined")
         assert (key["key"], key["error"], key["jobs"]) == ("bad", "ValueError: not yet", 1)
-        assert call("key", "work", "bad")["quarantined"] == "ValueError: not yet"
+        assert call("key", "work", "bad")["quarantine_error"] == "ValueError: not yet"
         rule.answers.clear()
         call("key", "work", "bad", "--release")
         await eventually(lambda: empty(pool), "the release")

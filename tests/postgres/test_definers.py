@@ -296,6 +296,9 @@ CALLS = [
     "select penstock.declare_pool('pool', '{}', '{}')",
     "select penstock.enqueue('pool', '1', p_key => 'k')",
     "select penstock.start_standing('pool', 'k', '1')",
+    "select penstock.key_state('pool', 'k')",
+    "select penstock.pool_jobs('pool')",
+    "select penstock.paused_keys_of('pool')",
     "select penstock.join_group('pool', 'm', penstock.new_id(), '10 s', '{}')",
     "select penstock.declare_topic('topic', '{}')",
     "select penstock.subscribe('topic', 'c')",
@@ -394,6 +397,9 @@ async def test_a_caller_cannot_move_the_clock(role: Any, sql: Sql) -> None:
 async def test_no_function_leaves_a_changed_setting_behind(app: Penstock, sql: Sql) -> None:
     managing = [
         "select penstock.resize_pool('pool', 512)",
+        "select penstock.pause_key('pool', 'k')",
+        "select penstock.paused_keys_held('pool', 'm')",
+        "select penstock.resume_key('pool', 'k')",
         "select penstock.roll_segment('events')",
         "select penstock.grow_stream('events', 4)",
         "select penstock.retire_segments('events')",

@@ -19,6 +19,7 @@ VARIABLES = {
     # No subquery: with one as an argument, the planner would not write the function into the statement.
     "owned": "'{0,1,2,3,4,5,6,7,8,9,10,11,12,13,14,15}'::integer[]",
     "pool.key_concurrency": "1",
+    "pool.keys_paused": "false",
     "pool.key_rate_limit": "null::integer",
     "pool.key_rate_period": "null::interval",
     "p_held_keys": "'{}'::jsonb",
@@ -52,8 +53,9 @@ async def fill(sql: Sql, jobs: int, keys: int) -> None:
     )
 
 
-async def explain_claim(sql: Sql) -> dict[str, Any]:
-    return await explain(sql, "claim_keys", "with chosen as materialized", ";\n    get diagnostics", VARIABLES)
+async def explain_claim(sql: Sql, changed: dict[str, str] | None = None) -> dict[str, Any]:
+    variables = VARIABLES | (changed or {})
+    return await explain(sql, "claim_keys", "with chosen as materialized", ";\n    get diagnostics", variables)
 
 
 async def claim(sql: Sql, limit: int, depth: int) -> int:
@@ -82,6 +84,20 @@ async def test_a_claim_probes_the_line_of_each_key(sql: Sql, statistics: str) ->
     assert seq_scans(plan) == []
     read = [node["Actual Rows"] * node["Actual Loops"] for node in nodes(plan) if node.get("Relation Name") == "queued_jobs"]
     assert max(read) <= 500
+
+
+async def test_paused_keys_are_looked_up_one_by_one_and_only_when_there_are_some(sql: Sql) -> None:
+    await fill(sql, 5000, 500)
+    await sql.execute("select penstock.pause_key('work', 'k' || n) from generate_series(1, 100) as n")
+
+    async def looked_up(some: str) -> tuple[int, list[str]]:
+        plan = await explain_claim(sql, {"pool.keys_paused": some})
+        probes = [node for node in nodes(plan) if node.get("Relation Name") == "paused_keys"]
+        return sum(node["Actual Loops"] for node in probes), seq_scans(plan)
+
+    assert await looked_up("false") == (0, [])
+    probes, scans = await looked_up("true")
+    assert 100 < probes <= 700 and scans == []
 
 
 @pytest.mark.parametrize("statistics", ["missing", "fresh"])

@@ -1,7 +1,8 @@
-"""Commands about pools: their workers, who owns what, moving a worker out, growth, keys."""
+"""Commands about pools: their workers, who owns what, moving a worker out, growth, keys and their jobs."""
 
 from __future__ import annotations
 
+import shlex
 from contextlib import suppress
 from dataclasses import asdict
 from typing import Annotated, Any
@@ -11,20 +12,22 @@ import typer
 from penstock.cli.backend import Backend, BackendPool, with_backend, with_pool
 from penstock.cli.output import AsJson, out, pass_on_json, print_json, print_table
 from penstock.errors import NotFound
-from penstock.jobs.models import Why
-from penstock.pools.models import PoolDetails
+from penstock.pools.models import KeyState, PoolDetails
 
 Name = Annotated[str, typer.Argument(help="Pool.")]
 Key = Annotated[str, typer.Argument(help="Key.")]
 WorkerId = Annotated[str, typer.Argument(help="Id of a worker, as `penstock pools show` lists them.")]
-_HELP = "Pools: create, show, drain, undrain, resize, key, keys, weight, standing, start, stop, notify. Alone: list them."
+_HELP = (
+    "Pools: create, show, jobs, drain, undrain, resize, key, keys, pause-key, resume-key, weight, standing, start, stop, notify."
+    " Alone: list them."
+)
 
 
 def pool_commands() -> typer.Typer:
     """The commands."""
     commands = typer.Typer(help=_HELP, invoke_without_command=True)
     commands.callback(help=_HELP)(list_pools)
-    for command in (create, show, drain, undrain, resize, key, keys, weight):
+    for command in (create, show, jobs, drain, undrain, resize, key, keys, pause_key, resume_key, weight):
         commands.command()(command)
     return commands
 
@@ -104,38 +107,80 @@ def key(
     release: Annotated[bool, typer.Option("--release", help="Quarantined: have the pool's rule asked again, now.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Where a key is: its slot, who has it, what waits and for what; why it is quarantined."""
+    """A key: its slot, who has it, what runs, what waits and for what; since when it is paused or quarantined."""
 
-    async def read(pool: BackendPool) -> tuple[dict[str, Any], Why | None]:
+    async def read(pool: BackendPool) -> KeyState:
         if release:
             await pool.release_key(key)
-        place = await pool.key_state(key)
-        state = {name: value for name, value in asdict(place).items() if name != "key"}
-        return state | {"quarantined": await pool.quarantine_of(key)}, place.why
+        return await pool.state(key)
 
-    state, why = with_pool(name, read)
+    state = with_pool(name, read)
     if as_json:
-        print_json({"key": key, **state})
-    else:
-        shown = {name: value for name, value in state.items() if name not in ("why", "next_job")}
-        print_table(list(shown), [list(shown.values())], empty="")
-        if why is not None:
-            out.print(f"job {state['next_job']} waits: {why}", highlight=False, markup=False)
+        print_json(state)
+        return
+    shown = [(field, value) for field, value in asdict(state).items() if field not in ("key", "running", "why", "next_job")]
+    shown += [("running", f"job {job.id}, attempt {job.attempt}, on {job.worker}") for job in state.running]
+    print_table(["key", key], shown, empty="")
+    if state.why is not None:
+        out.print(f"job {state.next_job} waits: {state.why}", highlight=False, markup=False)
+
+
+def jobs(
+    name: Name,
+    key: Annotated[str | None, typer.Option(help="Only jobs of this key.")] = None,
+    after: Annotated[str | None, typer.Option(metavar="CURSOR", help="Only jobs behind this one.")] = None,
+    limit: Annotated[int, typer.Option(min=1, max=1_000, help="How many at most.")] = 100,
+    as_json: AsJson = False,
+) -> None:
+    """The jobs of a pool that wait or run, by key and in order; last those that are deferred."""
+    found = with_pool(name, lambda pool: pool.list(key=key, after=after, limit=limit))
+    if as_json:
+        print_json(found)
+        return
+    print_table(
+        ["id", "key", "status", "attempt", "run after", "started", "worker"],
+        [(j.id, j.key, j.status, f"{j.attempt} of {j.max_attempts}", j.run_after, j.started_at, j.worker) for j in found],
+        empty="no jobs",
+    )
+    if len(found) == limit:
+        out.print(f"more: --after {shlex.quote(found[-1].cursor)}", highlight=False, markup=False)
+
+
+def pause_key(name: Name, key: Key, as_json: AsJson = False) -> None:
+    """Let the jobs of a key wait; running ones go on, and those of other keys."""
+    since = with_pool(name, lambda pool: pool.pause_key(key))
+    _say({"key": key, "paused_at": since}, f"paused: {key}", as_json)
+
+
+def resume_key(name: Name, key: Key, as_json: AsJson = False) -> None:
+    """End the pause of a key."""
+    was_paused = with_pool(name, lambda pool: pool.resume_key(key))
+    _say({"key": key, "paused_at": None}, f"resumed: {key}" if was_paused else f"was not paused: {key}", as_json)
 
 
 def keys(
     name: Name,
-    quarantined: Annotated[bool, typer.Option("--quarantined", help="Those for which the pool's rule fails.")] = True,
+    quarantined: Annotated[bool, typer.Option("--quarantined", help="Those for which the pool's rule fails.")] = False,
+    paused: Annotated[bool, typer.Option("--paused", help="Those that are paused.")] = False,
     after: Annotated[str | None, typer.Option(help="Only keys behind this one.")] = None,
     limit: Annotated[int, typer.Option(min=1, max=1_000, help="How many at most.")] = 100,
     as_json: AsJson = False,
 ) -> None:
-    """Keys that are quarantined, since the pool's rule fails for them: their jobs wait."""
-    found = [asdict(bad) for bad in with_pool(name, lambda pool: pool.quarantined_keys(after=after, limit=limit))]
+    """Keys whose jobs wait: those that are quarantined, since the pool's rule fails for them (the default), or paused."""
+    if quarantined and paused:
+        raise typer.BadParameter("give --quarantined or --paused")
+
+    async def read(pool: BackendPool) -> list[dict[str, Any]]:
+        if paused:
+            return [asdict(key) for key in await pool.paused_keys(after=after, limit=limit)]
+        return [asdict(key) for key in await pool.quarantined_keys(after=after, limit=limit)]
+
+    found = with_pool(name, read)
     if as_json:
         print_json(found)
     else:
-        print_table(list(found[0]) if found else [], [list(bad.values()) for bad in found], empty="no key is quarantined")
+        empty = "no key is paused" if paused else "no key is quarantined"
+        print_table(list(found[0]) if found else [], [list(key.values()) for key in found], empty=empty)
 
 
 def weight(

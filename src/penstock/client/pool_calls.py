@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any, TypeAlias
 from urllib.parse import parse_qsl, quote, urlsplit
 from uuid import UUID
@@ -17,7 +17,7 @@ from penstock.core.serialization import dump_json
 from penstock.errors import InvalidInput
 from penstock.jobs.models import Enqueued, make_id, parse_id
 from penstock.jobs.scaling import ScaleAdvice
-from penstock.pools.models import KeyState, PoolDetails, PoolMember, QuarantinedKey, StandingState
+from penstock.pools.models import KeyedJob, KeyState, PausedKey, PoolDetails, PoolMember, QuarantinedKey, StandingState
 
 Page: TypeAlias = "tuple[list[StandingState], Call[Page] | None]"
 
@@ -74,9 +74,38 @@ def drain(pool: str, worker: str, way: str) -> Call[PoolMember]:
     return Call("POST", _path(pool, "workers", quoted(worker), way), reader(PoolMember))
 
 
-def key_place(pool: str, key: str) -> Call[KeyState]:
-    """Where a key is."""
+def state(pool: str, key: str) -> Call[KeyState]:
+    """What is known of a key."""
     return Call("GET", _path(pool, "keys", _key(key)), reader(KeyState))
+
+
+def pause_key(pool: str, key: str) -> Call[datetime]:
+    """Pause a key."""
+
+    def parse(response: httpx.Response) -> datetime:
+        since = record_of(KeyState, response).paused_at
+        # Another client may have resumed it in between.
+        return datetime.now(UTC) if since is None else since
+
+    return Call("POST", _path(pool, "keys", _key(key), "pause"), parse)
+
+
+def resume_key(pool: str, key: str) -> Call[KeyState]:
+    """End the pause of a key."""
+    return Call("POST", _path(pool, "keys", _key(key), "resume"), reader(KeyState))
+
+
+def paused(pool: str, after: str | None, limit: int) -> Call[list[PausedKey]]:
+    """The paused keys."""
+    params = {"limit": str(limit)} | ({} if after is None else {"after": after})
+    return Call("GET", _path(pool, "paused"), reader(list[PausedKey]), params=params)
+
+
+def jobs(pool: str, key: str | None, after: str | None, limit: int) -> Call[list[KeyedJob]]:
+    """The jobs that wait or run."""
+    given = {"key": key, "after": after, "limit": str(limit)}
+    params = {name: value for name, value in given.items() if value is not None}
+    return Call("GET", _path(pool, "jobs"), reader(list[KeyedJob]), params=params)
 
 
 def quarantined(pool: str, after: str | None, limit: int) -> Call[list[QuarantinedKey]]:

@@ -302,9 +302,9 @@ class Why:
 
     Attributes:
         reason: Machine-readable reason: `deferred`, `retry`, `snoozed`, `expired`, `paused`, `no-worker` (no live worker has its
-            type), `quarantined-key`, `unplaced`, `moving`, `key-alone`, `key-retry`, `key-snoozed`, `key-busy`, `key-rate`,
-            `alone` (to run alone after crashes), `concurrency`, `rate`, `behind`, `ready`; of a job that does not wait `running`
-            or `finished`.
+            type), `quarantined-key`, `paused-key`, `unplaced`, `moving`, `key-alone`, `key-retry`, `key-snoozed`, `key-busy`,
+            `key-rate`, `alone` (to run alone after crashes), `concurrency`, `rate`, `behind`, `ready`; of a job that does
+            not wait `running` or `finished`.
         message: A sentence for people.
         since: Time at which the reason began, where that is known.
         until: Time at which the reason ends by itself, where that is known.

@@ -188,6 +188,16 @@ class KeyQueues:
         self._stopped = True
         self.release_waiting()
 
+    def release_keys(self, keys: Iterable[str]) -> list[UUID]:
+        """Release the jobs of these keys that have not started. Returns those that the executor has."""
+        handed_over: list[UUID] = []
+        for key in keys:
+            if (queue := self._queues.get(key)) is not None:
+                self._close(queue)
+                handed_over += queue.running
+                self._tidy(key)
+        return handed_over
+
     async def drained(self, slot: int, within: float) -> bool:
         """Wait until no job of a slot runs or is unsettled. Returns False when `within` seconds were not enough."""
         deadline = time.monotonic() + within

@@ -98,7 +98,7 @@ class KeySource:
     ) -> None:
         self.name = name
         self.grace_s = settings.handover_grace.total_seconds()
-        self._cancellations = asyncio.Event()
+        self._recalls = asyncio.Event()
         self._database = database
         self._settings = settings
         self._member = member
@@ -206,25 +206,34 @@ class KeySource:
         self._key_queues.submit([found], now)
         return found[0]
 
-    # -- cancellations
+    # -- jobs that are recalled
 
     def cancelled(self, notification: Notification) -> None:
         """A job may have been cancelled: ask the database, since every role that may connect can send the notification."""
         with suppress(ValueError):
             if notification.kind is Kind.CONNECTED or self._key_queues.holds(UUID(notification.subject)):
-                self._cancellations.set()
+                self._recalls.set()
 
-    async def watch_cancellations(self) -> None:
-        """Cancel the handlers of cancelled jobs. It also asks at intervals, since a notification may have been missed."""
+    def key_paused(self) -> None:
+        """A key may have been paused: ask the database for which."""
+        self._recalls.set()
+
+    async def watch_recalls(self) -> None:
+        """Cancel the handlers of cancelled jobs, and release the jobs of paused keys that have not started.
+
+        It also asks at intervals, since a notification may have been missed.
+        """
         while True:
-            await wait_for_event(self._cancellations, self._settings.heartbeat_interval.total_seconds())
-            self._cancellations.clear()
+            await wait_for_event(self._recalls, self._settings.heartbeat_interval.total_seconds())
+            self._recalls.clear()
             if len(self._key_queues):
                 try:
                     for id in await pools.cancelled_of(self._database, self.name, self._member.id):
                         self._executor.cancel(id, "cancelled")
+                    paused = await pools.paused_keys_held(self._database, self.name, self._member.id)
+                    self._executor.give_back(self._key_queues.release_keys(paused))
                 except PenstockError as error:
-                    log.warning("cancellations_unknown", pool=self.name, error=error)
+                    log.warning("recalls_unknown", pool=self.name, error=error)
 
     # -- the slots
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import ConfigDict, Field
 
 from penstock.core.records import Seconds, example
-from penstock.jobs.models import JobCounts, JobId, Why
+from penstock.jobs.models import JobCounts, JobId, Status, Why
 
 _AT = "2026-01-11T18:26:26Z"
 _WORKER = "web-3.4711.a1b2c3"
@@ -77,12 +77,58 @@ class PoolMember:
 
 
 @dataclass(frozen=True, slots=True)
-class KeyState:
-    """Where a key is and what waits for it; counts end at 10,000."""
+class RunningJob:
+    """A job of a key that runs."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = example({"id": _JOB, "attempt": 1, "worker": _WORKER, "started_at": _AT})
+
+    id: JobId
+    attempt: int
+    worker: str | None
+    started_at: Annotated[datetime | None, Field(description="When its worker claimed it.")]
+
+
+@dataclass(frozen=True, slots=True)
+class KeyedJob:
+    """A job of a pool that waits or runs, without its payload. `cursor` is its position in the list."""
 
     __pydantic_config__: ClassVar[ConfigDict] = example({
-        "key": "acme", "slot": 17, "owner": _WORKER, "target": _WORKER, "epoch": 3, "weight": 1, "ready": 2, "in_progress": 1,
-        "oldest_ready_s": 0.4, "standing": False, "next_job": _JOB, "why": {
+        "cursor": "q17:4711:acme", "id": _JOB, "key": "acme", "status": "queued", "attempt": 1, "max_attempts": 5,
+        "created_at": _AT, "run_after": _AT, "expires_at": None, "started_at": None, "worker": None,
+    })  # fmt: skip
+
+    cursor: Annotated[str, Field(description="Where the next page begins when this is the last job of a page.")]
+    id: JobId
+    key: str
+    status: Annotated[Status, Field(description="queued or in-progress.")]
+    attempt: int
+    max_attempts: int
+    created_at: datetime
+    run_after: datetime
+    expires_at: datetime | None
+    started_at: datetime | None
+    worker: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class PausedKey:
+    """A paused key of a pool."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = example({"key": "acme", "paused_at": _AT, "jobs": 12})
+
+    key: str
+    paused_at: datetime
+    jobs: Annotated[int, Field(description="How many jobs it has; at most 10,000 are counted.")]
+
+
+@dataclass(frozen=True, slots=True)
+class KeyState:
+    """What is known of a key: its place, whether it is paused or quarantined, what runs and waits. Counts end at 10,000."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = example({
+        "key": "acme", "slot": 17, "owner": _WORKER, "target": _WORKER, "epoch": 3, "weight": 1, "ready": 2, "in_progress": 0,
+        "deferred": 0, "oldest_ready_s": 0.4, "standing": False, "paused_at": None, "quarantined_at": None,
+        "quarantine_error": None, "running": [], "next_job": _JOB, "why": {
             "reason": "key-retry", "message": "Its key is held by a job that failed and is retried: attempt 2 of 5 comes next.",
             "since": None, "until": "2026-03-01T12:00:04Z", "by_job": "job_0192f7a8-7b5c-7d6e-8f90-a1b2c3d4e5f5", "worker": None,
             "used": None, "most": None, "ahead": 1, "expires_at": None,
@@ -95,10 +141,15 @@ class KeyState:
     target: str | None
     epoch: int | None
     weight: int
-    ready: int
-    in_progress: int
+    ready: Annotated[int, Field(description="Jobs that wait in its queue.")]
+    in_progress: Annotated[int, Field(description="Jobs that its worker has claimed, those that run included.")]
+    deferred: Annotated[int, Field(description="Jobs whose time has not come.")]
     oldest_ready_s: float | None
     standing: bool
+    paused_at: Annotated[datetime | None, Field(description="Since when it is paused; null: it is not.")]
+    quarantined_at: Annotated[datetime | None, Field(description="Since when it is quarantined; null: it is not.")]
+    quarantine_error: Annotated[str | None, Field(description="Why it is quarantined: what the rule of the pool raised.")]
+    running: Annotated[list[RunningJob], Field(description="Its jobs that run.")]
     next_job: Annotated[JobId | None, Field(description="The first that waits.")] = None
     why: Annotated[Why | None, Field(description="What it waits for.")] = None
 

@@ -33,7 +33,7 @@ from penstock.jobs.models import Enqueued, Executor, NewJob, Options, PoolOption
 from penstock.pools import queries as pools
 from penstock.pools import views as pool_views
 from penstock.pools.members import workers_of
-from penstock.pools.models import KeyState, PoolDetails, PoolMember, QuarantinedKey, StandingState
+from penstock.pools.models import KeyedJob, KeyState, PausedKey, PoolDetails, PoolMember, QuarantinedKey, StandingState
 from penstock.pools.service import declare
 from penstock.pools.sync import SyncPool
 from penstock.pools.worked import WorkedPool
@@ -316,18 +316,36 @@ class Pool(Generic[T]):
         await balance.drain(database, self.name, worker, self._assign, drain=drain)
         return next(member for member in await workers_of(database, self.name) if member.id == worker)
 
-    async def key_state(self, key: str) -> KeyState:
-        """The slot of a key, its owner, and what waits in it. Raises `NotFound`."""
+    async def state(self, key: str) -> KeyState:
+        """What is known of a key: its owner, what runs, what waits and for what, since when it is paused or quarantined.
+
+        Raises `NotFound`.
+        """
         return await pool_views.key_state(await self._context.database(), self.name, key)
+
+    async def pause_key(self, key: str) -> datetime:
+        """Pause a key: its jobs wait, and those of other keys go on. Returns since when it is paused.
+
+        Running jobs finish, and its standing job goes on. Jobs that its worker claimed ahead and has not started go back to their
+        places. The pause lasts until `resume_key`, whatever restarts. A second call changes nothing.
+
+        Raises:
+            NotFound: The pool does not exist.
+            InvalidInput: This cannot be a key.
+        """
+        return await pools.pause_key(await self._context.database(), self.name, key)
+
+    async def resume_key(self, key: str) -> bool:
+        """End the pause of a key. Returns False when it was not paused. Raises `NotFound`."""
+        return await pools.resume_key(await self._context.database(), self.name, key)
+
+    async def paused_keys(self, *, after: str | None = None, limit: int = 100) -> list[PausedKey]:
+        """The paused keys, since when each is paused, and how many jobs it has. At most `limit`, behind the key `after`."""
+        return await pool_views.paused_keys(await self._context.database(), self.name, after=after, limit=limit)
 
     async def quarantined_keys(self, *, after: str | None = None, limit: int = 100) -> list[QuarantinedKey]:
         """Keys for which the pool's `assign` fails, with the errors; their jobs wait. At most `limit`, behind the key `after`."""
         return await pool_views.quarantined_keys(await self._context.database(), self.name, after=after, limit=limit)
-
-    async def quarantine_of(self, key: str) -> str | None:
-        """The error for which a key is quarantined; None when it is not."""
-        found = await pool_views.quarantined_keys(await self._context.database(), self.name, key=key)
-        return found[0].error if found else None
 
     async def release_key(self, key: str) -> None:
         """Have `assign` called again for a quarantined key, now. Raises `NotFound` when the key is not quarantined."""
@@ -341,3 +359,17 @@ class Pool(Generic[T]):
     async def weights(self) -> dict[str, int]:
         """The weights that were set, by key, at most 10,000. Raises `NotFound`."""
         return await pool_views.weights(await self._context.database(), self.name)
+
+    # The last method, since behind it the word no longer means the class in this body.
+    async def list(self, *, key: str | None = None, after: str | None = None, limit: int = 100) -> list[KeyedJob]:
+        """The jobs that wait or run: those in the queues of their keys, by key and in order, then those that are deferred.
+
+        Args:
+            key: Only jobs of this key.
+            after: Cursor of the last job of the page before.
+            limit: Maximum number of jobs, at most 1,000.
+
+        Raises:
+            NotFound: The pool does not exist.
+        """
+        return await pool_views.pool_jobs(await self._context.database(), self.name, key=key, after=after, limit=limit)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any
 from uuid import UUID
 
@@ -110,6 +111,22 @@ async def wait_for_slots(database: Database, name: str, member: str) -> None:
 async def cancelled_of(database: Database, name: str, member: str) -> list[UUID]:
     """Running jobs of a member whose cancellation was requested."""
     return await database.fetchval("select penstock.cancelled_of($1, $2)", name, member) or []
+
+
+async def paused_keys_held(database: Database, name: str, member: str) -> list[str]:
+    """Paused keys of which a member has jobs."""
+    return await database.fetchval("select penstock.paused_keys_held($1, $2)", name, member) or []
+
+
+async def pause_key(database: Database, name: str, key: str) -> datetime:
+    """Pause a key. Returns since when it is paused. Raises `InvalidInput`, `NotFound`."""
+    since: datetime = await database.fetchval("select penstock.pause_key($1, $2)", name, key)
+    return since
+
+
+async def resume_key(database: Database, name: str, key: str) -> bool:
+    """End the pause of a key. Returns False when it was not paused. Raises `NotFound`."""
+    return bool(await database.fetchval("select penstock.resume_key($1, $2)", name, key))
 
 
 async def resize(database: Database, name: str, slots: int) -> None:

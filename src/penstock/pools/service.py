@@ -94,6 +94,7 @@ class PoolService:
         if self.fetcher is not None:
             notifications.wake(self.fetcher.wake, Kind.KEYS, Kind.PLACE, Kind.CONNECTED, subject=self.name)
             notifications.subscribe(self.fetcher.source.cancelled, Kind.CANCEL, Kind.CONNECTED)
+            notifications.wake(self.fetcher.source.key_paused, Kind.PAUSED, subject=self.name)
         if self.standing is not None:
             notifications.wake(self.standing.wake, Kind.STANDING, Kind.CONNECTED, subject=self.name)
 
@@ -112,7 +113,7 @@ class PoolService:
         loops: dict[str, Coroutine[Any, Any, None]] = {}
         if self.fetcher is not None:
             loops["key-fetcher"] = self.fetcher.run()
-            loops["cancellations"] = self.fetcher.source.watch_cancellations()
+            loops["recalls"] = self.fetcher.source.watch_recalls()
         if self.standing is not None:
             loops["standing"] = self.standing.run()
         if self._pool.assign is not None:

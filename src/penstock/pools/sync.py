@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from penstock.core.blocking import BackgroundLoop
     from penstock.groups import queries as ownership
     from penstock.jobs.models import Enqueued, NewJob
-    from penstock.pools.models import KeyState, PoolDetails, PoolMember, QuarantinedKey, StandingState
+    from penstock.pools.models import KeyedJob, KeyState, PausedKey, PoolDetails, PoolMember, QuarantinedKey, StandingState
     from penstock.pools.pool import Pool
     from penstock.worker.sync import SyncPoolWorker
 T = TypeVar("T")
@@ -154,17 +154,36 @@ class SyncPool(Generic[T]):
         """Let a drained worker take part again. Raises `NotFound`."""
         return self._loop.run(self._of.undrain(worker))
 
-    def key_state(self, key: str) -> KeyState:
-        """The slot of a key, its owner, and what waits in it. Raises `NotFound`."""
-        return self._loop.run(self._of.key_state(key))
+    def state(self, key: str) -> KeyState:
+        """What is known of a key: its owner, what runs, what waits and for what, since when it is paused or quarantined.
+
+        Raises `NotFound`.
+        """
+        return self._loop.run(self._of.state(key))
+
+    def pause_key(self, key: str) -> datetime:
+        """Pause a key: its jobs wait, and those of other keys go on. Returns since when it is paused.
+
+        Running jobs finish, and its standing job goes on. Jobs that its worker claimed ahead and has not started go back to their
+        places. The pause lasts until `resume_key`, whatever restarts. A second call changes nothing.
+
+        Raises:
+            NotFound: The pool does not exist.
+            InvalidInput: This cannot be a key.
+        """
+        return self._loop.run(self._of.pause_key(key))
+
+    def resume_key(self, key: str) -> bool:
+        """End the pause of a key. Returns False when it was not paused. Raises `NotFound`."""
+        return self._loop.run(self._of.resume_key(key))
+
+    def paused_keys(self, *, after: str | None = None, limit: int = 100) -> list[PausedKey]:
+        """The paused keys, since when each is paused, and how many jobs it has. At most `limit`, behind the key `after`."""
+        return self._loop.run(self._of.paused_keys(after=after, limit=limit))
 
     def quarantined_keys(self, *, after: str | None = None, limit: int = 100) -> list[QuarantinedKey]:
         """Keys for which the pool's `assign` fails, with the errors; their jobs wait. At most `limit`, behind the key `after`."""
         return self._loop.run(self._of.quarantined_keys(after=after, limit=limit))
-
-    def quarantine_of(self, key: str) -> str | None:
-        """The error for which a key is quarantined; None when it is not."""
-        return self._loop.run(self._of.quarantine_of(key))
 
     def release_key(self, key: str) -> None:
         """Have `assign` called again for a quarantined key, now. Raises `NotFound` when the key is not quarantined."""
@@ -177,3 +196,16 @@ class SyncPool(Generic[T]):
     def weights(self) -> dict[str, int]:
         """The weights that were set, by key, at most 10,000. Raises `NotFound`."""
         return self._loop.run(self._of.weights())
+
+    def list(self, *, key: str | None = None, after: str | None = None, limit: int = 100) -> list[KeyedJob]:
+        """The jobs that wait or run: those in the queues of their keys, by key and in order, then those that are deferred.
+
+        Args:
+            key: Only jobs of this key.
+            after: Cursor of the last job of the page before.
+            limit: Maximum number of jobs, at most 1,000.
+
+        Raises:
+            NotFound: The pool does not exist.
+        """
+        return self._loop.run(self._of.list(key=key, after=after, limit=limit))

@@ -8,12 +8,19 @@ from typing import Any
 
 import orjson
 
+from penstock.core.records import from_json
 from penstock.core.serialization import load_json
 from penstock.errors import NotFound
-from penstock.jobs.models import Why
+from penstock.jobs.models import Status, Why
 from penstock.jobs.scaling import Load
-from penstock.pools.models import KeyState, PoolDetails, QuarantinedKey, StandingState
+from penstock.pools.models import KeyedJob, KeyState, PausedKey, PoolDetails, QuarantinedKey, RunningJob, StandingState
 from penstock.postgres.database import Database
+
+# The columns of key_state beside `running`; those of why follow.
+_OF_KEY = (
+    "slot", "owner", "target", "epoch", "weight", "ready", "in_progress", "deferred", "oldest_ready_s", "standing", "paused_at",
+    "quarantined_at", "quarantine_error", "next_job",
+)  # fmt: skip
 
 
 async def details(database: Database, name: str | None = None) -> list[PoolDetails]:
@@ -55,11 +62,25 @@ async def quarantined_counts(database: Database) -> dict[str, int]:
 
 
 async def key_state(database: Database, name: str, key: str) -> KeyState:
-    """The slot of a key, its owner, and what waits in it. Raises `NotFound` when the pool does not exist."""
+    """What is known of a key. Raises `NotFound` when the pool does not exist."""
     row = await database.fetchrow("select * from penstock.key_state($1, $2)", name, key)
-    why = Why(*tuple(row)[10:]) if row["next_job"] is not None else None
-    names = ("slot", "owner", "target", "epoch", "weight", "ready", "in_progress", "oldest_ready_s", "standing", "next_job")
-    return KeyState(key, **{name: row[name] for name in names}, why=why)
+    known = {column: row[column] for column in _OF_KEY}
+    why = Why(*tuple(row)[len(_OF_KEY) + 1 :]) if row["next_job"] is not None else None
+    return KeyState(key, **known, running=from_json(list[RunningJob], row["running"].encode()), why=why)
+
+
+async def pool_jobs(
+    database: Database, name: str, *, key: str | None = None, after: str | None = None, limit: int = 100
+) -> list[KeyedJob]:
+    """Jobs of a pool that wait or run, behind the cursor `after`. Raises `NotFound`, `InvalidInput`."""
+    rows = await database.fetch("select * from penstock.pool_jobs($1, $2, $3, $4)", name, key, after, limit)
+    return [KeyedJob(**{**row, "status": Status(row["status"])}) for row in rows]
+
+
+async def paused_keys(database: Database, name: str, *, after: str | None = None, limit: int = 100) -> list[PausedKey]:
+    """Paused keys behind the key `after`. Raises `NotFound` when the pool does not exist."""
+    rows = await database.fetch("select * from penstock.paused_keys_of($1, $2, $3)", name, after, limit)
+    return [PausedKey(*tuple(row)) for row in rows]
 
 
 async def standing_jobs(

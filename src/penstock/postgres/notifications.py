@@ -32,6 +32,8 @@ class Kind(StrEnum):
     """Callbacks have settled attempts. Subject: `id:attempt` of each, with a space between."""
     SLOTS = "slots"
     """The slots of a member are to change. Subject: the group."""
+    PAUSED = "paused"
+    """A key of a pool was paused. Subject: the pool."""
     MOVED = "moved"
     """A consumer group was paused or resumed, or its offsets moved. Subject: the group."""
     STANDING = "standing"

@@ -10,9 +10,7 @@ from uuid import UUID
 from penstock.client import pool_calls as calls
 from penstock.client.calls import AsyncSend, Call
 from penstock.jobs.models import Enqueued
-from penstock.pools.models import KeyState, PoolDetails, PoolMember, QuarantinedKey, StandingState
-
-_PAGE = 1_000
+from penstock.pools.models import KeyedJob, KeyState, PausedKey, PoolDetails, PoolMember, QuarantinedKey, StandingState
 
 
 class AsyncPool:
@@ -55,23 +53,27 @@ class AsyncPool:
         """Give the live pool more slots. Raises `Conflict` for fewer than it has."""
         await self.change(slots=slots)
 
-    async def key_state(self, key: str) -> KeyState:
-        """Where a key is, and what waits for it."""
-        return await self._send(calls.key_place(self.name, key))
+    async def state(self, key: str) -> KeyState:
+        """What is known of a key: its owner, what runs, what waits and for what, since when it is paused or quarantined."""
+        return await self._send(calls.state(self.name, key))
+
+    async def pause_key(self, key: str) -> datetime:
+        """Pause a key. Returns since when it is paused. See `Pool.pause_key`."""
+        return await self._send(calls.pause_key(self.name, key))
+
+    async def resume_key(self, key: str) -> bool:
+        """End the pause of a key. Returns False when it was not paused."""
+        was_paused = (await self.state(key)).paused_at is not None
+        await self._send(calls.resume_key(self.name, key))
+        return was_paused
+
+    async def paused_keys(self, *, after: str | None = None, limit: int = 100) -> list[PausedKey]:
+        """The paused keys, from `after` on."""
+        return await self._send(calls.paused(self.name, after, limit))
 
     async def quarantined_keys(self, *, after: str | None = None, limit: int = 100) -> list[QuarantinedKey]:
         """Keys for which the pool's rule fails, from `after` on: their jobs wait."""
         return await self._send(calls.quarantined(self.name, after, limit))
-
-    async def quarantine_of(self, key: str) -> str | None:
-        """Why a key is quarantined; None when it is not."""
-        page = await self.quarantined_keys(limit=_PAGE)
-        while page:
-            for bad in page:
-                if bad.key == key:
-                    return bad.error
-            page = await self.quarantined_keys(after=page[-1].key, limit=_PAGE) if len(page) == _PAGE else []
-        return None
 
     async def release_key(self, key: str) -> KeyState:
         """Have the pool's rule asked again about a quarantined key. Raises `NotFound`."""
@@ -109,3 +111,8 @@ class AsyncPool:
             jobs, page = await self._send(page)
             found += jobs
         return found
+
+    # The last method, since behind it the word no longer means the class in this body.
+    async def list(self, *, key: str | None = None, after: str | None = None, limit: int = 100) -> list[KeyedJob]:
+        """The jobs that wait or run, behind the cursor `after`. See `Pool.list`."""
+        return await self._send(calls.jobs(self.name, key, after, limit))

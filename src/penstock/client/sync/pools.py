@@ -13,9 +13,7 @@ from uuid import UUID
 from penstock.client import pool_calls as calls
 from penstock.client.calls import Call, Send
 from penstock.jobs.models import Enqueued
-from penstock.pools.models import KeyState, PoolDetails, PoolMember, QuarantinedKey, StandingState
-
-_PAGE = 1000
+from penstock.pools.models import KeyedJob, KeyState, PausedKey, PoolDetails, PoolMember, QuarantinedKey, StandingState
 
 
 class Pool:
@@ -65,23 +63,27 @@ class Pool:
         """Give the live pool more slots. Raises `Conflict` for fewer than it has."""
         self.change(slots=slots)
 
-    def key_state(self, key: str) -> KeyState:
-        """Where a key is, and what waits for it."""
-        return self._send(calls.key_place(self.name, key))
+    def state(self, key: str) -> KeyState:
+        """What is known of a key: its owner, what runs, what waits and for what, since when it is paused or quarantined."""
+        return self._send(calls.state(self.name, key))
+
+    def pause_key(self, key: str) -> datetime:
+        """Pause a key. Returns since when it is paused. See `Pool.pause_key`."""
+        return self._send(calls.pause_key(self.name, key))
+
+    def resume_key(self, key: str) -> bool:
+        """End the pause of a key. Returns False when it was not paused."""
+        was_paused = self.state(key).paused_at is not None
+        self._send(calls.resume_key(self.name, key))
+        return was_paused
+
+    def paused_keys(self, *, after: str | None = None, limit: int = 100) -> list[PausedKey]:
+        """The paused keys, from `after` on."""
+        return self._send(calls.paused(self.name, after, limit))
 
     def quarantined_keys(self, *, after: str | None = None, limit: int = 100) -> list[QuarantinedKey]:
         """Keys for which the pool's rule fails, from `after` on: their jobs wait."""
         return self._send(calls.quarantined(self.name, after, limit))
-
-    def quarantine_of(self, key: str) -> str | None:
-        """Why a key is quarantined; None when it is not."""
-        page = self.quarantined_keys(limit=_PAGE)
-        while page:
-            for bad in page:
-                if bad.key == key:
-                    return bad.error
-            page = self.quarantined_keys(after=page[-1].key, limit=_PAGE) if len(page) == _PAGE else []
-        return None
 
     def release_key(self, key: str) -> KeyState:
         """Have the pool's rule asked again about a quarantined key. Raises `NotFound`."""
@@ -119,3 +121,7 @@ class Pool:
             jobs, page = self._send(page)
             found += jobs
         return found
+
+    def list(self, *, key: str | None = None, after: str | None = None, limit: int = 100) -> list[KeyedJob]:
+        """The jobs that wait or run, behind the cursor `after`. See `Pool.list`."""
+        return self._send(calls.jobs(self.name, key, after, limit))

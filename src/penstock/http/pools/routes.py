@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from typing import Annotated
+from urllib.parse import urlencode
 
 import orjson
-from fastapi import Path, Query, Response
+from fastapi import Path, Query, Request, Response
 
 from penstock.core.records import to_json
 from penstock.errors import NotFound
@@ -14,7 +15,7 @@ from penstock.groups import rebalance as balance
 from penstock.http import bodies, shapes
 from penstock.http.errors import ApiError, missing, not_found
 from penstock.http.jobs.enqueuing import SingleJobs
-from penstock.http.openapi import json_body
+from penstock.http.openapi import LINK, json_body
 from penstock.http.pools.dependencies import Key, OpenPool, PoolName, storable_key
 from penstock.http.pools.models import NewPool, NewPoolJob, PoolJob, PoolOptions, Weight, Weights
 from penstock.http.routing import (
@@ -38,7 +39,7 @@ from penstock.jobs.scaling import ScaleAdvice
 from penstock.pools import queries as pools
 from penstock.pools import views as pool_views
 from penstock.pools.members import workers_of
-from penstock.pools.models import KeyState, PoolDetails, PoolMember, QuarantinedKey
+from penstock.pools.models import KeyedJob, KeyState, PausedKey, PoolDetails, PoolMember, QuarantinedKey
 from penstock.postgres.database import Database
 
 api = router("pools")
@@ -46,6 +47,8 @@ WorkerId = Annotated[
     str, Path(pattern=r"^[A-Za-z0-9_.-]{1,50}$", description="Id of the worker in the pool.", examples=["web-3.4711.a1b2c3"])
 ]
 AfterKey = Annotated[str | None, Query(description="Only keys behind this one.", max_length=255)]
+OnlyKey = Annotated[str | None, Query(description="Only jobs of this key.", max_length=255)]
+AfterJob = Annotated[str | None, Query(description="The cursor of the last job of the page before.", max_length=300)]
 KeyLimit = Annotated[int, Query(description="How many at most.", ge=1, le=1_000)]
 WaitS = Annotated[float, Query(description="Seconds that a job should wait at most.", gt=0, le=86_400, allow_inf_nan=False)]
 
@@ -136,6 +139,28 @@ async def enqueue(
     return raw_answer(to_json(job), 202, {"penstock-outcome": put.admission})
 
 
+@api.get("/v1/pools/{pool:name}/jobs", dependencies=[READ], responses=LINK)
+async def list_pool_jobs(
+    request: Request,
+    response: Response,
+    pool: OpenPool,
+    database: OpenDatabase,
+    key: OnlyKey = None,
+    after: AfterJob = None,
+    limit: KeyLimit = 100,
+) -> list[KeyedJob]:
+    """The jobs that wait or run, by key: those in the queues of their keys in order, then those that are deferred.
+
+    The header `Link` leads to the next page.
+    """
+    given = {name: storable_key(value) for name, value in (("key", key), ("after", after)) if value is not None}
+    found = await pool_views.pool_jobs(database, pool, key=given.get("key"), after=given.get("after"), limit=limit)
+    if len(found) == limit:
+        query = urlencode({**given, "limit": limit, "after": found[-1].cursor})
+        response.headers["Link"] = f'<{request.url.path}?{query}>; rel="next"'
+    return found
+
+
 @api.get("/v1/pools/{pool:name}/workers", dependencies=[READ])
 async def list_pool_workers(pool: OpenPool, database: OpenDatabase) -> list[PoolMember]:
     """The workers of a pool, oldest first, and the slots of each; last, without an id, the slots without an owner."""
@@ -181,8 +206,29 @@ async def release_key(pool: OpenPool, key: Key, database: OpenDatabase, path: In
 
 @api.get("/v1/pools/{pool:name}/keys/{key:key}", dependencies=[READ])
 async def get_key(pool: OpenPool, key: Key, database: OpenDatabase) -> KeyState:
-    """Where a key is: its slot, who has it, and what waits."""
+    """What is known of a key: its owner, what runs, what waits and for what, since when it is paused or quarantined."""
     return await pool_views.key_state(database, pool, key)
+
+
+@api.post("/v1/pools/{pool:name}/keys/{key:key}/pause", dependencies=[ADMIN])
+async def pause_key(pool: OpenPool, key: Key, database: OpenDatabase) -> KeyState:
+    """Let the jobs of a key wait; running ones go on, and those of other keys. Idempotent."""
+    await pools.pause_key(database, pool, key)
+    return await pool_views.key_state(database, pool, key)
+
+
+@api.post("/v1/pools/{pool:name}/keys/{key:key}/resume", dependencies=[ADMIN])
+async def resume_key(pool: OpenPool, key: Key, database: OpenDatabase) -> KeyState:
+    """End the pause of a key. Idempotent."""
+    await pools.resume_key(database, pool, key)
+    return await pool_views.key_state(database, pool, key)
+
+
+@api.get("/v1/pools/{pool:name}/paused", dependencies=[READ])
+async def list_paused(pool: OpenPool, database: OpenDatabase, after: AfterKey = None, limit: KeyLimit = 100) -> list[PausedKey]:
+    """The paused keys, by key, from `after` on: since when, and how many jobs each has."""
+    after = None if after is None else storable_key(after)
+    return await pool_views.paused_keys(database, pool, after=after, limit=limit)
 
 
 @api.get("/v1/pools/{pool:name}/weights", dependencies=[READ])

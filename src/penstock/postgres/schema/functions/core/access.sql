@@ -18,7 +18,7 @@ declare
     reading constant text[] := array[
         'clock', 'held_clock', 'id_time', 'new_id', 'job_counts', 'find_jobs', 'replays_of', 'list_jobs', 'page_of_jobs', 'job_rates', 'attempts_of',
         'stored_jobs', 'why', 'key_hash', 'jump_hash', 'slot_of', 'group_members', 'group_slots', 'load_of_types',
-        'pool_details', 'quarantined_keys', 'quarantined_counts', 'key_weights_of', 'key_state', 'standing_list', 'runnable_in_pools',
+        'pool_details', 'quarantined_keys', 'quarantined_counts', 'key_weights_of', 'key_state', 'pool_jobs', 'paused_keys_of', 'standing_list', 'runnable_in_pools',
         'payload', 'shown', 'shown_time', 'list_subscribers', 'read_topic', 'message_of', 'messages_of', 'missed_messages', 'late_messages', 'unfinished_copies', 'outcomes',
         'topic_counts',
         'bucket_of', 'routes_of', 'partition_of', 'stream_bounds', 'read_chunks', 'read_events', 'offsets_at', 'stream_segments',
@@ -38,7 +38,7 @@ declare
         'extend', 'settle', 'note_halted', 'leave_to_callback', 'report_progress', 'register_worker', 'heartbeat',
         'unregister_worker', 'release_unknown', 'quarantine_unreadable', 'held_jobs', 'read_held', 'wait_for_jobs', 'wait_for_places', 'promote', 'expire', 'recover',
         'declare_group', 'declare_pool', 'lock_group', 'set_targets', 'join_group', 'leave_group', 'evict', 'member_heartbeat',
-        'take', 'release', 'owns', 'set_metadata', 'wait_for_slots', 'claim_keys', 'quarantine_keys', 'release_keys', 'forget_keys', 'cancelled_of',
+        'take', 'release', 'owns', 'set_metadata', 'wait_for_slots', 'claim_keys', 'quarantine_keys', 'release_keys', 'forget_keys', 'cancelled_of', 'paused_keys_held',
         'standing_of', 'begin_standing', 'enter_standing', 'acquit_standing', 'save_standing', 'end_standing', 'take_messages',
         'declare_topic', 'subscribe', 'subscribe_many', 'renew_subscriptions', 'take_over', 'unsubscribe', 'unsubscribe_many', 'maintain_topics',
         'declare_stream', 'declare_consumer_group', 'begin_partitions', 'try_partition', 'commit_offsets', 'commit_exactly', 'commit_json', 'dead_letter',
@@ -49,7 +49,7 @@ declare
     ];
     managing constant text[] := array[
         'create_job_type', 'change_job_type', 'declare_job_type', 'pause', 'resume', 'prune', 'quarantine', 'add_user', 'remove_user',
-        'list_users', 'find_user', 'drain_member', 'convert_to_pool', 'resize_pool', 'change_pool', 'set_weight', 'prune_messages',
+        'list_users', 'find_user', 'drain_member', 'convert_to_pool', 'resize_pool', 'change_pool', 'set_weight', 'pause_key', 'resume_key', 'prune_messages',
         'create_stream', 'change_stream', 'grow_stream', 'drop_stream', 'roll_segment', 'retire_segments', 'drop_consumer_group',
         'open_lake', 'drop_lake', 'lake_sketches', 'commit_lake_batch', 'swap_lake_files', 'failure_report', 'drop_schedule'
     ];

@@ -42,7 +42,7 @@ as $$
                 'commit_staged_events', 'lose_partitions', 'note_failure', 'stream_bounds', 'offsets_at',
                 'append_chunks', 'drop_waiting', 'remove_queue', 'maintain_topics', 'prune_messages', 'read_topic',
                 'missed_messages', 'late_messages', 'unfinished_copies', 'outcomes', 'replay_messages', 'end_expired',
-                'take_over', 'keep_alive', 'heartbeat'
+                'take_over', 'keep_alive', 'heartbeat', 'paused_keys_held'
             ]
         ),
         (
@@ -64,7 +64,7 @@ as $$
         (
             'walk',
             array['enable_bitmapscan=off', 'enable_seqscan=off'],
-            array['archive_counts', 'insert_staged', 'commit_offsets', 'insert_many_copies', 'release_unknown']
+            array['archive_counts', 'insert_staged', 'commit_offsets', 'insert_many_copies', 'release_unknown', 'jobs_of_key', 'placed_jobs', 'pool_jobs']
         ),
         (
             'joined_walk',

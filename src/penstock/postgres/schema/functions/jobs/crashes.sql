@@ -60,6 +60,7 @@ as $$
         cross join lateral (
             select from penstock.queued_jobs as job
             where job.name = wanted.name and job.crashes = 2 and job.run_after = penstock.isolation_time()
+                and (job.slot is null or not exists (select from penstock.paused_keys as paused where paused.name = job.name and paused.key = job.key))
             limit 1
         ) as waiting
     )
@@ -177,6 +178,7 @@ begin
             and job.run_after = penstock.isolation_time()
             and (job.expires_at is null or job.expires_at > moment)
             and (case when p_slots is null then job.slot is null else job.slot = any (owned) end)
+            and (job.slot is null or not exists (select from penstock.paused_keys as paused where paused.name = job.name and paused.key = job.key))
             and (
                 job.seq is null
                 or job.slot is null

@@ -99,6 +99,13 @@ begin
             return next;
             return;
         end if;
+        select paused_at into since from penstock.paused_keys where name = job.name and key = job.key;
+        if found then
+            reason := 'paused-key';
+            message := format('Its key is paused; resume it: penstock pools resume-key %s %s.', job.name, left(job.key, 100));
+            return next;
+            return;
+        end if;
         if not exists (select from penstock.members where group_name = job.name) then
             reason := 'no-worker';
             message := format('No worker of the pool %s lives; start one: penstock worker MODULE:APP.', job.name);
@@ -319,4 +326,4 @@ begin
 end
 $$;
 comment on function penstock.why(uuid) is
-    'Why a job waits, the first thing that has to change: deferred, retry or snoozed (until), expired, paused, no-worker (no live worker has its type), quarantined-key, unplaced, moving, key-alone, key-retry or key-snoozed (by_job, until), key-busy (by_job, since, worker; or used of most), key-rate, alone (it waits to run alone after crashes), concurrency (used of most), rate (until), behind (ahead, 1,000 at most), ready; or running, finished. PS404 when there is no such job.';
+    'Why a job waits, the first thing that has to change: deferred, retry or snoozed (until), expired, paused, no-worker (no live worker has its type), quarantined-key, paused-key (since), unplaced, moving, key-alone, key-retry or key-snoozed (by_job, until), key-busy (by_job, since, worker; or used of most), key-rate, alone (it waits to run alone after crashes), concurrency (used of most), rate (until), behind (ahead, 1,000 at most), ready; or running, finished. PS404 when there is no such job.';

@@ -21,6 +21,7 @@ create or replace function penstock.walk_keys(
     p_room integer,
     p_key_concurrency integer,
     p_held_keys jsonb,
+    p_keys_paused boolean,
     p_moment timestamptz
 )
 returns table (
@@ -37,7 +38,11 @@ as $$
         left join lateral (
             select
                 job.ctid, job.seq,
-                (job.status = 'queued' and job.run_after <= p_moment) or p_key_concurrency > 1 or p_held_keys ? job.key as startable,
+                ((job.status = 'queued' and job.run_after <= p_moment) or p_key_concurrency > 1 or p_held_keys ? job.key)
+                    and not (
+                        p_keys_paused
+                        and exists (select from penstock.paused_keys as paused where paused.name = p_name and paused.key = job.key)
+                    ) as startable,
                 job.expires_at is null or job.expires_at > p_moment as alive
             from penstock.queued_jobs as job
             where p_resuming
@@ -63,7 +68,11 @@ as $$
         left join lateral (
             select
                 head.key,
-                (head.status = 'queued' and head.run_after <= p_moment) or p_key_concurrency > 1 or p_held_keys ? head.key as startable,
+                ((head.status = 'queued' and head.run_after <= p_moment) or p_key_concurrency > 1 or p_held_keys ? head.key)
+                    and not (
+                        p_keys_paused
+                        and exists (select from penstock.paused_keys as paused where paused.name = p_name and paused.key = head.key)
+                    ) as startable,
                 case when head.status = 'queued' then head.run_after end as due,
                 head.ctid as head,
                 head.seq as head_seq,
@@ -86,8 +95,8 @@ as $$
     )
     select ring.place, ring.key, ring.step, ring.found, ring.startable, ring.due, ring.head, ring.head_seq, ring.alive from ring
 $$;
-comment on function penstock.walk_keys(text, integer[], text, boolean, boolean, integer, integer, integer, jsonb, timestamptz) is
-    'Part of claim_keys: the keys of the slots in the order of the ring, each with the first job of its key queue, until p_room of them can start jobs or p_longest steps are done. place: of the slot in p_slots. Step 0 is p_after_key when p_resuming.';
+comment on function penstock.walk_keys(text, integer[], text, boolean, boolean, integer, integer, integer, jsonb, boolean, timestamptz) is
+    'Part of claim_keys: the keys of the slots in the order of the ring, each with the first job of its key queue, until p_room of them can start jobs or p_longest steps are done; a paused key cannot. place: of the slot in p_slots. Step 0 is p_after_key when p_resuming.';
 
 -- Long, since it looks at the same key queues twice: by one probe where a key gets one job, as a window where it gets more.
 create or replace function penstock.choose_of_keys(
@@ -102,6 +111,7 @@ create or replace function penstock.choose_of_keys(
     p_depth integer,
     p_key_concurrency integer,
     p_held_keys jsonb,
+    p_keys_paused boolean,
     p_key_rate_limit integer,
     p_key_rate_period interval,
     p_moment timestamptz
@@ -113,7 +123,8 @@ as $$
     with ring as materialized (
         select walked.*
         from penstock.walk_keys(
-            p_name, p_slots, p_after_key, p_midway, p_turn_left > 0, p_longest, p_room, p_key_concurrency, p_held_keys, p_moment
+            p_name, p_slots, p_after_key, p_midway, p_turn_left > 0, p_longest, p_room, p_key_concurrency, p_held_keys, p_keys_paused,
+            p_moment
         ) as walked
     ),
     turns as (
@@ -220,7 +231,7 @@ as $$
     left join ring as cut_at on cut_at.step = cut.turn
 $$;
 comment on function penstock.choose_of_keys(
-    text, integer[], text, boolean, integer, integer, integer, boolean, integer, integer, jsonb, integer, interval, timestamptz
+    text, integer[], text, boolean, integer, integer, integer, boolean, integer, integer, jsonb, boolean, integer, interval, timestamptz
 ) is
     'Part of claim_keys: the jobs to be claimed, of each key that the walk finds (turn) from the front of its key queue (nth), and a last row without a job that says where the walk ended, as claim_keys returns it. p_turn_left: how many jobs the turn of p_after_key has left, 0: none. p_whole_turns: whether a key gets the whole of its first turn even past p_room.';
 
@@ -354,7 +365,7 @@ begin
         select job.*
         from penstock.choose_of_keys(
             p_name, owned, p_after_key, midway, case when resuming then p_turn_left else 0 end, longest_walk, room, not limited,
-            p_depth, pool.key_concurrency, p_held_keys, pool.key_rate_limit, pool.key_rate_period, moment
+            p_depth, pool.key_concurrency, p_held_keys, pool.keys_paused, pool.key_rate_limit, pool.key_rate_period, moment
         ) as job
     ),
     locked as (

@@ -150,7 +150,7 @@ begin
         pool := jsonb_populate_record(
             jsonb_populate_record(
                 null::penstock.pools,
-                jsonb_build_object('name', p_name, 'on_retry', 'block', 'key_concurrency', 1, 'created_at', penstock.clock())
+                jsonb_build_object('name', p_name, 'on_retry', 'block', 'key_concurrency', 1, 'keys_paused', false, 'created_at', penstock.clock())
             ),
             p_options - 'slots' - 'assignor' - 'weights'
         );

@@ -96,91 +96,6 @@ end
 $$;
 comment on function penstock.key_weights_of(text) is 'The keys of a pool that have a weight, 10,000 at most.';
 
-create or replace function penstock.key_state(p_name text, p_key text)
-returns table (
-    slot integer,
-    owner text,
-    target text,
-    epoch bigint,
-    weight integer,
-    ready bigint,
-    in_progress bigint,
-    oldest_ready_s double precision,
-    standing boolean,
-    next_job uuid,
-    reason text,
-    message text,
-    since timestamptz,
-    until timestamptz,
-    by_job uuid,
-    worker text,
-    used bigint,
-    most bigint,
-    ahead bigint,
-    expires_at timestamptz
-)
-language plpgsql
-stable
-security definer
-set search_path = penstock, pg_temp
-as $$
-#variable_conflict use_column
-declare
-    of_group penstock.groups;
-    place integer;
-begin
-    perform penstock.require_pool(p_name);
-    select * into of_group from penstock.groups where name = p_name;
-    if of_group.assignor = 'custom' then
-        select slots.slot into place from penstock.slots where slots.group_name = p_name and slots.key = p_key;
-    else
-        place := penstock.slot_of(p_key, of_group.slots);
-    end if;
-    return query
-    select
-        place, slots.owner, slots.target, slots.epoch, coalesce(weights.weight, 1), waiting.ready, waiting.in_progress,
-        extract(epoch from penstock.clock() - waiting.oldest)::double precision,
-        exists (select from penstock.standing_jobs as jobs where jobs.name = p_name and jobs.key = p_key and jobs.wanted),
-        first.id, why.*, penstock.shown_time((first.job).expires_at)
-    from (select) as one
-    left join penstock.slots on slots.group_name = p_name and slots.slot = place
-    left join penstock.key_weights as weights on weights.name = p_name and weights.key = p_key
-    cross join lateral (
-        select
-            count(*) filter (where each.status = 'queued') as ready,
-            count(*) filter (where each.status = 'in-progress') as in_progress,
-            min(each.since) filter (where each.status = 'queued') as oldest
-        from (
-            select job.status, greatest(job.run_after, job.created_at) as since
-            from penstock.queued_jobs as job
-            where job.name = p_name and job.slot = place and job.key collate "C" = p_key and job.seq is not null
-            order by job.seq
-            limit 10000
-        ) as each
-    ) as waiting
-    left join lateral (
-        select job.id, job
-        from penstock.queued_jobs as job
-        where job.name = p_name and job.slot = place and job.key collate "C" = p_key and job.seq is not null
-            and (
-                job.status = 'queued'
-                -- Claimed already, and waiting in its worker behind another job of the key.
-                or (select pools.key_concurrency from penstock.pools where pools.name = p_name) = 1
-                and exists (
-                    select from penstock.queued_jobs as earlier
-                    where earlier.name = p_name and earlier.slot = place and earlier.key collate "C" = p_key
-                        and earlier.seq < job.seq and earlier.status = 'in-progress'
-                )
-            )
-        order by job.seq
-        limit 1
-    ) as first on true
-    left join lateral penstock.why_of(first.job) as why on first.id is not null;
-end
-$$;
-comment on function penstock.key_state(text, text) is
-    'Where a key is, and what waits for it; counts at most 10,000 jobs. next_job: the first that waits, and from reason on why it does, as why says it. Slot null: the pool has its own assign and has not placed the key yet.';
-
 create or replace function penstock.standing_list(p_name text, p_after text default null, p_limit integer default 100, p_key text default null)
 returns table (
     key text,
@@ -255,6 +170,7 @@ as $$
             where waiting.status = 'queued'
                 and waiting.run_after <= penstock.clock()
                 and not exists (select from held where held.name = waiting.name and held.key = waiting.key)
+                and not exists (select from penstock.paused_keys as paused where paused.name = waiting.name and paused.key = waiting.key)
         ))::double precision,
         count(distinct waiting.slot)
     from waiting
