@@ -201,7 +201,11 @@ class SyncPenstock:
         reason: str | None = None,
         limit: int = 50,
     ) -> list[JobRecord]:
-        """Jobs, latest first, by type, status, key and reason (`quarantined`); at most 1,000."""
+        """Jobs, latest first, by type, status, key and reason (`quarantined`); at most 1,000.
+
+        Raises:
+            NotFound: There is no such job type, and no job of it.
+        """
         return self._loop.run(self._of.find_many(name=name, status=status, key=key, reason=reason, limit=limit))
 
     def cancel(self, id: UUID | str) -> str:

@@ -217,6 +217,10 @@ def test_a_second_signal_stops_at_once_and_hands_the_job_back(url: str, tmp_path
         (["jobs", "show", "123"], "", 1, "invalid job id"),
         (["jobs", "show", "0190b7a0-0000-7000-8000-000000000001"], "", 1, "no such job"),
         (["jobs", "list", "--status", "done"], "", 1, "unknown status"),
+        (["jobs", "list", "--type", "none"], "", 1, "no such job type: none"),
+        (["history", "failures", "--name", "none"], "", 1, "there is no lake none"),
+        (["history", "compact", "--name", "none"], "", 1, "there is no lake none"),
+        (["--server", "localhost:9090", "stats"], "", 1, "begins with http:// or https://"),
         (["pause", "none"], "", 1, "no such job type"),
         (["types", "create", "x", "-s", "max_attempts"], "", 2, "NAME=VALUE"),
         (["types", "create", "x", "-s", "max_attempts=0"], "", 1, "max_attempts must be at least 1"),
@@ -361,7 +365,7 @@ def test_a_tour_of_the_pools(url: str, tmp_path: Path) -> None:
         assert "notified: acme" in penstock(url, "pools", "notify", "others", "acme", "1").stdout
         (job,) = json.loads(penstock(url, "pools", "standing", "others", "--json").stdout)
         assert (job["key"], job["data"], job["messages"], job["running_by"]) == ("acme", {"n": 1}, 1, None)
-        assert "(not running)" in penstock(url, "pools", "standing", "others").stdout
+        assert "(not running: no worker owns its slot)" in penstock(url, "pools", "standing", "others").stdout
         assert "stopped: acme" in penstock(url, "pools", "stop", "others", "acme").stdout
         assert "no standing job" in penstock(url, "pools", "stop", "others", "acme").stderr
     finally:

@@ -145,6 +145,21 @@ def test_pages_have_every_job_once(client: httpx.Client, echo: str, list_path: s
     assert len(by_key) == 3
 
 
+def test_a_list_of_an_unknown_type_is_not_found(client: httpx.Client, echo: str) -> None:
+    for path in ("/v1/queued-jobs", "/v1/archived-jobs?details=true"):
+        missing = client.get(path, params={**httpx.URL(path).params, "name": f"{echo}s"})
+        assert missing.status_code == 404
+        assert missing.json() == {
+            "title": f"Job type {echo}s not found",
+            "id": "job_type_not_found",
+            "detail": f"Did you mean {echo!r}?",
+            "instance": f"/v1/jobs/{echo}s",
+        }
+        assert client.get(path, params={**httpx.URL(path).params, "name": echo}).json() == []
+    # As Rickover answers it.
+    assert client.get("/v1/archived-jobs", params={"name": f"{echo}s"}).json() == []
+
+
 def test_lists_by_time(client: httpx.Client, echo: str) -> None:
     first = put(client, echo)
     second = put(client, echo)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -155,6 +156,25 @@ def test_errors_are_of_their_kinds(penstock: Client, served: Served) -> None:
         stranger.counts()
     with Client("http://127.0.0.1:1", timeout_s=1) as lost, pytest.raises(DatabaseUnavailable):
         lost.counts()
+
+
+@pytest.mark.parametrize(
+    "url", ["localhost:9090", "localhost", "", "ftp://localhost", "http://", "http://h:port", "me:s3cret@host:9090"]
+)
+def test_what_is_no_url_of_a_server_is_refused(url: str) -> None:
+    with pytest.raises(InvalidInput, match="begins with http:// or https://") as refused:
+        Client(url)
+    assert refused.value.hint == "For example: http://localhost:9090"
+    assert "s3cret" not in refused.value.message
+
+
+def test_jobs_of_a_type_that_does_not_exist_are_not_found(penstock: Client, name: str) -> None:
+    missing = name[:-1] + ("0" if name[-1] != "0" else "1")
+    for status in (None, "queued", "failed"):
+        with pytest.raises(NotFound, match=re.escape(missing)) as refused:
+            penstock.find_many(name=missing, status=status)
+        assert refused.value.hint == f"Did you mean {name!r}?"
+    assert penstock.find_many(name=name) == []
 
 
 def test_credentials_in_three_ways(served: Served) -> None:

@@ -6,6 +6,7 @@ import json
 import math
 import subprocess
 import sys
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, TypeAlias
 
@@ -43,6 +44,40 @@ def test_a_pool_is_declared_with_values_of_the_right_kind(wrong: dict[str, Any],
     with pytest.raises(InvalidInput) as raised:
         Penstock().pool("work", **wrong)
     assert message in raised.value.message
+
+
+NAMES: list[Any] = ["", " ", "a b", "a/b", "a\n", "a\x00", "\x7f", ".", "..", 5, b"a"]
+DECLARATIONS: dict[str, tuple[Callable[[Penstock, Any], object], int, str]] = {
+    "job type name": (lambda app, name: app.job_type(name), 200, "select penstock.check_name($1)"),
+    "client id": (
+        lambda app, name: app.topic("t").subscriber(name),
+        198,
+        "select penstock.check_subscribers('t', array[$1], null, null, null)",
+    ),
+    "topic": (lambda app, name: app.topic(name), 150, "select penstock.check_topic($1)"),
+    "name of a schedule": (
+        lambda app, name: app.timer(every=timedelta(hours=1), name=name or " ", as_job=False)(lambda: None),
+        200,
+        "select penstock.declare_schedule($1, 'every', '3600', now())",
+    ),
+    "stream name": (lambda app, name: app.stream(name), 100, "select penstock.create_stream($1)"),
+}
+
+
+@pytest.mark.parametrize("what", DECLARATIONS)
+async def test_a_name_is_checked_where_it_is_declared_as_in_the_database(sql: Sql, what: str) -> None:
+    declare, longest, statement = DECLARATIONS[what]
+    app = Penstock("postgresql://nowhere/none")
+    for name in [*NAMES, "x" * (longest + 1), *(["job_x"] if what == "job type name" else [])]:
+        with pytest.raises(InvalidInput, match=f"invalid {what}") as refused:
+            declare(app, name)
+        assert "characters" in str(refused.value.hint) or "letters" in str(refused.value.hint)
+        if isinstance(name, str) and "\x00" not in name:
+            with pytest.raises(asyncpg.PostgresError, match="invalid"):
+                await sql.execute(statement, name)
+    for name in ["a", "a-b_c.d", "...", "x" * longest]:
+        declare(app, name)
+        await sql.execute(statement, name)
 
 
 def test_an_async_rule_is_refused() -> None:

@@ -63,6 +63,35 @@ class Runs:
         return {key for key, count in self.running.items() if count}
 
 
+async def test_a_worker_without_a_handler_says_why_nothing_runs(url: str) -> None:
+    async with Penstock(url) as plain:
+        pool = plain.pool("tenants", slots=16)
+        async with pool.worker("puller"):
+            with pytest.raises(
+                JobFailed, match="NoHandler: worker puller owns the key and has no handler for standing jobs of tenants"
+            ):
+                await pool.start("acme", timeout=timedelta(seconds=30))
+            # One that comes later, and one that was there before the worker.
+            assert await pool.start("blue") == "starting"
+
+            async def both_said() -> bool:
+                return [(job.error or {}).get("type") for job in await pool.standing_jobs()] == ["NoHandler"] * 2
+
+            await eventually(both_said, "the reason for both")
+        async with pool.worker("next"):
+
+            async def said_by_the_next() -> bool:
+                return all("next" in (job.error or {})["message"] for job in await pool.standing_jobs())
+
+            await eventually(said_by_the_next, "the reason with the new owner")
+    async with Penstock(url) as app:
+        pool = app.pool("tenants", slots=16)
+        runs = Runs().on(pool)
+        async with Workers(app):
+            await eventually(lambda: runs.now == {"acme", "blue"}, "the standing jobs run")
+            assert [(job.error, job.failures) for job in await pool.standing_jobs()] == [(None, 0)] * 2
+
+
 @pytest.fixture
 def pool(app: Penstock) -> Pool[Any]:
     return app.pool("tenants", slots=16)

@@ -227,6 +227,7 @@ BAD_PYTHON: list[tuple[Callable[[Penstock], Any], type[PenstockError]]] = [
     (lambda app: app.replay("0190b7a0-0000-7000-8000-000000000001"), NotFound),
     (lambda app: app.find_many(status="done"), InvalidInput),
     (lambda app: app.find_many(limit=0), InvalidInput),
+    (lambda app: app.find_many(name="nope"), NotFound),
     (lambda app: app.pause("none"), NotFound),
     (lambda app: app.change_job_type("ship", max_attempts=0), InvalidInput),
     (lambda app: app.prune(timedelta(days=-1)), InvalidInput),

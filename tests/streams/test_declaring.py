@@ -145,7 +145,7 @@ async def test_a_function_that_gives_no_key_is_the_fault_of_the_event(app: Penst
         ({"keep": 3}, "keep of stream orders must be a timedelta or a Retention"),
         ({"keep": Retention(age=3)}, "keep_age must be a span of time"),  # type: ignore[arg-type]
         ({"keep": Retention(events=-1)}, "keep_events must be an integer"),
-        ({"compresion": "zstd"}, "stream orders has no option compresion .*\nDid you mean compression?"),
+        ({"compresion": "zstd"}, "stream orders has no option compresion .*\nDid you mean 'compression'?"),
         ({"segment_bytes": 0}, "segment_bytes must be an integer"),
     ],
 )

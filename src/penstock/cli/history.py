@@ -15,7 +15,7 @@ from penstock.cli.backend import database_app, with_database
 from penstock.cli.output import AsJson, holding, out, print_json, print_table, span
 from penstock.history import lake_queries as lakes
 from penstock.history.delta import DeltaLog
-from penstock.history.lake import Lake
+from penstock.history.lake import Lake, known_lake
 
 app = typer.Typer(help="History: bring finished jobs into a lake of Parquet, and report on them.", no_args_is_help=True)
 Place = Annotated[
@@ -99,7 +99,9 @@ def failures(name: Name = "main", days: Annotated[int, typer.Option(min=1)] = 7,
     """Failed attempts of some days by cause, beside as many days before."""
 
     async def gather(opened: Penstock) -> Any:
-        return await lakes.failures(await opened.database(), name, datetime.now(UTC).date(), days)
+        database = await opened.database()
+        await known_lake(database, name)
+        return await lakes.failures(database, name, datetime.now(UTC).date(), days)
 
     found = with_database(gather)
     if as_json:
@@ -139,7 +141,7 @@ def compact_lake(place: Place = None, name: Name = "main") -> None:
     from penstock.spark.history import compact
 
     penstock = database_app()
-    url, lake = with_database(lambda opened: _prepared(opened, name, place), penstock)
+    url, lake = with_database(lambda opened: _existing(opened, name, place), penstock)
     with holding(penstock):
         replaced = compact(url, lake)
     out.print(f"{replaced} files replaced", highlight=False)
@@ -153,7 +155,7 @@ def versions(
     as_json: AsJson = False,
 ) -> None:
     """The states of a lake with Delta tables, to which a reader can go back."""
-    _, lake = with_database(lambda opened: _prepared(opened, name, place))
+    _, lake = with_database(lambda opened: _existing(opened, name, place))
     found = DeltaLog(lake).versions(kind)
     if as_json:
         print_json(found)
@@ -170,7 +172,7 @@ def vacuum(
     keep: Annotated[str, typer.Option(help="How far back a reader can still go.")] = "7d",
 ) -> None:
     """Delete the files of a lake with Delta tables that compaction has replaced, and that no state since then has."""
-    _, lake = with_database(lambda opened: _prepared(opened, name, place))
+    _, lake = with_database(lambda opened: _existing(opened, name, place))
     out.print(f"{DeltaLog(lake).vacuum(span(keep))} files deleted", highlight=False)
 
 
@@ -179,3 +181,9 @@ async def _prepared(opened: Penstock, name: str, place: str | None) -> tuple[str
     known = {record.name: record.uri for record in await lakes.lakes(await opened.database())}
     default = known.get(name) or os.fspath(opened.settings.data_dir / "lake")
     return await opened.start_server(), Lake(name, place or default)
+
+
+async def _existing(opened: Penstock, name: str, place: str | None) -> tuple[str, Lake]:
+    """As `_prepared`, of a lake that exists. Raises `NotFound`."""
+    await known_lake(await opened.database(), name)
+    return await _prepared(opened, name, place)

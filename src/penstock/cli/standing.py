@@ -38,13 +38,17 @@ def standing(name: Name, as_json: AsJson = False) -> None:
         ["key", "slot", "owner", "runs on", "since", "failures", "next try", "messages", "error"],
         [
             (
-                job.key, job.slot, job.owner, (job.running_by or "(not running)") + ("" if job.wanted else ", stopping"),
+                job.key, job.slot, job.owner, _place(job) + ("" if job.wanted else ", stopping"),
                 job.started_at if job.running_by else None, job.failures, job.retry_at, job.messages, _error(job),
             )
             for job in found
         ],
         empty="no standing jobs",
     )  # fmt: skip
+
+
+def _place(job: StandingState) -> str:
+    return job.running_by or ("(not running)" if job.owner else "(not running: no worker owns its slot)")
 
 
 def _error(job: StandingState) -> str | None:
@@ -58,7 +62,7 @@ def start(
     replace: Annotated[bool, typer.Option(help="Replace the payload when it is another.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Start the standing job of a key."""
+    """Start the standing job of a key. `penstock pools standing` shows whether it runs, and why not."""
     payload = parse_json(data, "the payload")
     outcome = with_pool(name, lambda pool: pool.start(key, payload, replace=replace))
     _say({"key": key, "outcome": outcome}, "outcome", as_json)

@@ -7,12 +7,14 @@ from typing import Any
 
 import httpx
 
+from penstock.errors import InvalidInput
+
 LONGEST_WAIT_S = 30.0
 
 
 def options_for(url: str, user: str | None, password: str, token: str | None, timeout_s: float) -> dict[str, Any]:
-    """Arguments for httpx. A user in the URL is as good as one beside it."""
-    parsed = httpx.URL(url)
+    """Arguments for httpx. A user in the URL is as good as one beside it. Raises `InvalidInput` when the URL is not one."""
+    parsed = _parsed(url)
     headers = {"User-Agent": "penstock-client"}
     auth: tuple[str, str] | None = None
     if token is not None:
@@ -27,6 +29,21 @@ def options_for(url: str, user: str | None, password: str, token: str | None, ti
         "headers": headers,
         "timeout": httpx.Timeout(timeout_s, read=timeout_s + LONGEST_WAIT_S),
     }
+
+
+def _parsed(url: str) -> httpx.URL:
+    try:
+        parsed = httpx.URL(url)
+    except (httpx.InvalidURL, TypeError):
+        parsed = httpx.URL()
+    if parsed.scheme not in ("http", "https") or not parsed.host:
+        # A password in it is not for the eyes of those who read errors.
+        shown = str(url).rpartition("@")[2]
+        raise InvalidInput(
+            f"the URL of a server begins with http:// or https:// and a host, not {shown[:100]!r}",
+            hint="For example: http://localhost:9090",
+        )
+    return parsed
 
 
 def pause_after(attempt: int) -> float:

@@ -2,18 +2,34 @@
 
 from __future__ import annotations
 
-import difflib
+import re
 from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
+from difflib import get_close_matches
 from typing import Any
 
 from penstock.errors import InvalidInput
+
+# As the database checks it. Which characters beyond ASCII are white space is for the database to say.
+_NAME = re.compile(r"(?![.]{1,2}$)[^\s/\x00-\x1f\x7f]+", re.ASCII)
 
 
 def check_number(what: str, value: Any, low: int, high: int) -> None:
     """Raise `InvalidInput` unless the value is an integer in this range."""
     if type(value) is not int or not low <= value <= high:
         raise InvalidInput(f"{what} must be an integer from {low:,} to {high:,}, not {value!r}")
+
+
+def check_name(what: str, value: Any, longest: int, *, never: str | None = None) -> None:
+    """Raise `InvalidInput` unless the value can be the name of an object. No name begins with `never`."""
+    fits = isinstance(value, str) and len(value) <= longest and _NAME.fullmatch(value)
+    if not fits or (never is not None and value.startswith(never)):
+        begins = f', does not begin with "{never}"' if never is not None else ""
+        raise InvalidInput(
+            f"invalid {what}: {value!r:.100}",
+            hint=f'It has 1 to {longest} characters, none of them white space, "/" or a control character{begins}, and is not'
+            ' "." or "..".',
+        )
 
 
 def check_mapping(what: str, value: Any, example: str) -> None:
@@ -39,10 +55,9 @@ def check_names(what: str, given: Mapping[str, Any], known: Iterable[str]) -> No
     names = list(known)
     for name, value in given.items():
         if name not in names:
-            near = difflib.get_close_matches(name, names, 1)
             raise InvalidInput(
                 f"{what} has no option {name} (it was given {value!r:.100})",
-                hint=f"Did you mean {near[0]}?" if near else f"Its options are {', '.join(names)}.",
+                hint=did_you_mean(name, names) or f"Its options are {', '.join(names)}.",
             )
 
 
@@ -51,6 +66,12 @@ def check_choice(what: str, value: Any, choices: Iterable[str]) -> None:
     known = list(choices)
     if not isinstance(value, str) or value not in known:
         raise InvalidInput(f"{what} must be {', '.join(known[:-1])} or {known[-1]}, not {value!r:.100}")
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str | None:
+    """A hint that names the known name nearest to an unknown one; None when none is near."""
+    near = get_close_matches(name, list(known), 1)
+    return f"Did you mean {near[0]!r}?" if near else None
 
 
 def check_time(what: str, value: Any) -> datetime:

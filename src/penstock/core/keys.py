@@ -7,7 +7,6 @@ checked against the payload type at the declaration, and against each payload wh
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import inspect
 import types
 import typing
@@ -16,6 +15,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from penstock.core.checks import did_you_mean
 from penstock.errors import InvalidInput
 
 KeyOf = Callable[[Any], str | None]
@@ -47,10 +47,9 @@ def check_key(what: str, payload: Any, key: Any) -> None:
         if known is None or key in known:
             continue
         name = getattr(one, "__name__", str(one))
-        near = difflib.get_close_matches(key, known, 1)
         raise InvalidInput(
             f"key of {what} is {key!r}, and {name} has no such field",
-            hint=f"Did you mean {near[0]!r}?" if near else f"Its fields are {', '.join(sorted(known))}." if known else None,
+            hint=did_you_mean(key, known) or (f"Its fields are {', '.join(sorted(known))}." if known else None),
         )
 
 

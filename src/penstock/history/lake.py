@@ -17,9 +17,10 @@ from uuid import UUID
 
 import orjson
 
-from penstock.errors import PenstockError
+from penstock.core.checks import did_you_mean
+from penstock.errors import NotFound, PenstockError
 from penstock.history import lake_queries as lakes
-from penstock.history.lake_queries import LakeFile
+from penstock.history.lake_queries import LakeFile, LakeRecord
 from penstock.jobs.models import JobRecord, Status
 from penstock.postgres.database import Database
 
@@ -154,6 +155,14 @@ class Lake:
 def uri_of(place: str) -> str:
     """The URI of a folder; a URI is returned as it is."""
     return place.rstrip("/") if "://" in place else "file://" + quote(str(Path(place).expanduser().resolve()))
+
+
+async def known_lake(database: Database, name: str) -> LakeRecord:
+    """The lake of this name. Raises `NotFound`."""
+    known = {record.name: record for record in await lakes.lakes(database)}
+    if name not in known:
+        raise NotFound(f"there is no lake {name}", hint=did_you_mean(name, known) or "Create it: penstock history run")
+    return known[name]
 
 
 async def find(database: Database, id: UUID) -> JobRecord | None:

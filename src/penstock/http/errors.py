@@ -103,9 +103,9 @@ def method_not_allowed(instance: str, allowed: str) -> ApiError:
     return ApiError(405, "method_not_allowed", "Method not allowed", instance=instance, in_body=True, headers={"Allow": allowed})
 
 
-def no_such_type(name: str) -> ApiError:
+def no_such_type(name: str, detail: str | None = None) -> ApiError:
     """The job type that a request names does not exist."""
-    return ApiError(404, "job_type_not_found", f"Job type {name} not found", instance=f"/v1/jobs/{name}")
+    return ApiError(404, "job_type_not_found", f"Job type {name} not found", detail=detail, instance=f"/v1/jobs/{name}")
 
 
 def other_name(instance: str) -> ApiError:

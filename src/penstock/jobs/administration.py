@@ -9,6 +9,7 @@ from uuid import UUID
 
 from penstock.core.serialization import Codec, dump_json
 from penstock.jobs import queries as jobs
+from penstock.jobs.checks import no_such_type
 from penstock.jobs.declarations import JobDeclarations
 from penstock.jobs.enqueue import enqueue_many
 from penstock.jobs.job_type import JobType
@@ -106,9 +107,17 @@ class JobAdministration(JobDeclarations):
         reason: str | None = None,
         limit: int = 50,
     ) -> list[JobRecord]:
-        """Jobs, latest first, by type, status, key and reason (`quarantined`); at most 1,000."""
+        """Jobs, latest first, by type, status, key and reason (`quarantined`); at most 1,000.
+
+        Raises:
+            NotFound: There is no such job type, and no job of it.
+        """
         database = await self.context.database()
         ids = await jobs.list_ids(database, name, None if status is None else str(status), key, limit, reason)
+        if name is not None and not ids:
+            known = [type.name for type in await jobs.job_types(database)]
+            if name not in known and not await jobs.list_ids(database, name, None, None, 1):
+                raise no_such_type(name, known)
         found = await jobs.find(database, ids)
         return [found[id] for id in ids if id in found]
 

@@ -1,13 +1,24 @@
-"""Checks of the options of job types: an error names the option and its value before anything reaches the database."""
+"""Checks of names and options of job types: an error names the value that is wrong, and what would be right."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import timedelta
 from typing import Any
 
-from penstock.core.checks import check_number
-from penstock.errors import InvalidInput
+from penstock.core.checks import check_name, check_number, did_you_mean
+from penstock.errors import InvalidInput, NotFound
 from penstock.jobs.models import Backoff, Options, RateLimit
+
+
+def check_type_name(name: Any) -> None:
+    """Raise `InvalidInput` unless this can be the name of a job type."""
+    check_name("job type name", name, 200, never="job_")
+
+
+def no_such_type(name: str, known: Iterable[str]) -> NotFound:
+    """The error for a job type that does not exist, with the nearest of those that do."""
+    return NotFound(f"no such job type: {name}", hint=did_you_mean(name, known) or "List those that exist: penstock types")
 
 
 def check_options(name: str, options: Options) -> None:

@@ -10,7 +10,7 @@ from typing_extensions import Unpack
 
 from penstock.core.checks import check_flag, check_names, check_number, check_span
 from penstock.errors import InvalidInput, NotFound
-from penstock.jobs.checks import check_options
+from penstock.jobs.checks import check_options, check_type_name
 from penstock.jobs.handler import Job, Jobs
 from penstock.jobs.job_type import JobType
 from penstock.jobs.models import Backoff, Delivery, Executor, Options, RateLimit
@@ -146,12 +146,13 @@ class JobDeclarations(Declarations):
             options: As for `job`.
 
         Raises:
-            InvalidInput: An option is not valid, or the name is already declared.
+            InvalidInput: The name or an option is not valid, or the name is already declared.
         """
         return self.add_type(JobType(self.context, name, payload, options_of(name, options)))
 
     def add_type(self, declared: JobType[P]) -> JobType[P]:
-        """Add a job type to those of the application; `job` and `job_type` do so. Raises `InvalidInput` for a name in use."""
+        """Add a job type to those of the application; `job` and `job_type` do so. Raises `InvalidInput` for its name."""
+        check_type_name(declared.name)
         if declared.name in self.types:
             raise InvalidInput(f"job type {declared.name} is declared twice", hint="Give each handler a name of its own.")
         self.types[declared.name] = declared

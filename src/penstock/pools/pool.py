@@ -132,7 +132,8 @@ class Pool(Generic[T]):
 
         Raises:
             Conflict: It exists with another payload, and `replace` is not given.
-            JobFailed: Its start side failed, or it is quarantined; the worker tries again by itself, unless it is quarantined.
+            JobFailed: Its start side failed, it is quarantined, or the owner of its key has no handler for standing jobs. It runs
+                later by itself, unless it is quarantined.
             TimeoutError: It did not run in time, for example because there is no worker.
         """
         text = self._standing_codec.dump({} if data is None else data)

@@ -174,6 +174,12 @@ async def standing_of(database: Database, name: str, member: str, owned: Mapping
     return [StandingJob(*tuple(row)) for row in rows]
 
 
+async def refuse_standing(database: Database, name: str, member: str, owned: Mapping[int, int]) -> int:
+    """Note of the standing jobs in the member's slots that it has no handler for them. Returns how many were not noted before."""
+    owned_slots, epochs = list(owned.keys()), list(owned.values())
+    return int(await database.fetchval("select penstock.refuse_standing($1, $2, $3, $4)", name, member, owned_slots, epochs))
+
+
 async def begin_standing(
     database: Database, name: str, member: str, job: StandingJob, tried_with: int | None = None
 ) -> tuple[str, str | None] | None:

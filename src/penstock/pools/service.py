@@ -21,7 +21,7 @@ from penstock.jobs.models import Settlement
 from penstock.pools import queries as pools
 from penstock.pools.key_queues import KeyQueues
 from penstock.pools.key_source import QUIET_S, KeySource, PoolExecutor
-from penstock.pools.standing import StandingExecutor, two_sides
+from penstock.pools.standing import StandingExecutor, StandingRefusal, two_sides
 from penstock.pools.worked import WorkedPool
 from penstock.postgres.database import Database
 from penstock.postgres.notifications import Kind, Notifications
@@ -80,13 +80,13 @@ class PoolService:
                 paused, options.prefetch_per_key,
             )  # fmt: skip
             self.fetcher = Fetcher(keys, polling, paused)
-        self.standing: StandingExecutor | None = None
+        self.standing: StandingExecutor | StandingRefusal = StandingRefusal(database, pool.name, self.member)
         if pool.standing is not None and pool.standing_codec is not None:
             self.standing = StandingExecutor(
                 database, pool.name, self.member, two_sides(pool.standing), pool.standing_codec, settings
             )
         self._slot_users: list[SlotUser] = [] if self.fetcher is None else [self.fetcher.source]
-        self._slot_users += [] if self.standing is None else [self.standing]
+        self._slot_users.append(self.standing)
 
     def subscribe(self, notifications: Notifications) -> None:
         """Subscribe to the notifications about this pool on the member's channel."""
@@ -95,8 +95,7 @@ class PoolService:
             notifications.wake(self.fetcher.wake, Kind.KEYS, Kind.PLACE, Kind.CONNECTED, subject=self.name)
             notifications.subscribe(self.fetcher.source.cancelled, Kind.CANCEL, Kind.CONNECTED)
             notifications.wake(self.fetcher.source.key_paused, Kind.PAUSED, subject=self.name)
-        if self.standing is not None:
-            notifications.wake(self.standing.wake, Kind.STANDING, Kind.CONNECTED, subject=self.name)
+        notifications.wake(self.standing.wake, Kind.STANDING, Kind.CONNECTED, subject=self.name)
 
     async def join(self) -> None:
         """Declare the pool, promise to record which jobs have begun, and join; waits while the database is unavailable.
@@ -110,12 +109,10 @@ class PoolService:
 
     async def run(self) -> None:
         """Take part until `stop`. Raises `Conflict` when another member has this id now."""
-        loops: dict[str, Coroutine[Any, Any, None]] = {}
+        loops: dict[str, Coroutine[Any, Any, None]] = {"standing": self.standing.run()}
         if self.fetcher is not None:
             loops["key-fetcher"] = self.fetcher.run()
             loops["recalls"] = self.fetcher.source.watch_recalls()
-        if self.standing is not None:
-            loops["standing"] = self.standing.run()
         if self._pool.assign is not None:
             loops["forget-keys"] = self._forget_keys()
         try:
@@ -142,8 +139,7 @@ class PoolService:
         self._stopping = True
         if self.fetcher is not None:
             self.fetcher.source.stop(grace_s)
-        if self.standing is not None:
-            self.standing.grace_s = grace_s
+        self.standing.stop(grace_s)
         self.member.stop()
 
     # -- see `SlotUser`

@@ -32,6 +32,7 @@ log = get_logger("penstock.standing")
 T = TypeVar("T")
 _STOP_S = 2.0
 _REFUSED_S = 0.2
+_AGAIN_S = 1.0
 _MOST_UNREAD = 1_000
 
 
@@ -138,7 +139,7 @@ class StandingExecutor:
         self._handler = handler
         self._codec = codec
         self._interval = settings.heartbeat_interval.total_seconds()
-        self.grace_s = settings.handover_grace.total_seconds()
+        self._grace_s = settings.handover_grace.total_seconds()
         self._runs: dict[str, _Run] = {}
         # Lost runs that are still ending. This process may own their keys again before they have ended.
         self._ending: dict[str, asyncio.Task[None]] = {}
@@ -180,6 +181,10 @@ class StandingExecutor:
             del self._ending[key]
         self.wake()
 
+    def stop(self, grace_s: float) -> None:
+        """Give runs this many seconds to stop, from now on."""
+        self._grace_s = grace_s
+
     async def run(self) -> None:
         """Start and stop standing jobs until cancelled."""
         try:
@@ -190,7 +195,7 @@ class StandingExecutor:
                     wait = min(wait, await self._reconcile())
                 except PenstockError as error:
                     log.warning("standing_jobs_unknown", pool=self._name, error=error)
-                    wait = min(wait, 1.0)
+                    wait = min(wait, _AGAIN_S)
                 await wait_for_event(self._awake, wait)
         finally:
             self._trials.end(self, survived=False)
@@ -365,7 +370,7 @@ class StandingExecutor:
             run.stop.set()
         if not tasks:
             return
-        await asyncio.wait(tasks, timeout=self.grace_s)
+        await asyncio.wait(tasks, timeout=self._grace_s)
         for run in runs:
             # Cancel once: a second cancellation would interrupt the clean-up after the first.
             if run.task is not None and not run.task.done() and not run.late:
@@ -374,3 +379,59 @@ class StandingExecutor:
         _, stuck = await asyncio.wait(tasks, timeout=_STOP_S)
         for task in stuck:
             log.error("standing_job_does_not_stop", pool=self._name, task=task.get_name())
+
+
+class StandingRefusal:
+    """Takes the place of the executor in a worker without a handler for standing jobs. A `SlotUser`.
+
+    Nothing runs the standing jobs in the slots of such a worker. It notes the reason as their error, which `Pool.standing_jobs`
+    and `Pool.start` show.
+
+    Args:
+        database: Database of the pool.
+        name: Name of the pool.
+        member: Membership that owns the slots.
+    """
+
+    def __init__(self, database: Database, name: str, member: Membership) -> None:
+        self._database = database
+        self._name = name
+        self._member = member
+        self._awake = asyncio.Event()
+
+    def wake(self) -> None:
+        """Look at the standing jobs now, since there may be new ones."""
+        self._awake.set()
+
+    def gained(self, slot: int, epoch: int) -> None:
+        """See `SlotUser`."""
+        self.wake()
+
+    async def revoke(self, slot: int, epoch: int) -> bool:
+        """See `SlotUser`."""
+        return True
+
+    def lost(self, slot: int, epoch: int) -> None:
+        """See `SlotUser`."""
+
+    def draining(self, slot: int) -> bool:
+        """See `SlotUser`."""
+        return False
+
+    def stop(self, grace_s: float) -> None:
+        """See `StandingExecutor`."""
+
+    async def run(self) -> None:
+        """Note the reason for each standing job in the slots, until cancelled."""
+        while True:
+            await self._awake.wait()
+            self._awake.clear()
+            try:
+                refused = await pools.refuse_standing(self._database, self._name, self._member.id, self._member.owned)
+            except PenstockError as error:
+                log.warning("standing_jobs_unknown", pool=self._name, error=error)
+                await asyncio.sleep(_AGAIN_S)
+                self.wake()
+            else:
+                if refused:
+                    log.warning("standing_jobs_without_handler", pool=self._name, jobs=refused)

@@ -43,7 +43,8 @@ class SyncPool(Generic[T]):
 
         Raises:
             Conflict: It exists with another payload, and `replace` is not given.
-            JobFailed: Its start side failed, or it is quarantined; the worker tries again by itself, unless it is quarantined.
+            JobFailed: Its start side failed, it is quarantined, or the owner of its key has no handler for standing jobs. It runs
+                later by itself, unless it is quarantined.
             TimeoutError: It did not run in time, for example because there is no worker.
         """
         return self._loop.run(self._of.start(key, data, replace=replace, timeout=timeout), wait=timeout)

@@ -8,6 +8,7 @@ from typing import Any
 
 from typing_extensions import Unpack
 
+from penstock.core.checks import check_name
 from penstock.errors import InvalidInput
 from penstock.jobs.declarations import JobDeclarations, JobOptions, options_of
 from penstock.jobs.handler import kind_of
@@ -105,6 +106,7 @@ class ScheduleDeclarations(JobDeclarations):
                     f"schedule {named} runs in place and cannot have options of jobs, such as {next(iter(options))}",
                     hint="Leave them out, or as_job=False and per_worker.",
                 )
+            check_name("name of a schedule", named, 200)
             schedule = Schedule(named, times, handler, missed, runs_as)
             if named in self.schedules:
                 raise InvalidInput(f"schedule {named} is declared twice", hint="Give each a name of its own.")

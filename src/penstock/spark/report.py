@@ -18,8 +18,8 @@ from rich.console import Console
 from rich.table import Table
 
 from penstock.core.logs import get_logger
-from penstock.errors import NotFound
 from penstock.history import lake_queries as lakes
+from penstock.history.lake import known_lake
 from penstock.history.lake_queries import Failure, Rollup
 from penstock.postgres.database import Database
 from penstock.spark.sketches import merged, quantiles
@@ -69,8 +69,7 @@ class Report:
 
 async def report(database: Database, lake: str, since: datetime, until: datetime) -> Report:
     """The report of a period. Raises `NotFound` when the lake does not exist."""
-    if lake not in {record.name for record in await lakes.lakes(database)}:
-        raise NotFound(f"there is no lake {lake}", hint="Create it: penstock history run")
+    await known_lake(database, lake)
     rollups = await lakes.rollups(database, lake, since, until)
     keys: Counter[str] = Counter()
     for rollup in rollups:

@@ -11,6 +11,7 @@ from penstock.core.keys import check_key
 from penstock.errors import InvalidInput
 from penstock.streams.models import Retention, StreamOptions
 
+_STREAM = re.compile(r"(?![.]{1,2}$)[A-Za-z0-9_.-]{1,100}|[A-Za-z0-9_.-]{1,100}[.]dead")
 _GROUP = re.compile(r"(?![.]{1,2}$)[A-Za-z0-9_.-]{1,90}")
 
 
@@ -22,7 +23,7 @@ def check_offsets(offsets: Mapping[int, int]) -> None:
 
 
 def check_stream(
-    name: str,
+    name: Any,
     payload: Any,
     partitions: Any,
     key: Any,
@@ -31,6 +32,12 @@ def check_stream(
     options: StreamOptions,
 ) -> None:
     """Raise `InvalidInput` unless these are valid options of a stream."""
+    if not isinstance(name, str) or not _STREAM.fullmatch(name):
+        raise InvalidInput(
+            f"invalid stream name: {name!r:.100}",
+            hint='A stream name has 1 to 100 letters, digits, ".", "-" or "_" (that of dead letters ".dead" after them), and is'
+            ' not "." or "..".',
+        )
     what = f"stream {name}"
     check_number(f"partitions of {what}", partitions, 1, 1_024)
     check_flag(f"key_optional of {what}", key_optional)

@@ -100,8 +100,6 @@ class StreamDeclarations(Declarations):
         Raises:
             InvalidInput: An option is not valid, or `key` is not a field of the payload type.
         """
-        if not isinstance(name, str):
-            raise InvalidInput(f"the name of a stream must be text, not {name!r:.100}")
         chosen = options_of_stream(name, options)
         keep = Retention(age=keep) if isinstance(keep, timedelta) else keep
         check_stream(name, payload, partitions, key, key_optional, keep, chosen)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, TypeVar, overload
 
-from penstock.core.checks import check_number
+from penstock.core.checks import check_name, check_number
 from penstock.errors import InvalidInput
 from penstock.jobs.declarations import JobDeclarations
 from penstock.postgres.context import Context
@@ -31,7 +31,11 @@ class TopicDeclarations(JobDeclarations):
             name: Name of the topic.
             payload: Type of its messages.
             keep: Number of the last messages that a new subscriber gets; None: the stored value, 0 for a new topic.
+
+        Raises:
+            InvalidInput: The name or `keep` is not valid, or the topic is declared with another payload or `keep`.
         """
+        check_name("topic", name, 150)
         if keep is not None:
             check_number(f"keep of topic {name}", keep, 0, 100_000)
         if name not in self.topics:

@@ -21,7 +21,7 @@ from uuid import UUID
 
 from typing_extensions import Unpack
 
-from penstock.core.checks import check_span
+from penstock.core.checks import check_name, check_span
 from penstock.core.logs import get_logger
 from penstock.core.serialization import Codec, dump_json
 from penstock.errors import Conflict, InvalidInput, PenstockError
@@ -281,6 +281,7 @@ class Topic(Generic[T]):
         Raises:
             InvalidInput: The handler or an option cannot be used.
         """
+        check_name("client id", client_id, 199 - len(self.name))
         _filter(filter)
         _check_ttl(ttl)
 

@@ -13,15 +13,17 @@ from uuid import UUID
 
 from fastapi import Depends, Query, Request, Response
 
+from penstock.core.checks import did_you_mean
 from penstock.core.records import to_json
 from penstock.http import shapes
 from penstock.http.auth import Principal
-from penstock.http.errors import ApiError, invalid_parameter, not_found
+from penstock.http.errors import ApiError, invalid_parameter, no_such_type, not_found
 from penstock.http.jobs.models import ArchivedJob, QueuedJob
 from penstock.http.openapi import LINK
 from penstock.http.routing import READ, CurrentService, Details, Instance, OpenDatabase, OpenType, User, raw_answer, router
 from penstock.http.service import Service
 from penstock.jobs import http_queries as http
+from penstock.jobs import queries
 from penstock.jobs.http_models import JobStatistics
 from penstock.postgres.database import Database
 
@@ -118,6 +120,9 @@ async def _shown(
         before=page.before,
         reason=reason,
     )
+    # Rickover answers an empty list of finished jobs for every name, so that list is stricter only with its further fields.
+    if page.name is not None and not found and (page.details or not archived):
+        await _require_type(database, user, page.name)
     jobs = await http.stored_jobs(database, [id for id, _ in found])
     # A job that finished in between is in the other list now.
     there = [jobs[id] for id, _ in found if id in jobs and jobs[id].status.finished is archived]
@@ -126,6 +131,13 @@ async def _shown(
         query = {k: v for k, v in request.query_params.items() if k != "cursor"} | {"cursor": _cursor(found[-1])}
         headers["Link"] = f'<{request.url.path}?{urlencode(query)}>; rel="next"'
     return raw_answer(to_json([shapes.job(job, details=page.details) for job in there]), headers=headers)
+
+
+async def _require_type(database: Database, user: Principal, name: str) -> None:
+    """Raise `ApiError` unless there is this job type, or a finished job of it. Only names that the user may see are suggested."""
+    known = [type.name for type in await queries.job_types(database)]
+    if name not in known and not await http.page_of_jobs(database, archived=True, names=[name], limit=1):
+        raise no_such_type(name, did_you_mean(name, filter(user.may, known)))
 
 
 def _limit(given: str | None) -> int:

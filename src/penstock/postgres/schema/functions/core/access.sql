@@ -39,7 +39,7 @@ declare
         'unregister_worker', 'release_unknown', 'quarantine_unreadable', 'held_jobs', 'read_held', 'wait_for_jobs', 'wait_for_places', 'promote', 'expire', 'recover',
         'declare_group', 'declare_pool', 'lock_group', 'set_targets', 'join_group', 'leave_group', 'evict', 'member_heartbeat',
         'take', 'release', 'owns', 'set_metadata', 'wait_for_slots', 'claim_keys', 'quarantine_keys', 'release_keys', 'forget_keys', 'cancelled_of', 'paused_keys_held',
-        'standing_of', 'begin_standing', 'enter_standing', 'acquit_standing', 'save_standing', 'end_standing', 'take_messages',
+        'standing_of', 'refuse_standing', 'begin_standing', 'enter_standing', 'acquit_standing', 'save_standing', 'end_standing', 'take_messages',
         'declare_topic', 'subscribe', 'subscribe_many', 'renew_subscriptions', 'take_over', 'unsubscribe', 'unsubscribe_many', 'maintain_topics',
         'declare_stream', 'declare_consumer_group', 'begin_partitions', 'try_partition', 'commit_offsets', 'commit_exactly', 'commit_json', 'dead_letter',
         'quarantine_partition', 'halt_partition', 'note_failure', 'replay_dead', 'seek_group', 'pause_partitions', 'resume_partitions', 'streams_to_maintain', 'maintain_stream', 'compact_stream',

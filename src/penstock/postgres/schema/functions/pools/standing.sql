@@ -307,6 +307,49 @@ $$;
 comment on function penstock.standing_of(text, text, integer[], bigint[]) is
     'The standing jobs that a member should run for slots that it has under these epochs; data is null when it cannot be read. It has to stop its other runs.';
 
+create or replace function penstock.refuse_standing(p_name text, p_member text, p_slots integer[], p_epochs bigint[])
+returns integer
+language plpgsql
+security definer
+set search_path = penstock, pg_temp
+as $$
+declare
+    refusal constant jsonb := jsonb_build_object(
+        'type', 'NoHandler',
+        'message', format('worker %s owns the key and has no handler for standing jobs of %s', p_member, p_name)
+    );
+    refused integer;
+begin
+    perform penstock.check_size(greatest(cardinality(p_slots), cardinality(p_epochs)), 1000000, 'slots');
+    if not exists (
+        select from penstock.standing_jobs
+        where name = p_name and wanted and running_by is null and quarantined_at is null and error is distinct from refusal
+    ) then
+        return 0;
+    end if;
+    -- A transaction that holds one of them tells the owner when it commits.
+    with waiting as (
+        select standing.key
+        from unnest(penstock.still_owned(p_name, p_member, p_slots, p_epochs)) as mine (slot)
+        join penstock.standing_jobs as standing on standing.name = p_name and standing.slot = mine.slot
+        where standing.wanted
+            and standing.running_by is null
+            and standing.quarantined_at is null
+            and standing.error is distinct from refusal
+        for update of standing skip locked
+    )
+    update penstock.standing_jobs as standing
+    set error = refusal,
+        updated_at = penstock.clock()
+    from waiting
+    where standing.name = p_name and standing.key = waiting.key;
+    get diagnostics refused = row_count;
+    return refused;
+end
+$$;
+comment on function penstock.refuse_standing(text, text, integer[], bigint[]) is
+    'A member without a handler for standing jobs says so: those in slots that it has under these epochs get the error NoHandler, which ends when a run begins. Returns how many got it.';
+
 create or replace function penstock.begin_standing(
     p_name text, p_key text, p_member text, p_slot integer, p_epoch bigint, p_version bigint, p_tried_with integer default null
 )
@@ -324,6 +367,7 @@ begin
         running_epoch = p_epoch,
         tried_with = p_tried_with,
         entered_at = null,
+        error = case when error ->> 'type' = 'NoHandler' then null else error end,
         started_at = penstock.clock(),
         updated_at = penstock.clock()
     where standing_jobs.name = p_name
