@@ -63,7 +63,7 @@ format: $(VENV)/.dev ## generate the blocking halves, and format the code
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-sqlroles: $(VENV)/.dev ## write docs/sql-roles.md anew, from the rights that a database has
+sqlroles: $(VENV)/.dev ## regenerate docs/sql-roles.md from the rights in a database
 	$(BIN)/python tests/postgres/sql_roles.py
 
 lock: $(VENV)/.dev ## renew the locked dependencies

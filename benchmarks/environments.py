@@ -1,6 +1,6 @@
 """Where the measured systems run: an environment of its own for each, a Redis for each measurement, and the processes themselves.
 
-An environment is `.venv/peers/<peer>`, made from `benchmarks/peers/<peer>.txt` and made anew when that file has changed.
+An environment is `.venv/peers/<peer>`, made from `benchmarks/peers/<peer>.txt` and made again when that file has changed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ ON_DISK = Path(tempfile.gettempdir())
 PINS = Path(__file__).parent / "peers"
 ENVIRONMENTS = ROOT / ".venv" / "peers"
 
-# What Debian's redis.conf says of persistence: snapshots now and then, no log. The last minutes before a crash are lost.
+# The persistence of Debian's redis.conf: snapshots at intervals, no log. The last minutes before a crash are lost.
 REDIS_PERSISTENCE = ["--save", "3600 1 300 100 60 10000", "--appendonly", "no"]
 REDIS_STARTS_WITHIN_S = 10
 

@@ -140,7 +140,7 @@ class PeersRun:
 
     @contextmanager
     def _store(self, peer: Contestant) -> Iterator[str]:
-        """The URL of an empty store of its kind, while nobody else's dirty pages are waiting to be written."""
+        """The URL of an empty store of its kind, after the dirty pages of other processes have been written."""
         if peer.store == "Redis":
             with environments.redis() as url:
                 yield url

@@ -1,4 +1,4 @@
-"""Processor time of servers that are measured, while processes of theirs and of the benchmark come and go."""
+"""Processor time of measured servers, whose processes start and end during the measurement."""
 
 from __future__ import annotations
 

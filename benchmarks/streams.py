@@ -5,7 +5,7 @@
     .venv/bin/python -m benchmarks.streams --batches 100,1000 --sizes 100 --systems penstock,redis --only throughput
 
 Each system appends in one process and consumes in another, on a fresh server. Servers sync as they do by default: PostgreSQL
-before each commit is acknowledged; Redis with Debian's configuration never (snapshots now and then); JetStream every two
+before each commit is acknowledged; Redis with Debian's configuration never (snapshots at intervals); JetStream every two
 minutes. So Penstock alone has on disk what it acknowledged. `append` has one batch under way, `append-many` 16, for each
 system, and they are compared like with like. The systems take turns, round after round, and medians count. Processor time is
 that of the client and of the server, user and system, and says more than the rates where a machine is shared. JetStream, the

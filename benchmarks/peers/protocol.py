@@ -120,7 +120,7 @@ def _pauses(count: int) -> list[float]:
 
 
 def _end_late_worker(result: dict[str, Any]) -> None:
-    """Give up a worker that has seen everything and does not stop; what was measured is there."""
+    """End a worker that has run all jobs and does not stop; the measurement is complete."""
     SEEN.done.wait()
     time.sleep(STOPS_WITHIN_S)
     print(json.dumps(result | SEEN.result()), flush=True)

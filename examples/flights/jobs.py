@@ -48,7 +48,7 @@ class CarrierDay:
 
 
 class Facts:
-    """Writes facts in batches: whoever comes while a batch is being written is in the next one."""
+    """Writes facts in batches: facts that arrive while a batch is being written are in the next one."""
 
     def __init__(self, connection: asyncpg.Connection[Any]) -> None:
         self._connection = connection

@@ -23,7 +23,7 @@ group by day
 order by 3 desc
 limit 5;
 
--- Worst news at five airports, heard through the topic of delays
+-- Worst delays at five airports, received through the topic of delays
 select airport, count(*) as "over 2 h", round(max(minutes)) as "longest, min", mode() within group (order by carrier) as "most often by"
 from flights.long_delays
 group by airport

@@ -34,4 +34,4 @@ create table if not exists flights.long_delays (
     flight integer not null,
     minutes double precision not null
 );
-comment on table flights.long_delays is 'What the destination airports heard of their delays, through the topic.';
+comment on table flights.long_delays is 'The delays that the destination airports received through the topic.';

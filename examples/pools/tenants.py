@@ -3,7 +3,7 @@
     python -m examples.pools.tenants
 
 Two workers share the tenants; one leaves, and its pollers go on elsewhere with the state that they had. The controller is a
-standing job itself, so there is one of it while anybody is alive.
+standing job itself, so there is one of it while any worker is alive.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ def databases() -> Iterator[TemporaryDatabases]:
 
 @pytest.fixture
 async def browser(databases: TemporaryDatabases) -> AsyncIterator[AsyncClient]:
-    """A client of the shop, which is open on a database that nobody has used before."""
+    """A client of the shop, which is open on a new database."""
     with databases.database() as url, on_database(app, url):
         async with lifespan(web), AsyncClient(transport=ASGITransport(app=web), base_url="http://shop") as client:
             yield client

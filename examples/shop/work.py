@@ -68,10 +68,10 @@ points = app.pool("points", payload=Placed)
 
 @points.job
 async def add_points(job: Job[Placed]) -> None:
-    """A point for each full euro. Nobody else writes this customer's ledger meanwhile: its balance can be read and continued."""
+    """A point for each full euro. No other handler writes this customer's ledger meanwhile, so the last balance stays valid."""
     async with session() as database, database.begin():
         if await database.scalar(select(Bonus).where(Bonus.order == job.data.order)):
-            return  # written already, by a worker that died before it could say so
+            return  # written already, by a worker that died before it settled the job
         mine = select(Bonus.balance).where(Bonus.customer == job.data.customer)
         balance = await database.scalar(mine.order_by(Bonus.line.desc()).limit(1)) or 0
         earned = job.data.cents // 100

@@ -71,7 +71,7 @@ def browser() -> Iterator[object]:
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
-        # Another process of the machine may be root's, which Chromium's sandbox refuses to run for.
+        # The tests may run as root, for whom Chromium's sandbox refuses to run.
         browser = playwright.chromium.launch(executable_path=find("chromium"), args=["--no-sandbox", "--disable-dev-shm-usage"])
         yield browser
         browser.close()

@@ -1,4 +1,4 @@
-"""What is to go wrong in a worker process, for tests that have to see it: each name takes one guarantee out of the worker."""
+"""Sabotages of a worker process, which the chaos tests must detect: each name removes one guarantee from the worker."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from penstock.worker.registration import Registration
 
 
 def deaf() -> None:
-    """What was lost runs on: the worker does not stop what belongs to others now, and reports what came of it."""
+    """Lost jobs continue: the worker does not stop jobs that belong to other workers now, and reports their results."""
     cancel = Executor.cancel
 
     def unless_lost(self: Executor, id: UUID, reason: str = "cancelled") -> None:
@@ -27,18 +27,18 @@ def deaf() -> None:
 
 
 def unfenced_start() -> None:
-    """A worker starts what it had claimed for its queues, however long it was away."""
+    """A worker starts the jobs that it had claimed for its queues, however long it was suspended."""
     Registration.may_start = lambda self: True  # type: ignore[method-assign]
 
 
 def heartbeat_of_the_loop() -> None:
-    """There is no heartbeat beside the loop: a handler that blocks it makes the worker fall silent."""
+    """No heartbeat runs beside the event loop: a worker whose handler blocks the loop sends none."""
     Heartbeat.keep = lambda self, kept: None  # type: ignore[method-assign]
     Heartbeat.leave = lambda self, kept: None  # type: ignore[method-assign]
 
 
 def unfenced_member() -> None:
-    """A member that cannot reach the database for long takes its slots for its own all the same."""
+    """A member that has not reached the database for a long time still works on its slots."""
 
     async def never(self: Any) -> None:
         await asyncio.Event().wait()
@@ -49,7 +49,7 @@ def unfenced_member() -> None:
 
 
 def revocation_ignored() -> None:
-    """A slot that is to go to another member is given up at once, and what runs on it runs on."""
+    """A revoked slot is released at once, without draining; its running jobs continue."""
 
     async def at_once(self: Any, slot: int, epoch: int) -> bool:
         return True
@@ -62,5 +62,5 @@ SABOTAGE = {each.__name__: each for each in (deaf, unfenced_member, revocation_i
 
 
 def sabotage(name: str) -> None:
-    """Take a guarantee out of this process."""
+    """Remove a guarantee from this process."""
     SABOTAGE[name]()

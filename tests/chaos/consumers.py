@@ -1,4 +1,4 @@
-"""The consumers of the streams' chaos runs: processes that are killed, frozen and cut off, and what they own meanwhile."""
+"""The consumers of the chaos runs of streams: processes that are killed, frozen and cut off, and the partitions that they own."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ CONSUMERS = 3
 
 
 class Ownership:
-    """Who has the partitions of the group that records, as the database has it."""
+    """The owners of the partitions of the recording group, according to the database."""
 
     def __init__(self, app: Penstock) -> None:
         self._app = app
 
     async def is_shared(self, workers: Sequence[str]) -> bool:
-        """Whether each of these processes has some."""
+        """Whether each of these processes owns a partition."""
         query = "select exists (select from penstock.slots where group_name = 'chaos/plain' and owner like '%.' || $1 || '.%')"
         return all([await self._ask(query, worker) for worker in workers])
 
     async def was_taken(self, worker: str) -> bool:
-        """Whether a process was taken for dead, and others have what it had."""
+        """Whether a process was evicted, and other members own its partitions."""
         return await was_taken(self._app, worker) and await self._ask(
             "select not exists (select from penstock.slots"
             " where group_name = 'chaos/plain' and (owner is null or owner like '%.' || $1 || '.%'))",
@@ -49,7 +49,7 @@ class Ownership:
 
 
 class Consumers:
-    """Worker processes, as an operator would run them; the first one behind a proxy."""
+    """Worker processes, started as an operator starts them; the first one is behind a proxy."""
 
     def __init__(self, url: str, proxy: Proxy, history: Path, sabotage: str, long: bool) -> None:
         self.gone: list[Gone] = []
@@ -69,7 +69,7 @@ class Consumers:
             "CHAOS_SABOTAGE": sabotage,
             "CHAOS_LONG": "1" if long else "",
             "CHAOS_SLOW": str(self._slow),
-            # What is missing in a worker is sought with the cuts, which these freezes would take the place of.
+            # Sabotages of a worker show in the cuts, and these freezes would take the place of the cuts.
             "CHAOS_HELD": str(self._held) if long and not sabotage else "",
             "PENSTOCK_HEARTBEAT_INTERVAL": "0.4",
             "PENSTOCK_DEAD_AFTER": "2",
@@ -100,23 +100,23 @@ class Consumers:
             await until_taken(ownership.was_taken, process.pid)
         await asyncio.sleep(seconds)
         self.frozen.pop(str(process.pid), None)
-        # One that was killed meanwhile is gone already, for good.
+        # A process that was killed in the meantime is recorded as gone for ever.
         self.gone.append(Gone(str(process.pid), at, time.monotonic()))
         process.send_signal(signal.SIGCONT)
 
     @property
     def ids(self) -> list[str]:
-        """Of the processes."""
+        """The ids of the processes."""
         return [str(process.pid) for process in self.processes]
 
     @property
     def holders(self) -> set[str]:
-        """Processes that keep a batch in hand, to be frozen with it; not those that wait for one which was."""
+        """Processes that hold a batch so as to be frozen with it, without those that wait for the batch of a frozen process."""
         keeping = {each.worker for each in held.notes(self._held) if not held.older_than(self._held, each)}
         return keeping & {str(process.pid) for process in self.processes}
 
     async def freeze_holder(self, chance: random.Random) -> None:
-        """Freeze one with a batch in hand until another member is at work on its partition: its commit is too late then."""
+        """Freeze a process that holds a batch until another member works on its partition, so that its commit comes too late."""
         if not (holders := sorted(self.holders)):
             return
         worker = chance.choice(holders)
@@ -136,12 +136,12 @@ class Consumers:
         process.send_signal(signal.SIGCONT)
 
     async def cut_off(self, seconds: float, ownership: Ownership | None = None) -> None:
-        """Cut what goes through the proxy, a consumer and a producer: nothing passes, and nobody is told.
+        """Cut the connections through the proxy, those of a consumer and a producer: no data passes, and no connection is closed.
 
-        With `ownership` what the consumer has in hand lasts until others have its partitions.
+        With `ownership` the handlers of the consumer run until other members own its partitions.
         """
         worker = str(self.processes[0].pid)
-        # From here on it is not for other troubles.
+        # From here on the other faults leave this process alone.
         self.cut_now[worker] = time.monotonic()
         slow = self._slow / worker
         if ownership is not None:
@@ -151,7 +151,7 @@ class Consumers:
                     while not slow.with_suffix(".in-hand").exists():
                         await asyncio.sleep(0.02)
         at = self.cut_now[worker] = time.monotonic()
-        # What is under way then is done, and not answered.
+        # The server executes the requests that are under way, and their answers are lost.
         self._proxy.cut(answers_first_s=0.1)
         try:
             if ownership is not None:
@@ -160,16 +160,16 @@ class Consumers:
             if ownership is not None:
                 slow.unlink()
                 slow.with_suffix(".in-hand").unlink(missing_ok=True)
-                # In this time it is recorded that what was in hand is done, if nothing ended that.
+                # In this time the running handlers record their events, unless they were stopped.
                 await asyncio.sleep(0.3)
         finally:
             self._proxy.mend()
             self.cut_now.clear()
-        # Its connections are new ones then.
+        # After this second it has new connections.
         self.cut.append(Gone(worker, at, time.monotonic() + 1.0))
 
     def revive(self) -> None:
-        """Start those anew that ended by themselves, as a supervisor would: one that finds no database at its start gives up."""
+        """Restart processes that ended by themselves, as a supervisor does: without a database at its start a process ends."""
         for place, process in enumerate(self.processes):
             if process.poll() is not None:
                 self.gone.append(Gone(str(process.pid), time.monotonic() - 1.0))

@@ -1,4 +1,4 @@
-"""One process of the chaos test of topics: a publisher or a subscriber that does as it likes, and writes down what it was told.
+"""One process of the chaos test of topics: a publisher or a subscriber that acts at random and records the answers.
 
 python fanout.py publisher|subscriber NAME SEED
 """
@@ -35,7 +35,7 @@ def record(**event: Any) -> None:
 
 
 async def publisher(app: Penstock, name: str, chance: random.Random) -> None:
-    """Publish, now and then twice, or in a transaction that is given up."""
+    """Publish, sometimes twice, or in a transaction that is rolled back."""
     connection: asyncpg.Connection[Any] = await (await app.database()).connect()
     while True:
         topic = app.topic(chance.choice(TOPICS))
@@ -65,7 +65,7 @@ async def publisher(app: Penstock, name: str, chance: random.Random) -> None:
 
 
 async def subscriber(app: Penstock, name: str, chance: random.Random) -> None:
-    """Subscribe, work for a while, then unsubscribe, or leave without a word, or be killed; and tend the topics."""
+    """Subscribe, work for a while, then unsubscribe, run the maintenance of topics, or leave without unsubscribing."""
     database = await app.database()
     while True:
         topic = app.topic(chance.choice(TOPICS))
@@ -94,7 +94,7 @@ async def _work(database: Any, queue: str, worker: str) -> None:
 
 
 async def main(role: str, name: str, seed: int) -> None:
-    """Do it until killed; whatever the database refuses is tried anew."""
+    """Publish or subscribe until killed; a call that fails is repeated."""
     chance = random.Random(seed)
     async with Penstock() as app:
         for topic in TOPICS:

@@ -1,7 +1,8 @@
-"""Batches that consumers keep in hand until they have been frozen: the occasion for a commit that comes too late.
+"""Batches that consumers hold until they have been frozen, so that their commits come too late.
 
-A note of each is a file. A consumer writes it and keeps the batch; it is frozen until another consumer has the partition, and
-a note of its own; then it goes on at once. The other one waits until the late commit was tried.
+Each held batch has a note, which is a file. A consumer writes the note and holds the batch. It is frozen until another consumer
+owns the partition and has written a note of its own, and then continues at once. The other consumer waits until the first has
+tried its late commit.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ _THAWED = "thawed"
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A batch of a partition that a worker process has in hand, under the epoch of its member."""
+    """A batch of a partition that a worker process holds, under the epoch of its member."""
 
     partition: int
     epoch: int
@@ -26,42 +27,42 @@ class Held:
 
     @property
     def name(self) -> str:
-        """Name of its note."""
+        """Name of the note."""
         return f"{self.partition}.{self.epoch}.{self.worker}"
 
     def later_than(self, other: Held) -> bool:
-        """Whether it is one of an owner that came after the other's."""
+        """Whether this batch belongs to a later owner of the partition than the other batch."""
         return self.partition == other.partition and self.epoch > other.epoch
 
 
 def notes(folder: Path, thawed: bool = False) -> list[Held]:
-    """What is held, or is thawed and about to be committed."""
+    """The held batches, or (thawed) those that are about to be committed."""
     found = [path.name.split(".") for path in folder.iterdir()]
     return [Held(int(parts[0]), int(parts[1]), parts[2]) for parts in found if (_THAWED in parts) == thawed]
 
 
 def thaw(folder: Path, worker: str) -> None:
-    """Let a worker go on with what it holds."""
+    """Let a worker continue with the batches that it holds."""
     for each in notes(folder):
         if each.worker == worker:
-            # Another one may have given up waiting for it.
+            # A later owner may have removed the note after its wait timed out.
             with suppress(FileNotFoundError):
                 (folder / each.name).rename(folder / f"{each.name}.{_THAWED}")
 
 
 def forget(folder: Path, worker: str) -> None:
-    """Take away the notes of a worker that was killed."""
+    """Remove the notes of a worker that was killed."""
     _forget(folder, [each for each in _all(folder) if each.worker == worker])
 
 
 def older_than(folder: Path, own: Held) -> list[Held]:
-    """What members before hold of the same partition, and have not tried to commit."""
+    """The batches of earlier owners of the same partition that they have not tried to commit."""
     return [each for each in _all(folder) if own.later_than(each)]
 
 
 @contextmanager
 def noted(folder: Path, own: Held) -> Iterator[None]:
-    """With a note of it."""
+    """Keep a note of a batch for the duration of the block."""
     (folder / own.name).touch()
     try:
         yield
@@ -70,7 +71,7 @@ def noted(folder: Path, own: Held) -> Iterator[None]:
 
 
 def hold(folder: Path, own: Held, older: Sequence[Held]) -> None:
-    """Block until members before have tried their commits, or, when there are none, until the process was frozen and thawed."""
+    """Block until earlier owners have tried their commits, or, without any, until the process was frozen and thawed."""
     if older:
         _until(lambda: not older_than(folder, own))
         _forget(folder, older)
@@ -89,7 +90,7 @@ def _forget(folder: Path, held: Sequence[Held]) -> None:
 
 
 def _until(ready: Callable[[], bool]) -> None:
-    """Not for ever: whom it waits for may be killed, and not each process that holds something is frozen."""
+    """Wait for a limited time: the process to wait for may be killed, and not every process that holds a batch is frozen."""
     end = time.monotonic() + _MOST_S
     while not ready() and time.monotonic() < end:
         time.sleep(0.01)

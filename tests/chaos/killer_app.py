@@ -1,4 +1,4 @@
-"""The app of the tests about jobs that kill their worker. Handlers record their start and end, and do as the payload says."""
+"""The app of the tests of jobs that crash their worker. Handlers record their start and end, and do what the payload says."""
 
 from __future__ import annotations
 

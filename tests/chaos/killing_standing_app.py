@@ -1,4 +1,4 @@
-"""The app of the tests about standing jobs and events that end their worker."""
+"""The app of the tests of standing jobs and events that crash their worker."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ pool = app.pool("tenants", slots=16)
 
 
 def end_the_process(how: str | None) -> None:
-    """Leave no Python behind."""
+    """End the process without any clean-up."""
     match how:
         case "exit":
             os._exit(9)
@@ -32,7 +32,7 @@ async def stand(job: Standing[dict[str, Any]]) -> AsyncIterator[None]:
 
 @app.stream("events", partitions=4).consumer(group="readers")
 async def read(event: Event[dict[str, Any]]) -> None:
-    """Write down the event, or end the process."""
+    """Record the event, or end the process."""
     end_the_process(event.data.get("does"))
     database = await app.database()
     await database.fetch("insert into public.seen values ($1, $2)", event.partition, event.data["n"])

@@ -1,4 +1,4 @@
-"""The app of the pools' chaos test: a pool whose handler records what it does, and standing jobs that do."""
+"""The app of the chaos test of pools: a pool whose handler and standing jobs record what they do."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ pool = app.pool("keyed", slots=16, max_attempts=8, backoff=QUICK)
 
 @pool.job
 async def run(job: Job[dict[str, Any]]) -> None:
-    """Run for as long as the payload says, then fail or not. The name of the event is the key and the place in it."""
+    """Run for as long as the payload says, then succeed or fail. The name of the event is the key and the place in the key."""
     name = f"{job.key}/{job.data['n']}"
     record("started", job.id, name, job.attempt, value=job.data)
     try:
-        # In steps: what is left is left too for one that was stopped meanwhile.
+        # In steps, so that a process that was suspended still has the rest of the time to run.
         for _ in range(int(job.data["sleep_s"] / 0.1)):
             await asyncio.sleep(0.1)
         await asyncio.sleep(job.data["sleep_s"] % 0.1)
@@ -51,7 +51,7 @@ async def stand(job: Standing[Any]) -> AsyncIterator[None]:
         yield
     finally:
         if os.environ.get("CHAOS_LONG"):
-            # Who takes over has to wait for this.
+            # The next owner has to wait for this.
             await asyncio.sleep(0.5)
         record("stopped", id, job.key, job.state["runs"])
 

@@ -1,4 +1,4 @@
-"""Pools of real processes that are killed, stopped and cut off from the database while jobs come; then the checkers decide."""
+"""Pools of real processes that are killed, suspended and cut off from the database under load; the checkers judge the history."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ SAFE_SILENCE_S = 1.0
 
 
 class Fleet:
-    """Worker processes; one of them behind a proxy."""
+    """Worker processes; one of them is behind a proxy."""
 
     def __init__(self, url: str, proxied: str, history: Path, sabotage: str = "", long: bool = False) -> None:
         self.gone: list[Gone] = []
@@ -85,27 +85,27 @@ class Fleet:
         self.workers[place] = self._start(place)
 
     def replace(self, place: int) -> None:
-        """An orderly end, while another takes over."""
+        """Stop one worker gracefully, and start another."""
         self.note("replaced")
         leaver, self.workers[place] = self.workers[place], self._start(place)
         leaver.send_signal(signal.SIGTERM)
-        # One that had hardly begun has not learnt to stop in an orderly way.
+        # A process that has just started has not installed its signal handlers yet.
         assert leaver.wait(40) in (0, -signal.SIGTERM)
 
     async def freeze(self, place: int, seconds: float, taken: Callable[[str], Awaitable[bool]] | None = None) -> None:
         self.note("frozen")
         worker = self.workers[place]
         worker.send_signal(signal.SIGSTOP)
-        # It may go on for a moment; from here on it does not.
+        # The process may continue for a moment after the signal; from here on it does not run.
         await asyncio.to_thread(os.waitid, os.P_PID, worker.pid, os.WSTOPPED)
         at = self.frozen[str(worker.pid)] = time.monotonic()
         try:
             if taken is not None:
                 await until_taken(taken, worker.pid)
-            # The absence that is the test: nothing else can show that it is long enough.
+            # The length of the suspension is what is tested; no condition can take the place of the sleep.
             await asyncio.sleep(seconds)
         finally:
-            # Also when the troubles end in the middle of it.
+            # Also when the task is cancelled during the suspension.
             del self.frozen[str(worker.pid)]
             self.gone.append(Gone(str(worker.pid), at, time.monotonic()))
             worker.send_signal(signal.SIGCONT)
@@ -120,7 +120,7 @@ class Fleet:
 
 @dataclass
 class Producers:
-    """Several that enqueue for the same keys in transactions that overlap, and know when each began and was committed."""
+    """Tasks that enqueue for the same keys in overlapping transactions, and record when each began and was committed."""
 
     app: Penstock
     url: str
@@ -135,7 +135,7 @@ class Producers:
     transactions: int = 0
 
     async def produce(self, number: int, until: float) -> None:
-        """Enqueue until then; each transaction is repeated, with the same ids, until its commit is acknowledged."""
+        """Enqueue until the given time; each transaction is repeated, with the same ids, until its commit is acknowledged."""
         chance = random.Random(self.seed + number)
         while time.monotonic() < until:
             calls = [self.jobs(chance) for _ in range(chance.choice([1, 1, 2, 3]))]
@@ -157,7 +157,7 @@ class Producers:
             await asyncio.sleep(chance.uniform(0, 0.3))
 
     def jobs(self, chance: random.Random) -> list[NewJob]:
-        """Some for keys of which a few get most. For which the budget of their key does not suffice, they do nothing."""
+        """Some jobs, most of them for a few keys. A job beyond the budget of its key does nothing."""
         batch = []
         for _ in range(chance.randrange(1, 12)):
             key = f"k{min(int(chance.expovariate(0.15)), KEYS - 1)}"
@@ -171,7 +171,7 @@ class Producers:
         return batch
 
     async def enqueue(self, calls: list[list[NewJob]], pauses: list[float]) -> None:
-        """One transaction with a pause before each call."""
+        """Enqueue in one transaction, with a pause before each call."""
         connection: asyncpg.Connection[Any] = await asyncpg.connect(self.url)
         try:
             async with connection.transaction():
@@ -184,7 +184,7 @@ class Producers:
 
 @dataclass(frozen=True)
 class Result:
-    """What came of a run."""
+    """The result of a run."""
 
     violations: list[str]
     final: list[Final]
@@ -206,10 +206,10 @@ async def run_pools(
     sought: str = "",
     long: bool = False,
 ) -> Result:
-    """Run the workload with its troubles and check what came of it. Arguments as for `run_queue`.
+    """Run the workload with its faults and check the history. Arguments as for `run_queue`.
 
     Args:
-        long: Jobs, and the times for which workers are stopped or cut off, outlast the takeover of what they had.
+        long: Jobs, and the times for which workers are suspended or cut off, last until other workers have taken over.
     """
     chance = seeded()
     history = folder / "history.jsonl"
@@ -306,9 +306,9 @@ async def run_pools(
 async def check(
     app: Penstock, fleet: Fleet, producers: Producers, path: Path, wanted: set[str], until: float
 ) -> tuple[list[Final], list[str]]:
-    """What has happened so far: the rows, and what is wrong."""
+    """The rows so far, and the violations."""
     said, placed = list(producers.events), dict(producers.placed)
-    # The rows first: of what has ended there, everything has been recorded.
+    # The rows are read first: the events of a job that has ended in them are all recorded.
     final = await finals(app)
     found = await (await app.database()).fetch("select id, key || '/' || (data ->> 'n') as name from penstock.archived_jobs")
     names = {str(row["id"]): row["name"] for row in found}
@@ -338,7 +338,7 @@ async def all_stand(app: Penstock, wanted: set[str]) -> bool:
 
 
 async def present(app: Penstock, fleet: Fleet) -> bool:
-    """Whether the workers of the fleet, and nobody else, are members."""
+    """Whether the workers of the fleet are the members, and no other process is."""
     database = await app.database()
     members = await database.fetch("select group_name, id from penstock.members")
     here = {(row["group_name"], pid_of(row["id"])) for row in members}

@@ -1,4 +1,4 @@
-"""A TCP proxy before PostgreSQL that can be cut: then nothing passes any more, and nobody is told."""
+"""A TCP proxy in front of PostgreSQL that can be cut: then no data passes, and the connections stay open."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Proxy:
         self._cutting: asyncio.TimerHandle | None = None
         self._writers: set[asyncio.StreamWriter] = set()
         self.url = ""
-        self.refuses = False  # new connections are closed at once
+        self.refuses = False  # whether new connections are closed at once
 
     async def __aenter__(self) -> Proxy:
         parts = urlsplit(self._to)
@@ -40,10 +40,10 @@ class Proxy:
         self._close_all()
 
     def cut(self, answers_first_s: float = 0.0) -> None:
-        """From now on nothing passes, in no direction; connections stay open.
+        """Stop all data in both directions; connections stay open.
 
         Args:
-            answers_first_s: So long requests still arrive, and are not answered.
+            answers_first_s: Seconds for which requests still reach the server after the answers have stopped.
         """
         self._answers.clear()
         if answers_first_s:
@@ -52,7 +52,7 @@ class Proxy:
             self._requests.clear()
 
     def mend(self) -> None:
-        """Things pass again; connections from before are closed."""
+        """Let data pass again. Connections that were open during the cut are closed."""
         self._close_all()
         if self._cutting is not None:
             self._cutting.cancel()

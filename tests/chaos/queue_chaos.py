@@ -1,4 +1,4 @@
-"""Worker processes on a real server, killed and stopped at random while a random workload runs; then the checkers decide."""
+"""Worker processes on a real server, killed and suspended at random under a random workload; the checkers judge the history."""
 
 from __future__ import annotations
 
@@ -41,25 +41,25 @@ RULES = {
 }
 WORKERS = 4
 PLACES = 10
-# Seconds of work in a second: half of what the places can do, of which some are away and some do again what was lost.
+# Seconds of work in a second: half of the capacity of the places, since some are away and some repeat lost jobs.
 WORK_PER_S = {"plain": 10.0, "once": 6.0, "brief": 4.0, "limited": 1.5}
-# Dead after 2 s of silence, looked for every 0.3 s, on a machine that starts Python processes all the time.
+# Dead after 2 s of silence, with a check every 0.3 s, on a machine that starts Python processes all the time.
 HEALED_WITHIN = 15.0
-# Half of the time after which a worker is taken for dead, since a busy machine may be late with its heartbeat.
+# Half of the time after which a worker counts as dead, since the heartbeat of a busy machine may be late.
 SAFE_SILENCE_S = 1.0
-# In which workers have found the database again.
+# The time that workers need to find the database again.
 RETURNING_S = 3.0
 
 
 def seeded() -> random.Random:
-    """Chance with a seed that is printed, or given by the environment."""
+    """A random generator whose seed is printed, or comes from the environment."""
     seed = int(os.environ.get("PENSTOCK_TEST_SEED", secrets.randbits(32)))
     print(f"PENSTOCK_TEST_SEED={seed}")
     return random.Random(seed)
 
 
 class Fleet:
-    """Worker processes, as an operator would run them."""
+    """Worker processes, started as an operator starts them."""
 
     def __init__(self, url: str, history: Path, sabotage: str = "") -> None:
         self.gone: list[Gone] = []
@@ -79,12 +79,12 @@ class Fleet:
 
     @property
     def killed(self) -> int:
-        """How many workers were killed."""
+        """The number of workers that were killed."""
         return sum(gone.back == float("inf") for gone in self.gone)
 
     @property
     def stopped(self) -> int:
-        """How often a worker was stopped for longer than it may be silent."""
+        """How often a worker was suspended for longer than it may be silent."""
         return sum(2.5 < gone.back - gone.at < float("inf") for gone in self.gone)
 
     def _start(self) -> subprocess.Popen[bytes]:
@@ -92,7 +92,7 @@ class Fleet:
         return subprocess.Popen(command, env=self._environment, cwd=Path(__file__).parent, stdout=self._log, stderr=self._log)
 
     def kill_one(self, chance: random.Random) -> None:
-        """Kill one that is not stopped at this moment, and start another in its place."""
+        """Kill a worker that is not suspended at this moment, and start another in its place."""
         place = chance.choice([place for place in range(WORKERS) if place not in self._stopped])
         victim = self.workers[place]
         victim.kill()
@@ -103,28 +103,28 @@ class Fleet:
     async def freeze_one(
         self, chance: random.Random, seconds: float, taken: Callable[[str], Awaitable[bool]] | None = None
     ) -> None:
-        """Stop one and let it go on so many seconds later, or that long after the database took what it had."""
+        """Suspend a worker and resume it after so many seconds, or that long after the database ended its leases."""
         place = chance.choice([place for place in range(WORKERS) if place not in self._stopped])
         worker = self.workers[place]
         self._stopped.add(place)
         worker.send_signal(signal.SIGSTOP)
-        # It may go on for a moment; from here on it does not.
+        # The process may continue for a moment after the signal; from here on it does not run.
         await asyncio.to_thread(os.waitid, os.P_PID, worker.pid, os.WSTOPPED)
         at = self.frozen[str(worker.pid)] = time.monotonic()
         try:
             if taken is not None:
                 await until_taken(taken, worker.pid)
-            # The absence that is the test: nothing else can show that it is long enough.
+            # The length of the suspension is what is tested; no condition can take the place of the sleep.
             await asyncio.sleep(seconds)
         finally:
-            # Also when the troubles end in the middle of it.
+            # Also when the task is cancelled during the suspension.
             del self.frozen[str(worker.pid)]
             self.gone.append(Gone(str(worker.pid), at, time.monotonic()))
             worker.send_signal(signal.SIGCONT)
             self._stopped.discard(place)
 
     def stop(self) -> list[int]:
-        """End all in an orderly way; returns how they ended."""
+        """Stop all workers gracefully. Returns their exit codes."""
         for worker in self.workers:
             worker.send_signal(signal.SIGTERM)
         codes = [worker.wait(60) for worker in self.workers]
@@ -132,7 +132,7 @@ class Fleet:
         return codes
 
     def close(self) -> None:
-        """Leave none behind."""
+        """Kill the processes that are left."""
         for worker in self.workers:
             worker.kill()
             worker.wait()
@@ -140,7 +140,7 @@ class Fleet:
 
 @dataclass
 class Workload:
-    """What is asked of the queue, and what was answered."""
+    """The calls of the workload and their answers."""
 
     app: Penstock
     chance: random.Random
@@ -155,9 +155,9 @@ class Workload:
     )
 
     def payload(self, name: str) -> dict[str, Any]:
-        """How long a job is to sleep, how often it is to fail, and how long it blocks the loop of its worker.
+        """A payload: how long the job sleeps, how often it fails, and how long it blocks the event loop of its worker.
 
-        A job for which the budget of its type does not suffice does not sleep.
+        A job beyond the budget of its type does not sleep.
         """
         longest_s, share = (6.0, 0.1) if self.long and RULES[name].concurrency is None else (2.5, 0.02)
         sleep_s = longest_s if self.chance.random() < share else self.chance.choice([0, 0, 0, 0.01, 0.05, 0.3])
@@ -168,12 +168,12 @@ class Workload:
             "sleep_s": sleep_s if self.budgets[name].admits(sleep_s * runs) else 0,
             "failures": failures,
             "extends": extends,
-            # Longer than a worker may be silent.
+            # Longer than the silence after which a worker counts as dead.
             "blocks_s": 3.5 if self.chance.random() < 0.002 else 0,
         }
 
     async def step(self) -> None:
-        """One of everything that users do."""
+        """Make one random call of those that users make."""
         await self.enqueue()
         if self.chance.random() < 0.3:
             await self.enqueue_unique()
@@ -183,7 +183,7 @@ class Workload:
             await self.replay(self.chance.choice(self.known))
 
     async def enqueue(self) -> None:
-        """Enqueue a batch until it is acknowledged; sometimes again, sometimes ids that were there before."""
+        """Enqueue a batch until it is acknowledged; sometimes twice, sometimes with ids of earlier jobs."""
         chance = self.chance
         name = chance.choices(list(RULES), weights=[5, 3, 2, 3, 0])[0]
         batch = [
@@ -198,7 +198,7 @@ class Workload:
         ]
         for job in batch:
             if job.id not in self.names:
-                # Counted from before the first try, of which the answer may have been lost.
+                # The time runs from before the first try, since its answer may have been lost.
                 assert isinstance(job.id, uuid.UUID)
                 self.names[job.id] = name
                 if isinstance(job.expires_at, timedelta):
@@ -212,7 +212,7 @@ class Workload:
                     self.events.append(Event("enqueued", str(receipt.id), name, time.monotonic(), value=value))
 
     async def enqueue_unique(self) -> None:
-        """Enqueue one with a unique key, once: an answer that is lost says nothing."""
+        """Enqueue a job with a unique key, once: a lost answer leaves the outcome unknown."""
         key, begun = f"u{self.chance.randrange(4)}", time.monotonic()
         delay = self.chance.choice([None, timedelta(seconds=self.chance.uniform(0, 4))])
         with suppress(PenstockError):
@@ -225,14 +225,14 @@ class Workload:
                 self.names[receipt.id] = "plain"
 
     async def cancel(self, id: uuid.UUID) -> None:
-        """Cancel; from the call on it may be cancelled, and from the answer on it is."""
+        """Cancel a job. It may be cancelled from the call on, and is from the answer on."""
         self.events.append(Event("cancelling", str(id), self.names[id], time.monotonic()))
         with suppress(PenstockError):
             if await self.app.cancel(id) == "cancelled":
                 self.events.append(Event("cancelled", str(id), self.names[id], time.monotonic()))
 
     async def replay(self, id: uuid.UUID) -> None:
-        """Make a new job of one that ran."""
+        """Replay a finished job."""
         copy = new_id(self.chance)
         self.names[copy] = self.names[id]
         self.planned[str(copy)] = self.planned.get(str(id), Planned())
@@ -252,13 +252,13 @@ class Workload:
 
 
 def new_id(chance: random.Random) -> uuid.UUID:
-    """By chance, and so the same for the same seed."""
+    """A random id, the same for the same seed."""
     return uuid.UUID(int=chance.getrandbits(128), version=4)
 
 
 @dataclass(frozen=True)
 class Result:
-    """What came of a run."""
+    """The result of a run."""
 
     violations: list[str]
     history: History
@@ -283,16 +283,16 @@ async def run_queue(
     sought: str = "",
     long: bool = False,
 ) -> Result:
-    """Run the workload with its troubles and check what came of it.
+    """Run the workload with its faults and check the history.
 
     Args:
-        folder: For the server's files and the history.
-        seconds: How long to enqueue.
+        folder: Folder for the server's files and the history.
+        seconds: Seconds of enqueueing.
         prepare: Called with the migrated database before the workers start.
-        sabotage: What the workers are to do wrong.
-        drained_within: When the queue is not empty by then, what is left counts as stuck.
-        sought: A regular expression for a violation: when there is one the run ends at once.
-        long: Jobs, and the times for which workers are stopped, outlast the takeover of what they had.
+        sabotage: Name of the sabotage of the workers, see `broken_worker`.
+        drained_within: Seconds within which the queue must be empty; jobs that are left then count as stuck.
+        sought: A regular expression for a violation; the run ends as soon as one matches.
+        long: Jobs, and the times for which workers are suspended, last until other workers have taken over their jobs.
     """
     chance = seeded()
     history = folder / "history.jsonl"
@@ -316,7 +316,7 @@ async def run_queue(
         until = time.monotonic() + seconds
         next_blow = time.monotonic() + 2
         server_kill_at = float("inf") if long else time.monotonic() + seconds / 2
-        # Until everything has happened that belongs to it, which chance and a busy machine may put off.
+        # The run lasts until each kind of fault has happened, which chance and a busy machine may delay.
         while time.monotonic() < until or (not long and (fleet.killed < 3 or fleet.stopped < 1)):
             await workload.step()
             if time.monotonic() > next_blow:
@@ -338,7 +338,7 @@ async def run_queue(
             async with asyncio.timeout(drained_within):
                 while not await _drained(app):
                     await asyncio.sleep(0.05)
-        # One that was started last may not know yet what a signal is to do.
+        # A worker that has just started may not have installed its signal handlers yet.
         await eventually(lambda: _all_started(app, fleet), "the start of all workers", timeout=60)
         codes = fleet.stop()
         checked, violations = await check(app, fleet, workload, history, [*probe.away, *[await task for task in returning]])
@@ -373,10 +373,10 @@ async def _execute(app: Penstock, statements: str) -> None:
 async def check(
     app: Penstock, fleet: Fleet, workload: Workload, path: Path, away: Sequence[tuple[float, float]]
 ) -> tuple[History, list[str]]:
-    """What has happened so far, and what is wrong with it."""
+    """The history so far, and its violations."""
     database = await app.database()
     begun, asked = time.monotonic(), list(workload.asked)
-    # The rows first: of what has ended there, everything has been recorded.
+    # The rows are read first: the events of a job that has ended in them are all recorded.
     final = await finals(app)
     noted = await notes(database, await clock_difference(database))
     recorded = read(path)
@@ -386,7 +386,7 @@ async def check(
     stalled = [gone for gone in stalled if gone.back - gone.at > TICK_S]
     jobs = [event for event in recorded if event.kind != "stalled"]
     events = sorted([*workload.events, *jobs, *marks], key=lambda event: event.at)
-    # What came while the rows were read is for the next look.
+    # Events that were recorded while the rows were read belong to the next check.
     there, first = {row.id for row in final}, {event.id: event.at for event in reversed(events)}
     events = [event for event in events if event.id in there or first[event.id] < begun - SLACK_S]
     blocked = [Gone(run.worker, run.begin, run.until) for run in runs_of(events) if '"blocks_s": 3.5' in run.value]
@@ -398,14 +398,14 @@ async def check(
 
 
 class Probe:
-    """Asks the database again and again: when it was slow to answer, or this process to ask, it counts as away for everybody."""
+    """Queries the database repeatedly. While an answer, or this process, is late, the database counts as away for all workers."""
 
     def __init__(self, app: Penstock) -> None:
         self.away: list[tuple[float, float]] = []
         self._app = app
 
     async def run(self) -> None:
-        """Ask until cancelled."""
+        """Query until cancelled."""
         answered = time.monotonic()
         while True:
             with suppress(PenstockError):
@@ -418,7 +418,7 @@ class Probe:
 
 
 async def _return_of(app: Penstock, away: float) -> tuple[float, float]:
-    """From when to when the database was away, with the time that workers have to say that they live."""
+    """When the database was away, including the time that workers have for their next heartbeat."""
     while True:
         with suppress(PenstockError):
             await app.counts()
@@ -427,7 +427,7 @@ async def _return_of(app: Penstock, away: float) -> tuple[float, float]:
 
 
 async def until_taken(taken: Callable[[str], Awaitable[bool]], worker: int) -> None:
-    """Wait until the database has taken what a process had; not for ever, since there may be nobody who looks."""
+    """Wait until the database has ended the leases of a process; for a limited time, since no worker may be alive to do so."""
     with suppress(TimeoutError):
         async with asyncio.timeout(20):
             while not await taken(str(worker)):
@@ -435,7 +435,7 @@ async def until_taken(taken: Callable[[str], Awaitable[bool]], worker: int) -> N
 
 
 async def was_taken(app: Penstock, worker: str) -> bool:
-    """Whether the database has taken a process for dead, and its memberships for ended."""
+    """Whether the process is dead according to the database, and its memberships have ended."""
     with suppress(PenstockError):
         return not await (await app.database()).fetchval(
             "select exists (select from penstock.workers where pid = $1::integer and state <> 'dead')"

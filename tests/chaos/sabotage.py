@@ -1,8 +1,8 @@
-"""What can be taken out of a running system, and the promise that is broken then.
+"""The guarantees that can be removed from a running system, and the promise that each removal breaks.
 
 An edit replaces a part of a function in the database, found by a regular expression; a sabotage of the worker is one of
-`broken_worker`. The workload stays the ordinary one, or the one with long jobs and absences: whether it meets an occasion is for
-the troubles to bring about.
+`broken_worker`. The workload is the ordinary one, or the one with long jobs and suspensions; its faults have to provide an
+occasion for the violation.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from penstock import Penstock
 
 @dataclass(frozen=True)
 class Edit:
-    """Replace what matches in a function; it has to match."""
+    """Replace the match of a regular expression in a function. No match is an error."""
 
     function: str
     old: str
@@ -25,14 +25,14 @@ class Edit:
 
 @dataclass(frozen=True)
 class Sabotage:
-    """One guarantee that is missing.
+    """One removed guarantee.
 
     Attributes:
-        expected: A regular expression for the violation: the promise that is broken, and how.
-        edits: What is missing in the database.
-        statements: What else is done there.
-        worker: What is missing in the workers.
-        long: Whether it takes jobs and absences that outlast a takeover to see it.
+        expected: A regular expression for the violation: the broken promise, and how it is broken.
+        edits: Edits of functions in the database.
+        statements: Further statements to execute there.
+        worker: Name of the sabotage of the workers.
+        long: Whether only jobs and suspensions that last until other workers have taken over show the violation.
     """
 
     expected: str
@@ -43,7 +43,7 @@ class Sabotage:
 
     @property
     def prepare(self) -> Callable[[Penstock], Awaitable[None]]:
-        """Take it out of a database."""
+        """Remove the guarantee from a database."""
 
         async def take_out(app: Penstock) -> None:
             connection = await (await app.database()).connect()
@@ -67,12 +67,12 @@ class Sabotage:
 
 _ATTEMPTS = r"and job\.attempt = given\.(given_)?attempt"
 _LEASE = r"and \(given\.(given_)?lease is null or job\.lease = given\.(given_)?lease\)"
-# The heartbeat offers only what has no owner: it stands behind the check of `take`.
+# The heartbeat offers only slots without an owner, which is a second line of defence behind the check of `take`.
 _OTHERS = "and slots.owner is distinct from p_member"
 _TAKE = (Edit("take", r"and slots\.owner is null", _OTHERS), Edit("member_heartbeat", r"and slots\.owner is null", _OTHERS))
-# That a deaf worker runs on is not what is sought.
+# That a worker without notifications continues is not the violation that is expected.
 _NOT_DEAF = "P4(?!.* ran on on )"
-# Nor that a run of a few seconds leaves something undone.
+# Nor is it expected that a run of a few seconds leaves jobs undone.
 _NOT_LATE = "(P4|P7)(?!.* were never )"
 
 QUEUE = {
@@ -85,21 +85,21 @@ QUEUE = {
         worker="deaf",
         long=True,
     ),
-    # Both workers report success: the one that was taken for dead does not stop either.
+    # Both workers report success: the one that counts as dead does not stop either.
     "settle without the lease": Sabotage(
         _NOT_DEAF, (Edit("settle", _LEASE), Edit("end_attempts", _LEASE)), worker="deaf", long=True
     ),
     "recovery of workers that live": Sabotage(
-        "P4.*taken for dead",
+        "P4.*declared dead",
         (Edit("recover", r"\(seen_at \+ dead_after < moment and suspected_at > seen_at and [^)]*\)", "true"),),
     ),
-    # The mark of begin_jobs stands behind the worker's own fence.
+    # The mark of begin_jobs is a second line of defence behind the worker's own fence.
     "start without its fence": Sabotage(
         "P3",
         (Edit("begin_jobs", r"update penstock\.queued_jobs(?s:.*)returning job\.id", "select unnest(p_ids)"),),
         worker="unfenced_start",
     ),
-    "no heartbeat beside the loop": Sabotage("P4.*taken for dead .* while it ran", worker="heartbeat_of_the_loop"),
+    "no heartbeat beside the loop": Sabotage("P4.*declared dead .* while it ran", worker="heartbeat_of_the_loop"),
     "no limit": Sabotage("P5", (Edit("admit", r"job_type\.concurrency - coalesce\(sum\(open_jobs\), 0\)", "p_limit"),)),
     "at most once is retried": Sabotage(
         "P3",
@@ -167,8 +167,8 @@ _COMMIT = (
     Edit("commit_offsets", r"and slot\.epoch = given\.epoch"),
     Edit("lock_offset", r"and epoch = p_epoch"),
 )
-# Where a group is never moves back, and a transaction whose events begin before that is refused: whatever the epoch, what is
-# written is there once. So this stands behind the epoch, which alone keeps the late one from being the one that counts.
+# The offset of a group never moves back, and a transaction whose events begin before it is refused. Under any epoch each event
+# is therefore written once. Only the epoch prevents the late transaction from being the one that counts.
 _DONE_ALREADY = Edit("commit_exactly", r"p_first < reached", "false")
 
 STREAMS = {

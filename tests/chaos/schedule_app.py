@@ -1,4 +1,4 @@
-"""The app of the chaos test of schedules. Its workers kill themselves at the moments between a slot and its run."""
+"""The app of the chaos test of schedules. Its workers kill themselves at moments between a slot and its run."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ chance = random.Random(os.environ.get("SCHEDULE_SEED"))
 
 
 def perhaps_die(share: float) -> None:
-    """End this process as the kernel would."""
+    """Kill this process, as the kernel would."""
     if chance.random() < share:
         os.kill(os.getpid(), signal.SIGKILL)
 
@@ -28,7 +28,7 @@ def perhaps_die(share: float) -> None:
 async def enqueue_and_die(
     database: Database, name: str, due_at: datetime, run_at: datetime | None, next_at: datetime
 ) -> UUID | None:
-    """Die before the slot is taken, in the middle of it, or after it."""
+    """Die before, during or after the call that takes a slot."""
     perhaps_die(0.04)
     call = asyncio.create_task(enqueue_run(database, name, due_at, run_at, next_at))
     await asyncio.wait([call], timeout=chance.uniform(0, 0.01))
@@ -41,7 +41,7 @@ async def enqueue_and_die(
 schedules.enqueue_run = enqueue_and_die
 
 
-# What runs was lost with its worker may be retried as often as workers die.
+# A run that is lost with its worker may be retried as often as workers die.
 @app.timer(
     every=timedelta(milliseconds=100),
     name="sweep",
@@ -50,7 +50,7 @@ schedules.enqueue_run = enqueue_and_die
     backoff=Backoff(base=timedelta(milliseconds=10), cap=timedelta(milliseconds=50)),
 )
 async def sweep(job: Job[Tick]) -> None:
-    """Write down the run, and perhaps die in the middle."""
+    """Record the run, and sometimes die during it."""
     database: Any = await app.database()
     await database.fetch("insert into public.ran (slot, id) values ($1, $2)", job.data.at, job.id)
     perhaps_die(0.03)

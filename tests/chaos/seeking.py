@@ -1,4 +1,4 @@
-"""A run that ends as soon as its checkers find what is sought."""
+"""A run that ends as soon as its checkers find an expected violation."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from penstock import PenstockError
 
 T = TypeVar("T")
 _LOOK_EVERY_S = 1.5
-# True of each run while it goes on.
-UNFINISHED = re.compile("were never (handled|written)|nobody appended|after the drain|never ran|P9:")
+# Violations that every run has until it ends.
+UNFINISHED = re.compile("were never (handled|written)|without an append|after the drain|never ran|P9:")
 
 
 async def until_found(
     run: Coroutine[Any, Any, T], sought: str, look: Callable[[], Awaitable[Sequence[str]]], found: Callable[[list[str]], T]
 ) -> T:
-    """What the run returns, or, when a look finds a violation that is sought before that, what `found` makes of it.
+    """Return the result of the run, or that of `found` when a check finds an expected violation earlier.
 
     Args:
         run: The run.
-        sought: A regular expression; empty: nothing is sought.
-        look: Checks what has happened so far.
-        found: Makes the result of a run that ended early from its violations.
+        sought: A regular expression for the expected violation; empty: none is expected.
+        look: Checks the history so far.
+        found: Makes the result of a run that ended early, from its violations.
     """
     if not sought:
         return await run
@@ -37,7 +37,7 @@ async def until_found(
             await asyncio.wait([running], timeout=_LOOK_EVERY_S)
             if running.done():
                 break
-            # What is away at this moment says nothing.
+            # A database that is away at this moment is no violation.
             with suppress(PenstockError, OSError, asyncpg.PostgresError, asyncpg.InterfaceError):
                 violations = [each for each in await look() if not UNFINISHED.search(each)]
                 if any(re.match(sought, each) for each in violations):
@@ -49,7 +49,7 @@ async def until_found(
 
 
 def end_if_cancelled() -> None:
-    """For loops that go on after errors: one of a call that was cancelled may have taken the place of the cancellation."""
+    """Raise the cancellation of the current task. Loops that continue after errors call this: an error may have replaced it."""
     task = asyncio.current_task()
     if task is not None and task.cancelling():
         raise asyncio.CancelledError

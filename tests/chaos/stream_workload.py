@@ -1,4 +1,4 @@
-"""The app of the streams' chaos test: one group records what it handles, the other writes it in the transaction of its commit."""
+"""The app of the chaos test of streams. One group records events, the other writes them in the transaction of its commit."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ later: set[asyncio.Task[None]] = set()
 
 
 def record(batch: Batch[str], begun: float) -> None:
-    """Append what was handled, in one write."""
+    """Append the handled events, in one write."""
     now = time.monotonic()
     lines = "".join(
         json.dumps(
@@ -46,9 +46,9 @@ async def work(batch: Batch[str]) -> None:
     begun = time.monotonic()
     await asyncio.sleep(0.002 * len(batch))
     if os.environ.get("CHAOS_LONG") and random.random() < 0.03:
-        # Longer than others wait until they take over from one that is silent.
+        # Longer than the silence after which other members take over.
         await asyncio.sleep(6)
-    # What is in hand while this process is cut off lasts until others have its partitions.
+    # A batch that is running while this process is cut off lasts until other members own its partitions.
     while SLOW.exists() and time.monotonic() < begun + LONGEST_S:
         IN_HAND.touch()
         await asyncio.sleep(0.02)
@@ -57,7 +57,7 @@ async def work(batch: Batch[str]) -> None:
 
 @stream.consumer(group="plain", max_batch_size=20)
 async def plain(batch: Batch[str]) -> None:
-    """Handle, then let it be committed. Sabotaged: the other way around."""
+    """Handle a batch, then let it be committed. Sabotaged: commit it first."""
     if SABOTAGE == "commit_before_handling":
         task = asyncio.create_task(work(batch))
         later.add(task)
@@ -68,12 +68,12 @@ async def plain(batch: Batch[str]) -> None:
 
 @stream.consumer(group="exact", max_batch_size=50)
 async def exact(batch: Batch[str]) -> None:
-    """Write and commit in one transaction, whoever says stop: the database has to refuse what comes too late."""
+    """Write and commit in one transaction, also after a request to stop: the database has to refuse a late commit."""
     await asyncio.shield(keep_and_write(batch) if HELD else write(batch))
 
 
 async def keep_and_write(batch: Batch[str]) -> None:
-    """Now and then the batch is kept until the process has been frozen, for so long that another has the partition."""
+    """Sometimes hold the batch until the process has been frozen for so long that another member owns the partition."""
     own = held.Held(batch.partition, batch.fence.epoch, str(os.getpid()))
     older = held.older_than(Path(HELD), own)
     if not older and random.random() > 0.02:
@@ -93,7 +93,7 @@ async def write(batch: Batch[str]) -> None:
                 [(event.partition, event.offset, event.data, batch.fence.epoch) for event in batch],
             )
             if SABOTAGE != "two_transactions":
-                # The suspects among events come one by one, in hundreds.
+                # Suspects among events are tried one by one, and there are hundreds.
                 await asyncio.sleep(min(0.1, 0.01 * len(batch)))
                 await batch.commit(connection)
         if SABOTAGE == "two_transactions":

@@ -53,7 +53,7 @@ when (new.group_id = 'plain' and new.next_offset <> old.next_offset) execute fun
 create table public.chaos_written (
     partition integer, event_offset bigint, value text, epoch bigint, transaction xid8 default pg_current_xact_id()
 );
--- A commit has the row to itself, as the begin of an owner has: this is whose epoch it was at that moment.
+-- A commit and the begin of an owner both lock the row, so this is the epoch of the owner at the moment of the commit.
 create table public.chaos_epochs (partition integer, epoch bigint, transaction xid8);
 create function public.chaos_note_epoch() returns trigger language plpgsql security definer as $do$
 begin
@@ -69,7 +69,7 @@ when (new.group_id = 'exact' and new.epoch = old.epoch) execute function public.
 async def produce(
     stream: Stream[str], name: int, goes_on: Callable[[], bool], sent: list[Sent], appended: dict[str, list[str]]
 ) -> None:
-    """Append batches under numbers of their own, again and again until each is acknowledged."""
+    """Append batches as a named producer; each batch is repeated until it is acknowledged."""
     chance = random.Random(name)
     producer = stream.producer(f"producer-{name}")
     number = 0
@@ -89,7 +89,7 @@ async def produce(
 
 @dataclass(frozen=True)
 class Result:
-    """What came of a run."""
+    """The result of a run."""
 
     violations: list[str]
     killed: int
@@ -109,16 +109,16 @@ async def run_streams(
     sought: str = "",
     long: bool = False,
 ) -> Result:
-    """Run the workload with its troubles and check what came of it.
+    """Run the workload with its faults and check the history.
 
     Args:
-        folder: For the server's files and the history.
-        seconds: How long to append.
+        folder: Folder for the server's files and the history.
+        seconds: Seconds of appending.
         prepare: Called with the migrated database before the consumers start.
-        sabotage: What the consumers are to do wrong.
-        caught_up_within: When the groups are not done by then, what is left counts as never handled.
-        sought: A regular expression for a violation: when there is one the run ends at once.
-        long: Some batches, and the times for which consumers are stopped or cut off, outlast the takeover of what they had.
+        sabotage: Name of the sabotage of the consumers, see `broken_worker`.
+        caught_up_within: Seconds within which the groups must reach the end; events that are left then count as never handled.
+        sought: A regular expression for a violation; the run ends as soon as one matches.
+        long: Some batches, and the times for which consumers are suspended or cut off, last until other members have taken over.
     """
     chance = seeded()
     history = folder / "history.jsonl"
@@ -157,7 +157,7 @@ async def run_streams(
             for name, each in enumerate(streams)
         ]
         troubles.extend(producing)
-        # Before the producer behind the proxy has begun, or in the long run a consumer has partitions, a trouble meets nobody.
+        # A fault has no effect before the producer behind the proxy has begun and, in the long run, each consumer has partitions.
         await eventually(lambda: any(each.key.startswith("0-") for each in list(sent)), "the first events", timeout=60)
         if ownership is not None:
             await eventually(lambda: ownership.is_shared(consumers.ids), "the consumers", timeout=60)
@@ -166,16 +166,16 @@ async def run_streams(
         troubles.append(cutting)
         crash_at, grow_at = until - seconds * 0.5, until - seconds * 0.3
         next_blow, shared_by = time.monotonic() + 3, time.monotonic() + 15
-        # Until it has grown too: on a busy machine recovery and appends can hold that up for longer.
+        # The run also waits for the growth, which recovery and appends can delay on a busy machine.
         while time.monotonic() < until or (grow_at < float("inf") and time.monotonic() < until + 60):
             consumers.revive()
-            # Somebody has to be left to take what one of them had.
+            # One process at least has to be left to take over the partitions of another.
             waits = ownership is not None and (consumers.frozen or consumers.cut_now)
             if waits or (ownership is not None and time.monotonic() < shared_by and not await ownership.is_shared(consumers.ids)):
                 pass
             elif time.monotonic() > next_blow:
                 blow = chance.choice(["kill", "freeze", "cut", "cut", "cut"] if long else ["kill", "freeze", "cut"])
-                # Once for certain.
+                # At least once in each run.
                 if long and consumers.holders and (consumers.frozen_holders == 0 or chance.random() < 0.5):
                     troubles.append(asyncio.create_task(consumers.freeze_holder(chance)))
                 elif blow == "kill":
@@ -186,7 +186,7 @@ async def run_streams(
                 else:
                     troubles.append(asyncio.create_task(consumers.freeze_one(chance, 1.5 if long else 3.5, ownership)))
                 next_blow = time.monotonic() + chance.uniform(0.8, 2)
-                # Not for ever: what is missing may keep somebody from having any.
+                # The wait is limited, since a sabotage may keep a consumer from owning any partition.
                 shared_by = time.monotonic() + 15
             if time.monotonic() > crash_at:
                 os.kill(int((folder / "server/postgres/postmaster.pid").read_text().split()[0]), signal.SIGKILL)
@@ -247,10 +247,10 @@ async def check(
     path: Path,
     away: Sequence[tuple[float, float]],
 ) -> tuple[list[str], int]:
-    """What has happened so far: what is wrong, and how many events were handled."""
+    """The violations so far, and the number of handled events."""
     said, keys = list(sent), {key: list(values) for key, values in appended.items()}
     database = await app.database()
-    # Each of these is read before what has to be there for it.
+    # The order matters: each is read before the data that must exist for it.
     noted = await database.fetch(
         "select partition, next_offset, extract(epoch from at)::float8 as at from public.chaos_commits order by at"
     )
@@ -280,7 +280,7 @@ async def check(
 
 
 async def _return_of(stream: Stream[str], away: float) -> tuple[float, float]:
-    """From when to when the database was away, with the time that members have to say that they live."""
+    """When the database was away, including the time that members have for their next heartbeat."""
     while True:
         with suppress(PenstockError):
             await stream.lag()

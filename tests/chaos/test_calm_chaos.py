@@ -1,4 +1,4 @@
-"""A join, a leave and a death move the fewest slots that balance needs; slots that stay go on (P8): processes under load."""
+"""A join, a leave and a crash move the fewest slots that balance needs; other slots continue (P8): processes under load."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ async def test_joins_leaves_and_deaths_move_the_fewest_slots_and_the_others_go_o
         numbers = dict.fromkeys(KEYS, 0)
 
         async def feed() -> None:
-            """A job for each key, again and again, so that every slot has work."""
+            """Enqueue a job for each key repeatedly, so that every slot has work."""
             while True:
                 batch = []
                 for key in KEYS:
@@ -66,7 +66,7 @@ async def test_joins_leaves_and_deaths_move_the_fewest_slots_and_the_others_go_o
                 await asyncio.sleep(0.3)
 
         async def owners() -> dict[int, str | None]:
-            """Who has which slot, once nothing moves and as many members are there as workers."""
+            """The owner of each slot, once no slot moves and each worker is a member."""
 
             async def rested() -> dict[int, str | None] | None:
                 slots = await pool.slots()
@@ -78,7 +78,7 @@ async def test_joins_leaves_and_deaths_move_the_fewest_slots_and_the_others_go_o
             return found
 
         async def change(what: str, act: object, must_move: object) -> None:
-            """Let something happen and compare what moved with what had to."""
+            """Make a change, and compare the slots that moved with those that had to move."""
             before = await owners()
             await database.fetch("truncate public.chaos_moves")
             began = time.monotonic()
@@ -86,9 +86,9 @@ async def test_joins_leaves_and_deaths_move_the_fewest_slots_and_the_others_go_o
             after = await owners()
             moved = {slot for slot in before if before[slot] != after[slot]}
             noted = {row["slot"] for row in await database.fetch("select distinct slot from public.chaos_moves")}
-            assert noted == moved, f"{what}: slots {noted - moved} were let go and taken again"
+            assert noted == moved, f"{what}: slots {noted - moved} were released and taken again by the same owner"
             must_move(before, moved)  # type: ignore[operator]
-            # What stayed goes on: of each key that stayed a job runs after the change, and none was interrupted.
+            # Slots that stay continue: a job of each of their keys runs after the change, and no job was interrupted.
             staying = [key for key in KEYS if pool.slot_of(key) not in moved]
             rested = time.monotonic()
 

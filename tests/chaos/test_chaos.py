@@ -1,4 +1,4 @@
-"""A queue keeps its promises while workers are killed and stopped and the server crashes."""
+"""A queue keeps its promises while workers are killed and suspended and the server crashes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ async def test_promises_hold_while_workers_and_the_server_are_killed(tmp_path: P
     assert result.violations == [], "\n".join([*result.violations[:20], *map(str, result.history.gone)])
     assert result.codes == [0] * WORKERS
     statuses = {row.status for row in result.final}
-    assert {"succeeded", "failed", "expired", "cancelled"} <= statuses, f"a dull run: {statuses}"
+    assert {"succeeded", "failed", "expired", "cancelled"} <= statuses, f"too few kinds of outcomes: {statuses}"
     assert result.killed >= 3
     assert result.stopped >= 1, "no worker was stopped for long"
     assert result.leases == 0

@@ -1,4 +1,4 @@
-"""The checker of jobs finds what is wrong in histories of the real protocol of which a guarantee was taken out."""
+"""The checker of jobs finds the violations in histories of the real protocol without one of its guarantees."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ async def sabotage(sql: Sql, function: str, good: str, bad: str) -> None:
 
 
 async def history_of_two_workers(sql: Sql) -> list[str]:
-    """Two workers: the first loses its lease and settles late all the same; then both claim what is there."""
+    """Two workers: the first loses its lease and nevertheless settles late; then both claim the ready jobs."""
     clock = itertools.count(1)
     events: list[Event] = []
     await sql.execute("select penstock.create_job_type('plain', '{\"max_attempts\": 3}')")
@@ -46,7 +46,7 @@ async def history_of_two_workers(sql: Sql) -> list[str]:
     id = await sql.fetchval("select penstock.enqueue('plain')")
     events.append(Event("enqueued", str(id), "plain", next(clock)))
     (first,) = await claim("w1")
-    for job in await claim("w2"):  # finds nothing, unless the claim is broken
+    for job in await claim("w2"):  # finds no job, unless the claim is broken
         await settle("w2", job)
     gone_at = float(next(clock))
     await sql.execute("update penstock.leases set expires_at = now() - interval '1 s'")
@@ -64,7 +64,7 @@ async def history_of_two_workers(sql: Sql) -> list[str]:
             id, job["attempt"], job["lease"],
         )  # fmt: skip
     rows = await sql.fetch("select id, name, status, attempt, finished_at from penstock.find_jobs(array[$1::uuid])", id)
-    # The clock of this history counts its events, and what is archived now comes after them.
+    # The clock of this history counts its events; rows that are archived now come after them.
     at = float(next(clock))
     final = [Final(str(r["id"]), r["name"], r["status"], r["attempt"], r["finished_at"] is not None, at) for r in rows]
     return check_jobs(History(events, final, RULES, [gone], planned={str(id): Planned(may_fail_for_good=True)}))

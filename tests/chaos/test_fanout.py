@@ -1,5 +1,5 @@
-"""Publish races subscribe, unsubscribe and expiry, from processes that are killed; then the history is held to the promise:
-each subscriber got exactly the messages that were published while it was subscribed, by the order of commits, each once.
+"""Publish races subscribe, unsubscribe and expiry, from processes that are killed. The history must then keep the promise:
+each subscriber received exactly the messages that were published while it was subscribed, in the order of commits, each once.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from penstock.topics import queries as topics
 Sql: TypeAlias = "asyncpg.Connection[Any]"
 SECONDS = float(os.environ.get("CHAOS_SECONDS", "25")) / 2
 
-# Written by the database itself, in the transactions that begin and end subscriptions.
+# Triggers write these rows, in the transactions that begin and end subscriptions.
 LIVES = """
     create table public.lives (topic text, client text, number bigint, began bigint, ended bigint);
     create function begin_life() returns trigger language plpgsql as $$
@@ -46,7 +46,7 @@ LIVES = """
 
 
 class Crowd:
-    """Publishers and subscribers, some of which are killed now and then."""
+    """Publishers and subscribers, some of which are killed at random."""
 
     def __init__(self, url: str, history: Path, chance: random.Random) -> None:
         self._environment = {**os.environ, "PENSTOCK_DATABASE_URL": url, "CHAOS_HISTORY": str(history)}
@@ -73,7 +73,7 @@ class Crowd:
 
 
 async def race(url: str, sql: Sql, tmp_path: Path, seconds: float) -> tuple[list[dict[str, Any]], int]:
-    """Let them race, and return the history and the number of kills."""
+    """Run them, and return the history and the number of kills."""
     seed = int(os.environ.get("PENSTOCK_TEST_SEED", secrets.randbits(32)))
     print(f"PENSTOCK_TEST_SEED={seed}")
     chance = random.Random(seed)
@@ -101,7 +101,7 @@ async def race(url: str, sql: Sql, tmp_path: Path, seconds: float) -> tuple[list
 
 
 async def violations(events: list[dict[str, Any]], sql: Sql) -> list[str]:
-    """What broke the promise, in words."""
+    """The violations of the promise, as text."""
     found = []
     messages = {str(r["id"]): r for r in await sql.fetch("select id, topic, seq, number from penstock.topic_messages")}
     for event in events:
@@ -116,7 +116,7 @@ async def violations(events: list[dict[str, Any]], sql: Sql) -> list[str]:
         if seqs != list(range(1, last_seq + 1)):
             found.append(f"the sequence numbers of {topic} are not dense")
 
-    # The copies, by the subscription whose number ends their ids; with unique keys, also those that stood in for others.
+    # The copies by subscription, whose number is the end of their ids; with unique keys also those that others coalesced with.
     got: dict[int, Counter[int]] = defaultdict(Counter)
     seq_of = {m["number"]: m["seq"] for m in messages.values()}
     rows = await sql.fetch(
@@ -124,7 +124,7 @@ async def violations(events: list[dict[str, Any]], sql: Sql) -> list[str]:
     )
     for row in rows:
         got[int(str(row["id"])[-12:], 16)][seq_of[row["message"]]] += 1
-    # A copy that waits from an earlier subscription of the same client coalesces too.
+    # A copy that an earlier subscription of the same client left in the queue coalesces too.
     whose = {row["number"]: (row["topic"], row["client"]) for row in await sql.fetch("select * from public.lives")}
     stood_in: dict[Any, set[int]] = defaultdict(set)
     for seq, id in await sql.fetch("select seq, unnest(coalesced) from penstock.topic_messages"):
@@ -155,7 +155,7 @@ async def test_each_subscriber_gets_exactly_what_was_published_in_its_time(url: 
     ended = [life for life in lives if life["ended"] is not None]
     received = Counter(event["job"] for event in events if event["kind"] == "received")
     assert kills >= 5
-    assert len(ended) > 20, "a dull run"
+    assert len(ended) > 20, "too few subscriptions ended"
     settled = await sql.fetch("select id from penstock.archived_jobs where status = 'succeeded'")
     assert {str(row["id"]) for row in settled} <= received.keys()
     app = Penstock(url)

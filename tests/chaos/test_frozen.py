@@ -1,4 +1,4 @@
-"""A worker that everybody takes for dead, and that is alive."""
+"""A worker that counts as dead while its process is alive."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ async def test_what_a_frozen_worker_had_not_begun_is_started_elsewhere_and_only_
             "select not exists (select from pg_stat_activity"
             " where backend_xid is not null and pid <> pg_backend_pid() and datname = current_database())"
         )
-        # What it has claimed: marked as begun, and not.
+        # The jobs that it has claimed: those marked as begun, and the others.
         held = (
             "select count(*) filter (where begun), count(*) filter (where not begun)"
             " from penstock.queued_jobs where status = 'in-progress'"
@@ -109,13 +109,13 @@ async def test_what_a_frozen_worker_had_not_begun_is_started_elsewhere_and_only_
                 receipts += await app.enqueue_many("once", [{"sleep_s": 0.002, "failures": 0}] * 100)
                 frozen.send_signal(signal.SIGSTOP)
                 os.waitid(os.P_PID, frozen.pid, os.WSTOPPED)
-                # A statement that was under way ends by itself.
+                # The server completes a statement that was under way.
                 await eventually(lambda: database.fetchval(idle), "the end of what is under way")
                 begun, unbegun = await database.fetchrow(held)
                 if unbegun:
                     break
                 frozen.send_signal(signal.SIGCONT)
-            assert unbegun, "the worker never stood still with jobs that it had not begun"
+            assert unbegun, "the worker was never frozen with jobs that it had not begun"
             other = start()
 
             async def recovered() -> bool:
@@ -137,7 +137,7 @@ async def test_what_a_frozen_worker_had_not_begun_is_started_elsewhere_and_only_
                 failed += record.status is Status.FAILED
                 if record.status is Status.SUCCEEDED:
                     assert starts[str(receipt.id)] == 1
-            # Only what had begun is lost.
+            # Only jobs that had begun are lost.
             assert failed == begun
         finally:
             for worker in filter(None, (frozen, other)):

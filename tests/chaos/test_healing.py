@@ -1,4 +1,4 @@
-"""The work of a killed worker runs again within 15 s, with the default settings and nobody's help."""
+"""The work of a killed worker runs again within 15 s, with the default settings and without intervention."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ async def test_the_work_of_a_killed_worker_runs_again_within_fifteen_seconds(url
             await eventually(over, "the end of the jobs", timeout=60)
             checked = History(read(history), await finals(app), RULES, [killed], healed_within=15.0)
             healed = healing(checked)
-            assert healed, "the killed worker had nothing in hand"
+            assert healed, "the killed worker was running no job"
             assert check_jobs(checked) == []
             print(f"{len(healed)} jobs, {min(healed.values()):.1f} to {max(healed.values()):.1f} s after the kill")
         finally:

@@ -1,4 +1,4 @@
-"""Servers, dequeuers and PostgreSQL killed under load; the checker decides over what service and client saw."""
+"""Servers, dequeuers and PostgreSQL are killed under load; the checker judges what the service and the client recorded."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class Site:
 
     @property
     def kills(self) -> int:
-        """How many processes were killed."""
+        """The number of processes that were killed."""
         return len(self.gone)
 
     def _start(self, command: list[str]) -> subprocess.Popen[bytes]:
@@ -103,7 +103,7 @@ def attempts_of(name: str) -> int:
 
 
 async def enqueue(client: AsyncClient, chance: random.Random, acknowledged: list[Event]) -> None:
-    """Single jobs and batches, each until it is acknowledged."""
+    """Enqueue single jobs and batches, each until it is acknowledged."""
     name = chance.choices(list(RULES), weights=[5, 2, 1])[0]
     act = chance.choice(["succeed", "succeed", "succeed", "fail", "twice", "stale", "first"])
     data = {"sleep_s": chance.choice([0, 0, 0.02, 0.2]), "act": "succeed" if name == "limited" else act}
@@ -145,7 +145,7 @@ async def test_promises_hold_while_servers_and_dequeuers_are_killed(tmp_path: Pa
         until = time.monotonic() + SECONDS
         next_kill = time.monotonic() + 3
         server_kill_at = time.monotonic() + SECONDS / 2
-        # On a busy machine a server takes its time to start, and as long nothing is enqueued: at least as many kills.
+        # The load ends only after a number of kills: on a busy machine a server starts slowly, and nothing is enqueued meanwhile.
         while time.monotonic() < until or site.kills < 3 or server_kill_at < float("inf"):
             await asyncio.gather(*(enqueue(client, chance, acknowledged) for _ in range(4)))
             if time.monotonic() > next_kill:
@@ -162,7 +162,7 @@ async def test_promises_hold_while_servers_and_dequeuers_are_killed(tmp_path: Pa
             return False
 
         await eventually(drained, "the drain", timeout=200)
-        # A job runs in the service, whoever sent it there; the service knows the attempts that are left.
+        # A job runs in the service, whichever dequeuer sent it; the service knows the attempts that are left.
         final = [replace(row, worker="") for row in await finals(app)]
         seen = site.events()
         plain = [
@@ -173,7 +173,7 @@ async def test_promises_hold_while_servers_and_dequeuers_are_killed(tmp_path: Pa
             for event in seen
             if event["kind"] in ("started", "ended")
         ]
-        # What the service has done counts when its callback was accepted, or came through and only the answer was lost.
+        # A job of the service counts as done when its callback was accepted, also when only the answer was lost.
         names = {row.id: row.name for row in final}
         heard = {(event["id"], event["attempts"]) for event in seen if event["kind"] == "answer" and event["outcome"] == "200"}
         heard = {(id, attempts_of(names[id]) - left + 1) for id, left in heard}
@@ -182,7 +182,7 @@ async def test_promises_hold_while_servers_and_dequeuers_are_killed(tmp_path: Pa
             replace(event, outcome="interrupted") if event.kind == "ended" and (event.id, event.attempt) not in heard else event
             for event in plain
         ]
-        # Nobody but a dequeuer knows whether it has sent what it had marked as begun: when it is killed then, the attempt counts.
+        # Only the dequeuer knows whether it has sent a job that it had marked as begun: if it is killed then, the attempt counts.
         noted = await notes(database, await clock_difference(database))
         marks = [Event("begun", note.id, note.name, note.at, note.number, note.worker) for note in noted if note.what == "begun"]
         history = History(acknowledged + plain + marks, final, RULES, site.gone, places=PLACES)
@@ -192,7 +192,7 @@ async def test_promises_hold_while_servers_and_dequeuers_are_killed(tmp_path: Pa
         for event in plain:
             if event.kind == "started" and event.id in ended and event.at > accepted.get(event.id, float("inf")):
                 violations.append(f"{event.id} was started after its callback was accepted")
-        # A number that the service has seen is never sent again.
+        # An attempt number that the service has received is never sent again.
         given = Counter((event["id"], event["attempts"]) for event in seen if event["kind"] == "started")
         violations += [f"{id} was sent {times} times with attempts {left}" for (id, left), times in given.items() if times > 1]
         assert violations == [], "\n".join(violations[:20])

@@ -1,4 +1,4 @@
-"""Jobs that end or wedge their worker take no innocent job with them, and are quarantined themselves."""
+"""Jobs that crash or wedge their worker are quarantined, and no other job fails because of them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.chaos, pytest.mark.timeout(300)]
 
 
 class Fleet:
-    """Worker processes that are started anew when they die, as a supervisor does."""
+    """Worker processes that are restarted when they die, as a supervisor does."""
 
     def __init__(self, url: str, history: Path) -> None:
         self.history = history
@@ -130,7 +130,7 @@ async def test_a_job_that_ends_its_worker_is_quarantined_and_no_other_is_condemn
                 assert [error["attempt"] for error in record.errors] == [1, 2, 3]
                 assert starts[id] <= 3
             assert starts[id] >= 1
-        # It ended a worker three times at most; beside a second killer one crash counts for both.
+        # It crashed its worker three times at most; a crash while a second killer runs in the same worker counts for both.
         assert fleet.deaths <= 3 * len(killers)
 
 
@@ -158,7 +158,7 @@ async def test_a_suspect_runs_with_nothing_beside_it(url: str, fleet: Fleet) -> 
         ids = [receipt.id for receipt in await app.enqueue_many("plain", payloads)]
         records = await _ended(app, ids)
         assert [record.data["n"] for record in records.values() if record.status is Status.FAILED] == [0]
-        # What runs for the third time runs alone: between its start and its end nothing else is open in its process.
+        # A job that runs for the third time runs alone: no other job of its process runs between its start and its end.
         open_in: dict[int, set[str]] = {}
         alone: dict[int, str] = {}
         for event in sorted(fleet.events(), key=lambda event: event["at"]):
@@ -192,7 +192,7 @@ async def test_a_key_keeps_its_order_and_is_held_while_its_suspect_runs_alone(ur
         last: dict[str, int] = {}
         for event in sorted(fleet.events(), key=lambda event: event["at"]):
             if event["kind"] == "ended":
-                # What had run, and was not written when its worker ended, runs once more from there.
+                # Jobs that had run and were not settled when their worker ended run once more from there.
                 again = event["attempt"] > 1
                 assert again or event["n"] >= last.get(event["key"], -1), f"{event} after {last[event['key']]}"
                 last[event["key"]] = event["n"]
@@ -205,8 +205,8 @@ async def test_a_key_keeps_its_order_and_is_held_while_its_suspect_runs_alone(ur
 async def test_a_job_that_may_start_once_and_never_started_is_not_failed(
     url: str, fleet: Fleet, sql: asyncpg.Connection[Any], does: str
 ) -> None:
-    """A mark that is under way while its process dies counts as a start, since nobody can tell. So of those that failed and never
-    started all were marked, in the last call at that, which has no more jobs than the process has places.
+    """A mark that is under way while its process dies counts as a start, since no process can know. All failed jobs that never
+    started were therefore marked, in the last call of the process, which has no more jobs than the process has places.
     """
     await sql.execute(
         """
@@ -243,7 +243,7 @@ async def test_a_handler_that_wedges_its_worker_is_quarantined_and_no_other_is_c
         payloads = [{"n": n, "does": "block" if n == 0 else None, "sleep_s": 0.02} for n in range(80)]
         ids = [receipt.id for receipt in await app.enqueue_many("wedged", payloads)]
 
-        # A wedged worker stays wedged. Whoever watches the workers ends it some time after others have taken over its jobs.
+        # A wedged worker stays wedged. A supervisor kills it some time after other workers have taken over its jobs.
         async def restart() -> None:
             while True:
                 await asyncio.sleep(0.5)

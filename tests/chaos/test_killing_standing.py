@@ -1,4 +1,4 @@
-"""A standing job or an event that ends its worker does not end worker after worker: it is found and set aside."""
+"""A standing job or an event that crashes its worker does not crash worker after worker: it is found and quarantined."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ async def test_a_standing_job_that_ends_its_workers_is_quarantined_and_the_other
 
             await eventually(others_run, "all the others", 120)
             assert deaths() == ended
-            # Mended, it runs.
+            # With a harmless payload it runs.
             assert await pool.start("killer", {}, replace=True) == "replaced"
             again = "select running_by is not null and crashes = 0 from penstock.standing_jobs where key = 'killer'"
             await eventually(lambda: sql.fetchval(again), "the run of what was mended")
@@ -110,7 +110,7 @@ async def test_an_event_that_ends_its_workers_is_set_aside_and_the_others_are_ha
 
             await eventually(others_done, "the other partitions", 120)
             assert deaths() == ended
-            # Past the event the group goes on, and is not careful for ever.
+            # Behind the event the group continues, and its trials end.
             move = "select penstock.seek_group('events', 'readers', array[$1::integer], array[$2::bigint])"
             await sql.execute(move, killer["partition"], killer["event_offset"] + 1)
             await sql.execute("select penstock.resume_partitions('events', 'readers')")

@@ -1,4 +1,4 @@
-"""Keys keep their order, on one worker at a time, whatever happens to workers, while a long transaction is held open."""
+"""Keys keep their order, on one worker at a time, through faults of workers, while a long transaction stays open."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SECONDS = 40.0
 async def test_keys_keep_their_order_whatever_happens_to_workers(url: str, tmp_path: Path) -> None:
     held = await asyncpg.connect(url)
     try:
-        # From before the first job until after the last one: nothing that is dead can be cleaned away meanwhile.
+        # Open from before the first job until after the last one, so that vacuum can remove no dead row in the meantime.
         await held.execute("begin isolation level repeatable read")
         await held.fetch("select pg_current_xact_id(), pg_current_snapshot()")
         result = await run_pools(url, tmp_path, SECONDS)

@@ -1,6 +1,6 @@
-"""Each guarantee is taken out of the running system once: under the ordinary workload the checkers have to see it, by name.
+"""Each guarantee is removed from the running system once: the checkers must name the broken promise under the ordinary workload.
 
-Chance decides whether a run gives the sabotage an occasion, so each gets several. A run ends as soon as it is found.
+Chance decides whether a run shows a sabotage, so each sabotage gets several runs. A run ends as soon as the checkers find it.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ async def test_a_stream_without_a_guarantee_is_found_out(tmp_path: Path, sabotag
     await seen(sabotage, run)
 
 
-# With everything in its place the same runs find nothing, at no moment of them.
+# With all guarantees in place the same runs have no violation at any moment.
 
 
 @pytest.mark.chaos
@@ -127,6 +127,6 @@ async def test_a_pool_with_all_its_guarantees_is_not_found_out(databases: Tempor
 @pytest.mark.timeout(600)
 async def test_a_stream_with_all_its_guarantees_is_not_found_out(tmp_path: Path) -> None:
     violations = (await run_streams(tmp_path, CONTROLLED_S, sought=ANY, long=True)).violations
-    # Its long batches take longer than it waits for them.
+    # The long batches of this run take longer than the ordinary limit.
     violations = [each for each in violations if not UNFINISHED.search(each)]
     assert violations == [], "\n".join(violations[:50])

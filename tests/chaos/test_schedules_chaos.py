@@ -53,14 +53,14 @@ async def test_each_slot_has_one_run_whatever_is_killed_between_slot_and_run(
             worker.kill()
             worker.wait()
         log.close()
-    # What is still open belongs to the dead. A worker without the schedule takes it to its end.
+    # The runs that are still open belong to dead workers. A worker without the schedule completes them.
     async with Penstock(url) as app:
         [schedule] = await app.list_schedules()
     enqueued = await sql.fetch("select id, (data ->> 'at')::timestamptz as slot from penstock.queued_jobs")
     enqueued += await sql.fetch("select id, (data ->> 'at')::timestamptz as slot from penstock.archived_jobs")
     slots = sorted(row["slot"] for row in enqueued)
     assert len(slots) >= _DEATHS
-    # One run a slot, and no slot without one: from the first to the one before what is due next.
+    # Each slot has one run, from the first slot to the one before the next due slot.
     assert slots == [slots[0] + timedelta(milliseconds=100) * n for n in range(len(slots))]
     assert schedule.next_at == slots[-1] + timedelta(milliseconds=100)
     # A job that ran again after a crash ran for its own slot.
@@ -70,5 +70,5 @@ async def test_each_slot_has_one_run_whatever_is_killed_between_slot_and_run(
     assert all(of[row["id"]] == row["slot"] for row in ran)
     statuses = await sql.fetch("select status::text, reason, count(*) from penstock.archived_jobs group by 1, 2")
     assert [(row["status"], row["reason"]) for row in statuses] == [("succeeded", None)]
-    # Never two at once: the next is enqueued when the one before is archived.
+    # Runs never overlap: a run is enqueued when the previous one is archived.
     assert await sql.fetchval("select count(*) from penstock.queued_jobs") <= 1

@@ -1,4 +1,4 @@
-"""Handlers that block the event loop of their worker: for a while, which costs nothing but time, and for good."""
+"""Handlers that block the event loop of their worker: for a while, which only delays other jobs, and for ever."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ ENVIRONMENT = {
     "PENSTOCK_DEAD_AFTER": "1.5",
     "PENSTOCK_MAINTENANCE_INTERVAL": "0.2",
 }
-# Longer than a worker may be silent; and longer than its keys wait for it.
+# Longer than the silence after which a worker counts as dead; and longer than the visibility timeout of its jobs.
 SLOW_S, WEDGED_S = 4.0, 14.0
-LOOKS_S = 0.5  # how often the heartbeat looks at the loop, and then some
+LOOKS_S = 0.5  # a little more than the interval at which the heartbeat checks the loop
 
 
 @dataclass(frozen=True)
 class Result:
-    """What came of a run."""
+    """The result of a run."""
 
     violations: list[str]
     runs: list[Run]
@@ -39,7 +39,7 @@ class Result:
 
     @property
     def moved_early(self) -> list[Run]:
-        """Runs of the wedged worker's keys elsewhere while it lived and beat."""
+        """Runs of the wedged worker's keys on other workers while it was alive and sent heartbeats."""
         mine = {key_of(run) for run in self.runs if run.worker == self.wedged.worker and run.begin <= self.wedged.begin}
         until = self.wedged.begin + VISIBLE.total_seconds() - LOOKS_S
         return [
@@ -53,7 +53,7 @@ def key_of(run: Run) -> str:
 
 
 async def run_wedged(url: str, folder: Path, sabotage: str = "") -> Result:
-    """Enqueue jobs of many keys, of which one is slow and one wedges its worker, and check what came of it."""
+    """Enqueue jobs of many keys, of which one is slow and one wedges its worker, and check the history."""
     history = folder / "history.jsonl"
     history.touch()
     environment = {"PENSTOCK_DATABASE_URL": url, "CHAOS_HISTORY": str(history), "CHAOS_SABOTAGE": sabotage}
@@ -103,7 +103,7 @@ async def run_wedged(url: str, folder: Path, sabotage: str = "") -> Result:
         events = read(history)
         runs = runs_of(events)
         (wedged,) = [run for run in runs if run.name == "k1/3" and run.attempt == 1]
-        # From then on others may have what it had, and what it does when it is back does not count.
+        # From then on other workers may have its jobs, and what it does after its return does not count.
         gone = Gone(wedged.worker, wedged.begin + VISIBLE.total_seconds() - LOOKS_S, back.at)
         violations = check_keys(events, placed, ended, [gone], within_s=15.0)
         violations += [f"P2: {name} is archived as {how.status}" for name, how in ended.items() if how.status != "succeeded"]
@@ -125,7 +125,7 @@ async def test_a_wedged_worker_keeps_its_keys_until_the_visibility_timeout_ends_
     slow = [run for run in result.runs if run.name == "k0/3"]
     assert len(slow) == 1 or slow[0].worker == result.wedged.worker, "a loop that was blocked for a while lost its job"
     after = [run for run in result.runs if key_of(run) == "k1" and run.worker != result.wedged.worker]
-    assert after, "nobody took over"
+    assert after, "no worker took over"
     assert result.codes == [0] * WORKERS
 
 

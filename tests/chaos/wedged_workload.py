@@ -19,7 +19,7 @@ pool = app.pool("keyed", slots=16, max_attempts=8, backoff=QUICK, visibility_tim
 
 @pool.job
 async def run(job: Job[dict[str, Any]]) -> None:
-    """Sleep, or block everything the first time. The name of the event is the key and the place in it."""
+    """Sleep, or block the loop on the first attempt. The name of the event is the key and the place in the key."""
     name = f"{job.key}/{job.data['n']}"
     record("started", job.id, name, job.attempt, value=job.data)
     try:

@@ -30,7 +30,7 @@ def record(kind: str, id: Any, name: str, attempt: int = 0, outcome: str = "", v
 
 
 def watch() -> None:
-    """Record when this process was not scheduled: on a busy machine that happens, and is as if it had been stopped."""
+    """Record when this process was not scheduled, which happens on a busy machine and has the effect of a suspension."""
     last = time.monotonic()
     while True:
         time.sleep(0.05)
@@ -41,17 +41,17 @@ def watch() -> None:
 
 
 async def run(job: Job[dict[str, Any]]) -> None:
-    """Run for as long as the payload says, extending the lease if it says so, then fail or not."""
+    """Run for as long as the payload says, extending the lease if it says so, then succeed or fail."""
     record("started", job.id, job.name, job.attempt, value=job.data)
     try:
-        # In steps: what is left is left too for one that was stopped meanwhile.
+        # In steps, so that a process that was suspended still has the rest of the time to run.
         for step in range(int(job.data["sleep_s"] / 0.1)):
             await asyncio.sleep(0.1)
             if job.data.get("extends") and step % 3 == 2:
-                # Somebody else has the job when this is refused: then it stops, as it is told.
+                # A refusal means that another worker has the job; the handler then stops, as the error asks for.
                 await job.extend()
         await asyncio.sleep(job.data["sleep_s"] % 0.1)
-        # What must not be done in a coroutine, and is: everything else on this loop stands still meanwhile.
+        # A blocking call in a coroutine, which handlers must not make: it suspends all other work of this loop.
         time.sleep(job.data.get("blocks_s", 0))
         if job.attempt <= job.data["failures"]:
             raise ValueError("as planned")
@@ -72,7 +72,7 @@ def declare() -> None:
 
 
 declare()
-if "CHAOS_HISTORY" in os.environ:  # it is a worker of a run; tests import this too
+if "CHAOS_HISTORY" in os.environ:  # this process is a worker of a run; tests import this module too
     threading.Thread(target=watch, name="watch", daemon=True).start()
 if os.environ.get("CHAOS_SABOTAGE"):
     import broken_worker

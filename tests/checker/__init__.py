@@ -1,1 +1,1 @@
-"""Checkers of recorded histories: they hold what was promised against what was seen, and know nothing of how Penstock works."""
+"""Checkers of recorded histories: they compare observations with the promises, and know nothing of how Penstock works."""

@@ -1,4 +1,4 @@
-"""What chaos tests record, and the runs that a history consists of.
+"""The events that chaos tests record, and the runs of a history.
 
 Handlers and tests record events, each with a time of one monotonic clock (all processes are on one machine).
 """
@@ -21,7 +21,7 @@ SLACK_S = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """What happened to a job. The outcome of one that ended is succeeded, failed, or interrupted: its worker ended it.
+    """An event of a job. The outcome of an ended run is succeeded, failed, or interrupted (its worker stopped it).
 
     `kind` is enqueued (acknowledged), cancelling (asked for), cancelled (acknowledged), begun (its mark was written, see
     `begin_jobs`), started or ended; `attempt` is the number of the attempt, `value` the payload as text.
@@ -39,7 +39,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Gone:
-    """A worker process that did nothing from `at` on: killed, or stopped until `back`."""
+    """A worker process that did nothing from `at` on: it was killed, or suspended until `back`."""
 
     worker: str
     at: float
@@ -48,7 +48,7 @@ class Gone:
 
 @dataclass(slots=True)
 class Run:
-    """One attempt as it was seen; it lasts until the end of the history when nobody saw its end."""
+    """One observed attempt; without an observed end it lasts until the end of the history."""
 
     id: str
     name: str
@@ -63,16 +63,16 @@ class Run:
 
     @property
     def until(self) -> float:
-        """When it ended, for those who take over: with its worker, when that was gone."""
+        """When the run ended for other workers: when its worker was gone, if it was."""
         return self.end if self.lost_at is None else self.lost_at
 
 
 @dataclass(slots=True)
 class Absences:
-    """When which workers were gone, and when the database was away, which is as if all of them were.
+    """When workers were gone, and when the database was away, which has the same effect on all workers.
 
-    A span of `away` ends when workers have had the time to find the database again. A worker that is back meanwhile learns only
-    then what it lost.
+    A span of `away` ends when workers have had the time to find the database again. Only then does a worker that has returned
+    learn what it lost.
     """
 
     gone: Sequence[Gone]
@@ -91,9 +91,9 @@ class Absences:
                 self._deaths[each.worker] = each.at
 
     def during(self, worker: str, begin: float, end: float) -> float | None:
-        """When the worker was gone between the two times, if it was, and had little time to do anything when it was back."""
+        """When the worker was gone between the two times, if it was, and had little time to work after its return."""
         for at, back, until in self._by_worker.get(worker, ()):
-            # One that was killed after it was back did nothing from then on either.
+            # A process that was killed after its return did nothing from then on either.
             ended = end if back == float("inf") else min(end, self._deaths.get(worker, end))
             if begin <= at < ended <= until:
                 return at
@@ -103,11 +103,11 @@ class Absences:
         return None
 
     def between(self, worker: str, begin: float, end: float) -> bool:
-        """Whether the worker was gone for some of this time."""
+        """Whether the worker was gone during a part of this time."""
         return any(at < end and until > begin for at, _, until in self._spans(worker))
 
     def thawing(self, worker: str, at: float) -> bool:
-        """Whether the worker was back only just then."""
+        """Whether the worker had returned shortly before."""
         return any(back <= at <= until for _, back, until in self._spans(worker))
 
     def _spans(self, worker: str) -> list[tuple[float, float, float]]:
@@ -150,7 +150,7 @@ def by_id(runs: Iterable[Run]) -> dict[str, list[Run]]:
 
 
 def lose(runs: Iterable[Run], absences: Absences, counted: dict[str, int]) -> None:
-    """Note which runs ended with their worker.
+    """Mark the runs that ended with their worker.
 
     Args:
         runs: The runs.

@@ -1,4 +1,4 @@
-"""The checker of jobs: what became of each follows from what was asked for and from what its workers did (P1 to P5, P9, P10)."""
+"""The checker of jobs: the end of each job follows from its options and from what its workers did (P1 to P5, P9, P10)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from checker.history import SLACK_S, THAW_S, Absences, Event, Gone, Run, by_id, 
 from checker.noted import Noted
 
 EMPTYING_S = 5.0
-"""For so long a worker that is to run a job alone waits until it has nothing else in hand (see `penstock.worker.isolation`)."""
+"""Seconds for which a worker that is to run a job alone waits for its other jobs to end (see `penstock.worker.isolation`)."""
 
 BEGUN_S = 5.0
 """So long after the mark that it is begun a job of an at_most_once type has started, if nothing happens to its worker."""
@@ -20,7 +20,7 @@ BEGUN_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Final:
-    """A job as a table has it at the end; `at` is when it finished, on the clock of the events.
+    """The row of a job at the end of the run; `at` is when the job finished, on the clock of the events.
 
     `attempt` is the number of the attempt that was the last; `worker` the process that settled it ("": not known).
     """
@@ -38,7 +38,7 @@ class Final:
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What holds for a job type."""
+    """The options of a job type that the checker needs."""
 
     at_most_once: bool = False
     concurrency: int | None = None
@@ -47,7 +47,7 @@ class Rules:
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """What the workload asked of a job: when it expires, if it does, and whether a failure of it is final."""
+    """The options of a job: when it expires, if it does, and whether its failure is final."""
 
     expires_at: float = float("inf")
     may_fail_for_good: bool = False
@@ -55,23 +55,23 @@ class Planned:
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """A recorded history and what is known of its circumstances.
+    """A recorded history, with the faults that happened during it.
 
     Args:
-        events: What was recorded.
+        events: The recorded events.
         final: All rows of queued_jobs and archived_jobs after the queue was drained.
-        rules: What holds for each type.
-        gone: When worker processes were killed or stopped.
+        rules: The options of each type.
+        gone: When worker processes were killed or suspended.
         cut: When worker processes could not reach the database, for whatever reason: their results may have been lost.
         blocked: When the event loops of workers were blocked.
         away: When the database was away, until workers have had the time to find it again.
-        planned: What was asked of a job, by id; one that is not here was asked for nothing in particular.
-        healed_within: Seconds in which what a worker that is gone ran has to run again, or to be over. Types with a concurrency
-            are left out: their jobs also wait for each other.
-        safe_silence_s: A worker that was stopped for less keeps what it has.
-        thaw_s: For how long a worker that is back may go on with what it lost.
-        noted: What the database did, when that was noted; who runs jobs for others, and not what runs them, is `worker` there.
-        places: Most jobs that a worker marks as begun before they have started.
+        planned: The options of jobs, by id; a job that is not here has none.
+        healed_within: Seconds within which the jobs of a worker that is gone must run again or be finished. Types with a
+            concurrency limit are left out: their jobs also wait for each other.
+        safe_silence_s: A worker that was suspended for less than this keeps its jobs.
+        thaw_s: Seconds for which a worker that has returned may continue with jobs that it lost.
+        noted: What the database did, if that was noted. Its `worker` is the dequeuer that sends a job, not the service.
+        places: The largest number of jobs that a worker marks as begun before they have started.
     """
 
     events: Sequence[Event]
@@ -90,7 +90,7 @@ class History:
 
 
 def check_jobs(history: History) -> list[str]:
-    """The violations of the promises, in words; none is what everybody hopes for."""
+    """The violations of the promises, as text."""
     deadly = _deadly(history)
     absences = Absences(deadly, history.thaw_s, history.away)
     excused = Absences([*deadly, *history.cut], history.thaw_s, history.away)
@@ -101,7 +101,7 @@ def check_jobs(history: History) -> list[str]:
     for event in history.events:
         events[event.id].append(event)
 
-    # Whose loop is blocked does not start what it has begun.
+    # A worker whose event loop is blocked does not start the jobs that it has marked as begun.
     unstarted = Absences([*deadly, *history.cut, *history.blocked], history.thaw_s, history.away)
 
     violations = list(_presence(history, of_job))
@@ -138,7 +138,7 @@ def _deadly(history: History) -> list[Gone]:
 
 
 def _runs(history: History) -> list[Run]:
-    """All runs, with when they were lost."""
+    """All runs, with the times at which they were lost."""
     runs = runs_of(history.events)
     counted = {row.id: row.attempt for row in history.final if row.status == "succeeded"}
     lose(runs, Absences(_deadly(history), history.thaw_s, history.away), counted)
@@ -171,7 +171,7 @@ def _presence(history: History, of_job: Mapping[str, Sequence[Run]]) -> Iterable
 
 def _overlaps(row: Final, runs: Sequence[Run], excused: Absences) -> Iterable[str]:
     """One job runs on one worker at a time, each attempt once, and not again after it succeeded."""
-    # One that was interrupted was handed back, which uses up no attempt.
+    # An interrupted job was released, which uses no attempt.
     numbers = [run.attempt for run in runs if run.outcome != "interrupted"]
     if len(numbers) != len(set(numbers)):
         yield f"P4: {row.name} {row.id} was started twice with the same attempt number: {numbers}"
@@ -198,7 +198,7 @@ def _after_the_end(row: Final, runs: Sequence[Run], absences: Absences, rules: R
 def _ending(
     row: Final, runs: Sequence[Run], rules: Rules, planned: Planned, events: Sequence[Event], excused: Absences
 ) -> Iterable[str]:
-    """Whether the status follows from what was asked for and what happened."""
+    """Whether the status follows from the options and the events."""
     what = f"{row.name} {row.id}"
     asked = [event.at for event in events if event.kind == "cancelling"]
     if row.status == "succeeded":
@@ -209,7 +209,7 @@ def _ending(
         if row.at < planned.expires_at - SLACK_S:
             yield f"P2: {what} was archived as expired before its time, or without one"
     elif row.status == "cancelled" and not any(at <= row.at + SLACK_S for at in asked):
-        yield f"P2: {what} was archived as cancelled, and nobody had asked for it"
+        yield f"P2: {what} was archived as cancelled without a request"
     if row.status != "cancelled" and any(event.kind == "cancelled" for event in events):
         yield f"P2: {what} was said to be cancelled and is archived as {row.status}"
     if row.status != "failed" and row.status != "cancelled":
@@ -219,7 +219,7 @@ def _ending(
 
 
 def _failures(row: Final, runs: Sequence[Run], excused: Absences) -> int:
-    """How many runs failed and could say so: what is lost with its worker, the result included, uses up no attempt."""
+    """The number of runs that failed and could report it: a job that is lost with its worker, or its result, uses no attempt."""
     until = [*(run.begin for run in runs[1:]), row.at]
     return sum(
         run.outcome == "failed" and run.lost_at is None and not excused.between(run.worker, run.end, end)
@@ -245,7 +245,7 @@ def _success(row: Final, runs: Sequence[Run]) -> Iterable[str]:
 
 
 def _never_started(row: Final, rules: Rules, events: Sequence[Event], excused: Absences) -> Iterable[str]:
-    """Nobody can tell whether one that was begun has started when its worker is gone before the first line of the handler."""
+    """A job that failed without a start, unless its worker may have been lost between mark and handler."""
     begun = [event for event in events if event.kind == "begun"]
     if not rules.at_most_once or not begun or not _lost_after(begun[-1], row.worker, excused):
         yield f"P2: {row.name} {row.id} was archived as failed though it was never started"
@@ -257,7 +257,7 @@ def _lost_after(begun: Event, worker: str, excused: Absences) -> bool:
 
 
 def _unstarted(history: History, of_job: Mapping[str, Sequence[Run]], events: Mapping[str, Sequence[Event]]) -> Iterable[str]:
-    """A worker that is lost takes no more with it unstarted than it has places."""
+    """No more jobs are lost with a worker before their start than it has places."""
     marked = Counter(
         [event.worker for event in events[row.id] if event.kind == "begun"][-1]
         for row in history.final
@@ -284,7 +284,7 @@ def _failure(
         yield f"P4: {what} was archived as failed while it ran on {last.worker}"
     final = rules.at_most_once or planned.may_fail_for_good
     quarantined = row.reason == "quarantined" and any(run.lost_at is not None for run in runs)
-    # One that was sent elsewhere under its number, or was about to be, and then lost, has used up an attempt.
+    # A job that was sent to a service under its number, or was about to be sent, and then lost, has used an attempt.
     seen = {run.attempt for run in runs}
     lost = {event.attempt for event in events if event.kind == "begun" and _lost_after(event, row.worker, excused)} - seen
     if len(runs) + len(lost) < rules.max_attempts and not final and not quarantined:
@@ -292,13 +292,13 @@ def _failure(
 
 
 def healing(history: History) -> dict[str, float]:
-    """For each job that ran on a worker when that was killed: seconds until it ran again or was over.
+    """For each job that ran on a worker when the worker was killed: seconds until the job ran again or was finished.
 
-    When it is noted what the database did, until the job was back in its line: how long it waits there depends on what is in
-    front of it, which `checker.noted.check_lines` looks at.
+    With notes of what the database did, the time ends when the job was queued again: how long it waits there depends on the jobs
+    in front of it, which `checker.noted.check_lines` checks.
 
-    One that was lost twice is a suspect: it runs alone, and suspects take turns. What counts for it is the time in which no other
-    suspect ran, less `EMPTYING_S` for each that did: for so long a worker waits until it is empty, or leaves it to another.
+    A job that was lost twice is a suspect: it runs alone, and suspects take turns. Its time is that in which no other suspect
+    ran, less `EMPTYING_S` for each suspect that did, in which a worker waits until it is empty or leaves it to another.
     """
     killed = {gone.worker: gone.at for gone in history.gone if gone.back == float("inf")}
     if history.noted:
@@ -326,7 +326,7 @@ def healing(history: History) -> dict[str, float]:
 
 
 def _losses(before: Sequence[Run], number: int) -> int:
-    """How often a job was lost with its worker before its attempt of this number, also when it had not been started."""
+    """How often a job was lost with its worker before the attempt of this number, started or not."""
     return number - 1 - sum(run.outcome == "failed" and run.lost_at is None for run in before)
 
 
@@ -335,7 +335,7 @@ def _end(run: Run, killed: Mapping[str, float]) -> float:
 
 
 def _covered(spans: Iterable[tuple[float, float]]) -> float:
-    """How long the spans are together; where they overlap counts once."""
+    """The total length of the spans; overlaps count once."""
     covered, reached = 0.0, float("-inf")
     for begin, end in sorted(spans):
         covered += max(0.0, end - max(begin, reached))
@@ -344,8 +344,8 @@ def _covered(spans: Iterable[tuple[float, float]]) -> float:
 
 
 def _over_limit(runs: Iterable[Run], rules: Mapping[str, Rules]) -> Iterable[str]:
-    """Where more jobs of a type ran at once than its concurrency admits. The run of a worker that was gone ended with it; every
-    other one whose end nobody saw lasts until the end."""
+    """Moments at which more jobs of a type ran than its concurrency admits. The run of a worker that was gone ended with it; any
+    other run without an observed end lasts until the end."""
     changes: dict[str, list[tuple[float, int]]] = defaultdict(list)
     for run in runs:
         if run.name in rules and rules[run.name].concurrency is not None:

@@ -13,7 +13,7 @@ from checker.noted import ALONE_S, overlap
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """Where a job of a key was enqueued: its place in its transaction, when that began, and when its commit was known."""
+    """The enqueue of a job of a key: its place in its transaction, when that began, and when its commit was acknowledged."""
 
     transaction: int
     place: int
@@ -21,7 +21,7 @@ class Placed:
     committed: float
 
     def before(self, other: Placed) -> bool:
-        """Whether this one has to start first. Of transactions that overlap either may come first."""
+        """Whether this job has to start first. Jobs of overlapping transactions may start in either order."""
         if self.transaction == other.transaction:
             return self.place < other.place
         return self.committed < other.begun
@@ -29,7 +29,7 @@ class Placed:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How a job of a key was archived."""
+    """The archived state of a job of a key."""
 
     status: str
     attempt: int
@@ -47,18 +47,18 @@ def check_keys(
     safe_silence_s: float = 0.0,
     thaw_s: float = THAW_S,
 ) -> list[str]:
-    """The violations, in words.
+    """The violations, as text.
 
     Args:
-        events: The recorded history; the name of an event is "key/n", for which id stands in the other arguments too.
-        placed: Where each job was enqueued, by name.
-        ended: How each job was archived, by name.
-        gone: When worker processes were killed or stopped.
-        within_s: By when the work of a worker that is gone runs again. A job that was lost twice is a suspect, which runs alone:
-            within `ALONE_S`, less twice the time in which other suspects ran, since an owner works as usual for as long.
+        events: The recorded history; the name of an event is "key/n", which the other arguments call id.
+        placed: The enqueue of each job, by name.
+        ended: The archived state of each job, by name.
+        gone: When worker processes were killed or suspended.
+        within_s: Seconds within which the work of a worker that is gone must run again. A job that was lost twice is a suspect, which
+            runs alone within `ALONE_S`, less twice the time in which other suspects ran, since an owner works normally for as long.
         cut: When worker processes could not reach the database: what they did may not have been settled.
-        safe_silence_s: A worker that was stopped for less keeps its keys.
-        thaw_s: For how long a worker that is back may go on with a key that it lost.
+        safe_silence_s: A worker that was suspended for less than this keeps its keys.
+        thaw_s: Seconds for which a worker that has returned may continue with a key that it lost.
     """
     runs = runs_of(events)
     deadly = [each for each in gone if each.back - each.at >= safe_silence_s]
@@ -108,7 +108,7 @@ def _one_at_a_time(key: str, runs: Sequence[Run], absences: Absences, excused: A
                 f"P6: {after.name} began on {after.worker} at {after.begin:.3f} while {latest.name} ran on {latest.worker}"
                 f" until {latest.until:.3f}"
             )
-        # Of two that overlap the one that lasts longer is what the next must not meet.
+        # Of two overlapping runs the next run must not overlap the one that lasts longer.
         latest = max(latest, after, key=lambda run: run.until)
     for id, own in by_id(runs).items():
         for before, again in itertools.pairwise(own):
@@ -120,12 +120,12 @@ def _one_at_a_time(key: str, runs: Sequence[Run], absences: Absences, excused: A
 
 
 def _order(runs: Sequence[Run], placed: Mapping[str, Placed], ended: Mapping[str, Ended]) -> list[str]:
-    """What was enqueued earlier is done before what was enqueued later begins."""
+    """A job that was enqueued earlier ends before a job that was enqueued later begins."""
     begun: dict[str, float] = {}
     done: dict[str, float] = {}
     for run in runs:
         begun.setdefault(run.name, run.begin)
-        # What the result of a lost run says was refused, whenever it came.
+        # The result of a lost run was refused, whenever it came.
         if run.outcome == "succeeded" and run.lost_at is None:
             done.setdefault(run.name, run.end)
         elif ended.get(run.name, Ended("", 0, 0.0)).status in ("failed", "cancelled"):
@@ -148,15 +148,15 @@ def _order(runs: Sequence[Run], placed: Mapping[str, Placed], ended: Mapping[str
 def check_standing(
     events: Sequence[Event], gone: Sequence[Gone], wanted: set[str], until: float, *, within_s: float, thaw_s: float = THAW_S
 ) -> list[str]:
-    """Where two runs of a standing job overlapped, where one was missing for too long, and where an old run's state came back.
+    """Overlapping runs of a standing job, gaps between runs that are too long, and states of older runs that returned.
 
     Args:
-        events: The recorded history: began and stopped, with an id for each run; attempt: which run by the state it was given.
-        gone: When worker processes were killed or stopped.
-        wanted: The keys that were wanted from begin to end.
-        until: When they were wanted no longer.
-        within_s: For how long a key may have no run.
-        thaw_s: For how long a worker that is back may go on with a key that it lost.
+        events: The recorded history: began and stopped, with an id for each run; attempt: the number of the run in its state.
+        gone: When worker processes were killed or suspended.
+        wanted: The keys whose standing jobs were wanted during the whole run.
+        until: The time at which they were stopped.
+        within_s: Seconds for which a key may have no run.
+        thaw_s: Seconds for which a worker that has returned may continue with a key that it lost.
     """
     runs: dict[str, dict[str, Run]] = defaultdict(dict)
     for event in events:
@@ -169,7 +169,7 @@ def check_standing(
     for key, own in runs.items():
         each = sorted(own.values(), key=lambda run: run.begin)
         for run in each:
-            # One that goes on after it was stopped is still the right one; one that ends right away was fenced meanwhile.
+            # A run that continues after a suspension may still own the key; a run that ends at once was fenced meanwhile.
             run.lost_at = absences.during(run.worker, run.begin, run.end)
         for before, after in itertools.pairwise(each):
             if after.begin < before.until:
@@ -177,7 +177,7 @@ def check_standing(
                     f"P6: {key} began on {after.worker} at {after.begin:.3f}, ran on {before.worker} until {before.until:.3f}"
                 )
             elif after.attempt < before.attempt:
-                # Every run hands on what it got plus one, or, when it could not, what it got.
+                # Every run passes on the number that it received plus one, or, when it could not, the number that it received.
                 violations.append(f"P4: {key} got the state of run {after.attempt} on {after.worker} after run {before.attempt}")
             elif after.begin - before.until > within_s:
                 violations.append(f"P9: {key} did not run for {after.begin - before.until:.1f} s")

@@ -1,7 +1,7 @@
-"""What the database did, noted by triggers in the transactions that did it: what belongs to whom is the database's to say.
+"""The changes that the database made, noted by triggers in the same transactions: the database decides who owns a job.
 
-A worker that is taken for dead while its process runs (its heartbeats did not get through) has lost its jobs by then, whatever
-processes say. So the checkers judge who may run what by these notes, and apart from that whether the database was right.
+A worker that counts as dead while its process runs (its heartbeats did not arrive) has lost its jobs, whatever the process
+records. The checkers therefore judge by these notes who may run a job, and separately whether the database was right.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from typing import Any
 from checker.history import SLACK_S, Gone, Run
 
 TOLD_S = 5.0
-"""So long after it has registered again, having learned that it was taken for dead, a worker may take to end what it ran."""
+"""Seconds within which a worker that was declared dead, and has registered again, must end the jobs that it ran."""
 
 PASSED_OVER_S = 15.0
-"""For so long others of its line may be claimed before a job that is back in it: workers look at the whole line now and then."""
+"""Seconds for which later jobs may pass a job that is queued again: workers make a full scan only at intervals."""
 
 AT_ONCE_S = 5.0
 """What is claimed within such a time, in one batch or by workers that claim beside each other, has no order."""
@@ -101,7 +101,7 @@ when (new.owner is not null and new.owner is distinct from old.owner) execute fu
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """A slot of a membership group came to an owner; `owner_before` is the one that had not released it, if any."""
+    """A slot of a membership group got an owner; `owner_before` is the previous owner if it had not released the slot."""
 
     group: str
     slot: int
@@ -112,7 +112,7 @@ class Taken:
 
 
 async def takes(database: Any) -> list[Taken]:
-    """All of them, in their order."""
+    """All takes, in their order."""
     found = await database.fetch(
         "select group_name, slot, owner, epoch, owner_before, epoch_before from public.chaos_takes order by n"
     )
@@ -120,7 +120,7 @@ async def takes(database: Any) -> list[Taken]:
 
 
 def check_takes(taken: Iterable[Taken]) -> Iterable[str]:
-    """A slot has one owner at a time, until that releases it or is evicted; each owner has an epoch of its own."""
+    """A slot has one owner at a time, until the owner releases it or is evicted; each ownership has an epoch of its own."""
     for each in taken:
         if each.owner_before is not None:
             yield f"P4: slot {each.slot} of {each.group} was taken by {each.owner} while {each.owner_before} had it"
@@ -130,10 +130,10 @@ def check_takes(taken: Iterable[Taken]) -> Iterable[str]:
 
 @dataclass(frozen=True, slots=True)
 class Noted:
-    """What happened to a job or a worker, on the clock of the events.
+    """A change of a job or a worker, on the clock of the events.
 
-    `what` is claimed, begun, back (in its line), over (archived), registered, dead or left. `number` is that of the attempt it
-    happened to, `worker` the process that had the job or whose row it was.
+    `what` is claimed, begun, back (queued again), over (archived), registered, dead or left. `number` is the number of the
+    attempt, `worker` the process that had the job, or whose row changed.
     """
 
     what: str
@@ -169,7 +169,7 @@ async def notes(database: Any, difference: float) -> list[Noted]:
 
 
 def take_away(runs: Iterable[Run], noted: Sequence[Noted]) -> None:
-    """Note which runs ended for all others since the database took their jobs from a worker that it held for dead."""
+    """Mark the runs that ended for other workers because the database ended the leases of a dead worker."""
     deaths: dict[str, list[float]] = defaultdict(list)
     for note in noted:
         if note.what == "dead":
@@ -187,25 +187,25 @@ def take_away(runs: Iterable[Run], noted: Sequence[Noted]) -> None:
 
 
 def check_deaths(noted: Iterable[Noted], absences: Sequence[Gone]) -> Iterable[str]:
-    """Nobody is taken for dead before its time, nor while it lives and nothing keeps it from saying so.
+    """No worker counts as dead too early, or while it is alive and can send heartbeats.
 
     Args:
         noted: What the database did.
-        absences: When processes were gone, stopped or not scheduled, or could not reach the database (worker "": all of them).
+        absences: When processes were gone, suspended or not scheduled, or could not reach the database (worker "": all of them).
     """
     for note in noted:
         if note.what != "dead":
             continue
         if note.silent_s < note.dead_after_s:
-            yield f"P4: {note.worker} was taken for dead {note.silent_s:.3f} s after its last heartbeat, at {note.at:.3f}"
+            yield f"P4: {note.worker} was declared dead {note.silent_s:.3f} s after its last heartbeat, at {note.at:.3f}"
         elif not any(
             gone.worker in ("", note.worker) and gone.at < note.at and gone.back > note.at - note.silent_s for gone in absences
         ):
-            yield f"P4: {note.worker} was taken for dead at {note.at:.3f} while it ran and could reach the database"
+            yield f"P4: {note.worker} was declared dead at {note.at:.3f} while it ran and could reach the database"
 
 
 def check_told(runs: Iterable[Run], noted: Iterable[Noted], absences: Sequence[Gone]) -> Iterable[str]:
-    """Who has learned that it lost its jobs stops them."""
+    """A worker that has learned that it lost its jobs stops them."""
     registered: dict[str, list[float]] = defaultdict(list)
     for note in noted:
         if note.what == "registered":
@@ -228,7 +228,7 @@ def check_told(runs: Iterable[Run], noted: Iterable[Noted], absences: Sequence[G
 def healing(
     killed: Mapping[str, float], runs: Iterable[Run], noted: Iterable[Noted], away: Sequence[tuple[float, float]]
 ) -> dict[str, float]:
-    """For each job that ran on a worker when that was killed: seconds until it was back in its line, or over."""
+    """For each job that ran on a worker when the worker was killed: seconds until the job was queued again or archived."""
     back: dict[tuple[str, int], float] = {}
     for note in noted:
         if note.what in ("back", "over"):
@@ -243,7 +243,7 @@ def healing(
 
 
 def overlap(spans: Iterable[tuple[float, float]], begin: float, end: float) -> float:
-    """How much of the time from begin to end the spans cover."""
+    """The part of the time from begin to end that the spans cover."""
     covered, reached = 0.0, begin
     for at, back in sorted(spans):
         covered += max(0.0, min(back, end) - max(at, reached))
@@ -252,7 +252,7 @@ def overlap(spans: Iterable[tuple[float, float]], begin: float, end: float) -> f
 
 
 def check_lines(noted: Sequence[Noted], away: Sequence[tuple[float, float]]) -> Iterable[str]:
-    """What is back in its line has its turn there: those behind it do not go before it for long. What is to run alone does."""
+    """A job that is queued again keeps its place: later jobs do not pass it for long. A job that has to run alone runs alone."""
     claims: dict[tuple[str, int], list[Noted]] = defaultdict(list)
     for note in noted:
         if note.what == "claimed":
@@ -280,7 +280,7 @@ def check_lines(noted: Sequence[Noted], away: Sequence[tuple[float, float]]) -> 
 
 
 def _alone(noted: Iterable[Noted]) -> list[tuple[str, tuple[float, float]]]:
-    """Which jobs ran alone, and when."""
+    """The jobs that ran alone, and when."""
     begun: dict[str, float] = {}
     found = []
     for note in noted:

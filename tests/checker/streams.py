@@ -1,7 +1,7 @@
-"""The checker of streams: the log, what groups did with it, and who owned a partition when (P1, P4, P7).
+"""The checker of streams: the log, what groups did with it, and the owners of partitions (P1, P4, P7).
 
-Producers record what was acknowledged, handlers what they did, the database (through a trigger) what was committed; the log is
-read at the end.
+Producers record acknowledged appends, handlers the events that they handled, and the database (by a trigger) the commits. The log
+is read at the end.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from checker.history import SLACK_S, THAW_S, Absences, Gone
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """An acknowledged append: where it is said to be."""
+    """An acknowledged append, with the position in its answer."""
 
     partition: int
     offset: int
@@ -28,7 +28,7 @@ class Sent:
 
 @dataclass(frozen=True, slots=True)
 class Handled:
-    """A handler was done with an event of a batch that it began at `begun`."""
+    """A handler has handled an event of a batch that it began at `begun`."""
 
     group: str
     partition: int
@@ -42,7 +42,7 @@ class Handled:
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """The group was done with all events of a partition before `next`."""
+    """The group has committed the offset `next` of a partition."""
 
     partition: int
     next: int
@@ -73,7 +73,7 @@ def read_handled(path: Path) -> list[Handled]:
 
 
 def check_log(log: Log, sent: Iterable[Sent]) -> list[str]:
-    """P1 and P7: what was acknowledged is there, once, where it was said to be, and nothing else; offsets are dense."""
+    """P1 and P7: each acknowledged event is in the log once, at its position, and no other event is; offsets are dense."""
     violations = []
     values: Counter[str] = Counter()
     for partition, events in log.items():
@@ -92,21 +92,21 @@ def check_log(log: Log, sent: Iterable[Sent]) -> list[str]:
             violations.append(f"P1: {event.value} was acknowledged at {event.partition}:{event.offset} and is not there")
         elif event.key and events[event.offset][1] != event.key:
             violations.append(f"P1: {event.value} was appended with the key {event.key} and has {events[event.offset][1]}")
-    violations += [f"P10: {value} is there, and nobody appended it" for value in values.keys() - acknowledged]
+    violations += [f"P10: {value} is in the log without an append" for value in values.keys() - acknowledged]
     return violations
 
 
 @dataclass(frozen=True, slots=True)
 class Consumed:
-    """What one group did.
+    """The history of one group.
 
     Args:
-        handled: What its handlers did.
+        handled: The events that its handlers handled.
         committed: Its commits.
-        gone: When worker processes were killed or stopped.
-        cut: When worker processes could not reach the database: what they did may not have been committed.
+        gone: When worker processes were killed or suspended.
+        cut: When worker processes could not reach the database: their events may not have been committed.
         away: When the database was away, until workers have had the time to find it again.
-        thaw_s: For how long a worker that is back may go on with a partition that it lost.
+        thaw_s: Seconds for which a worker that has returned may continue with a partition that it lost.
     """
 
     handled: Sequence[Handled]
@@ -118,8 +118,8 @@ class Consumed:
 
 
 def check_group(log: Log, consumed: Consumed, appended: Mapping[str, Sequence[str]]) -> list[str]:
-    """P7 and P4: every event was handled, in its partition's order, with what the log has; the values of a key in order; a
-    partition had one owner at a time; nothing was committed before it was handled, nor handled again after it was committed.
+    """P7 and P4: every event was handled, in the order of its partition, with the value in the log; the values of a key in
+    order. A partition had one owner at a time. No event was committed before it was handled, or handled after its commit.
     """
     violations = []
     partitions: dict[int, list[Handled]] = defaultdict(list)
@@ -166,7 +166,7 @@ def _order(partition: int, handled: Sequence[Handled]) -> Iterable[str]:
 
 
 def _owners(partition: int, handled: Sequence[Handled], absences: Absences) -> Iterable[str]:
-    """A batch lasts from its begin to its last event; two of different workers do not meet, unless one of them was gone."""
+    """A batch lasts from its begin to its last event. Batches of different workers do not overlap, unless a worker was gone."""
     batches: dict[tuple[str, float], float] = {}
     for event in handled:
         place = (event.worker, event.begun)
@@ -188,16 +188,16 @@ def _owners(partition: int, handled: Sequence[Handled], absences: Absences) -> I
 
 
 def _redelivered(partition: int, handled: Sequence[Handled], consumed: Consumed) -> Iterable[str]:
-    """An event comes again only when whoever it came to before could not commit it.
+    """An event is delivered again only when the worker that received it before could not commit it.
 
-    The order is that in which it was handed out: one that was frozen in the midst of a batch is done with it after others.
+    The order is that of the deliveries: a worker that was frozen during a batch completes it after other workers.
     """
     excused = Absences([*consumed.gone, *consumed.cut], consumed.thaw_s, consumed.away)
     last: dict[int, Handled] = {}
     for event in sorted(handled, key=lambda event: event.begun):
         before = last.get(event.offset)
         if before is not None and excused.thawing(event.worker, event.begun):
-            # It was not handed out to this one again: those that follow are compared with what came before.
+            # This event was not delivered again; the following ones are compared with the deliveries before it.
             continue
         last[event.offset] = event
         if before is None or excused.between(before.worker, before.begun, event.begun):
@@ -236,7 +236,7 @@ def _commits(partition: int, handled: Sequence[Handled], committed: Sequence[Com
 
 
 def check_exactly_once(log: Log, written: Iterable[tuple[int, int, str]]) -> list[str]:
-    """P4: what a group wrote in the transactions of its commits is there exactly once, with the values of the log."""
+    """P4: each event that a group wrote in the transaction of its commit exists exactly once, with the value in the log."""
     rows = list(written)
     counts = Counter((partition, offset) for partition, offset, _ in rows)
     violations = [
@@ -254,7 +254,7 @@ def check_exactly_once(log: Log, written: Iterable[tuple[int, int, str]]) -> lis
 
 
 def check_epochs(stamped: Iterable[Stamped]) -> list[str]:
-    """P4: a member that lost a partition does not commit to it, once a later owner has begun."""
+    """P4: a member that lost a partition does not commit to it after a later owner has begun."""
     return [
         f"P4: partition {each.partition} was committed under epoch {each.epoch}, when {each.begun} had begun"
         for each in stamped

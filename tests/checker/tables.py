@@ -1,4 +1,4 @@
-"""What the tables say at the end, on the clock of the recorded events."""
+"""The contents of the tables at the end of a run, on the clock of the recorded events."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ def text(value: Any) -> str:
 
 
 def pid_of(id: str) -> str:
-    """The process of a worker, host.pid.random, or of a member, host.pid.random.part; "": of neither. A host may have dots."""
+    """The process of a worker, host.pid.random, or of a member, host.pid.random.part; "": neither. A host may contain dots."""
     found = re.search(r"\.(\d+)\.[0-9a-f]{6}(\.p\d+)?$", id)
     return found[1] if found else ""
 
 
 async def clock_difference(database: Database) -> float:
-    """What to add to the database's seconds since 1970 to get a time of `time.monotonic`; from the quickest of ten looks."""
+    """The difference between `time.monotonic` and the database's seconds since 1970, from the fastest of ten queries."""
     quickest, difference = float("inf"), 0.0
     for _ in range(10):
         before = time.monotonic()

@@ -1,7 +1,7 @@
-"""The checker of coalescing: while a job with a unique key is queued, enqueueing returns that job, and no other one (P10).
+"""The checker of coalescing: while a job with a unique key is queued, an enqueue returns that job and no other (P10).
 
-When a job is queued is what the database says: it is claimed before it is started, by how much depends on its worker, which may
-be stopped or killed in between.
+The notes of the database say when a job is queued: its worker claims it before it starts it, and may be suspended or killed in
+between.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from checker.noted import Noted
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """An acknowledged enqueue with a unique key: which job it returned, and whether that was a new one."""
+    """An acknowledged enqueue with a unique key: the job that it returned, and whether that job was new."""
 
     key: str
     id: str
@@ -26,11 +26,11 @@ class Asked:
 
 
 def check_uniques(asked: Iterable[Asked], noted: Iterable[Noted]) -> list[str]:
-    """The violations, in words.
+    """The violations, as text.
 
     Args:
         asked: The enqueues.
-        noted: What the database did: a job is queued until it is claimed or archived, and again when it is back in its line.
+        noted: The changes of the database: a job is queued until it is claimed or archived, and again after a retry or release.
     """
     queued: dict[str, list[tuple[float, float]]] = defaultdict(lambda: [(float("-inf"), float("inf"))])
     for note in noted:
@@ -47,7 +47,7 @@ def check_uniques(asked: Iterable[Asked], noted: Iterable[Noted]) -> list[str]:
         new = sorted((call for call in calls if call.new), key=lambda call: call.begun)
         for place, first in enumerate(new):
             for second in new[place + 1 :]:
-                # Once it has been claimed, another one may have its key when it comes back.
+                # After a claim another job may have the key when this one is queued again.
                 if first.answered < second.begun and queued[first.id][0][1] > second.answered + SLACK_S:
                     violations.append(f"P10: {second.id} was enqueued with {key} while {first.id} was queued with it")
         for call in calls:

@@ -1,4 +1,4 @@
-"""`penstock worker --autoscale` with real processes: more under load, fewer after it, and nobody is ended with work in hand."""
+"""`penstock worker --autoscale` with real processes: scale-up under load; scale-down drains workers before it stops them."""
 
 from __future__ import annotations
 
@@ -75,13 +75,13 @@ async def test_workers_come_with_the_load_and_go_without_losing_what_they_have(u
         await eventually(lambda: len(set(began(tmp_path).values())) == 3, "three workers with a job each", timeout=90)
         oldest = next(iter(await states(sql)))
         mine = next(job for job, pid in began(tmp_path).items() if pid == oldest)
-        # With one job done and nothing waiting, fewer would do; but those that could go have work in hand.
+        # With one finished job and an empty queue fewer workers suffice, but the ones that could stop still run jobs.
         (tmp_path / f"go-{mine}").touch()
 
         async def leaving() -> int | None:
             return next((pid for pid, state in (await states(sql)).items() if state == "draining"), None)
 
-        leaver = await eventually(leaving, "a worker that leaves and says so", timeout=60)
+        leaver = await eventually(leaving, "a worker that reports that it leaves", timeout=60)
         theirs = next(job for job, pid in began(tmp_path).items() if pid == leaver)
         assert leaver != oldest
         seen = await sql.fetchval("select seen_at from penstock.workers where pid = $1", leaver)

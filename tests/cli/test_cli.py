@@ -219,6 +219,7 @@ def test_a_second_signal_stops_at_once_and_hands_the_job_back(url: str, tmp_path
         (["jobs", "list", "--status", "done"], "", 1, "unknown status"),
         (["jobs", "list", "--type", "none"], "", 1, "no such job type: none"),
         (["history", "failures", "--name", "none"], "", 1, "there is no lake none"),
+        (["bulk", "replay", "--where", "true", "--lake", "none"], "", 1, "there is no lake none"),
         (["history", "compact", "--name", "none"], "", 1, "there is no lake none"),
         (["--server", "localhost:9090", "stats"], "", 1, "begins with http:// or https://"),
         (["pause", "none"], "", 1, "no such job type"),
@@ -346,7 +347,7 @@ def test_a_tour_of_the_pools(url: str, tmp_path: Path) -> None:
     )
     try:
         shown: list[dict[str, object]] = []
-        # A row without a worker has the slots that nobody has.
+        # A row without a worker stands for the slots without an owner.
         while not shown or shown[0]["worker"] is None or len(shown[0]["slots"]) != 8:  # type: ignore[arg-type]
             shown = json.loads(penstock(url, "pools", "show", "tenants", "--json").stdout or "[]")
         assert [row["name"] for row in json.loads(penstock(url, "pools", "--json").stdout)] == ["tenants"]

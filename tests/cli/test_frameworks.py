@@ -77,7 +77,7 @@ class Project:
 @pytest.fixture(scope="module")
 def project() -> Iterator[Project]:
     with tempfile.TemporaryDirectory(prefix="penstock-docs-", dir=memory_folder(), ignore_cleanup_errors=True) as folder:
-        # Held here, so that the server does not start anew with each command.
+        # Held here, so that the server does not restart for each command.
         server = EmbeddedServer(Path(folder) / ".penstock")
         project = Project(Path(folder), server.start())
         try:

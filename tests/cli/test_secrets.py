@@ -1,4 +1,4 @@
-"""Errors in every room, with a secret in what they say and in what is at hand: no output of any process shows it."""
+"""Errors in every kind of process, with a secret in their messages and local variables: no output shows the secret."""
 
 from __future__ import annotations
 
@@ -226,7 +226,7 @@ uvicorn.run(create_app(authorizer=Broken()), port=int(sys.argv[1]), log_config=N
 
 
 async def test_a_server_that_fails_shows_no_credential(url: str, folder: Path) -> None:
-    """In an application of one's own too, which configured nothing: structlog by itself shows local variables."""
+    """This holds in an application without a configuration of logs too: structlog's default shows local variables."""
     port = free_port()
     (folder / "served.py").write_text(SERVER)
     process = subprocess.Popen(

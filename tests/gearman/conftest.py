@@ -146,7 +146,7 @@ async def bridging(url: str, gearmand: Gearmand, **options: Any) -> AsyncIterato
 
 
 class Caller:
-    """gear's own client, which hears exceptions."""
+    """gear's own client, which receives exceptions."""
 
     def __init__(self, gearmand: Gearmand) -> None:
         self._client = gear.Client("test")

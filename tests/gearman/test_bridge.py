@@ -65,7 +65,7 @@ async def test_background_does_not_wait_and_reaches_those_who_come_later(url: st
             worker.communicate()
 
 
-async def test_nobody_subscribed_is_zero(url: str, gearmand: Gearmand) -> None:
+async def test_a_publish_without_subscribers_has_zero_receivers(url: str, gearmand: Gearmand) -> None:
     async with bridging(url, gearmand):
         assert await gearmand.client("fanout", MEMO) == (0, "0")
         assert await gearmand.client("unsubscribe_fanout", BOB) == (0, "")
@@ -137,7 +137,7 @@ async def test_unique_coalesces_in_gearmand(url: str, gearmand: Gearmand, inbox:
         await gearmand.client("subscribe_fanout", BOB)
         for _ in range(5):
             await gearmand.client("fanout", memo)
-        # Those that Penstock has not coalesced yet are with gearmand when they have waited for their result in vain once.
+        # Jobs that Penstock has not coalesced yet are in gearmand after one wait for their result has timed out.
         given = "select count(*) > 1 and max(attempt) > 1 from penstock.queued_jobs"
         await eventually(lambda: sql.fetchval(given), "the copies to be given to gearmand")
         await eventually(lambda: gearmand.status().get("officememos_bob", [0])[0] == 1, "one job in gearmand")

@@ -166,7 +166,7 @@ async def test_no_flood_of_guesses_keeps_a_user_out() -> None:
 
     door = Authenticator(_Directory())
     assert {await enter(f"user{number}", "x") for number in range(100)} == {403}
-    # The address of a proxy: others behind it get in, names that nobody has do not; and the answer does not tell them apart.
+    # The address of a proxy: users behind it are admitted, unknown names are refused; the answer does not distinguish them.
     assert await enter("somebody", "x") == 429
     assert await enter("ada", "bad") == 429
     assert await enter("ada", "good") == 200

@@ -141,7 +141,7 @@ def test_only_its_own_hosts_are_answered(strict: Served, host: str, status: int)
         for method, path in (("GET", "/v1/jobs"), ("HEAD", "/docs"), ("PUT", "/v1/jobs/none/random_id")):
             given = client.request(method, path, headers={"Host": host}).status_code
             assert (given == 421) == (status == 421), (method, path, given)
-        # Whoever checks whether it lives calls it by its address.
+        # A health check calls the server by its address.
         assert client.get("/healthz", headers={"Host": host}).status_code == 200
 
 
@@ -264,7 +264,7 @@ def test_names_that_urls_lose_are_refused(strict: Served, name: str) -> None:
 def test_the_client_behind_proxies() -> None:
     proxies = Proxies(("10.0.0.0/8", "::1"))
     table = {
-        ("192.0.2.1", b"198.51.100.7"): "192.0.2.1",  # whoever calls directly says nothing about himself
+        ("192.0.2.1", b"198.51.100.7"): "192.0.2.1",  # a client without a proxy cannot name its address
         ("10.0.0.1", b""): "10.0.0.1",
         ("10.0.0.1", b"198.51.100.7"): "198.51.100.7",
         ("10.0.0.1", b"6.6.6.6, 198.51.100.7, 10.1.1.1"): "198.51.100.7",

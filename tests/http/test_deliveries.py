@@ -118,7 +118,7 @@ def test_the_newest_connection_of_a_client_takes_over(served: Served, client: ht
 
 
 async def test_a_notification_alone_ends_no_connection(served: Served, client: httpx.Client, topic: str) -> None:
-    """Whoever may connect to the database can send one."""
+    """Every role that can connect to the database can send a notification."""
     path, mine = f"/v1/topics/{topic}/deliveries", {"client_id": "me", "stay": True}
     sql = await asyncpg.connect(served.database_url)
     try:
@@ -189,7 +189,7 @@ def test_a_server_that_is_told_to_stop_ends_its_connections(databases: Temporary
                 assert closed.value.rcvd is not None
                 assert closed.value.rcvd.code in (1001, 1012)
         with serving(url) as served, served.client() as client:
-            # They took leave: nobody has to wait for a time to live.
+            # They unsubscribed, so that no time to live has to pass.
             assert subscribers(client, topic) == []
 
 
@@ -525,7 +525,7 @@ async def test_what_a_cut_connection_gives_back_comes_before_what_follows(
     try:
         with served.client() as one, follow(one, path, **mine) as events:
             events.next()
-            # More than a connection takes that nobody reads from.
+            # More than the buffers of a connection without a reader hold.
             for n in range(total):
                 publish(client, topic, {"n": n, "padding": "x" * 800_000})
 

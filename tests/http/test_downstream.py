@@ -236,7 +236,7 @@ def test_a_job_without_callback_fails_when_its_time_is_over(site: Site) -> None:
 
 
 def test_a_notification_alone_is_no_callback(site: Site) -> None:
-    """Whoever may connect to the database can send one; were it believed, nobody would wait for the callback any more."""
+    """Every role that can connect to the database can send a notification; a trusted one would end the wait for the callback."""
     name = site.type(attempts=1, time_limit_s=3)
     id = put(site.client, name, data={"act": "forget"})["id"]
     until(lambda: site.events(id, "request"), "the request")

@@ -1,4 +1,4 @@
-"""Streams of JSON and of bytes, topics and consumer groups against anything, from each role: no 5xx, and nobody does or sees
+"""Streams of JSON and of bytes, topics and consumer groups against anything, from each role: no 5xx, and no user does or sees
 more than the role and the names that were granted."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a connection may take: slow and large heads, slow bodies, answers that nobody reads, requests that are answered early."""
+"""What a connection may take: slow and large heads, slow bodies, answers without a reader, requests that are answered early."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ def test_an_answer_that_nobody_reads_is_given_up(strict: Served) -> None:
             connection.sendall(b"GET /v1/queued-jobs HTTP/1.1\r\nHost: x\r\n" + AUTH + b"\r\n")
             time.sleep(4)  # reading nothing is what is tested
             assert len(rest(connection)) < 10_000_000
-        # Whoever reads slowly, but reads, gets all.
+        # A client that reads slowly receives the whole answer.
         with closing(connect(strict)) as connection:
             connection.sendall(b"GET /v1/queued-jobs HTTP/1.1\r\nHost: x\r\nConnection: close\r\n" + AUTH + b"\r\n")
             said = b""

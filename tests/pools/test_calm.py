@@ -1,7 +1,7 @@
-"""P8 by order of events: while slots are on their way from one worker to another, those that stay are worked on without a pause.
+"""P8 by the order of events: while slots move from one worker to another, work on the other slots continues without a pause.
 
-The hand-over is held open by the handlers of the moving slots, which end only when every key of the other slots has run many more
-jobs. Were those paused until the rebalance is over, neither would ever go on, and the test would say so.
+The handlers of the moving slots keep the handover open; they end only when every key of the other slots has run many more jobs.
+If those slots paused until the end of the rebalance, neither would ever continue, and the test would fail.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ async def test_a_rebalance_waits_for_a_running_handler_while_the_other_keys_of_i
             slot = pool.slot_of("long")
             (first,) = await pool.workers()
             beside = next(key for n in range(1000) if pool.slot_of(key := f"beside{n}") == slot)
-            # Of two slots the one that runs the job is the other worker's to be: the sticky rule gives up the highest.
+            # Of two slots the one that runs the job moves to the other worker: the sticky assignor moves the highest slot.
             await working.add()
             second = await eventually(lambda: other(pool, first.id), "the second worker")
             connection = await asyncpg.connect(url)

@@ -441,7 +441,7 @@ async def test_a_rule_of_its_own_places_keys_by_metadata(app: Penstock) -> None:
         assert (first.key, second.key) == ("bob", "ada")
         await first.ack()
         await second.ack()
-        # Nobody has eve: the job waits until somebody says so.
+        # No worker has the client eve: the job waits until one publishes it.
         await one.set_metadata({"clients": ["ada", "eve"]})
         third = await anext(jobs_of_one)
         assert third.key == "eve"
@@ -469,7 +469,7 @@ async def test_a_key_that_comes_while_targets_are_computed_is_placed_next_time(a
         await ownership.set_targets(transaction, "requests", {slot.slot: "m" for slot in seen})
     targets = {slot.key: slot.target for slot in await pool.slots()}
     assert targets == {"early": "m", "late": None}
-    assert await balance.rebalance(database, "requests", lambda key, workers: 0) == 1, "the late key stays with nobody"
+    assert await balance.rebalance(database, "requests", lambda key, workers: 0) == 1, "the late key stays without an owner"
     assert {slot.target for slot in await pool.slots()} == {"m"}
 
 

@@ -35,7 +35,7 @@ async def test_many_pull_workers_of_a_process_maintain_as_one(app: Penstock, mon
         started = time.monotonic()
         workers = [await stack.enter_async_context(pool.worker(f"w{number}")) for number in range(12)]
         await eventually(lambda: calls["recover"] >= 3, "recovery")
-        # Each second at most, with the jitter of a worker's; promotion now and then once more, when one heard of a job.
+        # Once a second at most, with the jitter of a worker; sometimes one more promotion, after a notification.
         most = (time.monotonic() - started) / 0.7 + 2
         assert calls["recover"] <= most
         assert calls["promote"] + calls["due_in"] <= 2 * most

@@ -182,7 +182,7 @@ async def test_a_pulled_job_is_given_out_only_while_it_may_start(app: Penstock, 
     pool = app.pool("work", int, slots=4, visibility_timeout=timedelta(seconds=2))
     await pool.enqueue("a", 1)
     async with pool.worker("one") as worker:
-        # Claimed, and not asked for until the time is over: it goes back and is claimed anew, with all its attempts.
+        # A claimed job for which the program does not ask in time is released and claimed again, with all its attempts.
         leases = set()
         async with asyncio.timeout(30):
             while len(leases) < 3:

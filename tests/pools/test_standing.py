@@ -373,7 +373,7 @@ async def test_a_begin_whose_answer_was_lost_does_not_block_the_key(app: Penstoc
     async with Workers(app):
         await pool.start("other")
         await eventually(lambda: runs.now == {"other"})
-        # As a begin leaves it that was written and not heard of, or an end that was not written.
+        # The state after a begin whose answer was lost, or after an end that was not written.
         async with sql.transaction():
             await pool_start(sql, "acme")
             await sql.execute("""
@@ -409,7 +409,7 @@ async def test_a_key_that_comes_back_waits_for_the_run_that_still_ends(app: Pens
     async with Workers(app):
         await pool.reconcile({"acme": 0})
         await eventually(lambda: runs.now == {"acme"})
-        # Lost and taken anew between two heartbeats.
+        # Lost and taken again between two heartbeats.
         await sql.execute("update penstock.slots set epoch = epoch + 1 where group_name = 'tenants'")
         await sql.execute("update penstock.standing_jobs set running_by = null, running_epoch = null")
         await sql.execute("select penstock.tell_member('tenants', id) from penstock.members")
@@ -506,7 +506,7 @@ async def test_start_waits_for_the_start_side_and_says_how_it_failed(app: Pensto
 
 
 async def lose(sql: Sql, tried: dict[str, int | None]) -> dict[str, tuple[int, bool]]:
-    """A worker is lost while it runs these, on trial with so many; returns crashes of all, and whether they are set aside."""
+    """A worker is lost while it runs these, on trial with so many; returns the crashes, and whether they are quarantined."""
     for key, with_others in tried.items():
         await sql.execute(
             "update penstock.standing_jobs set running_by = 'm', running_epoch = 1, started_at = now(), tried_with = $2"
@@ -522,7 +522,7 @@ async def test_only_what_ends_its_workers_alone_is_set_aside(pool: Pool[Any], sq
     for key in ("a", "b", "c"):
         await pool.start(key)
     assert await lose(sql, {"a": None, "b": None}) == {"a": (1, False), "b": (1, False), "c": (0, False)}
-    # Beside those on trial nobody is blamed.
+    # Only standing jobs on trial get the blame.
     assert await lose(sql, {"a": 2, "b": 2, "c": None}) == {"a": (2, False), "b": (2, False), "c": (0, False)}
     # Alone on trial, but it may have been a job beside it: once more.
     assert await lose(sql, {"a": 1}) == {"a": (3, False), "b": (2, False), "c": (0, False)}

@@ -31,7 +31,7 @@ async def prepare(sql: asyncpg.Connection) -> None:
 
 async def page(sql: asyncpg.Connection) -> str:
     """The page, by the rights that the catalogue has."""
-    # So that types have the same names whoever asks.
+    # So that types have the same names for every search path.
     await sql.execute("set search_path = pg_catalog")
     functions = await sql.fetch(
         """

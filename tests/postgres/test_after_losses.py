@@ -61,8 +61,8 @@ async def test_a_restart_of_postgres_does_not_start_the_silence_of_a_dead_worker
         await asyncio.to_thread(server.stop)
 
 
-async def test_who_could_not_reach_the_database_is_not_taken_for_dead_by_the_first_who_can(url: str, sql: Sql) -> None:
-    """As it is after a recovery of PostgreSQL that took longer than anybody may be silent, or when its machine stood still."""
+async def test_workers_that_could_not_reach_the_database_are_not_declared_dead_by_the_first_that_can(url: str, sql: Sql) -> None:
+    """The state after a recovery of PostgreSQL that took longer than workers may be silent, or after a freeze of its machine."""
     async with Penstock(url) as app:
         await app.migrate()
     await sql.execute("select penstock.create_job_type('once', '{\"delivery_strategy\": \"at_most_once\"}')")
@@ -71,7 +71,7 @@ async def test_who_could_not_reach_the_database_is_not_taken_for_dead_by_the_fir
     await sql.execute("select penstock.claim('w', '{once}', 1)")
     away = "seen_at + interval '1 minute'"
     assert await _recover_at(sql, away) == 0
-    # It is heard of before the time is over: what it has stays its own.
+    # Its heartbeat arrives in time: it keeps its jobs.
     await sql.execute("update penstock.workers set seen_at = suspected_at + dead_after * 0.4 where id = 'w'")
     assert await _recover_at(sql, "seen_at + dead_after * 0.2") == 0
     # Then it falls silent: a new suspicion, and half of the silence after it the end.
@@ -140,6 +140,6 @@ async def test_a_standing_job_that_starts_while_its_key_moves_is_told_to_who_tak
             await sql.execute("update penstock.slots set owner = 'new' where group_name = 'pool'")
             assert await sql.fetchval("select count(*) from penstock.standing_jobs") == 0
             heard.clear()
-        await eventually(lambda: heard == ["standing pool"], "the word to the new owner")
+        await eventually(lambda: heard == ["standing pool"], "the notification of the new owner")
     finally:
         other.terminate()

@@ -117,7 +117,7 @@ async def test_only_the_owner_shapes_what_the_functions_use(app: Penstock, sql: 
         from pg_namespace, aclexplode(nspacl)
         where nspname = 'penstock' and grantee <> nspowner and privilege_type <> 'USAGE'
         """
-    ), "somebody may make objects in the schema"
+    ), "a role may create objects in the schema"
     assert not await sql.fetch(
         """
         select relname, grantee::regrole, privilege_type
@@ -127,7 +127,7 @@ async def test_only_the_owner_shapes_what_the_functions_use(app: Penstock, sql: 
             and privilege_type <> 'SELECT'
             and not (relname in ('staged_jobs', 'staged_events') and privilege_type = 'INSERT')
         """
-    ), "somebody may change or attach triggers to a table"
+    ), "a role may change a table or attach triggers to it"
     assert not await sql.fetch(
         """
         select tgname
@@ -155,7 +155,7 @@ async def test_only_the_owner_shapes_what_the_functions_use(app: Penstock, sql: 
 
 @pytest.fixture
 async def role(url: str, app: Penstock, databases: TemporaryDatabases) -> AsyncIterator[Any]:
-    """Makes a connection of a role with an access, which hears in `ran_as` under which users its code ran."""
+    """Makes a connection of a role with an access, which notes in `ran_as` the users under which its code ran."""
     opened = []
 
     async def connect(access: str) -> tuple[Sql, list[str]]:

@@ -155,7 +155,7 @@ def test_two_of_one_process_share_the_server_until_the_last_stops(folder: Path, 
     pid = postmaster(folder)
     first.stop()
     first.stop()
-    # Whoever could lock exclusively would be the supervisor, about to end the server.
+    # Only the supervisor that is about to stop the server could lock exclusively.
     other = start_user(folder)
     other.communicate()
     assert postmaster(folder) == pid
@@ -187,7 +187,7 @@ def test_a_half_made_folder_is_made_again_and_a_long_path_works(tmp_path: Path) 
 
 
 def test_it_runs_as_an_ordinary_user() -> None:
-    """CI is root, most people are not. The interpreter may be where others cannot go; then there is nobody to run this as."""
+    """CI runs as root, most users do not. When the interpreter is out of reach of other users the test is skipped."""
     if os.geteuid() != 0:
         pytest.skip("all the other tests run as an ordinary user")
     with tempfile.TemporaryDirectory() as home:
@@ -198,7 +198,7 @@ def test_it_runs_as_an_ordinary_user() -> None:
         environment = {"HOME": home, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "PYTHONDONTWRITEBYTECODE": "1"}
         python = next((p for p in (sys.executable, "/usr/bin/python3") if imports_as_nobody(p, environment)), None)
         if python is None:
-            pytest.skip("no interpreter is in reach of the user nobody")
+            pytest.skip("the user nobody can reach no interpreter")
         done = subprocess.run(
             [python, "-c", script], user="nobody", group="nogroup", extra_groups=[], cwd=home, env=environment,
             capture_output=True, text=True, timeout=100, check=False,

@@ -1,4 +1,4 @@
-"""Who gets into the embedded server: the user who owns its folder, and nobody else of the machine."""
+"""Access to the embedded server: only the user who owns its folder can connect, and no other user of the machine."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_the_folder_of_a_long_path_cannot_be_guessed_or_made_before(tmp_path: Pa
             assert execute(server.url, "select 1") == [(1,)]
         stopped(folder)
         assert not first.exists()
-        # Whoever finds an old name takes it, with a folder of his or a link.
+        # Another user takes the old name, with a folder of its own or a link.
         (folder / "socket-folder").write_text(f"{link}\n")
         with EmbeddedServer(folder) as server:
             assert server.socket_dir not in (first, link, guessed)
@@ -227,7 +227,7 @@ def test_the_tables_of_an_application_come_first_in_public(folder: Path) -> None
         execute(server.url, "alter database penstock set search_path = shop, public")
         execute(server.url, "alter role penstock reset search_path")
     stopped(folder)
-    with EmbeddedServer(folder) as server:  # what somebody chose stays
+    with EmbeddedServer(folder) as server:  # a search path that was set stays
         assert execute(server.url, "show search_path") == [("shop, public",)]
 
 

@@ -59,7 +59,7 @@ async def owned(database: Database, member: str) -> dict[int, int]:
 
 
 async def settle(database: Database, *members: str) -> dict[str, dict[int, int]]:
-    """Let every member give up and take until nothing moves."""
+    """Let every member release and take slots until no slot moves."""
     for _ in range(3):
         for member in members:
             beat = await heartbeat(database, member)
@@ -126,7 +126,7 @@ async def test_a_second_live_member_with_an_id_is_refused_a_silent_one_replaced(
     earlier = SESSIONS["a"]
     await join(database, "a")
     assert await owned(database, "a") == {}
-    # The earlier one is not taken for the later one when it wakes up.
+    # The earlier membership does not pass for the later one when it continues.
     assert not (await ownership.heartbeat(database, "g", "a", earlier)).known
     assert not await balance.leave(database, "g", "a", earlier, None)
     with pytest.raises(NotFound):

@@ -29,7 +29,7 @@ DEAD_AFTER = timedelta(seconds=10)
 
 @dataclass(frozen=True)
 class Step:
-    """What one member does; `session` and `epoch_off` make it one that is out of date now and then."""
+    """A call of one member; `session` and `epoch_off` sometimes make it a stale one."""
 
     act: str
     member: str

@@ -1,4 +1,4 @@
-"""What consumers ask all the time goes by indexes, whatever the planner has heard, and a commit is a HOT update."""
+"""The frequent statements of consumers use indexes, whatever the statistics say, and a commit is a HOT update."""
 
 from __future__ import annotations
 

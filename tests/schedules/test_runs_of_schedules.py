@@ -132,7 +132,7 @@ async def test_a_slot_has_one_run_whatever_happens_to_its_row_and_the_clock(app:
     assert await sql.fetchval(run, slot) is None
     [done] = await run_due_jobs(app)
     assert done.id == id
-    # The clock goes back over the slot, and the schedule is begun anew there.
+    # The clock steps back over the slot, and the schedule begins again there.
     await sql.execute("delete from penstock.schedules")
     await sql.execute(first, slot)
     assert await sql.fetchval(run, slot) == id

@@ -1,4 +1,4 @@
-"""The commands, as somebody types them: in this process, on the tests' session."""
+"""The commands, with their arguments as typed: in this process, on the session of the tests."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_history_runs_reports_and_finds(
     archive(30, "mail", key="acme")
     archive(5, "mail", "failed")
     assert "35 jobs in 1 batches" in penstock("history", "run", "--delta", "--lake", str(tmp_path / "lake"))
-    # The lake is where it is, and as it is: nobody has to say it again.
+    # The database knows the place and the format of the lake: a later run need not repeat them.
     assert "0 jobs in 0 batches" in penstock("history", "run")
     archive(2, "mail")
     assert "2 jobs in 1 batches" in penstock("history", "run")

@@ -67,14 +67,14 @@ def test_sessions_end_with_a_later_click_or_by_a_timer_across_restarts(
     append("sessions")
     append("clicks", click("a", 0), click("a", 20), click("b", 5))
     sessions.start(rocks, url, str(tmp_path), availableNow=True).awaitTermination(200)
-    # The next click of a is in a new session; nobody heard of b again, but time went on.
+    # The next click of a is in a new session; b has no further click, but time has advanced.
     append("clicks", click("a", 55))
     sessions.start(rocks, url, str(tmp_path), availableNow=True).awaitTermination(200)
     found = [(key, (s["ended_ms"] - s["started_ms"]) // 60_000, s["clicks"]) for key, s in payloads(ask, "sessions")]
     assert found == [("a", 20, 2), ("b", 0, 1)]
 
 
-def test_a_change_of_a_price_becomes_a_job_for_everybody_who_watches(
+def test_a_change_of_a_price_becomes_a_job_for_every_customer_who_watches(
     spark: SparkSession, url: str, ask: Ask, append: Callable[..., None], tmp_path: Path
 ) -> None:
     ask("select penstock.create_job_type('notice')")
@@ -87,7 +87,7 @@ def test_a_change_of_a_price_becomes_a_job_for_everybody_who_watches(
     watches.start(spark, url, kept, str(tmp_path / "checkpoint"), availableNow=True).awaitTermination(200)
     jobs = ask("select key, data::text from penstock.queued_jobs")
     assert len(jobs) == len({job["key"] for job in jobs}) == 1000
-    # Another change before they were reached tells nobody twice.
+    # A second change before the jobs ran notifies no customer twice.
     append("prices", ("p1", {"product": "p1", "price": 9.5}))
     watches.start(spark, url, kept, str(tmp_path / "checkpoint"), availableNow=True).awaitTermination(200)
     assert ask("select count(*) as jobs from penstock.queued_jobs")[0]["jobs"] == 2000

@@ -98,9 +98,9 @@ class Beside:
         with self._changed:
             # The time of the last look is of any age; a look that begins now says what time it is.
             looks = self._looks + 2
-            assert self._changed.wait_for(lambda: self._looks >= looks, 60), "nobody looks"
+            assert self._changed.wait_for(lambda: self._looks >= looks, 60), "the watcher does not look"
             jobs, clock_s = self.done + 100, self._clock_s + 1.3 * BOUND_S
-            assert self._changed.wait_for(lambda: self.done >= jobs and self._clock_s >= clock_s, 60), "the queue stands still"
+            assert self._changed.wait_for(lambda: self.done >= jobs and self._clock_s >= clock_s, 60), "the queue is stuck"
 
     def consume(self, batches: Iterator[Any]) -> int:
         """Take batches as a slow sink does: dawdle in the middle. Returns the rows."""

@@ -16,7 +16,7 @@ from penstock import Batch, Event, Events, InvalidInput, NewEvent, Penstock, Str
 from penstock.testing import running_worker
 from penstock.worker import Worker
 
-# Whoever takes one event at a time has no size of a batch, and whoever pulls has no prefetch.
+# A handler of single events has no batch size, and a pull consumer has no prefetch.
 FORMS = [
     *product(["event", "events"], [1, 50], [1]),
     *product(["batch", "take"], [1, 50], [1, 24]),

@@ -1,4 +1,4 @@
-"""Exactly once into the same database, also when nobody heard that a commit succeeded."""
+"""Exactly once into the same database, also when the answer to a successful commit is lost."""
 
 from __future__ import annotations
 

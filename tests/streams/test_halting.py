@@ -66,7 +66,7 @@ async def test_only_the_consumer_halts_and_its_worker_works_on(app: Penstock) ->
     lag = (await events.lag("billing"))[bad]
     assert (lag.next, lag.halt_error, lag.paused_at) == (BAD, f"offset {BAD}: ValueError: seven", None)
     assert [other.halt_error for other in await events.lag("billing") if other.partition != bad] == [None] * 3
-    # Whoever looks at the worker sees it, though it lives and works.
+    # The worker's row shows the halt, although the worker is alive.
     database = await app.database()
 
     async def shown() -> Any:
@@ -74,7 +74,7 @@ async def test_only_the_consumer_halts_and_its_worker_works_on(app: Penstock) ->
         return row.alive and row.halted
 
     said = f"events/billing, partition {bad}, offset {BAD}: ValueError: seven"
-    assert await eventually(shown, "the worker's row to say so") == {"events/billing": said}
+    assert await eventually(shown, "the halt in the worker's row") == {"events/billing": said}
     assert [row.halted for row in await http.workers(database)] == [{"events/billing": said}]
     # What was done by then is committed; the rest of the worker does not notice.
     await echo.enqueue(1)

@@ -62,7 +62,7 @@ async def test_a_handler_is_not_cut_off_while_nobody_needs_its_partition(url: st
                 await eventually(lambda: second.partitions, "the partition to move when its handler is done")
                 assert not cancelled
             else:
-                # Whoever says how long it may take is taken at his word.
+                # An explicit grace applies as it is.
                 await eventually(lambda: second.partitions, "the partition to move")
                 assert cancelled == second.partitions
                 release.set()

@@ -1,4 +1,4 @@
-"""A new segment is begun in one partition after another: an append that stays open holds up nobody else."""
+"""A new segment begins in one partition after another, so that an open append does not delay other appends."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ async def test_an_open_append_does_not_hold_up_other_partitions_while_a_segment_
         where datname = current_database() and wait_event_type = 'Lock' and query like '%maintain_stream%'
     """
     await eventually(lambda: sql.fetchval(waits), "the new segment to wait for the open append")
-    # While it waits, nobody else does: an append that had to wait for it would be refused at once.
+    # No append waits for the maintenance: an append that had to wait would be refused at once.
     await sql.execute("set lock_timeout = '100ms'")
     for partition in range(PARTITIONS - 1):
         await sql.execute("select penstock.append('events', '41', $1)", key_of(partition))

@@ -1,4 +1,4 @@
-"""Events that may end their workers: counted when a member is lost, handled alone, and set aside by the consumer's policy."""
+"""Events that may crash their workers: counted when a member is lost, handled alone, and treated by the failure policy."""
 
 from __future__ import annotations
 

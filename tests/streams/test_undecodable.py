@@ -1,4 +1,4 @@
-"""What nobody can decode is one event's failure, on every surface; and no event becomes larger than its stream admits."""
+"""An event that cannot be decoded fails alone, on every surface; and no event becomes larger than its stream admits."""
 
 from __future__ import annotations
 

@@ -197,7 +197,7 @@ class StreamHistory:
 
 
 def stream_in_order(chance: Random, partitions: int, events: int) -> StreamHistory:
-    """A log, and a group that handles and commits it batch by batch; now and then an owner is killed before it commits."""
+    """A log, and a group that handles and commits it batch by batch; sometimes an owner is killed before it commits."""
     log: dict[int, list[tuple[int, str, str]]] = {}
     handled: list[Handled] = []
     committed: list[Committed] = []

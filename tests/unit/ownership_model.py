@@ -46,7 +46,7 @@ class Group:
     def __init__(self, slots: int, dead_after: float, assignor: Assignor = sticky, rules: Rules = Rules()) -> None:
         self.slots = [Slot() for _ in range(slots)]
         self.members: dict[str, float] = {}  # id -> seen_at, oldest first
-        self._by_silence: OrderedDict[str, None] = OrderedDict()  # whoever was silent longest comes first
+        self._by_silence: OrderedDict[str, None] = OrderedDict()  # the member with the longest silence comes first
         self.sessions: dict[str, int] = {}
         self.commits: dict[int, tuple[int, str]] = {}
         self.moves = 0

@@ -1,13 +1,13 @@
 """A simulation of a whole group in virtual time: the protocol as a model, the real assignor, the real member state machine.
 
-Messages between members and the database are delayed, lost on the way there (nothing happens) or back (it happened, nobody
-knows), and sometimes so late that the sender has long given up. Members crash, come back, leave, and are paused like a
-stopped process. What is watched at every step:
+Messages between members and the database are delayed, lost on the way there (nothing happens) or back (the change happened, and
+the member does not know), and sometimes so late that the sender has timed out. Members crash, return, leave, and are suspended
+like a stopped process. The simulation checks at every step:
 
-* no two writes to a slot are accepted that should not both be: epochs never go back, and an epoch has one member;
-* no two members work on a slot side by side, unless one of them is stopped and so does not work;
+* no two conflicting writes to a slot are accepted: epochs never go back, and an epoch has one member;
+* no two members work on a slot at the same time, unless one of them is suspended and therefore does not work;
 
-and at the end, when the weather is fair again: every slot has the owner it should have, and everybody knows what he has.
+and at the end, after a time without faults: every slot has its target as owner, and every member knows its slots.
 """
 
 from __future__ import annotations

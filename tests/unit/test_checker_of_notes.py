@@ -78,9 +78,9 @@ def test_what_is_right_passes(history: History) -> None:
     [
         # Without the loss in the database two workers had it at once.
         (without(TAKEN, "dead"), "P4: plain a began on v"),
-        (noted(TAKEN, replace(DEAD, worker="u", silent_s=0.3)), "P4: u was taken for dead 0.300 s after its last heartbeat"),
-        (replace(TAKEN, cut=[]), "P4: w was taken for dead at 5.000 while it ran and could reach the database"),
-        (replace(TAKEN, cut=[Gone("u", 2.0, 8.0)]), "P4: w was taken for dead at 5.000 while it ran"),
+        (noted(TAKEN, replace(DEAD, worker="u", silent_s=0.3)), "P4: u was declared dead 0.300 s after its last heartbeat"),
+        (replace(TAKEN, cut=[]), "P4: w was declared dead at 5.000 while it ran and could reach the database"),
+        (replace(TAKEN, cut=[Gone("u", 2.0, 8.0)]), "P4: w was declared dead at 5.000 while it ran"),
         (ended(TAKEN, 14.0), "P4: plain a ran on on w for 6.000 s after that had learned of its loss"),
         (noted(LATE, *BEHIND), "P9: plain a was back in its line at 5.000, and b behind it was claimed at 50.000"),
         (

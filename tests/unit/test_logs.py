@@ -1,4 +1,4 @@
-"""What a log says about an error: which one and where, never what was at hand."""
+"""Logs of an error: its type and its place in the code, never its message or local values; and where logs go."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ def run(test: Coroutine[Any, Any, None]) -> None:
 
 
 class Loop:
-    """A loop whose looks find something when the test says so."""
+    """A loop whose looks find something when the test arranges it."""
 
     def __init__(self) -> None:
         self.clock = asyncio.get_running_loop().time

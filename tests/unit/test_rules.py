@@ -16,7 +16,7 @@ from penstock.groups.placement import Placed, place_keys
 GROUP = [Candidate("old", {"clients": ["ada"]}), Candidate("young", {"clients": ["bob"]})]
 
 
-async def test_a_rule_chooses_by_place_and_may_choose_nobody() -> None:
+async def test_a_rule_chooses_by_index_and_may_choose_no_worker() -> None:
     def connected(key: str, workers: Sequence[Candidate]) -> int | None:
         return next((n for n, worker in enumerate(workers) if key in worker.metadata["clients"]), None)
 

@@ -18,7 +18,7 @@ from penstock.jobs.scaling import Autoscale, Load, ScaleAdvice, advise
         (10_000, 4, 60.0, 600, 4, 6, 6),  # a pool with six slots keeps six busy
         (10, 4, 9.0, 0, 4, None, 5),  # nothing finishes, and they wait
         (10, 4, 1.0, 0, 4, None, 4),  # nothing finished yet
-        (10, 0, 100.0, 0, 0, None, 2),  # nobody works
+        (10, 0, 100.0, 0, 0, None, 2),  # no worker
     ],
 )
 def test_advice(

@@ -20,7 +20,7 @@ def test_the_variable_with_our_name_wins(monkeypatch: pytest.MonkeyPatch) -> Non
     assert Penstock(data_dir="here").settings.database_url is None
 
 
-def test_a_heartbeat_comes_before_the_worker_is_taken_for_dead() -> None:
+def test_a_heartbeat_comes_before_the_worker_is_declared_dead() -> None:
     with pytest.raises(ValidationError, match="must be shorter than dead_after"):
         Settings(heartbeat_interval=timedelta(seconds=10), dead_after=timedelta(seconds=10))
 

@@ -107,7 +107,7 @@ async def test_a_handler_that_blocks_the_loop_keeps_its_key_and_its_job(
             assert [line[0] for line in of_key] == ["began", "ended", "began", "ended"]
             log = workers.log.read_text()
             assert "loop_blocked" in log and "blocking_app.py" in log
-            assert "worker_was_taken_for_dead" not in log and "member_was_evicted" not in log
+            assert "worker_was_declared_dead" not in log and "member_was_evicted" not in log
 
             async def free() -> bool:
                 return not await blocked()

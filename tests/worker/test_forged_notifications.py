@@ -1,4 +1,4 @@
-"""Whoever may connect to a database can send any notification on any channel. What one says of a job is looked up."""
+"""Every role that can connect can send any notification on any channel, so what a notification says of a job is looked up."""
 
 from __future__ import annotations
 

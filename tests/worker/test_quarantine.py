@@ -108,7 +108,7 @@ async def test_rows_that_no_door_admits_stop_only_themselves(app: Penstock, sql:
     assert {job.id for job in listed} == set(poison.values())
     assert all(job.reason == "quarantined" for job in listed)
     assert sum(count.quarantined_last_hour for count in await app.counts()) == len(poison)
-    # Whoever reads the archive reads all of it.
+    # A reader of the archive can read all rows.
     assert await sql.fetchval("select count(data::text) from penstock.archived_jobs") == len(poison) + len(healthy)
 
 
@@ -147,7 +147,7 @@ async def test_an_unreadable_job_can_be_seen_cancelled_and_replayed(app: Penstoc
         copy = await app.replay(id, data={"number": 1})
         assert (await app.find(copy.id)).data == {"number": 1}
         assert (await app.find(copy.id)).replay_of == id
-        # What it was is there for whoever wants to look.
+        # The original payload is kept for inspection.
         assert await sql.fetchval("select pg_column_size(data) > 100 from penstock.quarantined_payloads where id = $1", id)
 
 

@@ -218,7 +218,7 @@ async def test_shutdown_hands_back_what_did_not_finish(url: str) -> None:
         assert await (await app.database()).fetchval("select count(*) from penstock.workers") == 0
 
 
-async def test_what_a_worker_claims_after_it_was_taken_for_dead_is_handed_back(url: str) -> None:
+async def test_jobs_that_a_worker_claims_after_it_was_declared_dead_are_released(url: str) -> None:
     ran_by: list[str] = []
     attempts: list[int] = []
     go_on = asyncio.Event()

@@ -29,7 +29,7 @@ def parse_range(text: str) -> tuple[int, int]:
 
 
 class Autoscaler:
-    """Reads the advice for an app now and then, and says how many worker processes there should be.
+    """Reads the scaling advice for an app at intervals, and returns how many worker processes there should be.
 
     Args:
         app: Makes the app whose workers are scaled; it is opened in a thread of its own.

@@ -1,6 +1,6 @@
 """What the commands work through: the database, by `Penstock`, or a server, by `AsyncClient`. Both have these methods.
 
-A command that needs the database itself takes it from `database_app`, which says so when a server is configured.
+A command that needs the database itself takes it from `database_app`, which raises an error when a server is configured.
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ from penstock.cli.backend import database_app, with_database
 from penstock.cli.history import Master
 from penstock.cli.output import AsJson, err, holding, out, print_json
 from penstock.errors import InvalidInput
+from penstock.history.lake import known_lake
 
 app = typer.Typer(help="Bulk work on Spark: enqueue, replay, export.", no_args_is_help=True)
 Format = Annotated[str, typer.Option("--from", help="What Spark reads: parquet, csv, json, orc, text, jdbc, ...")]
@@ -94,7 +95,7 @@ def replay(
     from penstock.spark import bulk, session
     from penstock.spark.history import read_lake
 
-    penstock, url = _opened()
+    penstock, url = _opened(lake)
     name = run or secrets.token_hex(4)
     with holding(penstock):
         found = read_lake(session(master=master, app_name="penstock replay"), url, lake, "jobs").where(where)
@@ -118,7 +119,7 @@ def export(
     from penstock.spark import session
     from penstock.spark.history import SCHEMAS, read_lake
 
-    penstock, url = _opened()
+    penstock, url = _opened(lake if table in SCHEMAS else None)
     with holding(penstock):
         spark = session(master=master, app_name="penstock export")
         if table in SCHEMAS:
@@ -131,10 +132,13 @@ def export(
     out.print(f"written to {to}", highlight=False)
 
 
-def _opened() -> tuple[Penstock, str]:
+def _opened(lake: str | None = None) -> tuple[Penstock, str]:
+    """The application and the URL of its database. Raises `NotFound` for a lake that does not exist."""
     penstock = database_app()
 
     async def url(opened: Penstock) -> str:
+        if lake is not None:
+            await known_lake(await opened.database(), lake)
         return await opened.start_server()
 
     return penstock, with_database(url, penstock)

@@ -13,7 +13,7 @@ app = typer.Typer(help="Keys of encrypted payloads: making one, and their ids.",
 
 @app.command()
 def create() -> None:
-    """Print a new key. Keep it in a store of secrets: a document whose key is lost cannot be read by anybody."""
+    """Print a new key. Keep it in a store of secrets: a document whose key is lost cannot be read any more."""
     typer.echo(new_key())
 
 

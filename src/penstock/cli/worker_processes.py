@@ -31,7 +31,7 @@ class Told:
         self._pipe = pipe
 
     def obey(self, worker: Worker, loop: asyncio.AbstractEventLoop) -> None:
-        """Stop `worker` when the supervisor says so, once more when it says so again, and when it is gone."""
+        """Stop `worker` when the supervisor asks for it, once more when it asks again, and when the supervisor is gone."""
         stopping = False
 
         def stop_once() -> None:
@@ -40,7 +40,7 @@ class Told:
                 stopping = True
                 worker.stop()
 
-        def heard() -> None:
+        def asked() -> None:
             nonlocal stopping
             try:
                 words = self._pipe.recv_bytes()
@@ -60,7 +60,7 @@ class Told:
         loop.add_signal_handler(signal.SIGINT, lambda: None)
         if sys.platform != "win32":
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-        loop.add_reader(self._pipe.fileno(), heard)
+        loop.add_reader(self._pipe.fileno(), asked)
 
 
 class _Child:
@@ -104,7 +104,7 @@ def supervise(
     """
     words = 0
 
-    def heard(_number: int, _frame: Any) -> None:
+    def signalled(_number: int, _frame: Any) -> None:
         nonlocal words
         words += 1
 
@@ -112,8 +112,8 @@ def supervise(
     waker.setblocking(False)
     wake.setblocking(False)
     signal.set_wakeup_fd(wake.fileno(), warn_on_full_buffer=False)
-    signal.signal(signal.SIGTERM, heard)
-    signal.signal(signal.SIGINT, heard)
+    signal.signal(signal.SIGTERM, signalled)
+    signal.signal(signal.SIGINT, signalled)
     children = [_Child(target, arguments) for _ in range(processes)]
     while not words or any(child.process.is_alive() for child in children):
         for child in children:
@@ -138,7 +138,7 @@ def supervise(
 
 @contextmanager
 def _without_interrupts() -> Iterator[None]:
-    """A process that is started here does not hear SIGINT until it is ready for it."""
+    """A process that is started here ignores SIGINT until it is ready for it."""
     if sys.platform == "win32":
         yield
         return

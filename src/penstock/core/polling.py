@@ -54,14 +54,14 @@ class Polling:
 
     Under load it looks at once. When it found nothing it looks again and again for a short while, since work often comes in
     bursts; then it announces that it is idle, looks once more for what came in between, and waits to be woken. Announcements are
-    valid for a while only, and notifications can be lost, so it also looks, and announces itself, now and then.
+    valid for a while only, and notifications can be lost, so it also looks, and announces itself, at intervals.
 
     Each round of the loop calls `begin`, looks, and then one of `found`, `rest` and `back_off`.
 
     Args:
         poll_s: Longest wait of an idle loop in seconds, less a jitter.
         quiet_s: How long after the last find the loop looks without being announced.
-        first_pauses_s: The first pauses after an announcement, where what was committed just then may have notified no one.
+        first_pauses_s: The first pauses after an announcement: a commit at the same moment may not have caused a notification.
         announce_every_s: How long an announcement is valid; 0: until the first wait that ends by itself.
         clock: Seconds of a monotonic clock.
     """

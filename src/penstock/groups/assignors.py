@@ -47,7 +47,7 @@ KeyAssign = Callable[[str, Sequence[Candidate]], int | None]
 def sticky(members: Sequence[Candidate], slots: Sequence[int], current: Mapping[int, str]) -> dict[int, str]:
     """Give each member `floor` or `ceil` of its even share, and move the fewest slots.
 
-    The members that own the most slots now get `ceil`. A member over its share gives up its highest slots; free slots go to the
+    The members that own the most slots now get `ceil`. A member over its share loses its highest slots; free slots go to the
     members that are under their share, oldest first.
     """
     if not members:

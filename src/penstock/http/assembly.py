@@ -27,7 +27,7 @@ class Assembly:
         database: Its database.
         authenticator: Decides who comes in.
         settings: Of the server.
-        listener: Hears what is sent to this process.
+        listener: Receives the notifications to this process.
     """
 
     def __init__(

@@ -30,7 +30,7 @@ class ApiError(PenstockError):
 
     Args:
         status: The HTTP status.
-        id: A word for programs.
+        id: A machine-readable name of the error.
         title: A sentence for people.
         detail: What to do about it.
         instance: The path that it is about.

@@ -1,4 +1,4 @@
-"""uvicorn's protocol with the limits that it has not: on what a connection may take without anybody being let in.
+"""uvicorn's protocol with limits that it lacks: on what a connection may take before its user is authenticated.
 
     head     a request line with its headers has a time and a size, from the connection or the answer before on
     rest     what a client still sends when its answer is complete is thrown away, for as long as a head may take
@@ -46,7 +46,7 @@ class Protocol(HttpToolsProtocol):
         self._in_head = True
         self._lingering = False
         self._read_to_end = True
-        # Whether it becomes a WebSocket: from then on this object hears nothing more.
+        # Whether it becomes a WebSocket: from then on this object receives no more calls.
         self._upgrading = False
         # Bytes since the last head was complete that were no body.
         self._extra = 0
@@ -80,7 +80,7 @@ class Protocol(HttpToolsProtocol):
             else:
                 self.transport.abort()
         elif self._read_to_end and (self.cycle is None or self.cycle.response_complete):
-            # Empty lines: they stopped uvicorn's clock, and are nothing that anybody waits for.
+            # Empty lines: they stopped uvicorn's timer, and no answer follows them.
             self._start_clock()
 
     def on_message_begin(self) -> None:

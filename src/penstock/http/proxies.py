@@ -1,6 +1,6 @@
 """Who the client is behind proxies.
 
-A proxy appends the address that it was called from to `X-Forwarded-For`. Anybody can send that header, so it is read from its
+A proxy appends the address that it was called from to `X-Forwarded-For`. Any client can send that header, so it is read from its
 end, and only as far as proxies are named in `trusted_proxies`: the first address that is no trusted proxy is the client.
 """
 

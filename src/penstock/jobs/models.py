@@ -162,7 +162,7 @@ class PoolOptions:
         slots: Number of parts into which the keys are divided, and of the workers that a pool can keep busy. It can grow later.
         assignor: "sticky" moves the fewest slots; "jump" orders the workers by age; "custom" applies a rule of the application.
         on_retry: "block": a job that waits for its retry blocks its key; "skip": later jobs of the key run before it.
-        key_concurrency: Maximum number of jobs of one key at once; more than 1 gives up their order.
+        key_concurrency: Maximum number of jobs of one key at once; more than 1 means no order among them.
         key_rate: Maximum number of starts of one key in a period; None: no limit.
         weights: Quantum of each key that gets more than one job in its turn.
         prefetch_per_key: Maximum number of jobs of one key that a worker claims at once. After a crash, jobs whose results were

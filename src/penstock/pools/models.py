@@ -72,7 +72,7 @@ class PoolMember:
     seen_at: datetime | None = None
     slots: list[int | str] = field(default_factory=list)
     coming: Annotated[list[int | str], Field(description="What it is to get.")] = field(default_factory=list)
-    going: Annotated[list[int | str], Field(description="What of its own it is to give up.")] = field(default_factory=list)
+    going: Annotated[list[int | str], Field(description="Its slots that it has to release.")] = field(default_factory=list)
     metadata: Annotated[dict[str, Any], Field(description="What it says of itself.")] = field(default_factory=dict)
 
 

@@ -28,14 +28,14 @@ class Listener:
     Args:
         database: Database to listen on.
         channels: Names of channels.
-        heard: Called on the loop with each notification, and with `CONNECTED` whenever listening begins, also after a break,
+        dispatch: Called on the loop with each notification, and with `CONNECTED` whenever listening begins, also after a break,
             since notifications may have been missed before. Usually `Notifications.dispatch`.
     """
 
-    def __init__(self, database: Database, channels: list[str], heard: Callable[[Notification], None]) -> None:
+    def __init__(self, database: Database, channels: list[str], dispatch: Callable[[Notification], None]) -> None:
         self._database = database
         self._wanted = Counter(channels)
-        self._heard = heard
+        self._dispatch = dispatch
         self._stirred = asyncio.Event()
 
     def add(self, channel: str) -> None:
@@ -81,26 +81,26 @@ class Listener:
             self._stirred.set()
 
         connection.add_termination_listener(losing)
-        heard: set[str] = set()
-        await self._keep_up(connection, heard)
-        self._heard(Notification(Kind.CONNECTED))
+        listened: set[str] = set()
+        await self._keep_up(connection, listened)
+        self._dispatch(Notification(Kind.CONNECTED))
         while not lost:
             if not await wait_for_event(self._stirred, 30):
                 # A connection can be lost silently (a firewall, a pulled cable): check it at intervals.
                 await connection.fetchval("select 1", timeout=10)
             if not lost:
-                for channel in await self._keep_up(connection, heard):
-                    self._heard(Notification(Kind.LISTENING, channel))
+                for channel in await self._keep_up(connection, listened):
+                    self._dispatch(Notification(Kind.LISTENING, channel))
 
-    async def _keep_up(self, connection: asyncpg.Connection[Any], heard: set[str]) -> list[str]:
+    async def _keep_up(self, connection: asyncpg.Connection[Any], listened: set[str]) -> list[str]:
         """Listen on the channels that are wanted now, and on no others. Returns the new ones."""
         self._stirred.clear()
-        new = [channel for channel in self._wanted if channel not in heard]
+        new = [channel for channel in self._wanted if channel not in listened]
         for channel in new:
             await connection.add_listener(channel, self._received)
-            heard.add(channel)
-        for channel in [channel for channel in heard if channel not in self._wanted]:
-            heard.discard(channel)
+            listened.add(channel)
+        for channel in [channel for channel in listened if channel not in self._wanted]:
+            listened.discard(channel)
             await connection.remove_listener(channel, self._received)
         return new
 
@@ -108,4 +108,4 @@ class Listener:
         if (notification := parse(str(payload))) is None:
             log.debug("notification_not_understood")
         else:
-            self._heard(notification)
+            self._dispatch(notification)

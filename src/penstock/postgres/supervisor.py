@@ -251,7 +251,7 @@ class Supervisor:
                     "move it with pg_dump, or choose another folder with PENSTOCK_DATA_DIR"
                 )
             return
-        # Created under another name and renamed, so that an incomplete data folder is never taken for a complete one.
+        # Created under another name and renamed, so that an incomplete data folder never looks complete.
         fresh = self.folder / "postgres.new"
         shutil.rmtree(fresh, ignore_errors=True)
         shutil.rmtree(self.data, ignore_errors=True)
@@ -278,7 +278,7 @@ class Supervisor:
             uid, gid = self._account()
             found = os.fstat(folder)
             if folders.name_of(uid) in SHARED_ACCOUNTS:
-                # Other programs run as this user too. A group that nobody else has distinguishes the server from them.
+                # Other programs run as this user too. A group that no other program has distinguishes the server from them.
                 gid = found.st_gid if self._is_private(found.st_gid) else _unused_group()
                 os.fchown(folder, 0, gid)
                 os.fchmod(folder, 0o710)

@@ -53,11 +53,11 @@ class Blocking:
         """Listen on a channel from now on. The event is cleared, and is set at the next notification.
 
         The first call for a channel opens a connection, which stays until `close`. Call this from a coroutine that `run` or
-        `keep_trying` runs; between two such calls the loop stands still, and a notification is seen at the next one.
+        `keep_trying` runs; between two such calls the loop does not run, and a notification is seen at the next one.
         """
         if channel not in self._notified:
-            heard = self._notified[channel] = asyncio.Event()
-            listener = Listener(self.database, [channel], lambda _: heard.set())
+            notified = self._notified[channel] = asyncio.Event()
+            listener = Listener(self.database, [channel], lambda _: notified.set())
             self._listeners.append(asyncio.create_task(listener.run(), name=f"penstock-spark-{channel}"))
         self._notified[channel].clear()
         return self._notified[channel]

@@ -2,7 +2,7 @@
 
 Spark starts the workers, and starts them again after a failure. Apart from that they are ordinary workers: they claim, settle,
 heartbeat and recover through Postgres. Spark ends Python with SIGKILL, which a handler cannot catch. A fleet is therefore
-drained through Postgres: each worker reads the fleet's row in `fleets`, shuts down when the row says so, and then its task
+drained through Postgres: each worker reads the fleet's row in `fleets`, shuts down when the row asks for it, and then its task
 ends. When Spark kills a worker nevertheless, its leases end and its jobs run again, as after any crash.
 """
 

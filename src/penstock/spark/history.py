@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.core.logs import get_logger
 from penstock.history import lake_queries as lakes
 from penstock.history.delta import DeltaLog
-from penstock.history.lake import Lake, known_lake
+from penstock.history.lake import Lake
 from penstock.history.lake_queries import LakeFile, LakeRecord
 from penstock.spark import frames, schemas
 from penstock.spark.blocking import Blocking
@@ -223,15 +223,15 @@ def read_lake(
         version: Version of the Delta table, whose files are read whole, without `days` and `types`; None: the present state.
 
     Raises:
-        NotFound: The lake or the version does not exist.
+        NotFound: The version does not exist.
     """
     with Blocking(url) as database:
-        record = database.run(known_lake(database.database, lake))
-        files = database.run(lakes.files(database.database, lake, kind, days, types))
-    if version is not None:
+        record = next((known for known in database.run(lakes.lakes(database.database)) if known.name == lake), None)
+        files = database.run(lakes.files(database.database, lake, kind, days, types)) if record else []
+    if record is not None and version is not None:
         uris = DeltaLog(Lake(record.name, record.uri)).files(kind, version)
         return spark.read.schema(SCHEMAS[kind]).option("basePath", f"{record.uri}/{kind}").parquet(*uris)
-    if not files:
+    if record is None or not files:
         return spark.createDataFrame([], SCHEMAS[kind])
     reader = spark.read.schema(SCHEMAS[kind]).option("basePath", f"{record.uri}/{kind}")
     return reader.parquet(*(f"{record.uri}/{file.path}" for file in files))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from penstock.core.polling import Polling
 
-# An announcement counts for 30 s. What was committed while it was made notified no one, so the first looks come soon.
+# An announcement counts for 30 s. A commit during the announcement may not cause a notification, so the first looks come soon.
 _ANNOUNCE_EVERY_S = 15.0
 _FIRST_PAUSES_S = (0.005, 0.05)
 

@@ -118,7 +118,7 @@ class Completer:
         try:
             return await jobs.settle(self._database, [result._replace(outcome=Outcome.FAILED, detail=detail, retry_after=None)])
         except PenstockError as again:
-            # Its lease stays known, so that nobody releases the job: an at_most_once job would start again.
+            # Its lease stays known, so that the job is not released: an at_most_once job would start again.
             self._left.append(result.lease)
             log.error("job_left_to_its_lease", job_id=str(result.id), lease=result.lease, error=again)
             return {result.id: "stale"}

@@ -288,7 +288,7 @@ class Executor:
             except PenstockError as error:
                 log.error("jobs_not_begun", jobs=len(batch), error=error)
             for running, lane in batch:
-                # A job that was lost or cancelled meanwhile does not start: its settlement says so, or is stale.
+                # A job that was lost or cancelled meanwhile does not start: its settlement reports that, or is stale.
                 if running.claimed.id in begun and running.reason is None and self._jobs.get(running.claimed.id) is running:
                     running.task = self.loop.create_task(self._run(running, lane))
                 else:

@@ -1,4 +1,4 @@
-"""The heartbeat of a worker on its event loop. It asks which jobs were cancelled, and registers a worker taken for dead again.
+"""The heartbeat of a worker on its event loop. It asks which jobs were cancelled, and registers again when it was declared dead.
 
 The heartbeat beside the loop (`groups.heartbeat`) keeps the row alive while a handler blocks the loop.
 """
@@ -133,9 +133,9 @@ class WorkerHeartbeat:
     async def _register_again(self) -> None:
         """Register under a new id, since other workers have its jobs.
 
-        Jobs that the worker claimed after it was taken for dead have not been recovered by any other worker, so it releases them.
+        Jobs that the worker claimed after it was declared dead have not been recovered by any other worker, so it releases them.
         """
-        log.error("worker_was_taken_for_dead", worker=self._registration.id)
+        log.error("worker_was_declared_dead", worker=self._registration.id)
         if self._queues is None:
             await self._registration.register()
             return

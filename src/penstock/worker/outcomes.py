@@ -37,7 +37,7 @@ def stopped(running: Running) -> Settlement:
         detail = {"type": "TimeLimit", "message": "the handler ran longer than its time limit"}
         text = orjson.dumps(detail).decode()
         return Settlement(claimed.id, claimed.attempt, running.lease, Outcome.FAILED, text, None, claimed.name)
-    cause = "was taken for dead" if running.reason == "lost" else "shut down"
+    cause = "was declared dead" if running.reason == "lost" else "shut down"
     detail = {"type": "Interrupted", "message": f"the worker {cause} before the handler was done"}
     text = orjson.dumps(detail).decode()
     if running.reason == "lost":

@@ -159,7 +159,7 @@ class PoolWorker(Generic[T]):
         """The jobs of the keys that this worker owns, as they arrive, one of each key at a time.
 
         Raises:
-            Conflict: This worker was taken for dead, and another one has its id now.
+            Conflict: This worker was declared dead, and another one has its id now.
             SchemaMismatch: A migration has changed the schema so that this version cannot work with it.
         """
         executor, working = self._executor, self._working

@@ -57,7 +57,7 @@ class Registration:
         self._fence_at = float("-inf")
 
     async def register(self) -> None:
-        """Insert the row. A worker that was taken for dead gets a new id, since its old one is never used again."""
+        """Insert the row. A worker that was declared dead gets a new id, since its old one is never used again."""
         if self._registrations:
             self._listener.remove(self._channel)
         self._registrations += 1

@@ -187,7 +187,7 @@ class Worker:
 
     @property
     def id(self) -> str:
-        """The id of the worker, which changes when the worker was taken for dead and registers again."""
+        """The id of the worker, which changes when the worker was declared dead and registers again."""
         return self._registration.id
 
     @property

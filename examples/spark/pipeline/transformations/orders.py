@@ -28,7 +28,7 @@ def orders() -> DataFrame:
 
 @dp.append_flow(target="large_orders")
 def large() -> DataFrame:
-    """The large ones, for whoever subscribes to the stream; each once."""
+    """The large orders, each once, for the consumers of the stream."""
     source = active().readStream.table("orders").where(F.col("total") >= LARGE)
     return source.select("key", F.to_json(F.struct("order_id", "total")).alias("value"))
 

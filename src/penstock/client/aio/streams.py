@@ -133,10 +133,10 @@ class AsyncMembership:
         self, limit: int = 100, *, wait: timedelta = timedelta(0), busy: Collection[int] = (),
         ahead: Mapping[int, int] | None = None, auto_offset_reset: OffsetReset | str = OffsetReset.ERROR,
     ) -> Reading:  # fmt: skip
-        """Read on from what is committed, and give up what is to go to others, unless it is named in `busy`.
+        """Read the events behind the committed offsets, and release revoked partitions, except those in `busy`.
 
         Raises:
-            NotFound: It was taken for dead: join again.
+            NotFound: The member was evicted: join again.
             OffsetGone: Retention dropped what comes next.
         """
         call = self._seat.read(limit, wait.total_seconds(), busy, ahead or {}, str(auto_offset_reset))
@@ -154,7 +154,7 @@ class AsyncMembership:
         return await self._send(self._seat.fail(batch, error, attempt))
 
     async def heartbeat(self) -> HeldPartitions:
-        """Stay alive while something takes long. Raises `NotFound` when it was taken for dead."""
+        """Keep the member alive during a long batch. Raises `NotFound` when it was evicted."""
         return await self._send(self._seat.heartbeat())
 
     async def leave(self) -> None:

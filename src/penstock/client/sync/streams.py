@@ -150,10 +150,10 @@ class Membership:
         ahead: Mapping[int, int] | None = None,
         auto_offset_reset: OffsetReset | str = OffsetReset.ERROR,
     ) -> Reading:
-        """Read on from what is committed, and give up what is to go to others, unless it is named in `busy`.
+        """Read the events behind the committed offsets, and release revoked partitions, except those in `busy`.
 
         Raises:
-            NotFound: It was taken for dead: join again.
+            NotFound: The member was evicted: join again.
             OffsetGone: Retention dropped what comes next.
         """
         call = self._seat.read(limit, wait.total_seconds(), busy, ahead or {}, str(auto_offset_reset))
@@ -171,7 +171,7 @@ class Membership:
         return self._send(self._seat.fail(batch, error, attempt))
 
     def heartbeat(self) -> HeldPartitions:
-        """Stay alive while something takes long. Raises `NotFound` when it was taken for dead."""
+        """Keep the member alive during a long batch. Raises `NotFound` when it was evicted."""
         return self._send(self._seat.heartbeat())
 
     def leave(self) -> None:

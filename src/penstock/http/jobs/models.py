@@ -206,7 +206,7 @@ class Settled(BaseModel):
 
 
 class Heartbeat(Model):
-    """A word from a worker; the first one registers it."""
+    """A heartbeat of a worker; the first one registers it."""
 
     names: list[Annotated[str, Field(max_length=200)]] = Field(default=[], max_length=1_000)
     in_flight: int = Field(0, ge=0, le=1_000_000)
@@ -218,7 +218,7 @@ class Heartbeat(Model):
 
 
 class Beat(BaseModel):
-    """`known` false: the worker was new, or taken for dead, and holds nothing. `cancelled`: jobs to stop."""
+    """`known` false: the worker was new, or declared dead, and has no jobs. `cancelled`: jobs to stop."""
 
     model_config = example({"known": True, "cancelled": [], "leases": [17]})
 

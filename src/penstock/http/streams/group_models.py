@@ -34,7 +34,7 @@ class Joined(BaseModel):
 
 
 class MemberBeat(Model):
-    """A word from a member."""
+    """A heartbeat of a member."""
 
     session: UUID
 
@@ -46,7 +46,7 @@ class Read(MemberBeat):
     wait: str | None = Field(None, description="How long to wait for an event, such as 20s.", max_length=20)
     busy: list[Partition] = Field(
         default=[], max_length=1_024,
-        description="Partitions that are still being worked on: none of their events, and they are not given up yet.",
+        description="Partitions on which the member still works: it gets none of their events, and they are not released.",
     )  # fmt: skip
     ahead: dict[Partition, Offset] = Field(
         default={}, max_length=1_024, description="Read on from here, by partition, before what came earlier is committed."

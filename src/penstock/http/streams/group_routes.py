@@ -162,7 +162,7 @@ async def heartbeat(
     memberships: Annotated[Memberships, part(Memberships)],
     beat: Annotated[MemberBeat, body(MemberBeat, {"session": _SESSION})],
 ) -> HeldPartitions:
-    """Say that a member lives while it works on something long. 404 when it was taken for dead: join again."""
+    """Keep a member alive while it handles a long batch. 404 when it was evicted: join again."""
     return await memberships.beat(member, beat.session)
 
 
@@ -173,11 +173,11 @@ async def read_batches(
     service: CurrentService,
     wanted: Annotated[Read, body(Read, {"session": _SESSION, "limit": 100, "wait": "20s"})],
 ) -> Reading:
-    """Read on from where the group is in the member's partitions; with `wait` the answer waits for an event.
+    """Read the events behind the group's offsets in the member's partitions; with `wait` the answer waits for an event.
 
-    Events that are not committed come again with the next read. A read also is a heartbeat, gives up what is to go to others
-    (unless it is named in `busy`), and takes what is meant for the member. 404: taken for dead, join again. 410: what comes next
-    is gone.
+    Events that are not committed come again with the next read. A read also is a heartbeat: it releases revoked partitions,
+    except those in `busy`, and takes those that are free for the member. 404: the member was evicted, join again. 410: retention
+    has dropped the next events.
     """
     within = bodies.span(wanted.wait, "wait", service.settings.longest_wait)
     if within > 0:

@@ -1,9 +1,9 @@
 """Members of consumer groups over HTTP, for languages without a driver.
 
 The protocol is that of `penstock.groups`, and all of its state is in the database: any server process answers any call of a
-member, and a server that dies takes no member with it. A read beats for the member, gives up what is to go to others, takes what
-is meant for it, and reads from where the group is. What a member still works on it names (`busy`); it has the grace period to
-finish that before it is taken away.
+member, and members survive the crash of a server. A read is a heartbeat: it releases revoked partitions, takes those that are
+free for the member, and reads from the group's offsets. A member names the partitions on which it still works (`busy`), and has
+the grace period to finish them before they are released.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class ReadRequest:
 
     Attributes:
         limit: Most events.
-        busy: Partitions that it still works on: none of their events now, and they are not given up yet.
+        busy: Partitions on which it still works: none of their events are returned, and they are not released yet.
         ahead: Where to read instead of at the group's offset, by partition, for one that fetches before it has committed.
         auto_offset_reset: What to do when retention dropped what comes next.
     """
@@ -139,9 +139,9 @@ class Memberships:
         return held
 
     async def _beat(self, member: GroupMember, session: UUID, busy: Collection[int] | None) -> tuple[HeldPartitions, float]:
-        """Keep a member alive; give up what it has to, unless it is `busy` with it, and take what it may.
+        """Keep a member alive, release its revoked partitions, except those in `busy`, and take the ones that are free for it.
 
-        Returns what it has, and the seconds of silence after which it is dead.
+        Returns its partitions, and the seconds of silence after which it is dead.
         """
         database, group = self._database, member.group_name
         await self._evict(group)
@@ -190,7 +190,7 @@ class Memberships:
                 held, dead_after_s = await self._beat(member, session, asked.busy)
                 found = await self._find(member, held, asked)
                 left = deadline - time.monotonic()
-                # One that waits hears at once what it has to finish.
+                # A waiting member learns at once which partitions it has to finish.
                 told = not known.issuperset(held.revoked)
                 if found.batches or told or left <= 0 or self._stopping.is_set() or await gone():
                     return Reading(held.partitions, held.revoked, found.batches), found.events
@@ -272,7 +272,7 @@ class Memberships:
         return chunks
 
     def _is_over(self, member: GroupMember, slot: int, epoch: int, busy: Collection[int] | None) -> bool:
-        """Whether a partition that is to go to another member is to be given up now."""
+        """Whether to release a revoked partition now."""
         place = (member.group_name, member.id, slot, epoch)
         now = time.monotonic()
         since = self._revoked_at.setdefault(place, now)
@@ -284,7 +284,7 @@ class Memberships:
         return False
 
     async def _evict(self, group: str) -> None:
-        """Evict silent members of the group, now and then."""
+        """Evict silent members of the group, at intervals."""
         now = time.monotonic()
         if now - self._evicted_at.get(group, 0.0) < _EVICT_EVERY_S:
             return

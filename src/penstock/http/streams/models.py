@@ -19,7 +19,7 @@ Age = Annotated[float, Field(gt=0, le=3_153_600_000)]
 
 
 class StreamSettings(Model):
-    """What can be changed of a stream. Whole segments are dropped, oldest first, when `keep_...` says so; null: no limit."""
+    """The options of a stream that can be changed. `keep_...` drops whole segments, oldest first; null: no limit."""
 
     keep_age_s: Age | None = None
     keep_bytes: Positive | None = None

@@ -51,7 +51,7 @@ async def create_stream(
 
 @api.get("/v1/streams/{name:name}", dependencies=[READ])
 async def get_stream(stream: OpenStream, database: OpenDatabase) -> StreamDetails:
-    """One stream: partitions, what is there of each, retention, size, and which groups a growth waits for in vain."""
+    """One stream: partitions with their bounds, retention, size, and the groups that hold a growth back."""
     segments = await streams.segments(database, stream.name)
     bounds = sorted((await streams.bounds(database, stream.name)).items())
     held = held_back(await streams.lag(database, stream.name, None))

@@ -1,9 +1,9 @@
 """Deliveries: subscribers of topics that are connections.
 
 Each connection is a subscriber with a queue of its own, like any other, so filters, `unique`, `run_after` and publishers that
-wait for outcomes work as ever. This process is one worker for all of its connections: one claim for whatever came for any of
-them, one settle for whatever was handed out, one renewal for all subscriptions. When the process dies its claims go back to the
-queues like those of any dead worker, and the subscriptions that are not renewed end by themselves.
+wait for outcomes work in the usual way. This process is one worker for all of its connections: one claim for the copies of all of
+them, one settle for all outcomes, one renewal for all subscriptions. When the process dies, other workers recover its leases, as
+those of any dead worker, and the subscriptions that are not renewed end.
 """
 
 from __future__ import annotations
@@ -350,7 +350,7 @@ class Deliveries:
             try:
                 at_hand = sum(buffer.at_hand for buffers in self._buffers.values() for buffer in buffers)
                 if not (await jobs.heartbeat(self._database, self.id, at_hand, "running")).known:
-                    log.warning("deliveries_taken_for_dead", worker=self.id)
+                    log.warning("deliveries_declared_dead", worker=self.id)
                     # What was claimed is others' by now.
                     for buffers in self._buffers.values():
                         for buffer in buffers:

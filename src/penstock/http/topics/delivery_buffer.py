@@ -1,4 +1,4 @@
-"""What is at hand for a connection that receives a topic: `deliveries` fills it, the connection empties it."""
+"""The copies that are claimed for a connection that receives a topic: `deliveries` adds them, the connection takes them."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class DeliveryBuffer:
         ttl: How long the subscription outlives what renews it; None: it stays.
         filter: Only messages that contain this JSON, as text.
         stays: Whether the subscription is there when the connection has ended.
-        window: How many copies it may have at hand.
+        window: The largest number of copies in the buffer and unacknowledged.
         alone: Whether it takes the place of another connection with this client id, instead of sharing the copies with it.
     """
 
@@ -157,7 +157,7 @@ class DeliveryBuffer:
             self.event.set()
 
     def expect(self, job: UUID) -> None:
-        """Note that the receiver said what became of a copy, and wants to hear when that came too late."""
+        """Note the receiver's outcome of a copy; the receiver is told when it came too late."""
         self._expected[job] = None
         if len(self._expected) > _MOST_LATE:
             self._expected.popitem(last=False)
@@ -216,7 +216,7 @@ class DeliveryBuffer:
         return self._remember(copy.id)
 
     def settled(self, job: UUID) -> Copy | None:
-        """The receiver has said what became of a copy. None: it is not at hand."""
+        """Settle a copy with the receiver's outcome. None: the buffer does not have the copy."""
         return self._handed.pop(job, None)
 
     def give_back(self) -> list[Copy]:

@@ -205,7 +205,7 @@ class _Conversation:
         self._buffer = buffer
         self._receipt = receipt
         self._auto = auto
-        self._jobs: dict[UUID, UUID] = {}  # of the copies at hand, by message
+        self._jobs: dict[UUID, UUID] = {}  # of the unacknowledged copies, by message
         self._messages: dict[UUID, UUID] = {}
 
     async def run(self) -> None:
@@ -288,7 +288,7 @@ class _Conversation:
             id = UUID(frame.get("id"))
         except (ValueError, TypeError, AttributeError):
             raise InvalidInput("the frame needs the id of a message") from None
-        # One that is not at hand was acknowledged before, or is another's by now.
+        # A copy that is missing was acknowledged before, or belongs to another connection by now.
         job = self._jobs.pop(id, None)
         copy = None if job is None else self._buffer.settled(job)
         if copy is None:

@@ -2,7 +2,7 @@
 
 Those who wait stand in a queue by job type. The process announces once that it is idle for all of them, and listens. A
 notification wakes the first of its type; who finds a job wakes the next. So a hundred waiting workers cost one look for a
-job that comes, and a look now and then for what notifications miss.
+job that comes, and a look at intervals for jobs whose notification was lost.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ class JobReadOptions:
         starting: `earliest`, `latest`, a time, or a position; None: the default of the kind of read.
         ending: End of a batch read in commit order; None: the latest position.
         max_rows: Largest number of jobs in one micro-batch; None: no limit.
-        wait: How long to wait for jobs before a micro-batch is given up as empty.
+        wait: How long to wait for jobs before a micro-batch ends empty.
         fail_on_data_loss: Whether it is an error when days were pruned before they were read.
     """
 

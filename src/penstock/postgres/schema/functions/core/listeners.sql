@@ -1,4 +1,4 @@
--- Listeners: a process that is idle says so here, and what brings work notifies only those that do.
+-- Listeners: an idle process registers here, and a call that brings work notifies only registered processes.
 --
 -- The order matters on both sides. A listener listens on its channel, then says that it waits, then looks once more: that look finds
 -- what committed before its row was visible, and whatever commits later sees the row.

@@ -220,7 +220,7 @@ returns table (partition text, jobs bigint)
 language plpgsql
 security definer
 set search_path = penstock, pg_temp
--- A drop waits for readers, and blocks writers while it waits, so it gives up soon; the next prune tries again.
+-- A drop waits for readers, and blocks writers while it waits, so it waits for a short time only; the next prune tries again.
 set lock_timeout = '2s'
 as $$
 declare

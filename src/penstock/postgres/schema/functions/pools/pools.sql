@@ -427,7 +427,7 @@ begin
         raise exception 'invalid number of slots: %', coalesce(p_slots::text, 'null')
             using errcode = 'PS400', hint = 'A pool has 1 to 65,536 slots.';
     end if;
-    -- Enqueues that are under way finish first, and new ones wait. The resize gives up when a transaction blocks it for longer.
+    -- Enqueues that are under way finish first, and new ones wait. The resize fails when a transaction blocks it for longer.
     perform penstock.lock_slots(p_name);
     resized := penstock.lock_group(p_name);
     if resized.assignor = 'custom' or p_slots < resized.slots then

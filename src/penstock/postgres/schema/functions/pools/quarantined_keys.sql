@@ -63,7 +63,7 @@ begin
 end
 $$;
 comment on function penstock.release_keys(text, text, interval) is
-    'Has the rule of a pool asked again about a quarantined key (null: about all) that failed p_after ago or longer. Members call it every now and then; where the rule fails again the key stays quarantined. Returns how many. PS404 when that key is not quarantined.';
+    'Has the rule of a pool asked again about a quarantined key (null: about all) that failed p_after ago or longer. Members call it at intervals; where the rule fails again the key stays quarantined. Returns how many. PS404 when that key is not quarantined.';
 
 create or replace function penstock.quarantined_keys(p_name text, p_after text default null, p_limit integer default 100, p_key text default null)
 returns table (key text, slot integer, error text, failed_at timestamptz, jobs bigint)

@@ -348,7 +348,7 @@ begin
 end
 $$;
 comment on function penstock.refuse_standing(text, text, integer[], bigint[]) is
-    'A member without a handler for standing jobs says so: those in slots that it has under these epochs get the error NoHandler, which ends when a run begins. Returns how many got it.';
+    'For a member without a handler for standing jobs: those in slots that it owns under these epochs get the error NoHandler, which ends when a run begins. Returns how many got it.';
 
 create or replace function penstock.begin_standing(
     p_name text, p_key text, p_member text, p_slot integer, p_epoch bigint, p_version bigint, p_tried_with integer default null

@@ -280,7 +280,7 @@ as $$
     delete from penstock.staged_jobs where writer = p_writer and role = session_user and starts_with(part, penstock.parts_of(p_epoch, p_target));
     delete from penstock.staged_events where writer = p_writer and role = session_user and starts_with(part, penstock.parts_of(p_epoch, p_target));
 $$;
-comment on function penstock.discard_staged(text, bigint, text) is 'Drops what was staged for an epoch of a writer and a target that was given up.';
+comment on function penstock.discard_staged(text, bigint, text) is 'Drops the rows that were staged for an aborted epoch of a writer and a target.';
 
 create or replace function penstock.prune_staged()
 returns bigint

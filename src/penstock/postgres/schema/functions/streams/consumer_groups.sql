@@ -96,7 +96,7 @@ begin
     for given in
         select owned.partition, owned.epoch
         from unnest(p_partitions, p_epochs) as owned (partition, epoch)
-        -- In this order only the primary key can give the row, whatever the planner has heard of the owners.
+        -- In this order only the primary key can give the row, whatever the statistics say of the owners.
         cross join lateral (
             select found.slot, found.owner, found.epoch from penstock.slots as found
             where found.group_name = consuming.group_name and found.slot >= owned.partition
@@ -196,7 +196,7 @@ begin
 end
 $$;
 comment on function penstock.commit_offsets(text, text, text, integer[], bigint[], integer[], bigint[]) is
-    'Commits for each partition the offset of the next event that the group wants, all before it being done. Not committed: the partition is no longer this member''s under that epoch, or the group was moved to another offset (another revision): begin anew. In the transaction of a handler it makes its effects happen exactly once.';
+    'Commits for each partition the offset of the next event of the group; all events below it are done. Not committed: the partition is no longer this member''s under that epoch, or the group was moved to another offset (another revision): begin the partition again. In the transaction of a handler it makes its effects happen exactly once.';
 
 create or replace function penstock.try_partition(
     p_stream text, p_group text, p_partition integer, p_epoch bigint, p_tried integer, p_acquitted boolean default false
@@ -602,7 +602,7 @@ begin
 end
 $$;
 comment on function penstock.halt_partition(text, text, text, integer, bigint, integer, bigint, text) is
-    'Commits what is done before the event that could not be handled, and notes why its consumer halts there; the note goes when that event is done. The member that takes the partition over comes upon the event again.';
+    'Commits the events before the one that could not be handled, and notes why its consumer halts there, until that event is done. The next owner of the partition gets the event again.';
 
 create or replace function penstock.note_failure(
     p_stream text, p_group text, p_member text, p_partition integer, p_epoch bigint, p_revision integer, p_offset bigint,

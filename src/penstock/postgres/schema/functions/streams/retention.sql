@@ -441,7 +441,7 @@ begin
 end
 $$;
 comment on function penstock.streams_to_maintain() is
-    'Forgets readers and producers that were not seen for long. Returns the streams, each to be given to maintain_stream, and to compact_stream when that says so; drop_retired comes last.';
+    'Forgets readers and producers that were not seen for long. Returns the streams, each to be given to maintain_stream, and to compact_stream when maintain_stream asks for it; drop_retired comes last.';
 
 create or replace function penstock.try_to_roll(p_stream text)
 returns boolean

@@ -412,7 +412,7 @@ begin
     if not found then
         return false;
     end if;
-    -- A hint: who hears it looks up which connection it is.
+    -- A hint: the receiver looks up which connection it is.
     perform pg_notify('penstock', 'taken ' || p_queue);
     return true;
 end

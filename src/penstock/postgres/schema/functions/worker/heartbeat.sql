@@ -51,4 +51,4 @@ begin
 end
 $$;
 comment on function penstock.keep_alive(text, text[], text[], uuid[], double precision, text) is
-    'Keeps a worker (null: none) and memberships alive, each by group, member and session. worker_known: false when it was taken for dead. dead_after_s: for each membership, in order, the silence after which others may evict it; null when it was evicted, or is locked at this moment. p_blocked_s: for how long the event loop of the process has made no progress, and p_blocked_by what blocks it.';
+    'Keeps a worker (null: none) and memberships alive, each by group, member and session. worker_known: false when it was declared dead. dead_after_s: for each membership, in order, the silence after which others may evict it; null when it was evicted, or is locked at this moment. p_blocked_s: for how long the event loop of the process has made no progress, and p_blocked_by what blocks it.';

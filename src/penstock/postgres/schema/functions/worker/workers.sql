@@ -72,7 +72,7 @@ begin
 end
 $$;
 comment on function penstock.heartbeat(text, integer, text) is
-    'Keeps a worker alive. known: false when it was taken for dead, so that it must drop its jobs and register again; cancelled: jobs that it must cancel; leases: those that it holds; workers: how many there are.';
+    'Keeps a worker alive. known: false when it was declared dead, so that it must drop its jobs and register again; cancelled: jobs that it must cancel; leases: those that it holds; workers: how many there are.';
 
 create or replace function penstock.note_halted(p_worker text, p_consumer text, p_error text)
 returns void
