@@ -54,8 +54,8 @@ def check_keys(
         placed: The enqueue of each job, by name.
         ended: The archived state of each job, by name.
         gone: When worker processes were killed or suspended.
-        within_s: Seconds within which the work of a worker that is gone must run again. A job that was lost twice is a suspect, which
-            runs alone within `ALONE_S`, less twice the time in which other suspects ran, since an owner works normally for as long.
+        within_s: Seconds within which the work of a worker that is gone must run again. A job that was lost twice is a suspect
+            and runs alone within `ALONE_S`, less twice the time in which other suspects ran: an owner works normally for as long.
         cut: When worker processes could not reach the database: what they did may not have been settled.
         safe_silence_s: A worker that was suspended for less than this keeps its keys.
         thaw_s: Seconds for which a worker that has returned may continue with a key that it lost.
@@ -94,7 +94,7 @@ def _goes_on(key: str, runs: Sequence[Run], alone: Sequence[Run], within_s: floa
                 others = [(run.begin, run.until) for run in alone if run.id != after.id]
                 waited, most = waited - 2 * overlap(others, lost_at, after.begin), ALONE_S
             if waited > most:
-                violations.append(f"P9: {key} stood still for {waited:.1f} s after {latest.worker} was gone")
+                violations.append(f"P9: {key} did not run for {waited:.1f} s after {latest.worker} was gone")
         latest = max(latest, after, key=lambda run: run.until)
     return violations
 
