@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from datetime import datetime, timedelta
-from typing import Any, Generic, ParamSpec, Protocol
+from typing import Any, Generic, ParamSpec, Protocol, Self
 from uuid import UUID
 
 from penstock.core.dependencies import Plan, name_of
@@ -220,6 +220,14 @@ class JobCall(Generic[P]):
     def sync(self) -> SyncJobCall[P]:
         """The blocking half, for threads without an event loop."""
         return SyncJobCall(self, self.type.context.background)
+
+    def with_id(self, id: UUID) -> Self:
+        """These options with an id."""
+        return type(self)(self.type, replace(self._new, id=id), self.connection)
+
+    def through(self, connection: Any) -> Self:
+        """These options with a connection of the caller."""
+        return type(self)(self.type, self._new, connection)
 
     async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Enqueued:
         """Enqueue one job with these arguments. See `Penstock.enqueue`."""
