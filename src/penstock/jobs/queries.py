@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from datetime import datetime, timedelta
+from operator import itemgetter
 from typing import Any
 from uuid import UUID
 
@@ -29,6 +30,7 @@ from penstock.jobs.models import (
 )
 from penstock.postgres.database import Database, in_parts
 
+_SEQ, _LEASE = (itemgetter(ClaimedJob._fields.index(field)) for field in ("seq", "lease"))
 _OF_JOB_TYPE = tuple(column.name for column in fields(JobTypeRecord))
 
 
@@ -205,12 +207,17 @@ _CLAIM = "select * from penstock.claim($1, $2, $3, $4::jsonb)"
 async def claim(
     database: Database, worker: str, names: Sequence[str], limit: int, watermarks: dict[str, dict[str, int]]
 ) -> Claim:
-    """Claim up to `limit` ready jobs of these types. The call is not retried, since a lost answer leaves jobs claimed."""
+    """Claim up to `limit` ready jobs of these types, in their order. It is not retried: a lost answer leaves jobs claimed."""
     rows = await database.fetch(_CLAIM, worker, names, limit, _dump(watermarks))
     if not rows:
         return Claim([], 0, 0)
-    jobs = await only_readable(database, [ClaimedJob._make(row[:14]) for row in rows])
-    return Claim(jobs, rows[0]["horizon"], rows[0]["ceiling"])
+    jobs = [ClaimedJob._make(row[:14]) for row in rows]
+    # The rows of a lease come as they are stored: a released job, whose row is a new version, would start behind later ones.
+    several = jobs[0].lease != jobs[-1].lease
+    jobs.sort(key=_SEQ)
+    if several:
+        jobs.sort(key=_LEASE)
+    return Claim(await only_readable(database, jobs), rows[0]["horizon"], rows[0]["ceiling"])
 
 
 async def wait_for_places(
