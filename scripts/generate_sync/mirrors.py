@@ -52,7 +52,9 @@ MIRRORS = {
         Mirror(
             "penstock.worker.receiver",
             "PulledJob",
-            also=("id", "name", "key", "attempt", "max_attempts", "data", "created_at", "snoozes", "cancelled", "progress"),
+            also=(
+                "id", "name", "key", "attempt", "max_attempts", "data", "created_at", "snoozes", "cancelled", "progress", "log",
+            ),
         ),
     ],
     "penstock.topics.sync": [Mirror("penstock.topics.topic", "Topic")],

@@ -247,7 +247,7 @@ class Penstock(JobAdministration, PoolAdministration, TopicAdministration, Strea
         """The record of a job, from a lake of history when the archive no longer has it. Raises `NotFound`."""
         job_id = parse_id(id)
         database = await self.database()
-        found = await jobs.find(database, [job_id])
+        found = await jobs.find(database, [job_id], log=True)
         if job_id not in found:
             if (record := await lake.find(database, job_id)) is not None:
                 return record

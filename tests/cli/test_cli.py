@@ -63,6 +63,20 @@ def psql(url: str, statement: str) -> None:
         connection.execute(statement)
 
 
+def test_a_job_is_shown_with_its_own_options_and_its_log(url: str) -> None:
+    penstock(url, "types", "create", "ship")
+    own = "--max-attempts", "1", "--time-limit", "90s", "--json"
+    id = json.loads(penstock(url, "enqueue", "ship", "1", *own).stdout)["id"]
+    lines = '{"data": 2, "max_attempts": 2, "time_limit": "2m"}\n{"data": 3}\n'
+    assert penstock(url, "enqueue", "ship", "-f", "-", stdin=lines).stdout == "2 queued\n"
+    assert "not a span of time" in penstock(url, "enqueue", "ship", "-f", "-", stdin='{"time_limit": "soon"}').stderr
+    psql(url, "select penstock.append_log(array[id], array[lease], array['half done']) from penstock.claim('w', '{ship}', 1)")
+    shown = penstock(url, "jobs", "show", id).stdout
+    assert "1 of 1" in shown and "90 s" in shown and "(1)  half done" in shown
+    stored = {job["data"]: job for job in json.loads(penstock(url, "jobs", "list", "--json").stdout)}
+    assert [(stored[n]["max_attempts"], stored[n]["time_limit"]) for n in (1, 2, 3)] == [(1, 90.0), (2, 120.0), (5, None)]
+
+
 def test_a_tour_of_the_commands(url: str) -> None:
     assert "nothing to do" in penstock(url, "migrate").stdout
     assert "created: ship" in penstock(url, "types", "create", "ship", "-s", "max_attempts=3").stdout

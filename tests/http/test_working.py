@@ -9,6 +9,7 @@ import time
 from typing import Any
 from uuid import uuid4
 
+import asyncpg
 import httpx
 import pytest
 from http_calls import claim, new_id, put, settle, until_waiting
@@ -73,6 +74,22 @@ def test_a_job_has_options_of_its_own(client: httpx.Client, echo: str) -> None:
     assert settle(client, echo, claimed[0], "failed") == "failed"
     stored = [client.get(f"/v1/jobs/{one}?details=true").json() for one in (id, plain)]
     assert [(one["attempt"], one["max_attempts"], one["time_limit_s"]) for one in stored] == [(1, 1, 2.5), (1, 3, None)]
+
+
+async def test_a_single_job_shows_its_log(client: httpx.Client, served: Served, echo: str) -> None:
+    id = put(client, echo)["id"]
+    (job,) = claim(client, echo)
+    connection = await asyncpg.connect(served.database_url)
+    try:
+        append = "select penstock.append_log(array[$1::uuid], array[$2::bigint], array['one line'])"
+        await connection.execute(append, id.removeprefix("job_"), job["lease"])
+    finally:
+        await connection.close()
+    assert [line["line"] for line in client.get(f"/v1/jobs/{id}?details=true").json()["log"]] == ["one line"]
+    assert settle(client, echo, job) == "succeeded"
+    (line,) = client.get(f"/v1/jobs/{id}?details=true").json()["log"]
+    assert (line["attempt"], line["line"]) == (1, "one line")
+    assert client.get(f"/v1/archived-jobs?name={echo}&details=true").json()[0]["log"] == []
 
 
 @pytest.mark.parametrize("wrong", [{"max_attempts": 0}, {"max_attempts": 40000}, {"time_limit_s": 0}, {"time_limit_s": 1e9}])

@@ -125,10 +125,11 @@ async def test_a_function_whose_result_or_parameters_change_is_replaced(app: Pen
     declared, granted = await functions(sql), await rights(sql)
     await sql.execute(
         """
-        drop function penstock.shown_time(timestamptz), penstock.find_jobs(uuid[]), penstock.why(uuid);
+        drop function penstock.shown_time(timestamptz), penstock.find_jobs(uuid[], boolean), penstock.why(uuid);
         create function penstock.shown_time(p_time timestamptz) returns integer language sql as 'select 1';
         create function penstock.why(p_other uuid) returns setof uuid language sql as 'select p_other';
-        create function penstock.find_jobs(p_ids uuid[] default '{}') returns table (id uuid) language sql as 'select null::uuid';
+        create function penstock.find_jobs(p_ids uuid[], p_log boolean default false) returns table (id uuid)
+        language sql as 'select null::uuid';
         """
     )
     await make_stale(sql)

@@ -77,6 +77,8 @@ def show(id: Id, as_json: AsJson = False) -> None:
     for label, value in shown:
         if value is not None:
             out.print(f"[bold]{label:>14}[/bold]  {escape(cell(value))}", highlight=False)
+    for line in job.log:
+        out.print(f"[bold]{'log':>14}[/bold]  {line.at:%H:%M:%S} ({line.attempt})  {escape(line.line)}", highlight=False)
     for number, error in enumerate(job.errors, 1):
         out.print(f"[bold]{f'error {number}':>14}[/bold]  {escape(str(error.get('type')))}: {escape(str(error.get('message')))}")
         if trace := error.get("traceback"):

@@ -76,6 +76,7 @@ def job(record: StoredJob, *, details: bool = False, waits: Why | None = None) -
             "reason": record.reason,
             "time_limit_s": record.time_limit_s,
             "snoozes": record.snoozes,
+            "log": raw(record.log, []),
             "why": waits,
         }
     return shape

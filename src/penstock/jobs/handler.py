@@ -30,6 +30,9 @@ class JobControl(Protocol):
     def progress(self, value: Any) -> None:
         """Record the progress of the job. Callable from the loop and from threads."""
 
+    def log(self, line: str) -> None:
+        """Add a line to the log of the job. Callable from the loop and from threads."""
+
     @property
     def cancelled(self) -> bool:
         """Whether a cancellation was requested, or the job's time limit has passed."""
@@ -76,6 +79,16 @@ class Job(Generic[T]):
         """Report the job's progress as any JSON value, shown beside the job. The last value is written about once a second."""
         self._controlled().progress(value)
 
+    def log(self, line: str) -> None:
+        """Log a line with the job, where `find` and `penstock jobs show` show it, also when the job is finished.
+
+        Lines are written about once a second. The newest 100 are kept, of each the first 1,000 characters.
+
+        Raises:
+            InvalidInput: The line is not text.
+        """
+        self._controlled().log(line)
+
     @property
     def cancelled(self) -> bool:
         """Whether to stop: the job was cancelled, or its time limit has passed. A plain handler checks this in its loops."""
@@ -85,7 +98,7 @@ class Job(Generic[T]):
         if self.control is None:
             raise Conflict(
                 f"job {self.id} has no connection to its worker in this process",
-                hint="extend() and progress() work in async handlers and in threads, not in processes.",
+                hint="extend(), progress() and log() work in async handlers and in threads, not in processes.",
             )
         return self.control
 

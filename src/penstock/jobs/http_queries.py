@@ -79,6 +79,7 @@ class StoredJob:
     replayed_by: list[UUID]
     time_limit_s: float | None
     snoozes: int
+    log: str | None
     updated_at: datetime
 
     @property
@@ -128,10 +129,10 @@ async def leave_to_callback(database: Database, jobs: Sequence[tuple[UUID, int, 
     )
 
 
-async def stored_jobs(database: Database, ids: Sequence[UUID]) -> dict[UUID, StoredJob]:
-    """The stored jobs with these ids; unknown ids are left out."""
+async def stored_jobs(database: Database, ids: Sequence[UUID], *, log: bool = False) -> dict[UUID, StoredJob]:
+    """The stored jobs with these ids, with or without the lines of their logs; unknown ids are left out."""
     found: dict[UUID, StoredJob] = {}
-    for row in await database.fetch("select * from penstock.stored_jobs($1)", ids):
+    for row in await database.fetch("select * from penstock.stored_jobs($1, $2)", ids, log):
         values = list(row)
         values[2] = Status(values[2])
         found[row["id"]] = StoredJob(*values)

@@ -41,6 +41,20 @@ JobId = Annotated[
 """The id of a job: a UUID, in JSON with its prefix."""
 
 
+LONGEST_LINE = 1_000
+MOST_LINES = 100
+"""How many lines the log of a job keeps, and how many characters of each; penstock.append_log has the same numbers."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogLine:
+    """A line of the log of a job, with its time and the number of the attempt that logged it."""
+
+    at: datetime
+    attempt: int
+    line: str
+
+
 JobErrors = SkipValidation[list[dict[str, Any]]]
 """The errors of a job's attempts, oldest first. They are read as they are: who settles jobs through SQL can give any JSON."""
 
@@ -267,6 +281,7 @@ class JobRecord:
     started. `errors` has one object for each failed attempt, oldest first.
     `replayed_by` has the ids of the jobs that repeat this one.
     `time_limit` is the job's own, None when it has that of its type. `snoozes` says how often its handler put it off.
+    `log` has the newest lines that its handler logged; lists of jobs leave it out.
     `reason` says why a job ended where its status does not: `quarantined` when no worker can read it or it kills its workers.
     """
 
@@ -294,6 +309,7 @@ class JobRecord:
     replayed_by: tuple[JobId, ...] = ()
     time_limit: Annotated[Seconds | None, Field(alias="time_limit_s")] = None
     snoozes: int = 0
+    log: tuple[LogLine, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ from penstock.jobs.models import (
     JobCounts,
     JobRecord,
     JobTypeRecord,
+    LogLine,
     Outcome,
     Settlement,
     Status,
@@ -362,6 +363,33 @@ async def report_progress(database: Database, progress: Sequence[tuple[UUID, int
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A line for the log of a running job, and how many seconds ago it was logged."""
+
+    id: UUID
+    lease: int
+    text: str
+    age_s: float
+
+
+async def append_log(database: Database, lines: Sequence[Line], *, wait: bool) -> list[UUID]:
+    """Append lines to the logs of running jobs.
+
+    Without `wait`, returns the jobs that other transactions have locked, whose lines are not written.
+    """
+    rows = await database.fetch(
+        "select * from penstock.append_log($1, $2::bigint[], $3, $4, $5)",
+        [line.id for line in lines],
+        [line.lease for line in lines],
+        [line.text for line in lines],
+        [line.age_s for line in lines],
+        wait,
+        retry=True,
+    )
+    return [row[0] for row in rows]
+
+
 async def promote(database: Database, limit: int = 1000) -> tuple[int, datetime | None]:
     """Make due jobs ready. Returns their number, and when the next job is due."""
     row = await database.fetchrow("select * from penstock.promote($1)", limit)
@@ -447,11 +475,11 @@ async def replay(database: Database, id: UUID, new_id: UUID, data: str | None = 
     return replayed
 
 
-async def find(database: Database, ids: Sequence[UUID]) -> dict[UUID, JobRecord]:
-    """The records of these jobs; unknown ids are left out."""
+async def find(database: Database, ids: Sequence[UUID], *, log: bool = False) -> dict[UUID, JobRecord]:
+    """The records of these jobs, with or without the lines of their logs; unknown ids are left out."""
     found: dict[UUID, JobRecord] = {}
     for some in in_parts(ids):
-        rows = await database.fetch("select * from penstock.find_jobs($1)", some)
+        rows = await database.fetch("select * from penstock.find_jobs($1, $2)", some, log)
         found |= {row["id"]: _record(row) for row in rows}
     return found
 
@@ -489,6 +517,12 @@ def load_or_text(text: str | None) -> Any:
         return text
 
 
+def log_of(text: str | None) -> tuple[LogLine, ...]:
+    """The lines of a log, from JSON text."""
+    lines = [] if text is None else orjson.loads(text)
+    return tuple(LogLine(datetime.fromisoformat(line["at"]), line["attempt"], line["line"]) for line in lines)
+
+
 def _record(row: Any) -> JobRecord:
     return JobRecord(
         id=row["id"],
@@ -515,6 +549,7 @@ def _record(row: Any) -> JobRecord:
         reason=row["reason"],
         time_limit=None if row["time_limit_s"] is None else timedelta(seconds=row["time_limit_s"]),
         snoozes=row["snoozes"],
+        log=log_of(row["log"]),
     )
 
 

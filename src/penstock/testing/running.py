@@ -72,7 +72,7 @@ async def _run_due_jobs(app: Penstock, names: Collection[str], limit: int) -> li
     queues = [t.name for t in chosen if not isinstance(t.declarer, Pool)]
     keyed_pools = [t.declarer for t in chosen if isinstance(t.declarer, Pool)]
     completer = Completer(database)
-    executor = Executor(database, worked, app.settings, completer.settle, completer.progress)
+    executor = Executor(database, worked, app.settings, completer.settle, completer.reports)
     completing = asyncio.create_task(completer.run())
     # The executor ends handlers at their time limits, as in a worker.
     watching = asyncio.create_task(executor.run())
@@ -105,7 +105,7 @@ async def _run_due_jobs(app: Penstock, names: Collection[str], limit: int) -> li
         executor.close()
         for pool in keyed_pools:
             await balance.leave(database, pool.name, _MEMBER, _SESSION, None)
-    found = await jobs.find(database, list(ran))
+    found = await jobs.find(database, list(ran), log=True)
     return [found[id] for id in ran]
 
 
@@ -238,7 +238,7 @@ async def run_due(app: Penstock, *names: str, timeout: timedelta = timedelta(sec
         types,
         began,
     )
-    found = await jobs.find(database, [row["id"] for row in finished])
+    found = await jobs.find(database, [row["id"] for row in finished], log=True)
     return [found[row["id"]] for row in finished]
 
 
@@ -265,6 +265,9 @@ class _Control:
         """See `JobControl`."""
 
     def progress(self, value: Any) -> None:
+        """See `JobControl`."""
+
+    def log(self, line: str) -> None:
         """See `JobControl`."""
 
 
@@ -294,7 +297,7 @@ async def run_job(type: JobType[P] | JobCall[P], *args: P.args, **kwargs: P.kwar
     new = type.new(*args, **kwargs)
     data = declared.codec.load(declared.codec.dump(new.data))
     id = make_id() if new.id is None else parse_id(new.id)
-    most = declared.declared.as_json()["max_attempts"]
+    most = new.max_attempts or declared.declared.as_json()["max_attempts"]
     job: Job[Any] = Job(id, declared.name, new.key, 1, most, data, datetime.now(UTC), _Control())
     set_current_job(job)
     work: Any = job if worked.batch is None else Jobs([job])

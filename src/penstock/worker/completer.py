@@ -13,8 +13,8 @@ from penstock.core.logs import get_logger, payloads_shown
 from penstock.errors import PenstockError
 from penstock.jobs import queries as jobs
 from penstock.jobs.models import Outcome, Settlement
-from penstock.jobs.worked import Held
 from penstock.postgres.database import Database
+from penstock.worker.reports import Reports
 
 log = get_logger("penstock.worker")
 _MOST_AT_ONCE = 5_000
@@ -26,10 +26,14 @@ class Completer:
 
     Args:
         database: Database to settle in.
+
+    Attributes:
+        reports: Writes what the jobs report before they are settled.
     """
 
     def __init__(self, database: Database) -> None:
         self._database = database
+        self.reports = Reports(database)
         self.on_written: list[Callable[[Sequence[Settlement], Mapping[UUID, str]], None]] = []
         """Called with results that are in the database, and with the outcomes of those that are not plain successes."""
         self.on_retried: list[Callable[[], None]] = []
@@ -38,7 +42,6 @@ class Completer:
         self._writing: list[Settlement] = []
         # Leases of results that could not be written. They end by themselves, the oldest long before 10,000 more have come.
         self._left: deque[int] = deque(maxlen=10_000)
-        self._progress: dict[UUID, tuple[Held, str]] = {}
         self._arrived = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -51,12 +54,7 @@ class Completer:
             self._idle.clear()
             self._arrived.set()
         self._results.append(result)
-        if self._progress:
-            self._progress.pop(result.id, None)
-
-    def progress(self, id: UUID, held: Held, text: str) -> None:
-        """Accept the progress of a running job as JSON text. The last one of a second is written, under the lease of then."""
-        self._progress[id] = (held, text)
+        self.reports.ended(result.id)
 
     def unsettled_leases(self) -> set[int]:
         """Leases of results that are not known to be written, whose jobs must not be released."""
@@ -69,6 +67,7 @@ class Completer:
             batch, self._results = self._results[:_MOST_AT_ONCE], self._results[_MOST_AT_ONCE:]
             if batch:
                 self._writing = batch
+                await self.reports.write_last_lines(result.id for result in batch)
                 outcomes = await self._write(batch)
                 self._report(batch, outcomes)
                 self._writing = []
@@ -82,14 +81,6 @@ class Completer:
             if not self._results:
                 self._arrived.clear()
                 self._idle.set()
-
-    async def run_progress(self) -> None:
-        """Write progress until cancelled, once a second."""
-        while True:
-            await asyncio.sleep(1.0)
-            if self._progress:
-                progress, self._progress = self._progress, {}
-                await self._write_progress([(id, held.lease, text) for id, (held, text) in progress.items()])
 
     async def drained(self) -> None:
         """Wait until all results so far, and those that come meanwhile, are written."""
@@ -122,17 +113,6 @@ class Completer:
             self._left.append(result.lease)
             log.error("job_left_to_its_lease", job_id=str(result.id), lease=result.lease, error=again)
             return {result.id: "stale"}
-
-    async def _write_progress(self, progress: list[tuple[UUID, int, str]]) -> None:
-        try:
-            await jobs.report_progress(self._database, progress)
-        except PenstockError as error:
-            if len(progress) == 1:
-                log.warning("job_progress_refused", job_id=str(progress[0][0]), error=error)
-                return
-            middle = len(progress) // 2
-            await self._write_progress(progress[:middle])
-            await self._write_progress(progress[middle:])
 
     def _report(self, batch: Sequence[Settlement], outcomes: dict[UUID, str]) -> None:
         if not outcomes:

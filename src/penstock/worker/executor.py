@@ -27,13 +27,14 @@ from penstock.errors import PenstockError
 from penstock.jobs import queries as jobs
 from penstock.jobs.handler import Job, Jobs, set_current_job
 from penstock.jobs.models import ClaimedJob, Outcome, Settlement
-from penstock.jobs.worked import Held, WorkedType
+from penstock.jobs.worked import WorkedType
 from penstock.pools.worked import WorkedPool
 from penstock.postgres.database import Database
 from penstock.settings import Settings
 from penstock.worker.batches import Batcher
 from penstock.worker.outcomes import released, settlement_of, stopped
 from penstock.worker.process import call_in_process
+from penstock.worker.reports import Reports
 from penstock.worker.running import Running, job_of
 
 log = get_logger("penstock.worker")
@@ -49,7 +50,7 @@ class Executor:
         types: The job types with their handlers.
         settings: Places of each kind of handler.
         settle: Receives each result.
-        report_progress: Receives each report of progress.
+        reports: Receives what the jobs report.
         begin_all: Whether every job is recorded as begun before it starts, not only those of `at_most_once` types.
         may_start: Whether this process still owns the jobs that it claimed from queues.
     """
@@ -60,7 +61,7 @@ class Executor:
         types: Mapping[str, WorkedType],
         settings: Settings,
         settle: Callable[[Settlement], None],
-        report_progress: Callable[[UUID, Held, str], None],
+        reports: Reports,
         *,
         begin_all: bool = False,
         may_start: Callable[[], bool] = lambda: True,
@@ -72,7 +73,7 @@ class Executor:
         self._beginning: list[tuple[Running, str]] = []
         self._writing_begun: asyncio.Task[None] | None = None
         self.loop = asyncio.get_running_loop()
-        self.report_progress = report_progress
+        self.reports = reports
         self._types = types
         self._settle = settle
         self.on_room: list[Callable[[], None]] = []
@@ -382,6 +383,8 @@ class Executor:
         del self._jobs[running.claimed.id]
         self._forget_lease(running.lease)
         if settlement is not None:
+            if running.lines is not None:
+                self.reports.log(running.claimed.id, running)
             self._settle(settlement)
         if not self._room_told:
             # Once for all jobs that finish in this iteration of the event loop.

@@ -17,6 +17,7 @@ from penstock.jobs import queries as jobs
 from penstock.jobs.models import ClaimedJob, Outcome, Settlement
 from penstock.pools.worked import WorkedPool
 from penstock.postgres.database import Database
+from penstock.worker.reports import Lines, lines_of
 from penstock.worker.results import Results
 
 # A job for which the program has not asked within this share of its lease is released: too little time is left to run it.
@@ -34,6 +35,7 @@ class Pulled:
         self.lease = job.lease
         self.reason: str | None = None
         self.settled: asyncio.Future[str | None] | None = None
+        self.lines: Lines | None = None
         self._executor = executor
 
     @property
@@ -55,7 +57,12 @@ class Pulled:
     def progress(self, value: Any) -> None:
         """See `JobControl`."""
         text = dump_json(value, f"the progress of {self.job.name}")
-        self._executor.loop.call_soon_threadsafe(self._executor.report_progress, self.job.id, self, text)
+        self._executor.loop.call_soon_threadsafe(self._executor.reports.progress, self.job.id, self, text)
+
+    def log(self, line: str) -> None:
+        """See `JobControl`."""
+        lines_of(self).add(line)
+        self._executor.loop.call_soon_threadsafe(self._executor.reports.log, self.job.id, self)
 
     def settlement(self, outcome: Outcome, detail: str | None = None, after: timedelta | None = None) -> Settlement:
         """The settlement of this attempt."""
@@ -92,7 +99,7 @@ class ExternalExecutor:
         self.database = database
         self.loop = asyncio.get_running_loop()
         self.on_room: list[Callable[[], None]] = []
-        self.report_progress = results.completer.progress
+        self.reports = results.completer.reports
         self.arrived = asyncio.Event()
         """Set when a job has arrived."""
         self.waiting: deque[Pulled] = deque()
@@ -121,6 +128,8 @@ class ExternalExecutor:
             pulled.written("stale")
             return
         self._settling[result] = pulled
+        if pulled.lines is not None:
+            self.reports.log(result.id, pulled)
         self._results.finish(result)
         self._tell_of_room()
 

@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, Protocol
-from uuid import UUID
 
 from penstock.core.serialization import dump_json
 from penstock.core.user_code import message_of
@@ -18,6 +17,7 @@ from penstock.jobs.models import ClaimedJob
 from penstock.jobs.worked import WorkedType
 from penstock.postgres.database import Database
 from penstock.worker.process import UnreadablePayload
+from penstock.worker.reports import Lines, Reports, lines_of
 
 
 class JobHolder(Protocol):
@@ -25,12 +25,10 @@ class JobHolder(Protocol):
 
     database: Database
     loop: asyncio.AbstractEventLoop
+    reports: Reports
 
     def moved(self, running: Running, lease: int) -> None:
         """Accept that the lease of the job was renewed under a new number."""
-
-    def report_progress(self, id: UUID, running: Running, progress: str) -> None:
-        """Record the progress of the job, JSON text."""
 
 
 class Running:
@@ -44,6 +42,7 @@ class Running:
         "latest",
         "lease",
         "limit",
+        "lines",
         "may_start",
         "reason",
         "started",
@@ -71,6 +70,7 @@ class Running:
         self.entered = False  # its task has taken its first step
         self.may_start = may_start
         self.task: asyncio.Task[None] | None = None
+        self.lines: Lines | None = None  # of its log, which are not written yet
         self.reason: str | None = None  # why its handler was told to stop
 
     @property
@@ -97,11 +97,16 @@ class Running:
     def progress(self, value: Any) -> None:
         """See `JobControl`."""
         self._executor.loop.call_soon_threadsafe(
-            self._executor.report_progress,
+            self._executor.reports.progress,
             self.claimed.id,
             self,
             dump_json(value, f"the progress of {self.claimed.name}"),
         )
+
+    def log(self, line: str) -> None:
+        """See `JobControl`."""
+        lines_of(self).add(line)
+        self._executor.loop.call_soon_threadsafe(self._executor.reports.log, self.claimed.id, self)
 
 
 def job_of(running: Running) -> Job[Any]:

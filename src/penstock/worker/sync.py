@@ -105,6 +105,16 @@ class SyncPulledJob(Generic[T]):
         """Report the job's progress as any JSON value, shown beside the job. The last value is written about once a second."""
         self._loop.call(lambda: self._of.progress(value))
 
+    def log(self, line: str) -> None:
+        """Log a line with the job, where `find` and `penstock jobs show` show it, also when the job is finished.
+
+        Lines are written about once a second. The newest 100 are kept, of each the first 1,000 characters.
+
+        Raises:
+            InvalidInput: The line is not text.
+        """
+        self._loop.call(lambda: self._of.log(line))
+
     @property
     def cancelled(self) -> bool:
         """Whether to stop: the job was cancelled, or its time limit has passed. A plain handler checks this in its loops."""

@@ -119,7 +119,7 @@ class Worker:
             settings,
             # Without pools no result has to look for its key queue.
             self._results.finish if keyed else completer.settle,
-            completer.progress,
+            completer.reports,
             begin_all=dispatches,
             may_start=self._registration.may_start,
         )
@@ -232,7 +232,7 @@ class Worker:
         self._heartbeat_beside_loop.keep(self._registration)
         fetching = None if self._queues is None else start("fetcher", self._queues.run())
         start("completer", self._completer.run())
-        start("progress", self._completer.run_progress())
+        start("reports", self._completer.reports.run())
         start("executor", self._executor.run())
         start("maintenance", self._maintenance.run(self._wake))
         start("heartbeat", self._heartbeat.run())

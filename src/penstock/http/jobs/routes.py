@@ -83,7 +83,7 @@ class _Jobs:
     async def find(self, name: str | None, given: str) -> StoredJob:
         """The job. Raises `ApiError`: no such job, another name, no access."""
         id = bodies.job_id(given)
-        found = (await http.stored_jobs(self.database, [id])).get(id)
+        found = (await http.stored_jobs(self.database, [id], log=True)).get(id)
         if found is None:
             raise not_found(self.path)
         # A user without access learns nothing about the name of the job's type.

@@ -301,13 +301,13 @@ $$;
 comment on function penstock.job_rates(interval) is
     'For each job type: jobs enqueued, finished and failed a second over the time up to now. Reads the whole queue: for people, not for loops.';
 
-create or replace function penstock.stored_jobs(p_ids uuid[])
+create or replace function penstock.stored_jobs(p_ids uuid[], p_log boolean default true)
 returns table (
     id uuid, name text, status text, attempt smallint, max_attempts smallint, priority smallint, key text,
     unique_key text, data text, created_at timestamptz, run_after timestamptz, expires_at timestamptz,
     started_at timestamptz, finished_at timestamptz, worker text, errors text, result text, progress text,
     replay_of uuid, cancel_requested_at timestamptz, reason text, replayed_by uuid[], time_limit_s double precision, snoozes integer,
-    updated_at timestamptz
+    log text, updated_at timestamptz
 )
 language sql
 stable
@@ -315,10 +315,10 @@ security definer
 set search_path = penstock, pg_temp
 as $$
     select found.*, penstock.shown_time(coalesce(job.updated_at, found.finished_at))
-    from penstock.find_jobs(p_ids) as found
+    from penstock.find_jobs(p_ids, p_log) as found
     left join penstock.queued_jobs as job on job.id = found.id
 $$;
-comment on function penstock.stored_jobs(uuid[]) is 'find_jobs, with the time of the last change.';
+comment on function penstock.stored_jobs(uuid[], boolean) is 'find_jobs, with the time of the last change.';
 
 create or replace function penstock.leave_to_callback(p_ids uuid[], p_attempts smallint[], p_leases bigint[])
 returns integer

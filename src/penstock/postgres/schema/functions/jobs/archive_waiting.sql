@@ -18,7 +18,7 @@ begin
     )
     insert into penstock.archived_jobs (
         id, finished_at, created_at, run_after, expires_at, status, reason, attempt, max_attempts, priority,
-        name, key, unique_key, data, errors, replay_of, message, options, snoozes
+        name, key, unique_key, data, errors, replay_of, message, options, snoozes, log
     )
     select
         gone.id, p_moment, penstock.shown_time(gone.created_at), penstock.shown_time(gone.run_after),
@@ -29,7 +29,7 @@ begin
             else coalesce(case when penstock.shown(gone.errors) is not null then gone.errors end, '[]')
                 || jsonb_build_array(p_error || jsonb_build_object('failed_at', p_moment))
         end,
-        gone.replay_of, gone.message, gone.options, gone.snoozes
+        gone.replay_of, gone.message, gone.options, gone.snoozes, gone.log
     from gone;
     get diagnostics archived = row_count;
     return archived;

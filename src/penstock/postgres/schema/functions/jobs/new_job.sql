@@ -52,7 +52,8 @@ as $$
         p_replay_of,
         p_options,
         null::smallint, -- snoozes
-        null::timestamptz -- snoozed_at
+        null::timestamptz, -- snoozed_at
+        null::jsonb -- log
     )::penstock.queued_jobs
 $$;
 comment on function penstock.new_job(uuid, text, jsonb, timestamptz, smallint, timestamptz, timestamptz, text, smallint, text, integer, uuid, bigint, jsonb) is

@@ -156,18 +156,18 @@ begin
             and (given.outcome is null or given.outcome = 'succeeded')
         returning
             job.id, job.created_at, job.run_after, job.expires_at, job.attempt, job.max_attempts, job.priority, job.name, job.key,
-            job.unique_key, job.data, job.errors, job.replay_of, job.message, job.options, job.snoozes, job.lease, given.detail
+            job.unique_key, job.data, job.errors, job.replay_of, job.message, job.options, job.snoozes, job.log, job.lease, given.detail
     ),
     archived as (
         insert into penstock.archived_jobs (
             id, finished_at, created_at, run_after, started_at, expires_at, status, attempt, max_attempts, priority,
-            name, worker, key, unique_key, data, errors, result, replay_of, message, options, snoozes
+            name, worker, key, unique_key, data, errors, result, replay_of, message, options, snoozes, log
         )
         select
             settled.id, moment, settled.created_at, settled.run_after, lease.started_at, settled.expires_at, 'succeeded',
             settled.attempt, settled.max_attempts, settled.priority, settled.name, lease.worker,
             settled.key, settled.unique_key, settled.data, settled.errors, settled.detail, settled.replay_of, settled.message,
-            settled.options, settled.snoozes
+            settled.options, settled.snoozes, settled.log
         from settled
         left join penstock.leases as lease on lease.id = settled.lease
     ),
@@ -345,14 +345,14 @@ begin
     )
     insert into penstock.archived_jobs (
         id, finished_at, created_at, run_after, started_at, expires_at, status, reason, attempt, max_attempts, priority,
-        name, worker, key, unique_key, data, errors, replay_of, message, options, snoozes
+        name, worker, key, unique_key, data, errors, replay_of, message, options, snoozes, log
     )
     select
         ended.id, p_moment, penstock.shown_time(ended.created_at), penstock.shown_time(ended.run_after), lease.started_at,
         penstock.shown_time(ended.expires_at), ended.outcome::penstock.archived_job_status, ended.reason, ended.attempt, ended.max_attempts,
         ended.priority, ended.name, lease.worker, ended.key, ended.unique_key,
         penstock.readable(ended.id, ended.data, p_moment),
-        ended.all_errors, ended.replay_of, ended.message, ended.options, ended.snoozes
+        ended.all_errors, ended.replay_of, ended.message, ended.options, ended.snoozes, ended.log
     from ended
     left join penstock.leases as lease on lease.id = ended.lease;
 
@@ -413,32 +413,3 @@ end
 $$;
 comment on function penstock.end_attempts(uuid[], smallint[], bigint[], text[], jsonb[], interval[], timestamptz) is
     'Part of settle and recover: ends attempts that did not succeed. A released job with a detail had been started, which an at_most_once job may be only once: it fails.';
-
-create or replace function penstock.report_progress(p_ids uuid[], p_leases bigint[], p_progress jsonb[])
-returns void
-language plpgsql
-security definer
-set search_path = penstock, pg_temp
-as $$
-begin
-    perform penstock.check_size(greatest(cardinality(p_ids), cardinality(p_leases), cardinality(p_progress)), 100000, 'jobs');
-    if coalesce(cardinality(p_ids), 0) > 0 and (p_leases is null or array_position(p_leases, null) is not null) then
-        raise exception 'the progress of a job is to be noted without its lease'
-            using errcode = 'PS400', hint = 'Give the lease that claim or extend returned for each job.';
-    end if;
-    perform penstock.check_each_json(p_progress, 'the progress of a job');
-    update penstock.queued_jobs as job
-    set progress = given.progress,
-        updated_at = penstock.clock()
-    from unnest(p_ids, p_leases, p_progress) as given (id, lease, progress)
-    where job.id = given.id
-        and job.status = 'in-progress'
-        -- The answer to an extend may be under way: the client that knows the old lease has the job.
-        and (
-            job.lease = given.lease
-            or exists (select from penstock.leases as held where held.id = job.lease and held.renews = given.lease)
-        );
-end
-$$;
-comment on function penstock.report_progress(uuid[], bigint[], jsonb[]) is
-    'Notes how far running jobs are, any JSON; shown beside the job. p_leases: the lease under which each is held; a job that is held under another one belongs to another worker, and stays as it is.';

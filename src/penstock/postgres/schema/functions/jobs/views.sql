@@ -58,12 +58,13 @@ as $$
 $$;
 comment on function penstock.job_counts() is 'For each job type: what waits, runs and finished in the last hour. Reads the whole queue: for people, not for loops.';
 
-create or replace function penstock.find_jobs(p_ids uuid[])
+create or replace function penstock.find_jobs(p_ids uuid[], p_log boolean default true)
 returns table (
     id uuid, name text, status text, attempt smallint, max_attempts smallint, priority smallint, key text,
     unique_key text, data text, created_at timestamptz, run_after timestamptz, expires_at timestamptz,
     started_at timestamptz, finished_at timestamptz, worker text, errors text, result text, progress text,
-    replay_of uuid, cancel_requested_at timestamptz, reason text, replayed_by uuid[], time_limit_s double precision, snoozes integer
+    replay_of uuid, cancel_requested_at timestamptz, reason text, replayed_by uuid[], time_limit_s double precision, snoozes integer,
+    log text
 )
 language sql
 stable
@@ -77,7 +78,8 @@ as $$
         penstock.shown_time(job.run_after), penstock.shown_time(job.expires_at), lease.started_at, null::timestamptz, lease.worker,
         penstock.shown(job.errors), null, penstock.shown(job.progress), job.replay_of, job.cancel_requested_at, null,
         array(select replays.id from penstock.replays_of(job.id) as replays order by replays.id),
-        (job.options ->> 'time_limit')::double precision, coalesce(job.snoozes, 0)
+        (job.options ->> 'time_limit')::double precision, coalesce(job.snoozes, 0),
+        case when p_log then penstock.shown(job.log) end
     from penstock.queued_jobs as job
     left join penstock.leases as lease on lease.id = job.lease
     where job.id = any (p_ids)
@@ -88,11 +90,12 @@ as $$
         penstock.shown_time(job.created_at), penstock.shown_time(job.run_after), penstock.shown_time(job.expires_at), job.started_at,
         job.finished_at, job.worker, penstock.shown(job.errors), penstock.shown(job.result), null, job.replay_of, null, job.reason,
         array(select replays.id from penstock.replays_of(job.id) as replays order by replays.id),
-        (job.options ->> 'time_limit')::double precision, coalesce(job.snoozes, 0)
+        (job.options ->> 'time_limit')::double precision, coalesce(job.snoozes, 0),
+        case when p_log then penstock.shown(job.log) end
     from penstock.archived_jobs as job
     where job.id = any (p_ids)
 $$;
-comment on function penstock.find_jobs(uuid[]) is 'Everything known of these jobs, queued or archived, in one shape. JSON comes as text, null in place of what cannot be read; times are within the years 1 to 9999.';
+comment on function penstock.find_jobs(uuid[], boolean) is 'Everything known of these jobs, queued or archived, in one shape; p_log: with the lines of their logs. JSON comes as text, null in place of what cannot be read; times are within the years 1 to 9999.';
 
 create or replace function penstock.list_jobs(
     p_name text default null,

@@ -1,0 +1,144 @@
+"""Reports: what running jobs say of themselves, their progress and the lines of their logs, written about once a second.
+
+A handler may run in a thread, so lines come from any thread. The last lines of a job are written before its settlement, which
+moves its row into the archive.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol
+from uuid import UUID
+
+from penstock.core.logs import get_logger
+from penstock.core.serialization import plain_text
+from penstock.errors import InvalidInput, PenstockError
+from penstock.jobs import queries as jobs
+from penstock.jobs.models import LONGEST_LINE, MOST_LINES
+from penstock.jobs.worked import Held
+from penstock.postgres.database import Database
+
+log = get_logger("penstock.worker")
+_EVERY_S = 1.0
+
+
+class Lines:
+    """The lines of one job that are not written yet: the newest ones, each with the monotonic time at which it was logged."""
+
+    __slots__ = ("_lines",)
+
+    def __init__(self) -> None:
+        self._lines: deque[tuple[float, str]] = deque(maxlen=MOST_LINES)
+
+    def add(self, line: Any) -> None:
+        """Add a line, from any thread. Raises `InvalidInput` when it is not text."""
+        if not isinstance(line, str):
+            raise InvalidInput(
+                f"a line of a log must be text, not {line!r:.100}", hint='For example: job.log(f"{done} of {total}")'
+            )
+        self._lines.append((time.monotonic(), plain_text(line[:LONGEST_LINE])))
+
+    def take(self) -> list[tuple[float, str]]:
+        """Remove and return the lines. Another thread may add some meanwhile."""
+        taken = []
+        while self._lines:
+            taken.append(self._lines.popleft())
+        return taken
+
+    def give_back(self, lines: Sequence[tuple[float, str]]) -> None:
+        """Put lines back in front of those that came meanwhile, the newest of them when there is no place for all."""
+        if (places := MOST_LINES - len(self._lines)) > 0:
+            self._lines.extendleft(reversed(lines[-places:]))
+
+
+class Logging(Held, Protocol):
+    """A claimed job whose handler can log lines. It has `lines` from the first one on."""
+
+    lines: Lines | None
+
+
+_making = threading.Lock()
+
+
+def lines_of(job: Logging) -> Lines:
+    """The lines of a job, from any thread. Few jobs log any, so a job does not have a buffer before."""
+    if job.lines is None:
+        with _making:
+            if job.lines is None:
+                job.lines = Lines()
+    return job.lines
+
+
+class Reports:
+    """Writes what the jobs of one process report.
+
+    Args:
+        database: Database to write to.
+    """
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._progress: dict[UUID, tuple[Held, str]] = {}
+        self._logging: dict[UUID, Logging] = {}
+
+    def progress(self, id: UUID, held: Held, text: str) -> None:
+        """Accept the progress of a running job as JSON text. The last one of a second is written, under the lease of then."""
+        self._progress[id] = (held, text)
+
+    def log(self, id: UUID, job: Logging) -> None:
+        """Accept that a job has lines to be written."""
+        self._logging[id] = job
+
+    def ended(self, id: UUID) -> None:
+        """Forget the progress of a job whose settlement is on its way."""
+        if self._progress:
+            self._progress.pop(id, None)
+
+    async def run(self) -> None:
+        """Write until cancelled, once a second."""
+        while True:
+            await asyncio.sleep(_EVERY_S)
+            if self._progress:
+                progress, self._progress = self._progress, {}
+                await self._write_progress([(id, held.lease, text) for id, (held, text) in progress.items()])
+            if self._logging:
+                logging, self._logging = self._logging, {}
+                await self._write_lines(logging, wait=False)
+
+    async def write_last_lines(self, ids: Iterable[UUID]) -> None:
+        """Write the lines of jobs that are about to be settled."""
+        if self._logging:
+            logging = {id: job for id in ids if (job := self._logging.pop(id, None)) is not None}
+            if logging:
+                await self._write_lines(logging, wait=True)
+
+    async def _write_lines(self, logging: dict[UUID, Logging], *, wait: bool) -> None:
+        now = time.monotonic()
+        taken = {id: (job, job.lines.take()) for id, job in logging.items() if job.lines is not None}
+        lines = [jobs.Line(id, job.lease, text, now - at) for id, (job, some) in taken.items() for at, text in some]
+        if not lines:
+            return
+        try:
+            locked = await jobs.append_log(self._database, lines, wait=wait)
+        except PenstockError as error:
+            log.warning("job_log_refused", jobs=len(taken), error=error)
+            return
+        for id in locked:
+            job, some = taken[id]
+            lines_of(job).give_back(some)
+            self._logging.setdefault(id, job)
+
+    async def _write_progress(self, progress: list[tuple[UUID, int, str]]) -> None:
+        try:
+            await jobs.report_progress(self._database, progress)
+        except PenstockError as error:
+            if len(progress) == 1:
+                log.warning("job_progress_refused", job_id=str(progress[0][0]), error=error)
+                return
+            middle = len(progress) // 2
+            await self._write_progress(progress[:middle])
+            await self._write_progress(progress[middle:])
