@@ -29,6 +29,7 @@ from penstock.core.hooks import Lifespan, Middleware
 from penstock.core.logs import get_logger
 from penstock.errors import Conflict, InvalidInput, JobFailed, NotFound, PenstockError
 from penstock.history import lake
+from penstock.jobs import opening
 from penstock.jobs import queries as jobs
 from penstock.jobs.administration import JobAdministration
 from penstock.jobs.job_type import JobType
@@ -244,13 +245,16 @@ class Penstock(JobAdministration, PoolAdministration, TopicAdministration, Strea
     # -- looking and steering
 
     async def find(self, id: UUID | str) -> JobRecord:
-        """The record of a job, from a lake of history when the archive no longer has it. Raises `NotFound`."""
+        """The record of a job, from a lake of history when the archive no longer has it. Raises `NotFound`.
+
+        What is encrypted is decrypted with the keys of this application; see `JobRecord`.
+        """
         job_id = parse_id(id)
         database = await self.database()
-        found = await jobs.find(database, [job_id], log=True)
+        found = await opening.find(self.context, [job_id], log=True)
         if job_id not in found:
             if (record := await lake.find(database, job_id)) is not None:
-                return record
+                return opening.opened(record, self.context.keyring)
             raise NotFound(f"no such job: {job_id}", hint="Its day may have been pruned from the archive.")
         return found[job_id]
 
@@ -324,8 +328,9 @@ class Penstock(JobAdministration, PoolAdministration, TopicAdministration, Strea
             for number, consumer in enumerate(consumers, 1)
         ]
         return Worker(
-            database, worked, self.settings, pools, beside, parts, scheduled, process, lifespan=self.context.hooks.running
-        )
+            database, worked, self.settings, pools, beside, parts, scheduled, process, lifespan=self.context.hooks.running,
+            keyring=self.context.keyring,
+        )  # fmt: skip
 
     async def run_worker(self, *names: str) -> None:
         """Run a worker until SIGTERM or SIGINT: `asyncio.run(app.run_worker())`. The application is opened and closed.

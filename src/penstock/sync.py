@@ -88,7 +88,10 @@ class SyncPenstock:
         return self._loop.run(self._of.migrate(timeout=timeout), wait=timeout, unlimited=True)
 
     def find(self, id: UUID | str) -> JobRecord:
-        """The record of a job, from a lake of history when the archive no longer has it. Raises `NotFound`."""
+        """The record of a job, from a lake of history when the archive no longer has it. Raises `NotFound`.
+
+        What is encrypted is decrypted with the keys of this application; see `JobRecord`.
+        """
         return self._loop.run(self._of.find(id))
 
     def wait(self, id: UUID | str, *, timeout: timedelta = timedelta(minutes=1)) -> JobRecord:

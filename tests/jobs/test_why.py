@@ -19,6 +19,7 @@ import pytest
 
 from conftest import eventually
 from penstock import Backoff, Event, Job, NewJob, NotFound, OnFailure, Penstock, RateLimit, Why
+from penstock.core.encryption import Keyring, new_key
 from penstock.testing import consumed, running_worker
 
 Sql: TypeAlias = "asyncpg.Connection[Any]"
@@ -47,6 +48,20 @@ async def test_a_job_that_nobody_works(app: Penstock) -> None:
     assert why.expires_at is not None and "expires" in str(why)
     with pytest.raises(NotFound):
         await app.why("019a0000-0000-7000-8000-000000000000")
+
+
+async def test_a_job_whose_key_no_worker_has(app: Penstock, sql: Sql) -> None:
+    await app.create_job_type("mail", encrypted=True)
+    sealed = Keyring([new_key()])
+    id = await sql.fetchval("select penstock.enqueue('mail', $1)", sealed.seal("{}", b"mail"))
+    async with registered(sql, "mail"):
+        for keys in ("{}", "{AAAAAAAA}"):
+            await sql.execute("select penstock.note_keys('idle', $1::text::text[], '{}')", keys)
+            why = await app.why(id)
+            assert shown(why) == {"reason": "no-key"}
+            assert sealed.ids[0] in why.message and "PENSTOCK_KEYS" in why.message
+        await sql.execute("select penstock.note_keys('idle', $1, '{}')", sealed.ids)
+        assert shown(await app.why(id)) == {"reason": "ready", "ahead": 0}
 
 
 async def test_deferred_paused_and_behind_others(app: Penstock, sql: Sql) -> None:

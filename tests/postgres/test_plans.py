@@ -27,11 +27,14 @@ VARIABLES = {
     "p_limit": "1000",
     "latest": "'9999-12-31'::timestamptz",
     "earliest": "'0001-01-01'::timestamptz",
+    "sealed": "false",
+    "p_keys": "'{a}'::text[]",
 }
 
 
-async def explain_claim(sql: Sql) -> dict[str, Any]:
-    return await explain(sql, "claim", "with claimed as", ";\n            get diagnostics", VARIABLES)
+async def explain_claim(sql: Sql, *, sealed: bool = False) -> dict[str, Any]:
+    variables = VARIABLES | {"sealed": str(sealed).lower()}
+    return await explain(sql, "claim", "with claimed as", ";\n            get diagnostics", variables)
 
 
 @pytest.fixture(autouse=True)
@@ -59,14 +62,16 @@ async def test_hot_statements_use_their_indexes(sql: Sql, statistics: str) -> No
     if statistics == "fresh":
         await sql.execute("analyze penstock.queued_jobs")
 
-    claim = await explain_claim(sql)
-    assert "queued_jobs_ready" in {node.get("Index Name") for node in nodes(claim)}
-    assert "queued_jobs" not in seq_scans(claim)
-    assert sum(node.get("Actual Rows", 0) for node in nodes(claim) if node["Node Type"] == "Limit") == 100
+    for sealed in (False, True):
+        claim = await explain_claim(sql, sealed=sealed)
+        assert "queued_jobs_ready" in {node.get("Index Name") for node in nodes(claim)}
+        assert "queued_jobs" not in seq_scans(claim)
+        assert sum(node.get("Actual Rows", 0) for node in nodes(claim) if node["Node Type"] == "Limit") == 100
 
     fitting = await explain(
         sql, "jobs_that_fit", "select\n            octet_length", "\n    loop",
-        {"p_name": "'ship'::text", "p_priority": "0::smallint", "p_watermark": "0::bigint", "p_moment": "now()", "p_room": "100"},
+        {"p_name": "'ship'::text", "p_priority": "0::smallint", "p_watermark": "0::bigint", "p_moment": "now()", "p_room": "100",
+         "p_sealed": "false", "p_keys": "null::text[]"},
     )  # fmt: skip
     assert "queued_jobs_ready" in {node.get("Index Name") for node in nodes(fitting)}
     assert seq_scans(fitting) == []
@@ -187,7 +192,11 @@ async def test_a_claim_of_many_types_tries_only_those_that_have_ready_jobs(sql: 
         await sql.execute("analyze penstock.queued_jobs, penstock.jobs, penstock.type_priorities")
     names = "array(select 'type' || n from generate_series(1, 300) as n)"
     tried = await explain(
-        sql, "claim", "select jobs.*", "\n    loop", {"p_names": names, "many": "true", "p_watermarks": "'{}'::jsonb"}
+        sql,
+        "claim",
+        "select jobs.*",
+        "\n    loop",
+        {"p_names": names, "many": "true", "p_watermarks": "'{}'::jsonb", "p_keys": "null::text[]"},
     )
     assert tried["Actual Rows"] == 3
     assert seq_scans(tried) == []

@@ -33,6 +33,8 @@ VARIABLES = {
     "latest": "'9999-12-31'::timestamptz",
     "earliest": "'0001-01-01'::timestamptz",
     "job_type.visibility_timeout": "interval '5 min'",
+    "sealed": "false",
+    "p_keys": "null::text[]",
 }
 
 

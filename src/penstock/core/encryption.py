@@ -20,8 +20,9 @@ import binascii
 import hashlib
 import os
 import secrets
-from collections.abc import Callable, Iterable
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable, Mapping
+from datetime import datetime
+from typing import Any, Protocol, TypeVar
 
 import orjson
 from pydantic import SecretStr
@@ -179,9 +180,108 @@ class SealedCodec(Codec[T]):
         """See `Codec`."""
         return self.plain.check(value)
 
+    def open(self, text: str) -> str:
+        """The JSON text of an envelope; another text as it is. Raises `Unreadable` and `KeyMissing`."""
+        return self.keyring.open(text, self.owner)
+
     def load(self, text: str) -> T:
         """The payload of an envelope, or of a document that is not encrypted. Raises `Unreadable` and `KeyMissing`."""
         return self.plain.load(self.keyring.open(text, self.owner))
+
+
+class MayBeEncrypted(Protocol):
+    """The record of a job type or a stream."""
+
+    @property
+    def encrypted(self) -> bool:
+        """Whether its documents are encrypted."""
+
+    @property
+    def encrypted_at(self) -> datetime | None:
+        """Since when there may be encrypted documents."""
+
+
+class Sealer:
+    """Encrypts what belongs to the jobs of one type, or to the standing jobs of a pool, while the type is encrypted.
+
+    Args:
+        keyring: Keys of the application.
+        name: Name of the job type.
+        owner: What the payloads of its jobs belong to: kind and name, see `owned_by`. None: the job type.
+        encrypted: Whether the type is encrypted.
+
+    Attributes:
+        encrypted: Whether the type is encrypted now, which a worker refreshes from the database.
+        has_envelopes: Whether there may be encrypted documents.
+    """
+
+    __slots__ = ("_name", "encrypted", "has_envelopes", "keyring", "owner")
+
+    def __init__(self, keyring: Keyring, name: str, owner: tuple[str, str] | None = None, *, encrypted: bool = False) -> None:
+        self._name = name
+        self.keyring = keyring
+        self.owner = owner or ("job", name)
+        self.encrypted = self.has_envelopes = encrypted
+
+    def refresh(self, record: MayBeEncrypted) -> None:
+        """Apply what the database has."""
+        self.encrypted, self.has_envelopes = record.encrypted, record.encrypted_at is not None
+
+    @property
+    def locked(self) -> bool:
+        """Whether the type is encrypted and there is no key."""
+        return self.encrypted and not self.keyring
+
+    def codec(self, plain: Codec[T]) -> Codec[T]:
+        """A codec of payloads that may be encrypted."""
+        return plain if isinstance(plain, SealedCodec) or not self.keyring else SealedCodec(plain, self.keyring, *self.owner)
+
+    def seal(self, kind: str, text: str, *names: str, place: str | None = None) -> str:
+        """A document as it is stored: its envelope when the type is encrypted.
+
+        Args:
+            kind: Kind of the document, such as result.
+            text: The document, JSON text.
+            names: What it belongs to in the type: the id of a job, the key of a standing job.
+            place: See `Keyring.seal`.
+        """
+        if not self.encrypted or not self.keyring:
+            return text
+        return self.keyring.seal(text, owned_by(kind, self._name, *names), place=place)
+
+    def open(self, kind: str, text: str, *names: str) -> str:
+        """A document from its stored form. Raises `Unreadable` and `KeyMissing`."""
+        return self.keyring.open(text, owned_by(kind, self._name, *names))
+
+    def seal_line(self, line: str, *names: str) -> str:
+        """A line of a job's log as it is stored: when the type is encrypted, an envelope."""
+        if not self.encrypted or not self.keyring:
+            return line
+        return self.seal("log", orjson.dumps({"line": line}).decode(), *names)
+
+    def seal_error(self, kind: str, error: Mapping[str, Any], *names: str) -> dict[str, Any]:
+        """An error as it is stored: when the type is encrypted, its type and the envelope of the rest."""
+        if not self.encrypted or not self.keyring:
+            return dict(error)
+        return sealed_error(self.keyring, owned_by(kind, self._name, *names), error)
+
+
+def sealed_error(keyring: Keyring, owner: bytes, error: Mapping[str, Any]) -> dict[str, Any]:
+    """An error whose type stays readable beside the envelope of the rest."""
+    rest = orjson.dumps({name: value for name, value in error.items() if name != "type"}).decode()
+    return {"type": error.get("type"), **orjson.loads(keyring.seal(rest, owner))}
+
+
+def opened_entry(keyring: Keyring, owner: bytes, entry: Any, word: str = "message") -> Any:
+    """A stored error, or a line of a log, with what its envelope contains; when that cannot be opened, `word` is "encrypted"."""
+    if not isinstance(entry, dict) or not is_envelope({"penstock": entry.get("penstock")}):
+        return entry
+    plain = {name: value for name, value in entry.items() if name != "penstock"}
+    text = orjson.dumps({"penstock": entry["penstock"]}).decode()
+    try:
+        return {**orjson.loads(keyring.open(text, owner)), **plain}
+    except Unreadable:
+        return {**plain, word: ENCRYPTED}
 
 
 def no_key(what: str) -> InvalidInput:

@@ -18,9 +18,11 @@ from uuid import UUID
 import orjson
 
 from penstock.core.checks import did_you_mean
+from penstock.core.encryption import is_envelope
 from penstock.errors import NotFound, PenstockError
 from penstock.history import lake_queries as lakes
 from penstock.history.lake_queries import LakeFile, LakeRecord
+from penstock.jobs import queries as jobs
 from penstock.jobs.models import JobRecord, Status
 from penstock.postgres.database import Database
 
@@ -174,7 +176,8 @@ async def find(database: Database, id: UUID) -> JobRecord | None:
             continue
         row = await asyncio.to_thread(_row, Lake(record.name, record.uri), [file.path for file in files], id)
         if row is not None:
-            return _record(row)
+            types = await jobs.job_types(database, [row["name"]])
+            return _record(row, may_be_encrypted=not types or types[0].encrypted_at is not None)
     return None
 
 
@@ -193,12 +196,13 @@ def _row(lake: Lake, paths: Sequence[str], id: UUID) -> dict[str, Any] | None:
     return rows[-1] if rows else None
 
 
-def _record(row: dict[str, Any]) -> JobRecord:
+def _record(row: dict[str, Any], *, may_be_encrypted: bool) -> JobRecord:
     status = Status(row["status"])
 
     def parsed(name: str) -> Any:
         return orjson.loads(row[name]) if row[name] is not None else None
 
+    documents = [parsed("data"), parsed("result"), *({"penstock": one.get("penstock")} for one in parsed("errors") or [])]
     return JobRecord(
         id=UUID(row["id"]),
         name=row["name"],
@@ -220,4 +224,5 @@ def _record(row: dict[str, Any]) -> JobRecord:
         progress=None,
         replay_of=UUID(row["replay_of"]) if row["replay_of"] else None,
         cancel_requested_at=None,
+        encrypted=may_be_encrypted and any(map(is_envelope, documents)),
     )

@@ -77,6 +77,7 @@ def job(record: StoredJob, *, details: bool = False, waits: Why | None = None) -
             "time_limit_s": record.time_limit_s,
             "snoozes": record.snoozes,
             "log": raw(record.log, []),
+            "encrypted": record.encrypted,
             "why": waits,
         }
     return shape

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from datetime import datetime, timedelta
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import UUID
 
-from penstock.core.serialization import Codec, dump_json
+from penstock.core.encryption import is_envelope
+from penstock.core.serialization import Codec, dump_json, load_json
+from penstock.jobs import opening
 from penstock.jobs import queries as jobs
 from penstock.jobs.checks import no_such_type
 from penstock.jobs.declarations import JobDeclarations
@@ -25,6 +27,9 @@ from penstock.jobs.models import (
     make_id,
     parse_id,
 )
+
+if TYPE_CHECKING:
+    from penstock.postgres.database import Database
 
 T = TypeVar("T")
 
@@ -118,7 +123,7 @@ class JobAdministration(JobDeclarations):
             known = [type.name for type in await jobs.job_types(database)]
             if name not in known and not await jobs.list_ids(database, name, None, None, 1):
                 raise no_such_type(name, known)
-        found = await jobs.find(database, ids)
+        found = await opening.find(self.context, ids)
         return [found[id] for id in ids if id in found]
 
     async def cancel(self, id: UUID | str) -> str:
@@ -141,8 +146,22 @@ class JobAdministration(JobDeclarations):
             Conflict: The job is queued, was replayed already, or has a payload that cannot be read.
         """
         new = parse_id(new_id) if new_id is not None else make_id()
+        database = await self.context.database()
         text = None if data is None else dump_json(data, f"the copy of {id}")
-        return Enqueued(await jobs.replay(await self.context.database(), parse_id(id), new, text, force=force), Admission.QUEUED)
+        if self.context.keyring:
+            text = await self._sealed_copy(database, parse_id(id), text)
+        return Enqueued(await jobs.replay(database, parse_id(id), new, text, force=force), Admission.QUEUED)
+
+    async def _sealed_copy(self, database: Database, id: UUID, text: str | None) -> str | None:
+        """The payload of a copy of a job: encrypted when its type is. None: the payload of the job as it is stored."""
+        found = (await jobs.find(database, [id])).get(id)
+        declared = None if found is None else self.types.get(found.name)
+        if found is None or declared is None or not declared.declared.encrypted:
+            return text
+        if text is None:
+            # A job from before the type was encrypted.
+            return None if is_envelope(found.data) else declared.codec.dump(found.data)
+        return declared.codec.dump(load_json(text))
 
     async def job_types(self) -> list[JobTypeRecord]:
         """All job types in the database."""

@@ -37,8 +37,9 @@ def check_options(name: str, options: Options) -> None:
         if (value := getattr(options, option)) is not None:
             check_number(f"{option} of {name}", value, 0 if option == "concurrency" else 1, 2**31 - 1)
     check_rate(f"rate_limit of {name}", options.rate_limit)
-    if not isinstance(options.keep_result, bool):
-        raise InvalidInput(f"keep_result of {name} must be True or False, not {options.keep_result!r}")
+    for option in ("keep_result", "encrypted"):
+        if not isinstance(value := getattr(options, option), bool):
+            raise InvalidInput(f"{option} of {name} must be True or False, not {value!r}")
 
 
 def _spans(options: Options) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
+from penstock.core.encryption import Keyring
 from penstock.core.logs import get_logger
 from penstock.errors import DatabaseUnavailable, PenstockError
 from penstock.jobs import queries as jobs
@@ -20,17 +21,19 @@ class WatermarkedClaims:
 
     Args:
         database: Database to claim from.
+        keyring: Keys of encrypted payloads: a job that is encrypted with another key is not claimed.
     """
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, keyring: Keyring | None = None) -> None:
         self._database = database
+        self._keys = None if keyring is None else keyring.ids or None
         self.watermarks = Watermarks()
 
     async def claim(self, holder: str, names: Sequence[str], limit: int) -> list[ClaimedJob]:
         """Claim up to `limit` jobs of these types for a worker."""
         now = time.monotonic()
         given = self.watermarks.for_claim(now)
-        claim = await jobs.claim(self._database, holder, names, limit, given)
+        claim = await jobs.claim(self._database, holder, names, limit, given, self._keys)
         if claim.jobs:
             self.watermarks.claimed(claim.jobs, claim.horizon, claim.ceiling, now)
         if not given:

@@ -44,6 +44,7 @@ class JobOptions(TypedDict, total=False):
     backoff: Backoff | None
     rate_limit: RateLimit | None
     keep_result: bool
+    encrypted: bool
 
 
 def options_of(what: str, given: Mapping[str, Any]) -> Options:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from uuid import UUID
 
 import orjson
 
+from penstock.core.encryption import ENCRYPTED, Keyring, is_envelope, opened_entry
+from penstock.core.serialization import dump_json, load_json
 from penstock.jobs.http_models import RegisteredWorker
 from penstock.jobs.models import Admission, JobTypeRecord, Status
 from penstock.jobs.queries import Batch, enqueue_arguments, job_type_of
 from penstock.postgres.database import Database, in_parts
+
+_NO_KEYS = Keyring()
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +84,7 @@ class StoredJob:
     time_limit_s: float | None
     snoozes: int
     log: str | None
+    encrypted: bool
     updated_at: datetime
 
     @property
@@ -135,8 +140,31 @@ async def stored_jobs(database: Database, ids: Sequence[UUID], *, log: bool = Fa
     for row in await database.fetch("select * from penstock.stored_jobs($1, $2)", ids, log):
         values = list(row)
         values[2] = Status(values[2])
-        found[row["id"]] = StoredJob(*values)
+        stored = StoredJob(*values)
+        found[row["id"]] = hidden(stored) if stored.encrypted else stored
     return found
+
+
+def hidden(job: StoredJob) -> StoredJob:
+    """A job with the word "encrypted" in the place of each encrypted document, since the server needs no key."""
+    return replace(
+        job,
+        data=hidden_text(job.data) or "null",
+        errors=hidden_text(job.errors),
+        result=hidden_text(job.result),
+        progress=hidden_text(job.progress),
+        log=hidden_text(job.log, "line"),
+    )
+
+
+def hidden_text(text: str | None, word: str = "message") -> str | None:
+    """JSON text with the word "encrypted" in the place of an envelope; in a list, as the field `word` of what has one."""
+    if text is None or '"penstock"' not in text:
+        return text
+    value = load_json(text)
+    if isinstance(value, list):
+        return dump_json([opened_entry(_NO_KEYS, b"", one, word) for one in value], "errors")
+    return f'"{ENCRYPTED}"' if is_envelope(value) else text
 
 
 async def attempts_of(database: Database, ids: Sequence[UUID]) -> dict[UUID, tuple[int, int | None]]:

@@ -9,6 +9,7 @@ from typing import Any, Generic, ParamSpec, Protocol, Self
 from uuid import UUID
 
 from penstock.core.dependencies import Plan, name_of
+from penstock.core.encryption import SealedCodec, Sealer
 from penstock.core.keys import KeyOf, check_key, key_by, key_of_field
 from penstock.core.serialization import Codec
 from penstock.errors import InvalidInput
@@ -66,12 +67,15 @@ class JobType(Generic[P]):
         self.handler: Handler | None = None
         self.kind: HandlerKind = "async"
         self.batch: BatchOptions | None = None
+        # What the payloads of its jobs belong to, when they are encrypted: the type, or the topic of a subscriber.
+        self.owner = ("job", name)
         self._key = key
         self._takes(Signature(payload))
 
     def _takes(self, signature: Signature) -> None:
         self.signature = signature
-        self.codec: Codec[Any] = Codec(signature.payload, self.name)
+        plain: Codec[Any] = Codec(signature.payload, self.name)
+        self.codec = SealedCodec(plain, self.context.keyring, *self.owner) if self.declared.encrypted else plain
         check_key(f"job type {self.name}", signature.payload, self._key)
         self._key_of: KeyOf | None = None
         what = f"a job of type {self.name}"
@@ -123,14 +127,20 @@ class JobType(Generic[P]):
         """Whether this application has something for a worker to run."""
         return self.handler is not None or (self.declarer is not None and self.declarer.works)
 
-    def worked(self) -> WorkedType | None:
+    def sealer(self) -> Sealer:
+        """Encrypts what a worker writes of the jobs."""
+        return Sealer(self.context.keyring, self.name, self.owner, encrypted=self.declared.encrypted)
+
+    def worked(self, sealer: Sealer | None = None) -> WorkedType | None:
         """The type as a part of a worker; None: it has no handler."""
         if self.handler is None:
             return None
         # In a process, the dependencies are made there.
         plan = Plan({}) if self.kind == "process" else self.signature.plan
         around = self.context.hooks.around(plan, Job if self.batch is None else Jobs)
-        return WorkedType(self.name, self.declared, self.codec, self.handler, self.kind, around, self.batch)
+        return WorkedType(
+            self.name, self.declared, self.codec, self.handler, self.kind, around, self.batch, sealer=sealer or self.sealer()
+        )
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the handler itself, as a plain function, with all of its arguments."""

@@ -134,6 +134,7 @@ class Options:
         backoff: Delays between attempts.
         rate_limit: Maximum number of starts in a period; None: no limit.
         keep_result: Whether the value that the handler returns is kept.
+        encrypted: Whether payloads, results, progress and errors are stored encrypted, with the keys of the application.
     """
 
     delivery: Delivery = Delivery.AT_LEAST_ONCE
@@ -144,6 +145,7 @@ class Options:
     backoff: Backoff = field(default_factory=Backoff)
     rate_limit: RateLimit | None = None
     keep_result: bool = False
+    encrypted: bool = False
 
     def as_json(self) -> dict[str, Any]:
         """The options in the form that the SQL functions accept."""
@@ -161,6 +163,8 @@ class Options:
             "rate_limit": self.rate_limit.limit if self.rate_limit else None,
             "rate_period": _interval(self.rate_limit.period) if self.rate_limit else None,
             "keep_result": self.keep_result,
+            # A declaration turns encryption on, and never off.
+            **({"encrypted": True} if self.encrypted else {}),
         }
 
 
@@ -283,6 +287,8 @@ class JobRecord:
     `time_limit` is the job's own, None when it has that of its type. `snoozes` says how often its handler put it off.
     `log` has the newest lines that its handler logged; lists of jobs leave it out.
     `reason` says why a job ended where its status does not: `quarantined` when no worker can read it or it kills its workers.
+    `encrypted` says whether documents of it (data, result, progress, errors) are stored encrypted. In the place of a document for
+    which the reader has no key stands the text "encrypted"; an error then has its type, and this text as its message.
     """
 
     id: JobId
@@ -310,6 +316,7 @@ class JobRecord:
     time_limit: Annotated[Seconds | None, Field(alias="time_limit_s")] = None
     snoozes: int = 0
     log: tuple[LogLine, ...] = ()
+    encrypted: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -318,9 +325,9 @@ class Why:
 
     Attributes:
         reason: Machine-readable reason: `deferred`, `retry`, `snoozed`, `expired`, `paused`, `no-worker` (no live worker has its
-            type), `quarantined-key`, `paused-key`, `unplaced`, `moving`, `key-alone`, `key-retry`, `key-snoozed`, `key-busy`,
-            `key-rate`, `alone` (to run alone after crashes), `concurrency`, `rate`, `behind`, `ready`; of a job that does
-            not wait `running` or `finished`.
+            type), `no-key` (it is encrypted, and no live worker has its key), `quarantined-key`, `paused-key`, `unplaced`,
+            `moving`, `key-alone`, `key-retry`, `key-snoozed`, `key-busy`, `key-rate`, `alone` (to run alone after crashes),
+            `concurrency`, `rate`, `behind`, `ready`; of a job that does not wait `running` or `finished`.
         message: A sentence for people.
         since: Time at which the reason began, where that is known.
         until: Time at which the reason ends by itself, where that is known.
@@ -340,7 +347,7 @@ class Why:
     reason: Annotated[
         str,
         Field(
-            description="For programs: deferred, retry, snoozed, paused, no-worker, key-busy, key-retry, concurrency, rate, ..."
+            description="For programs: deferred, retry, snoozed, paused, no-worker, no-key, key-busy, key-retry, concurrency, ..."
         ),
     ]
     message: Annotated[str, Field(description="For people.")]
@@ -369,7 +376,7 @@ class JobTypeRecord:
         "name": "invoice-shipments", "delivery_strategy": "at_least_once", "max_attempts": 3, "concurrency": 5, "created_at": _AT,
         "visibility_timeout_s": 420, "time_limit_s": 300, "backoff_base_s": 2, "backoff_factor": 2, "backoff_cap_s": 3600,
         "backoff_jitter": 0.1, "rate_limit": None, "rate_period_s": None, "keep_result": False, "paused_at": None,
-        "updated_at": _AT,
+        "updated_at": _AT, "encrypted": False, "encrypted_at": None,
     })  # fmt: skip
 
     name: str
@@ -388,6 +395,10 @@ class JobTypeRecord:
     keep_result: bool
     paused_at: datetime | None
     updated_at: datetime
+    encrypted: Annotated[bool, Field(description="Whether what belongs to its jobs is stored encrypted.")] = False
+    encrypted_at: Annotated[
+        datetime | None, Field(description="Since when there may be encrypted documents; null: there are none.")
+    ] = None
 
     @property
     def options(self) -> Options:
@@ -402,6 +413,7 @@ class JobTypeRecord:
             backoff=Backoff(self.backoff_base, self.backoff_factor, self.backoff_cap, self.backoff_jitter),
             rate_limit=None if limit is None or period is None else RateLimit(limit, period),
             keep_result=self.keep_result,
+            encrypted=self.encrypted,
         )
 
 

@@ -202,14 +202,22 @@ def exceptions_by_place(rows: Sequence[Any]) -> dict[int, tuple[UUID, Admission]
     return {row["ordinal"] - 1: (row["id"], Admission(row["outcome"])) for row in rows}
 
 
-_CLAIM = "select * from penstock.claim($1, $2, $3, $4::jsonb)"
+_CLAIM = "select * from penstock.claim($1, $2, $3, $4::jsonb, $5)"
 
 
 async def claim(
-    database: Database, worker: str, names: Sequence[str], limit: int, watermarks: dict[str, dict[str, int]]
+    database: Database,
+    worker: str,
+    names: Sequence[str],
+    limit: int,
+    watermarks: dict[str, dict[str, int]],
+    keys: Sequence[str] | None = None,
 ) -> Claim:
-    """Claim up to `limit` ready jobs of these types, in their order. It is not retried: a lost answer leaves jobs claimed."""
-    rows = await database.fetch(_CLAIM, worker, names, limit, _dump(watermarks))
+    """Claim up to `limit` ready jobs of these types, in their order. It is not retried: a lost answer leaves jobs claimed.
+
+    `keys` are the ids of the worker's keys of encrypted payloads; None: it has none, and gets no job of an encrypted type.
+    """
+    rows = await database.fetch(_CLAIM, worker, names, limit, _dump(watermarks), keys)
     if not rows:
         return Claim([], 0, 0)
     jobs = [ClaimedJob._make(row[:14]) for row in rows]
@@ -269,22 +277,32 @@ async def quarantine_unreadable(database: Database, worker: str, names: Sequence
 
 def quarantined(problem: str) -> str:
     """The error of a quarantined job, as JSON text."""
-    return orjson.dumps({"type": "Quarantined", "message": plain_text(problem[:2_000])}).decode()
+    return orjson.dumps(quarantined_error(problem)).decode()
+
+
+def quarantined_error(problem: str) -> dict[str, str]:
+    """The error of a quarantined job."""
+    return {"type": "Quarantined", "message": plain_text(problem[:2_000])}
 
 
 async def claim_alone(
-    database: Database, holder: str, names: Sequence[str], slots: Mapping[int, int] | None = None
+    database: Database,
+    holder: str,
+    names: Sequence[str],
+    slots: Mapping[int, int] | None = None,
+    keys: Sequence[str] | None = None,
 ) -> tuple[ClaimedJob, int] | None:
     """Claim one job that waits to run alone. Returns it with its slot, -1 for a job without one.
 
-    `slots` has the epoch of each slot that the holder owns, when `names` is the name of a pool.
+    `slots` has the epoch of each slot that the holder owns, when `names` is the name of a pool. `keys`: see `claim`.
     """
     row = await database.fetchrow(
-        "select * from penstock.claim_alone($1, $2, $3, $4)",
+        "select * from penstock.claim_alone($1, $2, $3, $4, $5)",
         holder,
         names,
         None if slots is None else list(slots.keys()),
         None if slots is None else list(slots.values()),
+        keys,
     )
     return None if row is None else (ClaimedJob._make(row[:14]), -1 if row["at_slot"] is None else row["at_slot"])
 
@@ -300,14 +318,16 @@ async def begin(database: Database, ids: Sequence[UUID], leases: Sequence[int]) 
     return {row[0] for row in rows}
 
 
-async def are_apart(database: Database, names: Sequence[str]) -> bool:
-    """Whether jobs of these types wait to run alone."""
-    return bool(await database.fetchval("select penstock.has_isolated_jobs($1)", names))
+async def are_apart(database: Database, names: Sequence[str], keys: Sequence[str] | None = None) -> bool:
+    """Whether jobs of these types wait to run alone. `keys`: see `claim`."""
+    return bool(await database.fetchval("select penstock.has_isolated_jobs($1, $2)", names, keys))
 
 
-async def next_alone(database: Database, names: Sequence[str], slots: Sequence[int] | None = None) -> UUID | None:
+async def next_alone(
+    database: Database, names: Sequence[str], slots: Sequence[int] | None = None, keys: Sequence[str] | None = None
+) -> UUID | None:
     """The first job of these types that waits to run alone and may run now; of a pool, in these slots. None: there is none."""
-    found: UUID | None = await database.fetchval("select penstock.next_alone($1, $2)", names, slots)
+    found: UUID | None = await database.fetchval("select penstock.next_alone($1, $2, $3)", names, slots, keys)
     return found
 
 
@@ -439,6 +459,17 @@ async def note_halted(database: Database, worker: str, consumer: str, error: str
     await database.fetch("select penstock.note_halted($1, $2, $3)", worker, consumer, error)
 
 
+async def note_keys(database: Database, worker: str, key_ids: Sequence[str], no_key: Mapping[str, str | None]) -> None:
+    """Record the ids of the keys that a worker has, and what it does not work on for want of a key; see `penstock.note_keys`."""
+    await database.fetch("select penstock.note_keys($1, $2, $3::jsonb)", worker, key_ids, _dump(dict(no_key)))
+
+
+async def missing_keys(database: Database, names: Sequence[str], keys: Sequence[str]) -> dict[str, str]:
+    """Those of the types in which jobs wait that are encrypted with none of these keys, with the id of the key of one."""
+    rows = await database.fetch("select * from penstock.missing_keys($1, $2)", names, keys)
+    return {row["name"]: row["key_id"] for row in rows}
+
+
 async def unregister_worker(database: Database, worker: str) -> None:
     """Unregister a worker that ends in order."""
     await database.fetch("select penstock.unregister_worker($1)", worker)
@@ -520,7 +551,12 @@ def load_or_text(text: str | None) -> Any:
 def log_of(text: str | None) -> tuple[LogLine, ...]:
     """The lines of a log, from JSON text."""
     lines = [] if text is None else orjson.loads(text)
-    return tuple(LogLine(datetime.fromisoformat(line["at"]), line["attempt"], line["line"]) for line in lines)
+    return tuple(LogLine(datetime.fromisoformat(line["at"]), line["attempt"], _text_of(line)) for line in lines)
+
+
+def _text_of(line: dict[str, Any]) -> str:
+    """The text of a line: its envelope when it is encrypted."""
+    return line["line"] if "line" in line else _dump({"penstock": line["penstock"]})
 
 
 def _record(row: Any) -> JobRecord:
@@ -550,6 +586,7 @@ def _record(row: Any) -> JobRecord:
         time_limit=None if row["time_limit_s"] is None else timedelta(seconds=row["time_limit_s"]),
         snoozes=row["snoozes"],
         log=log_of(row["log"]),
+        encrypted=row["encrypted"],
     )
 
 

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Protocol
+from uuid import UUID
 
+import orjson
+
+from penstock.core.encryption import Keyring, SealedCodec, Sealer
 from penstock.core.hooks import Around
 from penstock.core.serialization import Codec
 from penstock.jobs.handler import Handler, HandlerKind
@@ -53,6 +58,7 @@ class WorkedType:
         kind: Where the handler runs.
         around: Middleware and dependencies around the handler; None: it has none.
         batch: How its handler gets batches; None: it takes one job.
+        sealer: Encrypts what is written of its jobs, when the type is encrypted.
     """
 
     name: str
@@ -66,6 +72,7 @@ class WorkedType:
     keep_result: bool = False
     limited: bool = False
     once: bool = False
+    sealer: Sealer = field(default_factory=lambda: Sealer(Keyring(), ""))
 
     @property
     def lane(self) -> str:
@@ -78,6 +85,22 @@ class WorkedType:
         self.keep_result = record.keep_result
         self.limited = record.concurrency is not None or record.rate_limit is not None
         self.once = record.delivery_strategy is Delivery.AT_MOST_ONCE
+        self.sealer.refresh(record)
+        if self.sealer.has_envelopes:
+            # Encrypted jobs may wait, also when this application does not declare the type so.
+            self.codec = self.sealer.codec(self.codec)
+
+    def plain_text(self, text: str) -> str:
+        """The JSON text of a payload. Raises `Unreadable` and `KeyMissing`."""
+        return self.codec.open(text) if isinstance(self.codec, SealedCodec) else text
+
+    def sealed(self, kind: str, id: UUID, text: str) -> str:
+        """A document of a job (its result or progress) as it is stored."""
+        return self.sealer.seal(kind, text, str(id))
+
+    def sealed_error(self, id: UUID, error: Mapping[str, Any]) -> str:
+        """The error of an attempt as it is stored, JSON text."""
+        return orjson.dumps(self.sealer.seal_error("error", error, str(id))).decode()
 
     def time_limit(self, lease_s: float) -> float:
         """Seconds that a handler may run, counted from before the claim, so that it ends before its lease does."""

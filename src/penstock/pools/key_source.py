@@ -14,6 +14,7 @@ from contextlib import suppress
 from typing import Any, Protocol
 from uuid import UUID
 
+from penstock.core.encryption import Keyring
 from penstock.core.logs import get_logger
 from penstock.core.polling import wait_for_event
 from penstock.errors import NotFound, PenstockError
@@ -80,6 +81,7 @@ class KeySource:
         paused: Lock that the fetcher holds while it claims.
         prefetch_per_key: The largest number of jobs of a key to claim at once; 1: each job starts only when the result of the one
             before is written.
+        keyring: Keys of encrypted payloads.
     """
 
     def __init__(
@@ -95,7 +97,9 @@ class KeySource:
         wake: Callable[[], None],
         paused: asyncio.Lock,
         prefetch_per_key: int,
+        keyring: Keyring,
     ) -> None:
+        self._keys = keyring.ids or None
         self.name = name
         self.grace_s = settings.handover_grace.total_seconds()
         self._recalls = asyncio.Event()
@@ -139,6 +143,7 @@ class KeySource:
             self._after,
             self._in_hand(),
             self._quantum_left,
+            self._keys,
         )
         if not claim.walked:
             wanted = await jobs.wait_for_places(self._database, member.id, [self.name], {})
@@ -184,7 +189,7 @@ class KeySource:
     async def next_alone(self) -> UUID | None:
         """See `RunsAlone`."""
         owned = self._member.owned
-        return await jobs.next_alone(self._database, [self.name], list(owned)) if owned else None
+        return await jobs.next_alone(self._database, [self.name], list(owned), self._keys) if owned else None
 
     def hand_back(self) -> None:
         """See `RunsAlone`."""
@@ -197,7 +202,7 @@ class KeySource:
             return None
         now = time.monotonic()
         try:
-            found = await jobs.claim_alone(self._database, self._member.id, [self.name], owned)
+            found = await jobs.claim_alone(self._database, self._member.id, [self.name], owned, self._keys)
         except PenstockError:
             await self._failed.release()
             raise

@@ -250,15 +250,17 @@ class Pool(Generic[T]):
         if metadata is not None:
             check_mapping("metadata", metadata, '{"clients": ["ada"]}')
         declared = self._type
+        sealer = declared.sealer()
         return WorkedPool(
             self.name,
             declared.declared,
             self.options,
-            declared.worked(),
+            declared.worked(sealer),
             self._assign,
             self._standing,
             self._standing_codec,
             dict(metadata or {}),
+            sealer=sealer,
         )
 
     @property

@@ -75,11 +75,15 @@ async def claim(
     after: tuple[int, str] | None,
     in_hand: Sequence[str],
     quantum_left: int | None = None,
+    keys: Sequence[str] | None = None,
 ) -> KeyedClaim:
-    """Claim jobs from owned slots. Not retried, since a lost answer leaves jobs claimed. Raises `NotFound` when evicted."""
+    """Claim jobs from owned slots. Not retried, since a lost answer leaves jobs claimed. Raises `NotFound` when evicted.
+
+    `keys` are the ids of the worker's keys of encrypted payloads; None: it has none.
+    """
     slot, key = after if after is not None else (None, None)
     rows = await database.fetch(
-        "select * from penstock.claim_keys($1, $2, $3, $4, $5, $6, $7, $8, $9::jsonb, $10)",
+        "select * from penstock.claim_keys($1, $2, $3, $4, $5, $6, $7, $8, $9::jsonb, $10, $11)",
         member,
         name,
         list(owned.keys()),
@@ -90,6 +94,7 @@ async def claim(
         key,
         _dump(dict.fromkeys(in_hand, 1)),
         quantum_left,
+        keys,
     )
     if not rows:
         return KeyedClaim([], None, None, walked=False)

@@ -11,6 +11,7 @@ import socket
 from collections.abc import Callable, Coroutine, Iterable
 from typing import Any
 
+from penstock.core.encryption import Keyring
 from penstock.core.logs import get_logger
 from penstock.core.polling import Polling
 from penstock.errors import PenstockError
@@ -29,6 +30,7 @@ from penstock.settings import Settings
 
 log = get_logger("penstock.worker")
 _FORGET_EVERY_S = 300.0
+_LOOK_FOR_KEY_S = 1.0
 
 
 def new_member_id() -> str:
@@ -48,6 +50,7 @@ class PoolService:
         settle: Receives results.
         unsettled_leases: Leases of results that are not known to be written.
         id: Id of the member in the group.
+        keyring: Keys of encrypted payloads.
     """
 
     def __init__(
@@ -59,9 +62,13 @@ class PoolService:
         settle: Callable[[Settlement], None],
         unsettled_leases: Callable[[], Iterable[int]],
         id: str,
+        keyring: Keyring,
     ) -> None:
         self.name = pool.name
         self._stopping = False
+        self._joined = False
+        self._grace_s = settings.handover_grace.total_seconds()
+        self._stop_requested = asyncio.Event()
         self._database = database
         self._pool = pool
         keep_s = pool.declared.visibility_timeout.total_seconds()
@@ -77,7 +84,7 @@ class PoolService:
             )
             keys = KeySource(
                 database, pool.name, settings, self.member, executor, kind, self.key_queues, unsettled_leases, polling.wake,
-                paused, options.prefetch_per_key,
+                paused, options.prefetch_per_key, keyring,
             )  # fmt: skip
             self.fetcher = Fetcher(keys, polling, paused)
         self.standing: StandingExecutor | StandingRefusal = StandingRefusal(database, pool.name, self.member)
@@ -100,16 +107,27 @@ class PoolService:
     async def join(self) -> None:
         """Declare the pool, promise to record which jobs have begun, and join; waits while the database is unavailable.
 
+        Without a key of an encrypted pool the process does not join, so that its slots go to workers that have one.
+
         Raises:
             Conflict: A live worker of the pool has this id.
         """
         await declare(self._database, self._pool, retry=True)
+        if self._pool.sealer.locked:
+            return
+        self._joined = True
         await jobs.promise_to_begin(self._database, self.member.id, "worker", retry=True)
         await self.member.join()
 
     async def run(self) -> None:
         """Take part until `stop`. Raises `Conflict` when another member has this id now."""
-        loops: dict[str, Coroutine[Any, Any, None]] = {"standing": self.standing.run()}
+        if self._joined:
+            await self._take_part()
+        # Without a key there is nothing to do, but the worker has other work.
+        await self._stop_requested.wait()
+
+    async def _take_part(self) -> None:
+        loops: dict[str, Coroutine[Any, Any, None]] = {"standing": self.standing.run(), "key-watch": self._leave_without_key()}
         if self.fetcher is not None:
             loops["key-fetcher"] = self.fetcher.run()
             loops["recalls"] = self.fetcher.source.watch_recalls()
@@ -125,6 +143,12 @@ class PoolService:
             # The first failure has ended the other loops; callers catch it by its own type.
             raise failed.exceptions[0] from None
 
+    async def _leave_without_key(self) -> None:
+        """Leave the pool when it has become encrypted and this application has no key."""
+        while not self._pool.sealer.locked:
+            await asyncio.sleep(_LOOK_FOR_KEY_S)
+        self._leave(self._grace_s)
+
     async def _forget_keys(self) -> None:
         """A pool with its own `assign` has a slot for each key: remove those that were not used for long."""
         while True:
@@ -136,6 +160,10 @@ class PoolService:
 
     def stop(self, grace_s: float) -> None:
         """Drain and release all slots and leave; `run` ends then. Handlers get this many seconds to finish."""
+        self._stop_requested.set()
+        self._leave(grace_s)
+
+    def _leave(self, grace_s: float) -> None:
         self._stopping = True
         if self.fetcher is not None:
             self.fetcher.source.stop(grace_s)
@@ -171,5 +199,4 @@ class PoolService:
 async def declare(database: Database, pool: WorkedPool, *, retry: bool = False) -> None:
     """Declare a pool, and read the options of its job type from the database."""
     await pools.declare_pool(database, pool.name, pool.options.as_json(), pool.declared.as_json(), retry=retry)
-    if pool.type is not None:
-        pool.type.refresh(await jobs.declare_job_type(database, pool.name, pool.declared.as_json(), retry=retry))
+    pool.refresh(await jobs.declare_job_type(database, pool.name, pool.declared.as_json(), retry=retry))

@@ -6,9 +6,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from penstock.core.encryption import Keyring, Sealer
 from penstock.core.serialization import Codec
 from penstock.groups.assignors import KeyAssign
-from penstock.jobs.models import Options, PoolOptions
+from penstock.jobs.models import JobTypeRecord, Options, PoolOptions
 from penstock.jobs.worked import WorkedType
 
 StandingHandler = Callable[[Any], Any]
@@ -31,3 +32,10 @@ class WorkedPool:
     standing_codec: Codec[Any] | None = None
     metadata: Mapping[str, Any] = field(default_factory=dict)
     member: str | None = None
+    sealer: Sealer = field(default_factory=lambda: Sealer(Keyring(), ""))
+
+    def refresh(self, record: JobTypeRecord) -> None:
+        """Apply the options of the job type that the database has."""
+        self.sealer.refresh(record)
+        if self.type is not None:
+            self.type.refresh(record)

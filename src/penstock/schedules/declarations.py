@@ -107,6 +107,11 @@ class ScheduleDeclarations(JobDeclarations):
                     hint="Leave them out, or as_job=False and per_worker.",
                 )
             check_name("name of a schedule", named, 200)
+            if options.get("encrypted"):
+                raise InvalidInput(
+                    f"schedule {named} cannot be encrypted, because the database enqueues its runs",
+                    hint="The payload of a run is its time: let the handler enqueue a job of an encrypted type.",
+                )
             schedule = Schedule(named, times, handler, missed, runs_as)
             if named in self.schedules:
                 raise InvalidInput(f"schedule {named} is declared twice", hint="Give each a name of its own.")

@@ -14,9 +14,11 @@ from typing import Any, ParamSpec
 from pydantic import SecretStr
 
 from penstock.app import Penstock
+from penstock.core.encryption import SealedCodec
 from penstock.errors import InvalidInput, NotFound
 from penstock.groups import queries as ownership
 from penstock.groups import rebalance as balance
+from penstock.jobs import opening
 from penstock.jobs import queries as jobs
 from penstock.jobs.handler import Job, Jobs, set_current_job
 from penstock.jobs.job_type import JobCall, JobType
@@ -63,6 +65,7 @@ async def _run_due_jobs(app: Penstock, names: Collection[str], limit: int) -> li
     database = await app.database()
     chosen = [t for t in app.types.values() if t.handler is not None and (not names or t.name in names)]
     worked = {t.name: w for t in chosen if (w := t.worked()) is not None}
+    keys = app.context.keyring.ids or None
     for declared in chosen:
         if isinstance(declared.declarer, Pool):
             await declared.declarer.declare()
@@ -80,10 +83,11 @@ async def _run_due_jobs(app: Penstock, names: Collection[str], limit: int) -> li
     try:
         while limit > 0:
             await jobs.promote(database)
-            claimed = (await jobs.claim(database, "testing", queues, min(limit, 1000), {})).jobs if queues else []
+            claimed = (await jobs.claim(database, "testing", queues, min(limit, 1000), {}, keys)).jobs if queues else []
             for pool in keyed_pools:
                 # One job of each key, so that the next job of a key runs after it.
-                keyed = await pools.claim(database, _MEMBER, pool.name, await _own(database, pool), 1000, 1, None, [])
+                owned = await _own(database, pool)
+                keyed = await pools.claim(database, _MEMBER, pool.name, owned, 1000, 1, None, [], keys=keys)
                 claimed += [job for job, _ in keyed.jobs]
             if not claimed:
                 break
@@ -105,7 +109,7 @@ async def _run_due_jobs(app: Penstock, names: Collection[str], limit: int) -> li
         executor.close()
         for pool in keyed_pools:
             await balance.leave(database, pool.name, _MEMBER, _SESSION, None)
-    found = await jobs.find(database, list(ran), log=True)
+    found = await opening.find(app.context, list(ran), log=True)
     return [found[id] for id in ran]
 
 
@@ -238,7 +242,7 @@ async def run_due(app: Penstock, *names: str, timeout: timedelta = timedelta(sec
         types,
         began,
     )
-    found = await jobs.find(database, [row["id"] for row in finished], log=True)
+    found = await opening.find(app.context, [row["id"] for row in finished], log=True)
     return [found[row["id"]] for row in finished]
 
 
@@ -295,7 +299,8 @@ async def run_job(type: JobType[P] | JobCall[P], *args: P.args, **kwargs: P.kwar
     if worked is None:
         raise InvalidInput(f"job type {declared.name} has no handler in this application")
     new = type.new(*args, **kwargs)
-    data = declared.codec.load(declared.codec.dump(new.data))
+    codec = declared.codec.plain if isinstance(declared.codec, SealedCodec) else declared.codec
+    data = codec.load(codec.dump(new.data))
     id = make_id() if new.id is None else parse_id(new.id)
     most = new.max_attempts or declared.declared.as_json()["max_attempts"]
     job: Job[Any] = Job(id, declared.name, new.key, 1, most, data, datetime.now(UTC), _Control())

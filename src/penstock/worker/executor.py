@@ -35,7 +35,7 @@ from penstock.worker.batches import Batcher
 from penstock.worker.outcomes import released, settlement_of, stopped
 from penstock.worker.process import call_in_process
 from penstock.worker.reports import Reports
-from penstock.worker.running import Running, job_of
+from penstock.worker.running import Running, job_of, plain_text_of
 
 log = get_logger("penstock.worker")
 _LOOKAHEAD_S = 0.1
@@ -319,7 +319,9 @@ class Executor:
                     result = await worked.handler(job)
                 else:
                     result = await in_thread(self._threads, worked.handler, job)
-            detail = dump_json(result, f"the result of {claimed.name}") if worked.keep_result and result is not None else None
+            detail = None
+            if worked.keep_result and result is not None:
+                detail = worked.sealed("result", claimed.id, dump_json(result, f"the result of {claimed.name}"))
             settlement = Settlement(claimed.id, claimed.attempt, running.lease, Outcome.SUCCEEDED, detail)
         except BaseException as error:
             # A handler that calls sys.exit(), or raises another BaseException, ends its own job, not the worker.
@@ -368,7 +370,8 @@ class Executor:
         limit = max(running.deadline - time.monotonic(), 0.1)
         future: Any = self._pool.schedule(
             call_in_process,
-            args=[handler.__module__, handler.__qualname__, running.claimed],
+            # Decrypted here: the process has no keys.
+            args=[handler.__module__, handler.__qualname__, running.claimed._replace(data=plain_text_of(running))],
             timeout=limit + 5,
         )
         try:

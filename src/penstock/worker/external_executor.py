@@ -11,6 +11,9 @@ from datetime import timedelta
 from typing import Any
 from uuid import UUID
 
+import orjson
+
+from penstock.core.encryption import Sealer
 from penstock.core.serialization import dump_json
 from penstock.errors import Conflict
 from penstock.jobs import queries as jobs
@@ -56,13 +59,25 @@ class Pulled:
 
     def progress(self, value: Any) -> None:
         """See `JobControl`."""
-        text = dump_json(value, f"the progress of {self.job.name}")
+        text = self.sealed("progress", dump_json(value, f"the progress of {self.job.name}"))
         self._executor.loop.call_soon_threadsafe(self._executor.reports.progress, self.job.id, self, text)
 
     def log(self, line: str) -> None:
         """See `JobControl`."""
         lines_of(self).add(line)
         self._executor.loop.call_soon_threadsafe(self._executor.reports.log, self.job.id, self)
+
+    def sealed_line(self, line: str) -> str:
+        """See `Logging`."""
+        return self._executor.sealer.seal_line(line, str(self.job.id))
+
+    def sealed(self, kind: str, text: str) -> str:
+        """A document of the job (its result or progress) as it is stored."""
+        return self._executor.sealer.seal(kind, text, str(self.job.id))
+
+    def sealed_error(self, error: Mapping[str, Any]) -> str:
+        """The error of the attempt as it is stored, JSON text."""
+        return orjson.dumps(self._executor.sealer.seal_error("error", error, str(self.job.id))).decode()
 
     def settlement(self, outcome: Outcome, detail: str | None = None, after: timedelta | None = None) -> Settlement:
         """The settlement of this attempt."""
@@ -93,10 +108,12 @@ class ExternalExecutor:
         database: Database in which leases are extended.
         results: Receives the settlements that the program makes.
         prefetch: The largest number of jobs held at once.
+        sealer: Encrypts what belongs to the jobs of the pool.
     """
 
-    def __init__(self, database: Database, results: Results, prefetch: int) -> None:
+    def __init__(self, database: Database, results: Results, prefetch: int, sealer: Sealer) -> None:
         self.database = database
+        self.sealer = sealer
         self.loop = asyncio.get_running_loop()
         self.on_room: list[Callable[[], None]] = []
         self.reports = results.completer.reports

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from penstock.core.logs import get_logger
 from penstock.core.polling import wait_for_event
@@ -15,10 +15,12 @@ from penstock.errors import PenstockError
 from penstock.groups.membership import monotonic
 from penstock.jobs import queries as jobs
 from penstock.jobs.fetcher import Fetcher
+from penstock.jobs.models import JobTypeRecord
 from penstock.jobs.worked import WorkedType
 from penstock.postgres.database import Database
 from penstock.postgres.notifications import Kind, Notification, Notifications
 from penstock.settings import Settings
+from penstock.worker.locked_work import LockedWork
 from penstock.worker.maintenance import Maintenance
 from penstock.worker.queue_source import QueueSource
 from penstock.worker.registration import Registration
@@ -28,6 +30,13 @@ log = get_logger("penstock.worker")
 _STALLED_S = 30.0
 
 
+class Refreshed(Protocol):
+    """A job type or a pool of the worker."""
+
+    def refresh(self, record: JobTypeRecord) -> None:
+        """Apply the options that the database has."""
+
+
 class WorkerHeartbeat:
     """The heartbeat of one worker.
 
@@ -35,12 +44,14 @@ class WorkerHeartbeat:
         database: Database of the worker's row.
         settings: Interval.
         registration: The worker's row.
-        types: The job types that the worker works on, which are refreshed from the database.
+        types: The job types that the worker works on.
+        refreshed: What is refreshed from the database: these types, and pools, by name.
         executor: Keeps the running jobs.
         queues: Fetcher of the queues; None: the worker claims in pools only.
         fetchers: All fetchers of the worker.
         maintenance: Learns how many workers there are.
         stopping: Whether the worker has been told to stop.
+        locked: Knows what the worker has no key for.
     """
 
     def __init__(
@@ -49,17 +60,21 @@ class WorkerHeartbeat:
         settings: Settings,
         registration: Registration,
         types: Mapping[str, WorkedType],
+        refreshed: Callable[[], Mapping[str, Refreshed]],
         executor: WorkerExecutor,
         queues: Fetcher[QueueSource] | None,
         fetchers: Sequence[Fetcher[Any]],
         maintenance: Maintenance,
         stopping: Callable[[], bool],
+        locked: LockedWork,
     ) -> None:
+        self._locked = locked
         self._database = database
         self._interval = settings.heartbeat_interval.total_seconds()
         self._dead_after_s = settings.dead_after.total_seconds()
         self._registration = registration
         self._types = types
+        self._refreshed = refreshed
         self._executor = executor
         self._queues = queues
         self._fetchers = fetchers
@@ -124,11 +139,16 @@ class WorkerHeartbeat:
         self._maintenance.workers = beat.workers
         for id in beat.cancelled:
             self._executor.cancel(id, "cancelled")
-        if not self._types:
-            return
-        for record in await jobs.job_types(self._database, list(self._types)):
-            if record.name in self._types:
-                self._types[record.name].refresh(record)
+        await self.refresh()
+
+    async def refresh(self) -> None:
+        """Apply the options that the database has, and find out what the worker has no key for."""
+        refreshed = self._refreshed()
+        records = await jobs.job_types(self._database, list(refreshed)) if refreshed else []
+        for record in records:
+            if record.name in refreshed:
+                refreshed[record.name].refresh(record)
+        await self._locked.look(records)
 
     async def _register_again(self) -> None:
         """Register under a new id, since other workers have its jobs.

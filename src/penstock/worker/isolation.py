@@ -24,6 +24,7 @@ from contextlib import AsyncExitStack
 from typing import Protocol
 from uuid import UUID
 
+from penstock.core.encryption import Keyring
 from penstock.core.logs import get_logger
 from penstock.core.polling import wait_for_event
 from penstock.errors import NotFound, PenstockError
@@ -69,6 +70,7 @@ class Isolation:
         settings: Intervals.
         settled: Waits until all results are written.
         worker: Id of the worker's row.
+        keyring: Keys of encrypted payloads.
     """
 
     def __init__(
@@ -78,7 +80,9 @@ class Isolation:
         settings: Settings,
         settled: Callable[[], Awaitable[None]],
         worker: Callable[[], str],
+        keyring: Keyring,
     ) -> None:
+        self._keys = keyring.ids or None
         self._database = database
         self._fetchers = fetchers
         self._interval = settings.maintenance_interval.total_seconds()
@@ -113,7 +117,7 @@ class Isolation:
         """For how long the process may wait now until it is empty; None: no job waits that it may run alone."""
         names = [name for fetcher in self._fetchers for name in fetcher.source.types_apart()]
         first: list[UUID | None] = []
-        if names and await jobs.are_apart(self._database, names):
+        if names and await jobs.are_apart(self._database, names, self._keys):
             first = [await fetcher.source.next_alone() for fetcher in self._fetchers]
         if first != self._first:
             self._first, self._first_since = first, time.monotonic()

@@ -5,8 +5,6 @@ from __future__ import annotations
 import traceback
 from datetime import timedelta
 
-import orjson
-
 from penstock.core.logs import get_logger
 from penstock.core.serialization import plain_text
 from penstock.core.user_code import message_of
@@ -35,11 +33,11 @@ def stopped(running: Running) -> Settlement:
         return released(running)
     if running.reason == "time limit":
         detail = {"type": "TimeLimit", "message": "the handler ran longer than its time limit"}
-        text = orjson.dumps(detail).decode()
+        text = running.worked.sealed_error(claimed.id, detail)
         return Settlement(claimed.id, claimed.attempt, running.lease, Outcome.FAILED, text, None, claimed.name)
     cause = "was declared dead" if running.reason == "lost" else "shut down"
     detail = {"type": "Interrupted", "message": f"the worker {cause} before the handler was done"}
-    text = orjson.dumps(detail).decode()
+    text = running.worked.sealed_error(claimed.id, detail)
     if running.reason == "lost":
         # As recovery does with the jobs of a dead worker: the attempt is used up, so that its number is not given twice.
         return Settlement(claimed.id, claimed.attempt, running.lease, Outcome.FAILED, text, timedelta(0))
@@ -70,7 +68,7 @@ def settlement_of(running: Running, error: BaseException) -> Settlement | None:
 def _quarantined(running: Running, error: Exception) -> Settlement:
     """The settlement of a job whose payload no attempt can read."""
     claimed = running.claimed
-    detail = jobs.quarantined(f"its payload cannot be read: {message_of(error)}")
+    detail = running.worked.sealed_error(claimed.id, jobs.quarantined_error(f"its payload cannot be read: {message_of(error)}"))
     return Settlement(claimed.id, claimed.attempt, running.lease, Outcome.QUARANTINED, detail)
 
 
@@ -97,7 +95,7 @@ def _failed(running: Running, error: BaseException) -> Settlement:
         claimed.attempt,
         running.lease,
         Outcome.FAILED_FOR_GOOD if final else Outcome.FAILED,
-        orjson.dumps(detail).decode(),
+        running.worked.sealed_error(claimed.id, detail),
         error.after if isinstance(error, Retry) else None,
         claimed.name,
     )

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Protocol
 from uuid import UUID
 
+from penstock.core.encryption import Keyring
 from penstock.errors import PenstockError
 from penstock.jobs import queries as jobs
 from penstock.jobs.claiming import FailedClaims, WatermarkedClaims
@@ -50,6 +51,7 @@ class QueueSource:
         executor: Receives the jobs.
         completer: Knows which results are not settled yet.
         admission: Decides what may be claimed now.
+        keyring: Keys of encrypted payloads.
     """
 
     def __init__(
@@ -61,6 +63,7 @@ class QueueSource:
         executor: Executor,
         completer: Completer,
         admission: AdmissionControl,
+        keyring: Keyring,
     ) -> None:
         self._database = database
         self._claim_limit = settings.claim_limit
@@ -68,7 +71,8 @@ class QueueSource:
         self._executor = executor
         self._completer = completer
         self._admission = admission
-        self._claims = WatermarkedClaims(database)
+        self._keyring = keyring
+        self._claims = WatermarkedClaims(database, keyring)
         self._failed = FailedClaims(database, lambda: registration.id, self.types_apart, self.known_leases)
         self._names: dict[str, list[str]] = {}
         self._types: Mapping[str, WorkedType] = {}
@@ -132,7 +136,7 @@ class QueueSource:
 
     async def next_alone(self) -> UUID | None:
         """See `RunsAlone`."""
-        return await jobs.next_alone(self._database, self.types_apart())
+        return await jobs.next_alone(self._database, self.types_apart(), keys=self._keyring.ids or None)
 
     def hand_back(self) -> None:
         """See `RunsAlone`."""
@@ -142,7 +146,9 @@ class QueueSource:
         """See `RunsAlone`."""
         now = time.monotonic()
         try:
-            found = await jobs.claim_alone(self._database, self._registration.id, self.types_apart())
+            found = await jobs.claim_alone(
+                self._database, self._registration.id, self.types_apart(), keys=self._keyring.ids or None
+            )
         except PenstockError:
             await self._failed.release()
             raise
@@ -171,7 +177,7 @@ class QueueSource:
         return asked, claimed
 
     async def _wait_for_places(self, claimed: int) -> jobs.PlacesWanted | None:
-        limited = [worked.name for worked in self._types.values() if worked.limited]
+        limited = [worked.name for worked in self._types.values() if worked.limited and not worked.sealer.locked]
         # While other types keep the worker busy, it asks for places only at intervals.
         if not limited or (claimed and time.monotonic() < self._ask_for_places_at):
             return None

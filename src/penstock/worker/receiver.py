@@ -9,10 +9,9 @@ from datetime import timedelta
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
-import orjson
-
 from penstock.core.blocking import BackgroundLoop
 from penstock.core.checks import check_mapping
+from penstock.core.encryption import no_key
 from penstock.core.serialization import Codec, dump_json, plain_text
 from penstock.core.user_code import message_of
 from penstock.errors import InvalidInput, Snooze
@@ -51,7 +50,7 @@ class PulledJob(Job[T], Generic[T]):
         Raises:
             Conflict: The job no longer belongs to this worker; another one runs it, or will run it.
         """
-        detail = None if result is None else dump_json(result, f"the result of {self.name}")
+        detail = None if result is None else self._pulled.sealed("result", dump_json(result, f"the result of {self.name}"))
         await self._pulled.settle(Outcome.SUCCEEDED, detail)
 
     async def fail(self, error: str | BaseException, *, retry: bool = True, after: timedelta | None = None) -> None:
@@ -63,7 +62,7 @@ class PulledJob(Job[T], Generic[T]):
         raised = isinstance(error, BaseException)
         kind = type(error).__qualname__ if raised else "Failed"
         message = message_of(error) if isinstance(error, BaseException) else plain_text(error[:_LONGEST_ERROR])
-        detail = orjson.dumps({"type": kind, "message": message}).decode()
+        detail = self._pulled.sealed_error({"type": kind, "message": message})
         await self._pulled.settle(Outcome.FAILED if retry else Outcome.FAILED_FOR_GOOD, detail, after)
 
     async def snooze(self, duration: timedelta) -> None:
@@ -113,7 +112,7 @@ class PoolWorker(Generic[T]):
         """Join the pool. Raises `Conflict` when a live worker has this id."""
         database = await self._context.database()
         results = Results(Completer(database))
-        self._executor = ExternalExecutor(database, results, self._prefetch)
+        self._executor = ExternalExecutor(database, results, self._prefetch, self._pool.sealer)
         worker = self._worker = Worker(
             database,
             {},
@@ -122,6 +121,7 @@ class PoolWorker(Generic[T]):
             process=self._process,
             executor=self._executor,
             results=results,
+            keyring=self._context.keyring,
         )
         working = self._working = asyncio.create_task(worker.run(), name=f"penstock-worker-of-{self._pool.name}")
         starting = asyncio.create_task(worker.started())
@@ -135,6 +135,9 @@ class PoolWorker(Generic[T]):
             starting.cancel()
         if working.done():
             working.result()
+        if self._pool.sealer.locked:
+            await self.__aexit__(None, None, None)
+            raise no_key(f"pool {self._pool.name}")
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -173,7 +176,8 @@ class PoolWorker(Generic[T]):
                     job = self._given(pulled)
                 except Exception as error:
                     # As with a handler; the key must not wait for it.
-                    detail = jobs.quarantined(f"its payload cannot be read: {getattr(error, 'message', error)}")
+                    problem = f"its payload cannot be read: {getattr(error, 'message', error)}"
+                    detail = pulled.sealed_error(jobs.quarantined_error(problem))
                     executor.finish(pulled, pulled.settlement(Outcome.QUARANTINED, detail))
                     continue
                 yield job
@@ -212,7 +216,7 @@ class PoolWorker(Generic[T]):
             claimed.key,
             claimed.attempt,
             claimed.max_attempts,
-            self._codec.load(claimed.data),
+            self._pool.sealer.codec(self._codec).load(claimed.data),
             claimed.created_at,
             pulled,
             claimed.snoozes,

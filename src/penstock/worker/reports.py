@@ -60,6 +60,9 @@ class Logging(Held, Protocol):
 
     lines: Lines | None
 
+    def sealed_line(self, line: str) -> str:
+        """A line as it is stored: encrypted when the type of the job is."""
+
 
 _making = threading.Lock()
 
@@ -119,7 +122,9 @@ class Reports:
     async def _write_lines(self, logging: dict[UUID, Logging], *, wait: bool) -> None:
         now = time.monotonic()
         taken = {id: (job, job.lines.take()) for id, job in logging.items() if job.lines is not None}
-        lines = [jobs.Line(id, job.lease, text, now - at) for id, (job, some) in taken.items() for at, text in some]
+        lines = [
+            jobs.Line(id, job.lease, job.sealed_line(text), now - at) for id, (job, some) in taken.items() for at, text in some
+        ]
         if not lines:
             return
         try:

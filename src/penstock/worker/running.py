@@ -10,11 +10,11 @@ from typing import Any, Protocol
 
 from penstock.core.serialization import dump_json
 from penstock.core.user_code import message_of
-from penstock.errors import Conflict
+from penstock.errors import Conflict, KeyMissing, Unreadable
 from penstock.jobs import queries as jobs
 from penstock.jobs.handler import Job
 from penstock.jobs.models import ClaimedJob
-from penstock.jobs.worked import WorkedType
+from penstock.jobs.worked import NotStarted, WorkedType
 from penstock.postgres.database import Database
 from penstock.worker.process import UnreadablePayload
 from penstock.worker.reports import Lines, Reports, lines_of
@@ -100,7 +100,7 @@ class Running:
             self._executor.reports.progress,
             self.claimed.id,
             self,
-            dump_json(value, f"the progress of {self.claimed.name}"),
+            self.worked.sealed("progress", self.claimed.id, dump_json(value, f"the progress of {self.claimed.name}")),
         )
 
     def log(self, line: str) -> None:
@@ -108,12 +108,18 @@ class Running:
         lines_of(self).add(line)
         self._executor.loop.call_soon_threadsafe(self._executor.reports.log, self.claimed.id, self)
 
+    def sealed_line(self, line: str) -> str:
+        """See `Logging`."""
+        return self.worked.sealer.seal_line(line, str(self.claimed.id))
+
 
 def job_of(running: Running) -> Job[Any]:
     """The job as its handler receives it. Raises `UnreadablePayload`."""
     claimed = running.claimed
     try:
         data = running.worked.codec.load(claimed.data)
+    except KeyMissing:
+        raise NotStarted from None
     except Exception as error:
         raise UnreadablePayload(message_of(error)) from error
     return Job(
@@ -127,3 +133,13 @@ def job_of(running: Running) -> Job[Any]:
         running,
         claimed.snoozes,
     )
+
+
+def plain_text_of(running: Running) -> str:
+    """The payload of a job as JSON text, decrypted. Raises `UnreadablePayload`."""
+    try:
+        return running.worked.plain_text(running.claimed.data)
+    except KeyMissing:
+        raise NotStarted from None
+    except Unreadable as error:
+        raise UnreadablePayload(error.message) from error

@@ -13,6 +13,7 @@ from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from typing import Any
 from uuid import UUID
 
+from penstock.core.encryption import Keyring
 from penstock.core.logs import get_logger
 from penstock.core.polling import Polling
 from penstock.errors import InvalidInput, NotFound, PenstockError
@@ -37,6 +38,7 @@ from penstock.worker.completer import Completer
 from penstock.worker.executor import Executor
 from penstock.worker.heartbeat import WorkerHeartbeat
 from penstock.worker.isolation import Isolation
+from penstock.worker.locked_work import LockedWork
 from penstock.worker.queue_source import QUIET_S, AdmissionControl, AdmitAll, QueueSource
 from penstock.worker.registration import Registration
 from penstock.worker.results import Results
@@ -65,6 +67,7 @@ class Worker:
         executor: Executor for the jobs of pools instead of the one that runs handlers; it passes its results to `results`.
         results: Receives results; None: new ones.
         lifespan: What is set up before the first handler and cleaned up after the last one.
+        keyring: Keys of encrypted payloads; None: the worker has none.
 
     Attributes:
         consumers: Members of consumer groups that the worker runs.
@@ -88,10 +91,12 @@ class Worker:
         executor: WorkerExecutor | None = None,
         results: Results | None = None,
         lifespan: Callable[[], AbstractAsyncContextManager[None]] = nullcontext,
+        keyring: Keyring | None = None,
     ) -> None:
         if not (types or pools or consumers or schedules or dispatches):
             raise InvalidInput("there is nothing to work on", hint="Declare a handler with @app.job(...) first.")
         process = process or new_member_id()
+        keyring = keyring or Keyring()
         self._database = database
         self._types = types
         self.consumers = consumers
@@ -127,7 +132,9 @@ class Worker:
         # None: the worker claims in pools only.
         self._queues: Fetcher[QueueSource] | None = None
         if types or dispatches:
-            queues = QueueSource(database, types, settings, self._registration, handlers, completer, admission or AdmitAll())
+            queues = QueueSource(
+                database, types, settings, self._registration, handlers, completer, admission or AdmitAll(), keyring
+            )
             self._queues = Fetcher(queues, Polling(settings.poll_interval.total_seconds(), quiet_s=QUIET_S), asyncio.Lock())
         self.pools = [
             PoolService(
@@ -138,25 +145,30 @@ class Worker:
                 completer.settle,
                 completer.unsettled_leases,
                 pool.member or f"{process}.p{number}",
+                keyring,
             )
             for number, pool in enumerate(pools, 1)
         ]
         self._fetchers: list[Fetcher[Any]] = [] if self._queues is None else [self._queues]
         self._fetchers += [pool.fetcher for pool in self.pools if pool.fetcher is not None]
         self._maintenance = maintenance.of(database, settings)
+        self._locked = LockedWork(database, keyring, lambda: self.id)
         self._heartbeat = WorkerHeartbeat(
             database,
             settings,
             self._registration,
             types,
+            # The types of a dispatcher are added later.
+            lambda: {**types, **{pool.name: pool for pool in pools}},
             self._executor,
             self._queues,
             self._fetchers,
             self._maintenance,
             self._shutdown.requested.is_set,
+            self._locked,
         )
         self._heartbeat_beside_loop = heartbeat.of(database, settings)
-        self._isolation = Isolation(database, self._fetchers, settings, completer.drained, lambda: self.id)
+        self._isolation = Isolation(database, self._fetchers, settings, completer.drained, lambda: self.id, keyring)
         self._scheduler = Scheduler(database, schedules, settings, process)
         self._connect()
 
@@ -293,6 +305,7 @@ class Worker:
         for pool in self.pools:
             await pool.join()
         await self._registration.register()
+        await self._heartbeat.refresh()
         log.info("worker_started", worker=self.id, types=sorted(self._types), pools=[pool.name for pool in self.pools])
         for consumer in self.consumers:
             await consumer.declare()

@@ -126,6 +126,7 @@ class DownstreamWorker:
         self._types: dict[str, WorkedType] = {}
         self._records: dict[str, JobTypeRecord] = {}
         self._only = set(names)
+        self._encrypted: set[str] = set()
         self._service = Service(downstream)
         self._callbacks = Callbacks()
         self._connections = Shares(downstream.connections)
@@ -173,7 +174,7 @@ class DownstreamWorker:
 
     def _warn_of_missing(self) -> None:
         """Warn, at intervals, that requested types do not exist yet, and name existing ones with similar names."""
-        missing = sorted(self._only - self._types.keys())
+        missing = sorted(self._only - self._types.keys() - self._encrypted)
         if not missing or time.monotonic() < self._warn_at:
             return
         self._warn_at = time.monotonic() + _WARN_EVERY_S
@@ -208,6 +209,12 @@ class DownstreamWorker:
         self._known = [record.name for record in records]
         for record in records:
             if self._only and record.name not in self._only:
+                continue
+            if record.encrypted:
+                # Results and errors come back through the server, which has no keys to encrypt them with.
+                if record.name not in self._encrypted:
+                    self._encrypted.add(record.name)
+                    log.warning("job_type_encrypted", job_type=record.name, hint="Run its jobs with handlers: penstock worker.")
                 continue
             self._records[record.name] = record
             if record.name not in self._types:

@@ -42,7 +42,7 @@ as $$
                 'commit_staged_events', 'lose_partitions', 'note_failure', 'stream_bounds', 'offsets_at',
                 'append_chunks', 'drop_waiting', 'remove_queue', 'maintain_topics', 'prune_messages', 'read_topic',
                 'missed_messages', 'late_messages', 'unfinished_copies', 'outcomes', 'replay_messages', 'end_expired',
-                'take_over', 'keep_alive', 'heartbeat', 'paused_keys_held'
+                'take_over', 'keep_alive', 'heartbeat', 'paused_keys_held', 'missing_keys'
             ]
         ),
         (

@@ -307,7 +307,7 @@ returns table (
     unique_key text, data text, created_at timestamptz, run_after timestamptz, expires_at timestamptz,
     started_at timestamptz, finished_at timestamptz, worker text, errors text, result text, progress text,
     replay_of uuid, cancel_requested_at timestamptz, reason text, replayed_by uuid[], time_limit_s double precision, snoozes integer,
-    log text, updated_at timestamptz
+    log text, encrypted boolean, updated_at timestamptz
 )
 language sql
 stable

@@ -86,7 +86,9 @@ $$;
 comment on function penstock.admit(penstock.jobs, integer, timestamptz) is
     'Part of claim: how many jobs the concurrency and the rate limit of a type admit now, p_limit at most. Call lock_limits before.';
 
-create or replace function penstock.jobs_that_fit(p_name text, p_priority smallint, p_watermark bigint, p_room integer, p_moment timestamptz)
+create or replace function penstock.jobs_that_fit(
+    p_name text, p_priority smallint, p_watermark bigint, p_room integer, p_moment timestamptz, p_sealed boolean, p_keys text[]
+)
 returns integer
 language plpgsql
 as $$
@@ -110,6 +112,7 @@ begin
             and ready.slot is null
             and ready.status = 'queued'
             and (ready.expires_at is null or ready.expires_at > p_moment)
+            and (not p_sealed or penstock.has_key_for(ready.data, ready.message, p_keys))
         order by ready.seq
         limit p_room
         for update skip locked
@@ -122,7 +125,7 @@ begin
     return jobs;
 end
 $$;
-comment on function penstock.jobs_that_fit(text, smallint, bigint, integer, timestamptz) is
+comment on function penstock.jobs_that_fit(text, smallint, bigint, integer, timestamptz, boolean, text[]) is
     'Part of claim, of types with large payloads: how many jobs from the front of a queue have 32 MiB together, and at least one if there is any. Locks them.';
 
 -- Long, since it is the hottest call: what a claim of one priority does is one statement inside the two loops over types and their
@@ -131,7 +134,8 @@ create or replace function penstock.claim(
     p_worker text,
     p_names text[],
     p_limit integer,
-    p_watermarks jsonb default '{}'
+    p_watermarks jsonb default '{}',
+    p_keys text[] default null
 )
 returns table (
     id uuid,
@@ -168,6 +172,8 @@ declare
     claimed_in_all integer := 0;
     new_lease bigint;
     heavy boolean;
+    -- Whether the type may have encrypted documents.
+    sealed boolean;
     -- See shown_time, which would cost more here.
     latest constant timestamptz := penstock.shown_time('infinity');
     earliest constant timestamptz := penstock.shown_time('-infinity');
@@ -178,6 +184,9 @@ begin
         perform penstock.check_size(cardinality(p_names), 10000, 'job types');
     end if;
     perform penstock.check_worker(p_worker);
+    if p_keys is not null then
+        perform penstock.check_size(cardinality(p_keys), 1000, 'keys');
+    end if;
     if p_limit is null or p_limit not between 1 and 10000 then
         raise exception 'invalid limit: %', p_limit
             using errcode = 'PS400', hint = 'Claim between 1 and 10,000 jobs at once.';
@@ -199,6 +208,7 @@ begin
         join penstock.jobs on jobs.name = wanted.name
         where jobs.paused_at is null
             and jobs.concurrency is distinct from 0
+            and (not jobs.encrypted or p_keys is not null)
             and (
                 not many
                 or exists (
@@ -227,13 +237,14 @@ begin
         end if;
         room := type_room;
         heavy := exists (select from penstock.large_payloads where large_payloads.name in (job_type.name, job_type.topic));
+        sealed := job_type.encrypted_at is not null;
 
         for of_priority in
             select distinct type_priorities.priority from penstock.type_priorities where type_priorities.name = job_type.name order by type_priorities.priority
         loop
             exit when room <= 0;
             if heavy then
-                room := least(room, penstock.jobs_that_fit(job_type.name, of_priority, (p_watermarks -> job_type.name ->> of_priority::text)::bigint, room, moment));
+                room := least(room, penstock.jobs_that_fit(job_type.name, of_priority, (p_watermarks -> job_type.name ->> of_priority::text)::bigint, room, moment, sealed, p_keys));
                 continue when room = 0;
             end if;
             new_lease := nextval('penstock.lease_id');
@@ -253,6 +264,7 @@ begin
                         and ready.slot is null
                         and ready.status = 'queued'
                         and (ready.expires_at is null or ready.expires_at > moment)
+                        and (not sealed or penstock.has_key_for(ready.data, ready.message, p_keys))
                     order by ready.seq
                     limit room
                     for update skip locked
@@ -319,8 +331,8 @@ begin
     end if;
 end
 $$;
-comment on function penstock.claim(text, text[], integer, jsonb) is
-    'Claims up to p_limit ready jobs of the given types, types in the given order, within a type by priority and age (the rows of one lease come in any order; seq is their age). The jobs belong to the worker for the visibility timeout (lease_s seconds). time_limit_s is the time limit of a job that has its own. data is null when the payload has more than 4 MiB of text, which no enqueue admits: settle the job as quarantined. Of types with large payloads a claim takes no more than about 32 MiB. p_watermarks ({"type": {"priority": seq}}) lets the search start behind the jobs that are known to be done: a seq seen in one claim with its ceiling is such a watermark once a later claim reports a horizon >= that ceiling.';
+comment on function penstock.claim(text, text[], integer, jsonb, text[]) is
+    'Claims up to p_limit ready jobs of the given types, types in the given order, within a type by priority and age (the rows of one lease come in any order; seq is their age). The jobs belong to the worker for the visibility timeout (lease_s seconds). time_limit_s is the time limit of a job that has its own. data is null when the payload has more than 4 MiB of text, which no enqueue admits: settle the job as quarantined. Of types with large payloads a claim takes no more than about 32 MiB. p_watermarks ({"type": {"priority": seq}}) lets the search start behind the jobs that are known to be done: a seq seen in one claim with its ceiling is such a watermark once a later claim reports a horizon >= that ceiling. p_keys: ids of the keys of encrypted payloads that the worker has; null: it has none, and gets no job of an encrypted type. A job that is encrypted with another key is left to other workers.';
 
 create or replace function penstock.extend(
     p_ids uuid[],

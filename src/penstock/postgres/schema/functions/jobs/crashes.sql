@@ -46,35 +46,37 @@ $$;
 comment on function penstock.begin_jobs(uuid[], bigint[]) is
     'Notes that claimed jobs have begun and returns those that may be started now: a job that is missing belongs to another worker. May be repeated.';
 
-create or replace function penstock.has_isolated_jobs(p_names text[])
+create or replace function penstock.has_isolated_jobs(p_names text[], p_keys text[] default null)
 returns boolean
 language sql
 stable
 security definer
 set search_path = penstock, pg_temp
 as $$
-    select penstock.check_size(cardinality(p_names), 10000, 'job types');
+    select penstock.check_size(greatest(cardinality(p_names), cardinality(p_keys)), 10000, 'job types or keys');
     select exists (
         select
         from unnest(p_names) as wanted (name)
+        join penstock.jobs on jobs.name = wanted.name and (not jobs.encrypted or p_keys is not null)
         cross join lateral (
             select from penstock.queued_jobs as job
             where job.name = wanted.name and job.crashes = 2 and job.run_after = penstock.isolation_time()
                 and (job.slot is null or not exists (select from penstock.paused_keys as paused where paused.name = job.name and paused.key = job.key))
+                and (jobs.encrypted_at is null or penstock.has_key_for(job.data, job.message, p_keys))
             limit 1
         ) as waiting
     )
 $$;
-comment on function penstock.has_isolated_jobs(text[]) is 'Whether jobs of these types wait to run alone.';
+comment on function penstock.has_isolated_jobs(text[], text[]) is 'Whether jobs of these types wait to run alone, for a worker with these keys of encrypted payloads (see claim).';
 
-create or replace function penstock.next_alone(p_names text[], p_slots integer[] default null)
+create or replace function penstock.next_alone(p_names text[], p_slots integer[] default null, p_keys text[] default null)
 returns uuid
 language sql
 stable
 security definer
 set search_path = penstock, pg_temp
 as $$
-    select penstock.check_size(cardinality(p_names), 10000, 'job types');
+    select penstock.check_size(greatest(cardinality(p_names), cardinality(p_keys)), 10000, 'job types or keys');
     select penstock.check_size(cardinality(p_slots), 1000000, 'slots');
     select waiting.id
     from penstock.jobs
@@ -85,15 +87,17 @@ as $$
             and job.crashes = 2
             and job.run_after = penstock.isolation_time()
             and (p_slots is null or job.slot = any (p_slots))
+            and (jobs.encrypted_at is null or penstock.has_key_for(job.data, job.message, p_keys))
         order by job.seq nulls first, job.updated_at, job.id
         limit 1
     ) as waiting
     where jobs.name = any (p_names) and jobs.paused_at is null and jobs.concurrency is distinct from 0
+        and (not jobs.encrypted or p_keys is not null)
     order by waiting.updated_at, waiting.id
     limit 1
 $$;
-comment on function penstock.next_alone(text[], integer[]) is
-    'Which job of these types (of a pool: in these slots) waits to run alone and comes first, those of paused types left out; null: none. While it stays the same, no worker gets on.';
+comment on function penstock.next_alone(text[], integer[], text[]) is
+    'Which job of these types (of a pool: in these slots) waits to run alone and comes first, those of paused types left out; null: none. While it stays the same, no worker gets on. p_keys: as in claim.';
 
 create or replace function penstock.isolate(p_worker text, p_begin boolean)
 returns boolean
@@ -125,7 +129,8 @@ create or replace function penstock.claim_alone(
     p_holder text,
     p_names text[],
     p_slots integer[] default null,
-    p_epochs bigint[] default null
+    p_epochs bigint[] default null,
+    p_keys text[] default null
 )
 returns table (
     id uuid, name text, attempt smallint, max_attempts smallint, priority smallint, key text, data text,
@@ -145,12 +150,13 @@ declare
 begin
     perform penstock.check_size(cardinality(p_names), 10000, 'job types');
     perform penstock.check_size(greatest(cardinality(p_slots), cardinality(p_epochs)), 1000000, 'slots');
+    perform penstock.check_size(cardinality(p_keys), 1000, 'keys');
     perform penstock.check_worker(p_holder);
     if current_setting('transaction_isolation') <> 'read committed' then
         raise exception 'claim_alone needs the isolation level read committed'
             using errcode = 'PS409', hint = 'Claim in a transaction of its own with the default isolation level.';
     end if;
-    if not penstock.has_isolated_jobs(p_names) then
+    if not penstock.has_isolated_jobs(p_names, p_keys) then
         return;
     end if;
     if p_slots is not null then
@@ -167,6 +173,7 @@ begin
         select jobs.*
         from penstock.jobs
         where jobs.name = any (p_names) and jobs.paused_at is null and jobs.concurrency is distinct from 0
+            and (not jobs.encrypted or p_keys is not null)
         order by random()
     loop
         continue when penstock.admit(job_type, 1, moment) <= 0;
@@ -177,6 +184,7 @@ begin
             and job.status = 'queued'
             and job.run_after = penstock.isolation_time()
             and (job.expires_at is null or job.expires_at > moment)
+            and (job_type.encrypted_at is null or penstock.has_key_for(job.data, job.message, p_keys))
             and (case when p_slots is null then job.slot is null else job.slot = any (owned) end)
             and (job.slot is null or not exists (select from penstock.paused_keys as paused where paused.name = job.name and paused.key = job.key))
             and (
@@ -225,5 +233,5 @@ begin
     end loop;
 end
 $$;
-comment on function penstock.claim_alone(text, text[], integer[], bigint[]) is
-    'Claims one job that waits to run alone, for a worker that runs nothing else and claims nothing else before it has settled it. With slots and epochs: of the pool p_names[1], from slots that the member has. When the worker is lost meanwhile the job is archived as failed with the reason quarantined.';
+comment on function penstock.claim_alone(text, text[], integer[], bigint[], text[]) is
+    'Claims one job that waits to run alone, for a worker that runs nothing else and claims nothing else before it has settled it. With slots and epochs: of the pool p_names[1], from slots that the member has. When the worker is lost meanwhile the job is archived as failed with the reason quarantined. p_keys: as in claim.';

@@ -247,6 +247,9 @@ begin
             using errcode = 'PS400', hint = 'Give one element for each job, or null instead of the array.';
     end if;
     perform penstock.check_jobs(p_name, p_data, p_ids, p_keys, p_priorities, p_unique_keys, moment);
+    if job_type.encrypted then
+        perform penstock.refuse_plain('job type ' || p_name, p_data);
+    end if;
     if p_run_after is not null or p_expires_at is not null then
         perform penstock.check_times(p_run_after || p_expires_at);
     end if;

@@ -49,6 +49,9 @@ begin
             using errcode = 'PS400', hint = 'Give the lease that claim or extend returned for each job.';
     end if;
     perform penstock.check_each_json(p_progress, 'the progress of a job');
+    if penstock.any_encrypted(p_ids) then
+        p_progress := penstock.sealed_details(p_ids, p_progress);
+    end if;
     update penstock.queued_jobs as job
     set progress = given.progress,
         updated_at = penstock.clock()
@@ -70,6 +73,7 @@ as $$
 declare
     moment constant timestamptz := penstock.clock();
     held uuid[];
+    encrypted constant boolean := penstock.any_encrypted(p_ids);
 begin
     perform penstock.check_size(greatest(cardinality(p_ids), cardinality(p_leases), cardinality(p_lines), cardinality(p_ages)), 100000, 'lines');
     if coalesce(cardinality(p_ids), 0) > 0 and (p_leases is null or array_position(p_leases, null) is not null) then
@@ -98,8 +102,14 @@ begin
             jsonb_agg(
                 jsonb_build_object(
                     'at', moment - make_interval(secs => coalesce(line.age, 0)),
-                    'attempt', (select attempt from penstock.queued_jobs where queued_jobs.id = line.id),
-                    'line', left(line.text, 1000)
+                    'attempt', (select attempt from penstock.queued_jobs where queued_jobs.id = line.id)
+                ) || penstock.log_line(
+                    line.text,
+                    encrypted and (
+                        select jobs.encrypted
+                        from penstock.queued_jobs join penstock.jobs on jobs.name = queued_jobs.name
+                        where queued_jobs.id = line.id
+                    )
                 )
                 order by line.place
             ) as lines

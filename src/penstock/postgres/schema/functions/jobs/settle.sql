@@ -143,6 +143,9 @@ begin
     end if;
     if p_details is not null then
         perform penstock.check_each_json(p_details, 'a result or an error');
+        if penstock.any_encrypted(p_ids) then
+            p_details := penstock.sealed_details(p_ids, p_details);
+        end if;
     end if;
     perform penstock.ensure_archive(moment);
 

@@ -13,7 +13,7 @@ begin
     case
         when num_nulls(
             job_type.delivery_strategy, job_type.max_attempts, job_type.visibility_timeout, job_type.backoff_base,
-            job_type.backoff_factor, job_type.backoff_cap, job_type.backoff_jitter, job_type.keep_result
+            job_type.backoff_factor, job_type.backoff_cap, job_type.backoff_jitter, job_type.keep_result, job_type.encrypted
         ) > 0 then
             problem := 'only concurrency, time_limit, rate_limit and rate_period may be null';
             advice := 'Leave an option out to keep it as it is.';
@@ -48,6 +48,9 @@ begin
         when job_type.rate_limit < 1 or job_type.rate_period < interval '10 milliseconds' or job_type.rate_period > interval '31 days' then
             problem := format('a rate must be at least 1 in a period of 10 ms to 31 days, not %s in %s', job_type.rate_limit, job_type.rate_period);
             advice := 'To stop a type, pause it.';
+        when job_type.encrypted and exists (select from penstock.schedules where schedules.name = job_type.name) then
+            problem := 'it is the job type of a schedule, whose runs the database enqueues';
+            advice := 'The payload of a run is its time; let the handler enqueue a job of an encrypted type.';
         else
             return;
     end case;
@@ -65,7 +68,7 @@ as $$
 declare
     known constant text[] := array[
         'delivery_strategy', 'max_attempts', 'concurrency', 'visibility_timeout', 'time_limit', 'backoff_base',
-        'backoff_factor', 'backoff_cap', 'backoff_jitter', 'rate_limit', 'rate_period', 'keep_result'
+        'backoff_factor', 'backoff_cap', 'backoff_jitter', 'rate_limit', 'rate_period', 'keep_result', 'encrypted'
     ];
 begin
     perform penstock.check_options(p_options, known, '{"max_attempts": 3, "concurrency": 10}');
@@ -77,6 +80,9 @@ begin
                 using errcode = 'PS400', hint = 'Spans of time are intervals such as "90 seconds", the rest numbers, true or false.';
     end;
     perform penstock.check_type(job_type);
+    if job_type.encrypted and job_type.encrypted_at is null then
+        job_type.encrypted_at := penstock.clock();
+    end if;
     return job_type;
 end
 $$;
@@ -99,6 +105,7 @@ begin
             'backoff_cap', interval '1 hour',
             'backoff_jitter', 0.1,
             'keep_result', false,
+            'encrypted', false,
             'created_at', penstock.clock(),
             'updated_at', penstock.clock()
         )),
@@ -127,11 +134,14 @@ begin
             using errcode = 'PS409', hint = format('Change it: penstock types change %s --set ..., or select penstock.change_job_type(%L, ...);', p_name, p_name);
     end if;
     insert into penstock.type_priorities values (p_name, 0);
+    if job_type.encrypted then
+        perform penstock.guard_staged_jobs();
+    end if;
     return job_type;
 end
 $$;
 comment on function penstock.create_job_type(text, jsonb) is
-    'Creates a job type. Options: delivery_strategy, max_attempts, concurrency, visibility_timeout, time_limit, backoff_base, backoff_factor, backoff_cap, backoff_jitter, rate_limit, rate_period, keep_result. PS409 when it exists.';
+    'Creates a job type. Options: delivery_strategy, max_attempts, concurrency, visibility_timeout, time_limit, backoff_base, backoff_factor, backoff_cap, backoff_jitter, rate_limit, rate_period, keep_result, encrypted. PS409 when it exists.';
 
 create or replace function penstock.change_job_type(p_name text, p_options jsonb)
 returns penstock.jobs
@@ -158,9 +168,14 @@ begin
         rate_limit = job_type.rate_limit,
         rate_period = job_type.rate_period,
         keep_result = job_type.keep_result,
+        encrypted = job_type.encrypted,
+        encrypted_at = job_type.encrypted_at,
         updated_at = penstock.clock()
     where name = p_name
     returning * into job_type;
+    if job_type.encrypted then
+        perform penstock.guard_staged_jobs();
+    end if;
     perform penstock.wake_claimers(p_name, 8);
     return job_type;
 end
@@ -193,7 +208,8 @@ begin
     end if;
     select declaration into declared from penstock.jobs where name = p_name for update;
     if declared is distinct from p_options then
-        job_type := penstock.change_job_type(p_name, p_options);
+        -- An older application does not know that the type is encrypted: a declaration turns encryption on, and never off.
+        job_type := penstock.change_job_type(p_name, case when p_options -> 'encrypted' = 'true' then p_options else p_options - 'encrypted' end);
         update penstock.jobs set declaration = p_options where name = p_name returning * into job_type;
     else
         select * into job_type from penstock.jobs where name = p_name;
@@ -202,7 +218,7 @@ begin
 end
 $$;
 comment on function penstock.declare_job_type(text, jsonb) is
-    'What an application does at start: creates the type, or changes it when the declaration differs from the last one. Changes made by hand in between stay.';
+    'What an application does at start: creates the type, or changes it when the declaration differs from the last one. Changes made by hand in between stay. It turns encryption on, and never off: for that there is change_job_type.';
 
 create or replace function penstock.pause(p_name text)
 returns void

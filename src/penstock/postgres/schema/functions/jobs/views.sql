@@ -64,7 +64,7 @@ returns table (
     unique_key text, data text, created_at timestamptz, run_after timestamptz, expires_at timestamptz,
     started_at timestamptz, finished_at timestamptz, worker text, errors text, result text, progress text,
     replay_of uuid, cancel_requested_at timestamptz, reason text, replayed_by uuid[], time_limit_s double precision, snoozes integer,
-    log text
+    log text, encrypted boolean
 )
 language sql
 stable
@@ -79,7 +79,8 @@ as $$
         penstock.shown(job.errors), null, penstock.shown(job.progress), job.replay_of, job.cancel_requested_at, null,
         array(select replays.id from penstock.replays_of(job.id) as replays order by replays.id),
         (job.options ->> 'time_limit')::double precision, coalesce(job.snoozes, 0),
-        case when p_log then penstock.shown(job.log) end
+        case when p_log then penstock.shown(job.log) end,
+        penstock.is_sealed(job.name, coalesce(penstock.payload(job.message), job.data), job.errors, job.progress, job.log)
     from penstock.queued_jobs as job
     left join penstock.leases as lease on lease.id = job.lease
     where job.id = any (p_ids)
@@ -91,11 +92,12 @@ as $$
         job.finished_at, job.worker, penstock.shown(job.errors), penstock.shown(job.result), null, job.replay_of, null, job.reason,
         array(select replays.id from penstock.replays_of(job.id) as replays order by replays.id),
         (job.options ->> 'time_limit')::double precision, coalesce(job.snoozes, 0),
-        case when p_log then penstock.shown(job.log) end
+        case when p_log then penstock.shown(job.log) end,
+        penstock.is_sealed(job.name, coalesce(penstock.payload(job.message), job.data), job.errors, job.result, job.log)
     from penstock.archived_jobs as job
     where job.id = any (p_ids)
 $$;
-comment on function penstock.find_jobs(uuid[], boolean) is 'Everything known of these jobs, queued or archived, in one shape; p_log: with the lines of their logs. JSON comes as text, null in place of what cannot be read; times are within the years 1 to 9999.';
+comment on function penstock.find_jobs(uuid[], boolean) is 'Everything known of these jobs, queued or archived, in one shape; p_log: with the lines of their logs. JSON comes as text, null in place of what cannot be read; times are within the years 1 to 9999. encrypted: whether some of it is in envelopes.';
 
 create or replace function penstock.list_jobs(
     p_name text default null,

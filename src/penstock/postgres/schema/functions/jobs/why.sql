@@ -29,6 +29,7 @@ declare
     head record;
     seconds double precision;
     first_seq bigint;
+    key_id text;
 begin
     select * into job_type from penstock.jobs where name = job.name;
     select * into pool from penstock.pools where name = job.name;
@@ -107,8 +108,11 @@ begin
             return;
         end if;
         if not exists (select from penstock.members where group_name = job.name) then
-            reason := 'no-worker';
-            message := format('No worker of the pool %s lives; start one: penstock worker MODULE:APP.', job.name);
+            reason := case when penstock.is_locked(job, null, null) then 'no-key' else 'no-worker' end;
+            message := case reason
+                when 'no-key' then format('The pool %s is encrypted, and no live worker of it has a key: give them one (PENSTOCK_KEYS).', job.name)
+                else format('No worker of the pool %s lives; start one: penstock worker MODULE:APP.', job.name)
+            end;
             return next;
             return;
         end if;
@@ -140,6 +144,19 @@ begin
         message := format('No live worker has the job type %s; start one: penstock worker MODULE:APP.', job.name);
         return next;
         return;
+    end if;
+    if job_type.encrypted_at is not null then
+        key_id := penstock.key_of_envelope(coalesce(penstock.payload(job.message), job.data));
+        if (key_id is not null or job_type.encrypted) and penstock.is_locked(job, key_id, place.owner) then
+            reason := 'no-key';
+            worker := place.owner;
+            message := case
+                when key_id is null then format('The job type %s is encrypted, and no live worker of it has a key: give them one (PENSTOCK_KEYS).', job.name)
+                else format('It is encrypted with the key %s, which no live worker of %s has: give it to them (PENSTOCK_KEYS).', key_id, job.name)
+            end;
+            return next;
+            return;
+        end if;
     end if;
 
     if pool.name is not null and job.slot is not null and job.seq is not null then
@@ -285,6 +302,23 @@ end
 $$;
 comment on function penstock.why_of(penstock.queued_jobs) is 'Part of why and key_state: the first thing that has to change for a job to start.';
 
+create or replace function penstock.is_locked(job penstock.queued_jobs, p_key_id text, p_owner text)
+returns boolean
+language sql
+stable
+as $$
+    -- The id of a member begins with that of its worker. In a pool the worker that counts is the owner of the key.
+    select coalesce(bool_and(lacks.the_key), false)
+    from penstock.workers as live
+    cross join lateral (
+        select case when p_key_id is null then live.key_ids = '{}' else p_key_id <> all (live.key_ids) end as the_key
+    ) as lacks
+    where live.seen_at > penstock.clock() - live.dead_after
+        and case when p_owner is null then job.name = any (live.names) or live.no_key ? job.name else starts_with(p_owner, live.id) end
+$$;
+comment on function penstock.is_locked(penstock.queued_jobs, text, text) is
+    'Part of why: whether the live workers of an encrypted type lack the key of a job (null: any key). p_owner: the owner of its key in a pool.';
+
 create or replace function penstock.why(p_id uuid)
 returns table (
     reason text,
@@ -326,4 +360,4 @@ begin
 end
 $$;
 comment on function penstock.why(uuid) is
-    'Why a job waits, the first thing that has to change: deferred, retry or snoozed (until), expired, paused, no-worker (no live worker has its type), quarantined-key, paused-key (since), unplaced, moving, key-alone, key-retry or key-snoozed (by_job, until), key-busy (by_job, since, worker; or used of most), key-rate, alone (it waits to run alone after crashes), concurrency (used of most), rate (until), behind (ahead, 1,000 at most), ready; or running, finished. PS404 when there is no such job.';
+    'Why a job waits, the first thing that has to change: deferred, retry or snoozed (until), expired, paused, no-worker (no live worker has its type), no-key (it is encrypted, and no live worker has its key), quarantined-key, paused-key (since), unplaced, moving, key-alone, key-retry or key-snoozed (by_job, until), key-busy (by_job, since, worker; or used of most), key-rate, alone (it waits to run alone after crashes), concurrency (used of most), rate (until), behind (ahead, 1,000 at most), ready; or running, finished. PS404 when there is no such job.';

@@ -11,6 +11,7 @@
 -- stay `language sql stable` without settings of their own, and no argument of them may be a subquery or volatile. A query that
 -- locks cannot be inlined; as a call that receives the jobs as arrays, it made a claim 3 % slower.
 
+-- Long, since the first key of the ring and those after it are looked at by the same conditions, each in its own query.
 create or replace function penstock.walk_keys(
     p_name text,
     p_slots integer[],
@@ -22,7 +23,9 @@ create or replace function penstock.walk_keys(
     p_key_concurrency integer,
     p_held_keys jsonb,
     p_keys_paused boolean,
-    p_moment timestamptz
+    p_moment timestamptz,
+    p_sealed boolean,
+    p_keys text[]
 )
 returns table (
     place integer, key text, step integer, found integer, startable boolean, due timestamptz, head tid, head_seq bigint, alive boolean
@@ -38,7 +41,14 @@ as $$
         left join lateral (
             select
                 job.ctid, job.seq,
-                ((job.status = 'queued' and job.run_after <= p_moment) or p_key_concurrency > 1 or p_held_keys ? job.key)
+                (
+                    (
+                        job.status = 'queued' and job.run_after <= p_moment
+                        and (not p_sealed or penstock.has_key_for(job.data, job.message, p_keys))
+                    )
+                    or p_key_concurrency > 1
+                    or p_held_keys ? job.key
+                )
                     and not (
                         p_keys_paused
                         and exists (select from penstock.paused_keys as paused where paused.name = p_name and paused.key = job.key)
@@ -68,7 +78,14 @@ as $$
         left join lateral (
             select
                 head.key,
-                ((head.status = 'queued' and head.run_after <= p_moment) or p_key_concurrency > 1 or p_held_keys ? head.key)
+                (
+                    (
+                        head.status = 'queued' and head.run_after <= p_moment
+                        and (not p_sealed or penstock.has_key_for(head.data, head.message, p_keys))
+                    )
+                    or p_key_concurrency > 1
+                    or p_held_keys ? head.key
+                )
                     and not (
                         p_keys_paused
                         and exists (select from penstock.paused_keys as paused where paused.name = p_name and paused.key = head.key)
@@ -95,8 +112,10 @@ as $$
     )
     select ring.place, ring.key, ring.step, ring.found, ring.startable, ring.due, ring.head, ring.head_seq, ring.alive from ring
 $$;
-comment on function penstock.walk_keys(text, integer[], text, boolean, boolean, integer, integer, integer, jsonb, boolean, timestamptz) is
-    'Part of claim_keys: the keys of the slots in the order of the ring, each with the first job of its key queue, until p_room of them can start jobs or p_longest steps are done; a paused key cannot. place: of the slot in p_slots. Step 0 is p_after_key when p_resuming.';
+comment on function penstock.walk_keys(
+    text, integer[], text, boolean, boolean, integer, integer, integer, jsonb, boolean, timestamptz, boolean, text[]
+) is
+    'Part of claim_keys: the keys of the slots in the order of the ring, each with the first job of its key queue, until p_room of them can start jobs or p_longest steps are done; a paused key cannot. place: of the slot in p_slots. Step 0 is p_after_key when p_resuming. p_sealed: whether the pool may have encrypted documents; p_keys: as in claim_keys.';
 
 -- Long, since it looks at the same key queues twice: by one probe where a key gets one job, as a window where it gets more.
 create or replace function penstock.choose_of_keys(
@@ -114,7 +133,9 @@ create or replace function penstock.choose_of_keys(
     p_keys_paused boolean,
     p_key_rate_limit integer,
     p_key_rate_period interval,
-    p_moment timestamptz
+    p_moment timestamptz,
+    p_sealed boolean,
+    p_keys text[]
 )
 returns table (job tid, turn integer, nth bigint, at_slot integer, at_key text, due_in_s double precision, turn_left integer, weights text)
 language sql
@@ -124,7 +145,7 @@ as $$
         select walked.*
         from penstock.walk_keys(
             p_name, p_slots, p_after_key, p_midway, p_turn_left > 0, p_longest, p_room, p_key_concurrency, p_held_keys, p_keys_paused,
-            p_moment
+            p_moment, p_sealed, p_keys
         ) as walked
     ),
     turns as (
@@ -167,7 +188,8 @@ as $$
                     each.ctid, each.seq,
                     each.status = 'in-progress' as running,
                     each.status = 'queued' and each.run_after <= p_moment
-                        and (each.expires_at is null or each.expires_at > p_moment) as startable
+                        and (each.expires_at is null or each.expires_at > p_moment)
+                        and (not p_sealed or penstock.has_key_for(each.data, each.message, p_keys)) as startable
                 from penstock.queued_jobs as each
                 where each.name = p_name
                     and each.slot = turns.slot
@@ -231,7 +253,7 @@ as $$
     left join ring as cut_at on cut_at.step = cut.turn
 $$;
 comment on function penstock.choose_of_keys(
-    text, integer[], text, boolean, integer, integer, integer, boolean, integer, integer, jsonb, boolean, integer, interval, timestamptz
+    text, integer[], text, boolean, integer, integer, integer, boolean, integer, integer, jsonb, boolean, integer, interval, timestamptz, boolean, text[]
 ) is
     'Part of claim_keys: the jobs to be claimed, of each key that the walk finds (turn) from the front of its key queue (nth), and a last row without a job that says where the walk ended, as claim_keys returns it. p_turn_left: how many jobs the turn of p_after_key has left, 0: none. p_whole_turns: whether a key gets the whole of its first turn even past p_room.';
 
@@ -246,7 +268,8 @@ create or replace function penstock.claim_keys(
     p_after_slot integer default null,
     p_after_key text default null,
     p_held_keys jsonb default '{}',
-    p_turn_left integer default null
+    p_turn_left integer default null,
+    p_keys text[] default null
 )
 returns table (
     id uuid,
@@ -281,6 +304,7 @@ declare
     job_type penstock.jobs;
     pool penstock.pools;
     owned integer[];
+    sealed boolean;
     midway boolean;
     resuming boolean;
     limited boolean;
@@ -292,6 +316,9 @@ declare
     earliest constant timestamptz := penstock.shown_time('-infinity');
 begin
     perform penstock.check_size(greatest(cardinality(p_slots), cardinality(p_epochs)), 1000000, 'slots');
+    if p_keys is not null then
+        perform penstock.check_size(cardinality(p_keys), 1000, 'keys');
+    end if;
     if p_limit is null or p_limit not between 1 and 10000 or p_depth is null or p_depth not between 1 and 10000 then
         raise exception 'invalid limit or depth: %, %', p_limit, p_depth
             using errcode = 'PS400', hint = 'Claim between 1 and 10,000 jobs at once, and so many of each key.';
@@ -308,7 +335,7 @@ begin
         raise exception '% is no member of pool %', left(p_member, 100), p_name
             using errcode = 'PS404', hint = 'It was evicted, or left: join again.';
     end if;
-    if job_type.paused_at is not null or job_type.concurrency = 0 then
+    if job_type.paused_at is not null or job_type.concurrency = 0 or (job_type.encrypted and p_keys is null) then
         return;
     end if;
     if exists (select from penstock.queued_jobs where expires_at <= moment and status = 'queued') then
@@ -357,6 +384,7 @@ begin
         owned := owned || owned[1];
     end if;
     -- The turn that the last claim cut short continues first.
+    sealed := job_type.encrypted_at is not null;
     resuming := midway and coalesce(p_turn_left > 0, false);
     new_lease := nextval('penstock.lease_id');
 
@@ -365,7 +393,8 @@ begin
         select job.*
         from penstock.choose_of_keys(
             p_name, owned, p_after_key, midway, case when resuming then p_turn_left else 0 end, longest_walk, room, not limited,
-            p_depth, pool.key_concurrency, p_held_keys, pool.keys_paused, pool.key_rate_limit, pool.key_rate_period, moment
+            p_depth, pool.key_concurrency, p_held_keys, pool.keys_paused, pool.key_rate_limit, pool.key_rate_period, moment,
+            sealed, p_keys
         ) as job
     ),
     locked as (
@@ -452,5 +481,5 @@ begin
     end if;
 end
 $$;
-comment on function penstock.claim_keys(text, text, integer[], bigint[], integer, integer, integer, text, jsonb, integer) is
-    'Claims up to p_limit jobs of a pool from slots that the member has under these epochs: of each key that is not busy up to p_depth (times its weight) from the front, keys in turn. p_held_keys ({"key": 1}) names keys of which the caller has jobs that are not settled, and after which it will start what it gets: of these too it gets the lowest numbers that are visible and not in progress. Job rows have their slot in at_slot. The last row has no id: it says where the walk ended (at_slot, at_key; null: it saw every key), to go on from there, and when a job that is waited for is due; turn_left: how many jobs the turn of at_key has left, to be given back as p_turn_left; weights: of the keys that have one.';
+comment on function penstock.claim_keys(text, text, integer[], bigint[], integer, integer, integer, text, jsonb, integer, text[]) is
+    'Claims up to p_limit jobs of a pool from slots that the member has under these epochs: of each key that is not busy up to p_depth (times its weight) from the front, keys in turn. p_held_keys ({"key": 1}) names keys of which the caller has jobs that are not settled, and after which it will start what it gets: of these too it gets the lowest numbers that are visible and not in progress. Job rows have their slot in at_slot. The last row has no id: it says where the walk ended (at_slot, at_key; null: it saw every key), to go on from there, and when a job that is waited for is due; turn_left: how many jobs the turn of at_key has left, to be given back as p_turn_left; weights: of the keys that have one. p_keys: as in claim; a job that is encrypted with another key holds its key.';

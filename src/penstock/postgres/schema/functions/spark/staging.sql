@@ -91,6 +91,15 @@ begin
         order by 1, 2
     loop
         job_type := penstock.require_type(kind.name);
+        if job_type.encrypted and exists (
+            select
+            from penstock.staged_jobs as staged
+            where staged.writer = p_writer and staged.role = session_user and staged.part = any (p_parts) and staged.name = kind.name
+                and not penstock.is_envelope(staged.data::jsonb)
+        ) then
+            -- Staged before the type was encrypted.
+            perform penstock.refuse_plain('job type ' || kind.name, array['null'::jsonb]);
+        end if;
         insert into penstock.type_priorities (name, priority)
         select kind.name, kind.priority
         where not exists (select from penstock.type_priorities where type_priorities.name = kind.name and type_priorities.priority = kind.priority);

@@ -165,3 +165,45 @@ end
 $$;
 comment on function penstock.wait_for_jobs(text, text[]) is
     'Registers a worker as idle; it listens on the channel penstock_<worker>. Claim once more after the call, since a job may have arrived in between. The next claim that finds jobs ends the registration.';
+
+create or replace function penstock.note_keys(p_worker text, p_key_ids text[], p_no_key jsonb)
+returns void
+language plpgsql
+security definer
+set search_path = penstock, pg_temp
+as $$
+begin
+    perform penstock.check_size(cardinality(p_key_ids), 1000, 'keys');
+    perform penstock.check_json(p_no_key, 'what a worker has no key for', 262144);
+    update penstock.workers set key_ids = coalesce(p_key_ids, '{}'), no_key = coalesce(p_no_key, '{}') where id = p_worker;
+end
+$$;
+comment on function penstock.note_keys(text, text[], jsonb) is
+    'A worker says which keys of encrypted payloads it has, by their ids, and on which job types, pools and consumer groups it does not work for want of a key: {"payments": null} when it has no key at all, {"payments": "<id>"} when it lacks one that jobs wait for.';
+
+create or replace function penstock.missing_keys(p_names text[], p_keys text[])
+returns table (name text, key_id text)
+language sql
+stable
+security definer
+set search_path = penstock, pg_temp
+as $$
+    select penstock.check_size(greatest(cardinality(p_names), cardinality(p_keys)), 10000, 'job types or keys');
+    -- What nobody can claim is at the front of its queue.
+    select distinct on (jobs.name) jobs.name, waiting.key_id
+    from unnest(p_names) as wanted (name)
+    join penstock.jobs on jobs.name = wanted.name and jobs.encrypted_at is not null
+    cross join lateral (
+        select penstock.key_of_envelope(coalesce(penstock.payload(front.message), front.data)) as key_id
+        from (
+            select ready.message, ready.data
+            from penstock.queued_jobs as ready
+            where ready.name = jobs.name and ready.seq is not null and ready.status = 'queued'
+            limit 100
+        ) as front
+    ) as waiting
+    where waiting.key_id <> all (coalesce(p_keys, '{}'))
+    order by jobs.name, waiting.key_id
+$$;
+comment on function penstock.missing_keys(text[], text[]) is
+    'Those of the job types in which ready jobs, of 100 that are looked at, are encrypted with a key that is none of these, and its id.';
