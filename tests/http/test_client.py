@@ -9,15 +9,29 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from dataclasses import fields
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import uuid4
 
+import httpx
 import pytest
 from http_server import TOKEN, Served, free_port, serving
 
-from penstock import Admission, Conflict, DatabaseUnavailable, InvalidInput, JobFailed, NewJob, NotFound, Status
+from penstock import (
+    Admission,
+    Conflict,
+    DatabaseUnavailable,
+    InvalidInput,
+    JobFailed,
+    NewJob,
+    NotFound,
+    Penstock,
+    Published,
+    Status,
+)  # fmt: skip
 from penstock.client import AccessDenied, AsyncClient, Client
+from penstock.topics.models import TopicRecord
 
 
 @pytest.fixture
@@ -166,6 +180,27 @@ def test_what_is_no_url_of_a_server_is_refused(url: str) -> None:
         Client(url)
     assert refused.value.hint == "For example: http://localhost:9090"
     assert "s3cret" not in refused.value.message
+
+
+def test_a_topic_is_one_record_for_client_and_application(penstock: Client, served: Served) -> None:
+    name = f"topic-{uuid4().hex[:8]}"
+    topic = penstock.topic(name, keep=3)
+    with pytest.raises(NotFound, match=name):
+        topic.details()
+    topic.declare()
+    topic.subscribe("me")
+    published = topic.publish(1, background=False, timeout=timedelta(milliseconds=10))
+    assert isinstance(published, Published)
+    assert (published.seq, published.receivers, published.complete) == (1, 1, False)
+    found = topic.details()
+    assert isinstance(found, TopicRecord)
+    assert (found.name, found.keep, found.last_seq, found.subscribers) == (name, 3, 1, 1)
+    app = Penstock(served.database_url)
+    assert app.topic(name).sync.details() == found
+    app.sync.close()
+    document = httpx.get(f"{served.base_url}/openapi.json").json()["components"]["schemas"]
+    assert set(document["TopicRecord"]["properties"]) == {field.name for field in fields(TopicRecord)}
+    assert set(document["Published"]["properties"]) == {field.name for field in fields(Published)} | {"complete"}
 
 
 def test_jobs_of_a_type_that_does_not_exist_are_not_found(penstock: Client, name: str) -> None:

@@ -14,7 +14,7 @@ from penstock.client.calls import Call, quoted
 from penstock.core.records import from_object
 from penstock.core.serialization import dump_json
 from penstock.jobs.models import make_id, parse_id
-from penstock.topics.models import Message, NewMessage, Published, Subscribed, Subscriber, TopicCounts
+from penstock.topics.models import Message, NewMessage, Published, Subscribed, Subscriber, TopicCounts, TopicRecord
 
 
 def path_of(topic: str, *rest: str) -> str:
@@ -27,9 +27,9 @@ def topics() -> Call[list[TopicCounts]]:
     return Call("GET", "/v1/topics", reader(list[TopicCounts]))
 
 
-def details(topic: str) -> Call[Any]:
+def details(topic: str) -> Call[TopicRecord]:
     """One topic."""
-    return Call("GET", path_of(topic), json_of)
+    return Call("GET", path_of(topic), reader(TopicRecord))
 
 
 def declare(topic: str, keep: int | None) -> Call[None]:

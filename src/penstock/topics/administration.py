@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from penstock.errors import NotFound
 from penstock.topics import queries as topics
 from penstock.topics.declarations import TopicDeclarations
 from penstock.topics.models import TopicCounts
@@ -16,8 +15,7 @@ class TopicAdministration(TopicDeclarations):
 
     async def find_topic(self, name: str) -> Topic[Any]:
         """An existing topic, whether or not this app declares it. Raises `NotFound`."""
-        if await topics.topic(await self.context.database(), name) is None:
-            raise NotFound(f"no such topic: {name}", hint=f"Create it first: penstock topics create {name}")
+        await topics.topic(await self.context.database(), name)
         return self.topic(name)
 
     async def topic_counts(self) -> list[TopicCounts]:

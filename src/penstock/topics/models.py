@@ -7,13 +7,14 @@ from datetime import datetime, timedelta
 from typing import Annotated, Any, ClassVar, Generic, TypeVar
 from uuid import UUID
 
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict, Field, computed_field
 
 from penstock.core.records import Seconds, example
 from penstock.jobs.models import JobId, Status
 
 T = TypeVar("T")
 _AT = "2026-01-11T18:26:26Z"
+_MESSAGE = "0190b7a0-0000-7000-8000-000000000001"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +68,14 @@ class Published:
         outcomes: With `background=False`, one outcome for each receiver; otherwise None.
     """
 
+    __pydantic_config__: ClassVar[ConfigDict] = example({
+        "id": _MESSAGE, "seq": 42, "receivers": 1, "coalesced": 0, "duplicate": False, "complete": True,
+        "outcomes": [{
+            "client_id": "browser-17", "job": "job_282227eb-3c76-4ef7-af7e-25dff933077f", "status": "succeeded", "result": None,
+            "errors": [],
+        }],
+    })  # fmt: skip
+
     id: UUID
     seq: int
     receivers: int
@@ -74,6 +83,7 @@ class Published:
     duplicate: bool = False
     outcomes: list[ReceiverOutcome] | None = None
 
+    @computed_field  # type: ignore[prop-decorator]
     @property
     def complete(self) -> bool:
         """Whether all receivers are known to have settled."""
@@ -129,13 +139,28 @@ class Message(Generic[T]):
     """A message of a topic."""
 
     __pydantic_config__: ClassVar[ConfigDict] = example(
-        {"seq": 42, "id": "0190b7a0-0000-7000-8000-000000000001", "published_at": _AT, "data": {"dest": "JFK", "minutes": 12}}
+        {"seq": 42, "id": _MESSAGE, "published_at": _AT, "data": {"dest": "JFK", "minutes": 12}}
     )
 
     seq: int
     id: UUID
     published_at: datetime
     data: T
+
+
+@dataclass(frozen=True, slots=True)
+class TopicRecord:
+    """A topic. `last_seq` is the number of its last message."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = example(
+        {"name": "delays", "keep": 0, "last_seq": 41, "subscribers": 3, "created_at": _AT}
+    )
+
+    name: str
+    keep: int
+    last_seq: int
+    subscribers: int
+    created_at: datetime
 
 
 @dataclass(frozen=True, slots=True)

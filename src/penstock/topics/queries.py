@@ -10,11 +10,11 @@ from uuid import UUID
 import orjson
 
 from penstock.core.serialization import Codec
-from penstock.errors import Unreadable
+from penstock.errors import NotFound, Unreadable
 from penstock.jobs.models import Status
 from penstock.jobs.queries import load_or_text
 from penstock.postgres.database import Database, in_parts
-from penstock.topics.models import Message, Published, ReceiverOutcome, Subscribed, Subscriber, TopicCounts
+from penstock.topics.models import Message, Published, ReceiverOutcome, Subscribed, Subscriber, TopicCounts, TopicRecord
 
 CHANNEL = "penstock_topics"
 """Channel of notifications with the name of a topic whose list of subscribers has changed."""
@@ -198,11 +198,14 @@ async def connections_of(database: Database, queues: Sequence[str]) -> dict[str,
     return found
 
 
-async def topic(database: Database, name: str) -> tuple[str, int, int, int, datetime] | None:
-    """Name, keep, last number, generation and time of creation of a topic, or None."""
-    query = "select name, keep, last_seq, generation, created_at from penstock.topics where name = $1"
+async def topic(database: Database, name: str) -> TopicRecord:
+    """One topic. Raises `NotFound`."""
+    subscribers = "(select count(client_id)::integer from penstock.list_subscribers(name))"
+    query = f"select name, keep, last_seq, {subscribers}, created_at from penstock.topics where name = $1"  # noqa: S608
     row = await database.fetchrow(query, name)
-    return None if row is None else tuple(row)
+    if row is None:
+        raise NotFound(f"no such topic: {name}", hint=f"Create it first: penstock topics create {name}")
+    return TopicRecord(*tuple(row))
 
 
 async def message_of(database: Database, id: UUID) -> dict[str, Any] | None:

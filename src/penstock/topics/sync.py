@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from penstock.core.blocking import BackgroundLoop
-    from penstock.topics.models import Message, NewMessage, Published, Subscribed, Subscriber
+    from penstock.topics.models import Message, NewMessage, Published, Subscribed, Subscriber, TopicRecord
     from penstock.topics.topic import Topic
 T = TypeVar("T")
 
@@ -130,6 +130,10 @@ class SyncTopic(Generic[T]):
     def renew(self, client_id: str) -> bool:
         """Renew a subscription with a time to live. Returns False when it has ended, so that messages may have been missed."""
         return self._loop.run(self._of.renew(client_id))
+
+    def details(self) -> TopicRecord:
+        """The topic as it is stored, and the number of its subscribers. Raises `NotFound`."""
+        return self._loop.run(self._of.details())
 
     def subscribers(self) -> list[Subscriber]:
         """The current subscribers, oldest first. The list is read again only when it has changed."""

@@ -33,7 +33,7 @@ from penstock.jobs.models import Executor, Options, make_id, parse_id
 from penstock.postgres.context import Context
 from penstock.postgres.database import Database, unless_refused
 from penstock.topics import queries as topics
-from penstock.topics.models import Message, NewMessage, Published, Subscribed, Subscriber
+from penstock.topics.models import Message, NewMessage, Published, Subscribed, Subscriber, TopicRecord
 from penstock.topics.sync import SyncTopic
 from penstock.topics.transactional import publish_through
 
@@ -330,6 +330,10 @@ class Topic(Generic[T]):
     async def renew(self, client_id: str) -> bool:
         """Renew a subscription with a time to live. Returns False when it has ended, so that messages may have been missed."""
         return bool(await topics.renew(await self.context.database(), [(self.name, client_id)]))
+
+    async def details(self) -> TopicRecord:
+        """The topic as it is stored, and the number of its subscribers. Raises `NotFound`."""
+        return await topics.topic(await self.context.database(), self.name)
 
     async def subscribers(self) -> list[Subscriber]:
         """The current subscribers, oldest first. The list is read again only when it has changed."""

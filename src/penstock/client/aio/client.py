@@ -254,7 +254,7 @@ class AsyncClient:
     async def find_topic(self, name: str) -> AsyncTopic:
         """A topic that is there. Raises `NotFound`."""
         topic = self.topic(name)
-        await self._send(topic_calls.details(name))
+        await topic.details()
         return topic
 
     async def list_streams(self) -> list[StreamSummary]:

@@ -17,7 +17,7 @@ from penstock.client.deliveries import Delivery
 from penstock.client.following import Following
 from penstock.core.serialization import dump_json
 from penstock.errors import NotFound
-from penstock.topics.models import Message, NewMessage, Published, Subscribed, Subscriber
+from penstock.topics.models import Message, NewMessage, Published, Subscribed, Subscriber, TopicRecord
 
 
 class AsyncTopic:
@@ -72,6 +72,10 @@ class AsyncTopic:
         except NotFound:
             return False
         return True
+
+    async def details(self) -> TopicRecord:
+        """The topic as it is stored, and the number of its subscribers. Raises `NotFound`."""
+        return await self._send(topic_calls.details(self.name))
 
     async def subscribers(self) -> list[Subscriber]:
         """Who is subscribed now, oldest first."""

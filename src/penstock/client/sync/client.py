@@ -272,7 +272,7 @@ class Client:
     def find_topic(self, name: str) -> Topic:
         """A topic that is there. Raises `NotFound`."""
         topic = self.topic(name)
-        self._send(topic_calls.details(name))
+        topic.details()
         return topic
 
     def list_streams(self) -> list[StreamSummary]:

@@ -20,7 +20,7 @@ from penstock.client.sync.sse import follow
 from penstock.client.sync.websocket import work
 from penstock.core.serialization import dump_json
 from penstock.errors import NotFound
-from penstock.topics.models import Message, NewMessage, Published, Subscribed, Subscriber
+from penstock.topics.models import Message, NewMessage, Published, Subscribed, Subscriber, TopicRecord
 
 
 class Topic:
@@ -81,6 +81,10 @@ class Topic:
         except NotFound:
             return False
         return True
+
+    def details(self) -> TopicRecord:
+        """The topic as it is stored, and the number of its subscribers. Raises `NotFound`."""
+        return self._send(topic_calls.details(self.name))
 
     def subscribers(self) -> list[Subscriber]:
         """Who is subscribed now, oldest first."""

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from datetime import datetime
 from typing import Annotated, Any
 from uuid import UUID
 
 from pydantic import AwareDatetime, BaseModel, Field
 
 from penstock.core.records import example
-from penstock.http.models import AT, ID, Model, Seconds
-from penstock.topics.models import Published as Receipt
-from penstock.topics.models import ReceiverOutcome
+from penstock.http.models import Model, Seconds
 
-_MESSAGE = "0190b7a0-0000-7000-8000-000000000001"
 ClientId = Annotated[str, Field(min_length=1, max_length=200)]
 
 
@@ -24,18 +20,6 @@ class NewTopic(Model):
     keep: Annotated[int, Field(ge=0, le=100_000)] | None = Field(
         None, description="How many of the last messages a new subscriber gets."
     )
-
-
-class Topic(BaseModel):
-    """A topic. `last_seq` is the number of its last message."""
-
-    model_config = example({"name": "delays", "keep": 0, "last_seq": 41, "subscribers": 3, "created_at": AT})
-
-    name: str
-    keep: int
-    last_seq: int
-    subscribers: int
-    created_at: datetime
 
 
 class Subscribe(Model):
@@ -70,33 +54,3 @@ class NewMessage(Model):
     expires_at: Seconds | AwareDatetime | None = Field(None, description="A copy that was not started by then is archived.")
     background: bool = Field(True, description="false: wait until every receiver has settled, and answer with the outcomes.")
     timeout: str = Field("30s", max_length=20, description="How long to wait, such as 30s.")
-
-
-class Published(BaseModel):
-    """The receipt of a publish. `complete`: all receivers are known to have settled."""
-
-    model_config = example({
-        "id": _MESSAGE, "seq": 42, "receivers": 1, "coalesced": 0, "duplicate": False, "complete": True,
-        "outcomes": [{"client_id": "browser-17", "job": ID, "status": "succeeded", "result": None, "errors": []}],
-    })  # fmt: skip
-
-    id: UUID
-    seq: int
-    receivers: int
-    coalesced: int
-    duplicate: bool
-    complete: bool
-    outcomes: list[ReceiverOutcome] | None
-
-    @classmethod
-    def of(cls, receipt: Receipt) -> Published:
-        """The receipt, as far as it is known."""
-        return Published(
-            id=receipt.id,
-            seq=receipt.seq,
-            receivers=receipt.receivers,
-            coalesced=receipt.coalesced,
-            duplicate=receipt.duplicate,
-            complete=receipt.complete,
-            outcomes=receipt.outcomes,
-        )

@@ -12,6 +12,7 @@ from msgspec import Raw
 
 from penstock.core.records import raw
 from penstock.core.serialization import dump_json, storable
+from penstock.errors import NotFound
 from penstock.http import bodies
 from penstock.http.completion_waiter import MessageWaiter
 from penstock.http.errors import ApiError, bad_json
@@ -34,16 +35,14 @@ from penstock.http.routing import (
 from penstock.http.topics.models import (
     NewMessage,
     NewTopic,
-    Published,
     Renewed,
     Subscribe,
-    Topic,
 )
 from penstock.http.topics.publishing import PublishOutcome, publish_lines
 from penstock.jobs.models import make_id
 from penstock.postgres.database import Database
 from penstock.topics import queries as topics
-from penstock.topics.models import Message, Subscribed, Subscriber, TopicCounts
+from penstock.topics.models import Message, Published, Subscribed, Subscriber, TopicCounts, TopicRecord
 
 api = router("topics")
 _DELAY = {"data": {"dest": "JFK", "minutes": 12}, "unique": "UA123", "background": False, "timeout": "10s"}
@@ -76,7 +75,7 @@ async def declare_topic(
     database: OpenDatabase,
     path: Instance,
     wanted: Annotated[NewTopic, body(NewTopic, {"name": "delays", "keep": 10})],
-) -> Topic:
+) -> TopicRecord:
     """Make a topic, or change how many messages it keeps for new subscribers. Idempotent."""
     user.require(wanted.name, path, "topic")
     options = {} if wanted.keep is None else {"keep": wanted.keep}
@@ -85,7 +84,7 @@ async def declare_topic(
 
 
 @api.get("/v1/topics/{topic:name}", dependencies=[READ])
-async def get_topic(topic: OpenTopic, database: OpenDatabase, path: Instance) -> Topic:
+async def get_topic(topic: OpenTopic, database: OpenDatabase, path: Instance) -> TopicRecord:
     """One topic."""
     return await _find(database, topic, path)
 
@@ -174,7 +173,7 @@ async def publish(request: Request, topic: OpenTopic, service: CurrentService, p
             service.check_room()
             await service.part(MessageWaiter).finished(receipt.id, within)
         receipt = replace(receipt, outcomes=await topics.outcomes(database, receipt.id))
-    return Published.of(receipt)
+    return receipt
 
 
 @api.get("/v1/topics/{topic:name}/messages", dependencies=[READ])
@@ -197,15 +196,13 @@ def storable_name(name: str) -> str:
     return name
 
 
-async def _find(database: Database, name: str, path: str) -> Topic:
+async def _find(database: Database, name: str, path: str) -> TopicRecord:
     """The topic of that name. Raises `ApiError` 404."""
-    found = await topics.topic(database, name)
-    if found is None:
-        raise ApiError(
-            404, "not_found", f"no such topic: {name}", detail="Make it first: POST /v1/topics", instance=path, in_body=True
-        )
-    _, subscribers = await topics.list_subscribers(database, name)
-    return Topic(name=found[0], keep=found[1], last_seq=found[2], subscribers=len(subscribers or []), created_at=found[4])
+    try:
+        return await topics.topic(database, name)
+    except NotFound as error:
+        detail = "Make it first: POST /v1/topics"
+        raise ApiError(404, "not_found", error.message, detail=detail, instance=path, in_body=True) from None
 
 
 def _data(body: bytes) -> str:
