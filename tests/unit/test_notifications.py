@@ -17,6 +17,7 @@ def test_each_word_that_the_schema_sends_is_a_kind() -> None:
     sent = {word for call in calls for word in re.findall(r", '([a-z]*)[ ']", call)}
     woken = [call for text in texts for call in re.findall(r"perform penstock\.wake\(([^;]*);", text)]
     sent |= {word for call in woken for word in re.findall(r"'([a-z]+) ?'(?: \|\| [\w.]+)?\s*\)$", call)}
+    sent |= {word for text in texts for word in re.findall(r"perform penstock\.tell_owner\([^;]*'([a-z]+)'\);", text)}
     # The migration sends `schema`; the listener itself says the last two.
     assert sent == {kind.value for kind in Kind} - {Kind.SCHEMA, Kind.CONNECTED, Kind.LISTENING}
 
