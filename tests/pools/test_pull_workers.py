@@ -33,7 +33,8 @@ async def test_many_pull_workers_of_a_process_maintain_as_one(app: Penstock, mon
     pool = app.pool("work", int, slots=64)
     async with AsyncExitStack() as stack:
         started = time.monotonic()
-        workers = [await stack.enter_async_context(pool.worker(f"w{number}")) for number in range(12)]
+        for number in range(12):
+            await stack.enter_async_context(pool.worker(f"w{number}"))
         await eventually(lambda: calls["recover"] >= 3, "recovery")
         # Once a second at most, with the jitter of a worker; sometimes one more promotion, after a notification.
         most = (time.monotonic() - started) / 0.7 + 2
@@ -41,7 +42,7 @@ async def test_many_pull_workers_of_a_process_maintain_as_one(app: Penstock, mon
         assert calls["promote"] + calls["due_in"] <= 2 * most
         # A job that becomes due is pulled without waiting for the maintenance of another process.
         await pool.enqueue("a", 1, run_after=timedelta(milliseconds=200))
-        await eventually(lambda: any(worker._executor.waiting for worker in workers if worker._executor), "the due job")
+        await eventually(lambda: app.find_many(name="work", status="in-progress"), "the claim of the due job")
     before = calls.total()
     # The last one ended it; the next one begins it again.
     async with pool.worker("next"):

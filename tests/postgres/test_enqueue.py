@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from datetime import timedelta
 from typing import Any, TypeAlias
 
@@ -48,12 +50,19 @@ async def test_batches_of_mixed_items_keep_their_order(app: Penstock) -> None:
 def test_loops_that_ended_are_forgotten(url: str) -> None:
     app = Penstock(url)
     ship = app.job_type("ship")
+    loops: list[weakref.ref[asyncio.AbstractEventLoop]] = []
+
+    async def enqueue(number: int) -> None:
+        loops.append(weakref.ref(asyncio.get_running_loop()))
+        await ship.enqueue({"n": number})
+
     for number in range(3):
-        asyncio.run(ship.enqueue({"n": number}))
+        asyncio.run(enqueue(number))
 
     async def last() -> int:
         async with app:
-            assert len(app.context._databases) == 1
+            gc.collect()
+            assert [loop() for loop in loops] == [None] * 3
             return (await app.counts())[0].ready
 
     assert asyncio.run(last()) == 3

@@ -117,7 +117,7 @@ class Pair:
         await self.silence(step.member, timedelta(days=-1), None)
         if step.member in self.model.members:
             self.model.seen(step.member, float("-inf"))
-            self.model._by_silence.move_to_end(step.member, last=False)
+            self.model.by_silence.move_to_end(step.member, last=False)
         return None, None
 
     async def evict(self, step: Step, session: UUID) -> tuple[Any, Any]:

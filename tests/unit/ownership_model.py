@@ -46,7 +46,7 @@ class Group:
     def __init__(self, slots: int, dead_after: float, assignor: Assignor = sticky, rules: Rules = Rules()) -> None:
         self.slots = [Slot() for _ in range(slots)]
         self.members: dict[str, float] = {}  # id -> seen_at, oldest first
-        self._by_silence: OrderedDict[str, None] = OrderedDict()  # the member with the longest silence comes first
+        self.by_silence: OrderedDict[str, None] = OrderedDict()  # the member with the longest silence comes first
         self.sessions: dict[str, int] = {}
         self.commits: dict[int, tuple[int, str]] = {}
         self.moves = 0
@@ -66,13 +66,13 @@ class Group:
             self._remove([member])
         self.seen(member, now)
         self.sessions[member] = session
-        self._balance()
+        self.balance()
         return True
 
     def seen(self, member: str, now: float) -> None:
         self.members[member] = now
-        self._by_silence[member] = None
-        self._by_silence.move_to_end(member)
+        self.by_silence[member] = None
+        self.by_silence.move_to_end(member)
 
     def _is(self, member: str, session: int) -> bool:
         return member in self.members and (self.sessions[member] == session or not self._rules.check_session)
@@ -80,13 +80,13 @@ class Group:
     def leave(self, member: str, session: int) -> None:
         if self._is(member, session):
             self._remove([member])
-            self._balance()
+            self.balance()
 
     def evict(self, now: float) -> None:
-        silent = list(takewhile(lambda id: self.members[id] + self._dead_after < now, self._by_silence))
+        silent = list(takewhile(lambda id: self.members[id] + self._dead_after < now, self.by_silence))
         if silent:
             self._remove(silent)
-            self._balance()
+            self.balance()
 
     def heartbeat(self, member: str, session: int, now: float) -> Beat:
         if not self._is(member, session):
@@ -150,9 +150,9 @@ class Group:
             for s in sorted(self._owned.get(member, set())):
                 self._set_owner(s, None)
             del self.members[member]
-            del self._by_silence[member]
+            del self.by_silence[member]
 
-    def _balance(self) -> None:
+    def balance(self) -> None:
         current = {}
         for s, slot in enumerate(self.slots):
             has = slot.target if slot.target in self.members else slot.owner

@@ -163,7 +163,7 @@ class Process:
         )
 
     def _heard(self, beat: Beat, sent_at: float) -> None:
-        self._apply(self.state.answered(beat, sent_at, self.world.now))
+        self.apply(self.state.answered(beat, sent_at, self.world.now))
         if not beat.known:
             if self.leaving:
                 self._end()
@@ -172,7 +172,7 @@ class Process:
                 self.join()
             return
         fence_at = self.state.fence_at
-        self.do(max(0.0, fence_at - self.world.now) + 1e-6, lambda: self._apply(self.state.tick(self.world.now)))
+        self.do(max(0.0, fence_at - self.world.now) + 1e-6, lambda: self.apply(self.state.tick(self.world.now)))
         if releasing := self.state.releasing:
             self.call(lambda: self.world.group.release(self.id, releasing), lambda _: self._released(releasing))
         else:
@@ -193,7 +193,7 @@ class Process:
 
     def _took(self, taken: dict[int, int] | None) -> None:
         if taken is not None:
-            self._apply(self.state.took(taken, self.world.now))
+            self.apply(self.state.took(taken, self.world.now))
         self._rest()
 
     def _rest(self) -> None:
@@ -205,7 +205,7 @@ class Process:
 
     def leave(self) -> None:
         self.leaving = True
-        self._apply(self.state.stop())
+        self.apply(self.state.stop())
         self.wake()
 
     def care(self) -> None:
@@ -220,7 +220,7 @@ class Process:
         self.gone = True
         self.working.clear()
 
-    def _apply(self, changes: list[Change]) -> None:
+    def apply(self, changes: list[Change]) -> None:
         for change in changes:
             if change.kind == "gained":
                 self.world.check_alone(self, change.slot)
@@ -281,7 +281,7 @@ class World:
         for n in range(self.settings.members):
             self.group.seen(f"m{n}", 0.0)
             self._start(f"m{n}", joined=True)
-        self.group._balance()
+        self.group.balance()
         for act, rate in (
             (self._crash, self.settings.weather.crashes_per_s),
             (self._pause, self.settings.weather.pauses_per_s),
@@ -376,7 +376,7 @@ class World:
         if process := self._any():
             process.paused_until = self.now + self.chance.choice([0.5, 5.0, 9.0, 15.0, 40.0])
             # It wakes up to find its time over; nothing else runs in it before.
-            self.at(process.paused_until, lambda: process._apply(process.state.tick(self.now)) if process.works else None)
+            self.at(process.paused_until, lambda: process.apply(process.state.tick(self.now)) if process.works else None)
 
     def _leave(self) -> None:
         if (process := self._any()) and not process.leaving and len(self.group.members) > 1:
