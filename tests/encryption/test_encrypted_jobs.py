@@ -13,9 +13,10 @@ import pytest
 from conftest import eventually
 from penstock import Fail, Job, NewJob, Penstock, Status
 from penstock.core.encryption import is_envelope, key_id_of, new_key
-from penstock.errors import InvalidInput, JobFailed
+from penstock.errors import Conflict, InvalidInput, JobFailed
 from penstock.testing import run_due_jobs
 from penstock.worker import Worker
+from penstock.worker.fleets import workers
 
 Sql: TypeAlias = "asyncpg.Connection[Any]"
 WORD = "quokka"
@@ -274,7 +275,7 @@ async def test_a_worker_without_a_key_does_not_claim_the_type_and_says_so(url: s
             worker, running = await working(keyless)
             await keyless.enqueue("mails", {})
             await eventually(lambda: sql.fetchval("select count(*) from penstock.archived_jobs where name = 'mails'"), "the mail")
-            assert await sql.fetchval("select no_key::text from penstock.workers") == '{"payments": null}'
+            assert [one.no_key for one in await workers(await keyless.database())] == [{"payments": None}]
             why = await keyless.why(job.id)
             assert why.reason == "no-key" and app.context.keyring.ids[0] in why.message
             assert (await app.find(job.id)).attempt == 1
@@ -327,6 +328,65 @@ async def test_handlers_in_threads_and_processes_get_the_payload(url: str, sql: 
             ("in-process", f"got {WORD}"),
         }
         assert WORD not in await stored(sql)
+
+
+async def test_jobs_of_a_pool_are_encrypted_and_keep_their_order(url: str, sql: Sql, keys: list[str]) -> None:
+    async with Penstock(url, keys=keys) as app:
+        ledger = app.pool("ledger", encrypted=True, keep_result=True)
+        seen: list[int] = []
+
+        @ledger.job
+        async def book(job: Job[dict[str, Any]]) -> str:
+            seen.append(job.data["n"])
+            return WORD
+
+        await ledger.enqueue_many([(f"acme-{n % 2}", {"n": n, "word": WORD}) for n in range(6)])
+        assert WORD not in await stored(sql)
+        worker, running = await working(app)
+        await eventually(lambda: sql.fetchval("select count(*) = 6 from penstock.archived_jobs"), "the jobs")
+        worker.stop()
+        await running
+        assert [n for n in seen if n % 2] == [1, 3, 5] and [n for n in seen if not n % 2] == [0, 2, 4]
+        assert WORD not in await stored(sql)
+
+
+async def test_a_pull_worker_without_a_key_is_refused_and_one_with_it_works(url: str, sql: Sql, keys: list[str]) -> None:
+    async with Penstock(url, keys=keys) as app:
+        ledger = app.pool("ledger", encrypted=True, keep_result=True)
+        receipt = await ledger.enqueue("acme", {"word": WORD})
+        async with Penstock(url) as keyless:
+            pool = keyless.pool("ledger", encrypted=True)
+            with pytest.raises(InvalidInput, match="pool ledger is encrypted, and this application has no key"):
+                async with pool.worker():
+                    pass
+        async with ledger.worker() as puller:
+            async for job in puller.jobs():
+                assert job.data == {"word": WORD}
+                await job.ack({"got": WORD})
+                break
+        assert (await app.find(receipt.id)).result == {"got": WORD}
+        assert WORD not in await stored(sql)
+
+
+async def test_an_encrypted_pool_has_no_standing_jobs(url: str, keys: list[str]) -> None:
+    async with Penstock(url, keys=keys) as app:
+        ledger = app.pool("ledger", encrypted=True)
+        plain = app.pool("plain")
+        with pytest.raises(Conflict, match="pool ledger is encrypted"):
+            await ledger.start("acme", {"word": WORD})
+        with pytest.raises(Conflict, match="pool ledger is encrypted"):
+            await ledger.reconcile({"acme": {}})
+        await plain.start("acme")
+        with pytest.raises(InvalidInput, match="it is a pool with standing jobs"):
+            await app.change_job_type("plain", encrypted=True)
+
+
+async def test_a_schedule_is_not_encrypted(url: str, keys: list[str]) -> None:
+    app = Penstock(url, keys=keys)
+    with pytest.raises(InvalidInput, match="cannot be encrypted"):
+
+        @app.cron("0 4 * * *", encrypted=True)
+        async def report() -> None: ...
 
 
 async def test_a_batch_of_jobs_with_ids_and_keys_is_idempotent(url: str, keys: list[str]) -> None:

@@ -28,7 +28,20 @@ def workers(context: typer.Context, as_json: AsJson = False) -> None:
         print_json(found)
         return
     print_table(
-        ["worker", "state", "host", "pid", "fleet", "job types", "in flight", "places", "seen", "blocked by", "halted"],
+        [
+            "worker",
+            "state",
+            "host",
+            "pid",
+            "fleet",
+            "job types",
+            "in flight",
+            "places",
+            "seen",
+            "blocked by",
+            "halted",
+            "no key for",
+        ],
         [
             (
                 w.worker,
@@ -42,6 +55,7 @@ def workers(context: typer.Context, as_json: AsJson = False) -> None:
                 w.seen_at,
                 _blocked(w),
                 ", ".join(w.halted) or None,
+                ", ".join(name if key is None else f"{name} ({key})" for name, key in w.no_key.items()) or None,
             )
             for w in found
         ],

@@ -28,6 +28,7 @@ class WorkerRecord:
 
     `blocked_since`: the time since when its event loop has made no progress (None: it makes progress). `blocked_by`: type and id
     of the job that blocks it, if known. `halted`: its consumers (stream/group) that have ended, with their errors.
+    `no_key`: the encrypted job types and pools that it does not work on, with the id of the key that it lacks (None: any key).
     """
 
     worker: str
@@ -44,12 +45,13 @@ class WorkerRecord:
     blocked_since: datetime | None
     blocked_by: str | None
     halted: dict[str, str]
+    no_key: dict[str, str | None]
 
 
 async def workers(database: Database) -> list[WorkerRecord]:
     """All workers that have a row."""
     rows = await database.fetch("select * from penstock.worker_list()")
-    return [WorkerRecord(**{**row, "halted": orjson.loads(row["halted"])}) for row in rows]
+    return [WorkerRecord(**{**row, "halted": orjson.loads(row["halted"]), "no_key": orjson.loads(row["no_key"])}) for row in rows]
 
 
 async def drain_worker(database: Database, worker: str) -> str:

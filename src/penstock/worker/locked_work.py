@@ -14,7 +14,7 @@ log = get_logger("penstock.worker")
 
 
 class LockedWork:
-    """The encrypted types and consumer groups of one worker that its keys do not open.
+    """The encrypted types and pools of one worker that its keys do not open.
 
     Args:
         database: Database of the worker's row.
@@ -26,16 +26,11 @@ class LockedWork:
         self._database = database
         self._keyring = keyring
         self._worker = worker
-        self._consumers: dict[str, str | None] = {}
         self._noted: tuple[str, dict[str, str | None]] = ("", {})
-
-    def consumer_locked(self, consumer: str, key_id: str | None) -> None:
-        """Record that a consumer (stream/group) lacks a key; None: the application has none."""
-        self._consumers[consumer] = key_id
 
     async def look(self, records: Iterable[JobTypeRecord]) -> None:
         """Look for job types that the keys do not open, and write what has changed since the last call."""
-        found: dict[str, str | None] = dict(self._consumers)
+        found: dict[str, str | None] = {}
         if sealed := [record for record in records if record.encrypted_at is not None]:
             found |= {record.name: None for record in sealed if record.encrypted and not self._keyring}
             found |= {

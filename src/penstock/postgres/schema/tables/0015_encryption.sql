@@ -1,4 +1,4 @@
--- Encrypted payloads: which job types, topics and streams have them, and which keys workers have.
+-- Encrypted payloads: which job types have them, and which keys workers have.
 --
 -- An encrypted document is stored as an envelope (docs/encryption.md), {"penstock": {"v": 1, "kid": "...", "c": "..."}}, in the place of the
 -- document. The database has no key and reads none: it knows by the declaration that a document has to be an envelope, refuses what is not
@@ -14,16 +14,8 @@ comment on column penstock.jobs.encrypted_at is 'Since when there may be encrypt
 -- Whether any type is encrypted is asked by calls that otherwise need no look at the types.
 create index jobs_encrypted on penstock.jobs (name) where encrypted;
 
-alter table penstock.topics add column encrypted boolean not null default false;
-comment on column penstock.topics.encrypted is 'Whether messages are stored encrypted: a message that is not is refused.';
-
-alter table penstock.streams add column encrypted boolean not null default false;
-alter table penstock.streams add column encrypted_at timestamptz;
-comment on column penstock.streams.encrypted is 'Whether payloads are stored encrypted: an event whose payload is not is refused.';
-comment on column penstock.streams.encrypted_at is 'Since when there may be encrypted events; null: there are none.';
-
 alter table penstock.workers add column key_ids text[] not null default '{}';
 alter table penstock.workers add column no_key jsonb not null default '{}';
 comment on column penstock.workers.key_ids is 'Ids of the keys of encrypted payloads that it has.';
 comment on column penstock.workers.no_key is
-    'Job types, pools and consumer groups of its application on which it does not work for want of a key: the id of the key, or null when it has none.';
+    'Job types and pools of its application on which it does not work for want of a key: the id of the key, or null when it has none.';

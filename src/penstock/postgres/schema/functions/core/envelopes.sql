@@ -62,7 +62,7 @@ begin
 end
 $$;
 comment on function penstock.refuse_plain(text, jsonb[]) is
-    'Part of what stores documents of encrypted job types, topics and pools: raises PS400 for the first one that is no envelope. p_what: what they are for.';
+    'Part of what stores documents of encrypted job types: raises PS400 for the first one that is no envelope. p_what: what they are for.';
 
 create or replace function penstock.is_sealed_error(p_error jsonb)
 returns boolean

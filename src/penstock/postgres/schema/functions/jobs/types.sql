@@ -48,6 +48,9 @@ begin
         when job_type.rate_limit < 1 or job_type.rate_period < interval '10 milliseconds' or job_type.rate_period > interval '31 days' then
             problem := format('a rate must be at least 1 in a period of 10 ms to 31 days, not %s in %s', job_type.rate_limit, job_type.rate_period);
             advice := 'To stop a type, pause it.';
+        when job_type.encrypted and exists (select from penstock.standing_jobs where standing_jobs.name = job_type.name) then
+            problem := 'it is a pool with standing jobs, which are not encrypted';
+            advice := 'Move the standing jobs to a pool of their own first.';
         when job_type.encrypted and exists (select from penstock.schedules where schedules.name = job_type.name) then
             problem := 'it is the job type of a schedule, whose runs the database enqueues';
             advice := 'The payload of a run is its time; let the handler enqueue a job of an encrypted type.';

@@ -26,12 +26,27 @@ end
 $$;
 comment on function penstock.tell_standing(text, integer[]) is 'Notifies the owners of slots that something about their standing jobs has changed.';
 
+create or replace function penstock.refuse_encrypted_standing(p_name text)
+returns void
+language plpgsql
+as $$
+begin
+    if exists (select from penstock.jobs where jobs.name = p_name and jobs.encrypted) then
+        raise exception 'pool % is encrypted, and standing jobs are not', left(p_name, 100)
+            using errcode = 'PS409', hint = 'Start the standing jobs in a pool of their own, which is not encrypted.';
+    end if;
+end
+$$;
+comment on function penstock.refuse_encrypted_standing(text) is
+    'Raises PS409 for an encrypted pool: payloads, messages and states of standing jobs would be stored without encryption.';
+
 create or replace function penstock.check_standing(p_name text, p_key text, p_data jsonb)
 returns void
 language plpgsql
 as $$
 begin
     perform penstock.require_pool(p_name);
+    perform penstock.refuse_encrypted_standing(p_name);
     if p_key in ('.', '..') then
         raise exception 'invalid key of a standing job: %', p_key
             using errcode = 'PS400', hint = '"." and ".." are no parts of a path, so that HTTP clients could not name it.';
@@ -187,6 +202,9 @@ begin
     end if;
     started := 0;
     replaced := 0;
+    if p_wanted <> '{}' then
+        perform penstock.refuse_encrypted_standing(p_name);
+    end if;
     -- One at a time, so that two controllers do not undo each other halfway.
     perform pg_advisory_xact_lock(hashtext('penstock.reconcile'), hashtext(p_name));
 

@@ -179,7 +179,7 @@ begin
 end
 $$;
 comment on function penstock.note_keys(text, text[], jsonb) is
-    'A worker says which keys of encrypted payloads it has, by their ids, and on which job types, pools and consumer groups it does not work for want of a key: {"payments": null} when it has no key at all, {"payments": "<id>"} when it lacks one that jobs wait for.';
+    'A worker says which keys of encrypted payloads it has, by their ids, and on which job types and pools it does not work for want of a key: {"payments": null} when it has no key at all, {"payments": "<id>"} when it lacks one that jobs wait for.';
 
 create or replace function penstock.missing_keys(p_names text[], p_keys text[])
 returns table (name text, key_id text)

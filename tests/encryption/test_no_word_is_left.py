@@ -1,0 +1,75 @@
+"""The proof: words that are planted into encrypted jobs are nowhere in the files of the server, nor in the logs."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock import Job, Penstock, Retry
+from penstock.core.encryption import new_key
+from penstock.errors import InvalidInput
+from penstock.testing import running_worker
+
+WORDS = ["numbatpayload", "numbatresult", "numbatprogress", "numbaterror", "numbatlogline", "numbatreplay"]
+
+
+def traces(word: str) -> list[bytes]:
+    """A word as text, as UTF-16, and as each base64 of a text that contains it."""
+    plain = word.encode()
+    encoded = [base64.b64encode(b"x" * shift + plain)[4 if shift else 0 : -4] for shift in range(3)]
+    return [plain, word.encode("utf-16-le"), word.encode("utf-16-be"), *encoded]
+
+
+def found_in(folder: Path, logs: str) -> set[str]:
+    """The words that are in the files of a folder, or in logs."""
+    contents = [path.read_bytes() for path in folder.rglob("*") if path.is_file()] + [logs.encode()]
+    return {word for word in WORDS for trace in traces(word) if any(trace in content for content in contents)}
+
+
+async def work(folder: Path, *, encrypted: bool) -> None:
+    app = Penstock(data_dir=folder, keys=[new_key()])
+
+    @app.job("payments", encrypted=encrypted, keep_result=True, max_attempts=1)
+    async def pay(job: Job[dict[str, Any]]) -> Any:
+        job.progress({"at": "numbatprogress"})
+        job.log("numbatlogline")
+        await asyncio.sleep(1.5)
+        if job.data.get("fail"):
+            raise Retry("numbaterror")
+        return ["numbatresult"]
+
+    async with app:
+        await app.enqueue("payments", {"card": "numbatpayload" * 300})
+        await app.enqueue("payments", {"fail": True})
+        first = await app.enqueue("payments", {"card": "numbatpayload"})
+        async with running_worker(app):
+            await app.wait(first.id)
+            while await app.find_many(name="payments", status="in-progress"):
+                await asyncio.sleep(0.05)
+        await app.replay(first.id, data={"card": "numbatreplay"})
+        if encrypted:
+            # What is refused is not stored either.
+            async with Penstock(data_dir=folder) as unaware:
+                with pytest.raises(InvalidInput):
+                    await unaware.enqueue("payments", {"card": "numbatpayload"})
+        await (await app.database()).fetch("checkpoint")
+
+
+@pytest.mark.embedded
+async def test_no_word_is_in_the_files_or_logs(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    folder = tmp_path / "encrypted"
+    await work(folder, encrypted=True)
+    out = capfd.readouterr()
+    assert found_in(folder, caplog.text + out.out + out.err) == set()
+    # The same search finds them where nothing is encrypted.
+    plain = tmp_path / "plain"
+    await work(plain, encrypted=False)
+    assert found_in(plain, "") == set(WORDS)
