@@ -43,7 +43,7 @@ async def test_every_subscriber_gets_its_own_copy_and_the_payload_stands_once(ap
     assert await copies(app, "memos_alice") == [{"text": "go home"}]
 
 
-async def test_nobody_subscribed_is_no_error(memos: Topic[Any]) -> None:
+async def test_a_publish_without_subscribers_is_no_error(memos: Topic[Any]) -> None:
     assert (await memos.publish("anybody?")).receivers == 0
 
 
@@ -379,7 +379,7 @@ async def test_messages_are_pruned_when_nothing_refers_to_them(app: Penstock, sq
     assert [m.data for m in await memos.read(3)] == [3]
 
 
-async def test_nobody_reads_on_over_a_gap(app: Penstock, sql: Sql) -> None:
+async def test_a_reader_does_not_continue_over_a_gap(app: Penstock, sql: Sql) -> None:
     memos = app.topic("memos")
     for n in range(5):
         if n in (1, 3):

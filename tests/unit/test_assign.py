@@ -94,7 +94,7 @@ def test_a_join_moves_at_most_a_share_and_a_leave_the_leavers_alone(count: int, 
 
 
 @pytest.mark.parametrize("assignor", [sticky, jump])
-def test_nobody_gets_nothing(assignor: object) -> None:
+def test_without_members_no_slot_is_assigned(assignor: object) -> None:
     assert assignor([], [1, 2], {1: "gone"}) == {}  # type: ignore[operator]
 
 

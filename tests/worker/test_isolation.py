@@ -177,7 +177,7 @@ async def test_workers_that_cannot_become_empty_do_not_each_begin_with_a_short_w
     rows = await sql.fetch("select worker, began, ended from public.isolated order by began limit $1", tries)
     spent = [row["ended"] - row["began"] for row in rows]
     assert len({row["worker"] for row in rows}) > 1
-    # Half of all the time, less the pauses between them, whoever made the attempts before.
+    # Half of all the time, less the pauses between them, whichever worker made the attempts before.
     assert spent[-1] > (rows[-1]["ended"] - rows[0]["began"]) / 3, [each.total_seconds() for each in spent]
 
 
