@@ -94,4 +94,55 @@ async def test_the_row_of_a_new_job_is_written_out_by_the_planner(sql: Sql) -> N
         "insert_many_copies",
         "insert_staged",
     }
-    assert "new_job" not in called
+    assert not called & {"new_job", "is_odd_job", "is_odd", "is_key"}
+
+
+@pytest.mark.parametrize(
+    ("column", "wrong", "problem"),
+    [
+        ("data", "null", "data is null"),
+        ("data", "'1e400'", "data has a number that no double can hold"),
+        ("data", "to_jsonb(repeat('x', 1048577))", "data is larger than 1 MiB"),
+        ("id", "null", "id is null"),
+        ("id", "'fffffff0-0000-7000-8000-000000000000'", "is a UUIDv7 from the future"),
+        ("key", "''", "invalid key ''"),
+        ("key", "repeat('k', 256)", "invalid key 'kkk"),
+        ("key", "e'line\\nbreak'", "invalid key"),
+        ("priority", "101", "priority 101 is out of range"),
+        ("unique_key", "e'\\x01'", "invalid unique key"),
+    ],
+)
+@pytest.mark.parametrize("queued_before", [False, True])
+async def test_one_job_that_is_refused_refuses_its_batch(
+    sql: Sql, column: str, wrong: str, problem: str, queued_before: bool
+) -> None:
+    """Also when another job of the batch is queued already, so that the jobs go one by one."""
+    await sql.execute("select penstock.declare_job_type('mail')")
+    first = await sql.fetchval("select gen_random_uuid()")
+    if queued_before:
+        await sql.execute("select penstock.enqueue('mail', '{}', $1)", first)
+    good = {"data": "'{}'", "id": "gen_random_uuid()", "key": "'acme'", "priority": "1", "unique_key": "null"}
+    bad = good | {column: wrong}
+    columns = (f"array[{good[name]}, {good[name]}, {bad[name]}, {bad[name]}]" for name in good if name != "id")
+    data, keys, priorities, unique_keys = columns
+    ids = f"array[$1, {good['id']}, {bad['id']}, {bad['id']}]"
+    unique = f", p_unique_keys => {unique_keys}::text[]" if column == "unique_key" else ""
+    with pytest.raises(asyncpg.PostgresError, match=problem) as refused:
+        await sql.fetch(
+            f"select * from penstock.enqueue_many('mail', {data}::jsonb[], {ids}::uuid[], p_keys => {keys}::text[],"
+            f" p_priorities => {priorities}::smallint[]{unique})",
+            first,
+        )
+    assert refused.value.sqlstate in ("PS400", "PS413")
+    assert "job 3 of 4 for mail" in str(refused.value)
+    assert await sql.fetchval("select count(*) from penstock.queued_jobs") == int(queued_before)
+
+
+async def test_a_batch_with_a_large_job_keeps_its_order(sql: Sql) -> None:
+    await sql.execute("select penstock.declare_job_type('mail')")
+    await sql.execute(
+        "select count(*) from penstock.enqueue_many('mail', array["
+        " '1', to_jsonb((select string_agg(md5(n::text), '') from generate_series(1, 1000) as n)), '3'])"
+    )
+    assert await sql.fetchval("select array_agg(left(data::text, 1) order by seq) from penstock.queued_jobs") == ["1", '"', "3"]
+    assert await sql.fetchval("select count(*) from penstock.large_payloads where name = 'mail'") == 1

@@ -92,7 +92,7 @@ def dump_json(value: object, what: str) -> str:
         ) from None
     if "null" in text:
         _refuse_no_numbers(value, what)
-    return _without_nul(text, what)
+    return _without_nul(text, what) if "\\u0000" in text else text
 
 
 def _refuse_no_numbers(value: object, what: str) -> None:

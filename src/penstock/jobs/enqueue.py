@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
+from itertools import repeat
 from typing import Any, TypeAlias
 from uuid import UUID
 
@@ -147,7 +148,7 @@ def receipts_of(batch: Batch, exceptions: Exceptions) -> list[Enqueued]:
     """A receipt for each job of a batch."""
     queued = Admission.QUEUED
     if not exceptions:
-        return [Enqueued(id, queued) for id in batch.ids]
+        return list(map(Enqueued, batch.ids, repeat(queued)))
     return [Enqueued(*exceptions.get(place, (id, queued))) for place, id in enumerate(batch.ids)]
 
 

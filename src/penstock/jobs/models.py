@@ -235,9 +235,11 @@ class NewJob:
     time_limit: timedelta | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Enqueued:
-    """The receipt of an enqueue: the job's id (that of the queued job when coalesced) and what the enqueue did."""
+class Enqueued(NamedTuple):
+    """The receipt of an enqueue: the job's id (that of the queued job when coalesced) and what the enqueue did.
+
+    Each job of a bulk enqueue has one: a tuple is made several times as fast as a frozen dataclass.
+    """
 
     id: UUID
     admission: Admission

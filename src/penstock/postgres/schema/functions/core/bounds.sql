@@ -129,6 +129,18 @@ end
 $$;
 comment on function penstock.check_each_json(jsonb[], text, integer) is 'check_json for many.';
 
+create or replace function penstock.is_key(p_key text)
+returns boolean
+language sql
+immutable
+parallel safe
+as $$
+    -- Not as one expression: '^[^[:cntrl:]]{1,255}$' takes thirty times as long, since its bound becomes hundreds of states.
+    select length(p_key) between 1 and 255 and p_key !~ '[[:cntrl:]]'
+$$;
+comment on function penstock.is_key(text) is
+    'Whether a text can be a key or a unique key: 1 to 255 characters without control characters. Null for null.';
+
 create or replace function penstock.check_size(p_size bigint, p_most bigint, p_what text)
 returns void
 language plpgsql

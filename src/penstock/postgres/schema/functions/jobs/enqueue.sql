@@ -8,6 +8,64 @@
 --
 -- The archive has one index for each day. A job is archived after its id was made, so UUIDv7 ids need to be looked
 -- up in the days since then only; that is exact because a UUIDv7 from more than a day ahead is refused.
+--
+-- Checks. The statement that inserts the rows checks each job on its way (is_odd_job, admit_job): a look at all of them before the insert
+-- costs as much again as the checks. When one is refused, check_jobs finds which one and says why.
+
+create or replace function penstock.first_refused_id(p_moment timestamptz)
+returns uuid
+language sql
+immutable
+parallel safe
+as $$
+    -- Ids compare like their times.
+    select (lpad(to_hex((extract(epoch from p_moment + interval '1 day') * 1000)::bigint), 12, '0') || '70008000000000000000')::uuid
+$$;
+comment on function penstock.first_refused_id(timestamptz) is
+    'Part of enqueue_many: the first UUIDv7 that lies more than a day ahead of this moment; from it on they are refused.';
+
+create or replace function penstock.is_odd_job(
+    p_data jsonb, p_id uuid, p_key text, p_priority smallint, p_unique_key text, p_first_refused_id uuid
+)
+returns boolean
+language sql
+stable
+parallel safe
+as $$
+    -- Without a statement of its own in it, so that it becomes a part of the condition in which it stands.
+    select p_data is null
+        or penstock.is_odd(p_data)
+        or p_id is null
+        or (p_id > p_first_refused_id and get_byte(uuid_send(p_id), 6) >> 4 = 7)
+        or not penstock.is_key(p_key)
+        or not penstock.is_key(p_unique_key)
+        or p_priority not between -100 and 100
+$$;
+comment on function penstock.is_odd_job(jsonb, uuid, text, smallint, text, uuid) is
+    'Part of enqueue_many: whether something is wrong with a job, or may be: only problem_of can tell whether something is wrong with a large payload.';
+
+create or replace function penstock.admit_job(
+    p_name text, p_data jsonb, p_id uuid, p_key text, p_priority smallint, p_unique_key text, p_first_refused_id uuid
+)
+returns boolean
+language plpgsql
+as $$
+begin
+    if penstock.is_odd_job('null', p_id, p_key, p_priority, p_unique_key, p_first_refused_id)
+        or p_data is null
+        or penstock.problem_of(p_data) is not null
+    then
+        raise exception 'a job of % cannot be enqueued', p_name
+            using errcode = 'PS400';
+    end if;
+    if pg_column_size(p_data) > 16384 then
+        perform penstock.note_large(p_name);
+    end if;
+    return true;
+end
+$$;
+comment on function penstock.admit_job(text, jsonb, uuid, text, smallint, text, uuid) is
+    'Part of enqueue_many, for a job that is odd: notes a large payload, and raises PS400 unless the job can be enqueued. check_jobs says why it cannot.';
 
 create or replace function penstock.check_jobs(
     p_name text, p_data jsonb[], p_ids uuid[], p_keys text[], p_priorities smallint[], p_unique_keys text[], p_moment timestamptz
@@ -16,33 +74,21 @@ returns void
 language plpgsql
 as $$
 declare
-    word constant text := '^[^[:cntrl:]]{1,255}$';
-    -- The first UUIDv7 of the time from which on ids are refused: ids compare like their times.
-    future constant uuid := (lpad(to_hex((extract(epoch from p_moment + interval '1 day') * 1000)::bigint), 12, '0') || '70008000000000000000')::uuid;
+    first_refused_id constant uuid := penstock.first_refused_id(p_moment);
+    -- Without ids, one that is not refused for each.
+    ids constant uuid[] := coalesce(p_ids, array_fill('00000000-0000-0000-0000-000000000000'::uuid, array[cardinality(p_data)]));
     place bigint;
     problem text;
     advice text;
 begin
-    begin
-        -- One check of the whole batch, which suffices when all jobs are valid.
-        perform
-        from unnest(p_data, p_ids, p_keys, p_priorities, p_unique_keys) as job (data, id, key, priority, unique_key)
-        where job.data is null
-            or pg_column_size(job.data) > 16384
-            or strpos(job.data::text, '0000000000000000000000000000000000000000000000000000000000000000') > 0
-            or (p_ids is not null and (job.id is null or (job.id > future and get_byte(uuid_send(job.id), 6) >> 4 = 7)))
-            or (job.key is not null and job.key !~ word)
-            or (job.unique_key is not null and job.unique_key !~ word)
-            or job.priority not between -100 and 100
-        limit 1;
-        if not found then
-            return;
-        end if;
-    exception
-        when program_limit_exceeded then
-            -- A document is too large to be converted to text.
-            null;
-    end;
+    -- One check of the whole batch, which suffices when all jobs are valid and small.
+    perform
+    from unnest(p_data, ids, p_keys, p_priorities, p_unique_keys) as job (data, id, key, priority, unique_key)
+    where penstock.is_odd_job(job.data, job.id, job.key, job.priority, job.unique_key, first_refused_id)
+    limit 1;
+    if not found then
+        return;
+    end if;
     place := penstock.first_problem(p_data);
     if place is not null then
         perform penstock.refuse(
@@ -53,13 +99,10 @@ begin
         perform penstock.note_large(p_name);
     end if;
     select min(job.place) into place
-    from unnest(p_data, p_ids, p_keys, p_priorities, p_unique_keys)
+    from unnest(p_data, ids, p_keys, p_priorities, p_unique_keys)
         with ordinality as job (data, id, key, priority, unique_key, place)
     where job.data is null
-        or (p_ids is not null and (job.id is null or (job.id > future and get_byte(uuid_send(job.id), 6) >> 4 = 7)))
-        or (job.key is not null and job.key !~ word)
-        or (job.unique_key is not null and job.unique_key !~ word)
-        or job.priority not between -100 and 100;
+        or penstock.is_odd_job('null', job.id, job.key, job.priority, job.unique_key, first_refused_id);
     if place is null then
         return;
     end if;
@@ -67,10 +110,10 @@ begin
         when p_data[place] is null then
             problem := 'data is null';
             advice := 'Give each job a JSON payload; JSON null is written ''null''::jsonb.';
-        when p_keys[place] is not null and p_keys[place] !~ word then
+        when not penstock.is_key(p_keys[place]) then
             problem := 'invalid key ' || quote_literal(left(p_keys[place], 100));
             advice := 'A key has 1 to 255 characters and no control characters.';
-        when p_unique_keys[place] is not null and p_unique_keys[place] !~ word then
+        when not penstock.is_key(p_unique_keys[place]) then
             problem := 'invalid unique key ' || quote_literal(left(p_unique_keys[place], 100));
             advice := 'A unique key has 1 to 255 characters and no control characters.';
         when p_priorities[place] not between -100 and 100 then
@@ -96,12 +139,20 @@ language plpgsql
 stable
 as $$
 declare
-    lowest uuid;
+    lowest uuid := p_ids[1];
     floor timestamptz := '-infinity';
     highest_archived uuid;
+    ordinary boolean;
 begin
-    select given.id into lowest from unnest(p_ids) as given (id) order by given.id limit 1;
-    if not exists (select from unnest(p_ids) as given (id) where get_byte(uuid_send(given.id), 6) >> 4 <> 7) then
+    -- Whether all are UUIDv7, and which is the lowest: usually the first.
+    ordinary := not exists (
+        select from unnest(p_ids) as given (id) where given.id < lowest or get_byte(uuid_send(given.id), 6) >> 4 <> 7
+    );
+    if not ordinary then
+        select given.id into lowest from unnest(p_ids) as given (id) order by given.id limit 1;
+        ordinary := not exists (select from unnest(p_ids) as given (id) where get_byte(uuid_send(given.id), 6) >> 4 <> 7);
+    end if;
+    if ordinary then
         floor := penstock.id_time(lowest) - interval '1 day';
         -- New UUIDv7 ids are higher than all archived ones: one probe for each day instead of one for each id.
         select archived.id into highest_archived
@@ -178,6 +229,8 @@ create or replace function penstock.insert_jobs(
 returns void
 language plpgsql
 as $$
+declare
+    first_refused_id constant uuid := penstock.first_refused_id(p_moment);
 begin
     if p_options is null then
         insert into penstock.queued_jobs
@@ -188,7 +241,12 @@ begin
             )
         ).*
         from unnest(p_data, p_ids, p_keys, p_priorities, p_run_after, p_expires_at, p_unique_keys, p_slots)
-            as job (data, id, key, priority, run_after, expires_at, unique_key, slot);
+            as job (data, id, key, priority, run_after, expires_at, unique_key, slot)
+        where case
+            when penstock.is_odd_job(job.data, job.id, job.key, job.priority, job.unique_key, first_refused_id)
+                then penstock.admit_job(p_name, job.data, job.id, job.key, job.priority, job.unique_key, first_refused_id)
+            else true
+        end;
     else
         -- The same with one column more, for which the jobs without options do not pay.
         insert into penstock.queued_jobs
@@ -199,12 +257,17 @@ begin
             )
         ).*
         from unnest(p_data, p_ids, p_keys, p_priorities, p_run_after, p_expires_at, p_unique_keys, p_slots, p_options)
-            as job (data, id, key, priority, run_after, expires_at, unique_key, slot, options);
+            as job (data, id, key, priority, run_after, expires_at, unique_key, slot, options)
+        where case
+            when penstock.is_odd_job(job.data, job.id, job.key, job.priority, job.unique_key, first_refused_id)
+                then penstock.admit_job(p_name, job.data, job.id, job.key, job.priority, job.unique_key, first_refused_id)
+            else true
+        end;
     end if;
 end
 $$;
 comment on function penstock.insert_jobs(text, jsonb[], uuid[], text[], smallint[], timestamptz[], timestamptz[], text[], uuid, timestamptz, smallint, integer[], jsonb[]) is
-    'Part of enqueue_many: writes the rows. Raises unique_violation when one exists.';
+    'Part of enqueue_many: writes the rows. Raises unique_violation when one exists, and PS400 when one cannot be enqueued.';
 
 -- Long for its checks, and since one block decides between the statement that expects no conflict and enqueue_one_by_one.
 create or replace function penstock.enqueue_many(
@@ -246,7 +309,6 @@ begin
         raise exception 'the arrays differ in length'
             using errcode = 'PS400', hint = 'Give one element for each job, or null instead of the array.';
     end if;
-    perform penstock.check_jobs(p_name, p_data, p_ids, p_keys, p_priorities, p_unique_keys, moment);
     if job_type.encrypted then
         perform penstock.refuse_plain('job type ' || p_name, p_data);
     end if;
@@ -298,7 +360,8 @@ begin
             return query select given.place::integer, given.id, 'queued' from unnest(ids) with ordinality as given (id, place);
         end if;
     exception
-        when unique_violation then
+        when unique_violation or sqlstate 'PS400' then
+            perform penstock.check_jobs(p_name, p_data, p_ids, p_keys, p_priorities, p_unique_keys, moment);
             return query select * from penstock.enqueue_one_by_one(
                 p_name, p_data, ids, p_keys, p_priorities, p_run_after, p_expires_at, p_unique_keys, p_replay_of, moment, job_type.max_attempts,
                 slots, options

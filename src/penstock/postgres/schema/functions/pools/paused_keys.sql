@@ -29,7 +29,7 @@ declare
     since timestamptz;
 begin
     perform penstock.require_pool(p_name);
-    if p_key is null or p_key !~ '^[^[:cntrl:]]{1,255}$' then
+    if p_key is null or not penstock.is_key(p_key) then
         raise exception 'invalid key %', coalesce(quote_literal(left(p_key, 100)), 'null')
             using errcode = 'PS400', hint = 'A key has 1 to 255 characters and no control characters.';
     end if;

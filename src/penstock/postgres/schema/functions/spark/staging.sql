@@ -155,7 +155,7 @@ begin
                 or penstock.problem_of(staged.data::jsonb) is not null
                 or staged.run_after <> penstock.shown_time(staged.run_after)
                 or staged.expires_at <> penstock.shown_time(staged.expires_at)
-                or staged.key !~ '^[^[:cntrl:]]{1,255}$'
+                or not penstock.is_key(staged.key)
                 or staged.priority not between -100 and 100
             )
     loop
@@ -250,7 +250,7 @@ begin
                     octet_length(data) > 1048576
                     or run_after <> penstock.shown_time(run_after)
                     or expires_at <> penstock.shown_time(expires_at)
-                    or key !~ '^[^[:cntrl:]]{1,255}$'
+                    or not penstock.is_key(key)
                     or priority not between -100 and 100
                 ),
                 false

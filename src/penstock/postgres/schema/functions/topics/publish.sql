@@ -49,7 +49,7 @@ begin
         raise exception 'the message for % is null', p_topic
             using errcode = 'PS400', hint = 'Give a JSON payload; JSON null is written ''null''::jsonb.';
     end if;
-    if p_unique_key is not null and p_unique_key !~ '^[^[:cntrl:]]{1,255}$' then
+    if not penstock.is_key(p_unique_key) then
         raise exception 'invalid unique key %', quote_literal(left(p_unique_key, 100))
             using errcode = 'PS400', hint = 'A unique key has 1 to 255 characters and no control characters.';
     end if;
