@@ -81,6 +81,8 @@ STEPS: list[tuple[str, str, str]] = [
     ("schedules runs", "nightly", "!no such schedule"),
     ("schedules run", "nightly", "!not found"),
     ("schedules drop", "nightly", "!not found"),
+    ("keys list", "", "no keys"),
+    ("keys create", "", ""),
     ("version", "", "0."),
 ]
 # What needs the database itself, with arguments that are good enough to come that far.
