@@ -73,6 +73,8 @@ def print_json(value: Any) -> None:
 def _plain(value: Any) -> Any:
     if is_dataclass(value) and not isinstance(value, type):
         return asdict(value)
+    if isinstance(value, tuple) and hasattr(value, "_asdict"):  # a NamedTuple, such as the receipt of an enqueue
+        return value._asdict()
     if isinstance(value, timedelta):
         return value.total_seconds()
     if isinstance(value, datetime):
