@@ -121,7 +121,7 @@ async def test_a_snoozed_job_of_a_pool_holds_its_key_unless_the_pool_skips(
                 await app.wait(second)
             else:
                 why = await app.why(second)
-                assert (why.reason, why.by_job) == ("key-snoozed", first)
+                assert why.reason == "key-snoozed" and why.by_job == first
                 await sql.execute("update penstock.queued_jobs set run_after = now() where id = $1", first)
                 await app.wait(second)
                 assert [name for name in order if name != "other"] == ["first", "first", "second"]
