@@ -156,7 +156,11 @@ POOLS = {
         (
             Edit("choose_of_keys", r"bool_and\(job\.startable\) over \(order by job\.seq\)", "job.startable"),
             Edit("claim_keys", r"where ordered\.nth = ordered\.place", "where true"),
-            Edit("walk_keys", r"\((job|head)\.status = 'queued' and (job|head)\.run_after <= p_moment\) or", "true or"),
+            Edit(
+                "walk_keys",
+                r"\(\s*(job|head)\.status = 'queued' and (job|head)\.run_after <= p_moment\s+and \(not p_sealed or [^)]+\)\)\s*\)\s*or",
+                "true or",
+            ),
         ),
     ),
     "keys from behind": Sabotage("P6", (Edit("choose_of_keys", r"order by each\.seq\s+limit", "order by each.seq desc limit"),)),
