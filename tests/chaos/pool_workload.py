@@ -50,10 +50,12 @@ async def stand(job: Standing[Any]) -> AsyncIterator[None]:
     try:
         yield
     finally:
-        if os.environ.get("CHAOS_LONG"):
-            # The next owner has to wait for this.
-            await asyncio.sleep(0.5)
-        record("stopped", id, job.key, job.state["runs"])
+        try:
+            if os.environ.get("CHAOS_LONG"):
+                # Who takes over has to wait for this, unless the slot is lost meanwhile.
+                await asyncio.sleep(0.5)
+        finally:
+            record("stopped", id, job.key, job.state["runs"])
 
 
 if os.environ.get("CHAOS_SABOTAGE"):
