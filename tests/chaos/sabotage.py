@@ -158,7 +158,8 @@ POOLS = {
             Edit("claim_keys", r"where ordered\.nth = ordered\.place", "where true"),
             Edit(
                 "walk_keys",
-                r"\(\s*(job|head)\.status = 'queued' and (job|head)\.run_after <= p_moment\s+and \(not p_sealed or [^)]+\)\)\s*\)\s*or",
+                r"\(\s*(job|head)\.status = 'queued' and (job|head)\.run_after <= p_moment"
+                r"\s+and \(not p_sealed or [^)]+\)\)\s*\)\s*or",
                 "true or",
             ),
         ),
