@@ -35,11 +35,11 @@ debian: $(VENV)/.dev ## install the programs of Debian that some tests need, whe
 	@$(BIN)/python tests/debian.py
 
 unit: $(VENV)/.dev ## tests without a database
-	$(BIN)/pytest tests/unit -n 2
+	$(BIN)/pytest tests/*/unit -n 2
 
 integration: $(VENV)/.dev ## tests on the embedded PostgreSQL
 	@# Most of a test is waiting: three at a time keep two processors busy.
-	$(BIN)/pytest tests --ignore tests/unit -n 3 --dist loadgroup -m "not serial and not chaos and not spark and not soak"
+	$(BIN)/pytest tests --ignore-glob "tests/*/unit" -n 3 --dist loadgroup -m "not serial and not chaos and not spark and not soak"
 	$(BIN)/pytest tests -m "serial and not chaos and not spark and not soak"
 
 spark: $(VENV)/.dev ## tests that need Spark, in one session
@@ -50,7 +50,7 @@ chaos: $(VENV)/.dev ## tests that kill workers and the server
 
 postgres15: $(VENV)/.dev ## the database tests on Debian's PostgreSQL 15, when that is installed
 	@if [ -x $(DEBIAN_POSTGRES)/initdb ]; then \
-		PENSTOCK_TEST_POSTGRES_BIN=$(DEBIAN_POSTGRES) $(BIN)/pytest tests/postgres -n 2 --dist loadgroup -m "not serial and not chaos and not embedded and not soak"; \
+		PENSTOCK_TEST_POSTGRES_BIN=$(DEBIAN_POSTGRES) $(BIN)/pytest tests/postgres tests/*/sql --ignore tests/postgres/unit -n 2 --dist loadgroup -m "not serial and not chaos and not embedded and not soak"; \
 	else \
 		echo "PostgreSQL 15 is not installed in $(DEBIAN_POSTGRES): that step is left out"; \
 	fi

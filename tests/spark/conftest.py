@@ -30,7 +30,9 @@ FAST = {
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     here = Path(__file__).parent
     for item in items:
-        if here in item.path.parents and item.get_closest_marker("no_jvm") is None:
+        if here not in item.path.parents or here / "unit" in item.path.parents:
+            continue
+        if item.get_closest_marker("no_jvm") is None:
             item.add_marker(pytest.mark.spark)
             # One process of xdist has the session.
             item.add_marker(pytest.mark.xdist_group("spark"))

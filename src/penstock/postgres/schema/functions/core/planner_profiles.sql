@@ -22,7 +22,7 @@
 --   generic         is called so often that planning costs more than the plan can gain, and its plan does not depend on the values.
 --   no_jit          has a plan whose estimate is high enough for compiling it, which takes longer than to run it.
 --
--- A plan that changes shows in tests/postgres/test_plans.py and its neighbours.
+-- A plan that changes shows in tests/jobs/sql/test_plans.py and its neighbours.
 
 create or replace function penstock.planner_profiles()
 returns table (profile text, settings text[], functions text[])

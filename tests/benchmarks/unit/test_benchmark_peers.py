@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.peers_run import PEERS, PENSTOCK
 
-SCRIPTS = Path(__file__).parents[2] / "benchmarks" / "peers"
+SCRIPTS = Path(__file__).parents[3] / "benchmarks" / "peers"
 SHARED = {"__init__", "protocol"}
 
 

@@ -1,4 +1,4 @@
-"""The same traces of members go through the SQL of ownership and through the model that the simulation of tests/unit runs.
+"""The same traces of members go through the SQL of ownership and through the model that the simulation of tests/groups runs.
 
 After each step both have the same members, owners, targets and epochs, and gave the same answers: what the simulation shows of
 the model holds of the SQL.

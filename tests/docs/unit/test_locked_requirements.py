@@ -7,7 +7,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-LOCKS = Path(__file__).parents[2] / "requirements"
+LOCKS = Path(__file__).parents[3] / "requirements"
 
 
 @pytest.mark.parametrize("lock", ["run.txt", "dev.txt"])

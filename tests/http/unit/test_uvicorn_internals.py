@@ -9,7 +9,7 @@ from pathlib import Path
 
 from uvicorn.protocols.http import httptools_impl
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 OVERRIDDEN = (
     "connection_made", "connection_lost", "data_received", "on_message_begin", "on_header", "on_headers_complete", "on_body",
     "on_message_complete", "on_response_complete", "pause_writing", "resume_writing", "send_400_response",
