@@ -84,6 +84,8 @@ class Comparison:
                 raise CheckoutFailed(f"{python} is missing; run `make install` in {self._folders[side]}")
             says = "import penstock; print(penstock.__file__)"
             places[side] = self._run(side, ["-P", "-c", says]).strip()
+            # Without compiled modules each process spends a second on compiling, also where Python may not write them.
+            self._run(side, ["-P", "-m", "compileall", "-q", str(Path(places[side]).parent)])
         if places["this"] == places["before"] and self._folders["this"].resolve() != self._folders["before"].resolve():
             raise CheckoutFailed(f"both interpreters import {places['this']}; make the virtual environment of each in its folder")
 

@@ -82,7 +82,7 @@ async def subscriber(app: Penstock, name: str, chance: random.Random) -> None:
             case 0:
                 await topic.unsubscribe(client, drop=chance.random() < 0.5)
             case 1:
-                await topics.tend(database)
+                await topics.maintain(database)
 
 
 async def _work(database: Any, queue: str, worker: str) -> None:

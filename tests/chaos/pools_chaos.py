@@ -32,7 +32,7 @@ from conftest import eventually
 from penstock import NewJob, Penstock, PenstockError, Settings
 
 KEYS = 24
-# Jobs of a key run one after another, and some of the time nobody runs them.
+# Jobs of a key run one after another, and some of the time no worker runs them.
 WORK_OF_A_KEY_PER_S = 0.5
 WORK_OF_A_KEY_AHEAD_S = 20.0
 # Until a failed job runs again, which its key waits for: the longest backoff, and the looks of those who end it.

@@ -141,7 +141,7 @@ POOLS = {
         worker="deaf",
         long=True,
     ),
-    "revocation that nobody heeds": Sabotage("P6", worker="revocation_ignored", long=True),
+    "revocation that no consumer heeds": Sabotage("P6", worker="revocation_ignored", long=True),
     "taking a slot that has an owner": Sabotage("P6|P4", _TAKE, long=True),
     "eviction of members that live": Sabotage(
         "P6|P4",
@@ -197,6 +197,6 @@ STREAMS = {
         "P10.*was appended", (Edit("last_batch", r"is_repeated := p_sequence <= last", "is_repeated := false"),)
     ),
     "members without a fence": Sabotage("P4.*was handled by", worker="unfenced_member", long=True),
-    "revocation that nobody heeds": Sabotage("P4.*was handled by", worker="revocation_ignored", long=True),
+    "revocation that no consumer heeds": Sabotage("P4.*was handled by", worker="revocation_ignored", long=True),
     "taking a partition that has an owner": Sabotage(_NOT_LATE, _TAKE, long=True),
 }

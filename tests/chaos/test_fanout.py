@@ -161,7 +161,7 @@ async def test_each_subscriber_gets_exactly_what_was_published_in_its_time(url: 
     app = Penstock(url)
     await sql.execute("update penstock.subscriptions set expires_at = now(), ttl = '1 microsecond' where ttl is not null")
     await sql.execute("update penstock.ended_queues set look_at = now()")
-    ended_now, _ = await topics.tend(await app.database())
+    ended_now, _ = await topics.maintain(await app.database())
     assert ended_now > 0
     await app.close()
     print(f"{len(events)} events, {kills} killed, {len(lives)} subscriptions, {len(settled)} copies settled")

@@ -232,12 +232,12 @@ class Ours:
 
 
 async def test_ones_own_authorizer_decides() -> None:
-    door = Authenticator(Ours())
-    assert (await door.enter(None, "", "/")).name == "anonymous"
+    authenticator = Authenticator(Ours())
+    assert (await authenticator.enter(None, "", "/")).name == "anonymous"
     with pytest.raises(Refused):
-        await door.enter(b"Basic " + base64.b64encode(b"x:y"), "", "/")
+        await authenticator.enter(b"Basic " + base64.b64encode(b"x:y"), "", "/")
     with pytest.raises(ApiError) as refused:
-        await door.enter(b"Basic " + base64.b64encode(b"forbidden:y"), "", "/")
+        await authenticator.enter(b"Basic " + base64.b64encode(b"forbidden:y"), "", "/")
     assert (refused.value.status, "WWW-Authenticate" in refused.value.headers) == (401, True)
 
 
@@ -251,27 +251,27 @@ async def test_failures_of_one_client_are_limited_whatever_the_user() -> None:
 
 
 async def test_who_was_let_in_is_not_kept_out_by_the_failures_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    door = Authenticator(OneUser("ada", "s3cret"))
+    authenticator = Authenticator(OneUser("ada", "s3cret"))
     good = b"Basic " + base64.b64encode(b"ada:s3cret")
-    await door.enter(good, "proxy", "/")
+    await authenticator.enter(good, "proxy", "/")
     for number in range(100):
         with pytest.raises(ApiError):
-            await door.enter(b"Basic " + base64.b64encode(b"user%d:x" % number), "proxy", "/")
+            await authenticator.enter(b"Basic " + base64.b64encode(b"user%d:x" % number), "proxy", "/")
     with pytest.raises(ApiError) as refused:
-        await door.enter(b"Basic " + base64.b64encode(b"bob:x"), "proxy", "/")
+        await authenticator.enter(b"Basic " + base64.b64encode(b"bob:x"), "proxy", "/")
     assert refused.value.status == 429
     # The two seconds for which the answer of the authorizer is kept have passed.
     monkeypatch.setattr("penstock.http.auth.time", SimpleNamespace(monotonic=lambda: time.monotonic() + 2.5))
-    assert (await door.enter(good, "proxy", "/")).name == "ada"
+    assert (await authenticator.enter(good, "proxy", "/")).name == "ada"
 
 
 async def test_who_is_known_is_not_asked_again() -> None:
-    door = Authenticator(OneUser("ada", "s3cret"))
+    authenticator = Authenticator(OneUser("ada", "s3cret"))
     header = b"Basic " + base64.b64encode(b"ada:s3cret")
-    assert door.known(header) is None
-    entered = await door.enter(header, "", "/")
-    assert door.known(header) is entered
-    assert door.known(header + b"x") is None
+    assert authenticator.known(header) is None
+    entered = await authenticator.enter(header, "", "/")
+    assert authenticator.known(header) is entered
+    assert authenticator.known(header + b"x") is None
 
 
 def test_credentials_do_not_show_their_secret() -> None:
@@ -304,10 +304,12 @@ async def test_good_ones_among_many_at_once_pass() -> None:
                 raise Refused
             return Principal(credentials.user, Role.READ)
 
-    door = Authenticator(Slow())
+    authenticator = Authenticator(Slow())
     good = b"Basic " + base64.b64encode(b"ada:good")
-    assert len(await asyncio.gather(*(door.enter(good, "here", "/") for _ in range(500)))) == 500
-    many = await asyncio.gather(*(door.enter(b"Basic " + base64.b64encode(b"user%d:good" % n), "here", "/") for n in range(300)))
+    assert len(await asyncio.gather(*(authenticator.enter(good, "here", "/") for _ in range(500)))) == 500
+    many = await asyncio.gather(
+        *(authenticator.enter(b"Basic " + base64.b64encode(b"user%d:good" % n), "here", "/") for n in range(300))
+    )
     assert len(many) == 300
 
 

@@ -159,12 +159,12 @@ async def test_no_flood_of_guesses_keeps_a_user_out() -> None:
 
     async def enter(user: str, secret: str) -> int:
         try:
-            await door.enter(header(user, secret), "10.0.0.1", "/")
+            await authenticator.enter(header(user, secret), "10.0.0.1", "/")
         except ApiError as error:
             return error.status
         return 200
 
-    door = Authenticator(_Directory())
+    authenticator = Authenticator(_Directory())
     assert {await enter(f"user{number}", "x") for number in range(100)} == {403}
     # The address of a proxy: users behind it are admitted, unknown names are refused; the answer does not distinguish them.
     assert await enter("somebody", "x") == 429

@@ -1,4 +1,4 @@
-"""Numbers that no double can hold are refused at every door of the API, and what is there nevertheless stops only itself."""
+"""Numbers that no double can hold are refused at every entry of the API, and what is there nevertheless stops only itself."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from http_server import Served
 from penstock.core.serialization import check_numbers
 
 POISON = ["1e131071", "-1e400", "1e-400", '{"a": [1E+00999]}', json.dumps([10**310]), "[" + "1e131071," * 3000 + "1]"]
-DOORS: dict[str, tuple[str, str, str]] = {
+ENTRIES: dict[str, tuple[str, str, str]] = {
     "put": ("PUT", "/v1/jobs/{type}/random_id", '{"data": %s}'),
     "batch": ("POST", "/v1/jobs/{type}/batch", '{"data": %s}'),
     "jobber": ("POST", "/jobber/queue", '{"type": "{type}", "payload": %s}'),
@@ -50,16 +50,16 @@ def things(client: httpx.Client, echo: str) -> str:
     return echo
 
 
-@pytest.mark.parametrize("door", DOORS)
-def test_no_door_admits_numbers_that_no_double_can_hold(client: httpx.Client, things: str, door: str) -> None:
-    method, path, body = DOORS[door]
+@pytest.mark.parametrize("entry", ENTRIES)
+def test_no_entry_admits_numbers_that_no_double_can_hold(client: httpx.Client, things: str, entry: str) -> None:
+    method, path, body = ENTRIES[entry]
     id = "job_" + str(uuid4())
     assert client.put(f"/v1/jobs/{things}/{id}", json={"data": 1}).status_code == 202
     for poison in POISON:
         url = path.replace("{type}", things).replace("{id}", id)
         content = body.replace("{type}", things).replace("{id}", id).replace("%s", poison)
         answer = client.request(method, url, content=content.encode(), headers={"Content-Type": "application/json"})
-        if door == "batch":
+        if entry == "batch":
             # Each line has its own outcome.
             assert answer.json()["error"]["id"] in ("invalid_parameter", "invalid_request"), (poison, answer.text[:300])
             continue
@@ -144,7 +144,7 @@ def run(url: str, statement: str, *args: Any) -> None:
 
 
 def write(url: str, name: str) -> str:
-    """A job that no door admits, in front of all others."""
+    """A job that no entry admits, in front of all others."""
     id = str(uuid4())
     run(
         url,

@@ -145,7 +145,7 @@ def test_only_its_own_hosts_are_answered(strict: Served, host: str, status: int)
         assert client.get("/healthz", headers={"Host": host}).status_code == 200
 
 
-def test_a_second_host_gets_nobody_in(strict: Served) -> None:
+def test_a_second_host_admits_no_one(strict: Served) -> None:
     port = int(strict.base_url.rpartition(":")[2])
     key = "Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n"
     upgrade = f"Upgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\n{key}"

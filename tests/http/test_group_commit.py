@@ -89,7 +89,7 @@ async def test_the_same_twice_is_in_two_batches() -> None:
     assert store.batches == [[1, 2], [1], [1]]
 
 
-async def test_whoever_goes_away_does_not_hold_up_the_others() -> None:
+async def test_a_caller_that_goes_away_does_not_hold_up_the_others() -> None:
     store = Store()
     group: GroupCommit[str, int, int] = GroupCommit(store.commit)
     store.gate.clear()

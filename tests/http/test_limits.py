@@ -162,7 +162,7 @@ def test_an_early_answer_reaches_who_still_writes(strict: Served, close: bytes, 
     assert (b"HTTP/1.1 200" in said) is (not close)
 
 
-def test_an_answer_that_nobody_reads_is_given_up(strict: Served) -> None:
+def test_an_answer_that_is_not_read_is_given_up(strict: Served) -> None:
     with strict.client() as client:
         lines = "".join(json.dumps({"data": "x" * 100_000}) + "\n" for _ in range(100))
         assert client.post("/v1/jobs/echo/batch", content=lines).status_code == 200

@@ -65,7 +65,7 @@ def test_older_clients_and_those_that_ask_first_are_answered(served: Served, ech
     assert asked.count(b" 202 ") == 1
 
 
-def test_an_answer_that_nobody_waits_for_harms_nobody(client: httpx.Client, served: Served, echo: str) -> None:
+def test_an_answer_that_no_caller_waits_for_harms_no_other(client: httpx.Client, served: Served, echo: str) -> None:
     port = int(served.base_url.rpartition(":")[2])
     for _ in range(20):
         with socket.create_connection(("127.0.0.1", port), timeout=30) as there:

@@ -127,7 +127,7 @@ async def test_one_application_declares_in_each_database_that_it_is_used_with(da
                 assert {counts.name for counts in await app.counts()} == {"invoice", "sales_accounting", "tenants"}
 
 
-async def test_the_error_of_a_type_that_nobody_declared_says_how_to_declare_it(url: str, sql: Sql) -> None:
+async def test_the_error_of_a_type_that_is_not_declared_says_how_to_declare_it(url: str, sql: Sql) -> None:
     _, invoice, *_ = shop(url)
     with pytest.raises(NotFound, match="no such job type: invoice") as refused:
         await invoice.options(connection=sql).enqueue(Sale(total=1))

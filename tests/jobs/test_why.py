@@ -39,7 +39,7 @@ def shown(why: Why) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
 
 
-async def test_a_job_that_nobody_works(app: Penstock) -> None:
+async def test_a_job_without_a_worker(app: Penstock) -> None:
     await app.create_job_type("mail")
     receipt = await app.enqueue("mail", expires_at=HOUR)
     why = await app.why(receipt.id)

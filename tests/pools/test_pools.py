@@ -201,7 +201,7 @@ async def test_weights_give_a_key_more_jobs_a_turn(app: Penstock, keys: int, lim
     assert 1.8 <= while_all.count("heavy") / max(light, 1) <= 4, while_all
 
 
-async def test_a_turn_that_a_limit_cut_short_goes_on_and_nobody_is_passed_over(app: Penstock, sql: Sql) -> None:
+async def test_a_turn_that_a_limit_cut_short_goes_on_and_no_key_is_passed_over(app: Penstock, sql: Sql) -> None:
     pool = app.pool("work", slots=1, weights={"a": 3}, concurrency=2)
     await pool.declare()
     await pool.enqueue_many([(key, n) for n in range(9) for key in "abc"])

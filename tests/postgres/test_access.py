@@ -151,7 +151,7 @@ async def test_a_new_role_of_an_old_name_gets_nothing_from_a_migration(app: Pens
     assert not await sql.fetch("select from penstock.access_grants where role_name = $1", new_role)
 
 
-async def test_new_tables_can_be_read_whoever_grants_and_whoever_makes_them(app: Penstock, sql: Sql, new_role: str) -> None:
+async def test_new_tables_can_be_read_by_whichever_role_they_are_made_and_granted(app: Penstock, sql: Sql, new_role: str) -> None:
     await sql.execute("select penstock.grant_access($1::name, 'reader')", new_role)
     await sql.execute("select penstock.create_stream('events', 1)")
     assert "events_1" in (await rights(sql, new_role))["tables"]
@@ -258,7 +258,7 @@ async def test_jobs_are_settled_and_extended_only_with_their_lease(roles: None, 
         "select * from penstock.settle($1, $2::smallint[], $3::bigint[])", ids, attempts, [lease + 1 for lease in leases]
     )
     assert [row["outcome"] for row in wrong] == ["stale", "stale"]
-    # The door of the callbacks has a grant of its own.
+    # The function of the callbacks has a grant of its own.
     by_callback = "select outcome from penstock.settle_attempts('{mail}', $1, $2::smallint[], '{succeeded}')"
     with pytest.raises(asyncpg.InsufficientPrivilegeError):
         await sql.fetch(by_callback, ids[:1], [5])
@@ -326,7 +326,7 @@ async def test_no_login_can_keep_others_from_recovering_jobs(app: Penstock, sql:
         select penstock.enqueue('mail', '1');
         select penstock.claim('w', '{mail}', 1);
         update penstock.leases set expires_at = penstock.clock() - interval '1 minute';
-        do $$ begin create role test_nobody; exception when duplicate_object then null; end $$;
+        do $$ begin create role test_unrelated; exception when duplicate_object then null; end $$;
         """
     )
     # All advisory locks that the functions of maintenance are known to take.
@@ -337,7 +337,7 @@ async def test_no_login_can_keep_others_from_recovering_jobs(app: Penstock, sql:
     )
     other = await asyncpg.connect(url)
     try:
-        await other.execute("set role test_nobody")
+        await other.execute("set role test_unrelated")
         for name in {"penstock.recover", "penstock.maintain_topics", *[row["name"] for row in names]}:
             await other.execute("select pg_advisory_lock(hashtext($1))", name)
         with pytest.raises(asyncpg.InsufficientPrivilegeError):
@@ -347,11 +347,11 @@ async def test_no_login_can_keep_others_from_recovering_jobs(app: Penstock, sql:
         await other.close()
     reader = await asyncpg.connect(url)
     try:
-        await sql.execute("select penstock.grant_access('test_nobody', 'reader')")
-        await reader.execute("set role test_nobody")
+        await sql.execute("select penstock.grant_access('test_unrelated', 'reader')")
+        await reader.execute("set role test_unrelated")
         for strength in ("key share", "update"):
             with pytest.raises(asyncpg.InsufficientPrivilegeError):
                 await reader.execute(f"select from penstock.maintenance for {strength}")
     finally:
         await reader.close()
-        await sql.execute("select penstock.revoke_access('test_nobody')")
+        await sql.execute("select penstock.revoke_access('test_unrelated')")

@@ -76,7 +76,7 @@ def test_data_survives_the_death_of_the_server_and_it_comes_back_by_itself(folde
         assert execute(server.url, "select n from t") == [(42,)]
 
 
-def test_it_comes_back_though_somebody_closed_the_folder_above(folder: Path) -> None:
+def test_it_comes_back_though_another_program_closed_the_folder_above(folder: Path) -> None:
     with EmbeddedServer(folder) as server:
         assert answers(server.url)
         pid = postmaster(folder)
@@ -196,7 +196,7 @@ def test_it_runs_as_an_ordinary_user() -> None:
         script += "s = E(pathlib.Path('data')); print(s.start(), flush=True); import psycopg; "
         script += "print(psycopg.connect(s.url).execute('select 6 * 7').fetchone()[0])"
         environment = {"HOME": home, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "PYTHONDONTWRITEBYTECODE": "1"}
-        python = next((p for p in (sys.executable, "/usr/bin/python3") if imports_as_nobody(p, environment)), None)
+        python = next((p for p in (sys.executable, "/usr/bin/python3") if imports_as_another_user(p, environment)), None)
         if python is None:
             pytest.skip("the user nobody can reach no interpreter")
         done = subprocess.run(
@@ -207,7 +207,7 @@ def test_it_runs_as_an_ordinary_user() -> None:
         until(lambda: not belonging_to(Path(home)), "the end of the server")
 
 
-def imports_as_nobody(python: str, environment: dict[str, str]) -> bool:
+def imports_as_another_user(python: str, environment: dict[str, str]) -> bool:
     try:
         done = subprocess.run([python, "-c", "import penstock, psycopg"], user="nobody", env=environment, cwd="/", check=False)
     except OSError:

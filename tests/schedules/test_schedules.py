@@ -75,7 +75,7 @@ async def test_each_worker_runs_its_own_timer_when_asked(url: str) -> None:
 
 @pytest.mark.parametrize("as_job", [True, False])
 @pytest.mark.parametrize(("missed", "runs"), [("skip", []), ("once", [0]), ("all", [3, 2, 1, 0])])
-async def test_times_that_passed_while_nobody_worked(url: str, sql: Sql, missed: Any, runs: list[int], as_job: bool) -> None:
+async def test_times_that_passed_without_a_worker(url: str, sql: Sql, missed: Any, runs: list[int], as_job: bool) -> None:
     app = Penstock(url)
     ticks: list[Tick] = []
     app.cron("0 4 * * *", name="report", missed=missed, as_job=as_job)(lambda tick: ticks.append(tick))
@@ -173,7 +173,7 @@ async def test_a_run_that_does_not_end_in_time_is_left_to_another_worker_at_once
 
 
 @pytest.mark.parametrize("as_job", [True, False])
-async def test_a_schedule_that_somebody_deleted_is_declared_again(url: str, sql: Sql, as_job: bool) -> None:
+async def test_a_schedule_that_was_deleted_is_declared_again(url: str, sql: Sql, as_job: bool) -> None:
     app = Penstock(url)
     app.timer(every=timedelta(milliseconds=100), name="sweep", as_job=as_job)(lambda: None)
     worker = await app.worker()

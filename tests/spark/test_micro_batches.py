@@ -121,7 +121,7 @@ def test_an_idle_query_asks_once_for_all_streams(url: str, ask: Ask, monkeypatch
 
 
 @pytest.mark.parametrize("later", [0, 5, 9])
-def test_a_stream_that_was_made_anew_is_not_read_from_the_middle(url: str, ask: Ask, later: int) -> None:
+def test_a_stream_that_was_made_again_is_not_read_from_the_middle(url: str, ask: Ask, later: int) -> None:
     ask("select penstock.create_stream('a', 1)")
     append(ask, "a", 5)
     strict, lenient = reader(url, subscribe="a"), reader(url, subscribe="a", failOnDataLoss="false")

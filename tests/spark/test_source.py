@@ -34,7 +34,7 @@ def test_the_archive_is_read_as_it_is(spark: SparkSession, url: str, ask: Ask, a
     assert {r.finished_at.timestamp() for r in rows} == {e["finished_at"].timestamp() for e in expected}
 
 
-def test_a_session_of_somebody_else_finds_the_format_by_itself(spark: SparkSession, url: str, archive: Any) -> None:
+def test_a_session_of_another_program_finds_the_format_by_itself(spark: SparkSession, url: str, archive: Any) -> None:
     archive(3)
     # Nothing is registered on it.
     assert read(spark.newSession(), url, columns="id").count() == 3

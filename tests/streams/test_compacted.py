@@ -1,4 +1,4 @@
-"""Compacted streams: readers and appenders beside a compaction, and what may be in the way of one."""
+"""Compacted streams: readers and producers beside a compaction, and what may be in the way of one."""
 
 from __future__ import annotations
 
@@ -72,18 +72,18 @@ async def test_appends_and_reads_go_on_beside_a_compaction(app: Penstock, sql: S
         await stream.append(100, key="k0")
         assert len(await stream.read(0)) + len(await stream.read(1)) == 101
         database = await app.database()
-        assert await streams.tend(database, "prices") == (False, 0, 0), "another one tends what is being compacted"
+        assert await streams.maintain(database, "prices") == (False, 0, 0), "another caller maintains what is being compacted"
     kept = [*await stream.read(0), *await stream.read(1)]
     assert sorted(event.data for event in kept)[-11:] == list(range(90, 101))
 
 
-async def test_workers_tend_each_stream_for_itself(app: Penstock, sql: Sql) -> None:
+async def test_workers_maintain_each_stream_for_itself(app: Penstock, sql: Sql) -> None:
     for name in ("broken", "sound"):
         await app.stream(name, int, partitions=1, compact=True, keep=Retention(events=10)).append_many(range(100))
     await sql.execute("drop table penstock.events_1")
-    care = Maintenance(await app.database(), app.settings)
-    await care.tend_streams()
-    await care.tend_streams()
+    maintenance = Maintenance(await app.database(), app.settings)
+    await maintenance.maintain_streams()
+    await maintenance.maintain_streams()
     assert [segment.closed_at is None for segment in await app.streams["sound"].segments()] == [False, True]
 
 

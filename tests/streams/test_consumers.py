@@ -101,7 +101,7 @@ async def test_every_event_is_seen_once_and_in_order(
     assert in_order(seen)
 
 
-async def test_whoever_waits_for_a_batch_only_for_a_while_loses_none(app: Penstock) -> None:
+async def test_a_reader_that_waits_for_a_batch_only_for_a_while_loses_none(app: Penstock) -> None:
     events = app.stream("events", int, partitions=2)
     await events.declare()
     seen: list[int] = []

@@ -29,7 +29,7 @@ async def beats(sql: Sql, member: str, times: int) -> None:
 
 
 @pytest.mark.parametrize("grace", [None, timedelta(milliseconds=50)])
-async def test_a_handler_is_not_cut_off_while_nobody_needs_its_partition(url: str, sql: Sql, grace: timedelta | None) -> None:
+async def test_a_handler_is_not_cut_off_while_no_other_needs_its_partition(url: str, sql: Sql, grace: timedelta | None) -> None:
     async with Penstock(url, settings=Settings(**QUICK)) as app:  # type: ignore[arg-type]
         events = app.stream("events", int, partitions=2)
         began: list[int] = []

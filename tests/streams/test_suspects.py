@@ -139,7 +139,7 @@ async def test_a_lost_member_counts_where_its_events_can_have_caused_it(app: Pen
     assert await lose() == [(2, 0, 1000), (4, 5, 1), quiet, quiet]
     # Slots that move are no crash.
     await sql.execute("update penstock.slots set owner = 'm', target = 'm'")
-    await sql.execute("select penstock.vacate('orders/g', 'm', array[0], '{}')")
+    await sql.execute("select penstock.revoke_slots('orders/g', 'm', array[0], '{}')")
     assert await sql.fetchval("select crashes from penstock.group_offsets where partition = 0") == 2
 
 
@@ -154,7 +154,7 @@ async def test_a_commit_that_hangs_in_a_transaction_holds_up_no_eviction(app: Pe
         async with hanging.transaction():
             await hanging.execute("select penstock.commit_exactly('orders', 'g', 'm', 0, 1, 0, 1)")
             await sql.execute("set lock_timeout = '5s'")
-            await sql.execute("select penstock.vacate('orders/g', 'm', null, '{}')")
+            await sql.execute("select penstock.revoke_slots('orders/g', 'm', null, '{}')")
             crashes = await sql.fetch("select crashes from penstock.group_offsets order by partition")
             assert [row["crashes"] for row in crashes] == [0, 1]
     finally:

@@ -42,7 +42,7 @@ async def all_done(stream: Stream[Any]) -> bool:
 
 
 async def write(sql: Sql, stream: str, column: str, element: Any, time: str = "null") -> None:
-    """A chunk of one event past all doors, behind all others."""
+    """A chunk of one event past all checks, behind all others."""
     (table,) = await sql.fetchrow("select table_name from penstock.segments order by id desc limit 1")
     kind = "json[]" if column == "data" else "bytea[]"
     await sql.execute(

@@ -19,7 +19,7 @@ GROWTHS = (4, 9)
 
 
 class Load:
-    """Writers that append numbered batches, while the stream is tended and grows."""
+    """Writers that append numbered batches, while the stream is maintained and grows."""
 
     def __init__(self, app: Penstock, stream: Stream[int]) -> None:
         self.appended: dict[str, list[int]] = defaultdict(list)
@@ -30,13 +30,13 @@ class Load:
         self._stream = stream
 
     async def run(self) -> None:
-        """Append all, then stop tending."""
-        tending = asyncio.create_task(self._tend())
+        """Append all, then stop maintaining it."""
+        maintaining = asyncio.create_task(self._maintain())
         growing = asyncio.create_task(self._grow())
         await asyncio.gather(*(self._write(writer) for writer in range(WRITERS)))
         await growing
         self.done.set()
-        await tending
+        await maintaining
 
     async def _write(self, writer: int) -> None:
         chance = random.Random(writer)
@@ -67,12 +67,12 @@ class Load:
                     except DatabaseUnavailable:
                         continue
 
-    async def _tend(self) -> None:
+    async def _maintain(self) -> None:
         database = await self._app.database()
         while not self.done.is_set():
             before = len(self.where)
-            for name in await streams.to_tend(database):
-                await streams.tend(database, name)
+            for name in await streams.to_maintain(database):
+                await streams.maintain(database, name)
             await streams.drop_retired(database)
             if before >= KEEP:
                 self.kept.append(sum(found.next - found.first for found in (await self._stream.bounds()).values()))

@@ -25,7 +25,7 @@ class Order(BaseModel):
     number: int
 
 
-# What the owner of the schema writes past all doors, and the type of the job that has it.
+# What the owner of the schema writes past all checks, and the type of the job that has it.
 EXPANDS = "('[' || repeat('1e131071,', 40) || '1]')::jsonb"
 ROWS: dict[str, tuple[str, str]] = {
     "more than 1 GiB as text": ("('[' || repeat('1e131071,', 9000) || '1]')::jsonb", "plain"),
@@ -41,7 +41,7 @@ ROWS: dict[str, tuple[str, str]] = {
 
 
 async def write(sql: Sql, name: str, data: str, key: str | None = None, times: str = "now()", ready: bool = True) -> UUID:
-    """A row that no door admits, in front of all others."""
+    """A row that no entry admits, in front of all others."""
     slot = "0" if name == "pool" else "null"
     seq = "(select coalesce(min(seq), 1000) - 1 from penstock.queued_jobs)" if ready else "null"
     row = await sql.fetchrow(
@@ -81,7 +81,7 @@ async def quarantined(sql: Sql, id: UUID) -> Any:
     )
 
 
-async def test_rows_that_no_door_admits_stop_only_themselves(app: Penstock, sql: Sql) -> None:
+async def test_rows_that_no_entry_admits_stop_only_themselves(app: Penstock, sql: Sql) -> None:
     done: list[str] = []
     async with working(app, done):
         await eventually(lambda: sql.fetchval("select count(*) = 4 from penstock.jobs"), "declared")

@@ -107,7 +107,7 @@ async def test_a_worker_that_does_not_come_for_its_place_loses_it(url: str, sql:
     assert await sql.fetchval("select count(*) from penstock.place_waiters where worker = 'stopped'") == 0
 
 
-async def test_whoever_waits_longest_is_offered_the_place(app: Penstock, sql: Sql, url: str) -> None:
+async def test_the_worker_that_waits_longest_is_offered_the_place(app: Penstock, sql: Sql, url: str) -> None:
     await sql.execute("select penstock.create_job_type('work', '{\"concurrency\": 1}')")
     await sql.execute("select penstock.enqueue('work', to_jsonb(n)) from generate_series(1, 9) as n")
 

@@ -143,7 +143,7 @@ def drop_group(name: str, group: str) -> Call[None]:
 
 
 @dataclass(frozen=True, slots=True)
-class Seat:
+class MemberCalls:
     """A membership: its calls."""
 
     stream: str
@@ -155,7 +155,7 @@ class Seat:
         return path_of(self.stream, "groups", quoted(self.group), "members", quoted(self.id), *rest)
 
     @classmethod
-    def new(cls, stream: str, group: str, id: str | None) -> Seat:
+    def new(cls, stream: str, group: str, id: str | None) -> MemberCalls:
         """A new membership; the session is made here, so that the join can be repeated."""
         session = make_id()
         return cls(stream, group, id or f"member.{session.hex[-12:]}", session)

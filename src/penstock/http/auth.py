@@ -1,7 +1,7 @@
-"""Who may do what: the `Authorizer` protocol, what it is given and what it answers, and the door before every route.
+"""Who may do what: the `Authorizer` protocol, what it is given and what it answers, and the `Authenticator` before every route.
 
-The door parses the credentials, slows down guessing, and remembers who was let in for two seconds, so that the hot path costs
-one keyed hash. Neither it nor anything else logs a secret or keeps one in clear.
+The authenticator parses the credentials, slows down guessing, and remembers who was let in for two seconds, so that the hot path
+costs one keyed hash. Neither it nor anything else logs a secret or keeps one in clear.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ class Users:
         self._verified: set[bytes] = set()
         # One at a time, so that a flood of guesses takes neither all memory nor all processors.
         self._hashing = asyncio.Semaphore(1)
-        self._nobody = hash_secret(new_secret())
+        self._unknown_user = hash_secret(new_secret())
 
     async def authorize(self, credentials: Credentials | None) -> Principal:
         """See `penstock.http.auth.Authorizer`."""
@@ -60,7 +60,7 @@ class Users:
         name = credentials.user if len(credentials.user) <= 64 and "\x00" not in credentials.user else ""
         found = await users.find_user(self._database, name)
         # For an unknown user something is checked too, so that the time does not tell.
-        stored = found.secret_hash if found is not None else self._nobody
+        stored = found.secret_hash if found is not None else self._unknown_user
         if not await self._matches(stored, credentials.secret) or found is None:
             raise Refused
         return Principal(found.name, Role[found.role.upper()], None if found.types is None else frozenset(found.types))

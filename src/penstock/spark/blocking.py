@@ -14,7 +14,7 @@ from penstock.settings import Settings
 from penstock.spark.connections import APPLICATION, Connections
 
 T = TypeVar("T")
-_PATIENCE_S = 60.0
+_RETRY_FOR_S = 60.0
 
 
 class Blocking:
@@ -39,12 +39,12 @@ class Blocking:
     def keep_trying(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """Run work that may be repeated. While the database is away (a restart, a failover), wait for it for at most a minute."""
 
-        async def patiently() -> T:
-            async with asyncio.timeout(_PATIENCE_S):
+        async def bounded() -> T:
+            async with asyncio.timeout(_RETRY_FOR_S):
                 return await self.database.retrying(work)
 
         try:
-            return self._runner.run(patiently())
+            return self._runner.run(bounded())
         except TimeoutError:
             # One more attempt raises the error that says why.
             return self._runner.run(work())

@@ -62,7 +62,7 @@ class Connections(Generic[C]):
         self._inherited: list[object] = [getattr(self, "_idle", None), getattr(self, "_inherited", None)]
         self._idle: list[_Idle[C]] = []
         self._lock = threading.Lock()
-        self._sweeping = False
+        self._close_idleing = False
 
     def __len__(self) -> int:
         return len(self._idle)
@@ -98,22 +98,22 @@ class Connections(Generic[C]):
         with self._lock:
             self._idle.append(_Idle(url, connection, time.monotonic()))
             surplus = [self._idle.pop(0)] if len(self._idle) > self._most else []
-            if not self._sweeping:
-                self._sweeping = True
-                threading.Thread(target=self._sweep, name="penstock-connections", daemon=True).start()
+            if not self._close_idleing:
+                self._close_idleing = True
+                threading.Thread(target=self._close_idle, name="penstock-connections", daemon=True).start()
         for one in surplus:
             self._end(one.connection)
 
-    def _sweep(self) -> None:
+    def _close_idle(self) -> None:
         """Close connections that have been idle for too long, until none is left."""
         while True:
             with self._lock:
                 old = time.monotonic() - self._idle_s
                 ended = [one for one in self._idle if one.since <= old]
                 self._idle = [one for one in self._idle if one.since > old]
-                self._sweeping = bool(self._idle)
+                self._close_idleing = bool(self._idle)
                 wait = min((one.since for one in self._idle), default=0.0) - old
-                again = self._sweeping
+                again = self._close_idleing
             for one in ended:
                 self._end(one.connection)
             if not again:

@@ -339,12 +339,12 @@ async def stop_waiting(database: Database, channel: str) -> None:
     await database.fetch("select penstock.stop_waiting($1)", channel)
 
 
-async def to_tend(database: Database) -> list[str]:
+async def to_maintain(database: Database) -> list[str]:
     """The names of all streams. Deletes registrations of readers and producers that were not seen for long."""
     return [row["name"] for row in await database.fetch("select name from penstock.streams_to_maintain() as name")]
 
 
-async def tend(database: Database, name: str) -> tuple[bool, int, int]:
+async def maintain(database: Database, name: str) -> tuple[bool, int, int]:
     """Roll segments, apply retention and compact one stream. Returns (rolled, number retired, number compacted)."""
     rolled = retired = compacted = 0
     while True:

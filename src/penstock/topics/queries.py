@@ -219,7 +219,7 @@ async def counts(database: Database) -> list[TopicCounts]:
     return [TopicCounts(*tuple(row)) for row in await database.fetch("select * from penstock.topic_counts()")]
 
 
-async def tend(database: Database) -> tuple[int, int]:
+async def maintain(database: Database) -> tuple[int, int]:
     """End subscriptions that were not renewed, and remove the queues of ended ones. Returns the number of both."""
     row = await database.fetchrow("select * from penstock.maintain_topics()")
     return row["ended"], row["removed"]

@@ -25,7 +25,7 @@ from penstock.topics import queries as topics
 log = get_logger("penstock.maintenance")
 _WORKERS_AT_FULL_PACE = 4
 PRUNE_EVERY_S = 600.0
-_TEND_EVERY_S = 5.0
+_MAINTAIN_EVERY_S = 5.0
 
 
 class Maintenance:
@@ -75,7 +75,7 @@ class Maintenance:
         async with asyncio.TaskGroup() as group:
             group.create_task(self._promote(), name="penstock-promotion")
             group.create_task(self._recover_and_prune(), name="penstock-recovery")
-            group.create_task(self._tend_streams_now_and_then(), name="penstock-streams")
+            group.create_task(self._maintain_streams_at_intervals(), name="penstock-streams")
 
     def _wake(self) -> None:
         for wake in list(self._taking_part):
@@ -102,17 +102,17 @@ class Maintenance:
 
     async def _recover_and_prune(self) -> None:
         """Recover the jobs of dead workers and ended leases, expire jobs, and prune, until cancelled."""
-        pruned_at = tended_at = time.monotonic()
+        pruned_at = maintained_at = time.monotonic()
         while True:
             await asyncio.sleep(self._settings.maintenance_interval.total_seconds() * self._share() * random.uniform(0.7, 1.3))
             await self._try(self._recover())
             await self._try(self._expire())
             if (
-                time.monotonic() - tended_at
-                > min(_TEND_EVERY_S, self._settings.maintenance_interval.total_seconds() * 5) * self._share()
+                time.monotonic() - maintained_at
+                > min(_MAINTAIN_EVERY_S, self._settings.maintenance_interval.total_seconds() * 5) * self._share()
             ):
-                tended_at = time.monotonic()
-                await self._try(self._tend())
+                maintained_at = time.monotonic()
+                await self._try(self._maintain_topics())
             keep = self._settings.archive_retention
             if time.monotonic() - pruned_at > PRUNE_EVERY_S * self._share():
                 pruned_at = time.monotonic()
@@ -125,23 +125,23 @@ class Maintenance:
                 self._more_messages = False
                 await self._try(self._prune_messages(keep))
 
-    async def _tend_streams_now_and_then(self) -> None:
+    async def _maintain_streams_at_intervals(self) -> None:
         """Maintain the streams at intervals, until cancelled."""
         while True:
-            pause = min(_TEND_EVERY_S, self._settings.maintenance_interval.total_seconds() * 5)
+            pause = min(_MAINTAIN_EVERY_S, self._settings.maintenance_interval.total_seconds() * 5)
             await asyncio.sleep(pause * self._share() * random.uniform(0.7, 1.3))
-            await self._try(self.tend_streams())
+            await self._try(self.maintain_streams())
 
-    async def tend_streams(self) -> None:
+    async def maintain_streams(self) -> None:
         """Begin new segments, and apply retention and compaction, once. A failure at one stream does not stop the others."""
-        for stream in await streams.to_tend(self._database):
-            await self._try(self._tend_stream(stream))
+        for stream in await streams.to_maintain(self._database):
+            await self._try(self._maintain_stream(stream))
         await streams.drop_retired(self._database)
 
-    async def _tend_stream(self, stream: str) -> None:
-        rolled, retired, compacted = await streams.tend(self._database, stream)
+    async def _maintain_stream(self, stream: str) -> None:
+        rolled, retired, compacted = await streams.maintain(self._database, stream)
         if rolled or retired or compacted:
-            log.info("stream_tended", stream=stream, rolled=rolled, retired=retired, compacted=compacted)
+            log.info("stream_maintained", stream=stream, rolled=rolled, retired=retired, compacted=compacted)
 
     async def _recover(self) -> None:
         if recovered := await jobs.recover(self._database):
@@ -168,8 +168,8 @@ class Maintenance:
             self._more_messages = True
             log.info("messages_pruned", messages=messages)
 
-    async def _tend(self) -> None:
-        ended, removed = await topics.tend(self._database)
+    async def _maintain_topics(self) -> None:
+        ended, removed = await topics.maintain(self._database)
         if ended or removed:
             log.info("subscriptions_ended", ended=ended, queues_removed=removed)
 

@@ -123,7 +123,7 @@ def settled_before_the_end(history: History, chance: Random) -> History | None:
 
 def settled_by_another(history: History, chance: Random) -> History | None:
     found = a_success(history, chance)
-    return found and changed(history, found[0], worker="somebody")
+    return found and changed(history, found[0], worker="another")
 
 
 def stale_result_counts(history: History, chance: Random) -> History | None:
@@ -202,7 +202,7 @@ def failed_though_it_succeeded(history: History, chance: Random) -> History | No
     return changed(history, found[0], status="failed")
 
 
-def cancelled_by_nobody(history: History, chance: Random) -> History | None:
+def cancelled_without_a_caller(history: History, chance: Random) -> History | None:
     row = a_row(history, chance, status="succeeded")
     return row and changed(history, row, status="cancelled")
 
@@ -218,7 +218,7 @@ def cancelled_and_yet_succeeded(history: History, chance: Random) -> History | N
 
 
 def started_and_in_no_table(history: History, chance: Random) -> History | None:
-    return added(history, Event("started", "nobody's", "plain", 1e6, 3, "w"))
+    return added(history, Event("started", "unowned", "plain", 1e6, 3, "w"))
 
 
 def work_of_the_dead_waits(history: History, chance: Random) -> History | None:
@@ -251,7 +251,7 @@ JOB_MUTATIONS: dict[Callable[[History, Random], History | None], str] = {
     failed_and_never_started: "P2",
     failed_with_attempts_left: "P2",
     failed_though_it_succeeded: "P2",
-    cancelled_by_nobody: "P2",
+    cancelled_without_a_caller: "P2",
     expired_without_expiry: "P2",
     cancelled_and_yet_succeeded: "P2",
     started_and_in_no_table: "P1",

@@ -110,7 +110,7 @@ def acknowledged_event_is_elsewhere(history: StreamHistory, chance: Random) -> S
     return replace(history, sent=[replace(history.sent[0], offset=3), *history.sent[1:]])
 
 
-def event_comes_from_nobody(history: StreamHistory, chance: Random) -> StreamHistory:
+def event_comes_from_no_producer(history: StreamHistory, chance: Random) -> StreamHistory:
     return replace(history, sent=history.sent[1:])
 
 
@@ -145,7 +145,7 @@ STREAM_MUTATIONS: dict[Callable[[StreamHistory, Random], StreamHistory], str] = 
     batch_is_appended_twice: "P10",
     acknowledged_event_is_lost: "P1",
     acknowledged_event_is_elsewhere: "P1",
-    event_comes_from_nobody: "P10",
+    event_comes_from_no_producer: "P10",
     key_is_handled_in_another_order: "P7",
     event_is_written_twice: "P4",
     event_is_never_written: "P7",

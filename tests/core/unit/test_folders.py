@@ -50,7 +50,7 @@ def test_a_folder_of_ones_own_is_made_private_and_closed_to_writers(tmp_path: Pa
 
 
 @as_root
-def test_a_link_of_somebody_else_leads_nowhere(tmp_path: Path) -> None:
+def test_a_link_of_another_user_leads_nowhere(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "mine")
     folders.refuse_foreign_links(tmp_path / "link" / "x", {ME})

@@ -177,7 +177,7 @@ async def test_targets_of_a_member_that_died_before_assigning_are_computed_by_an
     assert await balance.rebalance(database, "g", None) == 0
 
 
-async def test_those_concerned_are_notified_and_nobody_else(database: Database, group: str, sql: Sql) -> None:
+async def test_only_those_concerned_are_notified(database: Database, group: str, sql: Sql) -> None:
     for member in "ab":
         await join(database, member)
     await settle(database, "a", "b")

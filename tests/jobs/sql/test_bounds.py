@@ -1,4 +1,4 @@
-"""Numbers, sizes and times are bounded at every door of the protocol, and what is there nevertheless stops only itself."""
+"""Numbers, sizes and times are bounded at every entry of the protocol, and what is there nevertheless stops only itself."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SETTLE = (
     "select penstock.settle(array[$2::uuid], array[5::smallint], (select array[lease] from penstock.queued_jobs), array['$3'],"
     " array[$1::jsonb])"
 )
-DOORS = {
+ENTRIES = {
     "enqueue": "select penstock.enqueue('ship', $1::jsonb)",
     "enqueue_many": "select penstock.enqueue_many('ship', array['{}', $1::jsonb])",
     "enqueue_many with ids": "select penstock.enqueue_many('ship', array[$1::jsonb], array[gen_random_uuid()])",
@@ -56,7 +56,7 @@ DOORS = {
     "stream options": "select penstock.create_stream('other', 1, jsonb_build_object('keep_events', $1::jsonb))",
     "metadata": "select penstock.join_group('pool', 'm2', gen_random_uuid(), p_metadata => jsonb_build_object('a', $1::jsonb))",
 }
-# It takes a second, so not every door is tried with it.
+# It takes a second, so not every entry is tried with it.
 GIGABYTE = {"enqueue", "publish_many", "settle with an error"}
 
 
@@ -77,13 +77,13 @@ async def held(sql: Sql) -> AsyncIterator[UUID]:
     yield id
 
 
-@pytest.mark.parametrize("door", DOORS)
-async def test_no_door_admits_what_expands(sql: Sql, held: UUID, door: str) -> None:
+@pytest.mark.parametrize("entry", ENTRIES)
+async def test_no_entry_admits_what_expands(sql: Sql, held: UUID, entry: str) -> None:
     for name, poison in POISON.items():
-        if name == "more than 1 GiB" and door not in GIGABYTE:
+        if name == "more than 1 GiB" and entry not in GIGABYTE:
             continue
         with pytest.raises(asyncpg.PostgresError) as refused:
-            await sql.fetch(DOORS[door], poison, *([held] if "$2" in DOORS[door] else []))
+            await sql.fetch(ENTRIES[entry], poison, *([held] if "$2" in ENTRIES[entry] else []))
         assert refused.value.sqlstate in ("PS400", "PS413"), (name, refused.value)
         assert refused.value.hint, name
         assert len(str(refused.value)) < 500, name
@@ -108,7 +108,7 @@ async def test_numbers_that_a_double_can_hold_come_back(app: Penstock, sql: Sql,
         "penstock.publish_many('memos', array['{}'::jsonb], p_expires_at => array[$1])",
     ],
 )
-async def test_no_door_admits_times_that_clients_cannot_read(sql: Sql, held: UUID, call: str, time: str) -> None:
+async def test_no_entry_admits_times_that_clients_cannot_read(sql: Sql, held: UUID, call: str, time: str) -> None:
     with pytest.raises(asyncpg.PostgresError, match="out of range") as refused:
         await sql.fetch(f"select {call.replace('$1', '$1::text::timestamptz')}", time)
     assert refused.value.sqlstate == "PS400"

@@ -147,7 +147,7 @@ async def test_only_the_owner_of_the_schema_can_hold_the_clock(sql: Sql, url: st
         await sql.execute(f'drop owned by "{role}"; drop role "{role}"')
 
 
-async def test_the_first_use_of_a_priority_waits_for_nobody(sql: Sql, other: Sql) -> None:
+async def test_the_first_use_of_a_priority_waits_for_no_other(sql: Sql, other: Sql) -> None:
     await sql.execute("select penstock.create_job_type('ship')")
     transaction = sql.transaction()
     await transaction.start()

@@ -85,7 +85,7 @@ def test_a_java_without_the_vector_module_is_not_asked_for_it(monkeypatch: pytes
     assert without_vector(tmp_path / "it's given") == home
 
 
-def test_the_replacement_is_made_where_nobody_else_can_change_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_replacement_is_made_where_no_other_user_can_change_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     home = fake(tmp_path / "given", "21.0.8", "java.base")
     cached = without_vector(home)
     assert cached.is_relative_to(tmp_path / "cache")

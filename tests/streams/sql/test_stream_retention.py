@@ -17,7 +17,7 @@ from penstock import NewEvent, OffsetGone, Penstock, Retention
 Sql: TypeAlias = "asyncpg.Connection[Any]"
 
 
-async def tend(sql: Sql) -> None:
+async def maintain(sql: Sql) -> None:
     for (name,) in await sql.fetch("select penstock.streams_to_maintain()"):
         await sql.execute("select penstock.maintain_stream($1)", name)
     await sql.execute("select penstock.drop_retired()")
@@ -33,7 +33,7 @@ async def test_retention_drops_whole_segments_and_nothing_else(app: Penstock, sq
         await sql.execute("select set_config('penstock.clock', (now() + make_interval(days => $1))::text, false)", day)
         for _ in range(2):
             await sql.execute("select penstock.append_many('events', array_fill('\"xxxxxxxxxx\"'::json, array[200]))")
-        await tend(sql)
+        await maintain(sql)
         assert (await sql.fetchval("select n_tup_del from pg_stat_user_tables where relname like 'events%' limit 1")) in (0, None)
     bounds = await events.bounds()
     kept = sum(b.next - b.first for b in bounds.values())
@@ -54,7 +54,7 @@ async def test_a_segment_is_written_until_it_is_full_or_old(app: Penstock, sql: 
     events = app.stream("events", int, partitions=2, keep=keep)
     for n in range(3):
         await events.append(n)
-        await tend(sql)
+        await maintain(sql)
     assert len(await events.segments()) == 1
 
 
@@ -66,12 +66,12 @@ async def test_a_reader_inside_a_segment_is_not_stopped_by_its_retirement(app: P
         assert len(await reader.fetch("select * from penstock.read_events('events', 0, 0)")) == 100
         await sql.execute("select penstock.roll_segment('events')")
         await events.append_many(range(100, 110))
-        await tend(sql)
-        await tend(sql)
+        await maintain(sql)
+        await maintain(sql)
         assert len(await reader.fetch("select * from penstock.read_events('events', 0, 0)")) == 100
         assert len(await events.read(0, 100)) == 10
     await reader.close()
-    await tend(sql)
+    await maintain(sql)
     assert not await sql.fetch("select * from penstock.retired_segments")
 
 
@@ -81,10 +81,10 @@ async def test_retention_waits_for_groups_that_have_not_read_when_asked(app: Pen
     await sql.execute("select penstock.declare_consumer_group('events', 'slow')")
     await sql.execute("select penstock.roll_segment('events')")
     await events.append_many(range(100, 200))
-    await tend(sql)
+    await maintain(sql)
     assert (await events.bounds())[0].first == 0
     await events.seek("slow", {0: 100})
-    await tend(sql)
+    await maintain(sql)
     assert (await events.bounds())[0].first == 100
 
 
@@ -94,7 +94,7 @@ async def test_a_tail_that_was_overtaken_goes_on_as_asked(app: Penstock, sql: Sq
     await events.append_many(range(100))
     await sql.execute("select penstock.roll_segment('events')")
     await events.append_many(range(100, 150))
-    await tend(sql)
+    await maintain(sql)
     with pytest.raises(OffsetGone):
         await anext(aiter(events.tail({0: 0})))
     async with events.tail({0: 0}, auto_offset_reset=gone) as tail:
@@ -119,7 +119,7 @@ async def test_compaction_keeps_the_latest_of_each_key_and_all_offsets(app: Pens
     await sql.execute("select penstock.change_stream('state', '{\"tombstone_age\": \"0\"}')")
     assert await sql.fetchval("select penstock.compact_stream('state')") == 1
     assert await sql.fetchval("select penstock.compact_stream('state')") == 0, "what has nothing to drop is not written again"
-    await tend(sql)
+    await maintain(sql)
     found: dict[str | None, list[Any]] = defaultdict(list)
     for partition in range(2):
         events = await state.read(partition, 0, 1000)

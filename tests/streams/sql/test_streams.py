@@ -84,7 +84,7 @@ async def test_events_of_a_key_keep_their_order_and_offsets_are_dense(app: Penst
         assert found[position.partition][position.offset] == (position.offset, given[place].model_dump())
 
 
-async def test_concurrent_appenders_in_long_transactions_never_make_a_reader_skip(app: Penstock, url: str, sql: Sql) -> None:
+async def test_concurrent_producers_in_long_transactions_never_make_a_reader_skip(app: Penstock, url: str, sql: Sql) -> None:
     events = app.stream("events", int, partitions=2)
     await events.declare()
     stop = asyncio.Event()

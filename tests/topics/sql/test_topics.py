@@ -62,11 +62,11 @@ async def test_unsubscribe_ends_it_and_what_waits_can_still_be_worked(app: Penst
     assert await memos.unsubscribe("bob")
     assert not await memos.unsubscribe("bob")
     assert (await memos.publish(2)).receivers == 0
-    assert await sql_topics.tend(await app.database()) == (0, 0)
+    assert await sql_topics.maintain(await app.database()) == (0, 0)
     receipt = (await sql.fetch("select id, attempt, lease from penstock.claim('w', '{memos_bob}', 10)"))[0]
     await sql.execute("select penstock.settle(array[$1::uuid], array[$2::smallint], array[$3::bigint])", *receipt)
     await sql.execute("update penstock.ended_queues set look_at = now()")
-    assert await sql_topics.tend(await app.database()) == (0, 1)
+    assert await sql_topics.maintain(await app.database()) == (0, 1)
     assert await sql.fetchval("select count(*) from penstock.jobs") == 0
 
 
@@ -75,7 +75,7 @@ async def test_unsubscribe_with_drop_takes_the_queue_away(app: Penstock, memos: 
     first = await memos.publish(1)
     await memos.publish(2, run_after=timedelta(hours=1))
     await memos.unsubscribe("bob", drop=True)
-    assert await sql_topics.tend(await app.database()) == (0, 1)
+    assert await sql_topics.maintain(await app.database()) == (0, 1)
     assert [o.status for o in (await memos.outcomes(first)).outcomes or []] == [Status.EXPIRED]
     assert await sql.fetchval("select count(*) from penstock.queued_jobs") == 0
     with pytest.raises(NotFound):
@@ -260,15 +260,15 @@ async def test_a_subscription_that_is_not_renewed_ends_with_its_queue(app: Penst
     assert await memos.renew("alice")
     assert (await memos.publish("alice only")).receivers == 1
     # Its queue is kept for as long again, for a worker that was cut off.
-    assert await sql_topics.tend(await app.database()) == (0, 0)
+    assert await sql_topics.maintain(await app.database()) == (0, 0)
     await sql.execute("update penstock.ended_queues set look_at = now()")
-    assert await sql_topics.tend(await app.database()) == (0, 1)
+    assert await sql_topics.maintain(await app.database()) == (0, 1)
     assert [s.client_id for s in await memos.subscribers()] == ["alice"]
     assert await sql.fetchval("select status::text from penstock.archived_jobs where name = 'memos_bob'") == "expired"
     assert (await memos.subscribe("bob")).created
 
 
-async def test_workers_keep_their_subscriptions_and_tend_those_of_others(url: str, sql: Sql) -> None:
+async def test_workers_keep_their_subscriptions_and_maintain_those_of_others(url: str, sql: Sql) -> None:
     app = Penstock(url)
     memos = app.topic("memos")
 

@@ -28,7 +28,7 @@ async def _recover_at(sql: Sql, moment: str) -> int:
 
 
 @pytest.mark.chaos
-async def test_a_restart_of_postgres_does_not_start_the_silence_of_a_dead_worker_anew(tmp_path: Path) -> None:
+async def test_a_restart_of_postgres_does_not_start_the_silence_of_a_dead_worker_again(tmp_path: Path) -> None:
     """Half of the silence after the first look is its time to say that it lives, and at least the whole of it in all."""
     server = EmbeddedServer(tmp_path / "server")
     url = await asyncio.to_thread(server.start)

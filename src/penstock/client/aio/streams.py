@@ -12,7 +12,7 @@ from penstock.client import stream_calls
 from penstock.client.aio.sse import follow
 from penstock.client.calls import AsyncSend
 from penstock.client.following import Following
-from penstock.client.stream_calls import Seat
+from penstock.client.stream_calls import MemberCalls
 from penstock.core.checks import check_time
 from penstock.errors import InvalidInput
 from penstock.streams.group_models import HeldPartitions, Lag, MemberBatch, Reading
@@ -116,18 +116,18 @@ class AsyncStream:
         metadata: Mapping[str, Any] | None = None,
     ) -> AsyncMembership:  # fmt: skip
         """Join a group, which is made when there is none. Raises `Conflict` when a living member has that id."""
-        seat = Seat.new(self.name, group, id)
-        await self._send(seat.join(start, dead_after.total_seconds(), metadata))
-        return AsyncMembership(self._send, seat)
+        calls = MemberCalls.new(self.name, group, id)
+        await self._send(calls.join(start, dead_after.total_seconds(), metadata))
+        return AsyncMembership(self._send, calls)
 
 
 class AsyncMembership:
     """A member of a consumer group. Made by `AsyncStream.join`."""
 
-    def __init__(self, send: AsyncSend, seat: Seat) -> None:
-        self.id = seat.id
+    def __init__(self, send: AsyncSend, calls: MemberCalls) -> None:
+        self.id = calls.id
         self._send = send
-        self._seat = seat
+        self._calls = calls
 
     async def read(
         self, limit: int = 100, *, wait: timedelta = timedelta(0), busy: Collection[int] = (),
@@ -139,27 +139,27 @@ class AsyncMembership:
             NotFound: The member was evicted: join again.
             OffsetGone: Retention dropped what comes next.
         """
-        call = self._seat.read(limit, wait.total_seconds(), busy, ahead or {}, str(auto_offset_reset))
+        call = self._calls.read(limit, wait.total_seconds(), busy, ahead or {}, str(auto_offset_reset))
         return await self._send(call)
 
     async def commit(self, *batches: MemberBatch) -> dict[int, bool]:
         """Say what is done. By partition: False when it is no longer this member's, or the group was moved."""
-        return await self._send(self._seat.commit(batches))
+        return await self._send(self._calls.commit(batches))
 
     async def fail(self, batch: MemberBatch, error: str, *, attempt: int = 1) -> bool:
         """Say that a batch cannot be handled, and is to be tried again: the group's lag shows it until its first event is done.
 
         Say it at the first failure, and then seldom. False: the partition is no longer this member's, or the event is done.
         """
-        return await self._send(self._seat.fail(batch, error, attempt))
+        return await self._send(self._calls.fail(batch, error, attempt))
 
     async def heartbeat(self) -> HeldPartitions:
         """Keep the member alive during a long batch. Raises `NotFound` when it was evicted."""
-        return await self._send(self._seat.heartbeat())
+        return await self._send(self._calls.heartbeat())
 
     async def leave(self) -> None:
         """Leave; the partitions go to the others at once. Raises `NotFound` when it is no member."""
-        await self._send(self._seat.leave())
+        await self._send(self._calls.leave())
 
 
 def _start(start: Start, partitions: Iterable[int] | None) -> dict[str, Any]:

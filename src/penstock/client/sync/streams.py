@@ -14,7 +14,7 @@ import httpx
 from penstock.client import stream_calls
 from penstock.client.calls import Send
 from penstock.client.following import Following
-from penstock.client.stream_calls import Seat
+from penstock.client.stream_calls import MemberCalls
 from penstock.client.sync.sse import follow
 from penstock.core.checks import check_time
 from penstock.errors import InvalidInput
@@ -128,18 +128,18 @@ class Stream:
         metadata: Mapping[str, Any] | None = None,
     ) -> Membership:
         """Join a group, which is made when there is none. Raises `Conflict` when a living member has that id."""
-        seat = Seat.new(self.name, group, id)
-        self._send(seat.join(start, dead_after.total_seconds(), metadata))
-        return Membership(self._send, seat)
+        calls = MemberCalls.new(self.name, group, id)
+        self._send(calls.join(start, dead_after.total_seconds(), metadata))
+        return Membership(self._send, calls)
 
 
 class Membership:
     """A member of a consumer group. Made by `Stream.join`."""
 
-    def __init__(self, send: Send, seat: Seat) -> None:
-        self.id = seat.id
+    def __init__(self, send: Send, calls: MemberCalls) -> None:
+        self.id = calls.id
         self._send = send
-        self._seat = seat
+        self._calls = calls
 
     def read(
         self,
@@ -156,27 +156,27 @@ class Membership:
             NotFound: The member was evicted: join again.
             OffsetGone: Retention dropped what comes next.
         """
-        call = self._seat.read(limit, wait.total_seconds(), busy, ahead or {}, str(auto_offset_reset))
+        call = self._calls.read(limit, wait.total_seconds(), busy, ahead or {}, str(auto_offset_reset))
         return self._send(call)
 
     def commit(self, *batches: MemberBatch) -> dict[int, bool]:
         """Say what is done. By partition: False when it is no longer this member's, or the group was moved."""
-        return self._send(self._seat.commit(batches))
+        return self._send(self._calls.commit(batches))
 
     def fail(self, batch: MemberBatch, error: str, *, attempt: int = 1) -> bool:
         """Say that a batch cannot be handled, and is to be tried again: the group's lag shows it until its first event is done.
 
         Say it at the first failure, and then seldom. False: the partition is no longer this member's, or the event is done.
         """
-        return self._send(self._seat.fail(batch, error, attempt))
+        return self._send(self._calls.fail(batch, error, attempt))
 
     def heartbeat(self) -> HeldPartitions:
         """Keep the member alive during a long batch. Raises `NotFound` when it was evicted."""
-        return self._send(self._seat.heartbeat())
+        return self._send(self._calls.heartbeat())
 
     def leave(self) -> None:
         """Leave; the partitions go to the others at once. Raises `NotFound` when it is no member."""
-        self._send(self._seat.leave())
+        self._send(self._calls.leave())
 
 
 def _start(start: Start, partitions: Iterable[int] | None) -> dict[str, Any]:

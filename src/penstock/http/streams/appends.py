@@ -26,7 +26,7 @@ class Appends:
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._appenders: OrderedDict[str, Accumulator] = OrderedDict()
+        self._accumulators: OrderedDict[str, Accumulator] = OrderedDict()
 
     async def append(self, name: str, columns: Columns, producer: str | None, sequence: int | None, user: str) -> Appended | None:
         """Append events, all or none.
@@ -41,20 +41,20 @@ class Appends:
         Returns:
             Where they are; None for a batch before the producer's last one, of which only that it is there is known.
         """
-        appender = self._appenders.get(name)
-        if appender is None:
-            appender = self._appenders[name] = Accumulator(partial(self._send, name), partial(self._width, name))
-        self._appenders.move_to_end(name)
-        while len(self._appenders) > _MOST_STREAMS:
-            self._appenders.popitem(last=False)
+        accumulator = self._accumulators.get(name)
+        if accumulator is None:
+            accumulator = self._accumulators[name] = Accumulator(partial(self._send, name), partial(self._width, name))
+        self._accumulators.move_to_end(name)
+        while len(self._accumulators) > _MOST_STREAMS:
+            self._accumulators.popitem(last=False)
         if producer is None:
-            receipts = await appender.append(columns)
+            receipts = await accumulator.append(columns)
         else:
 
             async def numbered(routed: Routed) -> Sequence[Any]:
                 return await streams.append_routed(self._database, name, routed, producer, sequence, user)
 
-            receipts = await appender.append_through(columns, numbered)
+            receipts = await accumulator.append_through(columns, numbered)
         return receipts if len(receipts) == len(columns) else None
 
     async def _send(self, name: str, routed: Routed) -> Sequence[Any]:

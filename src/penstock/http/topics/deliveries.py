@@ -369,11 +369,11 @@ class Deliveries:
                 continue
             try:
                 for missing in living.keys() - (await topics.renew(self._database, list(living))).keys():
-                    await self._begin_anew(living[missing])
+                    await self._begin_again(living[missing])
             except PenstockError as error:
                 log.warning("renewal_failed", error=error)
 
-    async def _begin_anew(self, buffer: DeliveryBuffer) -> None:
+    async def _begin_again(self, buffer: DeliveryBuffer) -> None:
         """The subscription ended under a living connection, such as after a long outage: go on where it was."""
         if buffer.ended or buffer not in self._buffers.get(buffer.queue, ()):
             return

@@ -164,7 +164,7 @@ class EventStreamReader(_Events, FollowingReader[StreamFollower]):
         """The end of the next batch. While there are no events, or too few, it waits for up to `waitS`."""
         begin = from_json(start)
         most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
-        least, wait = self._patience(limit)
+        least, wait = self._thresholds(limit)
         log = self._log(identities_of(start))
         end = self._database.keep_trying(lambda: self._follower.next(log, begin, most, self._target, wait, least))
         self._ends = {place: extent.next for place, extent in log.seen.items()}
@@ -196,7 +196,7 @@ class EventStreamReader(_Events, FollowingReader[StreamFollower]):
         log = self._log(identities_of(begin))
         return self._tasks(self._database.keep_trying(lambda: log.plan(from_json(begin), from_json(end), identities_of(end))))
 
-    def _patience(self, limit: ReadLimit) -> tuple[int, timedelta]:
+    def _thresholds(self, limit: ReadLimit) -> tuple[int, timedelta]:
         """The number of events for which the next batch waits, and for how long."""
         least, wait = self._options.least, self._options.wait
         # A run up to a fixed end would wait for events that never come. As with Kafka, the first batch of a process never waits.

@@ -1,4 +1,4 @@
--- Bounds: what JSON and times may be, at every door.
+-- Bounds: what JSON and times may be, on each path into the database.
 --
 -- jsonb keeps numbers as numeric, in which 1e131071 takes a dozen bytes. Its text has 131,072 characters, and a document of
 -- such numbers that is small as jsonb can be larger as text than PostgreSQL can make a text. A client that reads the document reads
@@ -230,7 +230,8 @@ exception
         return null;
 end
 $$;
-comment on function penstock.shown(jsonb) is 'The text of a document, or null when it has more than 4 MiB, which no door admits.';
+comment on function penstock.shown(jsonb) is
+    'The text of a document, or null when it has more than 4 MiB, which no path into the database admits.';
 
 create or replace function penstock.note_large(p_name text)
 returns void

@@ -34,7 +34,7 @@ as $$
             'lookup',
             array['enable_seqscan=off'],
             array[
-                'vacate', 'member_heartbeat', 'take', 'release', 'archive_cuts', 'attempts_of', 'cancel', 'run_now',
+                'revoke_slots', 'member_heartbeat', 'take', 'release', 'archive_cuts', 'attempts_of', 'cancel', 'run_now',
                 'replays_of', 'replay', 'has_isolated_jobs', 'next_alone', 'claim_alone', 'enqueue_one_by_one', 'expire', 'recover',
                 'fair_places', 'pass_on_places', 'offer_places', 'wait_for_places', 'quarantine',
                 'quarantine_unreadable', 'held_jobs', 'read_held', 'quarantine_keys', 'release_keys',

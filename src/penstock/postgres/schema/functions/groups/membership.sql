@@ -182,7 +182,7 @@ $$;
 comment on function penstock.set_targets(text, integer[], text[]) is
     'Writes the targets that an assignor computed, in the transaction that locked the group: a target, or null, for each slot that it saw. A slot left out gets no target, unless it is new: the next rebalance places it. Returns how many slots will move.';
 
-create or replace function penstock.vacate(p_group text, p_member text, p_slots integer[], p_error jsonb)
+create or replace function penstock.revoke_slots(p_group text, p_member text, p_slots integer[], p_error jsonb)
 returns integer
 language plpgsql
 as $$
@@ -213,7 +213,7 @@ begin
     return freed;
 end
 $$;
-comment on function penstock.vacate(text, text, integer[], jsonb) is
+comment on function penstock.revoke_slots(text, text, integer[], jsonb) is
     'Part of release, leave and evict: ends the work of the member in these slots (null: in all its slots), sets them free and notifies the members that are to take them.';
 
 create or replace function penstock.join_group(
@@ -295,7 +295,7 @@ declare
 begin
     -- Always in one order, so that two evictions do not deadlock.
     foreach member in array array(select unnest(p_members) order by 1) loop
-        perform penstock.vacate(
+        perform penstock.revoke_slots(
             p_group, member, null,
             jsonb_build_object('type', 'WorkerLost', 'message', 'the worker died or lost contact while it held the job')
         );
@@ -475,7 +475,7 @@ as $$
 begin
     perform penstock.check_size(greatest(cardinality(p_slots), cardinality(p_epochs)), 1000000, 'slots');
     perform from penstock.members where group_name = p_group and id = p_member for update;
-    return penstock.vacate(
+    return penstock.revoke_slots(
         p_group,
         p_member,
         coalesce(penstock.still_owned(p_group, p_member, p_slots, p_epochs), '{}'),

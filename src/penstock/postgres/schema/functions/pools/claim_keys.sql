@@ -342,13 +342,14 @@ begin
         perform penstock.expire(1000);
     end if;
     if exists (
-        select from penstock.queued_jobs as stray where stray.name = p_name and stray.slot is null and stray.seq is not null
+        select from penstock.queued_jobs as unplaced
+        where unplaced.name = p_name and unplaced.slot is null and unplaced.seq is not null
     ) then
-        perform penstock.adopt_strays(p_name);
+        perform penstock.adopt_unplaced(p_name);
         -- Claim nothing while jobs without a slot are left, or another claim adopts them: later jobs of their keys would overtake them.
         if exists (
-            select from penstock.queued_jobs as stray
-            where stray.name = p_name and stray.slot is null and stray.seq is not null and stray.status = 'queued'
+            select from penstock.queued_jobs as unplaced
+            where unplaced.name = p_name and unplaced.slot is null and unplaced.seq is not null and unplaced.status = 'queued'
         ) then
             return;
         end if;

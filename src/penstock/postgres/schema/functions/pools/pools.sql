@@ -309,7 +309,7 @@ $$;
 comment on function penstock.slots_for(text, text[], smallint[]) is
     'Part of enqueue: the slots of these keys when the job type is a pool, otherwise null. PS400 when a job has no key or a priority.';
 
-create or replace function penstock.adopt_strays(p_name text)
+create or replace function penstock.adopt_unplaced(p_name text)
 returns integer
 language plpgsql
 as $$
@@ -322,10 +322,10 @@ begin
         coalesces = false,
         slot = (penstock.slots_for(p_name, array[coalesce(job.key, job.id::text)], null))[1]
     where job.ctid = any (array(
-        select stray.ctid
-        from penstock.queued_jobs as stray
-        where stray.name = p_name and stray.slot is null and stray.seq is not null and stray.status = 'queued'
-        order by stray.priority, stray.seq
+        select unplaced.ctid
+        from penstock.queued_jobs as unplaced
+        where unplaced.name = p_name and unplaced.slot is null and unplaced.seq is not null and unplaced.status = 'queued'
+        order by unplaced.priority, unplaced.seq
         limit 10000
         for update skip locked
     ));
@@ -333,7 +333,7 @@ begin
     return adopted;
 end
 $$;
-comment on function penstock.adopt_strays(text) is
+comment on function penstock.adopt_unplaced(text) is
     'Part of claim_keys: jobs that were enqueued before their type became a pool get a slot, 10,000 in a call; one without a key becomes its own key.';
 
 create or replace function penstock.is_busy(p_group text, p_slot integer)

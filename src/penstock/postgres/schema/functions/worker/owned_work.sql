@@ -13,7 +13,8 @@ begin
 end
 $$;
 comment on function penstock.end_owned_work(text, text, integer[], jsonb) is
-    'Part of vacate: ends the work of a member in slots, with this error. Null instead of the slots: in all of them, since the member was lost.';
+    'Part of revoke_slots: ends the work of a member in slots, with this error. Null instead of the slots: in all of them,'
+    ' since the member was lost.';
 
 create or replace function penstock.has_owned_work(p_group text, p_slot integer)
 returns boolean

@@ -55,7 +55,7 @@ async def test_nothing_is_claimed_while_another_claim_adopts(sql: Sql, url: str)
     other = await asyncpg.connect(url)
     try:
         async with other.transaction():
-            assert await other.fetchval("select penstock.adopt_strays('work')") == 1
+            assert await other.fetchval("select penstock.adopt_unplaced('work')") == 1
             assert await claim(sql) == []
     finally:
         await other.close()

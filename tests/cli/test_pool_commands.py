@@ -26,7 +26,7 @@ SEEN = {
     "resume-key": lambda found: found["key"],
     "key": lambda found: (found["key"], found["weight"], found["standing"]),
 }
-# What is called, its exit code, and what of its answer is the same over both doors.
+# What is called, its exit code, and what of its answer is the same through database and server.
 STEPS: list[tuple[list[str], int, Any]] = [
     (["create", "shop", "--slots", "4"], 0, ("shop", 4)),
     (["create", "shop", "--slots", "9"], 0, ("shop", 4)),
@@ -66,11 +66,11 @@ def served(databases: TemporaryDatabases) -> Iterator[Served]:
 
 # It makes thirty processes.
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("door", ["database", "server"])
-def test_every_command_works_over_both_doors(url: str, served: Served, door: str) -> None:
+@pytest.mark.parametrize("through", ["database", "server"])
+def test_every_command_works_through_database_and_server(url: str, served: Served, through: str) -> None:
     env = {**os.environ, "PENSTOCK_DATABASE_URL": url, "NO_COLOR": "1"}
     before = []
-    if door == "server":
+    if through == "server":
         env |= {"PENSTOCK_DATABASE_URL": "postgresql://127.0.0.1:1/none", "PENSTOCK_SERVER_TOKEN": f"admin.{TOKEN}"}
         before = ["--server", served.base_url]
     made = [sys.executable, "-m", "penstock", *before, "types", "create", "plain"]

@@ -1,0 +1,71 @@
+"""The code, the tests and the documents use the words of docs/glossary.md, not those that they replaced."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+
+# What stands for it today.
+REPLACED = {
+    "claimer": "fetcher",
+    "settler": "completer",
+    "tends?|tended|tending": "maintain",
+    "sweeps?": "full scan (as a schedule's name it is data)",
+    "nobody": "no worker, no handler ... (the user nobody is written `nobody`)",
+    "whoever|somebody": "name the subject",
+    "anew": "again",
+    "in hand": "under way, not settled",
+    "vacate[sd]?": "revoke_slots, drain",
+    "strays?": "unplaced jobs",
+    "keepers?": "supervisor",
+    "patience": "idle_timeout, throttle_timeout, autoscale_cooldown",
+    "courtesy": "throttle",
+    "doors?": "entry, route, authenticator",
+    "seats?": "membership",
+    "appenders?": "accumulator, producer",
+    "set aside": "quarantined, archived as failed",
+    "run_ahead": "prefetch_per_key",
+    "made up for": "caught up",
+    "takes its turn": "is served in turn",
+}  # fmt: skip
+# The table files are never edited once they are applied, the changelog names what was before, and the sync half is generated.
+EXEMPT = {"CHANGELOG.md", "tests/docs/unit/test_words.py"}
+# The names of things in examples, users of the system, and texts that the tests send are data.
+QUOTED = re.compile(r"""b?"[^"\n]*"|'[^'\n]*'|`[^`\n]*`""")
+DATA = {"nobody", "somebody", "sweep"}
+
+
+def texts() -> Iterator[tuple[str, str]]:
+    kinds = ("*.py", "*.sql", "*.md")
+    folders = ("src", "tests", "docs", "examples", "benchmarks", "scripts")
+    found = [path for folder in folders for kind in kinds for path in (ROOT / folder).rglob(kind)]
+    assert len(found) > 500
+    for path in (*found, *ROOT.glob("*.md")):
+        name = str(path.relative_to(ROOT))
+        if name in EXEMPT or "schema/tables/" in name or name.startswith("tests/before_release"):
+            continue
+        yield name, path.read_text("utf-8")
+
+
+@pytest.mark.parametrize("words", REPLACED)
+def test_words_that_were_replaced_are_gone(words: str) -> None:
+    pattern = re.compile(rf"(?<![A-Za-z])(?:{words})(?![A-Za-z])", re.IGNORECASE)
+    found = [
+        f"{name}:{number}: {line.strip()[:120]}"
+        for name, text in texts()
+        if pattern.search(text)
+        for number, line in enumerate(text.splitlines(), 1)
+        if any(match[0].lower() not in DATA or not _is_data(line, match[0], name) for match in pattern.finditer(line))
+    ]
+    assert not found, f"say {REPLACED[words]} instead:\n" + "\n".join(found)
+
+
+def _is_data(line: str, word: str, name: str) -> bool:
+    """Within quotes of code, or the name of a function or constant in a test."""
+    outside = QUOTED.sub("", line)
+    return word not in outside or (name.startswith("tests/") and (word.isupper() or f"def {word}" in outside))
