@@ -8,7 +8,7 @@ PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check 
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help run test soak sabotage check debian unit integration spark chaos postgres15 bench sqlroles lock format clean install
+.PHONY: help run test soak sabotage check reference debian unit integration spark chaos postgres15 bench sqlroles lock format clean install
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -26,6 +26,7 @@ sabotage: $(VENV)/.dev ## the chaos runs with one guarantee taken out at a time,
 
 check: $(VENV)/.dev ## generated code, format, lint, layers and types
 	$(BIN)/python -m scripts.generate_sync --check
+	$(BIN)/python -m scripts.reference --check
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/lint-imports
@@ -58,10 +59,14 @@ postgres15: $(VENV)/.dev ## the database tests on Debian's PostgreSQL 15, when t
 bench: $(VENV)/.dev ## measure against the bare SQL and the peers
 	$(BIN)/python -m benchmarks
 
-format: $(VENV)/.dev ## generate the blocking halves, and format the code
+format: $(VENV)/.dev ## generate the blocking halves and the reference, and format the code
 	$(BIN)/python -m scripts.generate_sync
+	$(BIN)/python -m scripts.reference
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+reference: $(VENV)/.dev ## write the reference of the Python API from its docstrings
+	$(BIN)/python -m scripts.reference
 
 sqlroles: $(VENV)/.dev ## regenerate docs/sql-roles.md from the rights in a database
 	$(BIN)/python tests/postgres/sql_roles.py
@@ -70,9 +75,9 @@ lock: $(VENV)/.dev ## renew the locked dependencies
 	$(BIN)/uv pip compile --quiet --universal --generate-hashes --no-header --no-annotate --no-emit-index-url --python-version 3.11 \
 		--group build --output-file requirements/build.txt
 	$(BIN)/uv pip compile --quiet --universal --generate-hashes --no-header --no-annotate --no-emit-index-url --python-version 3.11 \
-		--extra examples --extra http --extra spark --extra jdk --group build pyproject.toml --output-file requirements/run.txt
-	$(BIN)/uv pip compile --quiet --universal --generate-hashes --no-header --no-annotate --no-emit-index-url --python-version 3.11 \
 		--extra examples --extra http --extra spark --extra jdk --extra pipelines --extra delta --extra bench --extra gearman --extra encryption --group build --group dev pyproject.toml --output-file requirements/dev.txt
+	$(BIN)/uv pip compile --quiet --universal --generate-hashes --no-header --no-annotate --no-emit-index-url --python-version 3.11 \
+		--extra examples --extra http --extra spark --extra jdk --group build --constraint requirements/dev.txt pyproject.toml --output-file requirements/run.txt
 
 install: $(VENV)/.dev ## install everything
 

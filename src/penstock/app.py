@@ -1,12 +1,5 @@
 """Penstock: the application object, which declares job types and other objects, and operates on jobs.
 
-    app = Penstock()
-
-    @app.job("invoice-shipments", max_attempts=3)
-    async def invoice_shipment(job: Job[Shipment]) -> None: ...
-
-    await invoice_shipment.enqueue(Shipment("shp_123"))
-
 All calls are async; `app.sync`, `orders.sync` and so on offer the same calls to threads without an event loop (Django, Flask).
 """
 
@@ -60,6 +53,13 @@ S = TypeVar("S")
 class Penstock(JobAdministration, PoolAdministration, TopicAdministration, StreamAdministration, ScheduleAdministration):
     """An application's jobs on one database.
 
+        app = Penstock()
+
+        @app.job("invoice-shipments", max_attempts=3)
+        async def invoice_shipment(job: Job[Shipment]) -> None: ...
+
+        await invoice_shipment.enqueue(Shipment("shp_123"))
+
     Args:
         database_url: URL of PostgreSQL 15 or newer; None: `PENSTOCK_DATABASE_URL`, `DATABASE_URL`, or an embedded server.
         data_dir: Folder of the embedded server; None: `PENSTOCK_DATA_DIR`, or `.penstock` in the current folder.
@@ -103,6 +103,9 @@ class Penstock(JobAdministration, PoolAdministration, TopicAdministration, Strea
         `Fail` and other errors mean what they mean in a handler. The first one is the outermost. Plain handlers run in their
         threads or processes, inside it. A handler of `Events` takes its batches by itself, without middleware.
 
+        Args:
+            function: The middleware.
+
         Raises:
             InvalidInput: It is not an async function of two arguments.
         """
@@ -120,6 +123,9 @@ class Penstock(JobAdministration, PoolAdministration, TopicAdministration, Strea
 
             @app.job
             async def fetch(job: Job[Page], clients: Annotated[Clients, Depends(clients)]) -> None: ...
+
+        Args:
+            function: The generator.
 
         Raises:
             InvalidInput: It is not an async generator without parameters.
@@ -248,6 +254,9 @@ class Penstock(JobAdministration, PoolAdministration, TopicAdministration, Strea
         """The record of a job, from a lake of history when the archive no longer has it. Raises `NotFound`.
 
         What is encrypted is decrypted with the keys of this application; see `JobRecord`.
+
+        Args:
+            id: Id of the job.
         """
         job_id = parse_id(id)
         database = await self.database()
@@ -260,6 +269,10 @@ class Penstock(JobAdministration, PoolAdministration, TopicAdministration, Strea
 
     async def wait(self, id: UUID | str, *, timeout: timedelta = timedelta(minutes=1)) -> JobRecord:
         """Wait until a job is finished.
+
+        Args:
+            id: Id of the job.
+            timeout: How long to wait.
 
         Raises:
             JobFailed: The job ended without success.
@@ -277,13 +290,21 @@ class Penstock(JobAdministration, PoolAdministration, TopicAdministration, Strea
         return record
 
     async def scale_advice(self, *, wait_s: float = 5.0, over: timedelta = timedelta(minutes=1)) -> list[ScaleAdvice]:
-        """Scaling advice for each job type: how long jobs wait, and how many workers keep the wait below `wait_s`."""
+        """Scaling advice for each job type: how long jobs wait, and how many workers keep the wait below `wait_s`.
+
+        Args:
+            wait_s: Seconds that a ready job may wait.
+            over: Length of the recent past whose load is measured.
+        """
         return [advise(load, wait_s) for load in await pool_views.load_of_types(await self.database(), over)]
 
     async def prune(self, keep: timedelta) -> dict[str, int]:
         """Drop the days of the archive that ended longer ago than `keep`, and topic messages that no copy refers to then.
 
         Returns the number of dropped jobs by partition.
+
+        Args:
+            keep: How long finished jobs are kept.
         """
         database = await self.database()
         dropped = await jobs.prune(database, keep)
@@ -294,7 +315,11 @@ class Penstock(JobAdministration, PoolAdministration, TopicAdministration, Strea
     # -- working
 
     async def subscribe(self, *declared: JobType[Any]) -> None:
-        """Subscribe those of the job types that are queues of subscribers to their topics. A worker does so when it starts."""
+        """Subscribe those of the job types that are queues of subscribers to their topics. A worker does so when it starts.
+
+        Args:
+            declared: Job types; those that are no queues of subscribers are left out.
+        """
         for type in declared:
             if (subscription := subscription_of(type)) is not None:
                 await subscription.begin(await self.database(), type.declared.as_json())

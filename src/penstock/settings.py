@@ -40,6 +40,9 @@ class FromEnvironment(BaseSettings):
     def read(cls, **given: Any) -> Self:
         """The settings from these arguments and the environment.
 
+        Args:
+            given: Settings by name; the environment gives the others.
+
         Raises:
             InvalidInput: A setting is not valid; the message names its environment variable or its argument.
         """
@@ -64,7 +67,11 @@ class FromEnvironment(BaseSettings):
 
     @classmethod
     def variables(cls, name: str) -> list[str]:
-        """The environment variables of a setting, in the order of their precedence."""
+        """The environment variables of a setting, in the order of their precedence.
+
+        Args:
+            name: Name of the setting.
+        """
         alias = cls.model_fields[name].validation_alias
         if isinstance(alias, AliasChoices):
             return [str(choice) for choice in alias.choices if str(choice) != name]
@@ -88,7 +95,10 @@ def _listed(value: object) -> object:
 
 
 class Settings(FromEnvironment):
-    """Settings of a process. A duration is a `timedelta`, a number of seconds, or ISO 8601 text such as `PT5M`."""
+    """Settings of a process. A duration is a `timedelta`, a number of seconds, or ISO 8601 text such as `PT5M`.
+
+    [settings.md](../settings.md) lists them.
+    """
 
     model_config = SettingsConfigDict(env_prefix="PENSTOCK_")
 

@@ -91,11 +91,18 @@ class SyncPenstock:
         """The record of a job, from a lake of history when the archive no longer has it. Raises `NotFound`.
 
         What is encrypted is decrypted with the keys of this application; see `JobRecord`.
+
+        Args:
+            id: Id of the job.
         """
         return self._loop.run(self._of.find(id))
 
     def wait(self, id: UUID | str, *, timeout: timedelta = timedelta(minutes=1)) -> JobRecord:
         """Wait until a job is finished.
+
+        Args:
+            id: Id of the job.
+            timeout: How long to wait.
 
         Raises:
             JobFailed: The job ended without success.
@@ -105,18 +112,30 @@ class SyncPenstock:
         return self._loop.run(self._of.wait(id, timeout=timeout), wait=timeout)
 
     def scale_advice(self, *, wait_s: float = 5.0, over: timedelta = timedelta(minutes=1)) -> list[ScaleAdvice]:
-        """Scaling advice for each job type: how long jobs wait, and how many workers keep the wait below `wait_s`."""
+        """Scaling advice for each job type: how long jobs wait, and how many workers keep the wait below `wait_s`.
+
+        Args:
+            wait_s: Seconds that a ready job may wait.
+            over: Length of the recent past whose load is measured.
+        """
         return self._loop.run(self._of.scale_advice(wait_s=wait_s, over=over))
 
     def prune(self, keep: timedelta) -> dict[str, int]:
         """Drop the days of the archive that ended longer ago than `keep`, and topic messages that no copy refers to then.
 
         Returns the number of dropped jobs by partition.
+
+        Args:
+            keep: How long finished jobs are kept.
         """
         return self._loop.run(self._of.prune(keep), unlimited=True)
 
     def subscribe(self, *declared: JobType[Any]) -> None:
-        """Subscribe those of the job types that are queues of subscribers to their topics. A worker does so when it starts."""
+        """Subscribe those of the job types that are queues of subscribers to their topics. A worker does so when it starts.
+
+        Args:
+            declared: Job types; those that are no queues of subscribers are left out.
+        """
         self._loop.run(self._of.subscribe(*declared))
 
     def enqueue(
@@ -192,7 +211,11 @@ class SyncPenstock:
         return self._loop.run(self._of.enqueue_many(type, new, connection=connection), connection=connection)
 
     def why(self, id: UUID | str) -> Why:
-        """Why a job waits: the first condition that must change before it can start. Raises `NotFound`."""
+        """Why a job waits: the first condition that must change before it can start. Raises `NotFound`.
+
+        Args:
+            id: Id of the job.
+        """
         return self._loop.run(self._of.why(id))
 
     def find_many(
@@ -206,13 +229,24 @@ class SyncPenstock:
     ) -> list[JobRecord]:
         """Jobs, latest first, by type, status, key and reason (`quarantined`); at most 1,000.
 
+        Args:
+            name: Job type; None: all.
+            status: Status of the jobs; None: any.
+            key: Key of the jobs; None: any.
+            reason: Reason for which they ended, such as `quarantined`; None: any.
+            limit: Largest number of jobs.
+
         Raises:
             NotFound: There is no such job type, and no job of it.
         """
         return self._loop.run(self._of.find_many(name=name, status=status, key=key, reason=reason, limit=limit))
 
     def cancel(self, id: UUID | str) -> str:
-        """Cancel a job. Returns "cancelled" for a queued job, "cancelling" for a running one, and otherwise its status."""
+        """Cancel a job. Returns "cancelled" for a queued job, "cancelling" for a running one, and otherwise its status.
+
+        Args:
+            id: Id of the job.
+        """
         return self._loop.run(self._of.cancel(id))
 
     def replay(self, id: UUID | str, *, new_id: UUID | str | None = None, data: Any = None, force: bool = False) -> Enqueued:
@@ -235,19 +269,37 @@ class SyncPenstock:
         return self._loop.run(self._of.job_types())
 
     def create_job_type(self, name: str, **options: Any) -> JobTypeRecord:
-        """Create a job type in the database, options by their names in SQL. Raises `Conflict`, `InvalidInput`."""
+        """Create a job type in the database, options by their names in SQL. Raises `Conflict`, `InvalidInput`.
+
+        Args:
+            name: Name of the job type.
+            options: Options by the names that `penstock.create_job_type` has for them.
+        """
         return self._loop.run(self._of.create_job_type(name, **options))
 
     def change_job_type(self, name: str, **options: Any) -> JobTypeRecord:
-        """Change options of a job type in the database, by their names in SQL. Raises `NotFound`, `InvalidInput`."""
+        """Change options of a job type in the database, by their names in SQL. Raises `NotFound`, `InvalidInput`.
+
+        Args:
+            name: Name of the job type.
+            options: Options to change, by the names that `penstock.change_job_type` has for them.
+        """
         return self._loop.run(self._of.change_job_type(name, **options))
 
     def pause(self, name: str) -> None:
-        """Pause a type: its jobs are no longer claimed, and running jobs continue. Raises `NotFound`."""
+        """Pause a type: its jobs are no longer claimed, and running jobs continue. Raises `NotFound`.
+
+        Args:
+            name: Name of the job type.
+        """
         self._loop.run(self._of.pause(name))
 
     def resume(self, name: str) -> None:
-        """End a pause. Raises `NotFound`, `Conflict`."""
+        """End a pause. Raises `NotFound`, `Conflict`.
+
+        Args:
+            name: Name of the job type.
+        """
         self._loop.run(self._of.resume(name))
 
     def counts(self) -> list[JobCounts]:
@@ -255,7 +307,11 @@ class SyncPenstock:
         return self._loop.run(self._of.counts())
 
     def find_pool(self, name: str) -> SyncPool[Any]:
-        """An existing pool, whether this application declares it or not. Raises `NotFound`."""
+        """An existing pool, whether this application declares it or not. Raises `NotFound`.
+
+        Args:
+            name: Name of the pool.
+        """
         return self._loop.run(self._of.find_pool(name)).sync
 
     def list_pools(self) -> list[PoolDetails]:
@@ -277,7 +333,11 @@ class SyncPenstock:
         return self._loop.run(self._of.create_pool(name, convert=convert, **options))
 
     def find_topic(self, name: str) -> SyncTopic[Any]:
-        """An existing topic, whether or not this app declares it. Raises `NotFound`."""
+        """An existing topic, whether or not this app declares it. Raises `NotFound`.
+
+        Args:
+            name: Name of the topic.
+        """
         return self._loop.run(self._of.find_topic(name)).sync
 
     def topic_counts(self) -> list[TopicCounts]:
@@ -285,7 +345,12 @@ class SyncPenstock:
         return self._loop.run(self._of.topic_counts())
 
     def find_stream(self, name: str, payload: Any = Any) -> SyncStream[Any]:
-        """An existing stream, whether or not this app declares it. Raises `NotFound`."""
+        """An existing stream, whether or not this app declares it. Raises `NotFound`.
+
+        Args:
+            name: Name of the stream.
+            payload: Type of its payloads; the events have values of it.
+        """
         return self._loop.run(self._of.find_stream(name, payload)).sync
 
     def list_streams(self) -> list[StreamSummary]:
@@ -293,11 +358,22 @@ class SyncPenstock:
         return self._loop.run(self._of.list_streams())
 
     def create_stream(self, name: str, partitions: int = 16, **options: Any) -> StreamRecord:
-        """Create a stream in the database, options by their names in SQL. Raises `Conflict`, `InvalidInput`."""
+        """Create a stream in the database, options by their names in SQL. Raises `Conflict`, `InvalidInput`.
+
+        Args:
+            name: Name of the stream.
+            partitions: Number of its partitions.
+            options: Options of `StreamOptions`.
+        """
         return self._loop.run(self._of.create_stream(name, partitions, **options))
 
     def drop_stream(self, name: str, *, force: bool = False) -> None:
-        """Drop a stream with its events and groups, whether or not this app declares it. See `Stream.drop`."""
+        """Drop a stream with its events and groups, whether or not this app declares it. See `Stream.drop`.
+
+        Args:
+            name: Name of the stream.
+            force: Whether to drop it also while consumers are at work.
+        """
         self._loop.run(self._of.drop_stream(name, force=force))
 
     def list_schedules(self) -> list[ScheduleRecord]:
@@ -320,6 +396,9 @@ class SyncPenstock:
     def run_schedule(self, name: str) -> UUID | None:
         """Run a schedule now, beside its times.
 
+        Args:
+            name: Name of the schedule.
+
         Returns:
             The job of the run; None when a worker runs the schedule in place, as soon as it can.
 
@@ -331,6 +410,9 @@ class SyncPenstock:
 
     def drop_schedule(self, name: str) -> None:
         """Drop a schedule that was removed from the code; the job type and the history of its runs remain.
+
+        Args:
+            name: Name of the schedule.
 
         Raises:
             NotFound: The schedule does not exist.

@@ -1,17 +1,5 @@
 """Dependencies: arguments of a handler that are made for one call, as in FastAPI, and are no part of the payload.
 
-    async def get_session() -> AsyncIterator[AsyncSession]:
-        async with AsyncSession(engine) as session:
-            yield session
-            await session.commit()
-
-    @app.job
-    async def invoice(job: Job[Shipment], session: Annotated[AsyncSession, Depends(get_session)]) -> None: ...
-
-    @app.job
-    @inject(get_session)
-    async def resize(session: AsyncSession, path: str, width: int) -> None: ...
-
 A dependency is a function, plain or async, or a generator that yields once; what follows the `yield` is its clean-up, which runs
 when the handler has ended and before its outcome is recorded. The error of the handler is raised at the `yield`. Dependencies may
 have dependencies; each is made once for a call. Plain functions run in a thread, like plain handlers.
@@ -40,6 +28,18 @@ _NOT_FILLED = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 @dataclass(frozen=True, slots=True)
 class Depends:
     """Marks a parameter as a dependency: `session: Annotated[Session, Depends(get_session)]`.
+
+        async def get_session() -> AsyncIterator[AsyncSession]:
+            async with AsyncSession(engine) as session:
+                yield session
+                await session.commit()
+
+        @app.job
+        async def invoice(job: Job[Shipment], session: Annotated[AsyncSession, Depends(get_session)]) -> None: ...
+
+        @app.job
+        @inject(get_session)
+        async def resize(session: AsyncSession, path: str, width: int) -> None: ...
 
     Attributes:
         dependency: Function or generator that makes the value. Its own parameters are dependencies, the current work

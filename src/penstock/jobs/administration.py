@@ -100,7 +100,11 @@ class JobAdministration(JobDeclarations):
         return await declared.enqueue_many(new, connection=connection)
 
     async def why(self, id: UUID | str) -> Why:
-        """Why a job waits: the first condition that must change before it can start. Raises `NotFound`."""
+        """Why a job waits: the first condition that must change before it can start. Raises `NotFound`.
+
+        Args:
+            id: Id of the job.
+        """
         return await jobs.why(await self.context.database(), parse_id(id))
 
     async def find_many(
@@ -113,6 +117,13 @@ class JobAdministration(JobDeclarations):
         limit: int = 50,
     ) -> list[JobRecord]:
         """Jobs, latest first, by type, status, key and reason (`quarantined`); at most 1,000.
+
+        Args:
+            name: Job type; None: all.
+            status: Status of the jobs; None: any.
+            key: Key of the jobs; None: any.
+            reason: Reason for which they ended, such as `quarantined`; None: any.
+            limit: Largest number of jobs.
 
         Raises:
             NotFound: There is no such job type, and no job of it.
@@ -127,7 +138,11 @@ class JobAdministration(JobDeclarations):
         return [found[id] for id in ids if id in found]
 
     async def cancel(self, id: UUID | str) -> str:
-        """Cancel a job. Returns "cancelled" for a queued job, "cancelling" for a running one, and otherwise its status."""
+        """Cancel a job. Returns "cancelled" for a queued job, "cancelling" for a running one, and otherwise its status.
+
+        Args:
+            id: Id of the job.
+        """
         return await jobs.cancel(await self.context.database(), parse_id(id))
 
     async def replay(
@@ -168,19 +183,37 @@ class JobAdministration(JobDeclarations):
         return await jobs.job_types(await self.context.database())
 
     async def create_job_type(self, name: str, **options: Any) -> JobTypeRecord:
-        """Create a job type in the database, options by their names in SQL. Raises `Conflict`, `InvalidInput`."""
+        """Create a job type in the database, options by their names in SQL. Raises `Conflict`, `InvalidInput`.
+
+        Args:
+            name: Name of the job type.
+            options: Options by the names that `penstock.create_job_type` has for them.
+        """
         return await jobs.create_job_type(await self.context.database(), name, options)
 
     async def change_job_type(self, name: str, **options: Any) -> JobTypeRecord:
-        """Change options of a job type in the database, by their names in SQL. Raises `NotFound`, `InvalidInput`."""
+        """Change options of a job type in the database, by their names in SQL. Raises `NotFound`, `InvalidInput`.
+
+        Args:
+            name: Name of the job type.
+            options: Options to change, by the names that `penstock.change_job_type` has for them.
+        """
         return await jobs.change_job_type(await self.context.database(), name, options)
 
     async def pause(self, name: str) -> None:
-        """Pause a type: its jobs are no longer claimed, and running jobs continue. Raises `NotFound`."""
+        """Pause a type: its jobs are no longer claimed, and running jobs continue. Raises `NotFound`.
+
+        Args:
+            name: Name of the job type.
+        """
         await jobs.pause(await self.context.database(), name)
 
     async def resume(self, name: str) -> None:
-        """End a pause. Raises `NotFound`, `Conflict`."""
+        """End a pause. Raises `NotFound`, `Conflict`.
+
+        Args:
+            name: Name of the job type.
+        """
         await jobs.resume(await self.context.database(), name)
 
     async def counts(self) -> list[JobCounts]:

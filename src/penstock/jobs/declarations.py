@@ -152,7 +152,11 @@ class JobDeclarations(Declarations):
         return self.add_type(JobType(self.context, name, payload, options_of(name, options)))
 
     def add_type(self, declared: JobType[P]) -> JobType[P]:
-        """Add a job type to those of the application; `job` and `job_type` do so. Raises `InvalidInput` for its name."""
+        """Add a job type to those of the application; `job` and `job_type` do so. Raises `InvalidInput` for its name.
+
+        Args:
+            declared: Job type to add.
+        """
         check_type_name(declared.name)
         if declared.name in self.types:
             raise InvalidInput(f"job type {declared.name} is declared twice", hint="Give each handler a name of its own.")
@@ -160,7 +164,11 @@ class JobDeclarations(Declarations):
         return declared
 
     def with_handler(self, name: str) -> JobType[Any]:
-        """The declared job type of this name. Raises `NotFound` when this application has no handler for it."""
+        """The declared job type of this name. Raises `NotFound` when this application has no handler for it.
+
+        Args:
+            name: Name of the job type.
+        """
         declared = self.types.get(name)
         if declared is None or not declared.works:
             raise NotFound(f"this app has no handler for {name}", hint=f"It declares: {', '.join(sorted(self.types)) or 'none'}.")

@@ -66,6 +66,9 @@ class Job(Generic[T]):
     async def extend(self, duration: timedelta | None = None) -> None:
         """Extend the job's lease to `duration` from now (None: the visibility timeout).
 
+        Args:
+            duration: Length of the lease from now; None: the visibility timeout.
+
         Raises:
             Conflict: The job no longer belongs to this worker; stop working on it.
         """
@@ -76,13 +79,20 @@ class Job(Generic[T]):
         self._controlled().extend_blocking(duration)
 
     def progress(self, value: Any) -> None:
-        """Report the job's progress as any JSON value, shown beside the job. The last value is written about once a second."""
+        """Report the job's progress as any JSON value, shown beside the job. The last value is written about once a second.
+
+        Args:
+            value: Any JSON value.
+        """
         self._controlled().progress(value)
 
     def log(self, line: str) -> None:
         """Log a line with the job, where `find` and `penstock jobs show` show it, also when the job is finished.
 
         Lines are written about once a second. The newest 100 are kept, of each the first 1,000 characters.
+
+        Args:
+            line: Text of the line.
 
         Raises:
             InvalidInput: The line is not text.

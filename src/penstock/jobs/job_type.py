@@ -113,7 +113,14 @@ class JobType(Generic[P]):
         self.handled_as(function, signature, handler, kind)
 
     def handled_as(self, function: Callable[..., Any], signature: Signature, handler: Handler, kind: HandlerKind) -> None:
-        """Set the handler, whose signature has been read already."""
+        """Set the handler, whose signature has been read already.
+
+        Args:
+            function: Function that the application declared.
+            signature: What its parameters are.
+            handler: Function of a `Job` that calls it.
+            kind: Where it runs: on the loop, in a thread or in a process.
+        """
         self._takes(signature)
         self.function, self.handler, self.kind = function, handler, kind
 
@@ -132,7 +139,11 @@ class JobType(Generic[P]):
         return Sealer(self.context.keyring, self.name, self.owner, encrypted=self.declared.encrypted)
 
     def worked(self, sealer: Sealer | None = None) -> WorkedType | None:
-        """The type as a part of a worker; None: it has no handler."""
+        """The type as a part of a worker; None: it has no handler.
+
+        Args:
+            sealer: Encrypts results and errors; None: the type is not encrypted.
+        """
         if self.handler is None:
             return None
         # In a process, the dependencies are made there.
@@ -204,11 +215,21 @@ class JobType(Generic[P]):
         return JobCall(self, new, connection)
 
     async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Enqueued:
-        """Enqueue one job with these arguments. See `Penstock.enqueue`, and `options` for its options."""
+        """Enqueue one job with these arguments. See `Penstock.enqueue`, and `options` for its options.
+
+        Args:
+            args: Arguments of the handler by position: its payload, or the fields of its payload.
+            kwargs: Arguments of the handler by name.
+        """
         return (await self.enqueue_many([self.new(*args, **kwargs)]))[0]
 
     def new(self, *args: P.args, **kwargs: P.kwargs) -> NewJob:
-        """A job with these arguments, for `enqueue_many`."""
+        """A job with these arguments, for `enqueue_many`.
+
+        Args:
+            args: Arguments by position, as for `enqueue`.
+            kwargs: Arguments by name, as for `enqueue`.
+        """
         return NewJob(self.signature.payload_of(self.name, args, kwargs))
 
     async def enqueue_many(self, new: Iterable[NewJob | Any], *, connection: Any = None) -> list[Enqueued]:

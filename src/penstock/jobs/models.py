@@ -48,7 +48,13 @@ MOST_LINES = 100
 
 @dataclass(frozen=True, slots=True)
 class LogLine:
-    """A line of the log of a job, with its time and the number of the attempt that logged it."""
+    """A line of the log of a job, with its time and the number of the attempt that logged it.
+
+    Attributes:
+        at: Time of the line, by the clock of the worker.
+        attempt: Number of the attempt that logged it.
+        line: Text of the line.
+    """
 
     at: datetime
     attempt: int
@@ -60,14 +66,28 @@ JobErrors = SkipValidation[list[dict[str, Any]]]
 
 
 class Delivery(enum.StrEnum):
-    """How often a job may be started."""
+    """How often a job may be started.
+
+    Attributes:
+        AT_LEAST_ONCE: A job is retried until it ends.
+        AT_MOST_ONCE: A job starts at most once, whatever crashes.
+    """
 
     AT_LEAST_ONCE = "at_least_once"
     AT_MOST_ONCE = "at_most_once"
 
 
 class Status(enum.StrEnum):
-    """Status of a job; the last four are terminal."""
+    """Status of a job; the last four are terminal.
+
+    Attributes:
+        QUEUED: It waits, for a worker or for its time.
+        IN_PROGRESS: It belongs to a worker.
+        SUCCEEDED: Its handler returned.
+        FAILED: Its last attempt failed, or it cannot be read.
+        EXPIRED: It had not started when its `expires_at` came.
+        CANCELLED: It was cancelled.
+    """
 
     QUEUED = "queued"
     IN_PROGRESS = "in-progress"
@@ -83,7 +103,14 @@ class Status(enum.StrEnum):
 
 
 class Admission(enum.StrEnum):
-    """What an enqueue did with a job."""
+    """What an enqueue did with a job.
+
+    Attributes:
+        QUEUED: It is queued.
+        DUPLICATE: A job with its id is queued or running already.
+        COALESCED: A job with its unique key is queued already.
+        ARCHIVED: A job with its id is finished already.
+    """
 
     QUEUED = "queued"
     DUPLICATE = "duplicate"
@@ -105,7 +132,14 @@ class Outcome(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
-    """Delays between attempts: `base * factor ** n`, at most `cap`, with a random jitter of the share `jitter`."""
+    """Delays between attempts: `base * factor ** n`, at most `cap`, with a random jitter of the share `jitter`.
+
+    Attributes:
+        base: Delay before the second attempt.
+        factor: By how much each further delay is longer.
+        cap: Longest delay.
+        jitter: Share of the delay that is random, 0 to 1.
+    """
 
     base: timedelta = timedelta(seconds=2)
     factor: float = 2.0
@@ -115,7 +149,12 @@ class Backoff:
 
 @dataclass(frozen=True, slots=True)
 class RateLimit:
-    """At most `limit` starts within any `period`, over all workers."""
+    """At most `limit` starts within any `period`, over all workers.
+
+    Attributes:
+        limit: Number of starts.
+        period: Length of the period.
+    """
 
     limit: int
     period: timedelta
@@ -236,9 +275,13 @@ class NewJob:
 
 
 class Enqueued(NamedTuple):
-    """The receipt of an enqueue: the job's id (that of the queued job when coalesced) and what the enqueue did.
+    """The receipt of an enqueue.
 
     Each job of a bulk enqueue has one: a tuple is made several times as fast as a frozen dataclass.
+
+    Attributes:
+        id: Id of the job; of the queued job when coalesced.
+        admission: What the enqueue did.
     """
 
     id: UUID
@@ -283,14 +326,36 @@ class Settlement(NamedTuple):
 class JobRecord:
     """A job with all its stored fields, queued or archived.
 
-    `attempt` is the number of the attempt that runs or comes next, from 1; of a finished job, of its last one, 0 when it never
-    started. `errors` has one object for each failed attempt, oldest first.
-    `replayed_by` has the ids of the jobs that repeat this one.
-    `time_limit` is the job's own, None when it has that of its type. `snoozes` says how often its handler put it off.
-    `log` has the newest lines that its handler logged; lists of jobs leave it out.
-    `reason` says why a job ended where its status does not: `quarantined` when no worker can read it or it kills its workers.
-    `encrypted` says whether documents of it (data, result, progress, errors) are stored encrypted. In the place of a document for
-    which the reader has no key stands the text "encrypted"; an error then has its type, and this text as its message.
+    Attributes:
+        id: Identity of the job.
+        name: Name of its job type.
+        status: Status.
+        attempt: Number of the attempt that runs or comes next, from 1; of a finished job, of its last one, 0 when it never
+            started.
+        max_attempts: Number of attempts that the job may have.
+        priority: -100 to 100, lower first.
+        key: Key of the job, or None.
+        unique: Coalescing key, or None.
+        data: Payload.
+        created_at: Time of the enqueue.
+        run_after: Earliest start.
+        expires_at: Time at which it expires unless it has started, or None.
+        started_at: Start of its latest attempt, or None.
+        finished_at: Time of its end, or None.
+        worker: Id of the worker of its latest attempt, or None.
+        errors: One object for each failed attempt, oldest first.
+        result: Value that the handler returned, when the type keeps results.
+        progress: Last progress that the handler reported.
+        replay_of: Id of the job that this one repeats, or None.
+        cancel_requested_at: Time at which its cancellation was requested, or None.
+        reason: Why the job ended where its status does not say it: `quarantined` when no worker can read it or it kills its
+            workers.
+        replayed_by: Ids of the jobs that repeat this one.
+        time_limit: The job's own time limit; None: that of its type.
+        snoozes: How often its handler put it off.
+        log: The newest lines that its handler logged; lists of jobs leave it out.
+        encrypted: Whether documents of it (data, result, progress, errors) are stored encrypted. In the place of a document for
+            which the reader has no key stands the text "encrypted"; an error then has its type, and this text as its message.
     """
 
     id: JobId
@@ -421,7 +486,20 @@ class JobTypeRecord:
 
 @dataclass(frozen=True, slots=True)
 class JobCounts:
-    """Number of jobs of a type, by status. `oldest_ready_s` is None when no job is ready."""
+    """Number of jobs of a type, by status.
+
+    Attributes:
+        name: Name of the job type.
+        paused: Whether the type is paused.
+        ready: Number of jobs that could start now.
+        deferred: Number of jobs that wait for their time.
+        in_progress: Number of jobs that belong to a worker.
+        oldest_ready_s: Seconds since the oldest ready job could start; None: no job is ready.
+        succeeded_last_hour: Number of jobs that succeeded in the last hour.
+        failed_last_hour: Number of jobs that failed in the last hour.
+        expired_last_hour: Number of jobs that expired in the last hour.
+        cancelled_last_hour: Number of jobs that were cancelled in the last hour.
+    """
 
     name: str
     paused: bool

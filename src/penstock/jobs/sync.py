@@ -76,7 +76,12 @@ class SyncJobType(Generic[P]):
         ).sync
 
     def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Enqueued:
-        """Enqueue one job with these arguments. See `Penstock.enqueue`, and `options` for its options."""
+        """Enqueue one job with these arguments. See `Penstock.enqueue`, and `options` for its options.
+
+        Args:
+            args: Arguments of the handler by position: its payload, or the fields of its payload.
+            kwargs: Arguments of the handler by name.
+        """
         return self._loop.run(self._of.enqueue(*args, **kwargs))
 
     def enqueue_many(self, new: Iterable[NewJob | Any], *, connection: Any = None) -> list[Enqueued]:

@@ -28,7 +28,11 @@ class PoolAdministration(PoolDeclarations):
     """Finds, lists and creates pools."""
 
     async def find_pool(self, name: str) -> Pool[Any]:
-        """An existing pool, whether this application declares it or not. Raises `NotFound`."""
+        """An existing pool, whether this application declares it or not. Raises `NotFound`.
+
+        Args:
+            name: Name of the pool.
+        """
         declared = self.types.get(name)
         if declared is not None and isinstance(declared.declarer, Pool):
             return declared.declarer

@@ -1,14 +1,4 @@
-"""Pools: jobs of one key run in order, one at a time, on the one worker that owns the key.
-
-    fibonacci = app.pool("fibonacci", payload=int)
-
-    @fibonacci.job
-    async def fib(job: Job[int]) -> None: ...
-
-    await fibonacci.enqueue("key", 42)
-
-Keys are divided into slots, and slots among the live workers. Different keys run in parallel, and take turns.
-"""
+"""Pools: jobs of one key run in order, one at a time, on the one worker that owns the key."""
 
 from __future__ import annotations
 
@@ -51,7 +41,17 @@ WorkerFactory: TypeAlias = "Callable[[Context, WorkedPool, Codec[Any], str | Non
 
 
 class Pool(Generic[T]):
-    """A declared pool. `Penstock.pool` makes it."""
+    """A declared pool. `Penstock.pool` makes it.
+
+        fibonacci = app.pool("fibonacci", payload=int)
+
+        @fibonacci.job
+        async def fib(job: Job[int]) -> None: ...
+
+        await fibonacci.enqueue("key", 42)
+
+    Keys are divided into slots, and slots among the live workers. Different keys run in parallel, and take turns.
+    """
 
     def __init__(self, type: JobType[Any], options: PoolOptions, assign: KeyAssign | None, make_worker: WorkerFactory) -> None:
         self.name = type.name
@@ -104,6 +104,10 @@ class Pool(Generic[T]):
         It is an async generator that yields once, between its start side and its stop side; an async function that runs until it
         is cancelled; or any function that returns an async context manager. Used as `@pool.standing` or
         `@pool.standing(payload=Tenant)`.
+
+        Args:
+            handler: The function, in `@pool.standing`.
+            payload: Type of the payloads of standing jobs.
 
         Raises:
             InvalidInput: The pool has one already.
@@ -162,15 +166,27 @@ class Pool(Generic[T]):
         return False
 
     async def stop(self, key: str) -> bool:
-        """Stop the standing job of a key, wherever it runs. False when there was none."""
+        """Stop the standing job of a key, wherever it runs. False when there was none.
+
+        Args:
+            key: Key of the standing job.
+        """
         return await pools.stop_standing(await self._declared(), self.name, key)
 
     async def notify(self, key: str, message: Any) -> None:
-        """Send a message, any JSON, to the standing job of a key. Raises `NotFound`."""
+        """Send a message, any JSON, to the standing job of a key. Raises `NotFound`.
+
+        Args:
+            key: Key of the standing job.
+            message: Any JSON value.
+        """
         await pools.notify_standing(await self._declared(), self.name, key, dump_json(message, f"a message to {key}"))
 
     async def reconcile(self, wanted: Mapping[str, Any]) -> tuple[int, int, int]:
         """Make the standing jobs equal to a wanted set, payloads by key, in one transaction.
+
+        Args:
+            wanted: Payload of each standing job that has to run, by key.
 
         Returns:
             How many were started, replaced because their payload differs, and stopped.
@@ -222,7 +238,11 @@ class Pool(Generic[T]):
         return await self._type.enqueue_many(items, connection=connection)
 
     def slot_of(self, key: str) -> int:
-        """The slot of a key, unless another program has resized the pool."""
+        """The slot of a key, unless another program has resized the pool.
+
+        Args:
+            key: The key.
+        """
         return slot_of(key, self.options.slots)
 
     # -- working
@@ -246,7 +266,11 @@ class Pool(Generic[T]):
         return self._make_worker(self._context, self.worked(metadata=metadata), self._type.codec, id, prefetch)
 
     def worked(self, *, metadata: Mapping[str, Any] | None = None) -> WorkedPool:
-        """The pool as a part of a worker."""
+        """The pool as a part of a worker.
+
+        Args:
+            metadata: Metadata of this worker, which `assign` gets.
+        """
         if metadata is not None:
             check_mapping("metadata", metadata, '{"clients": ["ada"]}')
         declared = self._type
@@ -282,7 +306,12 @@ class Pool(Generic[T]):
         return record.with_counts(next((one for one in await jobs.counts(database) if one.name == self.name), None))
 
     async def declare_type(self, database: Database, options: Options) -> None:
-        """See `Declarer`."""
+        """See `Declarer`.
+
+        Args:
+            database: Database to declare the type in.
+            options: Options of the job type, as JSON.
+        """
         await declare(database, self.worked())
 
     async def workers(self) -> list[PoolMember]:
@@ -296,6 +325,9 @@ class Pool(Generic[T]):
     async def resize(self, slots: int) -> None:
         """Give the live pool more slots; only keys that go to new slots move. Set `slots` in the declaration too.
 
+        Args:
+            slots: Number of slots that the pool gets.
+
         Raises:
             Conflict: The pool has more slots already, or has an `assign` of its own.
             DatabaseUnavailable: A transaction that enqueues has been open for seconds; try again.
@@ -307,11 +339,19 @@ class Pool(Generic[T]):
         await balance.rebalance(database, self.name, self._assign)
 
     async def drain(self, worker: str) -> PoolMember:
-        """Drain a worker: it stays in the pool, without slots. Raises `NotFound`."""
+        """Drain a worker: it stays in the pool, without slots. Raises `NotFound`.
+
+        Args:
+            worker: Id of the worker in the pool.
+        """
         return await self._drain(worker, drain=True)
 
     async def undrain(self, worker: str) -> PoolMember:
-        """Let a drained worker take part again. Raises `NotFound`."""
+        """Let a drained worker take part again. Raises `NotFound`.
+
+        Args:
+            worker: Id of the worker in the pool.
+        """
         return await self._drain(worker, drain=False)
 
     async def _drain(self, worker: str, *, drain: bool) -> PoolMember:
@@ -323,6 +363,9 @@ class Pool(Generic[T]):
         """What is known of a key: its owner, what runs, what waits and for what, since when it is paused or quarantined.
 
         Raises `NotFound`.
+
+        Args:
+            key: The key.
         """
         return await pool_views.key_state(await self._context.database(), self.name, key)
 
@@ -332,6 +375,9 @@ class Pool(Generic[T]):
         Running jobs finish, and its standing job goes on. Jobs that its worker claimed ahead and has not started go back to their
         places. The pause lasts until `resume_key`, whatever restarts. A second call changes nothing.
 
+        Args:
+            key: The key.
+
         Raises:
             NotFound: The pool does not exist.
             InvalidInput: This cannot be a key.
@@ -339,23 +385,46 @@ class Pool(Generic[T]):
         return await pools.pause_key(await self._context.database(), self.name, key)
 
     async def resume_key(self, key: str) -> bool:
-        """End the pause of a key. Returns False when it was not paused. Raises `NotFound`."""
+        """End the pause of a key. Returns False when it was not paused. Raises `NotFound`.
+
+        Args:
+            key: The key.
+        """
         return await pools.resume_key(await self._context.database(), self.name, key)
 
     async def paused_keys(self, *, after: str | None = None, limit: int = 100) -> list[PausedKey]:
-        """The paused keys, since when each is paused, and how many jobs it has. At most `limit`, behind the key `after`."""
+        """The paused keys, since when each is paused, and how many jobs it has. At most `limit`, behind the key `after`.
+
+        Args:
+            after: Last key of the page before; None: the first page.
+            limit: Largest number of keys.
+        """
         return await pool_views.paused_keys(await self._context.database(), self.name, after=after, limit=limit)
 
     async def quarantined_keys(self, *, after: str | None = None, limit: int = 100) -> list[QuarantinedKey]:
-        """Keys for which the pool's `assign` fails, with the errors; their jobs wait. At most `limit`, behind the key `after`."""
+        """Keys for which the pool's `assign` fails, with the errors; their jobs wait. At most `limit`, behind the key `after`.
+
+        Args:
+            after: Last key of the page before; None: the first page.
+            limit: Largest number of keys.
+        """
         return await pool_views.quarantined_keys(await self._context.database(), self.name, after=after, limit=limit)
 
     async def release_key(self, key: str) -> None:
-        """Have `assign` called again for a quarantined key, now. Raises `NotFound` when the key is not quarantined."""
+        """Have `assign` called again for a quarantined key, now. Raises `NotFound` when the key is not quarantined.
+
+        Args:
+            key: The key.
+        """
         await ownership.release_keys(await self._context.database(), self.name, key)
 
     async def set_weight(self, key: str, weight: int) -> None:
-        """Set the weight of a key: the number of its jobs that start in a turn, 1 to 1,000. Raises `InvalidInput`."""
+        """Set the weight of a key: the number of its jobs that start in a turn, 1 to 1,000. Raises `InvalidInput`.
+
+        Args:
+            key: The key.
+            weight: Number of jobs in a turn.
+        """
         check_number(f"the weight of {key!r}", weight, 1, 1_000)
         await pools.set_weight(await self._context.database(), self.name, key, weight)
 

@@ -58,6 +58,9 @@ class Standing(Generic[T]):
     async def save(self, state: Any) -> None:
         """Set the state and write it now, so that it survives a crash of this worker.
 
+        Args:
+            state: Any JSON value.
+
         Raises:
             Conflict: The run no longer belongs to this worker; stop.
         """

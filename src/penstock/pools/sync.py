@@ -50,15 +50,27 @@ class SyncPool(Generic[T]):
         return self._loop.run(self._of.start(key, data, replace=replace, timeout=timeout), wait=timeout)
 
     def stop(self, key: str) -> bool:
-        """Stop the standing job of a key, wherever it runs. False when there was none."""
+        """Stop the standing job of a key, wherever it runs. False when there was none.
+
+        Args:
+            key: Key of the standing job.
+        """
         return self._loop.run(self._of.stop(key))
 
     def notify(self, key: str, message: Any) -> None:
-        """Send a message, any JSON, to the standing job of a key. Raises `NotFound`."""
+        """Send a message, any JSON, to the standing job of a key. Raises `NotFound`.
+
+        Args:
+            key: Key of the standing job.
+            message: Any JSON value.
+        """
         self._loop.run(self._of.notify(key, message))
 
     def reconcile(self, wanted: Mapping[str, Any]) -> tuple[int, int, int]:
         """Make the standing jobs equal to a wanted set, payloads by key, in one transaction.
+
+        Args:
+            wanted: Payload of each standing job that has to run, by key.
 
         Returns:
             How many were started, replaced because their payload differs, and stopped.
@@ -141,6 +153,9 @@ class SyncPool(Generic[T]):
     def resize(self, slots: int) -> None:
         """Give the live pool more slots; only keys that go to new slots move. Set `slots` in the declaration too.
 
+        Args:
+            slots: Number of slots that the pool gets.
+
         Raises:
             Conflict: The pool has more slots already, or has an `assign` of its own.
             DatabaseUnavailable: A transaction that enqueues has been open for seconds; try again.
@@ -148,17 +163,28 @@ class SyncPool(Generic[T]):
         self._loop.run(self._of.resize(slots))
 
     def drain(self, worker: str) -> PoolMember:
-        """Drain a worker: it stays in the pool, without slots. Raises `NotFound`."""
+        """Drain a worker: it stays in the pool, without slots. Raises `NotFound`.
+
+        Args:
+            worker: Id of the worker in the pool.
+        """
         return self._loop.run(self._of.drain(worker))
 
     def undrain(self, worker: str) -> PoolMember:
-        """Let a drained worker take part again. Raises `NotFound`."""
+        """Let a drained worker take part again. Raises `NotFound`.
+
+        Args:
+            worker: Id of the worker in the pool.
+        """
         return self._loop.run(self._of.undrain(worker))
 
     def state(self, key: str) -> KeyState:
         """What is known of a key: its owner, what runs, what waits and for what, since when it is paused or quarantined.
 
         Raises `NotFound`.
+
+        Args:
+            key: The key.
         """
         return self._loop.run(self._of.state(key))
 
@@ -168,6 +194,9 @@ class SyncPool(Generic[T]):
         Running jobs finish, and its standing job goes on. Jobs that its worker claimed ahead and has not started go back to their
         places. The pause lasts until `resume_key`, whatever restarts. A second call changes nothing.
 
+        Args:
+            key: The key.
+
         Raises:
             NotFound: The pool does not exist.
             InvalidInput: This cannot be a key.
@@ -175,23 +204,46 @@ class SyncPool(Generic[T]):
         return self._loop.run(self._of.pause_key(key))
 
     def resume_key(self, key: str) -> bool:
-        """End the pause of a key. Returns False when it was not paused. Raises `NotFound`."""
+        """End the pause of a key. Returns False when it was not paused. Raises `NotFound`.
+
+        Args:
+            key: The key.
+        """
         return self._loop.run(self._of.resume_key(key))
 
     def paused_keys(self, *, after: str | None = None, limit: int = 100) -> list[PausedKey]:
-        """The paused keys, since when each is paused, and how many jobs it has. At most `limit`, behind the key `after`."""
+        """The paused keys, since when each is paused, and how many jobs it has. At most `limit`, behind the key `after`.
+
+        Args:
+            after: Last key of the page before; None: the first page.
+            limit: Largest number of keys.
+        """
         return self._loop.run(self._of.paused_keys(after=after, limit=limit))
 
     def quarantined_keys(self, *, after: str | None = None, limit: int = 100) -> list[QuarantinedKey]:
-        """Keys for which the pool's `assign` fails, with the errors; their jobs wait. At most `limit`, behind the key `after`."""
+        """Keys for which the pool's `assign` fails, with the errors; their jobs wait. At most `limit`, behind the key `after`.
+
+        Args:
+            after: Last key of the page before; None: the first page.
+            limit: Largest number of keys.
+        """
         return self._loop.run(self._of.quarantined_keys(after=after, limit=limit))
 
     def release_key(self, key: str) -> None:
-        """Have `assign` called again for a quarantined key, now. Raises `NotFound` when the key is not quarantined."""
+        """Have `assign` called again for a quarantined key, now. Raises `NotFound` when the key is not quarantined.
+
+        Args:
+            key: The key.
+        """
         self._loop.run(self._of.release_key(key))
 
     def set_weight(self, key: str, weight: int) -> None:
-        """Set the weight of a key: the number of its jobs that start in a turn, 1 to 1,000. Raises `InvalidInput`."""
+        """Set the weight of a key: the number of its jobs that start in a turn, 1 to 1,000. Raises `InvalidInput`.
+
+        Args:
+            key: The key.
+            weight: Number of jobs in a turn.
+        """
         self._loop.run(self._of.set_weight(key, weight))
 
     def weights(self) -> dict[str, int]:

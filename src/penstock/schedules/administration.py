@@ -34,6 +34,9 @@ class ScheduleAdministration(ScheduleDeclarations):
     async def run_schedule(self, name: str) -> UUID | None:
         """Run a schedule now, beside its times.
 
+        Args:
+            name: Name of the schedule.
+
         Returns:
             The job of the run; None when a worker runs the schedule in place, as soon as it can.
 
@@ -45,6 +48,9 @@ class ScheduleAdministration(ScheduleDeclarations):
 
     async def drop_schedule(self, name: str) -> None:
         """Drop a schedule that was removed from the code; the job type and the history of its runs remain.
+
+        Args:
+            name: Name of the schedule.
 
         Raises:
             NotFound: The schedule does not exist.

@@ -241,6 +241,10 @@ class Schedule:
         """Return the time for which to run now (None: no run), and the time at which the schedule is due next.
 
         A time is missed when a later one has passed, or when it is more than a minute ago.
+
+        Args:
+            due: Time at which the schedule was due.
+            now: Time of the database.
         """
         following = self.times.after(due, due)
         late = following <= now or now - due > _TOLERANCE

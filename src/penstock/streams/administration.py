@@ -14,7 +14,12 @@ class StreamAdministration(StreamDeclarations):
     """Finds, lists, creates and drops streams."""
 
     async def find_stream(self, name: str, payload: Any = Any) -> Stream[Any]:
-        """An existing stream, whether or not this app declares it. Raises `NotFound`."""
+        """An existing stream, whether or not this app declares it. Raises `NotFound`.
+
+        Args:
+            name: Name of the stream.
+            payload: Type of its payloads; the events have values of it.
+        """
         if name in self.streams:
             return self.streams[name]
         return await Stream.found(self.context, name, payload)
@@ -41,9 +46,20 @@ class StreamAdministration(StreamDeclarations):
         return found
 
     async def create_stream(self, name: str, partitions: int = 16, **options: Any) -> StreamRecord:
-        """Create a stream in the database, options by their names in SQL. Raises `Conflict`, `InvalidInput`."""
+        """Create a stream in the database, options by their names in SQL. Raises `Conflict`, `InvalidInput`.
+
+        Args:
+            name: Name of the stream.
+            partitions: Number of its partitions.
+            options: Options of `StreamOptions`.
+        """
         return await streams.create_stream(await self.context.database(), name, partitions, options)
 
     async def drop_stream(self, name: str, *, force: bool = False) -> None:
-        """Drop a stream with its events and groups, whether or not this app declares it. See `Stream.drop`."""
+        """Drop a stream with its events and groups, whether or not this app declares it. See `Stream.drop`.
+
+        Args:
+            name: Name of the stream.
+            force: Whether to drop it also while consumers are at work.
+        """
         await (await self.find_stream(name)).drop(force=force)

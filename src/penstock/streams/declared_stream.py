@@ -87,7 +87,13 @@ class DeclaredStream(Generic[T]):
 
     @classmethod
     async def found(cls, context: Context, name: str, payload: Any = Any) -> Self:
-        """An existing stream, with the options that it has. Raises `NotFound`."""
+        """An existing stream, with the options that it has. Raises `NotFound`.
+
+        Args:
+            context: Open databases and settings.
+            name: Name of the stream.
+            payload: Type of its payloads.
+        """
         record = await streams.find_stream(await context.database(), name)
         if record is None:
             raise NotFound(f"no such stream: {name}", hint=f"Create it first: penstock streams create {name}")
@@ -102,6 +108,9 @@ class DeclaredStream(Generic[T]):
 
         The order of each key is kept: a group begins the new partitions when it has finished what the old ones contain now.
 
+        Args:
+            partitions: Number of partitions that the stream gets.
+
         Raises:
             InvalidInput: The stream has as many partitions or more already.
             DatabaseUnavailable: An append in a long transaction blocked the change; try again.
@@ -110,7 +119,11 @@ class DeclaredStream(Generic[T]):
         return await self._remember(await streams.grow_stream(await self.context.database(), self.name, partitions))
 
     async def change(self, **options: Any) -> StreamRecord:
-        """Change options of the stream in the database, by their names in SQL."""
+        """Change options of the stream in the database, by their names in SQL.
+
+        Args:
+            options: Options of `StreamOptions` to change.
+        """
         await self.ready()
         return await self._remember(await streams.change_stream(await self.context.database(), self.name, options))
 
@@ -168,7 +181,11 @@ class DeclaredStream(Generic[T]):
         return await streams.bounds(await self.context.database(), self.name)
 
     async def places(self, start: Start) -> dict[int, int]:
-        """The offset in each partition of a starting position."""
+        """The offset in each partition of a starting position.
+
+        Args:
+            start: "earliest", "latest", a time, or offsets by partition.
+        """
         database = await self.context.database()
         if isinstance(start, datetime):
             return await streams.offsets_at(database, self.name, check_time("the time to start at", start))

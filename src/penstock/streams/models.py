@@ -49,7 +49,12 @@ class NewEvent(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """The position of an event."""
+    """The position of an event.
+
+    Attributes:
+        partition: Number of the partition.
+        offset: Offset in the partition, from 0.
+    """
 
     partition: int
     offset: int
@@ -142,7 +147,12 @@ class Appended(Sequence[Position]):
         return len(self._offsets)
 
     def sliced(self, first: int, last: int) -> Appended:
-        """The positions from `first` up to, not including, `last`."""
+        """The positions from `first` up to, not including, `last`.
+
+        Args:
+            first: Place of the first position.
+            last: Place behind the last position.
+        """
         return Appended(self._partitions[first:last], self._offsets[first:last])
 
     def __repr__(self) -> str:
@@ -172,7 +182,22 @@ class Retention:
 
 @dataclass(frozen=True, slots=True)
 class StreamOptions:
-    """Options of a stream in the database; the names are those of `penstock.create_stream`."""
+    """Options of a stream in the database; the names are those of `penstock.create_stream`.
+
+    Attributes:
+        format: "json" or "bytes".
+        compression: "zstd", or None.
+        keep_age: Drop segments that were closed longer ago than this; None: no limit.
+        keep_bytes: Drop the oldest segment while the other ones are larger than this; None: no limit.
+        keep_events: Drop the oldest segment while the other ones have more events than this; None: no limit.
+        keep_unread: Whether to keep a segment in any case until every group has read it.
+        compact: Whether to keep only the latest event of each key.
+        segment_age: Age at which a segment is closed; None: no limit.
+        segment_bytes: Size at which a segment is closed.
+        segment_events: Number of events at which a segment is closed; None: no limit.
+        max_event_bytes: Largest size of an event.
+        tombstone_age: How long a compacted stream keeps the deletion of a key.
+    """
 
     format: str = "json"
     compression: str | None = None

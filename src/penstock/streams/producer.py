@@ -23,6 +23,8 @@ class Producer(Generic[T]):
 
     Attributes:
         sequence: Number of its last batch; None: not yet read from the database.
+        stream: Stream that it appends to.
+        id: Name of the producer, under which a repeated append is recognised.
     """
 
     def __init__(self, stream: DeclaredStream[T], id: str, sequence: int | None) -> None:

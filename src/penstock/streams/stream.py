@@ -1,14 +1,4 @@
-"""Streams: ordered, partitioned logs of events, shared by groups of consumers.
-
-    orders = app.stream("orders", Order, partitions=16, key="customer")
-
-    await orders.append(Order(customer="acme", total=3))
-
-    @orders.consumer(group="billing")
-    async def bill(event: Event[Order]) -> None: ...
-
-Events of one key are in one partition, in the order in which they were appended.
-"""
+"""Streams: ordered, partitioned logs of events, shared by groups of consumers."""
 
 from __future__ import annotations
 
@@ -54,7 +44,17 @@ _LOAD_ROUND = 100_000
 
 
 class Stream(DeclaredStream[T], Generic[T]):
-    """A declared stream. `Penstock.stream` makes it."""
+    """A declared stream. `Penstock.stream` makes it.
+
+        orders = app.stream("orders", Order, partitions=16, key="customer")
+
+        await orders.append(Order(customer="acme", total=3))
+
+        @orders.consumer(group="billing")
+        async def bill(event: Event[Order]) -> None: ...
+
+    Events of one key are in one partition, in the order in which they were appended.
+    """
 
     # The consumers of the application by their names; None: the stream was looked up and is not declared.
     consumers: dict[str, DeclaredConsumer] | None = None
@@ -200,6 +200,9 @@ class Stream(DeclaredStream[T], Generic[T]):
 
         The stream is locked only at the end, while the copied events are appended.
 
+        Args:
+            items: Payloads, or `NewEvent`s for events with more than a payload.
+
         Returns:
             Number of events.
 
@@ -250,6 +253,11 @@ class Stream(DeclaredStream[T], Generic[T]):
 
     async def read(self, partition: int, offset: int = 0, limit: int = 100) -> list[Event[T]]:
         """Read up to `limit` events of a partition from an offset on; none when the partition ends there.
+
+        Args:
+            partition: Number of the partition.
+            offset: Offset of the first event.
+            limit: Largest number of events.
 
         Raises:
             OffsetGone: Retention dropped the event at the offset.
@@ -338,15 +346,27 @@ class Stream(DeclaredStream[T], Generic[T]):
         return Consumption(self, group, options, id, idle_timeout)
 
     async def lag(self, group: str | None = None) -> list[Lag]:
-        """The lag of a group (None: of all groups) in each partition. Raises `NotFound` for an unknown group or stream."""
+        """The lag of a group (None: of all groups) in each partition. Raises `NotFound` for an unknown group or stream.
+
+        Args:
+            group: Name of the consumer group; None: all groups.
+        """
         return await streams.lag(await self.context.database(), self.name, group)
 
     async def held_back(self, group: str | None = None) -> list[HeldBack]:
-        """Paused partitions that keep a group (None: each group) from beginning the partitions of a later growth."""
+        """Paused partitions that keep a group (None: each group) from beginning the partitions of a later growth.
+
+        Args:
+            group: Name of the consumer group; None: all groups.
+        """
         return held_back(await self.lag(group))
 
     async def seek(self, group: str, to: Start) -> None:
         """Move a group to "earliest", "latest", a time, or to offsets by partition. Its consumers continue from there.
+
+        Args:
+            group: Name of the consumer group.
+            to: "earliest", "latest", a time, or offsets by partition.
 
         Raises:
             NotFound: The group does not exist.
@@ -355,15 +375,30 @@ class Stream(DeclaredStream[T], Generic[T]):
         await streams.seek_group(await self.context.database(), self.name, group, await self.places(to))
 
     async def pause(self, group: str, partitions: Sequence[int] | None = None, *, reason: str | None = None) -> int:
-        """Pause partitions (None: all) of a group until `resume`. Returns how many were not paused before."""
+        """Pause partitions (None: all) of a group until `resume`. Returns how many were not paused before.
+
+        Args:
+            group: Name of the consumer group.
+            partitions: Numbers of the partitions; None: all.
+            reason: Reason for people, shown beside the partition.
+        """
         return await streams.pause_partitions(await self.context.database(), self.name, group, partitions, reason)
 
     async def resume(self, group: str, partitions: Sequence[int] | None = None) -> int:
-        """End the pause or quarantine of partitions (None: all). Returns how many were paused."""
+        """End the pause or quarantine of partitions (None: all). Returns how many were paused.
+
+        Args:
+            group: Name of the consumer group.
+            partitions: Numbers of the partitions; None: all.
+        """
         return await streams.resume_partitions(await self.context.database(), self.name, group, partitions)
 
     async def drop_group(self, group: str) -> None:
-        """Drop a group. Raises `Conflict` while it has members."""
+        """Drop a group. Raises `Conflict` while it has members.
+
+        Args:
+            group: Name of the consumer group.
+        """
         await streams.drop_group(await self.context.database(), self.name, group)
 
     async def replay_dead(self, *, offsets: Mapping[int, int] | None = None, limit: int = 1_000) -> int:

@@ -92,6 +92,9 @@ class SyncStream(Generic[T]):
 
         The stream is locked only at the end, while the copied events are appended.
 
+        Args:
+            items: Payloads, or `NewEvent`s for events with more than a payload.
+
         Returns:
             Number of events.
 
@@ -103,6 +106,11 @@ class SyncStream(Generic[T]):
 
     def read(self, partition: int, offset: int = 0, limit: int = 100) -> list[Event[T]]:
         """Read up to `limit` events of a partition from an offset on; none when the partition ends there.
+
+        Args:
+            partition: Number of the partition.
+            offset: Offset of the first event.
+            limit: Largest number of events.
 
         Raises:
             OffsetGone: Retention dropped the event at the offset.
@@ -172,15 +180,27 @@ class SyncStream(Generic[T]):
         ).sync
 
     def lag(self, group: str | None = None) -> list[Lag]:
-        """The lag of a group (None: of all groups) in each partition. Raises `NotFound` for an unknown group or stream."""
+        """The lag of a group (None: of all groups) in each partition. Raises `NotFound` for an unknown group or stream.
+
+        Args:
+            group: Name of the consumer group; None: all groups.
+        """
         return self._loop.run(self._of.lag(group))
 
     def held_back(self, group: str | None = None) -> list[HeldBack]:
-        """Paused partitions that keep a group (None: each group) from beginning the partitions of a later growth."""
+        """Paused partitions that keep a group (None: each group) from beginning the partitions of a later growth.
+
+        Args:
+            group: Name of the consumer group; None: all groups.
+        """
         return self._loop.run(self._of.held_back(group))
 
     def seek(self, group: str, to: Start) -> None:
         """Move a group to "earliest", "latest", a time, or to offsets by partition. Its consumers continue from there.
+
+        Args:
+            group: Name of the consumer group.
+            to: "earliest", "latest", a time, or offsets by partition.
 
         Raises:
             NotFound: The group does not exist.
@@ -189,15 +209,30 @@ class SyncStream(Generic[T]):
         self._loop.run(self._of.seek(group, to))
 
     def pause(self, group: str, partitions: Sequence[int] | None = None, *, reason: str | None = None) -> int:
-        """Pause partitions (None: all) of a group until `resume`. Returns how many were not paused before."""
+        """Pause partitions (None: all) of a group until `resume`. Returns how many were not paused before.
+
+        Args:
+            group: Name of the consumer group.
+            partitions: Numbers of the partitions; None: all.
+            reason: Reason for people, shown beside the partition.
+        """
         return self._loop.run(self._of.pause(group, partitions, reason=reason))
 
     def resume(self, group: str, partitions: Sequence[int] | None = None) -> int:
-        """End the pause or quarantine of partitions (None: all). Returns how many were paused."""
+        """End the pause or quarantine of partitions (None: all). Returns how many were paused.
+
+        Args:
+            group: Name of the consumer group.
+            partitions: Numbers of the partitions; None: all.
+        """
         return self._loop.run(self._of.resume(group, partitions))
 
     def drop_group(self, group: str) -> None:
-        """Drop a group. Raises `Conflict` while it has members."""
+        """Drop a group. Raises `Conflict` while it has members.
+
+        Args:
+            group: Name of the consumer group.
+        """
         self._loop.run(self._of.drop_group(group))
 
     def replay_dead(self, *, offsets: Mapping[int, int] | None = None, limit: int = 1000) -> int:
@@ -236,6 +271,9 @@ class SyncStream(Generic[T]):
 
         The order of each key is kept: a group begins the new partitions when it has finished what the old ones contain now.
 
+        Args:
+            partitions: Number of partitions that the stream gets.
+
         Raises:
             InvalidInput: The stream has as many partitions or more already.
             DatabaseUnavailable: An append in a long transaction blocked the change; try again.
@@ -243,7 +281,11 @@ class SyncStream(Generic[T]):
         return self._loop.run(self._of.grow(partitions))
 
     def change(self, **options: Any) -> StreamRecord:
-        """Change options of the stream in the database, by their names in SQL."""
+        """Change options of the stream in the database, by their names in SQL.
+
+        Args:
+            options: Options of `StreamOptions` to change.
+        """
         return self._loop.run(self._of.change(**options))
 
     def drop(self, *, force: bool = False) -> None:
@@ -267,7 +309,11 @@ class SyncStream(Generic[T]):
         return self._loop.run(self._of.bounds())
 
     def places(self, start: Start) -> dict[int, int]:
-        """The offset in each partition of a starting position."""
+        """The offset in each partition of a starting position.
+
+        Args:
+            start: "earliest", "latest", a time, or offsets by partition.
+        """
         return self._loop.run(self._of.places(start))
 
 

@@ -14,7 +14,11 @@ class TopicAdministration(TopicDeclarations):
     """Finds and counts topics."""
 
     async def find_topic(self, name: str) -> Topic[Any]:
-        """An existing topic, whether or not this app declares it. Raises `NotFound`."""
+        """An existing topic, whether or not this app declares it. Raises `NotFound`.
+
+        Args:
+            name: Name of the topic.
+        """
         await topics.topic(await self.context.database(), name)
         return self.topic(name)
 

@@ -117,7 +117,18 @@ class Subscribed:
 
 @dataclass(frozen=True, slots=True)
 class Subscriber:
-    """A subscriber as it is stored; `key` is set when the queue of a bridge takes its copies."""
+    """A subscriber as it is stored.
+
+    Attributes:
+        client_id: Client id of the subscriber.
+        queue: Job type of its copies.
+        key: Key of its copies, when the queue of a bridge takes them.
+        filter: Fields that a message must have; None: all messages.
+        ttl: How long the subscription lasts without a renewal; None: it does not end.
+        expires_at: Time at which the subscription ends unless it is renewed; None: it does not end.
+        after_seq: Number of the last message before the subscription.
+        created_at: Time of the subscribe.
+    """
 
     __pydantic_config__: ClassVar[ConfigDict] = example({
         "client_id": "browser-17", "queue": "delays_browser-17", "key": None, "filter": {"dest": "JFK"}, "ttl_s": 30.0,
@@ -136,7 +147,14 @@ class Subscriber:
 
 @dataclass(frozen=True, slots=True)
 class Message(Generic[T]):
-    """A message of a topic."""
+    """A message of a topic.
+
+    Attributes:
+        seq: Number of the message in its topic.
+        id: Identity of the message.
+        published_at: Time of the publish, by the database's clock.
+        data: Payload.
+    """
 
     __pydantic_config__: ClassVar[ConfigDict] = example(
         {"seq": 42, "id": _MESSAGE, "published_at": _AT, "data": {"dest": "JFK", "minutes": 12}}
@@ -165,7 +183,17 @@ class TopicRecord:
 
 @dataclass(frozen=True, slots=True)
 class TopicCounts:
-    """Counts of a topic; `bytes` is the size of the stored payloads."""
+    """Counts of a topic.
+
+    Attributes:
+        name: Name of the topic.
+        keep: Number of messages that are kept for subscribers to come.
+        last_seq: Number of the last message.
+        subscribers: Number of subscribers.
+        messages: Number of stored messages.
+        bytes: Size of the stored payloads.
+        last_published_at: Time of the last publish; None: there was none.
+    """
 
     __pydantic_config__: ClassVar[ConfigDict] = example({
         "name": "delays", "keep": 0, "last_seq": 41, "subscribers": 3, "messages": 41, "bytes": 5120, "last_published_at": _AT,

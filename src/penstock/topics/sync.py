@@ -99,7 +99,12 @@ class SyncTopic(Generic[T]):
         return self._loop.run(self._of.publish_many(messages, ids=ids, connection=connection), connection=connection)
 
     def outcomes(self, receipt: Published, *, timeout: timedelta = timedelta(0)) -> Published:
-        """Wait for all receivers, at most for `timeout`. Returns the receipt with the outcomes."""
+        """Wait for all receivers, at most for `timeout`. Returns the receipt with the outcomes.
+
+        Args:
+            receipt: Receipt of the publish.
+            timeout: How long to wait.
+        """
         return self._loop.run(self._of.outcomes(receipt, timeout=timeout), wait=timeout)
 
     def subscribe(
@@ -128,7 +133,11 @@ class SyncTopic(Generic[T]):
         return self._loop.run(self._of.unsubscribe(client_id, drop=drop))
 
     def renew(self, client_id: str) -> bool:
-        """Renew a subscription with a time to live. Returns False when it has ended, so that messages may have been missed."""
+        """Renew a subscription with a time to live. Returns False when it has ended, so that messages may have been missed.
+
+        Args:
+            client_id: Client id of the subscriber.
+        """
         return self._loop.run(self._of.renew(client_id))
 
     def details(self) -> TopicRecord:
@@ -152,5 +161,9 @@ class SyncTopic(Generic[T]):
         return self._loop.run(self._of.read(since, limit=limit))
 
     def sequence_of(self, job_id: UUID | str) -> int | None:
-        """The sequence number of the message of which a job is a copy; None for other jobs."""
+        """The sequence number of the message of which a job is a copy; None for other jobs.
+
+        Args:
+            job_id: Id of the job.
+        """
         return self._loop.run(self._of.sequence_of(job_id))

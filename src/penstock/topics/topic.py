@@ -1,14 +1,4 @@
-"""Topics: each published message reaches every subscriber as a job of its own.
-
-    delays = app.topic("delays", payload=Delay)
-
-    @delays.subscriber("JFK", filter={"dest": "JFK"})
-    async def at_jfk(job: Job[Delay]) -> None: ...
-
-    await delays.publish(Delay("JFK", 12))
-
-A copy is an ordinary job in the queue `<topic>_<client id>`, so it has all features of a job.
-"""
+"""Topics: each published message reaches every subscriber as a job of its own."""
 
 from __future__ import annotations
 
@@ -91,7 +81,17 @@ def subscription_of(type: JobType[Any]) -> Subscription | None:
 
 
 class Topic(Generic[T]):
-    """A declared topic. `Penstock.topic` makes it."""
+    """A declared topic. `Penstock.topic` makes it.
+
+        delays = app.topic("delays", payload=Delay)
+
+        @delays.subscriber("JFK", filter={"dest": "JFK"})
+        async def at_jfk(job: Job[Delay]) -> None: ...
+
+        await delays.publish(Delay("JFK", 12))
+
+    A copy is an ordinary job in the queue `<topic>_<client id>`, so it has all features of a job.
+    """
 
     def __init__(
         self, context: Context, add_type: Callable[[JobType[Any]], JobType[Any]], name: str, payload: Any, keep: int | None
@@ -205,7 +205,12 @@ class Topic(Generic[T]):
         return receipts
 
     async def outcomes(self, receipt: Published, *, timeout: timedelta = timedelta(0)) -> Published:
-        """Wait for all receivers, at most for `timeout`. Returns the receipt with the outcomes."""
+        """Wait for all receivers, at most for `timeout`. Returns the receipt with the outcomes.
+
+        Args:
+            receipt: Receipt of the publish.
+            timeout: How long to wait.
+        """
         database = await self.context.database()
         pause = 0.005
         try:
@@ -225,12 +230,25 @@ class Topic(Generic[T]):
         run_after: datetime | timedelta | None,
         expires_at: datetime | timedelta | None,
     ) -> str:
-        """A message as a document for the database."""
+        """A message as a document for the database.
+
+        Args:
+            data: Payload of the message.
+            id: See `NewMessage`.
+            unique: See `NewMessage`.
+            run_after: See `NewMessage`.
+            expires_at: See `NewMessage`.
+        """
         payload = "{}" if data is None else self.codec.dump(data)
         return self._document(payload, id, unique, run_after, expires_at)
 
     def documents(self, messages: Iterable[NewMessage[T] | T], ids: Iterable[UUID | str] | None) -> list[str]:
-        """Messages as documents for the database."""
+        """Messages as documents for the database.
+
+        Args:
+            messages: Payloads, or `NewMessage`s for messages with more than a payload.
+            ids: Identity of each message; None: those that the messages have.
+        """
         new = [message if isinstance(message, NewMessage) else NewMessage(message) for message in messages]
         given = [message.id for message in new] if ids is None else list(ids)
         if len(given) != len(new):
@@ -328,7 +346,11 @@ class Topic(Generic[T]):
         return await topics.unsubscribe(await self.context.database(), self.name, client_id, drop)
 
     async def renew(self, client_id: str) -> bool:
-        """Renew a subscription with a time to live. Returns False when it has ended, so that messages may have been missed."""
+        """Renew a subscription with a time to live. Returns False when it has ended, so that messages may have been missed.
+
+        Args:
+            client_id: Client id of the subscriber.
+        """
         return bool(await topics.renew(await self.context.database(), [(self.name, client_id)]))
 
     async def details(self) -> TopicRecord:
@@ -360,7 +382,11 @@ class Topic(Generic[T]):
         return await topics.read(await self.context.database(), self.name, since, limit, self.codec)
 
     async def sequence_of(self, job_id: UUID | str) -> int | None:
-        """The sequence number of the message of which a job is a copy; None for other jobs."""
+        """The sequence number of the message of which a job is a copy; None for other jobs.
+
+        Args:
+            job_id: Id of the job.
+        """
         found = await topics.message_of(await self.context.database(), parse_id(job_id))
         return None if found is None else int(found["seq"])
 

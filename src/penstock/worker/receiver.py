@@ -47,6 +47,9 @@ class PulledJob(Job[T], Generic[T]):
     async def ack(self, result: Any = None) -> None:
         """Settle the job as succeeded. Returns when that is written.
 
+        Args:
+            result: Result of the job, kept when its type has `keep_result`.
+
         Raises:
             Conflict: The job no longer belongs to this worker; another one runs it, or will run it.
         """
@@ -55,6 +58,11 @@ class PulledJob(Job[T], Generic[T]):
 
     async def fail(self, error: str | BaseException, *, retry: bool = True, after: timedelta | None = None) -> None:
         """Settle the attempt as failed. The job is retried, `after` a delay or the backoff of the pool, while attempts are left.
+
+        Args:
+            error: Error of the attempt, as an exception or a text.
+            retry: Whether the job may be retried.
+            after: Delay before the next attempt; None: the backoff of the pool.
 
         Raises:
             Conflict: The job no longer belongs to this worker.
@@ -67,6 +75,9 @@ class PulledJob(Job[T], Generic[T]):
 
     async def snooze(self, duration: timedelta) -> None:
         """Put the job off without using up an attempt: it comes again after this time. See `Snooze`.
+
+        Args:
+            duration: How long the job waits.
 
         Raises:
             InvalidInput: The duration is not more than nothing, or too long.
@@ -153,7 +164,11 @@ class PoolWorker(Generic[T]):
         return sorted(self._member.owned) if self._worker is not None else []
 
     async def set_metadata(self, metadata: Mapping[str, Any]) -> None:
-        """Publish other metadata of this worker; a pool with its own `assign` places its keys again."""
+        """Publish other metadata of this worker; a pool with its own `assign` places its keys again.
+
+        Args:
+            metadata: A JSON object, which `assign` gets.
+        """
         check_mapping("metadata", metadata, '{"clients": ["ada"]}')
         if self._worker is not None:
             await self._member.set_metadata(metadata)

@@ -38,7 +38,11 @@ class SyncPoolWorker(Generic[T]):
         return self._loop.call(lambda: self._of.slots)
 
     def set_metadata(self, metadata: Mapping[str, Any]) -> None:
-        """Publish other metadata of this worker; a pool with its own `assign` places its keys again."""
+        """Publish other metadata of this worker; a pool with its own `assign` places its keys again.
+
+        Args:
+            metadata: A JSON object, which `assign` gets.
+        """
         self._loop.run(self._of.set_metadata(metadata))
 
     def jobs(self) -> Iterator[SyncPulledJob[T]]:
@@ -67,6 +71,9 @@ class SyncPulledJob(Generic[T]):
     def ack(self, result: Any = None) -> None:
         """Settle the job as succeeded. Returns when that is written.
 
+        Args:
+            result: Result of the job, kept when its type has `keep_result`.
+
         Raises:
             Conflict: The job no longer belongs to this worker; another one runs it, or will run it.
         """
@@ -75,6 +82,11 @@ class SyncPulledJob(Generic[T]):
     def fail(self, error: str | BaseException, *, retry: bool = True, after: timedelta | None = None) -> None:
         """Settle the attempt as failed. The job is retried, `after` a delay or the backoff of the pool, while attempts are left.
 
+        Args:
+            error: Error of the attempt, as an exception or a text.
+            retry: Whether the job may be retried.
+            after: Delay before the next attempt; None: the backoff of the pool.
+
         Raises:
             Conflict: The job no longer belongs to this worker.
         """
@@ -82,6 +94,9 @@ class SyncPulledJob(Generic[T]):
 
     def snooze(self, duration: timedelta) -> None:
         """Put the job off without using up an attempt: it comes again after this time. See `Snooze`.
+
+        Args:
+            duration: How long the job waits.
 
         Raises:
             InvalidInput: The duration is not more than nothing, or too long.
@@ -96,19 +111,29 @@ class SyncPulledJob(Generic[T]):
     def extend(self, duration: timedelta | None = None) -> None:
         """Extend the job's lease to `duration` from now (None: the visibility timeout).
 
+        Args:
+            duration: Length of the lease from now; None: the visibility timeout.
+
         Raises:
             Conflict: The job no longer belongs to this worker; stop working on it.
         """
         self._loop.run(self._of.extend(duration))
 
     def progress(self, value: Any) -> None:
-        """Report the job's progress as any JSON value, shown beside the job. The last value is written about once a second."""
+        """Report the job's progress as any JSON value, shown beside the job. The last value is written about once a second.
+
+        Args:
+            value: Any JSON value.
+        """
         self._loop.call(lambda: self._of.progress(value))
 
     def log(self, line: str) -> None:
         """Log a line with the job, where `find` and `penstock jobs show` show it, also when the job is finished.
 
         Lines are written about once a second. The newest 100 are kept, of each the first 1,000 characters.
+
+        Args:
+            line: Text of the line.
 
         Raises:
             InvalidInput: The line is not text.

@@ -67,6 +67,9 @@ class Batch(Sequence[Event[T]], Generic[T]):
         The commit and the writes take effect together, exactly once, or not at all. The connection is one of asyncpg, psycopg,
         SQLAlchemy or Django.
 
+        Args:
+            connection: Connection of the handler, with an open transaction.
+
         Raises:
             Conflict: This member no longer owns the partition, or an earlier attempt at these events did commit though its answer
                 was lost. Let the transaction roll back, and the error leave the handler.
@@ -101,6 +104,9 @@ class Events(Generic[T]):
     """The events of one partition, for a handler that iterates itself and is called once for each partition of this process.
 
     Delivered events are done when the handler requests the next ones. The iteration ends when the partition is revoked.
+
+    Attributes:
+        partition: Number of the partition.
     """
 
     def __init__(self, partition: int, batches: Callable[[int, float], AsyncIterator[Batch[T]]]) -> None:
@@ -117,7 +123,12 @@ class Events(Generic[T]):
             yield batch[0].data
 
     def take(self, max_batch_size: int, linger: timedelta = timedelta(0)) -> Taken[T]:
-        """Batches of up to `max_batch_size` events that arrive within `linger` after the first."""
+        """Batches of up to `max_batch_size` events that arrive within `linger` after the first.
+
+        Args:
+            max_batch_size: Largest number of events in a batch.
+            linger: How long the first event of a batch waits for others.
+        """
         return Taken(self._batches(max_batch_size, linger.total_seconds()))
 
 

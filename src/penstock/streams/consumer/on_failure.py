@@ -43,7 +43,11 @@ class OnFailure:
 
     @classmethod
     def of(cls, given: OnFailure | str) -> OnFailure:
-        """A policy by its short name: "retry" (until the handler succeeds), or a value of `then` for the first failure."""
+        """A policy by its short name: "retry" (until the handler succeeds), or a value of `then` for the first failure.
+
+        Args:
+            given: The policy, or its short name.
+        """
         if isinstance(given, OnFailure):
             return given
         if given == "retry":

@@ -1,0 +1,135 @@
+"""Generated from the docstrings: change those, and run `make reference`."""
+
+from penstock._version import __version__ as __version__
+from penstock.app import Penstock as Penstock
+from penstock.core.dependencies import Depends as Depends
+from penstock.core.dependencies import inject as inject
+from penstock.core.hooks import Lifespan as Lifespan
+from penstock.errors import Conflict as Conflict
+from penstock.errors import DatabaseUnavailable as DatabaseUnavailable
+from penstock.errors import EmbeddedServerError as EmbeddedServerError
+from penstock.errors import Fail as Fail
+from penstock.errors import InvalidInput as InvalidInput
+from penstock.errors import JobFailed as JobFailed
+from penstock.errors import KeyMissing as KeyMissing
+from penstock.errors import NotFound as NotFound
+from penstock.errors import OffsetGone as OffsetGone
+from penstock.errors import PenstockError as PenstockError
+from penstock.errors import Retry as Retry
+from penstock.errors import SchemaMismatch as SchemaMismatch
+from penstock.errors import Snooze as Snooze
+from penstock.errors import Unreadable as Unreadable
+from penstock.jobs.declarations import JobOptions as JobOptions
+from penstock.jobs.handler import Job as Job
+from penstock.jobs.handler import Jobs as Jobs
+from penstock.jobs.handler import current_job as current_job
+from penstock.jobs.job_type import JobType as JobType
+from penstock.jobs.models import Admission as Admission
+from penstock.jobs.models import Backoff as Backoff
+from penstock.jobs.models import Delivery as Delivery
+from penstock.jobs.models import Enqueued as Enqueued
+from penstock.jobs.models import JobCounts as JobCounts
+from penstock.jobs.models import JobRecord as JobRecord
+from penstock.jobs.models import LogLine as LogLine
+from penstock.jobs.models import NewJob as NewJob
+from penstock.jobs.models import Options as Options
+from penstock.jobs.models import PoolOptions as PoolOptions
+from penstock.jobs.models import RateLimit as RateLimit
+from penstock.jobs.models import Status as Status
+from penstock.jobs.models import Why as Why
+from penstock.pools.declarations import PoolSettings as PoolSettings
+from penstock.pools.pool import Pool as Pool
+from penstock.pools.standing import Standing as Standing
+from penstock.schedules.schedule import Schedule as Schedule
+from penstock.schedules.schedule import Tick as Tick
+from penstock.settings import Settings as Settings
+from penstock.streams.consumer.batch import Batch as Batch
+from penstock.streams.consumer.batch import Events as Events
+from penstock.streams.consumer.dispatcher import Halted as Halted
+from penstock.streams.consumer.on_failure import OnFailure as OnFailure
+from penstock.streams.models import Appended as Appended
+from penstock.streams.models import Event as Event
+from penstock.streams.models import NewEvent as NewEvent
+from penstock.streams.models import Position as Position
+from penstock.streams.models import Retention as Retention
+from penstock.streams.models import StreamOptions as StreamOptions
+from penstock.streams.producer import Producer as Producer
+from penstock.streams.stream import Stream as Stream
+from penstock.topics.models import Message as Message
+from penstock.topics.models import NewMessage as NewMessage
+from penstock.topics.models import Published as Published
+from penstock.topics.models import ReceiverOutcome as ReceiverOutcome
+from penstock.topics.models import Subscribed as Subscribed
+from penstock.topics.models import Subscriber as Subscriber
+from penstock.topics.models import TopicCounts as TopicCounts
+from penstock.topics.topic import Topic as Topic
+from penstock.worker.receiver import PoolWorker as PoolWorker
+from penstock.worker.receiver import PulledJob as PulledJob
+
+__all__ = [
+    "Admission",
+    "Appended",
+    "Backoff",
+    "Batch",
+    "Conflict",
+    "DatabaseUnavailable",
+    "Delivery",
+    "Depends",
+    "EmbeddedServerError",
+    "Enqueued",
+    "Event",
+    "Events",
+    "Fail",
+    "Halted",
+    "InvalidInput",
+    "Job",
+    "JobCounts",
+    "JobFailed",
+    "JobOptions",
+    "JobRecord",
+    "JobType",
+    "Jobs",
+    "KeyMissing",
+    "Lifespan",
+    "LogLine",
+    "Message",
+    "NewEvent",
+    "NewJob",
+    "NewMessage",
+    "NotFound",
+    "OffsetGone",
+    "OnFailure",
+    "Options",
+    "Penstock",
+    "PenstockError",
+    "Pool",
+    "PoolOptions",
+    "PoolSettings",
+    "PoolWorker",
+    "Position",
+    "Producer",
+    "Published",
+    "PulledJob",
+    "RateLimit",
+    "ReceiverOutcome",
+    "Retention",
+    "Retry",
+    "Schedule",
+    "SchemaMismatch",
+    "Settings",
+    "Snooze",
+    "Standing",
+    "Status",
+    "Stream",
+    "StreamOptions",
+    "Subscribed",
+    "Subscriber",
+    "Tick",
+    "Topic",
+    "TopicCounts",
+    "Unreadable",
+    "Why",
+    "__version__",
+    "current_job",
+    "inject",
+]
