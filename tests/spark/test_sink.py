@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -189,3 +191,44 @@ def test_another_checkpoint_under_the_name_of_a_writer_is_refused(
     with pytest.raises(Exception, match="each is written to job t by the query"):
         each("four")
     assert jobs(ask) == [1, 1, 2, 2]
+
+
+def test_each_way_that_the_refusal_advises_works(spark: SparkSession, url: str, ask: Ask, tmp_path: Path) -> None:
+    """But for the first, to go on with the checkpoint, of which the test above is."""
+    ask("select penstock.create_stream('a', 4)")
+
+    def append(first: int) -> None:
+        ask(
+            "select count(*) from penstock.append_many('a', array(select json_build_object('n', n)"
+            " from generate_series($1::integer, $1::integer + 9) n), array(select n::text from generate_series(1, 10) n))",
+            first,
+        )
+
+    def run(checkpoint: str, starting: str = "earliest", **options: str) -> None:
+        stream = spark.readStream.format("penstock").schema("n int").options(url=url, subscribe="a", startingOffsets=starting)
+        query = (
+            stream.load().selectExpr("named_struct('n', n) as data").writeStream.format("penstock")
+            .options(url=url, job="t", checkpointLocation=str(tmp_path / checkpoint), **options)
+            .trigger(availableNow=True).start()
+        )  # fmt: skip
+        query.awaitTermination(120)
+
+    append(0)
+    run("one", writer="copies")
+    append(10)
+    with pytest.raises(Exception, match="copies is written to job t by the query") as refused:
+        run("two", writer="copies")
+    assert jobs(ask) == list(range(10))
+    # Another name, or none: everything is written.
+    run("three", writer="other")
+    run("four")
+    assert Counter(jobs(ask)) == Counter([*range(10), *range(20), *range(20)])
+    ask("delete from penstock.queued_jobs where (data ->> 'n')::integer < 10")
+    # Taking over, with what the refusal says, word for word: what the other one had not written.
+    offsets = re.search(r"startingOffsets (\{.*\})\), and then: (select penstock.forget_writer\([^)]*\))", str(refused.value))
+    assert offsets, str(refused.value)
+    ask(offsets[2])
+    run("five", offsets[1], writer="copies")
+    assert Counter(jobs(ask)) == Counter([*range(10, 20), *range(10, 20), *range(10, 20)])
+    with pytest.raises(Exception, match="copies is written to job t by the query"):
+        run("one", writer="copies")

@@ -44,7 +44,7 @@ def test_ids_are_of_version_7_in_the_order_of_the_rows() -> None:
 def test_jobs_of_a_pool_get_their_slots(url: str, ask: Ask) -> None:
     ask("select penstock.declare_pool('p', '{\"slots\": 8}')")
     keys = [f"k{n}" for n in range(40)]
-    message = staged(url, "p", data=["{}"] * 40, key=keys)
+    message = staged(url, "p", Batch("w", "job p", 0), data=["{}"] * 40, key=keys)
     writing.commit(url, [message])
     rows = ask("select key, slot, penstock.slot_of(key, 8) as wanted from penstock.queued_jobs order by seq")
     assert [row["key"] for row in rows] == keys
@@ -110,6 +110,119 @@ def test_a_name_belongs_to_the_query_that_wrote_under_it(url: str, ask: Ask) -> 
     assert ask("select count(*) as n from penstock.queued_jobs")[0]["n"] == 3
     (note,) = ask("select query, epoch, offsets from penstock.sink_epochs")
     assert (note["query"], note["epoch"], note["offsets"]) == ("two", 0, '[{"a": {"0": 0}}]')
+
+
+def test_each_target_that_a_column_names_has_a_note_of_its_own(url: str, ask: Ask) -> None:
+    """Two frames under one name and number, each with a column that says what its rows are for: the second is not lost."""
+    ask("select penstock.create_job_type(name) from unnest('{t,u,v}'::text[]) as name")
+    ask("select penstock.create_stream(name, 2) from unnest('{a,b}'::text[]) as name")
+
+    def write(*names: str) -> writing.Staged:
+        frame = pa.RecordBatch.from_pydict({"name": list(names), "data": ["{}"] * len(names)})
+        return sink.stage(JobWriteOptions(url=url), Batch("nightly", "jobs", 7), iter([frame]))
+
+    def append(*names: str) -> writing.Staged:
+        frame = pa.RecordBatch.from_pydict({"topic": list(names), "value": ["{}"] * len(names)})
+        return stream_sink.stage(EventWriteOptions(url=url), Batch("nightly", "streams", 7), iter([frame]))
+
+    for _ in range(2):
+        writing.commit(url, [write("t", "u", "t")])
+        # What has got the number is left out, and the rest is written.
+        again = write("u", "v")
+        for _ in range(2):  # also when the answer of the first commit was lost
+            writing.commit(url, [again])
+        writing.commit(url, [staged(url, "v", data=["{}"], of=Batch("nightly", "job v", 7))])
+        writing.commit(url, [append("a")], events=True)
+        writing.commit(url, [append("b", "a", "b")], events=True)
+    found = ask("select name, count(*) as n from penstock.queued_jobs group by name")
+    assert {row["name"]: row["n"] for row in found} == {"t": 2, "u": 1, "v": 1}
+    ends = {name: ask("select sum(next_offset) as n from penstock.stream_bounds($1)", name)[0]["n"] for name in "ab"}
+    assert ends == {"a": 1, "b": 2}
+    notes = {row["target"]: row["jobs"] for row in ask("select target, jobs from penstock.sink_epochs")}
+    assert notes == {"job t": 2, "job u": 1, "job v": 1, "stream a": 1, "stream b": 2}
+    assert [ask(f"select count(*) as n from penstock.staged_{what}")[0]["n"] for what in ("jobs", "events")] == [0, 0]
+
+
+def test_rows_of_a_target_that_is_not_named_are_refused(url: str, ask: Ask) -> None:
+    ask("select penstock.create_job_type(name) from unnest('{t,u}'::text[]) as name")
+    ask("select penstock.create_stream(name, 1) from unnest('{a,b}'::text[]) as name")
+    stage = "insert into penstock.staged_jobs (writer, part, place, name, data) values ('w', '1.x.y', $1, $2, '{}')"
+    ask(stage, 1, "t")
+    ask(stage, 2, "u")
+    ask(
+        "insert into penstock.staged_events (writer, part, place, stream, width, partition, events, data)"
+        " select 'w', '1.x.y', 1, name, 1, 0, 1, '{1}' from unnest('{a,b}'::text[]) as name"
+    )
+    one = '{"%s": {"rows": 1}}'
+    for call, one_name in (("commit_staged", "u"), ("commit_staged_events", "b")):
+        named, kind = ("t", "job") if call == "commit_staged" else ("a", "stream")
+        for target, given, message in (
+            (f"{kind} {named}", None, f"for {one_name}, which the write"),
+            (f"{kind}s", one % named, f"for {one_name}, which the write"),
+            (f"{kind} {named}", one % one_name, "something else"),
+            (f"{kind}s", None, "not said which"),
+        ):
+            with pytest.raises(asyncpg.PostgresError, match=message) as refused:
+                ask(f"select penstock.{call}('w', 1, '{{1.x.y}}', 1, $1, p_named => $2::jsonb)", target, given)
+            assert refused.value.sqlstate == "PS400"
+    assert ask("select * from penstock.queued_jobs") == ask("select * from penstock.sink_epochs") == []
+    assert ask("select sum(next_offset) as n from penstock.stream_bounds('a')")[0]["n"] == 0
+
+
+def test_a_stream_that_is_made_anew_in_between_is_noticed(url: str, ask: Ask) -> None:
+    def append() -> writing.Staged:
+        frame = pa.RecordBatch.from_pydict({"topic": ["a"], "value": ["{}"]})
+        return stream_sink.stage(EventWriteOptions(url=url), Batch("w", "streams", 7), iter([frame]))
+
+    ask("select penstock.create_stream('a', 2)")
+    first = append()
+    ask("select penstock.drop_stream('a')")
+    ask("select penstock.create_stream('a', 2)")
+    with pytest.raises(Conflict, match="stream a was dropped and made anew"):
+        writing.commit(url, [first], events=True)
+    # Also between two tasks of one batch.
+    second = append()
+    with pytest.raises(Conflict, match="stream a was dropped and made anew"):
+        writing.commit(url, [first, second], events=True)
+    assert ask("select * from penstock.sink_epochs") == []
+    writing.commit(url, [second], events=True)
+    assert ask("select sum(next_offset) as n from penstock.stream_bounds('a')")[0]["n"] == 1
+
+
+def test_numbers_that_json_does_not_have_are_text(url: str, ask: Ask) -> None:
+    """As Spark's `to_json` writes them: its `from_json` reads them back as numbers, and a null would be another value."""
+    odd = [float("nan"), float("inf"), float("-inf"), 1.5, None]
+    kind = pa.struct([
+        ("n", pa.float64()), ("f", pa.float32()), ("list", pa.list_(pa.float64())), ("of", pa.struct([("n", pa.float64())])),
+        ("map", pa.map_(pa.string(), pa.float64())),
+    ])  # fmt: skip
+    values = [{"n": n, "f": n, "list": [1.0, n], "of": {"n": n}, "map": [("k", n)]} for n in odd]
+    words = ['"NaN"', '"Infinity"', '"-Infinity"', "1.5", "null"]
+    assert as_json(pa.array(values, kind)).to_pylist() == [
+        f'{{"n":{n},"f":{n},"list":[1.0,{n}],"of":{{"n":{n}}},"map":{{"k":{n}}}}}' for n in words
+    ]
+    ask("select penstock.create_job_type('t')")
+    message = sink.stage(
+        JobWriteOptions(url=url, job="t"), BATCH, iter([pa.RecordBatch.from_arrays([pa.array(values, kind)], ["data"])])
+    )
+    writing.commit(url, [message])
+    rows = ask("select data -> 'n' as n from penstock.queued_jobs order by seq")
+    assert [row["n"] for row in rows] == words
+
+
+def test_a_job_with_a_time_that_no_client_can_read_is_refused_by_its_row(url: str, ask: Ask) -> None:
+    ask("select penstock.create_job_type('t')")
+    late = 253_402_300_800_000_000
+    times = pa.array([0, None, late], pa.timestamp("us", tz="UTC"))
+    data = pa.array(["{}"] * 3)
+    for name in ("run_after", "expires_at"):
+        frames = [pa.RecordBatch.from_arrays([data], ["data"]), pa.RecordBatch.from_arrays([data, times], ["data", name])]
+        with pytest.raises(InvalidInput, match=f"{name} of row 5 of the task is out of range: {late}"):
+            sink.stage(JobWriteOptions(url=url, job="t"), BATCH, iter(frames[::1]))
+    structs = pa.StructArray.from_arrays([times], ["at"])
+    with pytest.raises(InvalidInput, match="row 2 of the task has a date or a time"):
+        sink.stage(JobWriteOptions(url=url, job="t"), BATCH, iter([pa.RecordBatch.from_arrays([structs], ["data"])]))
+    assert ask("select * from penstock.staged_jobs") == []
 
 
 def test_two_roles_do_not_meet_under_a_name(url: str, ask: Ask) -> None:

@@ -435,6 +435,52 @@ def test_staged_events_are_appended_once_and_in_order(url: str, ask: Ask, stream
     assert len(batch(url)) == 5010
 
 
+@pytest.mark.parametrize("compressed", [False, True])
+@pytest.mark.parametrize("what", ["value", "key", "headers"])
+def test_the_limit_of_an_event_holds_for_spark_and_names_the_row(url: str, ask: Ask, what: str, compressed: bool) -> None:
+    given = {"format": "bytes", "compression": "zstd"} if compressed else {}
+    ask("select penstock.create_stream('a', 2, $1::jsonb)", json.dumps({**given, "max_event_bytes": 1000}))
+    ask("select penstock.create_stream('b', 1)")
+    large = json.dumps({"x": "y" * 991})
+    fits, too_large = large.replace("yy", "", 1), large
+    assert len(fits) <= 1000 < len(too_large) + 1
+    too_large = too_large.replace("y", "yyy", 1)
+
+    def frame(text: str) -> pa.RecordBatch:
+        rows = {"topic": ["b", "a", "a"], "value": ["{}"] * 3, "key": ["k"] * 3, "headers": ["{}"] * 3}
+        rows[what] = [*rows[what][:2], text]
+        return pa.RecordBatch.from_pydict(rows)
+
+    # The number of the row in its task, whatever the streams between are.
+    with pytest.raises(InvalidInput, match=f"{what} of row 2 of the task has {len(too_large)} bytes.* stream a at most 1000"):
+        write(url, frame(too_large))
+    writing.commit(url, write(url, frame(fits)), events=True)
+    assert ask("select sum(next_offset) as n from penstock.stream_bounds('a')")[0]["n"] == 2
+    # What is staged by hand, or before the limit was lowered, is refused at the commit.
+    messages = write(url, frame(fits), 1)
+    ask("select penstock.change_stream('a', '{\"max_event_bytes\": 900}')")
+    with pytest.raises(InvalidInput, match="stream a is larger than 900 bytes"):
+        writing.commit(url, messages, events=True)
+    assert ask("select sum(next_offset) as n from penstock.stream_bounds('a')")[0]["n"] == 2
+
+
+@pytest.mark.parametrize("time", [-62_135_596_801_000_000, 253_402_300_800_000_000, 2**62])
+def test_no_write_admits_a_time_that_readers_have_not(url: str, ask: Ask, stream: str, time: int) -> None:
+    times = pa.array([0, time], pa.timestamp("us", tz="UTC"))
+    frame = pa.RecordBatch.from_pydict({"value": ["{}", "{}"], "happened_at": times})
+    with pytest.raises(InvalidInput, match=f"happened_at of row 1 of the task is out of range: {time}"):
+        write(url, frame, stream="a")
+    structs = pa.RecordBatch.from_arrays([pa.StructArray.from_arrays([times], ["at"])], ["value"])
+    with pytest.raises(InvalidInput, match="row 1 of the task has a date or a time that is out of range"):
+        write(url, structs, stream="a")
+    if time != 2**62:  # which PostgreSQL has: staged by hand
+        message = write(url, frame.slice(0, 1), stream="a")
+        ask("update penstock.staged_events set times = array['epoch'::timestamptz + $1 * interval '1 microsecond']", time)
+        with pytest.raises(InvalidInput, match="a time is out of range"):
+            writing.commit(url, message, events=True)
+    assert batch(url) == []
+
+
 def test_events_staged_before_a_growth_go_where_their_keys_are_now(url: str, ask: Ask, stream: str) -> None:
     keys = [f"k{n}" for n in range(2500)]
     frame = pa.RecordBatch.from_pydict({"value": ["{}"] * 2500, "key": keys})

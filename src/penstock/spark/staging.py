@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
+
+import orjson
 
 from penstock.postgres.database import Database
 
@@ -20,6 +23,14 @@ class Committed:
 
     queued: int
     known: int
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """The number of rows that are staged for a job type or a stream, and the id of the stream."""
+
+    rows: int
+    id: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,22 +55,32 @@ class Batch:
         return f"{self.epoch}.{digest[:8]}.{secrets.token_hex(10)}"
 
 
-async def commit(database: Database, batch: Batch, parts: Sequence[str], rows: int, offsets: str | None = None) -> Committed:
-    """Enqueue the staged rows of the parts, once for each epoch of a writer and a target. Raises `Conflict`."""
-    query = "select * from penstock.commit_staged($1, $2, $3, $4, $5, $6, $7::jsonb)"
-    found = await database.fetch(query, batch.writer, batch.epoch, parts, rows, batch.target, batch.query, offsets, timeout=3600)
+async def commit(
+    database: Database, batch: Batch, parts: Sequence[str], named: Mapping[str, Rows], offsets: str | None = None
+) -> Committed:
+    """Enqueue the staged rows of the parts, once for each epoch of a writer and a job type. Raises `Conflict`."""
+    query = "select * from penstock.commit_staged($1, $2, $3, $4, $5, $6, $7::jsonb, $8::jsonb)"
+    found = await database.fetch(query, *_call(batch, parts, named, offsets), timeout=3600)
     return Committed(found[0]["queued"], found[0]["known"])
 
 
-async def commit_events(database: Database, batch: Batch, parts: Sequence[str], rows: int, offsets: str | None = None) -> bool:
-    """Append the staged rows of the parts, once for each epoch of a writer and a target. Returns False when they were before.
+async def commit_events(
+    database: Database, batch: Batch, parts: Sequence[str], named: Mapping[str, Rows], offsets: str | None = None
+) -> bool:
+    """Append the staged rows of the parts, once for each epoch of a writer and a stream. Returns False when they were before.
 
     Raises:
-        Conflict: The name of the writer belongs to another query.
+        Conflict: The name of the writer belongs to another query, or a stream was dropped and made anew since.
     """
-    query = "select penstock.commit_staged_events($1, $2, $3, $4, $5, $6, $7::jsonb) as done"
-    found = await database.fetch(query, batch.writer, batch.epoch, parts, rows, batch.target, batch.query, offsets, timeout=3600)
+    query = "select penstock.commit_staged_events($1, $2, $3, $4, $5, $6, $7::jsonb, $8::jsonb) as done"
+    found = await database.fetch(query, *_call(batch, parts, named, offsets), timeout=3600)
     return bool(found[0]["done"])
+
+
+def _call(batch: Batch, parts: Sequence[str], named: Mapping[str, Rows], offsets: str | None) -> tuple[Any, ...]:
+    rows = sum(one.rows for one in named.values())
+    targets = orjson.dumps(named).decode() if named or batch.target in ("jobs", "streams") else None
+    return batch.writer, batch.epoch, parts, rows, batch.target, batch.query, offsets, targets
 
 
 async def discard(database: Database, batch: Batch) -> None:

@@ -11,16 +11,17 @@ from __future__ import annotations
 import json
 import re
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
-from penstock.errors import DatabaseUnavailable, InvalidInput, PenstockError
+from penstock.errors import Conflict, DatabaseUnavailable, InvalidInput, PenstockError
 from penstock.spark import staging
 from penstock.spark.blocking import DATABASES
+from penstock.spark.json.to_json import OUT_OF_RANGE
 from penstock.spark.options import WriteOptions
 from penstock.spark.scans import CONNECTIONS
 
@@ -31,15 +32,18 @@ ONLY_APPEND = (
     'Write with outputMode("append"), the one mode that Spark has for a format in Python; what an aggregation changes is '
     "written in foreachBatch, with the options writer and epoch."
 )
+# The first and the last second of the years 1 to 9999, as in penstock.shown_time.
+_FIRST, _LAST = -62_135_596_800_000_000, 253_402_300_799_000_000
+MADE_ANEW = "Keys and payloads were made for the stream that was there before: write the batch again."
 
 
 @dataclass
 class Staged(WriterCommitMessage):
-    """The rows that one attempt of a task has staged."""
+    """The rows that one attempt of a task has staged: how many for which job type or stream."""
 
     batch: staging.Batch
     part: str
-    rows: int
+    named: Mapping[str, staging.Rows]
 
 
 Stage: TypeAlias = Callable[[staging.Batch, Iterator["pa.RecordBatch"]], Staged]
@@ -172,22 +176,47 @@ def copy(url: str, table: str, shape: pa.Schema, batches: Iterator[pa.RecordBatc
         raise PenstockError(f"the rows could not be staged: {error}") from None
 
 
+def check_times(column: pa.Array, name: str, rows: Sequence[int]) -> None:
+    """Raise `InvalidInput` for a time that not every client can read, as the functions in SQL do.
+
+    Args:
+        column: Times with microseconds, in UTC.
+        name: Name of the column.
+        rows: The number of each row in its task.
+    """
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    times = column.cast(pa.int64())
+    wrong = pc.or_(pc.less(times, _FIRST), pc.greater(times, _LAST))
+    if (place := pc.index(wrong, True).as_py()) >= 0:
+        raise InvalidInput(
+            f"{name} of row {rows[place]} of the task is out of range: {times[place]} microseconds since 1970", hint=OUT_OF_RANGE
+        )
+
+
 def commit(url: str, messages: Sequence[WriterCommitMessage | None], events: bool = False, offsets: str | None = None) -> None:
     """Enqueue (or append, with `events`) the rows that the attempts behind the messages have staged.
 
     This may be repeated, since the transaction also records the epoch; so it waits for a server that restarts meanwhile.
 
     Raises:
-        Conflict: The name of the writer belongs to another query.
+        Conflict: The name of the writer belongs to another query, or a stream was dropped and made anew meanwhile.
     """
     staged = [message for message in messages if isinstance(message, Staged)]
     if not staged:
         return
-    rows = sum(message.rows for message in staged)
-    parts = [message.part for message in staged if message.rows]
+    named: dict[str, staging.Rows] = {}
+    for message in staged:
+        for name, more in message.named.items():
+            before = named.get(name, staging.Rows(0, more.id))
+            if before.id != more.id:
+                raise Conflict(f"stream {name} was dropped and made anew while events for it were staged", hint=MADE_ANEW)
+            named[name] = staging.Rows(before.rows + more.rows, more.id)
+    parts = [message.part for message in staged if message.named]
     call: Any = staging.commit_events if events else staging.commit
     with DATABASES.lent(url) as database:
-        database.keep_trying(lambda: call(database.database, staged[0].batch, parts, rows, offsets))
+        database.keep_trying(lambda: call(database.database, staged[0].batch, parts, named, offsets))
 
 
 def abort(url: str, batch: staging.Batch) -> None:

@@ -120,7 +120,7 @@ async def test_staged_rows_are_refused_as_a_whole(sql: Sql) -> None:
     await sql.execute(insert, 1, '{"n": 1}')
     await sql.execute(insert, 2, '{"n": 1e131071}')
     with pytest.raises(asyncpg.PostgresError, match="number") as refused:
-        await sql.fetch("select * from penstock.commit_staged('w', 1, array['p'], 2, 'ship')")
+        await sql.fetch("select * from penstock.commit_staged('w', 1, array['p'], 2, 'job ship')")
     assert refused.value.sqlstate == "PS400"
     assert await sql.fetchval("select count(*) from penstock.queued_jobs") == 0
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
+from collections import Counter
 from collections.abc import Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -12,7 +13,7 @@ from penstock.errors import InvalidInput
 from penstock.spark import staging
 from penstock.spark.jobs.options import JobWriteOptions
 from penstock.spark.json.to_json import as_json
-from penstock.spark.writing import ONLY_APPEND, BatchWriter, MicroBatchWriter, Staged, copy
+from penstock.spark.writing import ONLY_APPEND, BatchWriter, MicroBatchWriter, Staged, check_times, copy
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -77,21 +78,25 @@ def stage(options: JobWriteOptions, of: staging.Batch, batches: Iterator[pa.Reco
     """Copy the rows of a task to the staging table, under a name of this attempt."""
     part = of.part()
     rows = 0
+    named: Counter[str] = Counter()
     first = next(batches, None)
     if first is None:
-        return Staged(of, part, 0)
+        return Staged(of, part, {})
 
     def staged() -> Iterator[pa.RecordBatch]:
         nonlocal rows
         batch: pa.RecordBatch | None = first
         while batch is not None:
             if batch.num_rows:
-                yield as_staged(batch, options.job, of.writer, part, rows)
+                made = as_staged(batch, options.job, of.writer, part, rows)
+                for one in made.column("name").value_counts().to_pylist():
+                    named[one["values"]] += one["counts"]
+                yield made
                 rows += batch.num_rows
             batch = next(batches, None)
 
     copy(options.url, staging.TABLE, as_staged(first.slice(0, 0), options.job, of.writer, part, 0).schema, staged())
-    return Staged(of, part, rows)
+    return Staged(of, part, {name: staging.Rows(number) for name, number in named.items()})
 
 
 def as_staged(batch: pa.RecordBatch, job: str | None, writer: str, part: str, before: int) -> pa.RecordBatch:
@@ -101,17 +106,20 @@ def as_staged(batch: pa.RecordBatch, job: str | None, writer: str, part: str, be
     kinds = {"string": pa.string(), "short": pa.int16(), "timestamp": pa.timestamp("us", tz="UTC")}
     size = batch.num_rows
     given = dict(zip(batch.schema.names, batch.columns, strict=True))
+    rows = range(before, before + size)
     columns: dict[str, Any] = {
         "writer": pa.repeat(writer, size),
         "part": pa.repeat(part, size),
-        "place": pa.array(range(before, before + size), pa.int64()),
+        "place": pa.array(rows, pa.int64()),
     }
     for name, kind in COLUMNS.items():
         if name in given:
             column = given[name]
             if name == "data" and not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
-                column = as_json(column)
+                column = as_json(column, rows)
             columns[name] = column if column.type == kinds[kind] else column.cast(kinds[kind])
+            if kind == "timestamp":
+                check_times(columns[name], name, rows)
     if "id" not in columns:
         columns["made"] = ids(size)
     if job is not None:

@@ -92,13 +92,26 @@ class StreamLog:
         return self.seen
 
     async def at(self, where: Where, name: str, otherwise: int, extents: dict[Place, Extent] | None = None) -> Offsets:
-        """The offsets that an option names. Raises `InvalidInput`."""
+        """The offsets that an option names.
+
+        Raises:
+            InvalidInput: The option names what is not there.
+            OffsetGone: The offsets are those of a stream that was dropped and created again, and the options make that an error.
+        """
         extents = await self.extents() if extents is None else extents
         if isinstance(where, Since):
             return await self._since(where, f"{name}ByTimestamp", otherwise, extents)
         if isinstance(where, str):
             return resolve({}, extents, name, EARLIEST if where == "earliest" else LATEST)
-        return resolve(where, extents, name, otherwise)
+        anew = {stream for (stream, _), extent in extents.items() if was_recreated(stream, extent, self._options.identities)}
+        if anew and self._options.fail_on_data_loss:
+            raise OffsetGone(
+                f"{name} is of a stream {min(anew)} that was dropped and created again since",
+                hint="Leave the stream out, or set failOnDataLoss to false: the new one is read from its beginning.",
+            )
+        return resolve(
+            {place: EARLIEST if place[0] in anew else offset for place, offset in where.items()}, extents, name, otherwise
+        )
 
     async def plan(self, start: Offsets, end: Offsets, ended: Mapping[str, str] | None = None) -> list[Run]:
         """The events between two offsets, without those that are lost.

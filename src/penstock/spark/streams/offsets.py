@@ -86,11 +86,15 @@ def parse(text: str, name: str) -> Offsets:
 
 
 def by_place(text: str, name: str, hint: str) -> dict[Place, Any]:
-    """The values of an option that has one for each partition, unchecked. Raises `InvalidInput`, with the hint."""
+    """The values of an option that has one for each partition, unchecked. Raises `InvalidInput`, with the hint.
+
+    What a checkpoint has beside the offsets is passed over, so that its offsets can be given as they are.
+    """
     try:
         return {
             (stream, int(partition)): value
             for stream, partitions in json.loads(text).items()
+            if not stream.startswith("@")
             for partition, value in partitions.items()
         }
     except (ValueError, AttributeError, TypeError):

@@ -50,6 +50,7 @@ class EventReadOptions:
         wait: How long an idle query waits for a notification before it returns to Spark.
         fail_fast: Whether a payload that does not fit the given schema is an error; otherwise its fields are null.
         zone: Zone of times in payloads that name none.
+        identities: The identities of the streams that the given offsets are of, as far as they come from a checkpoint.
     """
 
     url: str
@@ -70,6 +71,7 @@ class EventReadOptions:
     wait: timedelta
     fail_fast: bool
     zone: tzinfo
+    identities: Mapping[str, str]
 
     @property
     def ends_at_start(self) -> bool:
@@ -104,6 +106,10 @@ class EventReadOptions:
             raise InvalidInput(
                 f"minOffsetsPerTrigger is {least}, more than maxOffsetsPerTrigger, {most}", hint="Make it at most as large."
             )
+        starting, ending = _where(options, "starting"), _where(options, "ending")
+        given_offsets = [
+            options[f"{side}offsets"] for side, where in (("starting", starting), ("ending", ending)) if isinstance(where, dict)
+        ]
         return cls(
             url=database_url(options),
             names=names,
@@ -112,8 +118,8 @@ class EventReadOptions:
             columns=options.get("columns"),
             include_headers=flag(options, "includeHeaders", True),
             pushdown=flag(options, "pushdown", False),
-            starting=_where(options, "starting"),
-            ending=_where(options, "ending"),
+            starting=starting,
+            ending=ending,
             fail_on_data_loss=flag(options, "failOnDataLoss", True),
             most=most,
             least=least,
@@ -123,6 +129,7 @@ class EventReadOptions:
             wait=timedelta(seconds=number(options, "waitS", 2.0, 0.0, 60.0)),
             fail_fast=mode == "FAILFAST",
             zone=times.zone(options.get("timezone", "UTC")),
+            identities={k: v for text in given_offsets for k, v in stream_offsets.identities_of(json.loads(text)).items()},
         )
 
 

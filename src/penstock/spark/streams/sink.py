@@ -19,7 +19,7 @@ from penstock.spark import staging
 from penstock.spark.blocking import DATABASES
 from penstock.spark.json.to_json import as_json, in_json
 from penstock.spark.streams.options import EventWriteOptions
-from penstock.spark.writing import ONLY_APPEND, BatchWriter, MicroBatchWriter, Staged, copy
+from penstock.spark.writing import ONLY_APPEND, BatchWriter, MicroBatchWriter, Staged, check_times, copy
 from penstock.streams import queries as streams
 from penstock.streams.models import CHUNK, StreamRecord
 from penstock.streams.partitioner import Router
@@ -83,7 +83,7 @@ def stage(options: EventWriteOptions, of: staging.Batch, batches: Iterator[pa.Re
     part = of.part()
     first = next(batches, None)
     if first is None:
-        return Staged(of, part, 0)
+        return Staged(of, part, {})
     with DATABASES.lent(options.url) as database:
         known = {stream.name: stream for stream in database.keep_trying(lambda: streams.list_streams(database.database))}
     chunks = Chunks(known, options.stream, of.writer, part)
@@ -95,7 +95,7 @@ def stage(options: EventWriteOptions, of: staging.Batch, batches: Iterator[pa.Re
             batch = next(batches, None)
 
     copy(options.url, staging.EVENTS, Chunks.shape(), staged())
-    return Staged(of, part, chunks.rows)
+    return Staged(of, part, chunks.named)
 
 
 class Chunks:
@@ -108,7 +108,8 @@ class Chunks:
     """
 
     def __init__(self, known: Mapping[str, StreamRecord], stream: str | None, writer: str, part: str) -> None:
-        self.rows = 0
+        self.named: dict[str, staging.Rows] = {}
+        self._rows = 0
         self._known = known
         self._stream = stream
         self._writer = writer
@@ -141,29 +142,47 @@ class Chunks:
 
     def of(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         """The rows of a batch as chunks. Raises `NotFound` for a stream that does not exist, and `InvalidInput`."""
+        import numpy as np
         import pyarrow.compute as pc
 
         if not batch.num_rows:
             return
-        self.rows += batch.num_rows
+        rows = np.arange(self._rows, self._rows + batch.num_rows)
+        self._rows += batch.num_rows
         if self._stream is not None:
-            yield self._of_stream(self._stream, batch)
+            yield self._of_stream(self._stream, batch, rows)
             return
         topics = batch.column("topic")
         for name in pc.unique(topics).to_pylist():
             if name is None:
                 raise InvalidInput("a row has no topic", hint=_HINT)
-            yield self._of_stream(name, batch.filter(pc.equal(topics, name)))
+            mine = pc.equal(topics, name)
+            yield self._of_stream(name, batch.filter(mine), rows[pc.fill_null(mine, False).to_numpy(zero_copy_only=False)])
 
-    def _of_stream(self, name: str, batch: pa.RecordBatch) -> pa.RecordBatch:
+    def _of_stream(self, name: str, batch: pa.RecordBatch, rows: Any) -> pa.RecordBatch:
         import numpy as np
         import pyarrow as pa
+        import zstandard
 
         stream = self._known.get(name)
         if stream is None:
             raise NotFound(f"no such stream: {name}", hint=f"Create it first: penstock streams create {name}")
+        before = self.named.get(name, staging.Rows(0))
+        self.named[name] = staging.Rows(before.rows + batch.num_rows, stream.id)
         given = dict(zip(batch.schema.names, batch.columns, strict=True))
         keys = _text(given["key"], "key") if "key" in given else None
+        headers = _headers(given["headers"]) if "headers" in given else None
+        times = given["happened_at"].cast(pa.timestamp("us", tz="UTC")) if "happened_at" in given else None
+        binary = stream.options.format == "bytes"
+        payloads = _payloads(given["value"], binary, rows)
+        for what, column in (("value", payloads), ("key", keys), ("headers", headers)):
+            if column is not None:
+                _check_size(stream, what, column, rows)
+        if times is not None:
+            check_times(times, "happened_at", rows)
+        if stream.options.compression is not None:
+            pack = zstandard.ZstdCompressor().compress
+            payloads = pa.array([None if value is None else pack(value) for value in payloads.to_pylist()], pa.binary())
         places, chosen = self._places(stream, keys, given.get("partition"), batch.num_rows)
         # The rows of a partition stay together, in their order; rows whose partition was chosen are separate.
         groups = places * 2 + chosen
@@ -182,8 +201,6 @@ class Chunks:
                 return pa.nulls(number, pa.list_(kind))
             return pa.ListArray.from_arrays(offsets, column.take(taken))
 
-        binary = stream.options.format == "bytes"
-        payloads = _payloads(given["value"], binary, stream.options.compression is not None)
         group = sorted_groups[starts]
         columns = {
             "writer": pa.repeat(self._writer, number),
@@ -194,9 +211,8 @@ class Chunks:
             "partition": pa.array((group >> 1).astype(np.int32)),
             "events": pa.array(ends - starts),
             "keys": lists(keys, pa.string()),
-            "times": lists(given["happened_at"].cast(pa.timestamp("us", tz="UTC")) if "happened_at" in given else None,
-                           pa.timestamp("us", tz="UTC")),
-            "headers": lists(_headers(given["headers"]) if "headers" in given else None, pa.string()),
+            "times": lists(times, pa.timestamp("us", tz="UTC")),
+            "headers": lists(headers, pa.string()),
             "data": lists(None if binary else payloads, pa.string()),
             "bytes": lists(payloads if binary else None, pa.binary()),
         }  # fmt: skip
@@ -231,22 +247,31 @@ class Chunks:
         return np.where(chosen, given, places), chosen.astype(np.int64)
 
 
-def _payloads(column: pa.Array, binary: bool, compressed: bool) -> pa.Array:
-    """Payloads in the form in which the stream stores them."""
+def _check_size(stream: StreamRecord, what: str, column: pa.Array, rows: Any) -> None:
+    """Raise `InvalidInput` for a value that is larger than an event of the stream may be, before it is compressed."""
+    import pyarrow.compute as pc
+
+    sizes = pc.binary_length(column)
+    largest = pc.max(sizes).as_py() or 0
+    if largest > stream.max_event_bytes:
+        raise InvalidInput(
+            f"{what} of row {rows[pc.index(sizes, largest).as_py()]} of the task has {largest} bytes,"
+            f" and an event of stream {stream.name} at most {stream.max_event_bytes}",
+            hint="Keep large things elsewhere and append where they are, or change max_event_bytes.",
+        )
+
+
+def _payloads(column: pa.Array, binary: bool, rows: Any) -> pa.Array:
+    """Payloads in the form in which the stream stores them, before they are compressed."""
     import pyarrow as pa
-    import zstandard
 
     kind = column.type
     plain = any(
         check(kind) for check in (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary, pa.types.is_large_binary)
     )
     if not plain:
-        column = as_json(column)
-    column = column.cast(pa.binary()) if binary else _text(column, "value")
-    if not compressed:
-        return column
-    pack = zstandard.ZstdCompressor().compress
-    return pa.array([None if value is None else pack(value) for value in column.to_pylist()], pa.binary())
+        column = as_json(column, rows)
+    return column.cast(pa.binary()) if binary else _text(column, "value")
 
 
 def _text(column: pa.Array, name: str) -> pa.Array:

@@ -48,7 +48,15 @@ begin
             using errcode = 'PS409',
                   hint = format(
                       'A query is known by its checkpoint. Go on with the checkpoint of the other one; or leave writer out, or give another name, and everything that this one reads is written; or have it take over the name: begin it where the other one ended (%s), and then: select penstock.forget_writer(%L, %L).',
-                      coalesce('startingOffsets ' || left(before.offsets::text, 300), 'its sources'), p_writer, p_target
+                      case
+                          -- Of one source, as the option takes them, unless a person could not copy them.
+                          when jsonb_typeof(before.offsets -> 0) = 'object' and jsonb_array_length(before.offsets) = 1
+                              and length(before.offsets::text) <= 2000
+                          then 'startingOffsets ' || ((before.offsets -> 0) - '@since' - '@lag')::text
+                          when before.offsets is not null then 'see the column offsets of penstock.sink_epochs, which has them for each source'
+                          else 'its offsets are not known'
+                      end,
+                      p_writer, p_target
                   );
     end if;
     return false;
@@ -56,6 +64,72 @@ end
 $$;
 comment on function penstock.note_epoch(text, text, bigint, bigint, text, jsonb) is
     'Part of commit_staged and commit_staged_events: notes a batch of a writer to a target. False when it, or a later one, was noted before. PS409 when the name belongs to another query.';
+
+create or replace function penstock.note_targets(
+    p_writer text, p_target text, p_epoch bigint, p_rows bigint, p_named jsonb, p_query text, p_offsets jsonb
+)
+returns jsonb
+language plpgsql
+as $$
+declare
+    -- A write whose rows say what they are for is noted for each of these, as if it were a write to that alone.
+    by_column constant boolean := coalesce(p_target in ('jobs', 'streams'), false);
+    kind constant text := case when by_column then rtrim(p_target, 's') else split_part(p_target, ' ', 1) end;
+    named constant jsonb := coalesce(p_named, jsonb_build_object(substr(p_target, length(kind) + 2), jsonb_build_object('rows', p_rows)));
+    noted jsonb := '{}';
+    target record;
+begin
+    if by_column and p_named is null then
+        raise exception 'it is not said which % writer % writes to', p_target, quote_literal(left(p_writer, 100))
+            using errcode = 'PS400', hint = 'Give p_named: {"orders": {"rows": 5}}.';
+    end if;
+    if not by_column and named - substr(p_target, length(kind) + 2) <> '{}' then
+        raise exception 'writer % writes to %, and p_named has something else', quote_literal(left(p_writer, 100)), left(p_target, 100)
+            using errcode = 'PS400', hint = 'A write to several job types or streams has the target jobs or streams.';
+    end if;
+    perform penstock.check_size((select count(*) from jsonb_object_keys(named)), 10000, 'targets');
+    -- In the order of names, so that two writers do not lock each other.
+    for target in select key as name, value as one from jsonb_each(named) order by key loop
+        if penstock.note_epoch(
+            p_writer, case when by_column then kind || ' ' || target.name else p_target end, p_epoch,
+            (target.one ->> 'rows')::bigint, p_query, p_offsets
+        ) then
+            noted := noted || jsonb_build_object(target.name, target.one);
+        end if;
+    end loop;
+    return noted;
+end
+$$;
+comment on function penstock.note_targets(text, text, bigint, bigint, jsonb, text, jsonb) is
+    'Part of commit_staged and commit_staged_events: note_epoch for each job type or stream that a batch writes to. Returns those of p_named that were noted now, and are therefore to be written.';
+
+create or replace function penstock.check_staged(p_writer text, p_target text, p_named jsonb, p_noted jsonb, p_staged jsonb)
+returns bigint
+language plpgsql
+immutable
+as $$
+declare
+    what constant text := case when p_target like 'job%' then 'jobs' else 'events' end;
+    wrong record;
+begin
+    select key as name into wrong from jsonb_each(p_staged)
+    where not p_noted ? key and not coalesce(p_named ? key, false) order by key limit 1;
+    if found then
+        raise exception 'writer % has staged % for %, which the write to % does not name',
+            quote_literal(left(p_writer, 100)), what, left(wrong.name, 100), left(p_target, 100)
+            using errcode = 'PS400', hint = 'Each row is for the target of its write; name all of them in p_named when a column says which.';
+    end if;
+    select key as name, coalesce(p_staged ->> key, '0') as present, value ->> 'rows' as rows into wrong from jsonb_each(p_noted)
+    where coalesce(p_staged ->> key, '0') is distinct from value ->> 'rows' order by key limit 1;
+    if found then
+        raise exception '% of % staged % of % are there', wrong.present, coalesce(wrong.rows, 'null'), what, p_writer
+            using errcode = 'PS409', hint = 'The server crashed since they were staged: write the batch again.';
+    end if;
+    return (select coalesce(sum((value ->> 'rows')::bigint), 0) from jsonb_each(p_noted));
+end
+$$;
+comment on function penstock.check_staged(text, text, jsonb, jsonb, jsonb) is
+    'Part of commit_staged and commit_staged_events: p_staged has the number of staged rows by job type or stream. Raises PS400 when there is one that the write does not name, PS409 when some are missing. Returns how many are to be written.';
 
 create or replace function penstock.forget_writer(p_writer text, p_target text default null)
 returns bigint
@@ -222,7 +296,8 @@ create or replace function penstock.commit_staged(
     p_rows bigint,
     p_target text,
     p_query text default null,
-    p_offsets jsonb default null
+    p_offsets jsonb default null,
+    p_named jsonb default null
 )
 returns table (queued bigint, known bigint)
 language plpgsql
@@ -231,36 +306,43 @@ set search_path = penstock, pg_temp
 as $$
 declare
     moment constant timestamptz := penstock.clock();
-    present bigint;
-    noted boolean;
+    noted jsonb;
+    present jsonb;
     careful boolean;
     doubtful boolean;
 begin
     perform penstock.check_size(cardinality(p_parts), 1000000, 'parts');
-    noted := penstock.note_epoch(p_writer, p_target, p_epoch, p_rows, p_query, p_offsets);
+    noted := penstock.note_targets(p_writer, p_target, p_epoch, p_rows, p_named, p_query, p_offsets);
     queued := 0;
     known := 0;
-    if noted and p_rows > 0 then
+    if noted <> '{}' and p_rows > 0 then
         -- One look at everything: how many there are, what has to go the careful way, and what the rules of enqueue refuse.
         select
-            count(*),
-            coalesce(bool_or(id is not null or unique_key is not null or name in (select pools.name from penstock.pools)), false),
-            coalesce(
+            coalesce(jsonb_object_agg(by_type.name, by_type.jobs), '{}'),
+            coalesce(bool_or(by_type.careful), false) or exists (select from penstock.pools where noted ? pools.name),
+            coalesce(bool_or(by_type.doubtful), false)
+        into present, careful, doubtful
+        from (
+            select
+                name,
+                count(*) as jobs,
+                bool_or(id is not null or unique_key is not null) as careful,
                 bool_or(
                     octet_length(data) > 1048576
                     or run_after <> penstock.shown_time(run_after)
                     or expires_at <> penstock.shown_time(expires_at)
                     or not penstock.is_key(key)
                     or priority not between -100 and 100
-                ),
-                false
-            )
-        into present, careful, doubtful
-        from penstock.staged_jobs
-        where writer = p_writer and role = session_user and part = any (p_parts);
-        if present <> p_rows then
-            raise exception '% of % staged jobs of % are there', present, p_rows, p_writer
-                using errcode = 'PS409', hint = 'The server crashed since they were staged: write the batch again.';
+                ) as doubtful
+            from penstock.staged_jobs
+            where writer = p_writer and role = session_user and part = any (p_parts)
+            group by name
+        ) as by_type;
+        p_rows := penstock.check_staged(p_writer, p_target, p_named, noted, present);
+        if (select count(*) from jsonb_object_keys(present)) > (select count(*) from jsonb_object_keys(noted)) then
+            -- Some of the job types have got this batch before.
+            delete from penstock.staged_jobs
+            where writer = p_writer and role = session_user and part = any (p_parts) and not noted ? name;
         end if;
         if doubtful then
             perform penstock.refuse_staged(p_writer, p_parts, moment);
@@ -277,8 +359,8 @@ begin
     return next;
 end
 $$;
-comment on function penstock.commit_staged(text, bigint, text[], bigint, text, text, jsonb) is
-    'Enqueues what these parts have staged, p_rows jobs in all, unless the writer has committed this epoch or a later one to this target (see note_epoch). One transaction. Returns how many were queued, and how many there were already (by id or unique key).';
+comment on function penstock.commit_staged(text, bigint, text[], bigint, text, text, jsonb, jsonb) is
+    'Enqueues what these parts have staged, p_rows jobs in all, unless the writer has committed this epoch or a later one to this target (see note_epoch). When the target is jobs, p_named has the job types, as {"invoice": {"rows": 5}}, and each is a target of its own. One transaction. Returns how many were queued, and how many there were already (by id or unique key).';
 
 create or replace function penstock.discard_staged(p_writer text, p_epoch bigint, p_target text)
 returns void

@@ -278,6 +278,8 @@ stable
 as $$
 declare
     wrong integer;
+    size bigint;
+    odd_times timestamptz[];
 begin
     select staged.partition into wrong
     from penstock.staged_events as staged
@@ -296,29 +298,41 @@ begin
             using errcode = 'PS400',
                   hint = format('It has the partitions 0 to %s, and payloads in the format %s.', p_stream.partitions - 1, p_stream.format);
     end if;
-    if exists (
-        select
-        from penstock.staged_events as staged
-        cross join lateral (
-            select max(octet_length(payload)) as size from unnest(staged.data) as payload
-            union all
-            select max(octet_length(payload)) from unnest(staged.bytes) as payload
-        ) as largest
-        where staged.writer = p_writer
-            and staged.role = session_user
-            and staged.part = any (p_parts)
-            and staged.stream = p_stream.name
-            and largest.size > p_stream.max_event_bytes
-    ) then
+    -- Whoever stages may write these rows by hand. The sink refuses the same before it stages, and says which row it is.
+    select largest.size, staged.times into size, odd_times
+    from penstock.staged_events as staged
+    cross join lateral (
+        select greatest(
+            (select max(octet_length(payload)) from unnest(staged.data) as payload),
+            (select max(octet_length(payload)) from unnest(staged.bytes) as payload),
+            (select max(octet_length(key)) from unnest(staged.keys) as key),
+            (select max(octet_length(header)) from unnest(staged.headers) as header)
+        ) as size
+    ) as largest
+    where staged.writer = p_writer
+        and staged.role = session_user
+        and staged.part = any (p_parts)
+        and staged.stream = p_stream.name
+        and (
+            largest.size > p_stream.max_event_bytes
+            or p_stream.compression = 'zstd' and not p_stream.name like '%.dead' and exists (
+                select from unnest(staged.bytes) as payload
+                where penstock.unpacked_size(payload) not between 0 and p_stream.max_event_bytes
+            )
+            or exists (select from unnest(staged.times) as happened_at where happened_at <> penstock.shown_time(happened_at))
+        )
+    limit 1;
+    if found then
+        perform penstock.check_times(odd_times);
         raise exception 'an event of stream % is larger than % bytes', p_stream.name, p_stream.max_event_bytes
-            using errcode = 'PS413', hint = 'Keep large things elsewhere and append where they are, or change max_event_bytes.';
+            using errcode = 'PS413', hint = 'Keep large things elsewhere and append where they are, or change max_event_bytes. Of a stream that is compressed, each payload is a frame of zstd.';
     end if;
 end
 $$;
 comment on function penstock.check_staged_events(text, text[], penstock.streams) is
-    'Part of commit_staged_events: raises PS400 for staged events that do not fit the partitions or the format of the stream, and PS413 for one that is too large.';
+    'Part of commit_staged_events: raises PS400 for staged events that do not fit the partitions or the format of the stream or have a time that not every client can read, and PS413 for one that is too large.';
 
-create or replace function penstock.append_staged(p_writer text, p_epoch bigint, p_parts text[], p_name text)
+create or replace function penstock.append_staged(p_writer text, p_epoch bigint, p_parts text[], p_name text, p_id integer)
 returns void
 language plpgsql
 as $$
@@ -330,6 +344,10 @@ begin
     gathered := penstock.gather_partitions(stream);
     -- Read again: no transaction changes the number now.
     stream := penstock.require_stream(p_name);
+    if stream.id <> p_id then
+        raise exception 'stream % was dropped and made anew while events for it were staged', p_name
+            using errcode = 'PS409', hint = 'Keys and payloads were made for the stream that was there before: write the batch again.';
+    end if;
     if exists (
         select from penstock.staged_events
         where writer = p_writer and role = session_user and part = any (p_parts) and staged_events.stream = p_name and width <> gathered.width
@@ -355,7 +373,8 @@ begin
     perform penstock.wake(penstock.listening('events', stream.id::text), 'events ' || stream.id);
 end
 $$;
-comment on function penstock.append_staged(text, bigint, text[], text) is 'Part of commit_staged_events: appends what these parts have staged for one stream.';
+comment on function penstock.append_staged(text, bigint, text[], text, integer) is
+    'Part of commit_staged_events: appends what these parts have staged for one stream, if it still is the one of this id (null: whichever it is).';
 
 create or replace function penstock.commit_staged_events(
     p_writer text,
@@ -364,7 +383,8 @@ create or replace function penstock.commit_staged_events(
     p_rows bigint,
     p_target text,
     p_query text default null,
-    p_offsets jsonb default null
+    p_offsets jsonb default null,
+    p_named jsonb default null
 )
 returns boolean
 language plpgsql
@@ -372,28 +392,30 @@ security definer
 set search_path = penstock, pg_temp
 as $$
 declare
-    noted constant boolean := penstock.note_epoch(p_writer, p_target, p_epoch, p_rows, p_query, p_offsets);
-    present bigint;
-    wanted text;
+    noted constant jsonb := penstock.note_targets(p_writer, p_target, p_epoch, p_rows, p_named, p_query, p_offsets);
+    present jsonb;
+    wanted record;
 begin
     perform penstock.check_size(cardinality(p_parts), 1000000, 'parts');
-    if noted and p_rows > 0 then
-        select coalesce(sum(events), 0) into present from penstock.staged_events where writer = p_writer and role = session_user and part = any (p_parts);
-        if present <> p_rows then
-            raise exception '% of % staged events of % are there', present, p_rows, p_writer
-                using errcode = 'PS409', hint = 'The server crashed since they were staged: write the batch again.';
-        end if;
+    if noted <> '{}' and p_rows > 0 then
+        select coalesce(jsonb_object_agg(by_stream.stream, by_stream.events), '{}')
+        into present
+        from (
+            select stream, sum(events) as events
+            from penstock.staged_events
+            where writer = p_writer and role = session_user and part = any (p_parts)
+            group by stream
+        ) as by_stream;
+        perform penstock.check_staged(p_writer, p_target, p_named, noted, present);
         -- In the order of names, and of partitions in each, so that two writers do not lock each other.
-        for wanted in
-            select distinct stream from penstock.staged_events where writer = p_writer and role = session_user and part = any (p_parts) order by stream
-        loop
-            perform penstock.append_staged(p_writer, p_epoch, p_parts, wanted);
+        for wanted in select key as name, (value ->> 'id')::integer as id from jsonb_each(noted) where present ? key order by key loop
+            perform penstock.append_staged(p_writer, p_epoch, p_parts, wanted.name, wanted.id);
         end loop;
     end if;
     -- Of this epoch, and what attempts that did not count or crashed writers have left.
     delete from penstock.staged_events where writer = p_writer and role = session_user and (part = any (p_parts) or starts_with(part, penstock.parts_of(p_epoch, p_target)));
-    return noted;
+    return noted <> '{}';
 end
 $$;
-comment on function penstock.commit_staged_events(text, bigint, text[], bigint, text, text, jsonb) is
-    'Appends what these parts have staged, p_rows events in all, unless the writer has committed this epoch or a later one to this target (see note_epoch). One transaction. False when it had been committed before.';
+comment on function penstock.commit_staged_events(text, bigint, text[], bigint, text, text, jsonb, jsonb) is
+    'Appends what these parts have staged, p_rows events in all, unless the writer has committed this epoch or a later one to this target (see note_epoch). p_named has the streams, as {"orders": {"rows": 5, "id": 7}}, of which each is a target of its own when the target is streams; with the id of a stream, one that was made anew since is refused (PS409). One transaction. False when it had been committed before.';
