@@ -12,6 +12,7 @@ from penstock.errors import Fail as Fail
 from penstock.errors import InvalidInput as InvalidInput
 from penstock.errors import JobFailed as JobFailed
 from penstock.errors import KeyMissing as KeyMissing
+from penstock.errors import MissingExtra as MissingExtra
 from penstock.errors import NotFound as NotFound
 from penstock.errors import OffsetGone as OffsetGone
 from penstock.errors import PenstockError as PenstockError
@@ -93,6 +94,7 @@ __all__ = [
     "Lifespan",
     "LogLine",
     "Message",
+    "MissingExtra",
     "NewEvent",
     "NewJob",
     "NewMessage",

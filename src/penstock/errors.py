@@ -99,6 +99,25 @@ class EmbeddedServerError(PenstockError):
     """The embedded PostgreSQL server could not be started or stopped."""
 
 
+class MissingExtra(PenstockError, ModuleNotFoundError):
+    """A part of Penstock needs packages that are not installed; the message names the extra that installs them.
+
+    Args:
+        what: Part of Penstock, as the subject of a sentence.
+        extra: Name of the extra.
+        package: Package that is missing.
+    """
+
+    def __init__(self, what: str, extra: str, package: str) -> None:
+        super().__init__(f"{what} needs the package {package}, which is not installed: pip install 'penstock[{extra}]'")
+        self.what = what
+        self.extra = extra
+        self.package = package
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (MissingExtra, (self.what, self.extra, self.package))
+
+
 class JobFailed(PenstockError):
     """A job that the caller waited for ended without success."""
 

@@ -73,6 +73,7 @@ DEFINED_IN = {
     "DatabaseUnavailable": "penstock.errors",
     "SchemaMismatch": "penstock.errors",
     "EmbeddedServerError": "penstock.errors",
+    "MissingExtra": "penstock.errors",
     "JobFailed": "penstock.errors",
     "Retry": "penstock.errors",
     "Snooze": "penstock.errors",

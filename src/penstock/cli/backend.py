@@ -13,7 +13,7 @@ from typing import Any, Protocol, Self, TypeVar
 from uuid import UUID
 
 from penstock.app import Penstock
-from penstock.errors import InvalidInput, PenstockError
+from penstock.errors import InvalidInput
 from penstock.jobs.models import Enqueued, JobCounts, JobRecord, JobTypeRecord, NewJob, Status, Why
 from penstock.jobs.scaling import ScaleAdvice
 from penstock.pools.models import KeyedJob, KeyState, PausedKey, PoolDetails, PoolMember, QuarantinedKey, StandingState
@@ -198,10 +198,8 @@ def _backend() -> Backend:
     url = _server()
     if url is None:
         return Penstock()
-    try:
-        from penstock.client import AsyncClient
-    except ModuleNotFoundError as error:
-        raise PenstockError(f"{error.name} is not installed", hint="Install the extra: pip install 'penstock[http]'") from None
+    from penstock.client import AsyncClient
+
     return AsyncClient(url, token=os.environ.get("PENSTOCK_SERVER_TOKEN") or None)
 
 

@@ -11,7 +11,6 @@ import typer
 from penstock.cli.backend import database_app
 from penstock.cli.output import out
 from penstock.core import logs
-from penstock.errors import InvalidInput
 from penstock.worker.worker import stop_on
 
 
@@ -28,11 +27,8 @@ def gearman(
     timeout: Annotated[float, typer.Option(min=0.1, help="Seconds that a foreground fan-out waits.")] = 30,
 ) -> None:
     """Serve subscribe_fanout, unsubscribe_fanout and fanout on gearmands until SIGTERM or Ctrl-C."""
-    try:
-        from penstock.integrations.gearman.bridge import Bridge
-        from penstock.integrations.gearman.wire import Server
-    except ImportError as error:
-        raise InvalidInput(f"the package {error.name} is missing", hint="Run: pip install 'penstock[gearman]'") from None
+    from penstock.integrations.gearman.bridge import Bridge
+    from penstock.integrations.gearman.wire import Server
 
     logs.configure()
 

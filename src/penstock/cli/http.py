@@ -67,10 +67,8 @@ def _serve_or_say(given: dict[str, Any]) -> None:
 
 
 def _serve(given: dict[str, Any]) -> None:
-    try:
-        from penstock.http import HttpSettings, serve
-    except ModuleNotFoundError as error:
-        raise _not_installed(error) from None
+    from penstock.http import HttpSettings, serve
+
     serve(HttpSettings.read(**{name: value for name, value in given.items() if value is not None}), typer.echo)
 
 
@@ -83,14 +81,11 @@ def dequeue(
 
     The password of its user jobs comes from DOWNSTREAM_WORKER_AUTH.
     """
+    from penstock.integrations.rickover.downstream import DownstreamWorker
+    from penstock.integrations.rickover.service import DownstreamSettings
     from penstock.worker.worker import stop_on
 
     require_database()
-    try:
-        from penstock.integrations.rickover.downstream import DownstreamWorker
-        from penstock.integrations.rickover.service import DownstreamSettings
-    except ModuleNotFoundError as error:
-        raise _not_installed(error) from None
     given = {"url": downstream_url, "concurrency": concurrency}
     settings = DownstreamSettings.read(**{name: value for name, value in given.items() if value is not None})
     settings.require_url()
@@ -137,12 +132,9 @@ def add_user(
     """Add a user of the HTTP API."""
     from penstock.app import Penstock
     from penstock.http import user_queries as table
+    from penstock.http.users import hash_secret, new_secret
 
     require_database()
-    try:
-        from penstock.http.users import hash_secret, new_secret
-    except ModuleNotFoundError as error:
-        raise _not_installed(error) from None
     if password is not None:
         raise typer.BadParameter(
             "every user of this machine sees it in the list of processes: use --password-file, --ask or PENSTOCK_USER_PASSWORD",
@@ -202,7 +194,3 @@ def remove_user(name: Annotated[str, typer.Argument(help="The user.")]) -> None:
 
     with_database(run)
     out.print(f"removed: {name}", highlight=False)
-
-
-def _not_installed(error: ModuleNotFoundError) -> PenstockError:
-    return PenstockError(f"{error.name} is not installed", hint="Install the extra: pip install 'penstock[http]'")

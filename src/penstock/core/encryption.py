@@ -27,6 +27,7 @@ from typing import Any, Protocol, TypeVar
 import orjson
 from pydantic import SecretStr
 
+from penstock.core.extras import needs
 from penstock.core.serialization import Codec
 from penstock.errors import InvalidInput, KeyMissing, PenstockError, Unreadable
 
@@ -315,13 +316,9 @@ def _id_of(key: bytes) -> str:
 
 
 def _cipher() -> Callable[[bytes], Any]:
-    try:
+    with needs("encryption", "an application with keys"):
         from cryptography.exceptions import UnsupportedAlgorithm
         from cryptography.hazmat.primitives.ciphers.aead import AESGCMSIV
-    except ImportError:
-        raise PenstockError(
-            "keys need the package cryptography", hint='Install the extra: pip install "penstock[encryption]"'
-        ) from None
     try:
         AESGCMSIV(bytes(KEY_BYTES))
     except UnsupportedAlgorithm:

@@ -16,7 +16,8 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
-from penstock.errors import NotFound, PenstockError
+from penstock.core.extras import needs
+from penstock.errors import NotFound
 from penstock.history.lake import KINDS, Lake
 from penstock.history.lake_queries import LakeFile
 
@@ -135,10 +136,8 @@ class DeltaLog:
 
 
 def _delta() -> Any:
-    try:
+    with needs("delta", "a Delta table"):
         import deltalake
-    except ImportError:
-        raise PenstockError("Delta is not installed here", hint='Install it: pip install "penstock[delta]".') from None
     return deltalake
 
 

@@ -19,6 +19,7 @@ import orjson
 
 from penstock.core.checks import did_you_mean
 from penstock.core.encryption import is_envelope
+from penstock.core.extras import needs
 from penstock.errors import NotFound, PenstockError
 from penstock.history import lake_queries as lakes
 from penstock.history.lake_queries import LakeFile, LakeRecord
@@ -42,6 +43,8 @@ class Lake:
     """
 
     def __init__(self, name: str, uri: str) -> None:
+        with needs("spark", "a lake of history"):
+            import pyarrow  # noqa: F401
         self.name = name
         self.uri = uri_of(uri)
         self._opened: tuple[pyarrow.fs.FileSystem, str] | None = None
@@ -144,10 +147,8 @@ class Lake:
     @property
     def _files(self) -> tuple[pyarrow.fs.FileSystem, str]:
         if self._opened is None:
-            try:
-                import pyarrow.fs
-            except ImportError:
-                raise PenstockError("the lake cannot be read here", hint='Install it: pip install "penstock[spark]".') from None
+            import pyarrow.fs
+
             files, root = pyarrow.fs.FileSystem.from_uri(self.uri)
             files.create_dir(root, recursive=True)
             self._opened = files, root.rstrip("/")

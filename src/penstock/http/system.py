@@ -15,7 +15,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 
 from penstock._version import __version__
 from penstock.core.records import to_json
-from penstock.errors import PenstockError
+from penstock.errors import MissingExtra, PenstockError
 from penstock.http.errors import not_found
 from penstock.http.origin import page_policy
 from penstock.http.routing import OPEN, READ, CurrentService, Instance, User, raw_answer, router
@@ -94,7 +94,7 @@ def _viewer() -> FilePath:
     """The folder with the files of Swagger UI 5; the package has them, what it does with them is not used."""
     found = find_spec("fastapi_offline")
     if found is None or found.origin is None:
-        raise ModuleNotFoundError("fastapi-offline is not installed", name="fastapi_offline")
+        raise MissingExtra("the viewer of the OpenAPI document", "http", "fastapi-offline")
     return FilePath(found.origin).parent / "static"
 
 

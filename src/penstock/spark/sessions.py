@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from penstock.core.extras import needs
 from penstock.errors import PenstockError
 from penstock.spark.java import Java, find_java
 
@@ -19,10 +20,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
-
-
-class SparkNotInstalled(PenstockError):
-    """The extra `spark` is not installed."""
 
 
 def session(
@@ -42,10 +39,11 @@ def session(
             that can be changed while it runs.
 
     Raises:
-        SparkNotInstalled: pyspark is not installed.
+        MissingExtra: pyspark is not installed.
         JavaNotFound: No usable Java was found (a remote server needs none here).
     """
-    _require_pyspark()
+    with needs("spark,jdk", "a session of Spark"):
+        import pyspark  # noqa: F401
     from pyspark.sql import SparkSession
 
     given = dict(config or {})
@@ -147,12 +145,3 @@ def _connected(remote: str, app_name: str, given: dict[str, str]) -> SparkSessio
     for name, value in given.items():
         builder = builder.config(name, value)
     return builder.getOrCreate()
-
-
-def _require_pyspark() -> None:
-    try:
-        import pyspark  # noqa: F401
-    except ImportError:
-        raise SparkNotInstalled(
-            "Spark is not installed", hint='Install it: pip install "penstock[spark,jdk]" (jdk brings Java).'
-        ) from None

@@ -8,9 +8,10 @@ without a stated size up to the bound, and bounds the window that a frame reques
 from __future__ import annotations
 
 import threading
+from functools import cache
+from typing import Any
 
-import zstandard
-
+from penstock.core.extras import needs
 from penstock.errors import Unreadable
 
 # A reader may not know that the bound of a stream has been raised, so it always admits at least this size.
@@ -18,20 +19,30 @@ LEAST_BOUND = 8 << 20
 _WINDOW = 128 << 20
 
 
+@cache
+def _zstandard() -> Any:
+    with needs("compression", "a stream with compression"):
+        import zstandard
+    return zstandard
+
+
 class _PerThread(threading.local):
     """A compressor and a decompressor for each thread, since they are not safe for several threads at once."""
 
     def __init__(self) -> None:
-        self.packer = zstandard.ZstdCompressor()
-        self.unpacker = zstandard.ZstdDecompressor(max_window_size=_WINDOW)
+        self.packer = _zstandard().ZstdCompressor()
+        self.unpacker = _zstandard().ZstdDecompressor(max_window_size=_WINDOW)
 
 
-_own = _PerThread()
+@cache
+def _own() -> _PerThread:
+    return _PerThread()
 
 
 def pack(payload: bytes) -> bytes:
     """A payload as one frame, which states its size."""
-    return _own.packer.compress(payload)
+    packed: bytes = _own().packer.compress(payload)
+    return packed
 
 
 def unpack(stored: bytes, most: int) -> bytes:
@@ -45,12 +56,14 @@ def unpack(stored: bytes, most: int) -> bytes:
         Unreadable: The value is not a frame, or its payload is larger than the bound.
     """
     bound = max(most, LEAST_BOUND)
+    zstandard = _zstandard()
     try:
         size = zstandard.frame_content_size(stored)
         if size > bound:
             raise Unreadable(f"its stated uncompressed size is {size} bytes, and the limit is {bound}")
         # The decompressor allocates only as much of the maximum as it writes to.
-        return _own.unpacker.decompress(stored, max_output_size=0 if size >= 0 else bound)
+        unpacked: bytes = _own().unpacker.decompress(stored, max_output_size=0 if size >= 0 else bound)
+        return unpacked
     except zstandard.ZstdError as error:
         raise Unreadable(f"it is not compressed by zstd: {error}") from None
     except MemoryError:
