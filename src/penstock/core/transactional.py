@@ -80,6 +80,29 @@ async def fetch_document(connection: Any, call: str, name: str, document: str) -
         raise (_translated(error) or error) from error
 
 
+def check_transaction(connection: Any) -> None:
+    """Refuse a connection that has no transaction open and would commit each statement by itself, where its driver tells.
+
+    A connection that begins a transaction with its first statement is accepted.
+
+    Raises:
+        InvalidInput: No transaction is open, or the connection is a pool or engine, which has none.
+    """
+    alone = False
+    if is_asyncpg(connection):
+        alone = not connection.is_in_transaction()
+    elif _of(connection, "psycopg", "Connection", "AsyncConnection", "Cursor", "AsyncCursor"):
+        connection = getattr(connection, "connection", connection)
+        alone = connection.autocommit and connection.info.transaction_status == sys.modules["psycopg"].pq.TransactionStatus.IDLE
+    elif hasattr(connection, "in_atomic_block"):  # Django
+        alone = connection.get_autocommit() and not connection.in_atomic_block
+    if alone:
+        raise InvalidInput(
+            f"this {type(connection).__qualname__} has no transaction open",
+            hint="Call finish in the transaction that has the effects of the job: async with connection.transaction(): ...",
+        )
+
+
 async def _rows(result: Any) -> Any:
     if inspect.isawaitable(result):
         if without_loop():

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Generic, Literal, Protocol, TypeVar
 from uuid import UUID
 
+from penstock.core.blocking import run_without_loop
 from penstock.core.dependencies import name_of, unwrapped
 from penstock.errors import Conflict, InvalidInput
 from penstock.jobs.models import Executor
@@ -32,6 +33,9 @@ class JobControl(Protocol):
 
     def log(self, line: str) -> None:
         """Add a line to the log of the job. Callable from the loop and from threads."""
+
+    def finish(self, connection: Any, result: Any) -> Coroutine[Any, Any, None]:
+        """Finish the job in the transaction of a connection. The call runs on the loop, or without one in a handler's thread."""
 
     @property
     def cancelled(self) -> bool:
@@ -99,6 +103,26 @@ class Job(Generic[T]):
         """
         self._controlled().log(line)
 
+    async def finish(self, connection: Any, *, result: Any = None) -> None:
+        """End the job as succeeded in your own transaction: exactly once, together with what the transaction does.
+
+        The job is finished when the transaction commits. When it is rolled back, the job is not finished, and is retried. After
+        the commit it does not matter how the handler ends. Call it last: while the transaction is open, `extend` is refused.
+
+        Args:
+            connection: Connection or session of asyncpg, psycopg, SQLAlchemy or Django with a transaction, in this database.
+            result: Result of the job, any JSON, which is kept.
+
+        Raises:
+            Conflict: The job no longer belongs to this worker, or it runs in a process: do not commit.
+            InvalidInput: The connection is of no supported kind, or has no transaction open.
+        """
+        await self._controlled().finish(connection, result)
+
+    def finish_blocking(self, connection: Any, *, result: Any = None) -> None:
+        """`finish` for a plain handler in a thread, with a connection or session whose driver blocks."""
+        run_without_loop(self._controlled().finish(connection, result))
+
     @property
     def cancelled(self) -> bool:
         """Whether to stop: the job was cancelled, or its time limit has passed. A plain handler checks this in its loops."""
@@ -108,7 +132,7 @@ class Job(Generic[T]):
         if self.control is None:
             raise Conflict(
                 f"job {self.id} has no connection to its worker in this process",
-                hint="extend(), progress() and log() work in async handlers and in threads, not in processes.",
+                hint="extend(), progress(), log() and finish() work in async handlers and in threads, not in processes.",
             )
         return self.control
 

@@ -320,6 +320,7 @@ class Settlement(NamedTuple):
     detail: str | None = None
     retry_after: timedelta | None = None
     name: str = ""  # name of the job type, for the log
+    written: bool = False  # the job is finished: its handler's own transaction wrote that
 
 
 @dataclass(frozen=True, slots=True)

@@ -338,7 +338,9 @@ async def isolate(database: Database, worker: str, begin: bool) -> bool:
 
 async def settle(database: Database, settlements: Sequence[Settlement]) -> dict[UUID, str]:
     """Settle attempts. Returns the outcomes of those that are not plain successes; "stale" means that nothing changed."""
-    plain = all(s.outcome is Outcome.SUCCEEDED and s.detail is None for s in settlements)
+    plain = all(s.outcome is Outcome.SUCCEEDED and s.detail is None and not s.written for s in settlements)
+    if not plain and not (settlements := [s for s in settlements if not s.written]):
+        return {}
     rows = await database.fetch(
         "select * from penstock.settle($1, $2::smallint[], $3::bigint[], $4, $5::jsonb[], $6)",
         [s.id for s in settlements],
@@ -350,6 +352,12 @@ async def settle(database: Database, settlements: Sequence[Settlement]) -> dict[
         retry=True,
     )
     return {row["id"]: row["outcome"] for row in rows}
+
+
+async def confirm_finished(database: Database, ids: Sequence[UUID]) -> dict[UUID, str]:
+    """Take jobs off their leases whose finish has committed. Returns the others: "open" during its transaction, or "held"."""
+    rows = await database.fetch("select * from penstock.confirm_finished($1)", ids, retry=True)
+    return {row["id"]: row["state"] for row in rows}
 
 
 async def extend(database: Database, job: ClaimedJob | Settlement, lease: int, duration: timedelta | None) -> int | None:

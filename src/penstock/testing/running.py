@@ -274,6 +274,9 @@ class _Control:
     def log(self, line: str) -> None:
         """See `JobControl`."""
 
+    async def finish(self, connection: Any, result: Any) -> None:
+        """See `JobControl`: a job that is stored nowhere has no row to finish."""
+
 
 async def run_job(type: JobType[P] | JobCall[P], *args: P.args, **kwargs: P.kwargs) -> Any:
     """Call the handler of a job as a worker does, without a database.

@@ -32,7 +32,8 @@ from penstock.pools.worked import WorkedPool
 from penstock.postgres.database import Database
 from penstock.settings import Settings
 from penstock.worker.batches import Batcher
-from penstock.worker.outcomes import released, settlement_of, stopped
+from penstock.worker.finishing import Confirmer
+from penstock.worker.outcomes import finished, not_committed, released, settlement_of, stopped
 from penstock.worker.process import call_in_process
 from penstock.worker.reports import Reports
 from penstock.worker.running import Running, job_of, plain_text_of
@@ -67,6 +68,7 @@ class Executor:
         may_start: Callable[[], bool] = lambda: True,
     ) -> None:
         self.database = database
+        self.confirmer = Confirmer(database)
         self._begin_all = begin_all
         self._may_start = may_start
         # Jobs that have a place, and whose start is being recorded.
@@ -182,6 +184,9 @@ class Executor:
         running = self._jobs.get(id)
         if running is None or running.reason is not None:
             return
+        if running.finishing is not None and running.finishing.task is not None:
+            # Its handler has ended, or is left alone: the transaction decides.
+            return
         running.reason = reason
         kind = running.worked.kind
         if not running.started:
@@ -211,21 +216,40 @@ class Executor:
 
     async def finished(self, grace: float | None) -> bool:
         """Wait until all handlers are done. False when the grace period (seconds; None: any time) was too short."""
-        tasks = [job.task for job in self._jobs.values() if job.task is not None]
-        if tasks:
-            await asyncio.wait(tasks, timeout=grace)
+        deadline = time.monotonic() + (float("inf") if grace is None else grace)
+        # A handler that finished its job itself is followed by the wait for its transaction.
+        while tasks := self._unfinished_tasks():
+            left = None if grace is None else max(deadline - time.monotonic(), 0.0)
+            _, late = await asyncio.wait(tasks, timeout=left)
+            if late:
+                break
         return not self._jobs
+
+    def _unfinished_tasks(self) -> list[asyncio.Task[None]]:
+        tasks = [job.task for job in self._jobs.values() if job.task is not None]
+        tasks += [
+            job.finishing.task for job in self._jobs.values() if job.finishing is not None and job.finishing.task is not None
+        ]
+        return [task for task in tasks if not task.done()]
 
     async def stop_handlers(self) -> None:
         """Cancel the running handlers; interrupted jobs go back to the queue."""
-        tasks = [job.task for job in self._jobs.values() if job.task is not None]
         for id in list(self._jobs):
             self.cancel(id, "shutdown")
-        if tasks:
-            await asyncio.wait(tasks, timeout=1.0)
+        await self.finished(1.0)
         # The executor does not wait for a handler that ignores its cancellation; its late result does not count.
         for running in list(self._jobs.values()):
-            self._finish(running, stopped(running))
+            if running.finishing is not None:
+                # Nothing can be said of it while its transaction is open: its lease ends, or it is finished.
+                self._stop_waiting(running)
+                self._finish(running, None)
+            else:
+                self._finish(running, stopped(running))
+
+    @staticmethod
+    def _stop_waiting(running: Running) -> None:
+        if running.finishing is not None and running.finishing.task is not None:
+            running.finishing.task.cancel()
 
     def give_back(self, ids: Iterable[UUID]) -> None:
         """Release those of the jobs that wait for a place."""
@@ -244,6 +268,7 @@ class Executor:
             self._forget_lease(running.lease)
             running.reason = "lost"
             self._interrupt(running)
+            self._stop_waiting(running)
             if running.task is not None:
                 ending.append(running.task)
         return ending
@@ -383,6 +408,10 @@ class Executor:
     def _finish(self, running: Running, settlement: Settlement | None) -> None:
         if self._jobs.get(running.claimed.id) is not running:
             return
+        if running.finishing is not None and settlement is not None and not settlement.written:
+            if running.finishing.task is None:
+                running.finishing.task = self.loop.create_task(self._confirm(running, settlement), name="penstock-confirm")
+            return
         del self._jobs[running.claimed.id]
         self._forget_lease(running.lease)
         if settlement is not None:
@@ -393,6 +422,21 @@ class Executor:
             # Once for all jobs that finish in this iteration of the event loop.
             self._room_told = True
             self.loop.call_soon(self._tell_of_room)
+
+    async def _confirm(self, running: Running, otherwise: Settlement) -> None:
+        """Settle a job whose handler called `finish`, as what the handler did when its transaction was rolled back."""
+        if await self.confirmer.finished(running.claimed):
+            if otherwise.outcome is not Outcome.SUCCEEDED:
+                log.info(
+                    "job_ended_after_finish", job_id=str(otherwise.id), job_type=running.claimed.name, outcome=otherwise.outcome
+                )
+            settlement = finished(running)
+        else:
+            settlement = not_committed(running) if otherwise.outcome is Outcome.SUCCEEDED else otherwise
+            assert running.finishing is not None  # noqa: S101
+            running.finishing.rolled_back()
+        running.finishing = None
+        self._finish(running, settlement)
 
     def _tell_of_room(self) -> None:
         self._room_told = False

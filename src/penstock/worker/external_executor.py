@@ -20,6 +20,7 @@ from penstock.jobs import queries as jobs
 from penstock.jobs.models import ClaimedJob, Outcome, Settlement
 from penstock.pools.worked import WorkedPool
 from penstock.postgres.database import Database
+from penstock.worker.finishing import Confirmer, Finishing
 from penstock.worker.reports import Lines, lines_of
 from penstock.worker.results import Results
 
@@ -39,6 +40,7 @@ class Pulled:
         self.reason: str | None = None
         self.settled: asyncio.Future[str | None] | None = None
         self.lines: Lines | None = None
+        self._finishing: Finishing | None = None
         self._executor = executor
 
     @property
@@ -46,8 +48,14 @@ class Pulled:
         """See `JobControl`."""
         return self.reason is not None
 
+    @property
+    def finishing(self) -> bool:
+        """Whether the program has called `finish`."""
+        return self._finishing is not None
+
     async def extend(self, duration: timedelta | None) -> None:
         """See `JobControl`."""
+        await self._executor.confirmer.refuse_finishing(self.job, self._finishing)
         lease = await jobs.extend(self._executor.database, self.job, self.lease, duration)
         if lease is None:
             raise Conflict(f"job {self.job.id} no longer belongs to this worker", hint="Stop: another worker may be running it.")
@@ -66,6 +74,13 @@ class Pulled:
         """See `JobControl`."""
         lines_of(self).add(line)
         self._executor.loop.call_soon_threadsafe(self._executor.reports.log, self.job.id, self)
+
+    async def finish(self, connection: Any, result: Any) -> None:
+        """See `JobControl`."""
+        text = None if result is None else self.sealed("result", dump_json(result, f"the result of {self.job.name}"))
+        if self._finishing is None:
+            self._finishing = Finishing(self)
+        await self._finishing.run(connection, self.job, text)
 
     def sealed_line(self, line: str) -> str:
         """See `Logging`."""
@@ -88,12 +103,29 @@ class Pulled:
         if self.settled is not None:
             raise Conflict(f"job {self.job.id} was settled already", hint="Call ack, fail, snooze or release once.")
         self.settled = asyncio.get_running_loop().create_future()
-        self._executor.finish(self, self.settlement(outcome, detail, after))
+        settlement = self.settlement(outcome, detail, after)
+        if self._finishing is not None:
+            settlement = await self._confirmed(self._finishing, settlement)
+        self._executor.finish(self, settlement)
         if await self.settled == "stale":
             raise Conflict(
                 f"job {self.job.id} no longer belongs to this worker",
                 hint="Its slot moved or its visibility timeout ended: another worker runs it, or will.",
             )
+
+    async def _confirmed(self, finishing: Finishing, settlement: Settlement) -> Settlement:
+        """The settlement of a job that the program finished. Raises `Conflict` when its transaction was not committed."""
+        finished = await self._executor.confirmer.finished(self.job)
+        if finished:
+            settlement = settlement._replace(outcome=Outcome.SUCCEEDED, detail=None, retry_after=None, written=True)
+        elif settlement.outcome is Outcome.SUCCEEDED:
+            finishing.rolled_back()
+            self.settled = self._finishing = None
+            raise Conflict(
+                f"job {self.job.id} is not finished: the transaction of finish() was not committed",
+                hint="It still belongs to this worker: do its work again, or settle it with fail or release.",
+            )
+        return settlement
 
     def written(self, outcome: str | None) -> None:
         """The settlement was written, with this outcome."""
@@ -113,6 +145,7 @@ class ExternalExecutor:
 
     def __init__(self, database: Database, results: Results, prefetch: int, sealer: Sealer) -> None:
         self.database = database
+        self.confirmer = Confirmer(database)
         self.sealer = sealer
         self.loop = asyncio.get_running_loop()
         self.on_room: list[Callable[[], None]] = []
@@ -126,6 +159,7 @@ class ExternalExecutor:
         # By settlement, since a job that was lost while it is being settled may have been claimed again.
         self._settling: dict[Settlement, Pulled] = {}
         self._emptied = asyncio.Event()
+        self._ending: set[asyncio.Task[None]] = set()
         results.completer.on_written.append(self._written)
 
     # -- for the program
@@ -155,7 +189,13 @@ class ExternalExecutor:
         for pulled in list(self._jobs.values()):
             if pulled.settled is None:
                 pulled.reason = "shutdown"
-                self.finish(pulled, pulled.settlement(Outcome.RELEASED))
+                if pulled.finishing:
+                    # Only its transaction decides what becomes of it.
+                    ending = asyncio.create_task(pulled.settle(Outcome.RELEASED, None), name="penstock-confirm")
+                    self._ending.add(ending)
+                    ending.add_done_callback(self._ending.discard)
+                else:
+                    self.finish(pulled, pulled.settlement(Outcome.RELEASED))
         self.waiting.clear()
 
     # -- see `PoolExecutor`
@@ -256,6 +296,8 @@ class ExternalExecutor:
 
     def close(self) -> None:
         """Wake the callers that wait for a settlement, since no more are written."""
+        for ending in self._ending:
+            ending.cancel()
         for pulled in [*self._settling.values(), *self._jobs.values()]:
             pulled.written("stale")
 

@@ -65,6 +65,20 @@ def settlement_of(running: Running, error: BaseException) -> Settlement | None:
         return _failed(running, failure)
 
 
+def not_committed(running: Running) -> Settlement:
+    """The settlement of an attempt whose handler called `finish` and returned, while its transaction was rolled back."""
+    claimed = running.claimed
+    error = {"type": "NotCommitted", "message": "the transaction in which the handler called finish() was not committed"}
+    text = running.worked.sealed_error(claimed.id, error)
+    return Settlement(claimed.id, claimed.attempt, running.lease, Outcome.FAILED, text, None, claimed.name)
+
+
+def finished(running: Running) -> Settlement:
+    """The settlement of a job that its handler finished, which is written already."""
+    claimed = running.claimed
+    return Settlement(claimed.id, claimed.attempt, running.lease, Outcome.SUCCEEDED, None, None, claimed.name, True)
+
+
 def _quarantined(running: Running, error: Exception) -> Settlement:
     """The settlement of a job whose payload no attempt can read."""
     claimed = running.claimed

@@ -33,7 +33,10 @@ _LONGEST_ERROR = 2_000
 
 
 class PulledJob(Job[T], Generic[T]):
-    """A job that a program pulled. Until the program settles it with `ack`, `fail`, `snooze` or `release`, its key waits."""
+    """A job that a program pulled. Until the program settles it with `ack`, `fail`, `snooze` or `release`, its key waits.
+
+    After `finish`, and the commit of its transaction, `ack` lets the key go on; it raises `Conflict` when that was rolled back.
+    """
 
     __slots__ = ("_background", "_pulled")
     _background: BackgroundLoop

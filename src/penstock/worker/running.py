@@ -16,6 +16,7 @@ from penstock.jobs.handler import Job
 from penstock.jobs.models import ClaimedJob
 from penstock.jobs.worked import NotStarted, WorkedType
 from penstock.postgres.database import Database
+from penstock.worker.finishing import Confirmer, Finishing
 from penstock.worker.process import UnreadablePayload
 from penstock.worker.reports import Lines, Reports, lines_of
 
@@ -26,6 +27,7 @@ class JobHolder(Protocol):
     database: Database
     loop: asyncio.AbstractEventLoop
     reports: Reports
+    confirmer: Confirmer
 
     def moved(self, running: Running, lease: int) -> None:
         """Accept that the lease of the job was renewed under a new number."""
@@ -39,6 +41,7 @@ class Running:
         "claimed",
         "deadline",
         "entered",
+        "finishing",
         "latest",
         "lease",
         "limit",
@@ -70,6 +73,7 @@ class Running:
         self.entered = False  # its task has taken its first step
         self.may_start = may_start
         self.task: asyncio.Task[None] | None = None
+        self.finishing: Finishing | None = None  # its handler has called finish
         self.lines: Lines | None = None  # of its log, which are not written yet
         self.reason: str | None = None  # why its handler was told to stop
 
@@ -80,6 +84,7 @@ class Running:
 
     async def extend(self, duration: timedelta | None) -> None:
         """See `JobControl`."""
+        await self._executor.confirmer.refuse_finishing(self.claimed, self.finishing)
         lease = await jobs.extend(self._executor.database, self.claimed, self.lease, duration)
         if lease is None:
             raise Conflict(
@@ -107,6 +112,16 @@ class Running:
         """See `JobControl`."""
         lines_of(self).add(line)
         self._executor.loop.call_soon_threadsafe(self._executor.reports.log, self.claimed.id, self)
+
+    async def finish(self, connection: Any, result: Any) -> None:
+        """See `JobControl`."""
+        claimed = self.claimed
+        text = None
+        if result is not None:
+            text = self.worked.sealed("result", claimed.id, dump_json(result, f"the result of {claimed.name}"))
+        if self.finishing is None:
+            self.finishing = Finishing(self)
+        await self.finishing.run(connection, claimed, text)
 
     def sealed_line(self, line: str) -> str:
         """See `Logging`."""

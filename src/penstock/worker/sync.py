@@ -140,6 +140,22 @@ class SyncPulledJob(Generic[T]):
         """
         self._loop.call(lambda: self._of.log(line))
 
+    def finish(self, connection: Any, *, result: Any = None) -> None:
+        """End the job as succeeded in your own transaction: exactly once, together with what the transaction does.
+
+        The job is finished when the transaction commits. When it is rolled back, the job is not finished, and is retried. After
+        the commit it does not matter how the handler ends. Call it last: while the transaction is open, `extend` is refused.
+
+        Args:
+            connection: Connection or session of asyncpg, psycopg, SQLAlchemy or Django with a transaction, in this database.
+            result: Result of the job, any JSON, which is kept.
+
+        Raises:
+            Conflict: The job no longer belongs to this worker, or it runs in a process: do not commit.
+            InvalidInput: The connection is of no supported kind, or has no transaction open.
+        """
+        self._loop.run(self._of.finish(connection, result=result), connection=connection)
+
     @property
     def cancelled(self) -> bool:
         """Whether to stop: the job was cancelled, or its time limit has passed. A plain handler checks this in its loops."""

@@ -58,7 +58,8 @@ as $$
             array['enable_hashjoin=off', 'enable_indexonlyscan=off', 'enable_indexscan=off', 'enable_mergejoin=off', 'enable_seqscan=off'],
             array[
                 'settle_attempts', 'leave_to_callback', 'extend', 'begin_jobs', 'jobs_of_lease', 'settle',
-                'end_attempts', 'report_progress', 'lock_held_jobs', 'append_log', 'end_slots', 'messages_of'
+                'end_attempts', 'report_progress', 'lock_held_jobs', 'append_log', 'end_slots', 'messages_of', 'finish', 'confirm_finished',
+                'fold_finished', 'free_jobs_of_lease'
             ]
         ),
         (

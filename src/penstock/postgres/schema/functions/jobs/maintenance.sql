@@ -106,6 +106,23 @@ end
 $$;
 comment on function penstock.jobs_of_lease(penstock.leases) is 'The jobs that a lease still holds.';
 
+create or replace function penstock.free_jobs_of_lease(p_lease penstock.leases)
+returns setof penstock.queued_jobs
+language plpgsql
+as $$
+begin
+    return query
+    select job.*
+    from penstock.queued_jobs as job
+    where job.id = any (array(select held.id from penstock.jobs_of_lease(p_lease) as held))
+        and job.lease = p_lease.id
+        and job.status = 'in-progress'
+    for update of job skip locked;
+end
+$$;
+comment on function penstock.free_jobs_of_lease(penstock.leases) is
+    'Part of recover and release_unknown: locks the jobs that a lease still holds, and returns them, without those that another transaction has locked, such as one that finishes its job: its end decides what becomes of the job.';
+
 create or replace function penstock.recover_leases(p_leases bigint[], p_error jsonb, p_moment timestamptz)
 returns integer
 language plpgsql
@@ -121,7 +138,7 @@ begin
     loop
         select array_agg(job.id), array_agg(job.attempt)
         into ids, attempts
-        from penstock.jobs_of_lease(lost) as job;
+        from penstock.free_jobs_of_lease(lost) as job;
         if ids is not null then
             recovered := recovered + (
                 select count(*)
@@ -134,7 +151,8 @@ begin
                 )
             );
         end if;
-        delete from penstock.leases where id = lost.id;
+        -- A job that another transaction has locked keeps its lease, which the next call looks at again.
+        delete from penstock.leases where id = lost.id and not exists (select from penstock.jobs_of_lease(lost));
     end loop;
     return recovered;
 end
@@ -162,6 +180,7 @@ begin
     perform penstock.ensure_archive(moment);
     perform penstock.ensure_archive(moment + interval '1 day');
     perform penstock.forget_listeners();
+    perform penstock.fold_finished(null);
     delete from penstock.place_waiters where since < clock_timestamp() - interval '10 minutes';
     -- One check never suffices to take a process for dead: see the head of tables/0003_workers.sql.
     update penstock.workers

@@ -372,16 +372,21 @@ begin
     where name = p_group and running_by = p_member and (p_slots is null or slot = any (p_slots));
     delete from penstock.standing_jobs
     where name = p_group and not wanted and running_by is null;
+    -- A job that another transaction has locked, such as one that finishes it, holds its key until that ends.
     select array_agg(job.id), array_agg(job.attempt), array_agg(job.lease)
     into ids, attempts, leases
-    from penstock.leases as lease
-    cross join unnest(lease.jobs) as held (id)
-    join penstock.queued_jobs as job on job.id = held.id
-    where lease.worker = p_member
-        and lease.name = p_group
-        and job.lease = lease.id
-        and job.status = 'in-progress'
-        and (p_slots is null or job.slot = any (p_slots));
+    from (
+        select job.id, job.attempt, job.lease
+        from penstock.leases as lease
+        cross join unnest(lease.jobs) as held (id)
+        join penstock.queued_jobs as job on job.id = held.id
+        where lease.worker = p_member
+            and lease.name = p_group
+            and job.lease = lease.id
+            and job.status = 'in-progress'
+            and (p_slots is null or job.slot = any (p_slots))
+        for update of job skip locked
+    ) as job;
     if ids is null then
         return 0;
     end if;

@@ -140,7 +140,7 @@ begin
         )
         from (
             select array_agg(job.id) as ids, array_agg(job.attempt) as attempts
-            from penstock.jobs_of_lease(lost) as job
+            from penstock.free_jobs_of_lease(lost) as job
         ) as jobs;
     end loop;
     return released;
