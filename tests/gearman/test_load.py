@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 from datetime import timedelta
 from typing import Any, TypeAlias
 
 import asyncpg
+import gear
+import orjson
 import pytest
 
 from conftest import eventually
-from penstock import Penstock
+from penstock import Job, Penstock, Settings
+from penstock.integrations.gearman.bridge import Bridge
+from penstock.testing import running_worker
 
 from .conftest import WITHOUT_GEARMAN, Gearmand, bridging, echoing
 
@@ -28,6 +33,47 @@ async def test_a_thousand_forwarded_jobs_each_keep_their_own_result(url: str, ge
         "select data, result from penstock.archived_jobs where status <> 'succeeded' or result is distinct from data"
     )
     assert mixed == []
+
+
+async def test_a_thousand_submits_that_are_under_way_at_once_are_not_mixed_up(url: str, gearmand: Gearmand, sql: Sql) -> None:
+    """All of them are with gearmand before the first is answered, so each JOB_CREATED has 999 others to be taken for."""
+    async with Penstock(url, settings=Settings(concurrency=1_000)) as app:
+        await app.create_job_type("echo", keep_result=True)
+        await app.enqueue_many("echo", [{"n": n} for n in range(1_000)])
+        bridge = Bridge(app, [gearmand.server], forward=["echo"], timeout=timedelta(minutes=5))
+        running = asyncio.create_task(bridge.run())
+        await eventually(lambda: _waiting(gearmand, "echo") == 1_000 or running.done(), "a thousand submits", 120)
+        with echoing(gearmand, "echo") as echo:
+            await eventually(lambda: _count(sql, "select count(*) from penstock.archived_jobs", 1_000), "the results", 120)
+        bridge.stop()
+        await running
+    mixed = await sql.fetch(
+        "select data, result from penstock.archived_jobs where status <> 'succeeded' or result is distinct from data"
+    )
+    assert mixed == []
+    assert sorted(orjson.loads(data)["n"] for _, data in echo.given) == list(range(1_000))
+
+
+async def test_a_thousand_jobs_of_gearman_at_once_each_get_their_own_answer(url: str, gearmand: Gearmand) -> None:
+    async with Penstock(url) as app:
+
+        @app.job("double", keep_result=True)
+        async def double(job: Job[Any]) -> dict[str, int]:
+            return {"n": job.data["n"], "double": 2 * job.data["n"]}
+
+        async with running_worker(app), bridging(url, gearmand, expose=["double"], timeout=timedelta(minutes=5)):
+            client = gear.Client("many")
+            client.addServer("127.0.0.1", gearmand.port)
+            await asyncio.to_thread(client.waitForServer, 10)
+            asked = [gear.Job("double", orjson.dumps({"n": n})) for n in range(1_000)]
+            try:
+                # From one thread: gear's client itself mixes up the answers when several submit.
+                await asyncio.to_thread(lambda: [client.submitJob(job) for job in asked])
+                await eventually(lambda: all(job.complete for job in asked), "the answers", 120)
+            finally:
+                client.shutdown()
+    answers = [orjson.loads(b"".join(job.data)) for job in asked]
+    assert answers == [{"n": n, "double": 2 * n} for n in range(1_000)]
 
 
 async def test_functions_without_workers_hold_no_places_that_others_need_and_late_workers_get_everything(
@@ -61,6 +107,10 @@ async def test_functions_without_workers_hold_no_places_that_others_need_and_lat
         where result is distinct from topic_messages.data
     """
     assert await sql.fetchval(wrong) == 0
+
+
+def _waiting(gearmand: Gearmand, function: str) -> int:
+    return gearmand.status().get(function, [0])[0]
 
 
 async def _count(sql: Sql, query: str, wanted: int) -> bool:
