@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import random
+import threading
+from collections.abc import AsyncIterator, Iterable
+from datetime import timedelta
 from typing import Any
+from uuid import UUID
 
 import pytest
 
 from conftest import eventually
-from penstock import Job, Penstock, Settings, Status
+from penstock import Job, Jobs, Penstock, Settings, Status
 from penstock.core.serialization import Codec
 from penstock.jobs import queries as jobs
 from penstock.jobs.handler import HandlerKind
 from penstock.jobs.models import ClaimedJob, Options, Outcome, Settlement
-from penstock.jobs.worked import WorkedType
+from penstock.jobs.worked import BatchOptions, WorkedType
 from penstock.testing import running_worker
 from penstock.worker.executor import Executor
 
@@ -125,3 +129,138 @@ async def test_thousands_of_jobs_cancelled_as_they_start_leave_every_place_free(
         receipts = [await small.enqueue("work", "full", key=f"k{n}" if keyed else None) for n in range(PLACES)]
         for receipt in receipts:
             assert (await small.wait(receipt.id)).status is Status.SUCCEEDED
+
+
+SHAPES = ("async", "thread", "batch", "once")
+
+
+class Shaped:
+    """An executor of jobs that wait at a gate, of one shape; counts how many are at the gate together."""
+
+    def __init__(self, app: Penstock, shape: str) -> None:
+        self.app = app
+        self.shape = shape
+        self.results: list[Settlement] = []
+        self.at_gate: set[UUID] = set()
+        self.gate = threading.Event()
+
+    async def open(self) -> None:
+        async def on_loop(job: Job[Any]) -> None:
+            await self._wait([job])
+
+        async def together(jobs: Jobs[Any]) -> None:
+            await self._wait(jobs)
+
+        def in_thread(job: Job[Any]) -> None:
+            self.at_gate.add(job.id)
+            self.gate.wait(60)
+            self.at_gate.discard(job.id)
+
+        handler: Any = {"thread": in_thread, "batch": together}.get(self.shape, on_loop)
+        batch = BatchOptions(PLACES // 2, timedelta(0), False) if self.shape == "batch" else None
+        kind: HandlerKind = "thread" if self.shape == "thread" else "async"
+        worked = WorkedType("brief", Options(), Codec(Any, "brief"), handler, kind, batch=batch)
+        worked.once = self.shape == "once"
+        self.database = await self.app.database()
+        await jobs.declare_job_type(self.database, "brief", Options().as_json())
+        await jobs.register_worker(self.database, "w", ["brief"], "", 0, 1, self.app.settings.dead_after)
+        self.executor = Executor(self.database, {"brief": worked}, self.app.settings, self.results.append, lambda *_: None)
+
+    async def submitted(self) -> list[ClaimedJob]:
+        """As many jobs as there are places, claimed and with the executor."""
+        await self.app.enqueue_many("brief", [{}] * PLACES)
+        claimed = (await jobs.claim(self.database, "w", ["brief"], PLACES, {})).jobs
+        self.executor.submit(claimed, asyncio.get_running_loop().time())
+        return claimed
+
+    async def _wait(self, waiting: Iterable[Job[Any]]) -> None:
+        ids = {job.id for job in waiting}
+        self.at_gate |= ids
+        try:
+            while not self.gate.is_set():
+                await asyncio.sleep(0.001)
+        finally:
+            self.at_gate -= ids
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+async def test_a_job_that_is_stopped_or_lost_anywhere_frees_its_place(small: Penstock, shape: str) -> None:
+    """Between any two steps, also while its start is recorded or its batch gathers. It is settled once, unless it was lost."""
+    seed = random.randrange(1 << 30)
+    print("seed", seed)
+    dice = random.Random(seed)
+    harness = Shaped(small, shape)
+    await harness.open()
+    try:
+        for _ in range(40):
+            harness.gate.clear()
+            harness.results.clear()
+            claimed = await harness.submitted()
+            lost: set[UUID] = set()
+            for job in dice.sample(claimed, PLACES):
+                for _ in range(dice.randrange(6)):
+                    await asyncio.sleep(0)
+                if dice.random() < 0.3:
+                    await harness.database.fetchval("select 1")
+                for way in dice.choices(["cancelled", "moved", "shutdown", "time limit", "lost", "none"], k=dice.randint(1, 2)):
+                    if way == "lost":
+                        harness.executor.abandon([job.id])
+                        lost.add(job.id)
+                    elif way != "none":
+                        harness.executor.cancel(job.id, way)
+            harness.gate.set()
+            await eventually(lambda: harness.executor.in_flight == 0, f"the end of all jobs, seed {seed}", 60)
+            settled = [result.id for result in harness.results]
+            assert len(settled) == len(set(settled)), f"seed {seed}"
+            assert {job.id for job in claimed} - lost <= set(settled) <= {job.id for job in claimed}, f"seed {seed}"
+        harness.gate.clear()
+        # Only when all places are free can these be at the gate together.
+        there = {job.id for job in await harness.submitted()}
+        await eventually(lambda: harness.at_gate >= there, f"{PLACES} free places, seed {seed}", 60)
+    finally:
+        harness.gate.set()
+        harness.executor.close()
+
+
+async def test_a_job_that_is_lost_while_its_start_is_recorded_does_not_start(small: Penstock) -> None:
+    harness = Shaped(small, "once")
+    await harness.open()
+    claimed = await harness.submitted()
+    harness.executor.abandon([claimed[0].id])
+    harness.executor.cancel(claimed[1].id)
+    await eventually(lambda: len(harness.at_gate) == PLACES - 2, "the others to start", 60)
+    assert harness.at_gate == {job.id for job in claimed[2:]}
+    assert [(result.id, result.outcome) for result in harness.results] == [(claimed[1].id, Outcome.CANCELLED)]
+    harness.gate.set()
+    await eventually(lambda: harness.executor.in_flight == 0, "the end", 60)
+    harness.executor.close()
+
+
+async def test_jobs_whose_start_cannot_be_recorded_are_released(small: Penstock, sql: Any) -> None:
+    harness = Shaped(small, "once")
+    await harness.open()
+    await sql.execute("alter function penstock.begin_jobs(uuid[], bigint[]) rename to begin_jobs_away")
+    await harness.submitted()
+    await eventually(lambda: len(harness.results) == PLACES, "the results", 60)
+    assert {result.outcome for result in harness.results} == {Outcome.RELEASED}
+    assert harness.executor.in_flight == 0 and not harness.at_gate
+    # The places are free.
+    await sql.execute("alter function penstock.begin_jobs_away(uuid[], bigint[]) rename to begin_jobs")
+    await harness.submitted()
+    await eventually(lambda: len(harness.at_gate) == PLACES, "free places", 60)
+    harness.gate.set()
+    await eventually(lambda: harness.executor.in_flight == 0, "the end", 60)
+    harness.executor.close()
+
+
+async def test_a_job_that_is_lost_while_its_batch_gathers_is_not_in_it(small: Penstock) -> None:
+    harness = Shaped(small, "batch")
+    await harness.open()
+    claimed = await harness.submitted()
+    await asyncio.sleep(0)  # each has asked for a place in a batch, and the call has not begun
+    harness.executor.abandon([claimed[0].id])
+    await eventually(lambda: len(harness.at_gate) >= PLACES - 1, "the others", 60)
+    harness.gate.set()
+    await eventually(lambda: harness.executor.in_flight == 0, "the end", 60)
+    assert {result.id for result in harness.results} == {job.id for job in claimed[1:]}
+    harness.executor.close()
