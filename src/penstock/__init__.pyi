@@ -29,6 +29,7 @@ from penstock.jobs.models import Admission as Admission
 from penstock.jobs.models import Backoff as Backoff
 from penstock.jobs.models import Delivery as Delivery
 from penstock.jobs.models import Enqueued as Enqueued
+from penstock.jobs.models import HandlerRecord as HandlerRecord
 from penstock.jobs.models import JobCounts as JobCounts
 from penstock.jobs.models import JobRecord as JobRecord
 from penstock.jobs.models import LogLine as LogLine
@@ -82,6 +83,7 @@ __all__ = [
     "Events",
     "Fail",
     "Halted",
+    "HandlerRecord",
     "InvalidInput",
     "Job",
     "JobCounts",

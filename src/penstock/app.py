@@ -20,13 +20,14 @@ from pydantic import SecretStr
 
 from penstock.core.hooks import Lifespan, Middleware
 from penstock.core.logs import get_logger
+from penstock.core.serialization import Codec
 from penstock.errors import Conflict, InvalidInput, JobFailed, NotFound, PenstockError
 from penstock.history import lake
 from penstock.jobs import opening
 from penstock.jobs import queries as jobs
 from penstock.jobs.administration import JobAdministration
 from penstock.jobs.job_type import JobType
-from penstock.jobs.models import JobRecord, Status, parse_id
+from penstock.jobs.models import HandlerRecord, JobRecord, Status, parse_id
 from penstock.jobs.scaling import ScaleAdvice, advise
 from penstock.pools import views as pool_views
 from penstock.pools.administration import PoolAdministration
@@ -36,9 +37,10 @@ from penstock.postgres import migrate
 from penstock.postgres.context import Context
 from penstock.postgres.database import Database, lacks_rights
 from penstock.schedules.administration import ScheduleAdministration
-from penstock.schedules.schedule import Tick
+from penstock.schedules.schedule import Schedule, Tick
 from penstock.settings import Settings
 from penstock.streams.administration import StreamAdministration
+from penstock.streams.consumer.declared import DeclaredConsumer
 from penstock.sync import SyncPenstock
 from penstock.topics import queries as topics
 from penstock.topics.administration import TopicAdministration
@@ -347,6 +349,7 @@ class Penstock(JobAdministration, PoolAdministration, TopicAdministration, Strea
         await self.subscribe(*chosen)
         subscribed = [(s, t.declared.as_json()) for t in chosen if (s := subscription_of(t)) is not None]
         beside = {"renewal": lambda: renew_subscriptions(database, subscribed)} if subscribed else {}
+        await jobs.note_handlers(database, [*map(self._said_of, chosen), *_said_of_others(consumers, scheduled)])
         process = new_member_id()
         parts = [
             await consumer.consumer(database, self.settings, f"{process}.c{number}")
@@ -356,6 +359,16 @@ class Penstock(JobAdministration, PoolAdministration, TopicAdministration, Strea
             database, worked, self.settings, pools, beside, parts, scheduled, process, lifespan=self.context.hooks.running,
             keyring=self.context.keyring,
         )  # fmt: skip
+
+    def _said_of(self, type: JobType[Any]) -> HandlerRecord:
+        if isinstance(type.declarer, Pool):
+            kind = "pool"
+        elif subscription_of(type) is not None:
+            kind = "subscriber"
+        else:
+            kind = "schedule" if type.name in self.schedules else "job"
+        schema = Codec[Any](type.signature.payload, type.name).schema()
+        return HandlerRecord(kind, type.name, schema, type.declared.docs_url, type.declared.owner)
 
     async def run_worker(self, *names: str) -> None:
         """Run a worker until SIGTERM or SIGINT: `asyncio.run(app.run_worker())`. The application is opened and closed.
@@ -374,6 +387,12 @@ class Penstock(JobAdministration, PoolAdministration, TopicAdministration, Strea
     def run_worker_sync(self, *names: str) -> None:
         """`run_worker` for a program without an event loop."""
         asyncio.run(self.run_worker(*names))
+
+
+def _said_of_others(consumers: Iterable[DeclaredConsumer], schedules: Iterable[Schedule]) -> list[HandlerRecord]:
+    said = [HandlerRecord("consumer", c.name, c.stream.encoding.schema(), c.docs_url, c.owner) for c in consumers]
+    # Runs that are jobs have a job type, which is said.
+    return said + [HandlerRecord("schedule", s.name, None, s.docs_url, s.owner) for s in schedules if s.runs_as != "job"]
 
 
 def load(target: str) -> Penstock:

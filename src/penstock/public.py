@@ -29,6 +29,7 @@ DEFINED_IN = {
     "Status": "penstock.jobs.models",
     "LogLine": "penstock.jobs.models",
     "JobCounts": "penstock.jobs.models",
+    "HandlerRecord": "penstock.jobs.models",
     "Why": "penstock.jobs.models",
     # pools
     "Pool": "penstock.pools.pool",

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from penstock.app import Penstock
     from penstock.core.blocking import BackgroundLoop
     from penstock.jobs.job_type import JobType
-    from penstock.jobs.models import Enqueued, JobCounts, JobRecord, JobTypeRecord, NewJob, Status, Why
+    from penstock.jobs.models import Enqueued, HandlerRecord, JobCounts, JobRecord, JobTypeRecord, NewJob, Status, Why
     from penstock.jobs.scaling import ScaleAdvice
     from penstock.pools.models import PoolDetails
     from penstock.pools.sync import SyncPool
@@ -267,6 +267,10 @@ class SyncPenstock:
     def job_types(self) -> list[JobTypeRecord]:
         """All job types in the database."""
         return self._loop.run(self._of.job_types())
+
+    def handlers(self) -> list[HandlerRecord]:
+        """What workers say of their handlers, by name: schema of the payloads, documentation, owner."""
+        return self._loop.run(self._of.handlers())
 
     def create_job_type(self, name: str, **options: Any) -> JobTypeRecord:
         """Create a job type in the database, options by their names in SQL. Raises `Conflict`, `InvalidInput`.

@@ -24,6 +24,8 @@ STEPS: list[tuple[str, str, str]] = [
     ("types change", "mail -s max_attempts=3 -s visibility_timeout=90s", "changed: mail"),
     ("types list", "", "mail"),
     ("types", "", "mail"),
+    ("types show", "mail", "no worker has said anything"),
+    ("types show", "nothing", "!no such job type or handler"),
     ("pause", "mail", "paused: mail"),
     ("resume", "mail", "resumed: mail"),
     ("stats", "", "mail"),

@@ -332,6 +332,8 @@ CALLS = [
     "select penstock.enqueue_run('mail', next_at, next_at, next_at + interval '1 minute') from penstock.schedules",
     "select penstock.note_schedules('{mail}')",
     "select penstock.schedule_list()",
+    'select penstock.note_handlers(\'[{"kind": "job", "name": "mail"}]\')',
+    "select penstock.handler_list()",
     "select penstock.schedule_runs('mail')",
     "select penstock.declare_schedule('beat', 'every', '60', now() - interval '1 second')",
     "select penstock.take_schedule('beat', 'w', '10 seconds')",

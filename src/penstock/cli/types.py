@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
 
 from penstock.app import Penstock
-from penstock.cli.backend import with_backend, with_database
+from penstock.cli.backend import Backend, with_backend, with_database
 from penstock.cli.enqueueing import parse_json
-from penstock.cli.output import AsJson, out, pass_on_json, print_json, print_table, span
-from penstock.jobs.models import JobTypeRecord
+from penstock.cli.output import AsJson, cell, out, pass_on_json, print_json, print_table, span
+from penstock.errors import NotFound
+from penstock.jobs.models import HandlerRecord, JobTypeRecord
 
 Name = Annotated[str, typer.Argument(help="Job type.")]
 
@@ -20,6 +22,7 @@ def add_to(app: typer.Typer) -> None:
     types = typer.Typer(help="Job types: list, create, change.", invoke_without_command=True)
     types.callback()(list_types)
     types.command("list")(list_types)
+    types.command("show")(show)
     types.command("create")(create)
     types.command("change")(change)
     app.add_typer(types, name="types")
@@ -55,6 +58,37 @@ def list_types(context: typer.Context, as_json: AsJson = False) -> None:
         ],
         empty="no job types yet",
     )
+
+
+def show(name: Annotated[str, typer.Argument(help="Job type, pool, subscriber, consumer group (STREAM/GROUP) or schedule.")],
+    as_json: AsJson = False,
+) -> None:  # fmt: skip
+    """Show what workers say of a handler: schema of its payloads, documentation, owner; and the options of a job type."""
+
+    async def find(app: Backend) -> tuple[list[HandlerRecord], JobTypeRecord | None]:
+        types = {record.name: record for record in await app.job_types()}
+        return [record for record in await app.handlers() if record.name == name], types.get(name)
+
+    handlers, record = with_backend(find)
+    if record is None and not handlers:
+        raise NotFound(f"no such job type or handler: {name}", hint="List the types that exist: penstock types")
+    if as_json:
+        print_json({"name": name, "type": None if record is None else _shown(record), "handlers": handlers})
+        return
+    if record is not None:
+        print_table(
+            ["option", "value"],
+            [(option, str(value)) for option, value in asdict(record.options).items() if option not in ("docs_url", "owner")],
+            empty="",
+        )
+    for each in handlers:
+        out.print(f"{each.kind}, begun with at {cell(each.noted_at)}", highlight=False)
+        out.print(
+            f"documentation: {each.docs_url or '-'}\nowner: {each.owner or '-'}", highlight=False, markup=False, soft_wrap=True
+        )
+        print_json(each.schema)
+    if not handlers:
+        out.print("no worker has said anything of its handler")
 
 
 Option = Annotated[

@@ -18,7 +18,19 @@ from penstock.core.records import from_object
 from penstock.core.serialization import dump_json
 from penstock.errors import InvalidInput, JobFailed
 from penstock.jobs.http_models import Claimed, ClaimedJobs, Result
-from penstock.jobs.models import Admission, Enqueued, JobCounts, JobRecord, JobTypeRecord, NewJob, Status, Why, make_id, parse_id
+from penstock.jobs.models import (
+    Admission,
+    Enqueued,
+    HandlerRecord,
+    JobCounts,
+    JobRecord,
+    JobTypeRecord,
+    NewJob,
+    Status,
+    Why,
+    make_id,
+    parse_id,
+)
 from penstock.schedules.schedule import ScheduleRecord, ScheduleRun
 
 T = TypeVar("T")
@@ -237,6 +249,11 @@ def record_status(
 def job_types() -> Call[list[JobTypeRecord]]:
     """All types."""
     return Call("GET", "/v1/jobs", reader(list[JobTypeRecord]))
+
+
+def handlers() -> Call[list[HandlerRecord]]:
+    """What workers say of their handlers."""
+    return Call("GET", "/v1/handlers", reader(list[HandlerRecord]))
 
 
 def create_job_type(name: str, options: dict[str, Any]) -> Call[JobTypeRecord]:

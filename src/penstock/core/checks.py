@@ -61,6 +61,15 @@ def check_names(what: str, given: Mapping[str, Any], known: Iterable[str]) -> No
             )
 
 
+def check_documentation(name: str, docs_url: Any, owner: Any) -> None:
+    """Raise `InvalidInput` unless these can be the address of a documentation and an owner."""
+    for what, value, longest in (("docs_url", docs_url, 2_000), ("owner", owner, 200)):
+        if value is not None and (not isinstance(value, str) or not 0 < len(value) <= longest or not value.isprintable()):
+            raise InvalidInput(f"{what} of {name} must be 1 to {longest:,} characters of text, not {value!r:.100}")
+    if docs_url is not None and not docs_url.startswith(("https://", "http://")):
+        raise InvalidInput(f"docs_url of {name} must begin with https:// or http://, not {docs_url!r:.100}")
+
+
 def check_choice(what: str, value: Any, choices: Iterable[str]) -> None:
     """Raise `InvalidInput` unless the value is one of these choices."""
     known = list(choices)

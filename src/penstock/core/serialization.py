@@ -44,6 +44,13 @@ class Codec(Generic[T]):
         except PydanticUserError as error:
             raise InvalidInput(f"{what} cannot have payloads of type {type_}", hint=error.message) from None
 
+    def schema(self) -> dict[str, Any] | None:
+        """The JSON Schema of the payloads; None: any JSON, or a type that has none."""
+        try:
+            return None if self._adapter is None else self._adapter.json_schema()
+        except PydanticUserError:
+            return None
+
     def dump(self, value: T) -> str:
         """The JSON text of a payload. Raises `InvalidInput` when the payload does not match the type or is not JSON."""
         if self._adapter is None:

@@ -18,6 +18,7 @@ from penstock.jobs.job_type import JobType
 from penstock.jobs.models import (
     Admission,
     Enqueued,
+    HandlerRecord,
     JobCounts,
     JobRecord,
     JobTypeRecord,
@@ -181,6 +182,10 @@ class JobAdministration(JobDeclarations):
     async def job_types(self) -> list[JobTypeRecord]:
         """All job types in the database."""
         return await jobs.job_types(await self.context.database())
+
+    async def handlers(self) -> list[HandlerRecord]:
+        """What workers say of their handlers, by name: schema of the payloads, documentation, owner."""
+        return await jobs.handlers(await self.context.database())
 
     async def create_job_type(self, name: str, **options: Any) -> JobTypeRecord:
         """Create a job type in the database, options by their names in SQL. Raises `Conflict`, `InvalidInput`.

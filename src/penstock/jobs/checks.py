@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from datetime import timedelta
 from typing import Any
 
-from penstock.core.checks import check_name, check_number, did_you_mean
+from penstock.core.checks import check_documentation, check_name, check_number, did_you_mean
 from penstock.errors import InvalidInput, NotFound
 from penstock.jobs.models import Backoff, Options, RateLimit
 
@@ -36,6 +36,7 @@ def check_options(name: str, options: Options) -> None:
     for option in ("max_attempts", "concurrency"):
         if (value := getattr(options, option)) is not None:
             check_number(f"{option} of {name}", value, 0 if option == "concurrency" else 1, 2**31 - 1)
+    check_documentation(name, options.docs_url, options.owner)
     check_rate(f"rate_limit of {name}", options.rate_limit)
     for option in ("keep_result", "encrypted"):
         if not isinstance(value := getattr(options, option), bool):

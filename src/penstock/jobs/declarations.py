@@ -45,6 +45,8 @@ class JobOptions(TypedDict, total=False):
     rate_limit: RateLimit | None
     keep_result: bool
     encrypted: bool
+    docs_url: str | None
+    owner: str | None
 
 
 def options_of(what: str, given: Mapping[str, Any]) -> Options:

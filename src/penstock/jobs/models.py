@@ -174,6 +174,8 @@ class Options:
         rate_limit: Maximum number of starts in a period; None: no limit.
         keep_result: Whether the value that the handler returns is kept.
         encrypted: Whether payloads, results, progress and errors are stored encrypted, with the keys of the application.
+        docs_url: Address of the documentation of the type, for people who look at its jobs: `https://...`.
+        owner: Who answers for the type: a team, an address.
     """
 
     delivery: Delivery = Delivery.AT_LEAST_ONCE
@@ -185,6 +187,8 @@ class Options:
     rate_limit: RateLimit | None = None
     keep_result: bool = False
     encrypted: bool = False
+    docs_url: str | None = None
+    owner: str | None = None
 
     def as_json(self) -> dict[str, Any]:
         """The options in the form that the SQL functions accept."""
@@ -483,6 +487,32 @@ class JobTypeRecord:
             keep_result=self.keep_result,
             encrypted=self.encrypted,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class HandlerRecord:
+    """What workers say of a handler.
+
+    Attributes:
+        kind: What has the handler: "job", "pool", "subscriber", "consumer" or "schedule".
+        name: Name of the job type, pool, consumer group (`stream/group`) or schedule.
+        schema: JSON Schema of the payloads; None: any JSON.
+        docs_url: Where it is documented, or None.
+        owner: Who answers for it, or None.
+        noted_at: When a worker last began to work with it; None: it is on its way to the database.
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = example({
+        "kind": "job", "name": "invoice-shipments", "schema": {"type": "object"}, "docs_url": "https://wiki.example/invoices",
+        "owner": "billing", "noted_at": _AT,
+    })  # fmt: skip
+
+    kind: str
+    name: str
+    schema: dict[str, Any] | None = None
+    docs_url: str | None = None
+    owner: str | None = None
+    noted_at: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)

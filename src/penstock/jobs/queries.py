@@ -20,6 +20,7 @@ from penstock.jobs.models import (
     Admission,
     ClaimedJob,
     Delivery,
+    HandlerRecord,
     JobCounts,
     JobRecord,
     JobTypeRecord,
@@ -131,6 +132,20 @@ async def job_types(database: Database, names: Sequence[str] | None = None) -> l
     """Job types in the order of their names: these, or all."""
     rows = await database.fetch("select * from penstock.jobs where $1::text[] is null or name = any ($1) order by name", names)
     return [job_type_of(row) for row in rows]
+
+
+async def note_handlers(database: Database, handlers: Sequence[HandlerRecord]) -> None:
+    """Say which handlers a worker has that begins to work."""
+    given = [{"kind": h.kind, "name": h.name, "schema": h.schema, "docs_url": h.docs_url, "owner": h.owner} for h in handlers]
+    await database.fetch("select penstock.note_handlers($1::jsonb)", orjson.dumps(given).decode(), retry=True)
+
+
+async def handlers(database: Database) -> list[HandlerRecord]:
+    """What workers say of their handlers, by name."""
+    rows = await database.fetch("select * from penstock.handler_list()")
+    return [
+        HandlerRecord(r["kind"], r["name"], None if r["schema"] is None else load_json(r["schema"]), *tuple(r)[3:]) for r in rows
+    ]
 
 
 async def pause(database: Database, name: str) -> None:

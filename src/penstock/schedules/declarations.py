@@ -8,7 +8,7 @@ from typing import Any
 
 from typing_extensions import Unpack
 
-from penstock.core.checks import check_name
+from penstock.core.checks import check_documentation, check_name
 from penstock.errors import InvalidInput
 from penstock.jobs.declarations import JobDeclarations, JobOptions, options_of
 from penstock.jobs.handler import kind_of
@@ -101,9 +101,10 @@ class ScheduleDeclarations(JobDeclarations):
                 raise InvalidInput(
                     f"schedule {named} cannot have both as_job and per_worker", hint="Leave out as_job or per_worker."
                 )
-            if runs_as != "job" and options:
+            of_jobs = [option for option in options if option not in ("docs_url", "owner")]
+            if runs_as != "job" and of_jobs:
                 raise InvalidInput(
-                    f"schedule {named} runs in place and cannot have options of jobs, such as {next(iter(options))}",
+                    f"schedule {named} runs in place and cannot have options of jobs, such as {of_jobs[0]}",
                     hint="Leave them out, or as_job=False and per_worker.",
                 )
             check_name("name of a schedule", named, 200)
@@ -112,7 +113,9 @@ class ScheduleDeclarations(JobDeclarations):
                     f"schedule {named} cannot be encrypted, because the database enqueues its runs",
                     hint="The payload of a run is its time: let the handler enqueue a job of an encrypted type.",
                 )
-            schedule = Schedule(named, times, handler, missed, runs_as)
+            docs_url, owner = options.get("docs_url"), options.get("owner")
+            check_documentation(f"schedule {named}", docs_url, owner)
+            schedule = Schedule(named, times, handler, missed, runs_as, docs_url=docs_url, owner=owner)
             if named in self.schedules:
                 raise InvalidInput(f"schedule {named} is declared twice", hint="Give each a name of its own.")
             if runs_as == "job":

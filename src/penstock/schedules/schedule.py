@@ -195,6 +195,8 @@ class Schedule:
         missed: Policy for times that passed while no worker ran.
         runs_as: "job": each run is a job; "in-place": one worker calls the function itself; "per-worker": every worker does.
         around: How the function is called in place: middleware and dependencies; None: it has none.
+        docs_url: Address of its documentation, or None.
+        owner: Who answers for it, or None.
     """
 
     name: str
@@ -203,6 +205,8 @@ class Schedule:
     missed: Missed
     runs_as: RunsAs = "job"
     around: Around | None = None
+    docs_url: str | None = None
+    owner: str | None = None
 
     def __post_init__(self) -> None:
         if self.missed not in get_args(Missed):

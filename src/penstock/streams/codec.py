@@ -62,6 +62,10 @@ class Encoding(Generic[T]):
         self._compressed = compressed
         self.largest = LEAST_BOUND  # largest size of an uncompressed payload
 
+    def schema(self) -> dict[str, Any] | None:
+        """The JSON Schema of the payloads; None: any JSON, or bytes."""
+        return self._codec.schema()
+
     def columns(self, items: Iterable[NewEvent[T] | T]) -> Columns:
         """The columns of events that are given as payloads or `NewEvent`s. Raises `InvalidInput` when one is not valid."""
         given = list(items)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import random
 import secrets
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime, timedelta
 from itertools import islice
 from typing import Any, Generic, Literal, TypeVar
 
 from penstock.core.blocking import without_loop
-from penstock.core.checks import check_number
+from penstock.core.checks import check_documentation, check_number
 from penstock.errors import InvalidInput
 from penstock.streams import queries as streams
 from penstock.streams.accumulator import route
@@ -77,6 +78,8 @@ class Stream(DeclaredStream[T], Generic[T]):
         concurrency: int | None = None,
         grace: timedelta | None = None,
         middleware: Sequence[Middleware] = (),
+        docs_url: str | None = None,
+        owner: str | None = None,
     ) -> Callable[[EventHandler], DeclaredConsumer]:
         """Declare the handler of a consumer group. Workers of the app take part in the group.
 
@@ -97,6 +100,8 @@ class Stream(DeclaredStream[T], Generic[T]):
             grace: How long a handler may continue when its partition is revoked, before it is cancelled; None: until it has
                 finished its batch, at most `Settings.wedged_after` (5 minutes).
             middleware: Functions of (batch, call_next) around each call of the handler, the first outermost.
+            docs_url: Address of the documentation of the consumer, for people: `https://...`.
+            owner: Who answers for it: a team, an address.
 
         Raises:
             InvalidInput: The handler or an option cannot be used.
@@ -105,6 +110,7 @@ class Stream(DeclaredStream[T], Generic[T]):
             raise InvalidInput(f"stream {self.name} is not declared in this application", hint="Declare it: app.stream(...).")
         consumers = self.consumers
         check_group(group)
+        check_documentation(f"consumer {self.name}/{group}", docs_url, owner)
         options = ConsumerOptions(
             100 if max_batch_size is None else max_batch_size,
             linger,
@@ -125,6 +131,7 @@ class Stream(DeclaredStream[T], Generic[T]):
                 one=max_batch_size is None or max_batch_size == 1,
                 middleware=middleware,
             )
+            declared = replace(declared, docs_url=docs_url, owner=owner)
             if declared.name in consumers:
                 raise InvalidInput(f"consumer group {declared.name} is declared twice", hint="Give each group a name of its own.")
             consumers[declared.name] = declared

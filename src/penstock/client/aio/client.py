@@ -31,7 +31,7 @@ from penstock.client.calls import Call
 from penstock.client.connection import LONGEST_WAIT_S, options_for, pause_after
 from penstock.errors import DatabaseUnavailable, InvalidInput
 from penstock.jobs.http_models import Claimed, Result
-from penstock.jobs.models import Enqueued, JobCounts, JobRecord, JobTypeRecord, NewJob, Status, Why
+from penstock.jobs.models import Enqueued, HandlerRecord, JobCounts, JobRecord, JobTypeRecord, NewJob, Status, Why
 from penstock.jobs.scaling import ScaleAdvice
 from penstock.pools.models import PoolDetails
 from penstock.schedules.schedule import ScheduleRecord, ScheduleRun
@@ -151,6 +151,10 @@ class AsyncClient:
     async def job_types(self) -> list[JobTypeRecord]:
         """All job types that the user may see."""
         return await self._send(calls.job_types())
+
+    async def handlers(self) -> list[HandlerRecord]:
+        """What workers say of those handlers that the user may see."""
+        return await self._send(calls.handlers())
 
     async def create_job_type(self, name: str, **options: Any) -> JobTypeRecord:
         """Create a job type. Raises `InvalidInput` when it exists."""

@@ -32,7 +32,7 @@ from penstock.client.sync.streams import Stream
 from penstock.client.sync.topics import Topic
 from penstock.errors import DatabaseUnavailable, InvalidInput
 from penstock.jobs.http_models import Claimed, Result
-from penstock.jobs.models import Enqueued, JobCounts, JobRecord, JobTypeRecord, NewJob, Status, Why
+from penstock.jobs.models import Enqueued, HandlerRecord, JobCounts, JobRecord, JobTypeRecord, NewJob, Status, Why
 from penstock.jobs.scaling import ScaleAdvice
 from penstock.pools.models import PoolDetails
 from penstock.schedules.schedule import ScheduleRecord, ScheduleRun
@@ -164,6 +164,10 @@ class Client:
     def job_types(self) -> list[JobTypeRecord]:
         """All job types that the user may see."""
         return self._send(calls.job_types())
+
+    def handlers(self) -> list[HandlerRecord]:
+        """What workers say of those handlers that the user may see."""
+        return self._send(calls.handlers())
 
     def create_job_type(self, name: str, **options: Any) -> JobTypeRecord:
         """Create a job type. Raises `InvalidInput` when it exists."""

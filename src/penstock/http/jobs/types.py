@@ -27,7 +27,7 @@ from penstock.http.routing import (
 )
 from penstock.jobs import http_queries as http
 from penstock.jobs import queries as jobs
-from penstock.jobs.models import JobTypeRecord
+from penstock.jobs.models import HandlerRecord, JobTypeRecord
 from penstock.postgres.database import Database
 
 api = router("job types")
@@ -58,6 +58,12 @@ async def create_job_type(
 async def list_job_types(service: CurrentService, user: User) -> list[JobTypeRecord]:
     """All job types that the user may see, by name."""
     return [record for record in await service.app.job_types() if user.may(record.name)]
+
+
+@api.get("/v1/handlers", dependencies=[READ])
+async def list_handlers(service: CurrentService, user: User) -> list[HandlerRecord]:
+    """What workers say of those handlers that the user may see: schema of the payloads, documentation, owner."""
+    return [record for record in await service.app.handlers() if user.may(record.name)]
 
 
 @api.get("/v1/jobs/{name:name}", dependencies=[READ])

@@ -45,6 +45,8 @@ class DeclaredConsumer:
     plan: Plan
     middleware: Sequence[Middleware]
     options: ConsumerOptions
+    docs_url: str | None = None
+    owner: str | None = None
 
     @property
     def name(self) -> str:
