@@ -12,12 +12,13 @@ from collections.abc import Iterator
 from contextlib import closing, suppress
 from pathlib import Path
 
+import fasteners
 import psutil
 import psycopg
 import pytest
 from embedded_processes import belonging_to, execute, postmaster, until
 
-from penstock.postgres.embedded import EmbeddedServer
+from penstock.postgres.embedded import EmbeddedServer, wheel_bin_dir
 
 pytestmark = pytest.mark.embedded
 
@@ -184,6 +185,50 @@ def test_a_half_made_folder_is_made_again_and_a_long_path_works(tmp_path: Path) 
     with EmbeddedServer(folder) as server:
         assert answers(server.url)
     until(lambda: postmaster(folder) is None, "the end of the server")
+
+
+def slow_programs(folder: Path, hold: Path) -> Path:
+    """PostgreSQL's programs, of which the server starts only when the file `hold` is gone."""
+    folder.mkdir()
+    for program in wheel_bin_dir().iterdir():
+        (folder / program.name).symlink_to(program)
+    (folder / "postgres").unlink()
+    (folder / "postgres").write_text(
+        f"#!/bin/sh\nwhile [ -e '{hold}' ]; do sleep 0.05; done\nexec '{wheel_bin_dir() / 'postgres'}' \"$@\"\n"
+    )
+    (folder / "postgres").chmod(0o755)
+    return folder
+
+
+def test_it_ends_when_its_last_user_ends_while_a_crashed_server_is_started_again(folder: Path, tmp_path: Path) -> None:
+    hold = tmp_path / "hold"
+    server = EmbeddedServer(folder, bin_dir=slow_programs(tmp_path / "programs", hold))
+    server.start()
+    pid = postmaster(folder)
+    assert pid is not None
+    hold.touch()
+    os.kill(pid, signal.SIGKILL)
+    until(lambda: any("/bin/sh" in process.cmdline()[0] for process in belonging_to(folder)), "the new start", timeout=60)
+    server.stop()
+    until(lambda: not belonging_to(folder), "the end of the supervisor", timeout=90)
+
+
+def test_nobody_gets_the_folder_before_the_server_of_earlier_users_has_ended(folder: Path) -> None:
+    server = EmbeddedServer(folder)
+    with closing(psycopg.connect(server.start())) as connection:
+        # The server waits for this process before it ends.
+        backend = psutil.Process(connection.info.backend_pid)
+        backend.suspend()
+        try:
+            server.stop()
+            until(lambda: "fast shutdown request" in (folder / "postgres.log").read_text(), "the end of the server", timeout=60)
+            users = fasteners.InterProcessReaderWriterLock(str(folder / "users.lock"))
+            assert not users.acquire_read_lock(blocking=True, delay=0.05, max_delay=0.1, timeout=2)
+        finally:
+            backend.resume()
+    until(lambda: not belonging_to(folder), "the end of the supervisor", timeout=60)
+    with server:
+        assert answers(server.url)
 
 
 def test_it_runs_as_an_ordinary_user() -> None:

@@ -1,6 +1,7 @@
 """Changes of a group: each one locks the group, changes it, and computes new targets, in one transaction.
 
-The assignor is a pure function (see `assignors`); this module reads the rows that are its arguments and writes its answer.
+The assignor is a pure function (see `assignors`); this module reads the rows that are its arguments and writes its answer. A
+process that is suspended in the midst of a change holds the lock for `dead_after` at most (see `Database.transaction`).
 """
 
 from __future__ import annotations
@@ -92,7 +93,8 @@ async def _assign(transaction: Transaction, group: ownership.Group, assign: KeyA
     current = {slot.slot: who for slot in slots if (who := _has(slot, ids)) is not None}
     seen = [slot.slot for slot in slots]
     if assign is not None and group.assignor == "custom":
-        placed = await place_keys(assign, {slot.slot: slot.key for slot in slots if slot.key is not None}, candidates)
+        async with transaction.working():
+            placed = await place_keys(assign, {slot.slot: slot.key for slot in slots if slot.key is not None}, candidates)
         await _quarantine(transaction, group.name, slots, placed)
         target = placed.target
     else:

@@ -7,6 +7,7 @@ call is therefore one round trip, and works through PgBouncer in transaction mod
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 import time
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterator, Sequence
@@ -169,10 +170,36 @@ async def _through_pooler(connection: Any) -> bool:
 
 
 class Transaction:
-    """One open transaction. `Database.transaction` makes it."""
+    """One open transaction. `Database.transaction` makes it.
 
-    def __init__(self, connection: Any) -> None:
+    Args:
+        connection: Its connection.
+        idle_s: Seconds without a statement after which the server ends the transaction.
+    """
+
+    def __init__(self, connection: Any, idle_s: float) -> None:
         self._connection = connection
+        self._idle_s = idle_s
+
+    @asynccontextmanager
+    async def working(self) -> AsyncIterator[None]:
+        """Keep the transaction open while the block, which makes no call to the database, takes long in a process that runs."""
+        done = asyncio.Event()
+
+        async def keep() -> None:
+            # No cancellation ends it: that of a statement would abort the transaction.
+            while not done.is_set():
+                try:
+                    await asyncio.wait_for(done.wait(), self._idle_s / 4)
+                except TimeoutError:
+                    await self._connection.execute("select")
+
+        keeping = asyncio.create_task(keep(), name="penstock-open-transaction")
+        try:
+            yield
+        finally:
+            done.set()
+            await keeping
 
     async def fetch(self, query: str, *args: Any) -> list[Any]:
         """Run one statement and return its rows."""
@@ -295,16 +322,15 @@ class Database:
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[Transaction]:
-        """A transaction for several statements, which commits at the end of the block and rolls back after an error."""
-        try:
-            async with self._acquire() as connection, connection.transaction():
-                yield Transaction(connection)
-        except Exception as error:
-            translated = translate(error) if not isinstance(error, PenstockError) else None
-            if translated is None:
-                raise
-            self._note(translated)
-            raise translated from error
+        """A transaction for several statements, which commits at the end of the block and rolls back after an error.
+
+        The server ends it when no statement comes for `dead_after`: a process that is suspended between two statements would
+        hold the locks of the transaction, for which other workers wait. When it continues, it gets `DatabaseUnavailable`.
+        """
+        idle_s = self._settings.dead_after.total_seconds()
+        async with self._translating(), self._acquire() as connection, connection.transaction():
+            await connection.execute(f"set local idle_in_transaction_session_timeout = {math.ceil(idle_s * 1000)}")
+            yield Transaction(connection, idle_s)
 
     async def connect(self) -> asyncpg.Connection[Any]:
         """Open a connection outside the pool, which the caller closes."""
@@ -338,8 +364,13 @@ class Database:
                 pause = min(pause * 2, 5.0)
 
     async def _translated(self, call: Callable[[], Awaitable[T]]) -> T:
-        try:
+        async with self._translating():
             return await call()
+
+    @asynccontextmanager
+    async def _translating(self) -> AsyncIterator[None]:
+        try:
+            yield
         except PenstockError:
             raise
         except Exception as error:

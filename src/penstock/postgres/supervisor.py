@@ -91,6 +91,8 @@ class Supervisor:
         self.identity: dict[str, Any] = {}
         self.stopping = threading.Event()
         self.server: psutil.Process | None = None
+        # Held until this process ends: a user process that starts in the meantime waits for it, and starts a new supervisor.
+        self.users = fasteners.InterProcessReaderWriterLock(str(self.folder / "users.lock"))
 
     def run(self) -> int:
         """Run the server until the last user process has ended. Returns the exit code."""
@@ -109,17 +111,24 @@ class Supervisor:
         while True:
             code = self._wait()
             if self.stopping.is_set():
-                self.ready.unlink(missing_ok=True)
-                self._leave_socket_folder()
-                return 0
+                return self._leave()
             # The server has crashed. Its children may hold the shared memory for a moment longer.
             failures = 0 if time.monotonic() - started > 60 else failures + 1
             if failures > 20:
                 print(f"the server ended with {code} again and again", file=sys.stderr)
                 return 1
-            time.sleep(min(0.1 * 2**failures, 5.0))
+            if self.stopping.wait(min(0.1 * 2**failures, 5.0)):
+                return self._leave()
             started = time.monotonic()
             self.server = self._start()
+            if self.stopping.is_set():
+                # The last user process may have ended before this server was known.
+                self._stop_server()
+
+    def _leave(self) -> int:
+        self.ready.unlink(missing_ok=True)
+        self._leave_socket_folder()
+        return 0
 
     def _wait(self) -> int | None:
         assert self.server is not None  # noqa: S101
@@ -135,15 +144,14 @@ class Supervisor:
                 return None
 
     def _await_last_user(self) -> None:
-        users = fasteners.InterProcessReaderWriterLock(str(self.folder / "users.lock"))
-        users.acquire_write_lock(blocking=True, delay=0.05, max_delay=0.25)
-        # This process holds the lock until it ends: a user process that starts now waits for it and starts a new supervisor.
+        self.users.acquire_write_lock(blocking=True, delay=0.05, max_delay=0.25)
         self.stopping.set()
+        self._stop_server()
+
+    def _stop_server(self) -> None:
         if self.server is not None:
-            try:
+            with contextlib.suppress(psutil.NoSuchProcess):
                 self.server.send_signal(signal.SIGINT)
-            except psutil.NoSuchProcess:
-                return
 
     def _open_parent_folders(self) -> None:
         """Let the server's user reach its files. Each start does so, since the parent folders may have been closed meanwhile."""
@@ -166,7 +174,7 @@ class Supervisor:
                 arguments, stdin=subprocess.DEVNULL, stdout=output, stderr=output, cwd=self.data, **self.identity
             )
         deadline = time.monotonic() + 30
-        while time.monotonic() < deadline and process.poll() is None:
+        while time.monotonic() < deadline and process.poll() is None and not self.stopping.is_set():
             if self._answers():
                 self._create_database()
                 self.ready.touch()
