@@ -76,7 +76,17 @@ def test_statistics_are_not_counted_for_each_who_asks(client: httpx.Client, echo
     # Counted a moment ago, before the job came.
     assert {one["name"]: one["ready"] for one in again} == before
     for path in ("/v1/pools", "/metrics", f"/v1/jobs/{echo}/stats"):
-        assert client.get(path).status_code in (200, 404)
+        assert client.get(path).status_code == 200
+
+
+def test_a_type_that_is_newer_than_the_last_count_has_statistics(client: httpx.Client) -> None:
+    for _ in range(20):
+        name = f"new-{secrets.token_hex(4)}"
+        options = {"name": name, "delivery_strategy": "at_least_once", "attempts": 1, "concurrency": 1}
+        client.post("/v1/jobs", json=options).raise_for_status()
+        answer = client.get(f"/v1/jobs/{name}/stats")
+        assert answer.status_code == 200, answer.text
+        assert (answer.json()["name"], answer.json()["ready"]) == (name, 0)
 
 
 @pytest.mark.parametrize("names", [[], ["a"]])

@@ -16,6 +16,7 @@ import functools
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 from penstock._version import __version__
 from penstock.http.errors import JSON, ApiError
@@ -197,6 +198,18 @@ class Protocol(HttpToolsProtocol):
         head = b"%scontent-type: %s\r\ncontent-length: %d\r\nserver: penstock/%s\r\n%sconnection: close\r\n\r\n"
         self.transport.write(head % (STATUS_LINE[error.status], JSON, len(body), __version__.encode(), _SECURITY) + body)
         self.transport.close()
+
+
+class SocketProtocol(WebSocketsSansIOProtocol):
+    """A WebSocket that its route ends when the server stops: `end` comes first, then what the client is told at the close.
+
+    uvicorn closes it at once, before messages that are being written. It waits for the route for as long as for requests.
+    """
+
+    def shutdown(self) -> None:
+        """The server stops."""
+        if not self.handshake_complete or self.close_sent:
+            super().shutdown()
 
 
 class _Lingering:

@@ -8,6 +8,7 @@ import tomllib
 from pathlib import Path
 
 from uvicorn.protocols.http import httptools_impl
+from uvicorn.protocols.websockets import websockets_sansio_impl
 
 ROOT = Path(__file__).parents[3]
 OVERRIDDEN = (
@@ -27,6 +28,9 @@ def test_what_is_used_is_there() -> None:
     assert [name for name in (*OVERRIDDEN, *CALLED) if not callable(getattr(protocol, name, None))] == []
     made = inspect.getsource(protocol.__init__) + inspect.getsource(protocol.connection_made)
     assert [name for name in ATTRIBUTES if not re.search(rf"self\.{name}\b", made)] == []
+    closing = inspect.getsource(websockets_sansio_impl.WebSocketsSansIOProtocol.shutdown)
+    assert "self.handshake_complete" in closing
+    assert "self.close_sent" in closing
     assert httptools_impl.STATUS_LINE[431].startswith(b"HTTP/1.1 431")
     cycle = inspect.signature(httptools_impl.RequestResponseCycle.__init__).parameters
     assert {"transport", "keep_alive"} <= set(cycle)

@@ -92,9 +92,14 @@ async def get_stats(service: CurrentService, user: User) -> list[JobStatistics]:
 async def get_stats_of_type(name: OpenType, service: CurrentService, user: User, path: Instance) -> JobStatistics:
     """How one job type is doing."""
     found = [one for one in await _stats(service, user, name) if one.name == name]
-    if not found:
+    if found:
+        return found[0]
+    records = await queries.job_types(service.database, [name])
+    if not records:
         raise not_found(path)
-    return found[0]
+    # The type is newer than the last count, which is not repeated for every new type.
+    paused = records[0].paused_at is not None or records[0].concurrency == 0
+    return JobStatistics(name, paused, 0, 0, 0, None, 0, 0, 0, 0, 0, 0.0, 0.0, 0.0)
 
 
 async def _stats(service: Service, user: Principal, name: str | None = None) -> list[JobStatistics]:

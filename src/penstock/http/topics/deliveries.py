@@ -77,6 +77,7 @@ class Deliveries:
         self._given_back: set[str] = set()  # queues to which something was released since the last claim began
         self._named: set[str] = set()
         self._others_came = asyncio.Event()
+        self._stopped = ""
         self._tasks: list[asyncio.Task[None]] = []
 
     @property
@@ -114,6 +115,8 @@ class Deliveries:
             if since is not None and not receipt.created:
                 await self._caught_up()
                 await buffer.look_for_missed(self._database)
+            if self._stopped:
+                buffer.end(self._stopped)
             if not buffer.ended:
                 self._buffers.setdefault(buffer.queue, []).append(buffer)
         finally:
@@ -176,7 +179,8 @@ class Deliveries:
             self._others_came.set()
 
     def stop(self, reason: str) -> None:
-        """End all connections."""
+        """End all connections, also those that are being opened."""
+        self._stopped = reason
         for buffers in self._buffers.values():
             for buffer in buffers:
                 buffer.end(reason)
