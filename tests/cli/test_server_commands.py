@@ -93,6 +93,7 @@ NEED_THE_DATABASE = {
     "bulk export": "somewhere",
     "bulk replay": "--where true",
     "declare": "shop:app",
+    "doctor": "",
     "dequeue": "--downstream-url http://127.0.0.1:1",
     "exec": "true",
     "fleet drain": "night",

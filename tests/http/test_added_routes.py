@@ -243,7 +243,7 @@ def test_the_viewer_loads_nothing_from_elsewhere(client: httpx.Client) -> None:
 def test_metrics(client: httpx.Client, echo: str) -> None:
     put(client, echo)
     text = client.get("/metrics").text
-    assert f'penstock_enqueued_total{{outcome="queued",type="{echo}"}} 1.0' in text
+    assert f'penstock_jobs_enqueued_total{{outcome="queued",type="{echo}"}} 1.0' in text
     assert 'penstock_http_requests_total{method="PUT",route="/v1/jobs/{name}/{id}",status="202"}' in text
     for name in ("penstock_jobs_ready{", "penstock_oldest_ready_seconds{", "penstock_http_request_seconds_bucket{"):
         assert name in text

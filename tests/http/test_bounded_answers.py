@@ -14,8 +14,8 @@ import httpx
 import pytest
 from http_server import Served, serving
 
+from penstock.core.cached import Kept
 from penstock.http.auth import Authenticator, Credentials, Principal, Refused, Role
-from penstock.http.cached import Kept
 from penstock.http.errors import ApiError
 from penstock.testing import TemporaryDatabases
 

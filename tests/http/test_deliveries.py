@@ -613,7 +613,7 @@ def test_live_connections_are_counted(url: str) -> None:
             text = client.get("/metrics").text
         assert 'penstock_live_connections{kind="topic"} 1.0' in text
         assert 'penstock_live_connections{kind="socket"} 1.0' in text
-        assert f'penstock_published_total{{topic="{topic}"}} 1.0' in text
+        assert f'penstock_messages_published_total{{topic="{topic}"}} 1.0' in text
 
 
 def test_a_subscriber_that_works_jobs_and_a_connection_are_alike(client: httpx.Client, topic: str) -> None:

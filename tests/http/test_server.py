@@ -38,7 +38,7 @@ def test_several_processes_are_one_server(url: str) -> None:
                 put(other, "echo")
 
         def total() -> float:
-            found = re.search(r'^penstock_enqueued_total\{.*type="echo".*\} (\S+)', client.get("/metrics").text, re.M)
+            found = re.search(r'^penstock_jobs_enqueued_total\{.*type="echo".*\} (\S+)', client.get("/metrics").text, re.M)
             return float(found[1]) if found else 0.0
 
         assert total() == 40

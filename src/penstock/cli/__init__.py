@@ -11,6 +11,7 @@ import typer
 from penstock._version import __version__
 from penstock.cli import (
     bulk,
+    doctor,
     enqueueing,
     fleet,
     gearman,
@@ -38,6 +39,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 serving.add_to(app)
+doctor.add_to(app)
 enqueueing.add_to(app)
 types.add_to(app)
 gearman.add_to(app)

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import nullcontext
+from contextlib import AsyncExitStack, nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import parse_qs, urlsplit
@@ -24,7 +24,9 @@ from penstock.cli.http import serving_beside
 from penstock.cli.output import AsJson, err, holding, out, print_json
 from penstock.cli.worker_processes import Told, supervise
 from penstock.core import logs
+from penstock.core.extras import needs
 from penstock.core.logs import get_logger
+from penstock.core.measuring import measured
 from penstock.errors import InvalidInput, SchemaMismatch
 from penstock.postgres.embedded import wheel_bin_dir
 from penstock.worker import Worker
@@ -38,6 +40,13 @@ Target = Annotated[str, typer.Argument(metavar="MODULE:APP", help="Where the app
 Processes = Annotated[int, typer.Option(min=1, max=256, help="Worker processes.")]
 Names = Annotated[list[str] | None, typer.Option("--type", "-t", help="Only this job type; may be repeated.")]
 Concurrency = Annotated[int | None, typer.Option(min=1, help="Async handlers at once in a process.")]
+Metrics = Annotated[
+    str | None,
+    typer.Option(
+        metavar="[HOST]:PORT", help="Serve /metrics for Prometheus, /livez and /readyz; on loopback unless HOST is given."
+    ),
+]
+Log = Annotated[str, typer.Option("--log", envvar="PENSTOCK_LOG", help="console or json.")]
 
 
 def add_to(app: typer.Typer) -> None:
@@ -54,6 +63,8 @@ def worker(
     processes: Processes = 1,
     names: Names = None,
     concurrency: Concurrency = None,
+    metrics: Metrics = None,
+    log_format: Log = "console",
     autoscale: Annotated[
         str | None, typer.Option(metavar="MIN:MAX", help="As many processes as `penstock scale advise` says, within these.")
     ] = None,
@@ -72,6 +83,8 @@ def worker(
     for name in names or []:
         if name not in app.consumers:
             app.with_handler(name)
+    if log_format not in ("console", "json"):
+        raise typer.BadParameter(f"{log_format!r} is neither console nor json", param_hint="--log")
     limits = None if autoscale is None else parse_range(autoscale)
     if limits is not None and (processes != 1 or on != "here"):
         raise typer.BadParameter("goes with neither --processes nor --on spark", param_hint="--autoscale")
@@ -80,14 +93,29 @@ def worker(
         return
     if on != "here":
         raise typer.BadParameter(f"{on!r} is neither here nor spark", param_hint="--on")
-    arguments = (target, names or [], concurrency)
-    if limits is not None:
-        scaler = Autoscaler(lambda: load(target), names or [], *limits, wait_s, app.settings)
-        supervise(run_worker, arguments, limits[0], scaler.wanted)
-    elif processes == 1:
-        run_worker(*arguments)
+    arguments = (target, names or [], concurrency, log_format)
+    address = None
+    if metrics is not None:
+        from penstock.worker.endpoint import parse_address
+
+        address = parse_address(metrics)
+        with needs("metrics", "--metrics"):
+            import prometheus_client  # noqa: F401
+    if processes == 1 and limits is None:
+        run_worker(*arguments, metrics=address)
+        return
+    scaler = None if limits is None else Autoscaler(lambda: load(target), names or [], *limits, wait_s, app.settings)
+    number = processes if limits is None else limits[0]
+    wanted = None if scaler is None else scaler.wanted
+    if address is None:
+        supervise(run_worker, arguments, number, wanted)
     else:
-        supervise(run_worker, arguments, processes)
+        logs.configure(log_format)
+        # Loaded here, since the library takes a while to load.
+        from penstock.cli import worker_metrics
+
+        with worker_metrics.of_processes(app, address, number) as reports:
+            supervise(run_worker, arguments, number, wanted, reports.pipe)
 
 
 def up(
@@ -180,19 +208,48 @@ def _default_interrupt() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
-def run_worker(target: str, names: list[str], concurrency: int | None, told: Told | None = None) -> None:
-    """Run one worker in this process until it is told to stop: by signals, or by its supervisor."""
+def run_worker(
+    target: str,
+    names: list[str],
+    concurrency: int | None,
+    log_format: str = "console",
+    told: Told | None = None,
+    *,
+    metrics: tuple[str, int] | None = None,
+) -> None:
+    """Run one worker in this process until it is told to stop: by signals, or by its supervisor.
+
+    Args:
+        target: Where the app is.
+        names: Only these job types; none: all.
+        concurrency: Async handlers at once; None: as set.
+        log_format: "console" or "json".
+        told: Its supervisor, which also gets its reports.
+        metrics: Address to serve metrics at.
+    """
     app = load(target)
-    logs.configure()
+    logs.configure(log_format)
     if concurrency is not None:
         app.context.settings = app.settings.model_copy(update={"concurrency": concurrency})
     collect_seldom()
 
     async def run() -> None:
         code = 1
+        working: Worker | None = None
         try:
-            await app.open(timeout=app.settings.start_timeout)
-            async with app:
+            async with AsyncExitStack() as stack:
+                reports = None if told is None else told.reports
+                if reports is not None or metrics is not None:
+                    from penstock.cli import worker_metrics
+
+                    meter = stack.enter_context(measured())
+                    if reports is not None:
+                        stack.enter_context(worker_metrics.reporting(reports, meter, lambda: working))
+                    if metrics is not None:
+                        url = await app.start_server()
+                        stack.enter_context(worker_metrics.of_process(app, url, metrics, meter, lambda: working))
+                await app.open(timeout=app.settings.start_timeout)
+                await stack.enter_async_context(app)
                 working = await app.worker(*names)
                 _obey(working, told, asyncio.get_running_loop())
                 await working.run()

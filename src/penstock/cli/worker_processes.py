@@ -27,8 +27,10 @@ _RETIRE = b"retire"
 class Told:
     """A worker process's end of the pipe."""
 
-    def __init__(self, pipe: Connection) -> None:
+    def __init__(self, pipe: Connection, reports: Connection | None = None) -> None:
         self._pipe = pipe
+        self.reports = reports
+        """Where to send reports; None: nobody asked for metrics."""
 
     def obey(self, worker: Worker, loop: asyncio.AbstractEventLoop) -> None:
         """Stop `worker` when the supervisor asks for it, once more when it asks again, and when the supervisor is gone."""
@@ -66,16 +68,20 @@ class Told:
 class _Child:
     """A worker process: runs `target(*arguments, told)`."""
 
-    def __init__(self, target: Callable[..., None], arguments: tuple[Any, ...]) -> None:
+    def __init__(self, target: Callable[..., None], arguments: tuple[Any, ...], reports: Callable[[], Connection] | None) -> None:
         spawn = multiprocessing.get_context("spawn")
         theirs, self._pipe = spawn.Pipe(duplex=False)
         self._told = 0
         self.retired = False
         self.started = time.monotonic()
-        self.process = spawn.Process(target=logs.guarded, args=(target, *arguments, Told(theirs)), name="penstock-worker")
+        reporting = None if reports is None else reports()
+        told = Told(theirs, reporting)
+        self.process = spawn.Process(target=logs.guarded, args=(target, *arguments, told), name="penstock-worker")
         with _without_interrupts():
             self.process.start()
         theirs.close()
+        if reporting is not None:
+            reporting.close()
 
     def retire(self) -> None:
         """Let it finish what it has, for as long as that takes, and end."""
@@ -92,7 +98,11 @@ class _Child:
 
 
 def supervise(
-    target: Callable[..., None], arguments: tuple[Any, ...], processes: int, wanted: Callable[[int], int] | None = None
+    target: Callable[..., None],
+    arguments: tuple[Any, ...],
+    processes: int,
+    wanted: Callable[[int], int] | None = None,
+    reports: Callable[[], Connection] | None = None,
 ) -> None:
     """Keep worker processes running until SIGTERM or SIGINT; one that dies is started again, at most once a second each.
 
@@ -101,6 +111,7 @@ def supervise(
         arguments: Its arguments; an end of a pipe comes after them.
         processes: How many.
         wanted: From how many there are to how many there should be; asked about once a second. None: always so many.
+        reports: Makes a pipe over which a process reports; None: they do not.
     """
     words = 0
 
@@ -114,7 +125,7 @@ def supervise(
     signal.set_wakeup_fd(wake.fileno(), warn_on_full_buffer=False)
     signal.signal(signal.SIGTERM, signalled)
     signal.signal(signal.SIGINT, signalled)
-    children = [_Child(target, arguments) for _ in range(processes)]
+    children = [_Child(target, arguments, reports) for _ in range(processes)]
     while not words or any(child.process.is_alive() for child in children):
         for child in children:
             child.tell(words)
@@ -127,11 +138,11 @@ def supervise(
         children = [child for child in children if not child.retired or child.process.is_alive()]
         for place, child in enumerate(children):
             if not child.process.is_alive() and time.monotonic() - child.started > 1.0:
-                children[place] = _Child(target, arguments)
+                children[place] = _Child(target, arguments, reports)
         if wanted is not None:
             working = [child for child in children if not child.retired]
             number = wanted(len(working))
-            children += [_Child(target, arguments) for _ in range(number - len(working))]
+            children += [_Child(target, arguments, reports) for _ in range(number - len(working))]
             for child in working[number:]:
                 child.retire()
 

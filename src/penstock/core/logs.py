@@ -21,7 +21,7 @@ import os
 import sys
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
 from types import TracebackType
 from typing import Any, TextIO
 
@@ -34,6 +34,7 @@ _MOST_FRAMES = 50
 _payloads = os.environ.get("PENSTOCK_LOG_PAYLOADS", "").lower() in ("1", "true", "yes", "on", "t", "y")
 # Classes of SQLSTATE whose messages quote values: data exceptions, constraint violations, errors raised by functions.
 _QUOTING = ("22", "23", "P0", "44")
+_contexts: list[Callable[[], dict[str, Any]]] = []
 
 
 class Logger:
@@ -143,6 +144,7 @@ def configure(log_format: str = "console", output: int = 1) -> None:
         structlog.configure(
             processors=[
                 structlog.contextvars.merge_contextvars,
+                _with_contexts,
                 structlog.processors.add_log_level,
                 structlog.processors.StackInfoRenderer(),
                 structlog.processors.TimeStamper(fmt="iso", utc=True),
@@ -159,6 +161,11 @@ def configure(log_format: str = "console", output: int = 1) -> None:
         handler.setFormatter(_Formatter("%(asctime)s [%(levelname)s] %(name)s: %(message)s"))
         root.addHandler(handler)
     hook_in()
+
+
+def add_context(fields: Callable[[], dict[str, Any]]) -> None:
+    """Add fields to each line of processes that `configure` has configured, such as those of the job that runs."""
+    _contexts.append(fields)
 
 
 def hook_in() -> None:
@@ -197,6 +204,13 @@ class _Formatter(logging.Formatter):
             # asyncio and uvicorn append a task with its exception, or a traceback, below the first line.
             shown.msg, shown.args = message.partition("\n")[0], None
         return super().format(shown)
+
+
+def _with_contexts(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    for fields in _contexts:
+        for name, value in fields().items():
+            event.setdefault(name, value)
+    return event
 
 
 def _lines_to(descriptor: int) -> TextIO:

@@ -27,6 +27,7 @@ from typing import Any, Protocol
 from uuid import UUID
 from weakref import WeakKeyDictionary
 
+from penstock.core import measuring
 from penstock.core.logs import get_logger
 from penstock.errors import PenstockError
 from penstock.groups import queries as ownership
@@ -80,6 +81,11 @@ class Heartbeat:
         self._stopped = threading.Event()
         self._blocked = False
 
+    @property
+    def idle_s(self) -> float:
+        """Seconds since the event loop last made progress. May be read from any thread."""
+        return time.monotonic() - self._ticked_at if self._ticking is not None else 0.0
+
     def keep(self, kept: Kept) -> None:
         """Keep a worker or membership alive from now on."""
         self._kept = [*self._kept, kept]
@@ -99,8 +105,12 @@ class Heartbeat:
             self._ticking = None
 
     async def _tick(self) -> None:
+        first = True
         while True:
-            self._ticked_at = time.monotonic()
+            now = time.monotonic()
+            if measuring.meter is not None and not first:
+                measuring.meter.lagged(max(now - self._ticked_at - _TICK_S, 0.0))
+            self._ticked_at, first = now, False
             await asyncio.sleep(_TICK_S)
 
     # -- the thread

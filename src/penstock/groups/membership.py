@@ -19,6 +19,7 @@ from datetime import timedelta
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
+from penstock.core import measuring
 from penstock.core.logs import get_logger
 from penstock.core.polling import wait_for_event
 from penstock.errors import Conflict, DatabaseUnavailable, NotFound, PenstockError
@@ -271,6 +272,9 @@ class Membership:
         if changes:
             kinds = Counter(str(change.kind) for change in changes)
             log.debug("slots_changed", group=self.group, member=self.id, **kinds)
+            if (meter := measuring.meter) is not None:
+                for kind, slots in kinds.items():
+                    meter.moved(self.group, kind, slots)
         for change in changes:
             place = (change.slot, change.epoch)
             if change.kind == "gained":

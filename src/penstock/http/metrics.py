@@ -6,9 +6,10 @@ import os
 from collections.abc import Mapping, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest, multiprocess
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from penstock.core.meter import BoundedNames, Gauges, info
 from penstock.http.scaling import ScalingGauges
 from penstock.jobs.models import Admission, JobCounts
 from penstock.jobs.scaling import ScaleAdvice
@@ -20,15 +21,7 @@ _QUEUE = {
     "deferred": ("penstock_jobs_deferred", "Jobs that wait for their time."),
     "in_progress": ("penstock_jobs_in_progress", "Jobs that a worker holds."),
     "oldest_ready_s": ("penstock_oldest_ready_seconds", "Age of the job that has waited longest."),
-    "paused": ("penstock_paused", "1 while the job type is paused."),
-    "succeeded_last_hour": ("penstock_succeeded_last_hour", "Jobs that succeeded within the last hour."),
-    "failed_last_hour": ("penstock_failed_last_hour", "Jobs that failed for good within the last hour."),
-    "quarantined_last_hour": (
-        "penstock_quarantined_last_hour",
-        "Jobs that were quarantined within the last hour: no worker can read them, or they end their workers.",
-    ),
-    "expired_last_hour": ("penstock_expired_last_hour", "Jobs that expired within the last hour."),
-    "cancelled_last_hour": ("penstock_cancelled_last_hour", "Jobs that were cancelled within the last hour."),
+    "paused": ("penstock_job_type_paused", "1 while the job type is paused."),
 }
 
 
@@ -79,9 +72,9 @@ class Metrics:
         self._seconds = Histogram(
             "penstock_http_request_seconds", "Time to answer.", ["method", "route"], buckets=_LATENCIES, registry=registry
         )
-        self._enqueued = Counter("penstock_enqueued", "Jobs enqueued through HTTP.", ["type", "outcome"], registry=registry)
-        self._claimed = Counter("penstock_claimed", "Jobs claimed through HTTP.", ["type"], registry=registry)
-        self._settled = Counter("penstock_settled", "Attempts settled through HTTP.", ["type", "outcome"], registry=registry)
+        self._enqueued = Counter("penstock_jobs_enqueued", "Jobs enqueued through HTTP.", ["type", "outcome"], registry=registry)
+        self._claimed = Counter("penstock_jobs_claimed", "Jobs claimed through HTTP.", ["type"], registry=registry)
+        self._settled = Counter("penstock_jobs_settled", "Attempts settled through HTTP.", ["type", "outcome"], registry=registry)
         self._batches = Histogram(
             "penstock_put_batch_size", "Single enqueues in one commit.", buckets=(1, 2, 5, 10, 20, 50, 100, 200, 500, 1000),
             registry=registry,
@@ -89,8 +82,10 @@ class Metrics:
         self._refused = Counter("penstock_http_refused_logins", "Requests with bad credentials.", registry=registry)
         self._appended = Counter("penstock_events_appended", "Events appended through HTTP.", ["stream"], registry=registry)
         self._read = Counter("penstock_events_read", "Events read through HTTP.", ["stream", "how"], registry=registry)
-        self._published = Counter("penstock_published", "Messages published through HTTP.", ["topic"], registry=registry)
-        self._delivered = Counter("penstock_delivered", "Messages delivered to connections.", ["topic", "how"], registry=registry)
+        self._published = Counter("penstock_messages_published", "Messages published through HTTP.", ["topic"], registry=registry)
+        self._delivered = Counter(
+            "penstock_messages_delivered", "Messages delivered to connections.", ["topic", "how"], registry=registry
+        )
         self._connected = Gauge(
             "penstock_live_connections", "Live connections.", ["kind"], registry=registry, multiprocess_mode="livesum"
         )
@@ -100,7 +95,7 @@ class Metrics:
             registry=registry,
             multiprocess_mode="livesum",
         )
-        self._types: set[str] = set()
+        self._names = BoundedNames(_MOST_TYPES)
         self._children: dict[tuple[str, str, int], tuple[Counter, Histogram]] = {}
         self._settles: dict[tuple[str, str], Counter] = {}
         self._admitted: dict[tuple[str, Admission], Counter] = {}
@@ -119,19 +114,19 @@ class Metrics:
         """Count enqueued jobs."""
         child = self._admitted.get((name, admission))
         if child is None:
-            child = self._enqueued.labels(self._label(name), str(admission))
+            child = self._enqueued.labels(self._names.label(name), str(admission))
             if len(self._admitted) < _MOST_TYPES:
                 self._admitted[name, admission] = child
         child.inc(jobs)
 
     def claimed(self, name: str, jobs: int) -> None:
         """Count claimed jobs."""
-        self._claimed.labels(self._label(name)).inc(jobs)
+        self._claimed.labels(self._names.label(name)).inc(jobs)
 
     def settled(self, name: str, outcome: str, attempts: int = 1) -> None:
         """Count settled attempts, stale ones too."""
         # A callback for something that is not there may name anything.
-        key = ("?" if outcome == "unknown" else self._label(name), outcome)
+        key = ("?" if outcome == "unknown" else self._names.label(name), outcome)
         child = self._settles.get(key)
         if child is None:
             child = self._settles[key] = self._settled.labels(*key)
@@ -139,19 +134,19 @@ class Metrics:
 
     def appended(self, stream: str, events: int) -> None:
         """Count appended events."""
-        self._appended.labels(self._label(stream)).inc(events)
+        self._appended.labels(self._names.label(stream)).inc(events)
 
     def read(self, stream: str, how: str, events: int) -> None:
         """Count events that were read: by a get, a follower or a group."""
-        self._read.labels(self._label(stream), how).inc(events)
+        self._read.labels(self._names.label(stream), how).inc(events)
 
     def published(self, topic: str, messages: int = 1) -> None:
         """Count published messages."""
-        self._published.labels(self._label(topic)).inc(messages)
+        self._published.labels(self._names.label(topic)).inc(messages)
 
     def delivered(self, topic: str, how: str, messages: int) -> None:
         """Count messages that were written to connections."""
-        self._delivered.labels(self._label(topic), how).inc(messages)
+        self._delivered.labels(self._names.label(topic), how).inc(messages)
 
     def connected(self, kind: str, connections: int) -> None:
         """A live connection began or ended."""
@@ -166,7 +161,11 @@ class Metrics:
         self._refused.inc()
 
     def exposition(
-        self, counts: list[JobCounts], advice: Sequence[ScaleAdvice] = (), quarantined_keys: Mapping[str, int] | None = None
+        self,
+        counts: list[JobCounts],
+        advice: Sequence[ScaleAdvice] = (),
+        quarantined_keys: Mapping[str, int] | None = None,
+        database: Sequence[Metric] = (),
     ) -> bytes:
         """Everything in Prometheus' text format."""
         registry = CollectorRegistry()
@@ -174,14 +173,13 @@ class Metrics:
             multiprocess.MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
         else:
             registry = self._registry
-        asked = [_Depths(counts), ScalingGauges(advice), _Quarantined(quarantined_keys or {})]
+        asked = [
+            _Depths(counts),
+            ScalingGauges(advice),
+            _Quarantined(quarantined_keys or {}),
+            Gauges(lambda: [*database, info()]),
+        ]
         return generate_latest(registry) + b"".join(generate_latest(_only(each)) for each in asked)
-
-    def _label(self, name: str) -> str:
-        if name in self._types or len(self._types) < _MOST_TYPES:
-            self._types.add(name)
-            return name
-        return "others"
 
 
 def _only(collector: Collector) -> CollectorRegistry:

@@ -13,9 +13,9 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from penstock.app import Penstock
+from penstock.core.cached import Kept
 from penstock.errors import DatabaseUnavailable
 from penstock.http.auth import Authenticator
-from penstock.http.cached import Kept
 from penstock.http.errors import ApiError
 from penstock.http.metrics import Metrics
 from penstock.http.origin import Origins
@@ -25,6 +25,7 @@ from penstock.http.settings import HttpSettings
 from penstock.jobs import http_queries as http
 from penstock.jobs.models import JobCounts
 from penstock.postgres.database import Database
+from penstock.worker.exposition import database_families
 
 _CALL_TIMEOUT_S = 10.0
 R = TypeVar("R")
@@ -57,6 +58,7 @@ class Service:
         self._parts: dict[type, Any] = {}
         self._live = 0
         self._counts = Kept(app.counts)
+        self.gauges = Kept(lambda: database_families(database))
         self._rates = Kept(lambda: http.job_rates(database))
 
     def add(self, part: P) -> P:

@@ -64,7 +64,10 @@ async def metrics(service: CurrentService, user: User, path: Instance) -> Respon
     user.require_all(path)
     advice = await service.scaling.advice(GAUGE_WAIT_S)
     quarantined = await pool_views.quarantined_counts(service.database)
-    return Response(service.metrics.exposition(await service.counts(), advice, quarantined), media_type=CONTENT_TYPE_LATEST)
+    return Response(
+        service.metrics.exposition(await service.counts(), advice, quarantined, await service.gauges()),
+        media_type=CONTENT_TYPE_LATEST,
+    )
 
 
 @api.get("/", dependencies=[READ], response_class=HTMLResponse)

@@ -12,6 +12,7 @@ import time
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
+from penstock.core import measuring
 from penstock.core.logs import get_logger
 from penstock.core.polling import Polling, wait_for_event
 from penstock.errors import PenstockError
@@ -129,8 +130,12 @@ class Fetcher(Generic[S]):
 
     async def _look(self) -> Look:
         async with self.paused:
+            began = time.monotonic()
             try:
-                return await self.source.look()
+                look = await self.source.look()
+                if not look.full and (meter := measuring.meter) is not None:
+                    meter.claimed(look.claimed, time.monotonic() - began)
+                return look
             except PenstockError as error:
                 await self.source.recover(error)
                 raise

@@ -12,6 +12,7 @@ from uuid import UUID
 
 from penstock.core.blocking import run_without_loop
 from penstock.core.dependencies import name_of, unwrapped
+from penstock.core.logs import add_context
 from penstock.errors import Conflict, InvalidInput
 from penstock.jobs.models import Executor
 
@@ -151,6 +152,17 @@ def current_job() -> Job[Any]:
     if job is None:
         raise Conflict("no job runs here", hint="current_job() works within the handler of a job.")
     return job
+
+
+def _fields_of_job() -> dict[str, Any]:
+    job = _current.get(None)
+    if job is None:
+        return {}
+    return {"job_id": str(job.id), "job_type": job.name, "key": job.key, "attempt": job.attempt}
+
+
+# Lines that a handler logs say which job they are of.
+add_context(_fields_of_job)
 
 
 class Jobs(list[Job[T]]):

@@ -323,8 +323,9 @@ class Settlement(NamedTuple):
     outcome: Outcome
     detail: str | None = None
     retry_after: timedelta | None = None
-    name: str = ""  # name of the job type, for the log
+    name: str = ""  # name of the job type, for the log and the metrics
     written: bool = False  # the job is finished: its handler's own transaction wrote that
+    key: str | None = None  # for the log, of results that it shows
 
 
 @dataclass(frozen=True, slots=True)

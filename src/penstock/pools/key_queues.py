@@ -267,4 +267,4 @@ class KeyQueues:
 
 
 def _handed_back(job: ClaimedJob) -> Settlement:
-    return Settlement(job.id, job.attempt, job.lease, Outcome.RELEASED)
+    return Settlement(job.id, job.attempt, job.lease, Outcome.RELEASED, None, None, job.name)

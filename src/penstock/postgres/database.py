@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 import asyncpg
 
+from penstock.core import measuring
 from penstock.core.logs import get_logger
 from penstock.errors import (
     Conflict,
@@ -384,6 +385,8 @@ class Database:
             raise translated from error
 
     def _note(self, error: PenstockError) -> None:
+        if measuring.meter is not None:
+            measuring.meter.failed(error)
         if isinstance(error, SchemaMismatch):
             self.mismatch = error
             self.schema_changed.set()

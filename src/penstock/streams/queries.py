@@ -10,6 +10,7 @@ from typing import Any
 
 import orjson
 
+from penstock.core import measuring
 from penstock.errors import InvalidInput, Unreadable
 from penstock.postgres.database import Database, Transaction
 from penstock.streams.group_models import Lag
@@ -224,7 +225,10 @@ async def append_routed(
 
     The name of a producer belongs to the database role, and within it to the user for whom the role appends, if any.
     """
-    return await database.fetch(*append_call(name, routed, producer, sequence, user))
+    appended = await database.fetch(*append_call(name, routed, producer, sequence, user))
+    if measuring.meter is not None:
+        measuring.meter.appended(name, sum(routed.counts))
+    return appended
 
 
 async def last_sequence(database: Database, name: str, producer: str) -> int:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 from uuid import UUID
 
 import orjson
 
+from penstock.core import measuring
 from penstock.core.logs import get_logger, payloads_shown
 from penstock.errors import PenstockError
 from penstock.jobs import queries as jobs
@@ -68,7 +71,11 @@ class Completer:
             if batch:
                 self._writing = batch
                 await self.reports.write_last_lines(result.id for result in batch)
+                began = time.monotonic()
                 outcomes = await self._write(batch)
+                if (meter := measuring.meter) is not None:
+                    others = [(one.name, _became(one, outcomes)) for one in batch if one.id in outcomes] if outcomes else []
+                    meter.settled([result.name for result in batch], others, time.monotonic() - began)
                 self._report(batch, outcomes)
                 self._writing = []
                 self._settled += len(batch)
@@ -104,14 +111,14 @@ class Completer:
             return await self._refuse(batch[0], error)
 
     async def _refuse(self, result: Settlement, error: PenstockError) -> dict[UUID, str]:
-        log.error("job_result_refused", job_id=str(result.id), error=error)
+        log.error("job_result_refused", **_fields(result), error=error)
         detail = orjson.dumps({"type": type(error).__name__, "message": f"the result was refused: {error.message}"}).decode()
         try:
             return await jobs.settle(self._database, [result._replace(outcome=Outcome.FAILED, detail=detail, retry_after=None)])
         except PenstockError as again:
             # Its lease stays known, so that the job is not released: an at_most_once job would start again.
             self._left.append(result.lease)
-            log.error("job_left_to_its_lease", job_id=str(result.id), lease=result.lease, error=again)
+            log.error("job_left_to_its_lease", **_fields(result), lease=result.lease, error=again)
             return {result.id: "stale"}
 
     def _report(self, batch: Sequence[Settlement], outcomes: dict[UUID, str]) -> None:
@@ -120,19 +127,29 @@ class Completer:
         for result in batch:
             outcome = outcomes.get(result.id)
             if outcome == "stale":
-                log.warning("job_result_stale", job_id=str(result.id), job_type=result.name or None, lease=result.lease)
+                log.warning("job_result_stale", **_fields(result), lease=result.lease)
             elif result.outcome in (Outcome.FAILED, Outcome.FAILED_FOR_GOOD):
                 # The message comes from the handler and may hold the payload: the row of the job keeps it, the log does not.
                 failure = orjson.loads(result.detail) if result.detail else {}
                 log.info(
                     "job_" + (outcome or "settled"),
-                    job_id=str(result.id),
-                    job_type=result.name or None,
+                    **_fields(result),
                     error_type=failure.get("type"),
                     error=failure.get("message") if payloads_shown() else None,
                 )
             elif result.outcome is Outcome.SNOOZED:
-                log.info("job_" + (outcome or "settled"), job_id=str(result.id), job_type=result.name or None)
+                log.info("job_" + (outcome or "settled"), **_fields(result))
         if not _BACK.isdisjoint(outcomes.values()):
             for tell in self.on_retried:
                 tell()
+
+
+def _became(result: Settlement, outcomes: Mapping[UUID, str]) -> str:
+    """What became of a job, for the metrics."""
+    outcome = outcomes[result.id]
+    return "quarantined" if result.outcome is Outcome.QUARANTINED and outcome == "failed" else outcome
+
+
+def _fields(result: Settlement) -> dict[str, Any]:
+    """What every line of the log about a job says."""
+    return {"job_id": str(result.id), "job_type": result.name or None, "key": result.key, "attempt": result.attempt}

@@ -20,6 +20,7 @@ from uuid import UUID
 
 from pebble import ProcessPool
 
+from penstock.core import measuring
 from penstock.core.logs import get_logger, hook_in
 from penstock.core.serialization import dump_json
 from penstock.core.user_code import in_thread
@@ -103,6 +104,13 @@ class Executor:
         self._threads = ThreadPoolExecutor(settings.threads, thread_name_prefix=HANDLER_THREADS)
         self._pool: Any = None  # pebble.ProcessPool, whose methods are not all typed
         self._stopping = False
+        # Where the times of attempts go; None: nothing measures.
+        self._note_ended = None if measuring.meter is None else measuring.meter.ended.append
+
+    @property
+    def places(self) -> dict[str, tuple[int, int]]:
+        """Of each lane the places that are taken, and all."""
+        return {lane: (self._busy[lane], places) for lane, places in self._places.items()}
 
     @property
     def in_flight(self) -> int:
@@ -294,6 +302,7 @@ class Executor:
                 self._finish(running, released(running))
                 continue
             running.started = True
+            running.since = now
             running.deadline = min(running.deadline, now + running.limit)
             self._busy[lane] += 1
             if self._begin_all or running.worked.once:
@@ -347,7 +356,7 @@ class Executor:
             detail = None
             if worked.keep_result and result is not None:
                 detail = worked.sealed("result", claimed.id, dump_json(result, f"the result of {claimed.name}"))
-            settlement = Settlement(claimed.id, claimed.attempt, running.lease, Outcome.SUCCEEDED, detail)
+            settlement = Settlement(claimed.id, claimed.attempt, running.lease, Outcome.SUCCEEDED, detail, None, claimed.name)
         except BaseException as error:
             # A handler that calls sys.exit(), or raises another BaseException, ends its own job, not the worker.
             settlement = settlement_of(running, error)
@@ -368,6 +377,9 @@ class Executor:
     def _free(self, running: Running, lane: str, settlement: Settlement | None) -> None:
         self._busy[lane] -= 1
         self._done[lane] += 1
+        if self._note_ended is not None and running.entered and settlement is not None:
+            claimed = running.claimed
+            self._note_ended((claimed.name, settlement.outcome, claimed, running.since, time.monotonic()))
         self._finish(running, settlement)
         self._fill(lane)
 

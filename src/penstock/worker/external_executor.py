@@ -96,7 +96,7 @@ class Pulled:
 
     def settlement(self, outcome: Outcome, detail: str | None = None, after: timedelta | None = None) -> Settlement:
         """The settlement of this attempt."""
-        return Settlement(self.job.id, self.job.attempt, self.lease, outcome, detail, after)
+        return Settlement(self.job.id, self.job.attempt, self.lease, outcome, detail, after, self.job.name)
 
     async def settle(self, outcome: Outcome, detail: str | None, after: timedelta | None = None) -> None:
         """Settle the job, and wait until that is written. Raises `Conflict` when it no longer belongs to this worker."""
@@ -245,6 +245,11 @@ class ExternalExecutor:
         return [pulled.lease for pulled in self._jobs.values()]
 
     # -- see `WorkerExecutor`
+
+    @property
+    def places(self) -> dict[str, tuple[int, int]]:
+        """See `WorkerExecutor`: the program decides how many jobs it takes."""
+        return {}
 
     @property
     def in_flight(self) -> int:

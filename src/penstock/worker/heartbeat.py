@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
+from penstock.core import measuring
 from penstock.core.logs import get_logger
 from penstock.core.polling import wait_for_event
 from penstock.errors import PenstockError
@@ -17,6 +18,7 @@ from penstock.jobs import queries as jobs
 from penstock.jobs.fetcher import Fetcher
 from penstock.jobs.models import JobTypeRecord
 from penstock.jobs.worked import WorkedType
+from penstock.postgres import health
 from penstock.postgres.database import Database
 from penstock.postgres.notifications import Kind, Notification, Notifications
 from penstock.settings import Settings
@@ -149,6 +151,8 @@ class WorkerHeartbeat:
             if record.name in refreshed:
                 refreshed[record.name].refresh(record)
         await self._locked.look(records)
+        if measuring.meter is not None:
+            measuring.meter.clock_ahead_s = await health.clock_ahead_s(self._database)
 
     async def _register_again(self) -> None:
         """Register under a new id, since other workers have its jobs.

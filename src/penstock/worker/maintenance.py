@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from weakref import WeakKeyDictionary
 
+from penstock.core import measuring
 from penstock.core.logs import get_logger
 from penstock.core.polling import wait_for_event
 from penstock.errors import PenstockError
@@ -146,6 +147,8 @@ class Maintenance:
     async def _recover(self) -> None:
         if recovered := await jobs.recover(self._database):
             log.warning("jobs_recovered", jobs=recovered)
+            if measuring.meter is not None:
+                measuring.meter.recovered(recovered)
             self._wake()
 
     async def _expire(self) -> None:

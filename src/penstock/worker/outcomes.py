@@ -21,28 +21,32 @@ _LONGEST_TRACEBACK = 8_000
 
 def released(running: Running) -> Settlement:
     """The settlement of a job that is released as if it had not been claimed."""
-    return Settlement(running.claimed.id, running.claimed.attempt, running.lease, Outcome.RELEASED)
+    return Settlement(
+        running.claimed.id, running.claimed.attempt, running.lease, Outcome.RELEASED, None, None, running.claimed.name
+    )
 
 
 def stopped(running: Running) -> Settlement:
     """The settlement of an attempt that was stopped, or that must not start."""
     claimed = running.claimed
     if running.reason == "cancelled":
-        return Settlement(claimed.id, claimed.attempt, running.lease, Outcome.CANCELLED)
+        return Settlement(claimed.id, claimed.attempt, running.lease, Outcome.CANCELLED, None, None, claimed.name)
     if not running.entered:
         return released(running)
     if running.reason == "time limit":
         detail = {"type": "TimeLimit", "message": "the handler ran longer than its time limit"}
         text = running.worked.sealed_error(claimed.id, detail)
-        return Settlement(claimed.id, claimed.attempt, running.lease, Outcome.FAILED, text, None, claimed.name)
+        return Settlement(claimed.id, claimed.attempt, running.lease, Outcome.FAILED, text, None, claimed.name, key=claimed.key)
     cause = "was declared dead" if running.reason == "lost" else "shut down"
     detail = {"type": "Interrupted", "message": f"the worker {cause} before the handler was done"}
     text = running.worked.sealed_error(claimed.id, detail)
     if running.reason == "lost":
         # As recovery does with the jobs of a dead worker: the attempt is used up, so that its number is not given twice.
-        return Settlement(claimed.id, claimed.attempt, running.lease, Outcome.FAILED, text, timedelta(0))
+        return Settlement(
+            claimed.id, claimed.attempt, running.lease, Outcome.FAILED, text, timedelta(0), claimed.name, key=claimed.key
+        )
     # A release with a detail counts as started; an at_most_once job then fails, since it may start only once.
-    return Settlement(claimed.id, claimed.attempt, running.lease, Outcome.RELEASED, text)
+    return Settlement(claimed.id, claimed.attempt, running.lease, Outcome.RELEASED, text, None, claimed.name)
 
 
 def settlement_of(running: Running, error: BaseException) -> Settlement | None:
@@ -61,7 +65,8 @@ def settlement_of(running: Running, error: BaseException) -> Settlement | None:
         # Without a reason, the handler cancelled itself.
         return _failed(running, error)
     except BaseException as failure:
-        log.exception("job_failed_oddly", job_id=str(running.claimed.id))
+        claimed = running.claimed
+        log.exception("job_failed_oddly", job_id=str(claimed.id), job_type=claimed.name, key=claimed.key, attempt=claimed.attempt)
         return _failed(running, failure)
 
 
@@ -70,7 +75,7 @@ def not_committed(running: Running) -> Settlement:
     claimed = running.claimed
     error = {"type": "NotCommitted", "message": "the transaction in which the handler called finish() was not committed"}
     text = running.worked.sealed_error(claimed.id, error)
-    return Settlement(claimed.id, claimed.attempt, running.lease, Outcome.FAILED, text, None, claimed.name)
+    return Settlement(claimed.id, claimed.attempt, running.lease, Outcome.FAILED, text, None, claimed.name, key=claimed.key)
 
 
 def finished(running: Running) -> Settlement:
@@ -83,12 +88,16 @@ def _quarantined(running: Running, error: Exception) -> Settlement:
     """The settlement of a job whose payload no attempt can read."""
     claimed = running.claimed
     detail = running.worked.sealed_error(claimed.id, jobs.quarantined_error(f"its payload cannot be read: {message_of(error)}"))
-    return Settlement(claimed.id, claimed.attempt, running.lease, Outcome.QUARANTINED, detail)
+    return Settlement(
+        claimed.id, claimed.attempt, running.lease, Outcome.QUARANTINED, detail, None, claimed.name, key=claimed.key
+    )
 
 
 def _snoozed(running: Running, snooze: Snooze) -> Settlement:
     claimed = running.claimed
-    return Settlement(claimed.id, claimed.attempt, running.lease, Outcome.SNOOZED, None, snooze.duration, claimed.name)
+    return Settlement(
+        claimed.id, claimed.attempt, running.lease, Outcome.SNOOZED, None, snooze.duration, claimed.name, key=claimed.key
+    )
 
 
 def _failed(running: Running, error: BaseException) -> Settlement:
@@ -112,4 +121,5 @@ def _failed(running: Running, error: BaseException) -> Settlement:
         running.worked.sealed_error(claimed.id, detail),
         error.after if isinstance(error, Retry) else None,
         claimed.name,
+        key=claimed.key,
     )

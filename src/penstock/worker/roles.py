@@ -17,6 +17,10 @@ class WorkerExecutor(PoolExecutor, Protocol):
     """Called soon after places have become free."""
 
     @property
+    def places(self) -> dict[str, tuple[int, int]]:
+        """Of each kind of place those that are taken, and all. May be read from another thread."""
+
+    @property
     def in_flight(self) -> int:
         """Claimed jobs that are not finished."""
 

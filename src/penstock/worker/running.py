@@ -48,6 +48,7 @@ class Running:
         "lines",
         "may_start",
         "reason",
+        "since",
         "started",
         "task",
         "worked",
@@ -70,6 +71,7 @@ class Running:
         self.latest = deadline  # when its lease is about to end, by the monotonic clock
         self.deadline = deadline  # the latest start while it waits, then the latest end of its handler
         self.started = False  # it has a place
+        self.since = 0.0  # when it got its place, by the monotonic clock
         self.entered = False  # its task has taken its first step
         self.may_start = may_start
         self.task: asyncio.Task[None] | None = None

@@ -8,8 +8,10 @@ the running handlers the grace period, settles all results, and removes its row.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext, suppress
+from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
@@ -46,6 +48,23 @@ from penstock.worker.roles import WorkerExecutor
 from penstock.worker.shutdown import Shutdown
 
 log = get_logger("penstock.worker")
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How a worker advances.
+
+    Attributes:
+        idle_s: For how many seconds one of its claim loops, or the event loop, has made no progress.
+        running: Whether it is registered and claims.
+        stopping: Whether it has been told to stop.
+        places: Of each kind of place those that are taken, and all.
+    """
+
+    idle_s: float
+    running: bool
+    stopping: bool
+    places: dict[str, tuple[int, int]]
 
 
 class Worker:
@@ -206,6 +225,18 @@ class Worker:
     def stopping(self) -> bool:
         """Whether the worker has been told to stop."""
         return self._shutdown.requested.is_set()
+
+    def progress(self) -> Progress:
+        """How the worker advances. May be called from any thread."""
+        now = time.monotonic()
+        idle_s = [now - fetcher.progressed_at for fetcher in self._fetchers]
+        running = self._running.is_set()
+        return Progress(
+            max([self._heartbeat_beside_loop.idle_s, *idle_s]) if running else 0.0,
+            running,
+            self.stopping,
+            self._executor.places,
+        )
 
     def stop(self) -> None:
         """Stop in an orderly way; a second call stops at once, without waiting for handlers."""

@@ -12,6 +12,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Generic, TypeVar
 
+from penstock.core import measuring
 from penstock.core.logs import get_logger
 from penstock.core.polling import wait_for_event
 from penstock.errors import Conflict, DatabaseUnavailable, PenstockError
@@ -100,6 +101,8 @@ class Committer(Generic[T]):
                 if state is None or (state.epoch, state.revision) != (commit.epoch, commit.revision):
                     continue
                 if outcomes[commit.partition].done:
+                    if measuring.meter is not None:
+                        measuring.meter.handled(self._stream, self._group, commit.next_offset - state.committed)
                     state.was_committed(commit.next_offset)
                     if outcomes[commit.partition].paused != state.paused:
                         self._outdated()

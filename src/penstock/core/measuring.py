@@ -1,0 +1,30 @@
+"""Whether this process measures itself. A process has one meter, as it has one set of metrics.
+
+The parts ask for `meter` where something happens once for a batch, and keep it where something happens once for each job. None:
+the process measures nothing, and keeps nothing for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from penstock.core.meter import Meter
+
+meter: Meter | None = None
+"""The meter of this process; None: nothing measures."""
+
+
+@contextmanager
+def measured() -> Iterator[Meter]:
+    """Measure this process while the block lasts. Workers that start in the block are measured."""
+    from penstock.core.meter import Meter
+
+    global meter
+    before, meter = meter, Meter()
+    try:
+        yield meter
+    finally:
+        meter = before

@@ -1,0 +1,89 @@
+-- Health: what metrics and `penstock doctor` read about the database itself. Everything comes from the catalogue and the statistics of
+-- PostgreSQL, so that no call reads the rows of a queue.
+
+create or replace function penstock.database_gauges()
+returns table (gauge text, label text, amount double precision)
+language sql
+stable
+security definer
+set search_path = penstock, pg_temp
+as $$
+    -- What holds back vacuum: a snapshot or a transaction of this database, or a prepared transaction. Snapshots of roles that the
+    -- owner may not see (without pg_read_all_stats) are missing.
+    select
+        'oldest_snapshot_seconds', '',
+        coalesce(
+            extract(epoch from clock_timestamp() - min(since)), 0
+        )::double precision
+    from (
+        select xact_start as since
+        from pg_stat_activity
+        where pid <> pg_backend_pid() and datname = current_database() and backend_type = 'client backend'
+            and (backend_xmin is not null or backend_xid is not null)
+        union all
+        select prepared from pg_prepared_xacts where database = current_database()
+    ) as open_transactions
+    union all
+    select
+        'replication_slot_bytes', '',
+        coalesce(max(pg_wal_lsn_diff(pg_current_wal_lsn(), restart_lsn)), 0)::double precision
+    from pg_replication_slots
+    union all
+    select 'database_bytes', '', pg_database_size(current_database())::double precision
+    union all
+    select value.*
+    from unnest(array['queued_jobs', 'leases', 'workers', 'slots', 'members', 'group_offsets']) as hot (name)
+    join pg_stat_user_tables as stat on stat.schemaname = 'penstock' and stat.relname = hot.name
+    cross join lateral (
+        values
+            ('dead_rows', hot.name, stat.n_dead_tup::double precision),
+            ('table_bytes', hot.name, pg_total_relation_size(stat.relid)::double precision),
+            (
+                'vacuumed_seconds', hot.name,
+                extract(epoch from clock_timestamp() - greatest(stat.last_vacuum, stat.last_autovacuum))::double precision
+            )
+    ) as value (gauge, label, amount)
+    where value.amount is not null
+    union all
+    -- Workers make the partition of the next day ahead of time.
+    select
+        'archive_day_missing', to_char(day, 'YYYY-MM-DD'),
+        (to_regclass('penstock.archived_jobs_p' || to_char(day, 'YYYYMMDD')) is null)::integer::double precision
+    from (values (penstock.clock() at time zone 'UTC'), (penstock.clock() at time zone 'UTC' + interval '1 day')) as near (day)
+    union all
+    -- Partitions of the archive and segments of streams are many: their pages as of the last vacuum, without a look at each file.
+    select 'table_bytes', kind.label, coalesce(sum(class.relpages::double precision), 0) * current_setting('block_size')::integer
+    from (values ('archived_jobs', 'archived_jobs%'), ('events', 'events%')) as kind (label, pattern)
+    left join pg_class as class
+        on class.relnamespace = 'penstock'::regnamespace and class.relkind in ('r', 'i') and class.relname like kind.pattern
+    group by kind.label
+$$;
+comment on function penstock.database_gauges() is
+    'Gauges of the database: age of the oldest snapshot, bytes that a replication slot retains, dead rows, sizes and age of the last vacuum of tables, and whether days of the archive are missing. Reads the catalogue and statistics only.';
+
+create or replace function penstock.stream_lags()
+returns table (stream text, group_id text, lag bigint, lag_s double precision, quarantined bigint)
+language sql
+stable
+security definer
+set search_path = penstock, pg_temp
+as $$
+    select
+        streams.name, reached.group_id, sum(reached.lag)::bigint,
+        coalesce(max(extract(epoch from penstock.clock() - next_event.appended_at)), 0)::double precision,
+        count(*) filter (where reached.quarantined)
+    from penstock.streams
+    cross join lateral penstock.group_lag(streams.name) as reached
+    join lateral penstock.stream_bounds(streams.name) as bounds on bounds.partition = reached.partition
+    left join lateral (
+        select chunk.appended_at
+        from penstock.read_chunks(
+            streams.name, array[reached.partition], array[greatest(reached.next_offset, bounds.first_offset)], 1
+        ) as chunk
+        limit 1
+    ) as next_event on reached.lag > 0
+    group by streams.name, reached.group_id
+    order by streams.name, reached.group_id
+$$;
+comment on function penstock.stream_lags() is
+    'Of each consumer group how many events are before it over all partitions, for how many seconds the oldest of them has waited, and how many of its partitions are quarantined.';

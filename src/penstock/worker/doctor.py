@@ -1,0 +1,302 @@
+"""`penstock doctor`: looks at everything on which a working system depends, and says what to do about what it finds.
+
+Each check answers with findings. A finding is `ok`, a `warning` (something will go wrong, or is slower than it could be) or a
+`problem` (work stands still, or will). Checks are independent: one that fails becomes a finding itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Literal
+
+import asyncpg
+
+from penstock._version import __version__
+from penstock.core.logs import describe
+from penstock.errors import PenstockError, SchemaMismatch
+from penstock.history import lake_queries
+from penstock.pools import views as pool_views
+from penstock.postgres import health, migrate
+from penstock.postgres.database import Database
+from penstock.streams import queries as streams
+from penstock.streams.group_models import held_back
+from penstock.worker import fleets
+
+Level = Literal["ok", "warning", "problem"]
+_OLD_SNAPSHOT_S = 300.0
+_MOST_SLOT_BYTES = 1 << 30
+# Autovacuum begins at 20,000 dead rows of queued_jobs and 1,000 of leases: at ten times as many, something holds it off.
+_MOST_DEAD_ROWS = {"queued_jobs": 200_000, "leases": 10_000, "workers": 10_000, "slots": 100_000, "group_offsets": 100_000}
+_NOTIFY_S = 5.0
+_MOST_SKEW_S = 1.0
+_LAKE_BEHIND_S = 86_400.0
+_WAITS_LONG_S = 60.0
+_MOST_NAMED = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What a check found.
+
+    Attributes:
+        check: Name of the check.
+        level: ok, warning or problem.
+        message: What is so.
+        advice: What to do about it; None: nothing.
+    """
+
+    check: str
+    level: Level
+    message: str
+    advice: str | None = None
+
+
+async def examine(database: Database) -> list[Finding]:
+    """Run all checks, one after the other. When the database does not answer or its schema does not fit, only that is found."""
+    try:
+        await migrate.check(database)
+    except SchemaMismatch as error:
+        return [Finding("schema", "problem", error.message, error.hint or "Run: penstock migrate")]
+    except PenstockError as error:
+        return [Finding("database", "problem", error.message, error.hint or "Check PENSTOCK_DATABASE_URL and the server.")]
+    found: list[Finding] = []
+    for check, look in _CHECKS.items():
+        try:
+            findings = await look(database)
+        except (PenstockError, asyncpg.PostgresError, OSError) as error:
+            findings = [
+                Finding(check, "warning", f"this could not be checked: {describe(error)}", "Check the rights of the role.")
+            ]
+        found += findings
+    return found
+
+
+def worst(findings: Sequence[Finding]) -> Level:
+    """The highest level of the findings."""
+    levels = {finding.level for finding in findings}
+    return "problem" if "problem" in levels else "warning" if "warning" in levels else "ok"
+
+
+async def _versions(database: Database) -> list[Finding]:
+    server = await database.fetchval("select current_setting('server_version')")
+    return [Finding("schema", "ok", f"the schema fits Penstock {__version__}, on PostgreSQL {server}")]
+
+
+async def _workers(database: Database) -> list[Finding]:
+    found: list[Finding] = []
+    loads = await pool_views.load_of_types(database, timedelta(minutes=1))
+    for load in loads:
+        if load.workers or not load.ready:
+            continue
+        found.append(
+            Finding(
+                "workers",
+                "problem",
+                f"{load.ready} jobs of {load.name} wait, and no worker works on this type",
+                "Start one: penstock worker MODULE:APP. If one runs: does its application declare a handler for this type?",
+            )
+        )
+    found += [
+        Finding(
+            "workers",
+            "warning",
+            f"the oldest job of {load.name} has waited {load.oldest_ready_s:.0f} s for a worker",
+            "See penstock scale advise, and penstock jobs list for what holds the others up.",
+        )
+        for load in loads
+        if load.workers and (load.oldest_ready_s or 0.0) > _WAITS_LONG_S
+    ]
+    idle = sorted(load.name for load in loads if not load.workers and not load.ready)
+    if idle:
+        found.append(
+            Finding("workers", "warning", f"no worker works on {_named(idle)}", "Nothing waits. Start one before something does.")
+        )
+    for worker in await fleets.workers(database):
+        if not worker.alive:
+            continue
+        if worker.blocked_since is not None:
+            found.append(
+                Finding(
+                    "workers",
+                    "problem",
+                    f"the event loop of {worker.worker} makes no progress: {worker.blocked_by or 'something'} blocks it",
+                    'Declare the handler without async, or with executor="process"; restart the worker if it does not end.',
+                )
+            )
+        found += [
+            Finding(
+                "workers",
+                "problem",
+                f"the consumer {consumer} has ended in {worker.worker}: it halted",
+                "Correct the cause, which penstock workers --json shows, and restart the worker.",
+            )
+            for consumer in worker.halted
+        ]
+    return found or [Finding("workers", "ok", f"workers work on all {len(loads)} job types")]
+
+
+async def _snapshots(database: Database) -> list[Finding]:
+    amounts = {one.gauge: one.amount for one in await health.gauges(database)}
+    found = []
+    if (age := amounts["oldest_snapshot_seconds"]) > _OLD_SNAPSHOT_S:
+        found.append(
+            Finding(
+                "transactions",
+                "warning",
+                f"a transaction has been open for {age:.0f} s, so that vacuum removes no rows",
+                "Find it: select pid, usename, state, xact_start, query from pg_stat_activity order by xact_start; end it with "
+                "pg_terminate_backend(pid), and set idle_in_transaction_session_timeout for its role.",
+            )
+        )
+    if (retained := amounts["replication_slot_bytes"]) > _MOST_SLOT_BYTES:
+        found.append(
+            Finding(
+                "transactions",
+                "warning",
+                f"a replication slot retains {retained / 2**30:.1f} GiB of write-ahead log",
+                "Find it: select slot_name, active, restart_lsn from pg_replication_slots; start its reader, or drop it with "
+                "pg_drop_replication_slot, and set max_slot_wal_keep_size.",
+            )
+        )
+    return found or [Finding("transactions", "ok", f"the oldest transaction is {age:.0f} s old")]
+
+
+async def _dead_rows(database: Database) -> list[Finding]:
+    gauges = await health.gauges(database)
+    vacuumed = {one.label: one.amount for one in gauges if one.gauge == "vacuumed_seconds"}
+    found = [
+        Finding(
+            "vacuum",
+            "warning",
+            f"penstock.{one.label} has {one.amount:.0f} dead rows; "
+            + (f"it was vacuumed {vacuumed[one.label]:.0f} s ago" if one.label in vacuumed else "it was never vacuumed"),
+            f"Look for an old transaction or replication slot, see above; then: vacuum penstock.{one.label};",
+        )
+        for one in gauges
+        if one.gauge == "dead_rows" and one.amount > _MOST_DEAD_ROWS.get(one.label, 1_000_000)
+    ]
+    return found or [Finding("vacuum", "ok", "the hot tables have few dead rows")]
+
+
+async def _notifications(database: Database) -> list[Finding]:
+    """A notification through the pool has to arrive where workers listen."""
+    channel = f"penstock_doctor_{secrets.token_hex(8)}"
+    arrived = asyncio.Event()
+
+    def heard(*_: object) -> None:
+        arrived.set()
+
+    listening = await database.connect()
+    try:
+        await listening.add_listener(channel, heard)
+        await database.fetch("select pg_notify($1, '')", channel)
+        async with asyncio.timeout(_NOTIFY_S):
+            await arrived.wait()
+    except TimeoutError:
+        return [
+            Finding(
+                "notifications",
+                "problem",
+                f"a notification did not arrive within {_NOTIFY_S:.0f} s: a pooler swallows LISTEN",
+                "Set PENSTOCK_LISTEN_URL to a direct connection to PostgreSQL (docs/pgbouncer.md). "
+                "Until then workers poll once a second.",
+            )
+        ]
+    finally:
+        listening.terminate()
+    return [Finding("notifications", "ok", "notifications arrive")]
+
+
+async def _clock(database: Database) -> list[Finding]:
+    ahead_s = await health.clock_ahead_s(database)
+    if abs(ahead_s) > _MOST_SKEW_S:
+        return [
+            Finding(
+                "clock",
+                "warning",
+                f"the database's clock is {abs(ahead_s):.1f} s {'ahead of' if ahead_s > 0 else 'behind'} this machine's",
+                "Penstock uses the database's clock alone; times that applications give, such as run_after, "
+                "are off. Check NTP on both.",
+            )
+        ]
+    return [Finding("clock", "ok", "the clocks of this machine and the database agree")]
+
+
+async def _archive(database: Database) -> list[Finding]:
+    missing = [one.label for one in await health.gauges(database) if one.gauge == "archive_day_missing" and one.amount]
+    if missing:
+        return [
+            Finding(
+                "archive",
+                "warning",
+                f"the archive has no partition for {_named(missing)}",
+                "Workers make it ahead of time: start one. If one runs, its log says why maintenance fails.",
+            )
+        ]
+    return [Finding("archive", "ok", "the archive has partitions for today and tomorrow")]
+
+
+async def _streams(database: Database) -> list[Finding]:
+    found: list[Finding] = []
+    for group in await health.stream_lags(database):
+        if group.quarantined:
+            found.append(
+                Finding(
+                    "streams",
+                    "problem",
+                    f"{group.quarantined} partitions of {group.stream} are quarantined for {group.group}",
+                    f"See why: penstock streams lag {group.stream} {group.group}. "
+                    f"Then penstock streams resume {group.stream} {group.group}, "
+                    "or move the group past the event with penstock streams reset.",
+                )
+            )
+        for held in held_back(await streams.lag(database, group.stream, group.group)):
+            found.append(
+                Finding(
+                    "streams",
+                    "problem",
+                    f"partition {held.partition} of {group.stream} is paused for {group.group}, and holds back "
+                    f"{len(held.holds)} new partitions",
+                    f"Resume it: penstock streams resume {group.stream} {group.group}, or move the group past its events.",
+                )
+            )
+    return found or [Finding("streams", "ok", "no partition is quarantined, and no growth is held back")]
+
+
+async def _lakes(database: Database) -> list[Finding]:
+    now = await database.fetchval("select penstock.clock()")
+    lakes = await lake_queries.lakes(database)
+    found = [
+        Finding(
+            "lakes",
+            "warning",
+            f"the lake {lake.name} has got no jobs for {behind:.0f} s"
+            + (", and keeps the archive from being pruned" if lake.guards else ""),
+            f"Run penstock history run; or, when it is no longer needed: select penstock.drop_lake('{lake.name}');",
+        )
+        for lake in lakes
+        if (behind := (now - lake.updated_at).total_seconds()) > _LAKE_BEHIND_S
+    ]
+    return found or [Finding("lakes", "ok", "all lakes are up to date" if lakes else "there is no lake")]
+
+
+_CHECKS: dict[str, Callable[[Database], Awaitable[list[Finding]]]] = {
+    "schema": _versions,
+    "workers": _workers,
+    "transactions": _snapshots,
+    "vacuum": _dead_rows,
+    "notifications": _notifications,
+    "clock": _clock,
+    "archive": _archive,
+    "streams": _streams,
+    "lakes": _lakes,
+}
+
+
+def _named(names: Sequence[Any]) -> str:
+    shown = ", ".join(str(name) for name in names[:_MOST_NAMED])
+    return shown if len(names) <= _MOST_NAMED else f"{shown} and {len(names) - _MOST_NAMED} more"

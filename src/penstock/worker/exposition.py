@@ -1,0 +1,209 @@
+"""What a process with workers shows to the outside: its metrics, whether it makes progress, and whether it is ready.
+
+A process reports about itself, a `Report`. The endpoint shows the reports of one process, or the sum of those of several, with
+gauges that it reads from the database by a connection of its own: a process whose pool is exhausted, or whose event loop a
+handler blocks, can still be seen.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from prometheus_client.core import Metric
+
+from penstock.core.cached import Kept
+from penstock.core.meter import Gauges, Meter, gauge
+from penstock.errors import PenstockError
+from penstock.postgres import health
+from penstock.postgres.database import Database
+from penstock.worker.endpoint import Answer
+from penstock.worker.worker import Worker
+
+# A claim loop without progress for so long is stalled, unless the database does not answer.
+_STALLED_S = 30.0
+_ANSWER_S = 2.0
+_MOST_NAMES = 1_000
+# Gauges of which a sum over processes would mean nothing: the largest is shown.
+_BY_LARGEST = frozenset({"penstock_info", "penstock_claim_loop_idle_seconds"})
+_OF_DATABASE = {
+    "oldest_snapshot_seconds": "Age of the oldest transaction or snapshot, which holds back vacuum.",
+    "replication_slot_bytes": "Most bytes of write-ahead log that a replication slot retains.",
+    "database_bytes": "Size of the database.",
+}
+_OF_TABLES = {
+    "dead_rows": "Dead rows of a hot table that vacuum has not removed.",
+    "table_bytes": "Size of a table with its indexes; of the archive and of all streams as of the last vacuum.",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What one process says about itself.
+
+    Attributes:
+        families: Its metrics.
+        idle_s: For how many seconds its claim loops or its event loop have made no progress.
+        running: Whether its worker is registered and claims.
+        stopping: Whether its worker has been told to stop.
+        at: When it was made or received, by this process's monotonic clock.
+    """
+
+    families: list[Metric] = field(default_factory=list)
+    idle_s: float = 0.0
+    running: bool = False
+    stopping: bool = False
+    at: float = field(default_factory=time.monotonic)
+
+
+def report_of(meter: Meter, worker: Worker | None) -> Report:
+    """The report of this process. May be called from any thread. None: its worker does not exist yet."""
+    families = [*meter.registry.collect()]
+    if worker is None:
+        return Report(families)
+    progress = worker.progress()
+    places = {(lane,): taken for lane, taken in progress.places.items()}
+    families += [
+        gauge(
+            "penstock_places_used", "Places taken by running jobs.", {key: used for key, (used, _) in places.items()}, ["kind"]
+        ),
+        gauge("penstock_places", "Places for running jobs.", {key: all for key, (_, all) in places.items()}, ["kind"]),
+        gauge(
+            "penstock_claim_loop_idle_seconds",
+            "Seconds without progress of the claim loop or event loop.",
+            {(): progress.idle_s},
+            [],
+        ),
+    ]
+    return Report(families, progress.idle_s, progress.running, progress.stopping)
+
+
+def merged(reports: Iterable[Sequence[Metric]]) -> list[Metric]:
+    """The metrics of several processes as those of one: sums, except for gauges of which only the largest means something."""
+    families: dict[str, Metric] = {}
+    values: dict[str, dict[tuple[str, tuple[tuple[str, str], ...]], float]] = {}
+    for report in reports:
+        for family in report:
+            families.setdefault(family.name, family)
+            found = values.setdefault(family.name, {})
+            for sample in family.samples:
+                if sample.name.endswith("_created"):
+                    continue
+                key = (sample.name, tuple(sample.labels.items()))
+                value = float(sample.value)
+                if family.name in _BY_LARGEST:
+                    found[key] = max(found.get(key, value), value)
+                else:
+                    found[key] = found.get(key, 0.0) + value
+    result = []
+    for name, family in families.items():
+        total = Metric(name, family.documentation, family.type)
+        for (of, labels), value in values[name].items():
+            total.add_sample(of, dict(labels), value)
+        result.append(total)
+    return result
+
+
+def totals(report: Report) -> list[Metric]:
+    """What stays of a process that has ended: counters and histograms."""
+    return [family for family in report.families if family.type in ("counter", "histogram")]
+
+
+class Exposition:
+    """Answers /metrics, /livez and /readyz for the workers of this machine's process, or of several.
+
+    Args:
+        database: Database of its own, which is opened when it is first needed.
+        reports: The latest reports of all processes.
+        ended: Totals of processes that have ended.
+        processes: Number of processes that should report.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        reports: Callable[[], Sequence[Report]],
+        ended: Callable[[], Sequence[Metric]] = lambda: (),
+        processes: Callable[[], int] = lambda: 1,
+    ) -> None:
+        self._database = database
+        self._reports = reports
+        self._ended = ended
+        self._processes = processes
+        self._read = Kept(self._of_database)
+        self.routes: Mapping[str, Callable[[], Awaitable[Answer]]] = {
+            "/metrics": self.metrics, "/livez": self.live, "/readyz": self.ready,
+        }  # fmt: skip
+
+    async def metrics(self) -> Answer:
+        """Numbers for Prometheus."""
+        own = merged([*(report.families for report in self._reports()), self._ended()])
+        try:
+            found, up = await self._read(), 1.0
+        except PenstockError:
+            found, up = [], 0.0
+        families = [*own, *found, gauge("penstock_database_up", "Whether the database answers.", {(): up}, [])]
+        registry = CollectorRegistry()
+        registry.register(Gauges(lambda: families))
+        return Answer(200, generate_latest(registry), CONTENT_TYPE_LATEST)
+
+    async def live(self) -> Answer:
+        """200 while the claim loops advance, or while they cannot because the database does not answer; otherwise 503."""
+        now = time.monotonic()
+        stalled = [report for report in self._reports() if report.idle_s + now - report.at > _STALLED_S and not report.stopping]
+        if stalled and await self._answers():
+            longest = max(report.idle_s + now - report.at for report in stalled)
+            return Answer(503, f"no progress for {longest:.0f} s\n".encode())
+        return Answer(200, b"ok\n")
+
+    async def ready(self) -> Answer:
+        """200 when all processes claim and the database answers; otherwise 503."""
+        reports = self._reports()
+        if len(reports) < self._processes() or not all(report.running for report in reports):
+            return Answer(503, b"starting\n")
+        if any(report.stopping for report in reports):
+            return Answer(503, b"stopping\n")
+        return Answer(200, b"ready\n") if await self._answers() else Answer(503, b"no database\n")
+
+    async def close(self) -> None:
+        """Close the connection."""
+        await self._database.close()
+
+    async def _answers(self) -> bool:
+        try:
+            await self._database.open()
+            await self._database.fetch("select 1", timeout=_ANSWER_S)
+        except PenstockError:
+            return False
+        return True
+
+    async def _of_database(self) -> list[Metric]:
+        await self._database.open()
+        return await database_families(self._database)
+
+
+async def database_families(database: Database) -> list[Metric]:
+    """Gauges of the database, the same in workers and in servers. None of them reads a queue."""
+    found = await health.gauges(database)
+    lags = (await health.stream_lags(database))[:_MOST_NAMES]
+    amounts = {one.gauge: one.amount for one in found}
+    families = [gauge(f"penstock_{name}", help, {(): amounts.get(name, 0.0)}, []) for name, help in _OF_DATABASE.items()]
+    families += [
+        gauge(f"penstock_{name}", help, {(one.label,): one.amount for one in found if one.gauge == name}, ["table"])
+        for name, help in _OF_TABLES.items()
+    ]
+    by_group = ["stream", "group"]
+    families += [
+        gauge("penstock_stream_lag_events", "Events before a group.", {(g.stream, g.group): g.lag for g in lags}, by_group),
+        gauge(
+            "penstock_stream_lag_seconds", "Age of the oldest event before a group.",
+            {(g.stream, g.group): g.lag_s for g in lags}, by_group,
+        ),
+        gauge(
+            "penstock_quarantined_partitions", "Partitions that are paused before an event that fails or kills its worker.",
+            {(g.stream, g.group): g.quarantined for g in lags}, by_group,
+        ),
+    ]  # fmt: skip
+    return families

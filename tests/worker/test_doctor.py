@@ -1,0 +1,190 @@
+"""`penstock doctor`: each finding is caused for real, and is not there otherwise."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+from urllib.parse import urlsplit
+
+import asyncpg
+import pytest
+from pydantic import SecretStr
+
+from command_line import penstock
+from conftest import eventually
+from penstock import Event, OnFailure, Penstock
+from penstock.postgres.database import Database
+from penstock.worker import doctor
+from penstock.worker.doctor import Finding, examine
+from workers import Workers
+
+
+@pytest.fixture
+async def database(app: Penstock) -> AsyncIterator[Database]:
+    yield await app.database()
+
+
+async def found(database: Database, check: str) -> list[Finding]:
+    """The findings of a check that are not ok, each of which says what to do."""
+    findings = [one for one in await examine(database) if one.check == check and one.level != "ok"]
+    assert all(finding.advice for finding in findings)
+    return findings
+
+
+async def test_a_database_with_workers_is_well(app: Penstock, database: Database, url: str) -> None:
+    @app.job("mail")
+    async def mail(to: str) -> None:
+        pass
+
+    async with Workers(app):
+        await mail.enqueue(to="ada")
+
+        async def archived() -> bool:
+            return not [one for one in await examine(database) if one.level != "ok"]
+
+        await eventually(archived, "a clean report", timeout=60)
+        run = await asyncio.to_thread(penstock, url, "doctor", "--json")
+    assert {one["level"] for one in json.loads(run.stdout)} == {"ok"}, run.stdout
+    assert run.returncode == 0
+
+
+async def test_jobs_that_no_worker_takes_are_a_problem_and_end_with_exit_code_1(app: Penstock, url: str) -> None:
+    await app.create_job_type("mail")
+    await app.enqueue("mail", {})
+    run = await asyncio.to_thread(penstock, url, "doctor")
+    assert run.returncode == 1
+    assert "1 jobs of mail wait, and no worker works on this type" in run.stdout
+    assert "penstock worker MODULE:APP" in run.stdout
+
+
+async def test_a_type_without_worker_is_a_warning_while_nothing_waits(app: Penstock, database: Database) -> None:
+    await app.create_job_type("mail")
+    (finding,) = await found(database, "workers")
+    assert (finding.level, finding.message) == ("warning", "no worker works on mail")
+
+
+async def test_a_blocked_event_loop_is_a_problem(database: Database, sql: asyncpg.Connection[Any]) -> None:
+    await sql.execute("select penstock.register_worker('stuck', '{mail}')")
+    await sql.execute("update penstock.workers set blocked_since = now(), blocked_by = 'mail job_1'")
+    (finding,) = await found(database, "workers")
+    assert "stuck makes no progress: mail job_1" in finding.message
+
+
+async def test_an_old_transaction_is_found(
+    database: Database, sql: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor, "_OLD_SNAPSHOT_S", 0.2)
+    await sql.execute("begin isolation level repeatable read")
+    await sql.execute("select * from penstock.jobs")
+
+    async def old() -> list[Finding]:
+        return await found(database, "transactions")
+
+    (finding,) = await eventually(old, "the old transaction", timeout=60)
+    assert "vacuum removes no rows" in finding.message
+    await sql.execute("rollback")
+
+    async def gone() -> bool:
+        return not await old()
+
+    await eventually(gone, "the end of the finding", timeout=60)
+
+
+async def test_dead_rows_that_vacuum_does_not_remove_are_found(
+    database: Database, sql: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(doctor._MOST_DEAD_ROWS, "queued_jobs", 50)
+    await sql.execute("alter table penstock.queued_jobs set (autovacuum_enabled = off)")
+    await sql.execute("select penstock.create_job_type('mail')")
+    await sql.execute("select penstock.enqueue('mail', '{}') from generate_series(1, 200)")
+    await sql.execute("delete from penstock.queued_jobs")
+
+    async def dead() -> list[Finding]:
+        await sql.execute("select pg_stat_force_next_flush()")
+        return await found(database, "vacuum")
+
+    (finding,) = await eventually(dead, "the dead rows", timeout=60)
+    assert "penstock.queued_jobs has 200 dead rows" in finding.message
+    assert "vacuum penstock.queued_jobs" in str(finding.advice)
+
+
+async def test_a_notification_that_does_not_arrive_is_a_problem(app: Penstock, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Notifications stay in their database: one that listens elsewhere gets none, as behind a pooler.
+    monkeypatch.setattr(doctor, "_NOTIFY_S", 0.5)
+    elsewhere = urlsplit(url)._replace(path="/postgres").geturl()
+    database = Database(url, app.settings.model_copy(update={"listen_url": SecretStr(elsewhere)}))
+    await app.migrate()
+    await database.open()
+    try:
+        (finding,) = await found(database, "notifications")
+    finally:
+        await database.close()
+    assert (finding.level, "PENSTOCK_LISTEN_URL" in str(finding.advice)) == ("problem", True)
+
+
+async def test_a_clock_that_is_off_is_found(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    import time
+
+    real = time.time
+    monkeypatch.setattr("penstock.postgres.health.time.time", lambda: real() - 60)
+    (finding,) = await found(database, "clock")
+    assert "ahead of this machine's" in finding.message
+
+
+async def test_a_day_that_the_archive_lacks_is_found(database: Database, sql: asyncpg.Connection[Any]) -> None:
+    await sql.execute("select penstock.ensure_archive(now()), penstock.ensure_archive(now() + interval '1 day')")
+    assert await found(database, "archive") == []
+    tomorrow = await sql.fetchval("select to_char(now() at time zone 'UTC' + interval '1 day', 'YYYYMMDD')")
+    await sql.execute(f"drop table penstock.archived_jobs_p{tomorrow}")
+    (finding,) = await found(database, "archive")
+    assert "the archive has no partition for" in finding.message
+
+
+async def test_a_quarantined_partition_is_a_problem(app: Penstock, database: Database) -> None:
+    orders = app.stream("orders", partitions=1)
+
+    @orders.consumer(group="billing", on_failure=OnFailure(max_attempts=1))
+    async def bill(event: Event[Any]) -> None:
+        raise ValueError("no")
+
+    async with Workers(app):
+        await orders.append({})
+
+        async def quarantined() -> list[Finding]:
+            return await found(database, "streams")
+
+        (finding,) = await eventually(quarantined, "the quarantine", timeout=60)
+    assert "1 partitions of orders are quarantined for billing" in finding.message
+
+
+async def test_growth_that_a_paused_partition_holds_back_is_a_problem(app: Penstock, database: Database) -> None:
+    await app.create_stream("orders", 1)
+    orders = await app.find_stream("orders")
+    await database.fetch("select penstock.declare_consumer_group('orders', 'billing')")
+    await orders.append({}, key="a")
+    await database.fetch("select penstock.pause_partitions('orders', 'billing')")
+    await orders.grow(2)
+    (finding,) = await found(database, "streams")
+    assert "holds back 1 new partitions" in finding.message
+
+
+async def test_a_lake_that_is_behind_is_found(database: Database, sql: asyncpg.Connection[Any]) -> None:
+    await sql.execute("select penstock.open_lake('lake', 'file:///lake')")
+    assert await found(database, "lakes") == []
+    await sql.execute("update penstock.lakes set updated_at = now() - interval '2 days'")
+    (finding,) = await found(database, "lakes")
+    assert "keeps the archive from being pruned" in finding.message
+
+
+async def test_a_schema_of_another_version_is_the_only_finding(app: Penstock, database: Database) -> None:
+    await database.fetch("update penstock.protocol set number = 1000, oldest = 1000")
+    (finding,) = await examine(database)
+    assert (finding.check, finding.level) == ("schema", "problem")
+
+
+def test_the_worst_finding_decides() -> None:
+    findings = [Finding("a", "ok", ""), Finding("b", "warning", "", "do")]
+    assert (doctor.worst(findings[:1]), doctor.worst(findings)) == ("ok", "warning")
+    assert doctor.worst([*findings, Finding("c", "problem", "", "do")]) == "problem"
