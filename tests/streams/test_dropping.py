@@ -9,7 +9,7 @@ import asyncpg
 import pytest
 
 from conftest import eventually
-from penstock import Conflict, DatabaseUnavailable, Event, Job, NotFound, Penstock
+from penstock import Conflict, DatabaseUnavailable, Event, Job, NotFound, Penstock, Position
 from penstock.streams import queries as streams
 
 Sql: TypeAlias = "asyncpg.Connection[Any]"
@@ -126,6 +126,51 @@ async def test_readers_are_told(app: Penstock, sql: Sql) -> None:
         await events.drop()
         with pytest.raises(NotFound, match="no such stream"):
             await waiting
+
+
+@pytest.mark.parametrize("events_since", [0, 3, 5, 9])
+async def test_a_stream_that_is_made_anew_is_not_read_on_from_the_middle(app: Penstock, sql: Sql, events_since: int) -> None:
+    """Offsets of the old stream mean nothing in the new one, whether it has as many events already or not."""
+    old = app.stream("events", int, partitions=1)
+    await old.append_many(range(5))
+    async with old.tail("earliest") as tail, old.tail("latest") as at_the_end, old.consume("g", start="earliest") as pull:
+        assert [(await anext(tail)).data for _ in range(5)] == list(range(5))
+        waiting = asyncio.create_task(anext(at_the_end))  # type: ignore[arg-type]
+        assert [event.data for event in await anext(pull)] == list(range(5))
+        await eventually(
+            lambda: sql.fetchval("select count(*) from penstock.listeners where kind = 'events'"), "the readers to wait"
+        )
+        async with sql.transaction():
+            await sql.execute("select penstock.drop_stream('events', true)")
+            await sql.execute("select penstock.create_stream('events', 1)")
+            for n in range(events_since):
+                await sql.execute("select penstock.append('events', $1::text::json)", str(100 + n))
+        for reading in (anext(tail), waiting):
+            with pytest.raises(NotFound, match="dropped and created again"):
+                await asyncio.wait_for(reading, 60)  # type: ignore[arg-type]
+        with pytest.raises(NotFound, match="events/g can no longer be consumed"):
+            await asyncio.wait_for(anext(pull), 60)
+    # Who begins anew reads the new one, also under the name of the group.
+    async with old.tail("earliest") as tail:
+        assert [(await anext(tail)).data for _ in range(events_since)] == [100 + n for n in range(events_since)]
+    if events_since:
+        async with old.consume("g", start="earliest") as pull:
+            assert [event.data for event in await anext(pull)] == [100 + n for n in range(events_since)]
+
+
+async def test_a_producer_goes_on_in_a_stream_that_is_made_anew(app: Penstock, sql: Sql) -> None:
+    """Its numbers are of the old stream, and none of its events is taken for a repeated one."""
+    events = app.stream("events", int, partitions=1)
+    producer = events.producer("p")
+    for n in range(3):
+        await producer.append(n)
+    async with sql.transaction():
+        await sql.execute("select penstock.drop_stream('events')")
+        await sql.execute("select penstock.create_stream('events', 1)")
+    # In turn, the one that was there before, and one that asks for its number.
+    for n, writer in enumerate([producer, events.producer("p")]):
+        assert await writer.append(10 + n) == Position(0, n)
+    assert [event.data for event in await events.read(0, 0, 10)] == [10, 11]
 
 
 async def test_a_reader_that_is_in_a_segment_is_not_stopped(app: Penstock, sql: Sql, url: str) -> None:

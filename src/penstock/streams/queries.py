@@ -32,7 +32,7 @@ _MOST_EVENTS = 1_000_000
 _MOST_BYTES = 1 << 30
 _SEPARATOR, _NULL = "\x1e", "\x1d"
 _APPEND_EACH = "select * from penstock.append_each($1, $2::json[], $3, $4::json[], $5::timestamptz[], $6::bytea[])"
-_READ = "select * from penstock.read_chunks($1, $2, $3, $4, $5)"
+_READ = "select * from penstock.read_chunks($1, $2, $3, $4, $5, $6)"
 _READ_ODD = """
     select partition, first_offset, events, penstock.shown_time(appended_at), keys,
            case when times is not null then
@@ -42,7 +42,7 @@ _READ_ODD = """
            headers, data, bytes, offsets,
            array(select place::integer - 1 from unnest(times) with ordinality as one (given, place)
                  where given <> penstock.shown_time(given) order by place)
-    from (select * from penstock.read_chunks($1, $2, $3, $4, $5)) as chunk
+    from (select * from penstock.read_chunks($1, $2, $3, $4, $5, $6)) as chunk
 """
 
 
@@ -253,10 +253,11 @@ async def end_load(transaction: Transaction, name: str, width: int) -> int:
 
 
 async def read_chunks(
-    database: Database, name: str, wanted: Mapping[int, int], limit: int, most_bytes: int = 8_388_608
+    database: Database, name: str, wanted: Mapping[int, int], limit: int, most_bytes: int = 8_388_608, *, id: int | None = None
 ) -> list[Chunk]:
     """Read from several partitions, {partition: offset}; see `penstock.read_chunks`. Raises `OffsetGone`, `NotFound`."""
-    given = (name, list(wanted.keys()), list(wanted.values()), min(limit, _MOST_EVENTS), max(1, min(most_bytes, _MOST_BYTES)))
+    limits = min(limit, _MOST_EVENTS), max(1, min(most_bytes, _MOST_BYTES))
+    given = (name, list(wanted.keys()), list(wanted.values()), *limits, id)
     try:
         rows = await database.fetch(_READ, *given)
     except Unreadable:

@@ -81,6 +81,8 @@ class StreamReader(Generic[T]):
         stream = self._stream
         await stream.ready()
         database = await stream.context.database()
+        # Before the offsets, so that these are not taken for those of a stream that is made anew in between.
+        record = await streams.find_stream(database, stream.name)
         at, known = await self._begin()
         # One read returns at most this many bytes of each partition.
         most_bytes = max(_MOST_BYTES // max(len(at), 1), 65_536)
@@ -98,7 +100,8 @@ class StreamReader(Generic[T]):
                         there = await stream.bounds()
                         at.update({partition: there[partition].first for partition in there.keys() - known})
                         known |= there.keys()
-                    chunks = await streams.read_chunks(database, stream.name, at, _LIMIT, most_bytes)
+                    id = None if record is None else record.id
+                    chunks = await streams.read_chunks(database, stream.name, at, _LIMIT, most_bytes, id=id)
                 except OffsetGone:
                     await self._skip(at)
                     continue

@@ -103,7 +103,7 @@ class Feed:
         await streams.wait_for_events(self._database, self.record.name, self._channel)
 
     async def _read(self) -> bool:
-        chunks = await streams.read_chunks(self._database, self.record.name, self.ends, _LIMIT, _AT_ONCE_BYTES)
+        chunks = await streams.read_chunks(self._database, self.record.name, self.ends, _LIMIT, _AT_ONCE_BYTES, id=self.record.id)
         for piece in pieces_of(self.record, chunks, self.ends):
             self._ready.setdefault(piece.partition, deque()).append(piece)
             self._order.append(piece)
@@ -175,7 +175,8 @@ class Follower:
 
     async def _read(self, wanted: dict[int, int]) -> list[Chunk]:
         try:
-            return await streams.read_chunks(self._database, self._feed.record.name, wanted, _LIMIT, _AT_ONCE_BYTES)
+            record = self._feed.record
+            return await streams.read_chunks(self._database, record.name, wanted, _LIMIT, _AT_ONCE_BYTES, id=record.id)
         except DatabaseUnavailable as error:
             # It comes back, and a browser would not when it were refused meanwhile.
             log.warning("read_failed", stream=self._feed.record.name, error=error)

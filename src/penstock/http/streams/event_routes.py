@@ -33,7 +33,7 @@ _APPENDED = '{"line":1,"outcome":"appended","partition":3,"offset":17}\n'
 _NEW = {"data": {"total": 3}, "key": "acme", "headers": {"trace": "4bf92f"}}
 _LINES_OF = '{"data": {"total": 3}, "key": "acme"}\n{"data": {"total": 5}, "key": "bolt"}\n'
 _BODY = json_or_lines(NewEvent, _NEW, _LINES_OF)
-_FOLLOWED = 'retry: 1000\n\nid: 0:18,1:4\ndata: {"partition":0,"offset":17,"key":"acme","data":{"total":3},...}\n\n'
+_FOLLOWED = 'retry: 1000\n\nid: 7@0:18,1:4\ndata: {"partition":0,"offset":17,"key":"acme","data":{"total":3},...}\n\n'
 Producer = Annotated[
     str | None,
     Query(
@@ -162,7 +162,7 @@ async def get_events(
 
 
 async def _read(service: Service, record: StreamRecord, partition: int, offset: int, limit: int) -> Piece:
-    chunks = await streams.read_chunks(service.database, record.name, {partition: offset}, limit)
+    chunks = await streams.read_chunks(service.database, record.name, {partition: offset}, limit, id=record.id)
     found = pieces_of(record, chunks, {partition: offset})
     events = [event for piece in found for event in piece.events]
     offsets = [at for piece in found for at in piece.offsets]
@@ -198,7 +198,8 @@ async def follow(
 
     The `id` of an event says how far the client is in every partition: with it in `Last-Event-ID` a client goes on where it was,
     without a gap and without a double. An event named `end` says that the server ends the connection (connect again), `gone` that
-    retention has dropped what comes next. 410 when that is so at the beginning.
+    retention has dropped what comes next. 410 when that is so at the beginning, and when the stream was dropped and created again
+    since.
     """
     name = stream.name
     bounds = await streams.bounds(service.database, name)
@@ -207,10 +208,21 @@ async def follow(
         raise invalid_parameter(
             f"Stream {name} has no partition {min(unknown)}", path, f"Its partitions are 0 to {len(bounds) - 1}"
         )
-    at = await _places(service, name, last_event_id or start, bounds)
+    at = await _places(service, name, _of_stream(stream, last_event_id) if last_event_id else start, bounds)
     at = {place: offset for place, offset in at.items() if place in only}
     _check_places(name, at, bounds)
     return EventStream(service, "stream", _frames(service, stream, at, grows=partition is None))
+
+
+def _of_stream(record: StreamRecord, last_event_id: str) -> str:
+    """The positions of an id. Raises `OffsetGone` for one of a stream that was dropped and created again since."""
+    id, at, places = last_event_id.rpartition("@")
+    if at and id != str(record.id):
+        raise OffsetGone(
+            f"stream {record.name} was dropped and created again since event {last_event_id[:100]}",
+            hint="Follow the new one from its beginning: from=earliest, without Last-Event-ID.",
+        )
+    return places
 
 
 async def _places(service: Service, name: str, start: str, bounds: dict[int, Bounds]) -> dict[int, int]:
@@ -258,7 +270,7 @@ def _check_places(name: str, at: dict[int, int], bounds: dict[int, Bounds]) -> N
 async def _frames(service: Service, record: StreamRecord, at: dict[int, int], *, grows: bool) -> AsyncGenerator[bytes, None]:
     keep_alive = service.settings.live_keep_alive.total_seconds()
     until = time.monotonic() + service.settings.longest_live.total_seconds()
-    ids = _Ids(at)
+    ids = _Ids(record, at)
     yield live.beginning()
     async with service.part(Broadcaster).following(record, at, grows=grows) as follower:
         while not service.stopping.is_set() and (left := until - time.monotonic()) > 0:
@@ -272,12 +284,13 @@ async def _frames(service: Service, record: StreamRecord, at: dict[int, int], *,
 
 
 class _Ids:
-    """The position of a follower after each event, as the id of that event."""
+    """The stream, and the position of a follower after each event, as the id of that event."""
 
-    def __init__(self, at: dict[int, int]) -> None:
+    def __init__(self, record: StreamRecord, at: dict[int, int]) -> None:
+        self._stream = record.id
         self._places = {partition: f"{partition}:{offset}" for partition, offset in sorted(at.items())}
 
     def frames(self, piece: Piece) -> Iterator[bytes]:
         for offset, event in zip(piece.offsets, piece.events, strict=True):
             self._places[piece.partition] = f"{piece.partition}:{offset + 1}"
-            yield live.event(event, id=",".join(self._places.values()))
+            yield live.event(event, id=f"{self._stream}@{','.join(self._places.values())}")

@@ -56,7 +56,8 @@ create or replace function penstock.read_chunks(
     p_partitions integer[],
     p_offsets bigint[],
     p_limit integer default 1000,
-    p_bytes bigint default 8388608
+    p_bytes bigint default 8388608,
+    p_id integer default null
 )
 returns table (
     partition integer, first_offset bigint, events integer, appended_at timestamptz, keys text[], times timestamptz[],
@@ -73,6 +74,10 @@ declare
     gone record;
     place record;
 begin
+    if stream.id <> p_id then
+        raise exception 'no such stream: %, it was dropped and created again', p_stream
+            using errcode = 'PS404', hint = 'Offsets of the stream that was there before mean nothing in this one: begin anew.';
+    end if;
     perform penstock.check_size(greatest(cardinality(p_partitions), cardinality(p_offsets)), 10000, 'partitions');
     perform penstock.check_limit(p_limit, 1000000);
     perform penstock.check_limit(p_bytes, 1073741824, 'number of bytes');
@@ -164,8 +169,8 @@ exception
             using errcode = 'PS410', hint = 'Retention dropped them while this transaction was open: read in a new one.';
 end
 $$;
-comment on function penstock.read_chunks(text, integer[], bigint[], integer, bigint) is
-    'Reads from several partitions, each from its offset on: whole chunks, in order within a partition, until about p_limit events or p_bytes for each partition. The first chunk may begin below the offset. PS410 when an offset is gone, PS404 for an unknown partition.';
+comment on function penstock.read_chunks(text, integer[], bigint[], integer, bigint, integer) is
+    'Reads from several partitions, each from its offset on: whole chunks, in order within a partition, until about p_limit events or p_bytes for each partition. The first chunk may begin below the offset. PS410 when an offset is gone, PS404 for an unknown partition, and when the stream is not the one of p_id (null: whichever it is), since it was dropped and created again.';
 
 create or replace function penstock.read_events(p_stream text, p_partition integer, p_offset bigint default 0, p_limit integer default 100)
 returns table (
