@@ -16,7 +16,7 @@ from penstock.public import DEFINED_IN
 
 SOURCES = Path(__file__).parents[2] / "src"
 Described: TypeAlias = griffe.Class | griffe.Function | griffe.Attribute
-_RECORDS = {"NamedTuple", "TypedDict", "StrEnum", "enum.StrEnum", "JobOptions"}
+_RECORDS = {"NamedTuple", "TypedDict", "StrEnum", "enum.StrEnum", "JobOptions", "KeyedJobOptions"}
 _KINDS = {griffe.ParameterKind.var_positional: "*", griffe.ParameterKind.var_keyword: "**"}
 
 

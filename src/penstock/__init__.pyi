@@ -34,6 +34,7 @@ from penstock.jobs.models import JobCounts as JobCounts
 from penstock.jobs.models import JobRecord as JobRecord
 from penstock.jobs.models import LogLine as LogLine
 from penstock.jobs.models import NewJob as NewJob
+from penstock.jobs.models import NewJobOptions as NewJobOptions
 from penstock.jobs.models import Options as Options
 from penstock.jobs.models import PoolOptions as PoolOptions
 from penstock.jobs.models import RateLimit as RateLimit
@@ -99,6 +100,7 @@ __all__ = [
     "MissingExtra",
     "NewEvent",
     "NewJob",
+    "NewJobOptions",
     "NewMessage",
     "NotFound",
     "OffsetGone",

@@ -23,6 +23,7 @@ DEFINED_IN = {
     "Backoff": "penstock.jobs.models",
     "RateLimit": "penstock.jobs.models",
     "NewJob": "penstock.jobs.models",
+    "NewJobOptions": "penstock.jobs.models",
     "Enqueued": "penstock.jobs.models",
     "Admission": "penstock.jobs.models",
     "JobRecord": "penstock.jobs.models",

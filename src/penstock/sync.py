@@ -10,13 +10,23 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-    from datetime import datetime
+    from typing import Unpack
     from uuid import UUID
 
     from penstock.app import Penstock
     from penstock.core.blocking import BackgroundLoop
     from penstock.jobs.job_type import JobType
-    from penstock.jobs.models import Enqueued, HandlerRecord, JobCounts, JobRecord, JobTypeRecord, NewJob, Status, Why
+    from penstock.jobs.models import (
+        Enqueued,
+        HandlerRecord,
+        JobCounts,
+        JobRecord,
+        JobTypeRecord,
+        NewJob,
+        NewJobOptions,
+        Status,
+        Why,
+    )
     from penstock.jobs.scaling import ScaleAdvice
     from penstock.pools.models import PoolDetails
     from penstock.pools.sync import SyncPool
@@ -139,35 +149,16 @@ class SyncPenstock:
         self._loop.run(self._of.subscribe(*declared))
 
     def enqueue(
-        self,
-        type: JobType[T] | str,
-        data: T | None = None,
-        *,
-        id: UUID | str | None = None,
-        key: str | None = None,
-        priority: int = 0,
-        run_after: datetime | timedelta | None = None,
-        expires_at: datetime | timedelta | None = None,
-        unique: str | None = None,
-        max_attempts: int | None = None,
-        time_limit: timedelta | None = None,
-        connection: Any = None,
+        self, type: JobType[T] | str, data: T | None = None, *, connection: Any = None, **options: Unpack[NewJobOptions]
     ) -> Enqueued:
         """Enqueue one job.
 
         Args:
             type: Job type, or its name.
             data: Payload; None: an empty object.
-            id: Identity of the job; a repeated enqueue of the same id is the same job. None: a new UUIDv7.
-            key: Key of the job (a tenant, an account).
-            priority: -100 to 100, lower first.
-            run_after: Earliest start: a time, or a timedelta from now by the database's clock.
-            expires_at: Time after which a job that has not started expires: a time, or a timedelta from now.
-            unique: Coalescing key: while a job of the type with this key is queued, that job is returned instead.
-            max_attempts: Maximum number of attempts of this job; None: that of its type.
-            time_limit: How long its handler may run, at most the visibility timeout; None: the time limit of its type.
             connection: Connection through which to enqueue, in its transaction: of asyncpg, psycopg, SQLAlchemy (connection or
                 session, sync or async), or Django. The job exists when that transaction commits.
+            options: Fields of `NewJob`: `id`, `key`, `priority`, `run_after`, `expires_at`, `unique`, ...
 
         Returns:
             The receipt, with the id of the job.
@@ -177,22 +168,7 @@ class SyncPenstock:
             NotFound: The job type does not exist.
             DatabaseUnavailable: It is not known whether the job was written: retry with the same id.
         """
-        return self._loop.run(
-            self._of.enqueue(
-                type,
-                data,
-                id=id,
-                key=key,
-                priority=priority,
-                run_after=run_after,
-                expires_at=expires_at,
-                unique=unique,
-                max_attempts=max_attempts,
-                time_limit=time_limit,
-                connection=connection,
-            ),
-            connection=connection,
-        )
+        return self._loop.run(self._of.enqueue(type, data, connection=connection, **options), connection=connection)
 
     def enqueue_many(self, type: JobType[T] | str, new: Iterable[NewJob | T], *, connection: Any = None) -> list[Enqueued]:
         """Enqueue many jobs of one type, in atomic batches of 10,000.

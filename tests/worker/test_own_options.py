@@ -146,3 +146,12 @@ async def test_a_job_that_may_start_only_once_has_one_attempt(app: Penstock) -> 
     await app.enqueue("charge", max_attempts=1)
     with pytest.raises(InvalidInput, match="a job of an at_most_once type has 1 attempt, not 2"):
         await app.enqueue("charge", max_attempts=2)
+
+
+async def test_an_option_that_no_job_has_is_refused_with_the_nearest_one(app: Penstock) -> None:
+    resize, bolts = app.job_type("resize"), app.pool("bolts")
+    wrong: Any = {"max_attempt": 3}
+    for call in (lambda: resize.options(**wrong), lambda: app.enqueue("resize", **wrong), lambda: bolts.enqueue("acme", **wrong)):
+        with pytest.raises(InvalidInput, match=r"has no option max_attempt \(it was given 3\)") as refused:
+            await call()
+        assert refused.value.hint == "Did you mean 'max_attempts'?"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import IO, Annotated, Any
 
@@ -19,7 +19,8 @@ from penstock.errors import InvalidInput
 from penstock.jobs.models import Enqueued, NewJob
 
 _BATCH = 5_000
-_FIELDS = {"data", "id", "key", "priority", "run_after", "expires_at", "unique", "max_attempts", "time_limit"}
+_FIELDS = {field.name for field in fields(NewJob)}
+_PARSED = {"run_after": moment, "expires_at": moment, "time_limit": span}
 
 
 def add_to(app: typer.Typer) -> None:
@@ -45,8 +46,8 @@ def enqueue(
 ) -> None:
     """Enqueue a job, or many from a file.
 
-    A line of a file is an object with data, id, key, priority, run_after, expires_at, unique, max_attempts, time_limit, each
-    optional; the options are for the lines that do not say otherwise.
+    A line of a file is an object with data and the options below, each optional, as in {"data": 1, "run_after": "+5m"}; the
+    options that are given here are for the lines that do not say otherwise.
     """
     job = NewJob(
         parse_json(data, "the payload") if data is not None else {},
@@ -123,20 +124,20 @@ def _batches(source: IO[bytes], defaults: NewJob) -> Iterator[tuple[list[NewJob]
 
 
 def _job(line: bytes, number: int, defaults: NewJob) -> NewJob:
-    fields = parse_json(line, f"line {number}")
-    if not isinstance(fields, dict) or (unknown := sorted(set(fields) - _FIELDS)):
-        found = f"the field {unknown[0]!r}" if isinstance(fields, dict) else type(fields).__name__
+    said = parse_json(line, f"line {number}")
+    if not isinstance(said, dict) or (unknown := sorted(set(said) - _FIELDS)):
+        found = f"the field {unknown[0]!r}" if isinstance(said, dict) else type(said).__name__
         raise InvalidInput(
             f"line {number} has {found}",
             hint=f"A line is an object with {', '.join(sorted(_FIELDS))}. Lines before it are enqueued in batches of {_BATCH:,}.",
         )
-    for name, parse in (("run_after", moment), ("expires_at", moment), ("time_limit", span)):
-        if fields.get(name) is not None:
+    for name, parse in _PARSED.items():
+        if said.get(name) is not None:
             try:
-                fields[name] = parse(str(fields[name]))
+                said[name] = parse(str(said[name]))
             except typer.BadParameter as error:
                 raise InvalidInput(f"line {number}: {error}") from None
-    given = {name: value for name, value in fields.items() if value is not None or name == "data"}
+    given = {name: value for name, value in said.items() if value is not None or name == "data"}
     for name in ("priority", "max_attempts"):
         if name in given:
             given[name] = _whole(name, given[name], number)

@@ -19,6 +19,7 @@ from penstock.core.serialization import dump_json
 from penstock.errors import InvalidInput, JobFailed
 from penstock.jobs.http_models import Claimed, ClaimedJobs, Result
 from penstock.jobs.models import (
+    OWN_FIELDS,
     Admission,
     Enqueued,
     HandlerRecord,
@@ -93,9 +94,7 @@ Page: TypeAlias = "tuple[list[JobRecord], Call[Page] | None]"
 def enqueue(name: str, new: NewJob) -> Call[Enqueued]:
     """A PUT. The id is made here, so that it can be repeated."""
     new_id = make_id() if new.id is None else parse_id(new.id)
-    body = orjson.loads(_line(replace(new, id=new_id, data={} if new.data is None else new.data)))
-    body.pop("id")
-    return new_receipt("PUT", f"/v1/jobs/{quoted(name)}/job_{new_id}", new_id, body)
+    return new_receipt("PUT", f"/v1/jobs/{quoted(name)}/job_{new_id}", new_id, body_of(new))
 
 
 def new_receipt(method: str, path: str, id: UUID, body: dict[str, Any]) -> Call[Enqueued]:
@@ -144,16 +143,21 @@ def _batch(name: str, batch: list[NewJob]) -> Call[list[Enqueued]]:
 
 
 def _line(job: NewJob) -> bytes:
-    fields: dict[str, Any] = {"id": f"job_{job.id}", "data": orjson.Fragment(dump_json(job.data, "the job"))}
-    fields |= {"key": job.key, "priority": job.priority, "unique": job.unique}
+    fields = {"id": f"job_{job.id}", "data": orjson.Fragment(dump_json(job.data, "the job"))}
+    return orjson.dumps(fields | _options(job))
+
+
+def body_of(job: NewJob) -> dict[str, Any]:
+    """A job as the body of a request, without its id."""
+    return {"data": orjson.loads(dump_json({} if job.data is None else job.data, "the job"))} | _options(job)
+
+
+def _options(job: NewJob) -> dict[str, Any]:
+    fields: dict[str, Any] = {"key": job.key, "priority": job.priority or None, "unique": job.unique}
     fields |= {"run_after": at(job.run_after), "expires_at": at(job.expires_at)}
-    fields |= own_options(job.max_attempts, job.time_limit)
-    return orjson.dumps({name: value for name, value in fields.items() if name == "data" or (value is not None and value != 0)})
-
-
-def own_options(max_attempts: int | None, time_limit: timedelta | None) -> dict[str, Any]:
-    """The fields of a job's options in place of those of its type."""
-    return {"max_attempts": max_attempts, "time_limit_s": None if time_limit is None else time_limit.total_seconds()}
+    for name, value in job.own.items():
+        fields[OWN_FIELDS[name]] = value.total_seconds() if isinstance(value, timedelta) else value
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 def find(id: UUID | str, wait_s: float = 0.0) -> Call[JobRecord]:

@@ -6,16 +6,15 @@ from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any, TypeAlias
 from urllib.parse import parse_qsl, quote, urlsplit
-from uuid import UUID
 
 import httpx
 import orjson
 
 from penstock.client.answers import json_of, reader, record_of
-from penstock.client.calls import Call, at, new_receipt, own_options, quoted
+from penstock.client.calls import Call, body_of, new_receipt, quoted
 from penstock.core.serialization import dump_json
 from penstock.errors import InvalidInput
-from penstock.jobs.models import Enqueued, make_id, parse_id
+from penstock.jobs.models import Enqueued, NewJob, make_id, parse_id
 from penstock.jobs.scaling import ScaleAdvice
 from penstock.pools.models import KeyedJob, KeyState, PausedKey, PoolDetails, PoolMember, QuarantinedKey, StandingState
 
@@ -48,20 +47,10 @@ def change(pool: str, options: Mapping[str, Any]) -> Call[PoolDetails]:
     return Call("PATCH", _path(pool), reader(PoolDetails), _outside(options))
 
 
-def enqueue(
-    pool: str, key: str, data: Any, id: UUID | str | None, run_after: datetime | timedelta | None,
-    expires_at: datetime | timedelta | None, unique: str | None, max_attempts: int | None, time_limit: timedelta | None,
-) -> Call[Enqueued]:  # fmt: skip
+def enqueue(pool: str, new: NewJob) -> Call[Enqueued]:
     """Enqueue. The id is made here, so that it can be repeated."""
-    new_id = make_id() if id is None else parse_id(id)
-    optional = {
-        "run_after": at(run_after),
-        "expires_at": at(expires_at),
-        "unique": unique,
-        **own_options(max_attempts, time_limit),
-    }
-    body = {"key": key, "data": _json({} if data is None else data, "the job"), "id": f"job_{new_id}"}
-    return new_receipt("POST", _path(pool, "jobs"), new_id, body | {k: v for k, v in optional.items() if v is not None})
+    new_id = make_id() if new.id is None else parse_id(new.id)
+    return new_receipt("POST", _path(pool, "jobs"), new_id, body_of(new) | {"id": f"job_{new_id}"})
 
 
 def workers(pool: str) -> Call[list[PoolMember]]:

@@ -13,10 +13,12 @@ from msgspec import Raw, Struct
 
 from penstock.core.serialization import storable
 from penstock.http.errors import ApiError, bad_json, invalid_parameter, missing, too_large
+from penstock.jobs.models import OWN_FIELDS, OWN_OPTIONS
 
 LARGEST_DATA = 102_400
 DATA_TOO_LARGE = "Data parameter is too large (100KB max)"
 NOTHING = Raw(b"")
+_SPANS = tuple(field for name, field in OWN_FIELDS.items() if OWN_OPTIONS[name] is timedelta)
 _UUID = re.compile(r"[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}")
 _WORD = re.compile(r"[^\x00-\x1f\x7f-\x9f]{1,255}")
 _FIRST = datetime.min.replace(microsecond=1, tzinfo=UTC)
@@ -39,6 +41,11 @@ class NewJobBody(Struct):
     unique: str | None = None
     max_attempts: int | None = None
     time_limit_s: float | None = None
+
+    @property
+    def own(self) -> dict[str, Any] | None:
+        """The options that the job has in place of those of its type; None: it has none."""
+        return {name: value for name, field in OWN_FIELDS.items() if (value := getattr(self, field)) is not None} or None
 
 
 class BatchLine(NewJobBody):
@@ -163,8 +170,9 @@ def check_fields(job: NewJobBody) -> None:
         raise invalid_parameter(f"Invalid priority: {job.priority}", detail="A priority is a number from -100 (first) to 100.")
     if job.max_attempts is not None and not 1 <= job.max_attempts <= 32_767:
         raise invalid_parameter(f"Invalid max_attempts: {job.max_attempts}", detail="A job has 1 to 32,767 attempts.")
-    if job.time_limit_s is not None and not 0 < job.time_limit_s <= 2_592_000:
-        raise invalid_parameter(f"Invalid time_limit_s: {job.time_limit_s}", detail="More than 0, and at most 30 days.")
+    for name in _SPANS:
+        if (span := getattr(job, name)) is not None and not 0 < span <= 2_592_000:
+            raise invalid_parameter(f"Invalid {name}: {span}", detail="More than 0, and at most 30 days.")
     for name, word in (("key", job.key), ("unique", job.unique)):
         if word is not None and not _WORD.fullmatch(word):
             raise invalid_parameter(f"Invalid {name}", detail="Write 1 to 255 characters without control characters.")

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 from uuid import UUID
 
 from penstock.core.encryption import is_envelope
@@ -13,7 +12,7 @@ from penstock.jobs import opening
 from penstock.jobs import queries as jobs
 from penstock.jobs.checks import no_such_type
 from penstock.jobs.declarations import JobDeclarations
-from penstock.jobs.enqueue import enqueue_many
+from penstock.jobs.enqueue import enqueue_many, new_job
 from penstock.jobs.job_type import JobType
 from penstock.jobs.models import (
     Admission,
@@ -23,6 +22,7 @@ from penstock.jobs.models import (
     JobRecord,
     JobTypeRecord,
     NewJob,
+    NewJobOptions,
     Status,
     Why,
     make_id,
@@ -43,31 +43,17 @@ class JobAdministration(JobDeclarations):
         type: JobType[T] | str,
         data: T | None = None,
         *,
-        id: UUID | str | None = None,
-        key: str | None = None,
-        priority: int = 0,
-        run_after: datetime | timedelta | None = None,
-        expires_at: datetime | timedelta | None = None,
-        unique: str | None = None,
-        max_attempts: int | None = None,
-        time_limit: timedelta | None = None,
         connection: Any = None,
+        **options: Unpack[NewJobOptions],
     ) -> Enqueued:
         """Enqueue one job.
 
         Args:
             type: Job type, or its name.
             data: Payload; None: an empty object.
-            id: Identity of the job; a repeated enqueue of the same id is the same job. None: a new UUIDv7.
-            key: Key of the job (a tenant, an account).
-            priority: -100 to 100, lower first.
-            run_after: Earliest start: a time, or a timedelta from now by the database's clock.
-            expires_at: Time after which a job that has not started expires: a time, or a timedelta from now.
-            unique: Coalescing key: while a job of the type with this key is queued, that job is returned instead.
-            max_attempts: Maximum number of attempts of this job; None: that of its type.
-            time_limit: How long its handler may run, at most the visibility timeout; None: the time limit of its type.
             connection: Connection through which to enqueue, in its transaction: of asyncpg, psycopg, SQLAlchemy (connection or
                 session, sync or async), or Django. The job exists when that transaction commits.
+            options: Fields of `NewJob`: `id`, `key`, `priority`, `run_after`, `expires_at`, `unique`, ...
 
         Returns:
             The receipt, with the id of the job.
@@ -78,7 +64,7 @@ class JobAdministration(JobDeclarations):
             DatabaseUnavailable: It is not known whether the job was written: retry with the same id.
         """
         payload: Any = {} if data is None else data
-        new = NewJob(payload, id, key, priority, run_after, expires_at, unique, max_attempts, time_limit)
+        new = new_job(type if isinstance(type, str) else type.name, payload, options)
         return (await self.enqueue_many(type, [new], connection=connection))[0]
 
     async def enqueue_many(self, type: JobType[T] | str, new: Iterable[NewJob | T], *, connection: Any = None) -> list[Enqueued]:

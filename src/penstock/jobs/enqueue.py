@@ -14,12 +14,12 @@ from typing import Any, TypeAlias
 from uuid import UUID
 
 from penstock.core.blocking import without_loop
-from penstock.core.checks import check_number
+from penstock.core.checks import check_names, check_number
 from penstock.core.keys import KeyOf
 from penstock.core.serialization import Codec
 from penstock.errors import InvalidInput
 from penstock.jobs import queries
-from penstock.jobs.models import Admission, Enqueued, NewJob, make_id, parse_id
+from penstock.jobs.models import OWN_OPTIONS, Admission, Enqueued, KeyedJobOptions, NewJob, NewJobOptions, make_id, parse_id
 from penstock.jobs.queries import Batch
 from penstock.jobs.transactional import enqueue_through
 from penstock.postgres.context import Context
@@ -116,8 +116,6 @@ def make_batch(name: str, codec: Codec[Any], items: Sequence[Any]) -> Batch:
         )
     if bad := next((job.priority for job in new if not -100 <= job.priority <= 100), None):
         raise InvalidInput(f"priority {bad} is out of range", hint="A priority is an integer from -100 (first) to 100 (last).")
-    if any(job.max_attempts is not None or job.time_limit is not None for job in new):
-        check_own_options(new)
     return Batch(
         name,
         [make_id() if job.id is None else parse_id(job.id) for job in new],
@@ -127,21 +125,29 @@ def make_batch(name: str, codec: Codec[Any], items: Sequence[Any]) -> Batch:
         column([aware(job.run_after) for job in new]),
         column([aware(job.expires_at) for job in new]),
         column([job.unique for job in new]),
-        column([job.max_attempts for job in new]),
-        column([job.time_limit for job in new]),
+        column([own_options(job) for job in new]),
     )
 
 
-def check_own_options(new: Iterable[NewJob]) -> None:
-    """Raise `InvalidInput` for an option that a job has in place of that of its type and that is not valid."""
-    for job in new:
-        if job.max_attempts is not None:
-            check_number("max_attempts of a job", job.max_attempts, 1, 32_767)
-        if job.time_limit is not None and not (isinstance(job.time_limit, timedelta) and job.time_limit > timedelta(0)):
+def new_job(name: str, data: Any, options: KeyedJobOptions, key: str | None = None) -> NewJob:
+    """A job of a type with this payload, these options and, in a pool, this key. Raises `InvalidInput` for an unknown option."""
+    check_names(f"a job of {name}", options, NewJobOptions.__annotations__)
+    return NewJob(data, **options) if key is None else NewJob(data, key=key, **options)
+
+
+def own_options(job: NewJob) -> dict[str, Any] | None:
+    """The `OWN_OPTIONS` of a job as `Batch` has them, spans in seconds; None: it has none. Raises `InvalidInput`."""
+    own = job.own
+    for name, value in own.items():
+        if OWN_OPTIONS[name] is int:
+            check_number(f"{name} of a job", value, 1, 32_767)
+        elif isinstance(value, timedelta) and value > timedelta(0):
+            own[name] = value.total_seconds()
+        else:
             raise InvalidInput(
-                f"time_limit of a job must be a positive timedelta, not {job.time_limit!r}",
-                hint="For example: time_limit=timedelta(seconds=30)",
+                f"{name} of a job must be a positive timedelta, not {value!r}", hint=f"For example: {name}=timedelta(seconds=30)"
             )
+    return own or None
 
 
 def receipts_of(batch: Batch, exceptions: Exceptions) -> list[Enqueued]:
@@ -175,8 +181,7 @@ def _joined(slices: Sequence[Batch]) -> Batch:
         column("run_after"),
         column("expires_at"),
         column("unique"),
-        column("max_attempts"),
-        column("time_limits"),
+        column("options"),
     )
 
 

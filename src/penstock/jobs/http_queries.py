@@ -108,7 +108,7 @@ async def put_jobs(database: Database, batch: Batch) -> list[Put]:
     rows = await database.fetch(
         "select * from penstock.put_jobs($1, $2::jsonb[], $3::uuid[], $4, $5::smallint[], $6, $7, $8, $9::jsonb[])",
         *enqueue_arguments(batch),
-        batch.options,
+        batch.options_text,
     )
     return [Put(Admission(row[1]), *tuple(row)[2:]) for row in rows]
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from datetime import datetime, timedelta
-from typing import Any, Generic, ParamSpec, Protocol, Self
+from typing import Any, Generic, ParamSpec, Protocol, Self, Unpack
 from uuid import UUID
 
 from penstock.core.dependencies import Plan, name_of
@@ -14,9 +13,9 @@ from penstock.core.keys import KeyOf, check_key, key_by, key_of_field
 from penstock.core.serialization import Codec
 from penstock.errors import InvalidInput
 from penstock.jobs import queries as jobs
-from penstock.jobs.enqueue import enqueue_many
+from penstock.jobs.enqueue import enqueue_many, new_job
 from penstock.jobs.handler import Handler, HandlerKind, Job, Jobs, kind_of
-from penstock.jobs.models import Enqueued, Executor, NewJob, Options
+from penstock.jobs.models import Enqueued, Executor, NewJob, NewJobOptions, Options
 from penstock.jobs.signature import Signature, signature_of_handler
 from penstock.jobs.sync import SyncJobCall, SyncJobType
 from penstock.jobs.worked import BatchOptions, WorkedType
@@ -188,31 +187,16 @@ class JobType(Generic[P]):
     def options(
         self,
         *,
-        id: UUID | str | None = None,
-        key: str | None = None,
-        priority: int = 0,
-        run_after: datetime | timedelta | None = None,
-        expires_at: datetime | timedelta | None = None,
-        unique: str | None = None,
-        max_attempts: int | None = None,
-        time_limit: timedelta | None = None,
         connection: Any = None,
+        **options: Unpack[NewJobOptions],
     ) -> JobCall[P]:
         """Options of one job, which come before its arguments: `await resize.options(key="u1").enqueue(path="a.png")`.
 
         Args:
-            id: See `NewJob`.
-            key: Key of the job; None: the declared one.
-            priority: See `NewJob`.
-            run_after: See `NewJob`.
-            expires_at: See `NewJob`.
-            unique: See `NewJob`.
-            max_attempts: See `NewJob`.
-            time_limit: See `NewJob`.
             connection: Connection of the caller, in whose transaction to enqueue; see `Penstock.enqueue`.
+            options: Fields of `NewJob`: `id`, `key` (instead of the declared one), `priority`, `run_after`, ...
         """
-        new = NewJob(None, id, key, priority, run_after, expires_at, unique, max_attempts, time_limit)
-        return JobCall(self, new, connection)
+        return JobCall(self, new_job(self.name, None, options), connection)
 
     async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Enqueued:
         """Enqueue one job with these arguments. See `Penstock.enqueue`, and `options` for its options.

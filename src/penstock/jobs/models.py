@@ -6,7 +6,7 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypedDict
 from uuid import UUID
 
 import asyncpg.pgproto.pgproto
@@ -276,6 +276,36 @@ class NewJob:
     unique: str | None = None
     max_attempts: int | None = None
     time_limit: timedelta | None = None
+
+    @property
+    def own(self) -> dict[str, Any]:
+        """The options that it has in place of those of its type."""
+        return {name: value for name in OWN_OPTIONS if (value := getattr(self, name)) is not None}
+
+
+class KeyedJobOptions(TypedDict, total=False):
+    """Options of one job of a pool, whose key is an argument. `NewJob` says what each means."""
+
+    id: UUID | str | None
+    run_after: datetime | timedelta | None
+    expires_at: datetime | timedelta | None
+    unique: str | None
+    max_attempts: int | None
+    time_limit: timedelta | None
+
+
+class NewJobOptions(KeyedJobOptions, total=False):
+    """Options of one job, the keyword arguments of every call that enqueues one. `NewJob` says what each means."""
+
+    key: str | None
+    priority: int
+
+
+OWN_OPTIONS: Mapping[str, type] = {"max_attempts": int, "time_limit": timedelta}
+"""The options of a job that travel in one document, `p_options` of penstock.enqueue_many, with their types."""
+
+OWN_FIELDS = {name: f"{name}_s" if kind is timedelta else name for name, kind in OWN_OPTIONS.items()}
+"""The same options, and their names over HTTP, where spans are numbers of seconds."""
 
 
 class Enqueued(NamedTuple):

@@ -40,7 +40,8 @@ _OF_JOB_TYPE = tuple(column.name for column in fields(JobTypeRecord))
 class Batch:
     """Jobs of one type as columns, the form in which they travel to the database.
 
-    `data` is JSON text; None instead of a column means the default for all jobs; a timedelta counts from now.
+    `data` is JSON text; None instead of a column means the default for all jobs; a timedelta counts from now. `options` has the
+    `OWN_OPTIONS` of the jobs that have any, spans in seconds.
     """
 
     name: str
@@ -51,28 +52,12 @@ class Batch:
     run_after: Sequence[datetime | timedelta | None] | None = None
     expires_at: Sequence[datetime | timedelta | None] | None = None
     unique: Sequence[str | None] | None = None
-    max_attempts: Sequence[int | None] | None = None
-    time_limits: Sequence[timedelta | None] | None = None
+    options: Sequence[Mapping[str, Any] | None] | None = None
 
     @property
-    def options(self) -> list[str | None] | None:
-        """The options that jobs have in place of those of their type, as JSON text; None: no job has any."""
-        if self.max_attempts is None and self.time_limits is None:
-            return None
-        none = [None] * len(self.ids)
-        return [
-            None if attempts is None and limit is None else _dump(_options(attempts, limit))
-            for attempts, limit in zip(self.max_attempts or none, self.time_limits or none, strict=True)
-        ]
-
-
-def _options(attempts: int | None, limit: timedelta | None) -> dict[str, Any]:
-    options: dict[str, Any] = {}
-    if attempts is not None:
-        options["max_attempts"] = attempts
-    if limit is not None:
-        options["time_limit"] = limit.total_seconds()
-    return options
+    def options_text(self) -> list[str | None] | None:
+        """The options as JSON text."""
+        return None if self.options is None else [None if own is None else _dump(own) for own in self.options]
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,8 +152,8 @@ def enqueue_call(batch: Batch) -> tuple[Any, ...]:
     """The statement that enqueues a batch, and its parameters. `exceptions_by_place` reads its rows."""
     if any(isinstance(time, timedelta) for column in (batch.run_after, batch.expires_at) for time in column or ()):
         return _ENQUEUE_JSON, batch.name, as_json(batch)
-    if (options := batch.options) is not None:
-        return _ENQUEUE_WITH_OPTIONS, *enqueue_arguments(batch), options
+    if batch.options is not None:
+        return _ENQUEUE_WITH_OPTIONS, *enqueue_arguments(batch), batch.options_text
     return _ENQUEUE, *enqueue_arguments(batch)
 
 
@@ -194,8 +179,6 @@ def as_json(batch: Batch) -> str:
         "run_after": batch.run_after,
         "expires_at": batch.expires_at,
         "unique_key": batch.unique,
-        "max_attempts": batch.max_attempts,
-        "time_limit": batch.time_limits,
     }
     documents = []
     for place, (id, data) in enumerate(zip(batch.ids, batch.data, strict=True)):
@@ -203,6 +186,8 @@ def as_json(batch: Batch) -> str:
         for name, values in columns.items():
             if values is not None and values[place] is not None:
                 document[name] = values[place]
+        if batch.options is not None:
+            document.update(batch.options[place] or {})
         documents.append(document)
     return orjson.dumps(documents, default=timedelta.total_seconds).decode()
 

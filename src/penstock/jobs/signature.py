@@ -33,19 +33,9 @@ from penstock.core.dependencies import (
 )
 from penstock.errors import InvalidInput
 from penstock.jobs.handler import Handler, Job, Jobs
+from penstock.jobs.models import NewJobOptions
 
-_OPTIONS = (
-    "id",
-    "key",
-    "priority",
-    "run_after",
-    "expires_at",
-    "unique",
-    "connection",
-    "max_attempts",
-    "time_limit",
-    "unique_for",
-)
+_OPTIONS = (*NewJobOptions.__annotations__, "connection")
 
 
 @dataclass(frozen=True, slots=True)

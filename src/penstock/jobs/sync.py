@@ -9,13 +9,11 @@ from typing import TYPE_CHECKING, Generic, ParamSpec
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-    from datetime import datetime, timedelta
-    from typing import Any
-    from uuid import UUID
+    from typing import Any, Unpack
 
     from penstock.core.blocking import BackgroundLoop
     from penstock.jobs.job_type import JobCall, JobType
-    from penstock.jobs.models import Enqueued, NewJob
+    from penstock.jobs.models import Enqueued, NewJob, NewJobOptions
 P = ParamSpec("P")
 
 
@@ -37,43 +35,14 @@ class SyncJobType(Generic[P]):
         """
         self._loop.run(self._of.declare())
 
-    def options(
-        self,
-        *,
-        id: UUID | str | None = None,
-        key: str | None = None,
-        priority: int = 0,
-        run_after: datetime | timedelta | None = None,
-        expires_at: datetime | timedelta | None = None,
-        unique: str | None = None,
-        max_attempts: int | None = None,
-        time_limit: timedelta | None = None,
-        connection: Any = None,
-    ) -> SyncJobCall[P]:
+    def options(self, *, connection: Any = None, **options: Unpack[NewJobOptions]) -> SyncJobCall[P]:
         """Options of one job, which come before its arguments: `resize.options(key="u1").enqueue(path="a.png")`.
 
         Args:
-            id: See `NewJob`.
-            key: Key of the job; None: the declared one.
-            priority: See `NewJob`.
-            run_after: See `NewJob`.
-            expires_at: See `NewJob`.
-            unique: See `NewJob`.
-            max_attempts: See `NewJob`.
-            time_limit: See `NewJob`.
             connection: Connection of the caller, in whose transaction to enqueue; see `Penstock.enqueue`.
+            options: Fields of `NewJob`: `id`, `key` (instead of the declared one), `priority`, `run_after`, ...
         """
-        return self._of.options(
-            id=id,
-            key=key,
-            priority=priority,
-            run_after=run_after,
-            expires_at=expires_at,
-            unique=unique,
-            max_attempts=max_attempts,
-            time_limit=time_limit,
-            connection=connection,
-        ).sync
+        return self._of.options(connection=connection, **options).sync
 
     def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Enqueued:
         """Enqueue one job with these arguments. See `Penstock.enqueue`, and `options` for its options.

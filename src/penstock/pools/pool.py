@@ -6,8 +6,7 @@ import asyncio
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeAlias, TypeVar, overload
-from uuid import UUID
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeAlias, TypeVar, Unpack, overload
 
 from penstock.core.checks import check_mapping, check_number
 from penstock.core.serialization import Codec, dump_json
@@ -17,9 +16,10 @@ from penstock.groups import rebalance as balance
 from penstock.groups.assignors import KeyAssign, slot_of
 from penstock.jobs import queries as jobs
 from penstock.jobs.declarations import Decorator
+from penstock.jobs.enqueue import new_job
 from penstock.jobs.handler import Job
 from penstock.jobs.job_type import JobType
-from penstock.jobs.models import Enqueued, Executor, NewJob, Options, PoolOptions
+from penstock.jobs.models import Enqueued, Executor, KeyedJobOptions, NewJob, Options, PoolOptions
 from penstock.pools import queries as pools
 from penstock.pools import views as pool_views
 from penstock.pools.members import workers_of
@@ -217,19 +217,20 @@ class Pool(Generic[T]):
         key: str,
         data: T | None = None,
         *,
-        id: UUID | str | None = None,
-        run_after: datetime | timedelta | None = None,
-        expires_at: datetime | timedelta | None = None,
-        unique: str | None = None,
-        max_attempts: int | None = None,
-        time_limit: timedelta | None = None,
         connection: Any = None,
+        **options: Unpack[KeyedJobOptions],
     ) -> Enqueued:
         """Enqueue one job behind the others of its key. See `Penstock.enqueue`.
 
         A job for later (`run_after`) joins the jobs of its key when it is due.
+
+        Args:
+            key: Key of the job.
+            data: Payload; None: an empty object.
+            connection: See `Penstock.enqueue`.
+            options: Fields of `NewJob`: `id`, `run_after`, `expires_at`, `unique`, ...
         """
-        new = NewJob({} if data is None else data, id, key, 0, run_after, expires_at, unique, max_attempts, time_limit)
+        new = new_job(self.name, {} if data is None else data, options, key)
         return (await self._type.enqueue_many([new], connection=connection))[0]
 
     async def enqueue_many(self, new: Iterable[NewJob | tuple[str, T]], *, connection: Any = None) -> list[Enqueued]:

@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from datetime import datetime, timedelta
-    from typing import Any
-    from uuid import UUID
+    from typing import Any, Unpack
 
     from penstock.core.blocking import BackgroundLoop
     from penstock.groups import queries as ownership
-    from penstock.jobs.models import Enqueued, NewJob
+    from penstock.jobs.models import Enqueued, KeyedJobOptions, NewJob
     from penstock.pools.models import KeyedJob, KeyState, PausedKey, PoolDetails, PoolMember, QuarantinedKey, StandingState
     from penstock.pools.pool import Pool
     from penstock.worker.sync import SyncPoolWorker
@@ -81,37 +80,18 @@ class SyncPool(Generic[T]):
         """All standing jobs, and where they run. Raises `NotFound`."""
         return self._loop.run(self._of.standing_jobs())
 
-    def enqueue(
-        self,
-        key: str,
-        data: T | None = None,
-        *,
-        id: UUID | str | None = None,
-        run_after: datetime | timedelta | None = None,
-        expires_at: datetime | timedelta | None = None,
-        unique: str | None = None,
-        max_attempts: int | None = None,
-        time_limit: timedelta | None = None,
-        connection: Any = None,
-    ) -> Enqueued:
+    def enqueue(self, key: str, data: T | None = None, *, connection: Any = None, **options: Unpack[KeyedJobOptions]) -> Enqueued:
         """Enqueue one job behind the others of its key. See `Penstock.enqueue`.
 
         A job for later (`run_after`) joins the jobs of its key when it is due.
+
+        Args:
+            key: Key of the job.
+            data: Payload; None: an empty object.
+            connection: See `Penstock.enqueue`.
+            options: Fields of `NewJob`: `id`, `run_after`, `expires_at`, `unique`, ...
         """
-        return self._loop.run(
-            self._of.enqueue(
-                key,
-                data,
-                id=id,
-                run_after=run_after,
-                expires_at=expires_at,
-                unique=unique,
-                max_attempts=max_attempts,
-                time_limit=time_limit,
-                connection=connection,
-            ),
-            connection=connection,
-        )
+        return self._loop.run(self._of.enqueue(key, data, connection=connection, **options), connection=connection)
 
     def enqueue_many(self, new: Iterable[NewJob | tuple[str, T]], *, connection: Any = None) -> list[Enqueued]:
         """Enqueue many jobs: `NewJob` with a key, or pairs of key and payload. See `Penstock.enqueue_many`."""

@@ -15,9 +15,9 @@ import asyncio
 import itertools
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import datetime, timedelta
+from datetime import timedelta
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, Unpack
 from uuid import UUID
 
 import httpx
@@ -31,7 +31,7 @@ from penstock.client.calls import Call
 from penstock.client.connection import LONGEST_WAIT_S, options_for, pause_after
 from penstock.errors import DatabaseUnavailable, InvalidInput
 from penstock.jobs.http_models import Claimed, Result
-from penstock.jobs.models import Enqueued, HandlerRecord, JobCounts, JobRecord, JobTypeRecord, NewJob, Status, Why
+from penstock.jobs.models import Enqueued, HandlerRecord, JobCounts, JobRecord, JobTypeRecord, NewJob, NewJobOptions, Status, Why
 from penstock.jobs.scaling import ScaleAdvice
 from penstock.pools.models import PoolDetails
 from penstock.schedules.schedule import ScheduleRecord, ScheduleRun
@@ -70,14 +70,9 @@ class AsyncClient:
         """Close the connections."""
         await self._http.aclose()
 
-    async def enqueue(
-        self, name: str, data: Any = None, *, id: UUID | str | None = None, key: str | None = None, priority: int = 0,
-        run_after: datetime | timedelta | None = None, expires_at: datetime | timedelta | None = None, unique: str | None = None,
-        max_attempts: int | None = None, time_limit: timedelta | None = None,
-    ) -> Enqueued:  # fmt: skip
+    async def enqueue(self, name: str, data: Any = None, **options: Unpack[NewJobOptions]) -> Enqueued:
         """Enqueue one job. See `Penstock.enqueue`."""
-        new = NewJob(data, id, key, priority, run_after, expires_at, unique, max_attempts, time_limit)
-        return await self._send(calls.enqueue(name, new))
+        return await self._send(calls.enqueue(name, NewJob(data, **options)))
 
     async def enqueue_many(self, name: str, new: Iterable[NewJob | Any]) -> list[Enqueued]:
         """Enqueue many jobs, in batches of 10,000. Raises `InvalidInput` for the first bad one; the others are enqueued."""

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import datetime, timedelta
-from typing import Any
-from uuid import UUID
+from datetime import datetime
+from typing import Any, Unpack
 
 from penstock.client import pool_calls as calls
 from penstock.client.calls import AsyncSend, Call
-from penstock.jobs.models import Enqueued
+from penstock.jobs.models import Enqueued, KeyedJobOptions, NewJob
 from penstock.pools.models import KeyedJob, KeyState, PausedKey, PoolDetails, PoolMember, QuarantinedKey, StandingState
 
 
@@ -28,14 +27,9 @@ class AsyncPool:
         """Change slots (more than now), on_retry, key_concurrency, key_rate_limit, key_rate_period. Raises `Conflict`."""
         return await self._send(calls.change(self.name, options))
 
-    async def enqueue(
-        self, key: str, data: Any = None, *, id: UUID | str | None = None, run_after: datetime | timedelta | None = None,
-        expires_at: datetime | timedelta | None = None, unique: str | None = None, max_attempts: int | None = None,
-        time_limit: timedelta | None = None,
-    ) -> Enqueued:  # fmt: skip
+    async def enqueue(self, key: str, data: Any = None, **options: Unpack[KeyedJobOptions]) -> Enqueued:
         """Enqueue one job behind the others of its key. See `Pool.enqueue`."""
-        call = calls.enqueue(self.name, key, data, id, run_after, expires_at, unique, max_attempts, time_limit)
-        return await self._send(call)
+        return await self._send(calls.enqueue(self.name, NewJob(data, key=key, **options)))
 
     async def workers(self) -> list[PoolMember]:
         """The workers, oldest first, with their slots; last, without an id, the slots without an owner."""

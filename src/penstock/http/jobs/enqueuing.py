@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
 from uuid import UUID
 
 from penstock.core.coalescing import GroupCommit
@@ -130,8 +129,7 @@ def batch_of(name: str, jobs: list[New]) -> Batch:
         and job.body.key is None
         and not job.body.priority
         and job.body.unique is None
-        and job.body.max_attempts is None
-        and job.body.time_limit_s is None
+        and job.body.own is None
         for job in jobs
     )
     ids, data = [job.id for job in jobs], [job.data for job in jobs]
@@ -147,8 +145,5 @@ def batch_of(name: str, jobs: list[New]) -> Batch:
         [job.body.expires_at for job in jobs],
         # All null would send the batch the slow way.
         [job.body.unique for job in jobs] if any(job.body.unique is not None for job in jobs) else None,
-        [job.body.max_attempts for job in jobs] if any(job.body.max_attempts is not None for job in jobs) else None,
-        [None if (limit := job.body.time_limit_s) is None else timedelta(seconds=limit) for job in jobs]
-        if any(job.body.time_limit_s is not None for job in jobs)
-        else None,
+        [job.body.own for job in jobs] if any(job.body.own is not None for job in jobs) else None,
     )

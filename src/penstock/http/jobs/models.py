@@ -73,17 +73,22 @@ class JobType(BaseModel):
         )
 
 
-class NewJob(BaseModel):
-    """A job to be enqueued. Unknown fields are ignored."""
+class NewJobOptions(BaseModel):
+    """Options of a job to be enqueued."""
 
-    data: Any = Field(description="Any JSON, up to 100 KiB.")
     run_after: datetime | None = Field(None, description="Not to be started before.")
     expires_at: datetime | None = Field(None, description="Not to be started after.")
-    key: Word | None = Field(None, description="Whose job it is.")
-    priority: Annotated[int, Field(ge=-100, le=100)] | None = Field(None, description="Lower first.")
     unique: Word | None = Field(None, description="While a job with it is queued, that job is returned.")
     max_attempts: Annotated[int, Field(ge=1, le=32_767)] | None = Field(None, description="Instead of that of the type.")
     time_limit_s: Annotated[float, Field(gt=0, le=2_592_000)] | None = Field(None, description="Instead of that of the type.")
+
+
+class NewJob(NewJobOptions):
+    """A job to be enqueued. Unknown fields are ignored."""
+
+    data: Any = Field(description="Any JSON, up to 100 KiB.")
+    key: Word | None = Field(None, description="Whose job it is.")
+    priority: Annotated[int, Field(ge=-100, le=100)] | None = Field(None, description="Lower first.")
 
 
 class BatchJob(NewJob):

@@ -8,7 +8,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from penstock.core.records import example
-from penstock.http.models import AT, Model, Word
+from penstock.http.jobs.models import NewJobOptions
+from penstock.http.models import AT, Model
 
 Key = Annotated[str, Field(min_length=1, max_length=255)]
 PoolName = Annotated[str, Field(min_length=1, max_length=200)]
@@ -49,17 +50,12 @@ class NewPool(PoolOptions):
     convert: bool = Field(False, description="Turn the plain job type of this name, with its jobs, into a pool.")
 
 
-class NewPoolJob(BaseModel):
+class NewPoolJob(NewJobOptions):
     """A job for a pool. Unknown fields are ignored."""
 
     key: Key = Field(description="Whose job it is: jobs of a key run in order, one at a time.")
     data: Any = Field({}, description="Any JSON, up to 100 KiB.")
     id: str | None = Field(None, description="Its id, so that a repeated call enqueues once; none: a new one.", max_length=40)
-    run_after: datetime | None = None
-    expires_at: datetime | None = None
-    unique: Word | None = None
-    max_attempts: Annotated[int, Field(ge=1, le=32_767)] | None = Field(None, description="Instead of that of the type.")
-    time_limit_s: Annotated[float, Field(gt=0, le=2_592_000)] | None = Field(None, description="Instead of that of the type.")
 
 
 class PoolJob(BaseModel):

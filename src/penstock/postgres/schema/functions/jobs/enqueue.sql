@@ -174,6 +174,16 @@ end
 $$;
 comment on function penstock.finished_before(uuid[]) is 'Part of enqueue_many: which of the ids are in the archive.';
 
+create or replace function penstock.own_options()
+returns text[]
+language sql
+immutable
+parallel safe
+as $$
+    select array['max_attempts', 'time_limit']
+$$;
+comment on function penstock.own_options() is 'The names of the options that a job can have in place of those of its type.';
+
 create or replace function penstock.options_of_jobs(p_type penstock.jobs, p_options jsonb[])
 returns jsonb[]
 language plpgsql
@@ -191,7 +201,7 @@ begin
         seconds := null;
         problem := null;
         if jsonb_typeof(given) <> 'null' then
-            perform penstock.check_options(given, array['max_attempts', 'time_limit'], '{"max_attempts": 1, "time_limit": "10 seconds"}');
+            perform penstock.check_options(given, penstock.own_options(), '{"max_attempts": 1, "time_limit": "10 seconds"}');
             begin
                 attempts := (given ->> 'max_attempts')::numeric;
                 seconds := case jsonb_typeof(given -> 'time_limit')
@@ -512,7 +522,7 @@ set search_path = penstock, pg_temp
 as $$
 #variable_conflict use_column
 declare
-    known constant text[] := array['data', 'id', 'key', 'priority', 'run_after', 'expires_at', 'unique_key', 'max_attempts', 'time_limit'];
+    known constant text[] := array['data', 'id', 'key', 'priority', 'run_after', 'expires_at', 'unique_key'] || penstock.own_options();
     batch record;
 begin
     perform penstock.check_documents(p_jobs, known, 'job', '{"data": {"shipmentId": "shp_123"}, "key": "acme"}');
@@ -526,11 +536,11 @@ begin
             array_agg(penstock.moment(job -> 'expires_at') order by place) as expires_at,
             array_agg(job ->> 'unique_key' order by place) as unique_keys,
             array_agg(
-                case
-                    when job ?| array['max_attempts', 'time_limit'] then jsonb_strip_nulls(
-                        jsonb_build_object('max_attempts', job -> 'max_attempts', 'time_limit', job -> 'time_limit')
-                    )
-                end
+                (
+                    select jsonb_object_agg(option.key, option.value)
+                    from jsonb_each(job) as option
+                    where option.key = any (penstock.own_options()) and option.value <> 'null'
+                )
                 order by place
             ) as options
         into batch
