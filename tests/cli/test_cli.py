@@ -65,11 +65,16 @@ def psql(url: str, statement: str) -> None:
 
 def test_a_job_is_shown_with_its_own_options_and_its_log(url: str) -> None:
     penstock(url, "types", "create", "ship")
+    penstock(url, "types", "create", "other")
     own = "--max-attempts", "1", "--time-limit", "90s", "--json"
     id = json.loads(penstock(url, "enqueue", "ship", "1", *own).stdout)["id"]
     lines = '{"data": 2, "max_attempts": 2, "time_limit": "2m"}\n{"data": 3}\n'
     assert penstock(url, "enqueue", "ship", "-f", "-", stdin=lines).stdout == "2 queued\n"
     assert "not a span of time" in penstock(url, "enqueue", "ship", "-f", "-", stdin='{"time_limit": "soon"}').stderr
+    once = "--unique", "u", "--unique-for", "1h"
+    assert "queued" in penstock(url, "enqueue", "other", "1", *once).stdout
+    psql(url, "select penstock.cancel(id) from penstock.queued_jobs where name = 'other'")
+    assert "coalesced" in penstock(url, "enqueue", "other", "2", *once).stdout
     psql(url, "select penstock.append_log(array[id], array[lease], array['half done']) from penstock.claim('w', '{ship}', 1)")
     shown = penstock(url, "jobs", "show", id).stdout
     assert "1 of 1" in shown and "90 s" in shown and "(1)  half done" in shown

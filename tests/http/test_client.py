@@ -79,6 +79,17 @@ def test_a_job_with_options_of_its_own_that_is_snoozed(penstock: Client, name: s
     assert (penstock.find(receipt.id).snoozes, penstock.why(receipt.id).reason) == (1, "snoozed")
 
 
+def test_a_job_holds_its_unique_key_when_it_has_ended(penstock: Client, name: str) -> None:
+    hour = timedelta(hours=1)
+    receipt = penstock.enqueue(name, {"n": 1}, unique="u", unique_for=hour)
+    penstock.cancel(receipt.id)
+    assert penstock.enqueue(name, {"n": 2}, unique="u", unique_for=hour) == (receipt.id, Admission.COALESCED)
+    many = penstock.enqueue_many(name, [NewJob(3, unique="u", unique_for=hour), NewJob(4, unique="v", unique_for=hour)])
+    assert [one.admission for one in many] == [Admission.COALESCED, Admission.QUEUED]
+    with pytest.raises(InvalidInput, match="unique_for_s"):
+        penstock.enqueue(name, unique_for=hour)
+
+
 def test_why_a_job_waits(penstock: Client, name: str) -> None:
     receipt = penstock.enqueue(name, run_after=timedelta(hours=1))
     why = penstock.why(receipt.id)

@@ -20,7 +20,7 @@ from penstock.jobs.models import Enqueued, NewJob
 
 _BATCH = 5_000
 _FIELDS = {field.name for field in fields(NewJob)}
-_PARSED = {"run_after": moment, "expires_at": moment, "time_limit": span}
+_PARSED = {"run_after": moment, "expires_at": moment, "time_limit": span, "unique_for": span}
 
 
 def add_to(app: typer.Typer) -> None:
@@ -40,6 +40,7 @@ def enqueue(
     run_after: Annotated[str | None, typer.Option(help="A time, or +5m.")] = None,
     expires_at: Annotated[str | None, typer.Option(help="A time, or +5m.")] = None,
     unique: Annotated[str | None, typer.Option(help="Coalescing key.")] = None,
+    unique_for: Annotated[str | None, typer.Option(help="Hold it for this time also when the job has ended, such as 1h.")] = None,
     max_attempts: Annotated[int | None, typer.Option(min=1, max=32_767, help="Instead of that of the job type.")] = None,
     time_limit: Annotated[str | None, typer.Option(help="Instead of that of the job type, such as 90s.")] = None,
     as_json: AsJson = False,
@@ -59,6 +60,7 @@ def enqueue(
         unique,
         max_attempts,
         None if time_limit is None else span(time_limit),
+        None if unique_for is None else span(unique_for),
     )
     if file is not None:
         if data is not None:

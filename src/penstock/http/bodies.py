@@ -41,6 +41,7 @@ class NewJobBody(Struct):
     unique: str | None = None
     max_attempts: int | None = None
     time_limit_s: float | None = None
+    unique_for_s: float | None = None
 
     @property
     def own(self) -> dict[str, Any] | None:
@@ -173,6 +174,10 @@ def check_fields(job: NewJobBody) -> None:
     for name in _SPANS:
         if (span := getattr(job, name)) is not None and not 0 < span <= 2_592_000:
             raise invalid_parameter(f"Invalid {name}: {span}", detail="More than 0, and at most 30 days.")
+    if job.unique_for_s is not None and job.unique is None:
+        raise invalid_parameter(
+            "Invalid unique_for_s: there is no unique", detail="Give the key that the job holds for this time."
+        )
     for name, word in (("key", job.key), ("unique", job.unique)):
         if word is not None and not _WORD.fullmatch(word):
             raise invalid_parameter(f"Invalid {name}", detail="Write 1 to 255 characters without control characters.")

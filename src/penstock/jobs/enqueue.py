@@ -138,6 +138,8 @@ def new_job(name: str, data: Any, options: KeyedJobOptions, key: str | None = No
 def own_options(job: NewJob) -> dict[str, Any] | None:
     """The `OWN_OPTIONS` of a job as `Batch` has them, spans in seconds; None: it has none. Raises `InvalidInput`."""
     own = job.own
+    if job.unique_for is not None and job.unique is None:
+        raise InvalidInput("unique_for is given without unique", hint="Give the key that the job holds for this time: unique=...")
     for name, value in own.items():
         if OWN_OPTIONS[name] is int:
             check_number(f"{name} of a job", value, 1, 32_767)

@@ -113,6 +113,23 @@ async def put_jobs(database: Database, batch: Batch) -> list[Put]:
     return [Put(Admission(row[1]), *tuple(row)[2:]) for row in rows]
 
 
+def put_of(admission: Admission, job: StoredJob) -> Put:
+    """A stored job in the place of the one that was enqueued."""
+    return Put(
+        admission,
+        job.id,
+        job.name,
+        job.attempt,
+        job.max_attempts,
+        job.run_after,
+        job.expires_at,
+        job.created_at,
+        job.updated_at,
+        job.status,
+        job.data,
+    )
+
+
 async def settle_attempts(database: Database, callbacks: Sequence[Callback]) -> list[str]:
     """Settle jobs by the attempts left. Returns outcomes in order: succeeded, retried, failed, cancelled, stale or unknown."""
     rows = await database.fetch(

@@ -265,6 +265,8 @@ class NewJob:
         unique: Coalescing key: while a job of the type with this key is queued, an enqueue returns that job.
         max_attempts: Maximum number of attempts of this job; None: that of its type.
         time_limit: How long its handler may run, at most the visibility timeout; None: the time limit of its type.
+        unique_for: How long the job holds its unique key from the enqueue on, also when it has ended; it always holds the key
+            while it waits or runs. None: it holds the key while it is queued.
     """
 
     data: Any = field(default_factory=dict)
@@ -276,6 +278,7 @@ class NewJob:
     unique: str | None = None
     max_attempts: int | None = None
     time_limit: timedelta | None = None
+    unique_for: timedelta | None = None
 
     @property
     def own(self) -> dict[str, Any]:
@@ -292,6 +295,7 @@ class KeyedJobOptions(TypedDict, total=False):
     unique: str | None
     max_attempts: int | None
     time_limit: timedelta | None
+    unique_for: timedelta | None
 
 
 class NewJobOptions(KeyedJobOptions, total=False):
@@ -301,7 +305,7 @@ class NewJobOptions(KeyedJobOptions, total=False):
     priority: int
 
 
-OWN_OPTIONS: Mapping[str, type] = {"max_attempts": int, "time_limit": timedelta}
+OWN_OPTIONS: Mapping[str, type] = {"max_attempts": int, "time_limit": timedelta, "unique_for": timedelta}
 """The options of a job that travel in one document, `p_options` of penstock.enqueue_many, with their types."""
 
 OWN_FIELDS = {name: f"{name}_s" if kind is timedelta else name for name, kind in OWN_OPTIONS.items()}

@@ -10,6 +10,10 @@ schedules as (
     update penstock.schedules
     set next_at = next_at - $1::interval
     where next_at is not null
+),
+periods as (
+    update penstock.unique_periods
+    set until = until - $1::interval, look_at = look_at - $1::interval
 )
 update penstock.subscriptions
 set expires_at = expires_at - $1::interval

@@ -71,5 +71,5 @@ def public_methods(name: str) -> list[str]:
 
 def test_an_undocumented_parameter_is_seen() -> None:
     enqueue = next(each for each in NAMES["Pool"].members if each.name == "Pool.enqueue")
-    assert {parameter.name: parameter.text for parameter in enqueue.parameters}["unique"] == "See `Penstock.enqueue`."
+    assert {parameter.name: parameter.text for parameter in enqueue.parameters}["connection"] == "See `Penstock.enqueue`."
     assert isinstance(enqueue, Documented) and enqueue.signature.startswith("async Pool.enqueue(")

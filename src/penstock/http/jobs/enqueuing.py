@@ -68,6 +68,10 @@ class SingleJobs:
         except NotFound:
             raise no_such_type(name) from None
         self._metrics.admitted(name, put.admission)
+        if put.name is None and put.admission is Admission.COALESCED:
+            # It coalesced with a job that has ended, and holds its unique key for a time.
+            holder = (await http.stored_jobs(self._database, [put.id])).get(put.id)
+            return put if holder is None else http.put_of(put.admission, holder)
         return put
 
     async def record_status(self, principal: Principal, name: str, given_id: str, body: bytes, path: str) -> None:

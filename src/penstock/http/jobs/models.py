@@ -79,6 +79,9 @@ class NewJobOptions(BaseModel):
     run_after: datetime | None = Field(None, description="Not to be started before.")
     expires_at: datetime | None = Field(None, description="Not to be started after.")
     unique: Word | None = Field(None, description="While a job with it is queued, that job is returned.")
+    unique_for_s: Annotated[float, Field(gt=0, le=2_592_000)] | None = Field(
+        None, description="Held while the job waits or runs, and for this time also when it has ended."
+    )
     max_attempts: Annotated[int, Field(ge=1, le=32_767)] | None = Field(None, description="Instead of that of the type.")
     time_limit_s: Annotated[float, Field(gt=0, le=2_592_000)] | None = Field(None, description="Instead of that of the type.")
 

@@ -35,7 +35,7 @@ as $$
             array['enable_seqscan=off'],
             array[
                 'revoke_slots', 'member_heartbeat', 'take', 'release', 'archive_cuts', 'attempts_of', 'cancel', 'run_now',
-                'replays_of', 'replay', 'has_isolated_jobs', 'next_alone', 'claim_alone', 'enqueue_one_by_one', 'expire', 'recover',
+                'replays_of', 'replay', 'has_isolated_jobs', 'next_alone', 'claim_alone', 'enqueue_one_by_one', 'holder_of_unique', 'hold_unique', 'end_unique_periods', 'expire', 'recover',
                 'fair_places', 'pass_on_places', 'offer_places', 'wait_for_places', 'quarantine',
                 'quarantine_unreadable', 'held_jobs', 'read_held', 'quarantine_keys', 'release_keys',
                 'quarantined_keys', 'note_ended_runs', 'schedule_list', 'commit_staged', 'append_staged',

@@ -180,7 +180,7 @@ language sql
 immutable
 parallel safe
 as $$
-    select array['max_attempts', 'time_limit']
+    select array['max_attempts', 'time_limit', 'unique_for']
 $$;
 comment on function penstock.own_options() is 'The names of the options that a job can have in place of those of its type.';
 
@@ -192,22 +192,27 @@ as $$
 declare
     given jsonb;
     attempts numeric;
-    seconds double precision;
+    spans jsonb;
     options jsonb[] := '{}';
     problem text;
 begin
     foreach given in array p_options loop
         attempts := null;
-        seconds := null;
+        spans := null;
         problem := null;
         if jsonb_typeof(given) <> 'null' then
             perform penstock.check_options(given, penstock.own_options(), '{"max_attempts": 1, "time_limit": "10 seconds"}');
             begin
                 attempts := (given ->> 'max_attempts')::numeric;
-                seconds := case jsonb_typeof(given -> 'time_limit')
-                    when 'number' then (given ->> 'time_limit')::double precision
-                    else extract(epoch from (given ->> 'time_limit')::interval)
-                end;
+                select jsonb_object_agg(
+                    option.key,
+                    case jsonb_typeof(option.value)
+                        when 'number' then option.value::double precision
+                        else extract(epoch from (option.value #>> '{}')::interval)
+                    end
+                ) into spans
+                from jsonb_each(given) as option
+                where option.key in ('time_limit', 'unique_for') and option.value <> 'null';
             exception
                 when data_exception then
                     problem := sqlerrm;
@@ -217,19 +222,24 @@ begin
             when problem is not null then problem
             when attempts <> trunc(attempts) or attempts not between 1 and 32767 then format('max_attempts must be 1 to 32767, not %s', attempts)
             when attempts > 1 and p_type.delivery_strategy = 'at_most_once' then format('a job of an at_most_once type has 1 attempt, not %s', attempts)
-            when not (seconds > 0 and seconds <= 2592000) then format('time_limit must be positive and at most 30 days, not %s', given ->> 'time_limit')
+            else (
+                select format('%s must be positive and at most 30 days, not %s', span.key, given ->> span.key)
+                from jsonb_each(spans) as span
+                where not (span.value::double precision > 0 and span.value::double precision <= 2592000)
+                limit 1
+            )
         end;
         if problem is not null then
             raise exception 'invalid options of a job of %: %', p_type.name, problem
                 using errcode = 'PS400', hint = 'For example: {"max_attempts": 1, "time_limit": "10 seconds"}.';
         end if;
-        options := array_append(options, nullif(jsonb_strip_nulls(jsonb_build_object('max_attempts', attempts, 'time_limit', seconds)), '{}'));
+        options := array_append(options, nullif(jsonb_strip_nulls(jsonb_build_object('max_attempts', attempts)) || coalesce(spans, '{}'), '{}'));
     end loop;
     return options;
 end
 $$;
 comment on function penstock.options_of_jobs(penstock.jobs, jsonb[]) is
-    'Part of enqueue_many: the options of single jobs as they are stored, the time limit in seconds; null for a job without any. Raises PS400 for what a job of the type cannot have.';
+    'Part of enqueue_many: the options of single jobs as they are stored, spans in seconds; null for a job without any. Raises PS400 for what a job of the type cannot have.';
 
 create or replace function penstock.insert_jobs(
     p_name text, p_data jsonb[], p_ids uuid[], p_keys text[], p_priorities smallint[], p_run_after timestamptz[],
@@ -306,6 +316,7 @@ declare
     archived uuid[];
     slots integer[];
     options jsonb[];
+    unique_for interval[];
 begin
     if size > 100000 then
         raise exception '% jobs are too many for one call', size
@@ -327,6 +338,26 @@ begin
     end if;
     if p_options is not null then
         options := penstock.options_of_jobs(job_type, p_options);
+        -- The period counts at the enqueue alone: a replay does not have it.
+        if exists (select from unnest(options) as given where given ? 'unique_for') then
+            unique_for := array(
+                select make_interval(secs => (given.options ->> 'unique_for')::double precision)
+                from unnest(options) with ordinality as given (options, place)
+                order by given.place
+            );
+            if exists (
+                select from unnest(unique_for) with ordinality as given (period, place)
+                where given.period is not null and p_unique_keys[given.place] is null
+            ) then
+                raise exception 'unique_for without a unique key for a job of %', p_name
+                    using errcode = 'PS400', hint = 'Give the job a unique key, which it holds for this period.';
+            end if;
+            options := array(
+                select nullif(given.options - 'unique_for', '{}')
+                from unnest(options) with ordinality as given (options, place)
+                order by given.place
+            );
+        end if;
     end if;
     if size = 0 then
         return;
@@ -374,7 +405,7 @@ begin
             perform penstock.check_jobs(p_name, p_data, p_ids, p_keys, p_priorities, p_unique_keys, moment);
             return query select * from penstock.enqueue_one_by_one(
                 p_name, p_data, ids, p_keys, p_priorities, p_run_after, p_expires_at, p_unique_keys, p_replay_of, moment, job_type.max_attempts,
-                slots, options
+                slots, options, unique_for
             );
     end;
 
@@ -385,12 +416,13 @@ begin
 end
 $$;
 comment on function penstock.enqueue_many(text, jsonb[], uuid[], text[], smallint[], timestamptz[], timestamptz[], text[], uuid, jsonb[]) is
-    'Enqueues up to 100,000 jobs of one type, all or none. p_options: what single jobs have in place of the options of the type: max_attempts (a number) and time_limit (an interval, or a number of seconds). Outcomes: queued, duplicate (the id is queued already), coalesced (id is that of the queued job with the same unique key) or archived (the id was finished before; nothing enqueued). With p_ids returns only the jobs whose outcome is not queued, without p_ids all, with their new ids.';
+    'Enqueues up to 100,000 jobs of one type, all or none. p_options: what single jobs have in place of the options of the type: max_attempts (a number) and time_limit (an interval, or a number of seconds), and unique_for, a span likewise: the job holds its unique key while it waits or runs, and for this time from now also when it has ended. Outcomes: queued, duplicate (the id is queued already), coalesced (id is that of the job that holds the unique key) or archived (the id was finished before; nothing enqueued). With p_ids returns only the jobs whose outcome is not queued, without p_ids all, with their new ids.';
 
+-- Long, since the checks that determine the outcome of a job (its id, its period, its unique key) have an order, and repeat together.
 create or replace function penstock.enqueue_one_by_one(
     p_name text, p_data jsonb[], p_ids uuid[], p_keys text[], p_priorities smallint[], p_run_after timestamptz[],
     p_expires_at timestamptz[], p_unique_keys text[], p_replay_of uuid, p_moment timestamptz, p_max_attempts smallint,
-    p_slots integer[], p_options jsonb[]
+    p_slots integer[], p_options jsonb[], p_unique_for interval[]
 )
 returns table (ordinal integer, id uuid, outcome text)
 language plpgsql
@@ -398,14 +430,22 @@ as $$
 #variable_conflict use_column
 declare
     tries integer;
+    unique_key text;
+    scope text;
+    period interval;
+    holder uuid;
 begin
     for place in 1 .. cardinality(p_ids) loop
         ordinal := place;
         outcome := null;
         tries := 0;
+        unique_key := p_unique_keys[ordinal];
+        scope := case when p_slots[ordinal] is not null then p_keys[ordinal] else '' end;
+        period := p_unique_for[ordinal];
         while outcome is null loop
             id := p_ids[ordinal];
             tries := tries + 1;
+            holder := case when period is not null then penstock.holder_of_unique(p_name, unique_key, scope, p_moment) end;
             insert into penstock.queued_jobs
             select (
                 penstock.new_job(
@@ -414,13 +454,22 @@ begin
                     null, p_options[ordinal]
                 )
             ).*
+            where holder is null or holder = p_ids[ordinal]
             on conflict do nothing;
             if found then
                 if cardinality(penstock.finished_before(array[p_ids[ordinal]])) > 0 then
                     delete from penstock.queued_jobs where queued_jobs.id = p_ids[ordinal];
                     outcome := 'archived';
-                else
-                    outcome := 'queued';
+                    exit;
+                end if;
+                outcome := 'queued';
+                if period is not null then
+                    holder := penstock.hold_unique(p_name, unique_key, scope, p_ids[ordinal], p_moment + period, p_moment);
+                    if holder <> p_ids[ordinal] then
+                        delete from penstock.queued_jobs where queued_jobs.id = p_ids[ordinal];
+                        id := holder;
+                        outcome := 'coalesced';
+                    end if;
                 end if;
                 exit;
             end if;
@@ -433,6 +482,13 @@ begin
                 outcome := 'archived';
                 exit;
             end if;
+            if holder <> p_ids[ordinal] then
+                -- As below, where the job is queued still.
+                perform from penstock.queued_jobs as queued where queued.id = holder and queued.coalesces for share;
+                id := holder;
+                outcome := 'coalesced';
+                exit;
+            end if;
             -- The share lock holds off the claim until the caller commits, so that the job that runs sees what the
             -- caller wrote. A job that is being claimed at this moment no longer coalesces: then insert again.
             select queued.id into id
@@ -442,6 +498,10 @@ begin
             for share;
             if found then
                 outcome := 'coalesced';
+                if period is not null then
+                    -- It was enqueued without a period, or with one that is over.
+                    perform penstock.hold_unique(p_name, unique_key, scope, id, p_moment + period, p_moment);
+                end if;
                 exit;
             end if;
             if tries >= 100 then
@@ -453,7 +513,7 @@ begin
     end loop;
 end
 $$;
-comment on function penstock.enqueue_one_by_one(text, jsonb[], uuid[], text[], smallint[], timestamptz[], timestamptz[], text[], uuid, timestamptz, smallint, integer[], jsonb[]) is
+comment on function penstock.enqueue_one_by_one(text, jsonb[], uuid[], text[], smallint[], timestamptz[], timestamptz[], text[], uuid, timestamptz, smallint, integer[], jsonb[], interval[]) is
     'Part of enqueue_many: the slow way for a batch in which some ids or unique keys exist already; determines the outcome of each job.';
 
 create or replace function penstock.enqueue(
@@ -466,7 +526,8 @@ create or replace function penstock.enqueue(
     p_expires_at timestamptz default null,
     p_unique_key text default null,
     p_max_attempts integer default null,
-    p_time_limit interval default null
+    p_time_limit interval default null,
+    p_unique_for interval default null
 )
 returns uuid
 language plpgsql
@@ -491,15 +552,16 @@ begin
         case when p_expires_at is not null then array[p_expires_at] end,
         case when p_unique_key is not null then array[p_unique_key] end,
         p_options => case
-            when num_nonnulls(p_max_attempts, p_time_limit) > 0 then
-                array[jsonb_strip_nulls(jsonb_build_object('max_attempts', p_max_attempts, 'time_limit', extract(epoch from p_time_limit)))]
+            when num_nonnulls(p_max_attempts, p_time_limit, p_unique_for) > 0 then array[jsonb_strip_nulls(jsonb_build_object(
+                'max_attempts', p_max_attempts, 'time_limit', extract(epoch from p_time_limit), 'unique_for', extract(epoch from p_unique_for)
+            ))]
         end
     );
     return coalesce(enqueued.id, job_id);
 end
 $$;
-comment on function penstock.enqueue(text, jsonb, uuid, text, integer, timestamptz, timestamptz, text, integer, interval) is
-    'Enqueues one job in the caller''s transaction and returns its id (of the job it coalesced with, if it did). The same id again is the same job. p_max_attempts, p_time_limit: in place of those of its type.';
+comment on function penstock.enqueue(text, jsonb, uuid, text, integer, timestamptz, timestamptz, text, integer, interval, interval) is
+    'Enqueues one job in the caller''s transaction and returns its id (of the job it coalesced with, if it did). The same id again is the same job. p_max_attempts, p_time_limit: in place of those of its type. p_unique_for: how long from now p_unique_key is held, also when the job has ended.';
 
 create or replace function penstock.moment(p_time jsonb)
 returns timestamptz
@@ -567,4 +629,4 @@ begin
 end
 $$;
 comment on function penstock.enqueue_json(text, jsonb) is
-    'enqueue_many for clients without arrays: a JSON array of {data, id, key, priority, run_after, expires_at, unique_key, max_attempts, time_limit}, each optional; times are text, or numbers of seconds from now; a time limit is an interval, or a number of seconds.';
+    'enqueue_many for clients without arrays: a JSON array of {data, id, key, priority, run_after, expires_at, unique_key, max_attempts, time_limit, unique_for}, each optional; times are text, or numbers of seconds from now; a span is an interval, or a number of seconds.';
