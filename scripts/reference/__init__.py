@@ -33,8 +33,8 @@ def generated() -> Iterator[tuple[Path, str]]:
 
 def page_of(name: str) -> str:
     """The page of a public name: the capability whose folder defines it."""
-    folder = DEFINED_IN[name].split(".")[1]
-    if folder in _APPLICATION:
+    _, folder, *module = DEFINED_IN[name].split(".")
+    if folder in _APPLICATION or module == ["leader"]:
         return "application"
     return "pools" if folder == "worker" else folder
 

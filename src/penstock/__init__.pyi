@@ -66,6 +66,9 @@ from penstock.topics.models import Subscribed as Subscribed
 from penstock.topics.models import Subscriber as Subscriber
 from penstock.topics.models import TopicCounts as TopicCounts
 from penstock.topics.topic import Topic as Topic
+from penstock.worker.leader import Leader as Leader
+from penstock.worker.leader import LeaderRecord as LeaderRecord
+from penstock.worker.leader import LeaderTask as LeaderTask
 from penstock.worker.receiver import PoolWorker as PoolWorker
 from penstock.worker.receiver import PulledJob as PulledJob
 
@@ -94,6 +97,9 @@ __all__ = [
     "JobType",
     "Jobs",
     "KeyMissing",
+    "Leader",
+    "LeaderRecord",
+    "LeaderTask",
     "Lifespan",
     "LogLine",
     "Message",

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, overload
 from uuid import UUID
 
 from pydantic import SecretStr
@@ -46,6 +46,7 @@ from penstock.topics import queries as topics
 from penstock.topics.administration import TopicAdministration
 from penstock.topics.topic import renew_subscriptions, subscription_of
 from penstock.worker import Worker, stop_on
+from penstock.worker.leader import LeaderRecord, LeaderTask, leaders
 from penstock.worker.receiver import PoolWorker
 
 log = get_logger("penstock")
@@ -88,6 +89,7 @@ class Penstock(JobAdministration, PoolAdministration, TopicAdministration, Strea
             given["keys"] = tuple(keys)
         chosen = (settings or Settings.read()).model_copy(update=Settings.read(**given).model_dump(include=set(given)))
         super().__init__(Context(chosen, self._declare_all))
+        self.leader_tasks: dict[str, LeaderTask] = {}
         self.pool_worker = PoolWorker
 
     @property
@@ -133,6 +135,69 @@ class Penstock(JobAdministration, PoolAdministration, TopicAdministration, Strea
             InvalidInput: It is not an async generator without parameters.
         """
         return self.context.hooks.add_lifespan(function)
+
+    def on_startup(self, function: Callable[[], S]) -> Callable[[], S]:
+        """Call a function in each worker before it claims, after the lifespans have begun: `@app.on_startup`.
+
+        Functions are called in their order, plain ones in a thread. When one raises an error, the worker ends with it.
+
+        Args:
+            function: The function, plain or async, without parameters.
+
+        Raises:
+            InvalidInput: It takes arguments, or is a generator: what has to be cleaned up is a lifespan.
+        """
+        return self.context.hooks.add_startup(function)
+
+    @overload
+    def on_leader(self, function: Callable[..., Awaitable[None]], /) -> LeaderTask: ...
+    @overload
+    def on_leader(
+        self, function: None = None, /, *, name: str | None = None, docs_url: str | None = None, owner: str | None = None
+    ) -> Callable[[Callable[..., Awaitable[None]]], LeaderTask]: ...
+    def on_leader(
+        self,
+        function: Callable[..., Awaitable[None]] | None = None,
+        /,
+        *,
+        name: str | None = None,
+        docs_url: str | None = None,
+        owner: str | None = None,
+    ) -> Any:
+        """Declare a task that one worker of all runs, as long as it lives: `@app.on_leader`.
+
+            @app.on_leader
+            async def follow_prices(leader: Leader) -> None:
+                while True:
+                    await asyncio.sleep(1)
+
+        When the leader dies or is suspended, another worker takes over within `Settings.dead_after` and a half (15 s by default);
+        when it stops, at once. The task of a suspended leader that continues is cancelled, and `leader.check(connection)` refuses
+        what it was about to write. A task that raises an error starts again after a pause that grows from 1 s to a minute. A task
+        that returns has ended until another worker leads.
+
+        Args:
+            function: Async function of a `Leader`, or without arguments.
+            name: Name of the task; None: the function's name with dashes.
+            docs_url: Address of its documentation, for people: `https://...`.
+            owner: Who answers for it: a team, an address.
+
+        Raises:
+            InvalidInput: The function cannot be a task, or the name is declared already.
+        """
+
+        def declare(function: Callable[..., Awaitable[None]]) -> LeaderTask:
+            task = LeaderTask(name or getattr(function, "__name__", "").replace("_", "-"), function, docs_url, owner)
+            if task.name in self.leader_tasks:
+                raise InvalidInput(f"task {task.name} is declared twice", hint="Give each a name of its own.")
+            self.leader_tasks[task.name] = task
+            return task
+
+        return declare if function is None else declare(function)
+
+    async def leaders(self) -> list[LeaderRecord]:
+        """The tasks of the leader in the database, by name: which worker leads, since when, and what became of the task."""
+        return await leaders(await self.database())
 
     @property
     def dependency_overrides(self) -> dict[Callable[..., Any], Callable[..., Any]]:
@@ -330,14 +395,19 @@ class Penstock(JobAdministration, PoolAdministration, TopicAdministration, Strea
         """A worker for the handlers and consumers of this app. Run it with `await worker.run()`.
 
         Args:
-            names: Job types, pools, consumer groups (`stream/group`) and schedules to work on; none: all.
+            names: Job types, pools, consumer groups (`stream/group`), schedules and tasks of the leader to work on; none: all.
         """
         scheduled = [
             replace(schedule, around=self.context.hooks.around(schedule.signature.plan, Tick))
             for name, schedule in self.schedules.items()
             if not names or name in names
         ]
-        beside_types = {*self.consumers, *(schedule.name for schedule in scheduled if schedule.runs_as != "job")}
+        leading = [task for name, task in self.leader_tasks.items() if not names or name in names]
+        beside_types = {
+            *self.consumers,
+            *self.leader_tasks,
+            *(schedule.name for schedule in scheduled if schedule.runs_as != "job"),
+        }
         chosen = [self.with_handler(name) for name in names if name not in beside_types]
         consumers = [self.consumers[name] for name in names if name in self.consumers]
         if not names:
@@ -349,7 +419,7 @@ class Penstock(JobAdministration, PoolAdministration, TopicAdministration, Strea
         await self.subscribe(*chosen)
         subscribed = [(s, t.declared.as_json()) for t in chosen if (s := subscription_of(t)) is not None]
         beside = {"renewal": lambda: renew_subscriptions(database, subscribed)} if subscribed else {}
-        await jobs.note_handlers(database, [*map(self._said_of, chosen), *_said_of_others(consumers, scheduled)])
+        await jobs.note_handlers(database, [*map(self._said_of, chosen), *_said_of_others(consumers, scheduled, leading)])
         process = new_member_id()
         parts = [
             await consumer.consumer(database, self.settings, f"{process}.c{number}")
@@ -357,7 +427,7 @@ class Penstock(JobAdministration, PoolAdministration, TopicAdministration, Strea
         ]
         return Worker(
             database, worked, self.settings, pools, beside, parts, scheduled, process, lifespan=self.context.hooks.running,
-            keyring=self.context.keyring,
+            keyring=self.context.keyring, leader_tasks=leading,
         )  # fmt: skip
 
     def _said_of(self, type: JobType[Any]) -> HandlerRecord:
@@ -389,8 +459,11 @@ class Penstock(JobAdministration, PoolAdministration, TopicAdministration, Strea
         asyncio.run(self.run_worker(*names))
 
 
-def _said_of_others(consumers: Iterable[DeclaredConsumer], schedules: Iterable[Schedule]) -> list[HandlerRecord]:
+def _said_of_others(
+    consumers: Iterable[DeclaredConsumer], schedules: Iterable[Schedule], tasks: Iterable[LeaderTask]
+) -> list[HandlerRecord]:
     said = [HandlerRecord("consumer", c.name, c.stream.encoding.schema(), c.docs_url, c.owner) for c in consumers]
+    said += [HandlerRecord("leader", task.name, None, task.docs_url, task.owner) for task in tasks]
     # Runs that are jobs have a job type, which is said.
     return said + [HandlerRecord("schedule", s.name, None, s.docs_url, s.owner) for s in schedules if s.runs_as != "job"]
 

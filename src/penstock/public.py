@@ -12,6 +12,9 @@ DEFINED_IN = {
     "Depends": "penstock.core.dependencies",
     "inject": "penstock.core.dependencies",
     "Lifespan": "penstock.core.hooks",
+    "Leader": "penstock.worker.leader",
+    "LeaderTask": "penstock.worker.leader",
+    "LeaderRecord": "penstock.worker.leader",
     # jobs
     "Job": "penstock.jobs.handler",
     "Jobs": "penstock.jobs.handler",

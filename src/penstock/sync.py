@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from penstock.streams.sync import SyncStream
     from penstock.topics.models import TopicCounts
     from penstock.topics.sync import SyncTopic
+    from penstock.worker.leader import LeaderRecord
 T = TypeVar("T")
 
 
@@ -45,6 +46,10 @@ class SyncPenstock:
     def __init__(self, of: Penstock, loop: BackgroundLoop) -> None:
         self._of = of
         self._loop = loop
+
+    def leaders(self) -> list[LeaderRecord]:
+        """The tasks of the leader in the database, by name: which worker leads, since when, and what became of the task."""
+        return self._loop.run(self._of.leaders())
 
     def open(self, *, timeout: timedelta = timedelta(0)) -> None:
         """Connect: start the embedded server if no URL is configured, check (embedded: migrate) the schema, and `declare`.

@@ -24,6 +24,7 @@ STEPS: list[tuple[str, str, str]] = [
     ("types change", "mail -s max_attempts=3 -s visibility_timeout=90s", "changed: mail"),
     ("types list", "", "mail"),
     ("types", "", "mail"),
+    ("leaders", "", "no tasks of the leader yet"),
     ("types show", "mail", "no worker has said anything"),
     ("types show", "nothing", "!no such job type or handler"),
     ("pause", "mail", "paused: mail"),

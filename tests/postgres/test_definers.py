@@ -334,6 +334,8 @@ CALLS = [
     "select penstock.schedule_list()",
     'select penstock.note_handlers(\'[{"kind": "job", "name": "mail"}]\')',
     "select penstock.handler_list()",
+    "select penstock.declare_leader_task('cleanup')",
+    "select penstock.leader_list()",
     "select penstock.schedule_runs('mail')",
     "select penstock.declare_schedule('beat', 'every', '60', now() - interval '1 second')",
     "select penstock.take_schedule('beat', 'w', '10 seconds')",

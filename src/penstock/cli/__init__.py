@@ -19,6 +19,7 @@ from penstock.cli import (
     http,
     jobs,
     keys,
+    leaders,
     schedules,
     serving,
     standing,
@@ -45,6 +46,7 @@ types.add_to(app)
 gearman.add_to(app)
 http.add_to(app)
 standing.add_to(app)
+leaders.add_to(app)
 app.add_typer(jobs.app, name="jobs")
 app.add_typer(history.app, name="history")
 app.add_typer(bulk.app, name="bulk")

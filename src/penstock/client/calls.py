@@ -33,6 +33,7 @@ from penstock.jobs.models import (
     parse_id,
 )
 from penstock.schedules.schedule import ScheduleRecord, ScheduleRun
+from penstock.worker.leader import LeaderRecord
 
 T = TypeVar("T")
 _BATCH = 10_000
@@ -253,6 +254,11 @@ def record_status(
 def job_types() -> Call[list[JobTypeRecord]]:
     """All types."""
     return Call("GET", "/v1/jobs", reader(list[JobTypeRecord]))
+
+
+def leaders() -> Call[list[LeaderRecord]]:
+    """The tasks of the leader."""
+    return Call("GET", "/v1/leaders", reader(list[LeaderRecord]))
 
 
 def handlers() -> Call[list[HandlerRecord]]:

@@ -76,12 +76,14 @@ class Hooks:
     Attributes:
         middleware: Functions around each handler, the first outermost.
         lifespans: What each worker sets up, in order.
+        startups: What each worker calls before it claims, in order.
         dependency_overrides: Functions that stand in for dependencies.
     """
 
     def __init__(self) -> None:
         self.middleware: list[Middleware] = []
         self.lifespans: list[Lifespan[Any]] = []
+        self.startups: list[Callable[[], Any]] = []
         self.dependency_overrides: dict[Callable[..., Any], Callable[..., Any]] = {}
 
     def add_middleware(self, function: Middleware) -> Middleware:
@@ -106,12 +108,24 @@ class Hooks:
         self.lifespans.append(lifespan)
         return lifespan
 
+    def add_startup(self, function: Callable[[], S]) -> Callable[[], S]:
+        """Add a function that each worker calls before it claims. Raises `InvalidInput` when it takes arguments."""
+        if not callable(function) or inspect.isasyncgenfunction(function) or inspect.signature(function).parameters:
+            raise InvalidInput(
+                f"the start-up function {name_of(function)} must be a function without parameters",
+                hint="async def warm_up() -> None: ... What has to be cleaned up is a lifespan.",
+            )
+        self.startups.append(function)
+        return function
+
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Run the lifespans within the block."""
+        """Run the lifespans within the block, and the start-up functions before it."""
         async with AsyncExitStack() as stack:
             for lifespan in self.lifespans:
                 await stack.enter_async_context(lifespan.running())
+            for startup in self.startups:
+                await (startup() if inspect.iscoroutinefunction(startup) else asyncio.to_thread(startup))
             yield
 
     def around(self, plan: Plan, type: type, middleware: Sequence[Middleware] = ()) -> Around | None:

@@ -529,8 +529,8 @@ class HandlerRecord:
     """What workers say of a handler.
 
     Attributes:
-        kind: What has the handler: "job", "pool", "subscriber", "consumer" or "schedule".
-        name: Name of the job type, pool, consumer group (`stream/group`) or schedule.
+        kind: What has the handler: "job", "pool", "subscriber", "consumer", "schedule" or "leader".
+        name: Name of the job type, pool, consumer group (`stream/group`), schedule or task of the leader.
         schema: JSON Schema of the payloads; None: any JSON.
         docs_url: Where it is documented, or None.
         owner: Who answers for it, or None.

@@ -40,6 +40,7 @@ from penstock.worker.completer import Completer
 from penstock.worker.executor import Executor
 from penstock.worker.heartbeat import WorkerHeartbeat
 from penstock.worker.isolation import Isolation
+from penstock.worker.leader import LeaderService, LeaderTask
 from penstock.worker.locked_work import LockedWork
 from penstock.worker.queue_source import QUIET_S, AdmissionControl, AdmitAll, QueueSource
 from penstock.worker.registration import Registration
@@ -87,6 +88,7 @@ class Worker:
         results: Receives results; None: new ones.
         lifespan: What is set up before the first handler and cleaned up after the last one.
         keyring: Keys of encrypted payloads; None: the worker has none.
+        leader_tasks: Tasks of which one worker of all runs each.
 
     Attributes:
         consumers: Members of consumer groups that the worker runs.
@@ -111,8 +113,9 @@ class Worker:
         results: Results | None = None,
         lifespan: Callable[[], AbstractAsyncContextManager[None]] = nullcontext,
         keyring: Keyring | None = None,
+        leader_tasks: Sequence[LeaderTask] = (),
     ) -> None:
-        if not (types or pools or consumers or schedules or dispatches):
+        if not (types or pools or consumers or schedules or dispatches or leader_tasks):
             raise InvalidInput("there is nothing to work on", hint="Declare a handler with @app.job(...) first.")
         process = process or new_member_id()
         keyring = keyring or Keyring()
@@ -126,7 +129,7 @@ class Worker:
         self._shutdown = Shutdown(settings.shutdown_grace.total_seconds())
         self._running = asyncio.Event()
         self.ended: list[PenstockError] = []
-        self._works_without_end = bool(types or pools or schedules or dispatches)
+        self._works_without_end = bool(types or pools or schedules or dispatches or leader_tasks)
 
         self.notifications = Notifications()
         self._listener = Listener(database, ["penstock"], self.notifications.dispatch)
@@ -188,6 +191,9 @@ class Worker:
         )
         self._heartbeat_beside_loop = heartbeat.of(database, settings)
         self._isolation = Isolation(database, self._fetchers, settings, completer.drained, lambda: self.id, keyring)
+        self._leaders = [
+            LeaderService(database, task, settings, f"{process}.l{number}") for number, task in enumerate(leader_tasks, 1)
+        ]
         self._scheduler = Scheduler(database, schedules, settings, process)
         self._connect()
 
@@ -213,8 +219,11 @@ class Worker:
             pool.subscribe(notifications)
         for consumer in self.consumers:
             consumer.subscribe(notifications)
-        for id in [*[pool.member.id for pool in self.pools], *[consumer.member.id for consumer in self.consumers]]:
-            self._listener.add(f"penstock_{id}")
+        for leader in self._leaders:
+            leader.subscribe(notifications)
+        parts: list[PoolService | Consumer[Any] | LeaderService] = [*self.pools, *self.consumers, *self._leaders]
+        for part in parts:
+            self._listener.add(f"penstock_{part.member.id}")
 
     @property
     def id(self) -> str:
@@ -285,6 +294,7 @@ class Worker:
             start("isolation", self._isolation.run())
         members = [start(f"pool-{pool.name}", pool.run()) for pool in self.pools]
         members += [start(f"consumer-{consumer.name}", self._consume(consumer)) for consumer in self.consumers]
+        members += [start(f"leadership-{leader.name}", leader.run()) for leader in self._leaders]
         scheduling = start("scheduler", self._scheduler.run())
         for name, part in self._beside.items():
             start(name, part())
@@ -366,6 +376,8 @@ class Worker:
             pool.stop(self._shutdown.grace_s)
         for consumer in self.consumers:
             consumer.stop()
+        for leader in self._leaders:
+            leader.stop()
         self._executor.release_waiting()
         await self._shutdown.finished(self._executor, members)
         scheduling.cancel()

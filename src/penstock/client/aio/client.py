@@ -37,6 +37,7 @@ from penstock.pools.models import PoolDetails
 from penstock.schedules.schedule import ScheduleRecord, ScheduleRun
 from penstock.streams.models import StreamRecord, StreamSummary
 from penstock.topics.models import TopicCounts
+from penstock.worker.leader import LeaderRecord
 
 T = TypeVar("T")
 
@@ -146,6 +147,10 @@ class AsyncClient:
     async def job_types(self) -> list[JobTypeRecord]:
         """All job types that the user may see."""
         return await self._send(calls.job_types())
+
+    async def leaders(self) -> list[LeaderRecord]:
+        """Those tasks of the leader that the user may see."""
+        return await self._send(calls.leaders())
 
     async def handlers(self) -> list[HandlerRecord]:
         """What workers say of those handlers that the user may see."""

@@ -38,6 +38,7 @@ from penstock.pools.models import PoolDetails
 from penstock.schedules.schedule import ScheduleRecord, ScheduleRun
 from penstock.streams.models import StreamRecord, StreamSummary
 from penstock.topics.models import TopicCounts
+from penstock.worker.leader import LeaderRecord
 
 T = TypeVar("T")
 
@@ -150,6 +151,10 @@ class Client:
     def job_types(self) -> list[JobTypeRecord]:
         """All job types that the user may see."""
         return self._send(calls.job_types())
+
+    def leaders(self) -> list[LeaderRecord]:
+        """Those tasks of the leader that the user may see."""
+        return self._send(calls.leaders())
 
     def handlers(self) -> list[HandlerRecord]:
         """What workers say of those handlers that the user may see."""

@@ -29,6 +29,7 @@ from penstock.jobs import http_queries as http
 from penstock.jobs import queries as jobs
 from penstock.jobs.models import HandlerRecord, JobTypeRecord
 from penstock.postgres.database import Database
+from penstock.worker.leader import LeaderRecord
 
 api = router("job types")
 _EXAMPLE = {"name": "invoice-shipments", "delivery_strategy": "at_least_once", "attempts": 3, "concurrency": 5}
@@ -64,6 +65,12 @@ async def list_job_types(service: CurrentService, user: User) -> list[JobTypeRec
 async def list_handlers(service: CurrentService, user: User) -> list[HandlerRecord]:
     """What workers say of those handlers that the user may see: schema of the payloads, documentation, owner."""
     return [record for record in await service.app.handlers() if user.may(record.name)]
+
+
+@api.get("/v1/leaders", dependencies=[READ])
+async def list_leaders(service: CurrentService, user: User) -> list[LeaderRecord]:
+    """Those tasks of the leader that the user may see: which worker leads, since when, and what became of the task."""
+    return [record for record in await service.app.leaders() if user.may(record.name)]
 
 
 @api.get("/v1/jobs/{name:name}", dependencies=[READ])

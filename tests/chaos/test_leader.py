@@ -1,0 +1,105 @@
+"""Leaders are killed, suspended and continued: each leadership has one writer, and there is always a next one."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conftest import eventually
+from penstock import Penstock
+
+pytestmark = pytest.mark.chaos
+APPLICATION = Path(__file__).parents[1] / "worker"
+SCHEMA = """
+create table public.steps (number bigint generated always as identity, pid integer, epoch bigint, at timestamptz);
+create table public.refusals (pid integer, epoch bigint);
+"""
+
+
+class Processes:
+    """Processes that all could lead."""
+
+    def __init__(self, url: str) -> None:
+        self.env = {**os.environ, "PENSTOCK_DATABASE_URL": url, "PYTHONPATH": str(APPLICATION)}
+        self.all: dict[int, subprocess.Popen[bytes]] = {}
+
+    def add(self) -> int:
+        """Start one."""
+        process = subprocess.Popen([sys.executable, "-m", "penstock", "worker", "leading_app:app"], env=self.env)
+        self.all[process.pid] = process
+        return process.pid
+
+    def close(self) -> None:
+        """Kill all."""
+        for process in self.all.values():
+            process.kill()
+            process.wait()
+
+
+async def leader(sql: Any, other_than: int = 0) -> int:
+    """The process that writes, when that is another one."""
+
+    async def found() -> Any:
+        row = await sql.fetchrow(
+            "select pid, at > clock_timestamp() - interval '1 s' from public.steps order by number desc limit 1"
+        )
+        pid, recent = row or (0, False)
+        return pid if recent and pid != other_than else None
+
+    return int(await eventually(found, f"a leader other than {other_than}", 90))
+
+
+def violations(steps: list[tuple[int, int]]) -> list[str]:
+    """What is wrong with (pid, epoch) of all steps, in the order in which they were committed."""
+    found = []
+    for (pid, epoch), (next_pid, next_epoch) in pairwise(steps):
+        if next_epoch < epoch:
+            found.append(f"{next_pid} wrote under the leadership {next_epoch} after {pid} had written under {epoch}")
+        elif next_epoch == epoch and next_pid != pid:
+            found.append(f"{pid} and {next_pid} wrote under the same leadership {epoch}")
+    return found
+
+
+@pytest.mark.parametrize(
+    ("steps", "wrong"),
+    [([(1, 1), (1, 1), (2, 2)], 0), ([(1, 1), (2, 2), (1, 1)], 1), ([(1, 1), (2, 1)], 1), ([], 0)],
+)
+def test_the_checker_sees_two_leaders(steps: list[tuple[int, int]], wrong: int) -> None:
+    assert len(violations(steps)) == wrong
+
+
+async def test_a_leader_that_is_killed_or_suspended_is_replaced_and_there_are_never_two(
+    app: Penstock, url: str, sql: Any
+) -> None:
+    await sql.execute(SCHEMA)
+    processes = Processes(url)
+    choose = random.Random(7)
+    try:
+        for _ in range(3):
+            processes.add()
+        leads = await leader(sql)
+        for _ in range(4):
+            if choose.random() < 0.5:
+                os.kill(leads, signal.SIGKILL)
+                processes.all[leads].wait()
+                processes.add()
+                leads = await leader(sql, leads)
+            else:
+                os.kill(leads, signal.SIGSTOP)
+                suspended, leads = leads, await leader(sql, leads)
+                os.kill(suspended, signal.SIGCONT)
+        steps = await sql.fetch("select pid, epoch from public.steps order by number")
+        assert violations([tuple(step) for step in steps]) == []
+        assert len({step["epoch"] for step in steps}) >= 5
+        [record] = await app.leaders()
+        assert record.epoch >= steps[-1]["epoch"] and record.failures == 0
+    finally:
+        processes.close()
