@@ -184,7 +184,7 @@ async def test_a_handler_that_blocks_the_event_loop_is_seen_from_outside(
 
     @app.job("blocks")
     async def blocks() -> None:
-        seen.wait(60)
+        seen.wait(100)
 
     with measured() as meter:
         async with Workers(app) as workers:
@@ -193,17 +193,19 @@ async def test_a_handler_that_blocks_the_event_loop_is_seen_from_outside(
             address = f"http://127.0.0.1:{endpoint.port}/livez"
 
             def watch() -> None:
-                while not seen.is_set():
+                until = time.monotonic() + 90
+                while not seen.is_set() and time.monotonic() < until:
                     codes.append(httpx.get(address, timeout=60).status_code)
                     if codes[-1] == 503:
                         seen.set()
 
             watching = threading.Thread(target=watch)
             try:
-                await blocks.enqueue()
+                # Before the job, which may block this loop as soon as it is there.
                 watching.start()
+                await blocks.enqueue()
                 await asyncio.to_thread(watching.join)
-                assert codes[-1] == 503
+                assert codes[-1:] == [503]
                 async with httpx.AsyncClient() as client:
 
                     async def live() -> bool:
@@ -296,7 +298,7 @@ def count(meter: Meter, sample: str) -> float:
 def test_names_without_end_make_no_series_without_end() -> None:
     meter = Meter()
     job = ready()
-    for number in range(1_000_000):
+    for number in range(200_000):
         meter.ended.append((f"type-{number}", "succeeded", job, 0.0, 0.1))
     for number in range(5_000):
         name = f"name-{number}"
@@ -316,8 +318,8 @@ def test_names_without_end_make_no_series_without_end() -> None:
         for s in f.samples
         if s.name == "penstock_job_run_seconds_count"
     }
-    assert (len(runs), sum(runs.values())) == (1_000, 1_000_000)
-    assert runs[OTHERS] > 990_000
+    assert (len(runs), sum(runs.values())) == (1_000, 200_000)
+    assert runs[OTHERS] > 190_000
 
 
 def test_a_server_too_has_a_bounded_number_of_series() -> None:
