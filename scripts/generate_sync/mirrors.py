@@ -57,6 +57,7 @@ MIRRORS = {
             ),
         ),
     ],
+    "penstock.operations.sync": [Mirror("penstock.operations.operations", "Operations")],
     "penstock.topics.sync": [Mirror("penstock.topics.topic", "Topic")],
     "penstock.sync": [Mirror("penstock.app", "Penstock", without=("database", "worker", "run_worker"), closes=True)],
 }  # fmt: skip

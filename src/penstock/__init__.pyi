@@ -40,6 +40,10 @@ from penstock.jobs.models import PoolOptions as PoolOptions
 from penstock.jobs.models import RateLimit as RateLimit
 from penstock.jobs.models import Status as Status
 from penstock.jobs.models import Why as Why
+from penstock.operations.models import JobFilter as JobFilter
+from penstock.operations.models import OperationPreview as OperationPreview
+from penstock.operations.models import OperationRecord as OperationRecord
+from penstock.operations.operations import Operations as Operations
 from penstock.pools.declarations import PoolSettings as PoolSettings
 from penstock.pools.pool import Pool as Pool
 from penstock.pools.standing import Standing as Standing
@@ -92,6 +96,7 @@ __all__ = [
     "Job",
     "JobCounts",
     "JobFailed",
+    "JobFilter",
     "JobOptions",
     "JobRecord",
     "JobType",
@@ -111,6 +116,9 @@ __all__ = [
     "NotFound",
     "OffsetGone",
     "OnFailure",
+    "OperationPreview",
+    "OperationRecord",
+    "Operations",
     "Options",
     "Penstock",
     "PenstockError",

@@ -29,6 +29,7 @@ from penstock.jobs.administration import JobAdministration
 from penstock.jobs.job_type import JobType
 from penstock.jobs.models import HandlerRecord, JobRecord, Status, parse_id
 from penstock.jobs.scaling import ScaleAdvice, advise
+from penstock.operations.operations import Operations
 from penstock.pools import views as pool_views
 from penstock.pools.administration import PoolAdministration
 from penstock.pools.pool import Pool
@@ -390,6 +391,11 @@ class Penstock(JobAdministration, PoolAdministration, TopicAdministration, Strea
         for type in declared:
             if (subscription := subscription_of(type)) is not None:
                 await subscription.begin(await self.database(), type.declared.as_json())
+
+    @property
+    def operations(self) -> Operations:
+        """Operations on all jobs that match a filter: cancel, replay or purge them."""
+        return Operations(self.context)
 
     async def worker(self, *names: str) -> Worker:
         """A worker for the handlers and consumers of this app. Run it with `await worker.run()`.

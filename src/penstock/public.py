@@ -35,6 +35,11 @@ DEFINED_IN = {
     "JobCounts": "penstock.jobs.models",
     "HandlerRecord": "penstock.jobs.models",
     "Why": "penstock.jobs.models",
+    # operations
+    "Operations": "penstock.operations.operations",
+    "JobFilter": "penstock.operations.models",
+    "OperationRecord": "penstock.operations.models",
+    "OperationPreview": "penstock.operations.models",
     # pools
     "Pool": "penstock.pools.pool",
     "PoolSettings": "penstock.pools.declarations",

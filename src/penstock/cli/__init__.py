@@ -20,6 +20,7 @@ from penstock.cli import (
     jobs,
     keys,
     leaders,
+    operations,
     schedules,
     serving,
     standing,
@@ -48,6 +49,7 @@ http.add_to(app)
 standing.add_to(app)
 leaders.add_to(app)
 app.add_typer(jobs.app, name="jobs")
+app.add_typer(operations.app, name="operations")
 app.add_typer(history.app, name="history")
 app.add_typer(bulk.app, name="bulk")
 app.add_typer(fleet.app, name="fleet")

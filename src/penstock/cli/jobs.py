@@ -1,4 +1,4 @@
-"""Commands about single jobs: list, show, cancel, replay."""
+"""Commands about jobs: list, show, cancel, replay, one or all that match a filter."""
 
 from __future__ import annotations
 
@@ -12,10 +12,26 @@ from rich.markup import escape
 from penstock import JobRecord, Status, Why
 from penstock.cli.backend import Backend, with_backend
 from penstock.cli.enqueueing import parse_json
+from penstock.cli.operations import (
+    AllMatching,
+    DryRun,
+    Key,
+    OfStatus,
+    Since,
+    Type,
+    Until,
+    Wait,
+    filter_of,
+    on_all_matching,
+    require_one,
+)
 from penstock.cli.output import AsJson, cell, out, print_json, print_table
+from penstock.errors import InvalidInput
+from penstock.operations.models import JobFilter
 
 app = typer.Typer(help="Jobs: list, show, cancel, replay.", no_args_is_help=True)
 Id = Annotated[str, typer.Argument(help="Id of the job, with or without job_.")]
+OneId = Annotated[str | None, typer.Argument(help="Id of the job, with or without job_; or --all-matching.")]
 
 
 @app.command("list")
@@ -86,8 +102,16 @@ def show(id: Id, as_json: AsJson = False) -> None:
 
 
 @app.command()
-def cancel(id: Id, as_json: AsJson = False) -> None:
-    """Cancel a job: a queued one at once, of a running one the handler is told."""
+def cancel(
+    id: OneId = None, all_matching: AllMatching = False, name: Type = None, status: OfStatus = None, key: Key = None,
+    since: Since = None, until: Until = None, dry_run: DryRun = False, wait: Wait = False, as_json: AsJson = False,
+) -> None:  # fmt: skip
+    """Cancel a job, or all that match: queued ones at once, of running ones the handlers are told."""
+    require_one(id, all_matching)
+    if id is None:
+        wanted = filter_of(name, status, key, None, None, since, until)
+        on_all_matching("cancel", wanted, dry_run=dry_run, wait=wait, as_json=as_json)
+        return
     status = with_backend(lambda penstock: penstock.cancel(id))
     if as_json:
         print_json({"id": id, "status": status})
@@ -97,15 +121,44 @@ def cancel(id: Id, as_json: AsJson = False) -> None:
 
 @app.command()
 def replay(
-    id: Id,
+    id: OneId = None,
     data: Annotated[str | None, typer.Option(help="Another payload for the copy, as JSON.")] = None,
     force: Annotated[bool, typer.Option(help="Also when a replay of it waits, runs or has succeeded.")] = False,
+    all_matching: AllMatching = False,
+    name: Type = None,
+    status: Annotated[str | None, typer.Option("--status", "-s", help="With --all-matching: this status, not failed.")] = None,
+    key: Key = None,
+    reason: Annotated[str | None, typer.Option(help="With --all-matching: only those that ended for this reason.")] = None,
+    error: Annotated[str | None, typer.Option(help="With --all-matching: only this type of the last error.")] = None,
+    since: Since = None,
+    until: Until = None,
+    dry_run: DryRun = False,
+    wait: Wait = False,
     as_json: AsJson = False,
 ) -> None:
-    """Enqueue a copy of a running or finished job."""
+    """Enqueue a copy of a running or finished job, or of all finished ones that match."""
+    require_one(id, all_matching)
+    if id is None:
+        if data is not None or force:
+            raise InvalidInput("--data and --force are for one job", hint="Leave them out with --all-matching.")
+        wanted = filter_of(name, status, key, reason, error, since, until)
+        on_all_matching("replay", wanted, dry_run=dry_run, wait=wait, as_json=as_json)
+        return
     payload = None if data is None else parse_json(data, "the payload")
     receipt = with_backend(lambda penstock: penstock.replay(id, data=payload, force=force))
     if as_json:
         print_json(receipt)
     else:
         out.print(f"replayed as {receipt.id}", highlight=False)
+
+
+@app.command()
+def purge(
+    name: Annotated[str, typer.Option("--type", "-t", help="Job type or pool.")],
+    key: Annotated[str | None, typer.Option(help="Only this key.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Count the jobs, and change nothing.")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait for the end of the operation.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Archive all jobs of a type or pool that wait as cancelled, with the reason purged. Running ones go on."""
+    on_all_matching("purge", JobFilter(name=name, key=key), dry_run=dry_run, wait=wait, as_json=as_json)

@@ -40,6 +40,7 @@ from penstock.http.jobs import jobber, lists, types
 from penstock.http.jobs import routes as jobs
 from penstock.http.middleware import Middleware
 from penstock.http.openapi import document
+from penstock.http.operations import routes as operations
 from penstock.http.pools import routes as pools
 from penstock.http.pools import standing
 from penstock.http.routing import error_answer
@@ -60,7 +61,8 @@ from penstock.worker import maintenance
 log = get_logger("penstock.http")
 # The first route that fits is taken: /v1/jobs/job_... is a job before it is a job type.
 _RESOURCES = (
-    system, jobs, types, batch, working, lists, jobber, pools, schedules, standing, streams, events, groups, topics, deliveries,
+    system, jobs, types, batch, working, lists, jobber, pools, operations, schedules, standing, streams, events, groups, topics,
+    deliveries,
 )  # fmt: skip
 # After that uvicorn kills a process as hung and starts another; on a busy machine its five seconds are few.
 _SILENCE_OF_A_PROCESS_S = 60

@@ -18,6 +18,7 @@ from penstock.core.logs import get_logger
 from penstock.core.polling import wait_for_event
 from penstock.errors import PenstockError
 from penstock.jobs import queries as jobs
+from penstock.operations import queries as operations
 from penstock.postgres.database import Database
 from penstock.settings import Settings
 from penstock.streams import queries as streams
@@ -77,6 +78,7 @@ class Maintenance:
             group.create_task(self._promote(), name="penstock-promotion")
             group.create_task(self._recover_and_prune(), name="penstock-recovery")
             group.create_task(self._maintain_streams_at_intervals(), name="penstock-streams")
+            group.create_task(self._advance_operations(), name="penstock-operations")
 
     def _wake(self) -> None:
         for wake in list(self._taking_part):
@@ -125,6 +127,30 @@ class Maintenance:
                 # One batch in each round, so that recovery does not wait.
                 self._more_messages = False
                 await self._try(self._prune_messages(keep))
+
+    async def _advance_operations(self) -> None:
+        """Advance the operations on all jobs that match a filter, batch by batch, until cancelled."""
+        while True:
+            await asyncio.sleep(self._settings.maintenance_interval.total_seconds() * self._share() * random.uniform(0.7, 1.3))
+            await self._try(self._advance())
+
+    async def _advance(self) -> None:
+        while True:
+            started = time.monotonic()
+            operation = await operations.advance(self._database)
+            if operation is None:
+                return
+            if operation.ended:
+                log.info(
+                    "operation_ended",
+                    operation=str(operation.id),
+                    kind=operation.kind,
+                    done=operation.done,
+                    skipped=operation.skipped,
+                    failed=operation.failed,
+                )
+            # The database is for the jobs half of the time.
+            await asyncio.sleep(time.monotonic() - started)
 
     async def _maintain_streams_at_intervals(self) -> None:
         """Maintain the streams at intervals, until cancelled."""

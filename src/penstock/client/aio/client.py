@@ -23,6 +23,7 @@ from uuid import UUID
 import httpx
 
 from penstock.client import calls, pool_calls, stream_calls, topic_calls
+from penstock.client.aio.operations import AsyncOperations
 from penstock.client.aio.pools import AsyncPool
 from penstock.client.aio.streams import AsyncStream
 from penstock.client.aio.topics import AsyncTopic
@@ -214,6 +215,11 @@ class AsyncClient:
     async def unregister(self, worker: str) -> None:
         """The orderly end of a worker."""
         await self._send(calls.unregister(worker))
+
+    @property
+    def operations(self) -> AsyncOperations:
+        """Operations on all jobs that match a filter."""
+        return AsyncOperations(self._send)
 
     def pool(self, name: str) -> AsyncPool:
         """A pool, to enqueue into, look at and steer."""

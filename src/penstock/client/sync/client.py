@@ -27,6 +27,7 @@ from penstock.client import calls, pool_calls, stream_calls, topic_calls
 from penstock.client.answers import unavailable
 from penstock.client.calls import Call
 from penstock.client.connection import LONGEST_WAIT_S, options_for, pause_after
+from penstock.client.sync.operations import Operations
 from penstock.client.sync.pools import Pool
 from penstock.client.sync.streams import Stream
 from penstock.client.sync.topics import Topic
@@ -223,6 +224,11 @@ class Client:
     def unregister(self, worker: str) -> None:
         """The orderly end of a worker."""
         self._send(calls.unregister(worker))
+
+    @property
+    def operations(self) -> Operations:
+        """Operations on all jobs that match a filter."""
+        return Operations(self._send)
 
     def pool(self, name: str) -> Pool:
         """A pool, to enqueue into, look at and steer."""

@@ -24,14 +24,14 @@ declare
         'bucket_of', 'routes_of', 'partition_of', 'stream_bounds', 'read_chunks', 'read_events', 'offsets_at', 'stream_segments',
         'group_lag', 'wait_for_events', 'wait_for_events_of', 'stop_waiting',
         'wait_for_history', 'archive_counts', 'archive_cuts', 'archive_start', 'archive_lost', 'archive_blocks', 'scan',
-        'growths', 'database_gauges', 'stream_lags', 'bounds_of_streams', 'scan_events', 'worker_list', 'schedule_list', 'schedule_runs', 'handler_list', 'leader_list'
+        'growths', 'database_gauges', 'stream_lags', 'bounds_of_streams', 'scan_events', 'worker_list', 'schedule_list', 'schedule_runs', 'handler_list', 'leader_list', 'preview_operation'
     ];
     producing constant text[] := array[
         'enqueue', 'enqueue_many', 'enqueue_json', 'put_jobs', 'cancel', 'run_now', 'replay', 'start_standing', 'stop_standing',
         'notify_standing', 'reconcile_standing', 'publish', 'publish_many', 'publish_json',
         'append', 'append_many', 'append_routed', 'append_json', 'append_each', 'append_each_json', 'begin_load', 'end_load',
         'last_sequence', 'commit_staged', 'commit_staged_events', 'discard_staged', 'prune_staged',
-        'forget_writer', 'run_schedule'
+        'forget_writer', 'run_schedule', 'start_operation', 'cancel_operation'
     ];
     working constant text[] := array[
         'claim', 'claim_alone', 'promise_to_begin', 'begin_jobs', 'has_isolated_jobs', 'next_alone', 'isolate', 'keep_alive',
@@ -43,7 +43,7 @@ declare
         'declare_topic', 'subscribe', 'subscribe_many', 'renew_subscriptions', 'take_over', 'unsubscribe', 'unsubscribe_many', 'maintain_topics',
         'declare_stream', 'declare_consumer_group', 'begin_partitions', 'try_partition', 'commit_offsets', 'commit_exactly', 'commit_json', 'dead_letter',
         'quarantine_partition', 'halt_partition', 'note_failure', 'replay_dead', 'seek_group', 'pause_partitions', 'resume_partitions', 'streams_to_maintain', 'maintain_stream', 'compact_stream',
-        'drop_retired',
+        'drop_retired', 'advance_operation',
         'declare_schedule', 'look_at_schedule', 'enqueue_run', 'take_schedule', 'extend_schedule', 'end_schedule', 'note_schedules', 'note_run', 'note_handlers', 'declare_leader_task', 'check_leader', 'note_leader',
         'start_fleet', 'serve_fleet', 'drain_fleet', 'drain_worker', 'end_fleet', 'fleet_counts'
     ];

@@ -20,10 +20,12 @@
 --   no_sort         has its rows in the order of an index: a sort would read all of them before the first is there.
 --   no_merge        joins thousands of rows with thousands, where a hash is good: a merge sorts both sides.
 --   generic         is called so often that planning costs more than the plan can gain, and its plan does not depend on the values.
+--   custom          has conditions that may be absent: only a plan for the values at hand can use an index for those that are there.
 --   no_jit          has a plan whose estimate is high enough for compiling it, which takes longer than to run it.
 --
 -- A plan that changes shows in tests/jobs/sql/test_plans.py and its neighbours.
 
+-- Long, since it names every function that has a profile.
 create or replace function penstock.planner_profiles()
 returns table (profile text, settings text[], functions text[])
 language sql
@@ -42,7 +44,8 @@ as $$
                 'commit_staged_events', 'lose_partitions', 'note_failure', 'stream_bounds', 'offsets_at',
                 'append_chunks', 'drop_waiting', 'remove_queue', 'maintain_topics', 'prune_messages', 'read_topic',
                 'missed_messages', 'late_messages', 'unfinished_copies', 'outcomes', 'replay_messages', 'end_expired',
-                'take_over', 'keep_alive', 'heartbeat', 'paused_keys_held', 'missing_keys'
+                'take_over', 'keep_alive', 'heartbeat', 'paused_keys_held', 'missing_keys',
+                'advance_waiting', 'advance_replay', 'cancel_rows'
             ]
         ),
         (
@@ -102,6 +105,11 @@ as $$
                 'commit_offsets', 'append_chunks', 'insert_copies', 'insert_coalescing_copies', 'insert_many_copies',
                 'subscribe_many'
             ]
+        ),
+        (
+            'custom',
+            array['plan_cache_mode=force_custom_plan'],
+            array['preview_operation']
         ),
         (
             'no_jit',

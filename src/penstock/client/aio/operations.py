@@ -1,0 +1,48 @@
+"""Operations on all jobs that match a filter, over HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from datetime import timedelta
+from uuid import UUID
+
+from penstock.client import operation_calls as calls
+from penstock.client.calls import AsyncSend
+from penstock.operations.models import JobFilter, OperationKind, OperationPreview, OperationRecord
+
+
+class AsyncOperations:
+    """Cancels, replays and purges all jobs that match a filter. See `penstock.operations.operations.Operations`."""
+
+    def __init__(self, send: AsyncSend) -> None:
+        self._send = send
+
+    async def preview(self, kind: OperationKind, filter: JobFilter) -> OperationPreview:
+        """How many jobs an operation would change now, and some of them. Raises `InvalidInput`, `NotFound`."""
+        return await self._send(calls.preview(kind, filter))
+
+    async def start(self, kind: OperationKind, filter: JobFilter, *, id: UUID | str | None = None) -> OperationRecord:
+        """Start an operation. Raises `InvalidInput`, `NotFound`, `Conflict`."""
+        return await self._send(calls.start(kind, filter, id))
+
+    async def find(self, id: UUID | str) -> OperationRecord:
+        """An operation, and how far it is. Raises `NotFound`."""
+        return await self._send(calls.find(id))
+
+    async def list(self, *, running: bool = False, limit: int = 50) -> list[OperationRecord]:
+        """Operations that the user may see, the latest first."""
+        return await self._send(calls.operations(running, limit))
+
+    async def cancel(self, id: UUID | str) -> OperationRecord:
+        """End an operation after its current batch. Raises `NotFound`."""
+        return await self._send(calls.cancel(id))
+
+    async def wait(self, id: UUID | str, *, timeout: timedelta = timedelta(minutes=1)) -> OperationRecord:
+        """Wait until an operation has ended. Raises `NotFound`, `TimeoutError`."""
+        deadline = time.monotonic() + timeout.total_seconds()
+        while not (record := await self.find(id)).ended:
+            if time.monotonic() >= deadline:
+                raise TimeoutError(f"operation {id} is {record.state}")
+            await asyncio.sleep(0.2)
+        return record

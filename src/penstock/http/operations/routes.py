@@ -1,0 +1,125 @@
+"""Operations on all jobs that match a filter: preview, start, look at and cancel them."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated
+from uuid import UUID
+
+from fastapi import Path, Query
+from pydantic import BaseModel, ConfigDict
+
+from penstock.core.records import example
+from penstock.errors import NotFound
+from penstock.http.auth import Principal
+from penstock.http.errors import ApiError, not_found
+from penstock.http.routing import ENQUEUE, READ, Instance, OpenDatabase, User, body, router
+from penstock.jobs.models import make_id
+from penstock.operations import queries
+from penstock.operations.models import JobFilter, OperationKind, OperationPreview, OperationRecord
+from penstock.postgres.database import Database
+
+api = router("operations")
+_FILTER = {"name": "invoice-shipments", "status": "failed", "since": "2026-01-11T18:26:26Z"}
+Running = Annotated[bool, Query(description="Only operations that have not ended.")]
+OperationId = Annotated[str, Path(description="Operation.", examples=["0199f7c2-6a40-7cc1-a3c5-0f3f3c0ad0b5"])]
+Most = Annotated[int, Query(description="How many at most.", ge=1, le=1_000)]
+
+
+class Conditions(BaseModel):
+    """Which jobs: those that meet all conditions that are given. Without access to all job types, `name` is one of them."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    name: str | None = None
+    status: str | None = None
+    key: str | None = None
+    reason: str | None = None
+    error: str | None = None
+    since: datetime | None = None
+    until: datetime | None = None
+
+
+class OperationWanted(BaseModel):
+    """What an operation does, and on which jobs."""
+
+    model_config = example({"kind": "replay", "filter": _FILTER}) | ConfigDict(extra="forbid")
+
+    kind: OperationKind
+    filter: Conditions
+
+    @property
+    def wanted(self) -> JobFilter:
+        """The filter as a record."""
+        given = self.filter
+        return JobFilter(given.name, given.status, given.key, given.reason, given.error, given.since, given.until)
+
+
+class NewOperation(OperationWanted):
+    """An operation that is to be started. The `id` makes that a repeated request starts one."""
+
+    model_config = example({"kind": "replay", "filter": _FILTER}) | ConfigDict(extra="forbid")
+
+    id: UUID | None = None
+
+
+WantedBody = Annotated[OperationWanted, body(OperationWanted, {"kind": "replay", "filter": _FILTER})]
+NewBody = Annotated[NewOperation, body(NewOperation, {"kind": "replay", "filter": _FILTER})]
+
+
+@api.post("/v1/operations/preview", dependencies=[ENQUEUE])
+async def preview_operation(wanted: WantedBody, database: OpenDatabase, user: User, path: Instance) -> OperationPreview:
+    """How many jobs an operation would change now, and up to ten of them. Nothing is changed."""
+    _require(user, wanted.filter.name, path)
+    return await queries.preview(database, wanted.kind, wanted.wanted)
+
+
+@api.post("/v1/operations", dependencies=[ENQUEUE], status_code=202)
+async def start_operation(new: NewBody, database: OpenDatabase, user: User, path: Instance) -> OperationRecord:
+    """Start an operation on all jobs that match now; workers do it in batches."""
+    _require(user, new.filter.name, path)
+    return await queries.start(database, new.kind, new.wanted, new.id or make_id())
+
+
+@api.get("/v1/operations", dependencies=[READ])
+async def list_operations(
+    user: User, database: OpenDatabase, running: Running = False, limit: Most = 50
+) -> list[OperationRecord]:
+    """The operations that the user may see, latest first."""
+    return [record for record in await queries.operations(database, limit, running) if _may(user, record)]
+
+
+@api.get("/v1/operations/{id:name}", dependencies=[READ])
+async def get_operation(id: OperationId, user: User, database: OpenDatabase, path: Instance) -> OperationRecord:
+    """One operation, and how far it is."""
+    return await _found(id, user, database, path)
+
+
+@api.post("/v1/operations/{id:name}/cancel", dependencies=[ENQUEUE])
+async def cancel_operation(id: OperationId, user: User, database: OpenDatabase, path: Instance) -> OperationRecord:
+    """End an operation after its current batch. What it has changed stays so; one that has ended stays as it is."""
+    record = await _found(id, user, database, path)
+    return await queries.cancel(database, record.id)
+
+
+async def _found(id: str, user: Principal, database: Database, path: str) -> OperationRecord:
+    try:
+        record = await queries.find(database, UUID(id))
+    except (ValueError, NotFound):
+        raise not_found(path) from None
+    if not _may(user, record):
+        raise not_found(path)
+    return record
+
+
+def _may(user: Principal, record: OperationRecord) -> bool:
+    name = record.filter.get("name")
+    return user.types is None or (name is not None and user.may(name))
+
+
+def _require(user: Principal, name: str | None, path: str) -> None:
+    if name is not None:
+        user.require(name, path)
+    elif user.types is not None:
+        title = f"User {user.name} has access to some job types only: name one in the filter"
+        raise ApiError(403, "forbidden", title, instance=path, in_body=True)

@@ -1,0 +1,1 @@
+"""Operations: one change of all jobs that match a filter, which workers do in batches."""

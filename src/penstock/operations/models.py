@@ -1,0 +1,124 @@
+"""Models of operations: plain data, no input or output."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias
+from uuid import UUID
+
+from pydantic import ConfigDict, Field
+
+from penstock.core.records import example
+from penstock.errors import InvalidInput
+from penstock.jobs.models import JobId, Status
+
+OperationKind: TypeAlias = Literal["cancel", "replay", "purge"]
+OperationState: TypeAlias = Literal["running", "finished", "cancelled"]
+
+
+@dataclass(frozen=True, slots=True)
+class JobFilter:
+    """Which jobs an operation changes: those that meet all conditions that are given. At least one is.
+
+    Attributes:
+        name: Name of their type.
+        status: Their status. For a cancellation `queued` or `in-progress` (None: both), for a replay that of finished jobs (None:
+            `failed`).
+        key: Their key.
+        reason: Why they ended (`quarantined`, `purged`); only for a replay.
+        error: Type of their last error, such as `TimeLimit`; only for a replay.
+        since: Enqueued, for a replay finished, not before.
+        until: Enqueued, for a replay finished, before.
+    """
+
+    name: str | None = None
+    status: Status | str | None = None
+    key: str | None = None
+    reason: str | None = None
+    error: str | None = None
+    since: datetime | None = None
+    until: datetime | None = None
+
+    def as_json(self) -> dict[str, str]:
+        """The filter in the form that the SQL functions accept. Raises `InvalidInput` for a time without its offset from UTC."""
+        conditions: dict[str, str] = {}
+        for name in ("name", "status", "key", "reason", "error"):
+            if (value := getattr(self, name)) is not None:
+                conditions[name] = str(value)
+        for name in ("since", "until"):
+            if (time := getattr(self, name)) is not None:
+                if time.tzinfo is None:
+                    raise InvalidInput(
+                        f"{name} has no time zone: {time}", hint="For example: datetime.now(UTC) - timedelta(hours=1)"
+                    )
+                conditions[name] = time.isoformat()
+        return conditions
+
+
+@dataclass(frozen=True, slots=True)
+class OperationRecord:
+    """An operation: what it changes, and how far it is.
+
+    Attributes:
+        id: Id of the operation.
+        kind: `cancel`, `replay` or `purge`.
+        state: `running`, `finished`, or `cancelled` before its end.
+        filter: Conditions of the filter that are given.
+        started_at: Time of the start; jobs that are enqueued, or finish, later are not part of it.
+        started_by: Database role that started it.
+        updated_at: Time of its last batch.
+        finished_at: Time of its end.
+        looked_at: Number of jobs that it has looked at, matching or not, in all passes.
+        done: Number of jobs that it has changed.
+        skipped: Number of matching jobs that were replayed already.
+        failed: Number of matching jobs that could not be changed.
+        postponed: Number of jobs that other transactions hold, which the next pass looks at.
+        error: Why the last job that could not be changed could not.
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = example({
+        "id": "0199f7c2-6a40-7cc1-a3c5-0f3f3c0ad0b5", "kind": "replay", "state": "running",
+        "filter": {"name": "invoice-shipments", "status": "failed"}, "started_at": "2026-01-11T18:26:26Z", "started_by": "app",
+        "updated_at": "2026-01-11T18:26:30Z", "finished_at": None, "looked_at": 12000, "done": 310, "skipped": 2, "failed": 0,
+        "postponed": 0, "error": None,
+    })  # fmt: skip
+
+    id: UUID
+    kind: Annotated[str, Field(description="cancel, replay or purge.")]
+    state: Annotated[str, Field(description="running, finished, or cancelled before its end.")]
+    filter: dict[str, Any]
+    started_at: datetime
+    started_by: Annotated[str, Field(description="The database role that started it.")]
+    updated_at: datetime
+    finished_at: datetime | None
+    looked_at: Annotated[int, Field(description="Jobs that it has looked at, matching or not, in all passes.")]
+    done: Annotated[int, Field(description="Jobs that it has changed.")]
+    skipped: Annotated[int, Field(description="Matching jobs that were replayed already.")]
+    failed: Annotated[int, Field(description="Matching jobs that could not be changed.")]
+    postponed: Annotated[int, Field(description="Jobs that other transactions hold, for the next pass.")]
+    error: Annotated[str | None, Field(description="Why the last job that could not be changed could not.")]
+
+    @property
+    def ended(self) -> bool:
+        """Whether it is finished or cancelled."""
+        return self.state != "running"
+
+
+@dataclass(frozen=True, slots=True)
+class OperationPreview:
+    """What an operation would change now.
+
+    Attributes:
+        jobs: Number of jobs that match.
+        whole: Whether these are all; otherwise there are more.
+        sample: Up to ten of them.
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = example({
+        "jobs": 312, "whole": True, "sample": ["job_282227eb-3c76-4ef7-af7e-25dff933077f"],
+    })  # fmt: skip
+
+    jobs: int
+    whole: Annotated[bool, Field(description="Whether these are all; otherwise there are more.")]
+    sample: list[JobId]

@@ -1,0 +1,142 @@
+"""Operations on all jobs that match, killed at every step: each job is changed once.
+
+The processes that advance the operation are killed with SIGKILL at random moments, and the connections of others are cut by the
+database in the middle of a batch. In the run with a sabotage, a batch does not note how far it came.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import asyncpg
+import pytest
+from sabotage import Edit, Sabotage
+
+from checker.operations import check_cancel, check_replay
+from conftest import eventually
+from penstock import JobFilter, NewJob, Penstock
+
+pytestmark = [pytest.mark.chaos, pytest.mark.timeout(600)]
+
+JOBS = 3_000
+MOST_KILLS = 20
+SLOW = Edit("advance_operation", r"perform pg_current_xact_id\(\);", "perform pg_current_xact_id(); perform pg_sleep(0.02);")
+AFTER = Edit("advance_operation", r"returning \* into operation;", "returning * into operation; perform pg_sleep(0.01);")
+# A replay that forgets the place which it has reached, and is forced, repeats jobs.
+FORGETFUL = Sabotage(
+    "replays",
+    (
+        Edit("advance_replay", r"p_force => false", "p_force => true"),
+        Edit(
+            "advance_replay",
+            r"operation\.at_id := looked\[cardinality\(looked\)\];",
+            "operation.at_id := case when random() < 0.8 then looked[cardinality(looked)] else operation.at_id end;",
+        ),
+    ),
+)
+ADVANCE = """
+import asyncio, sys, asyncpg
+async def main():
+    connection = await asyncpg.connect(sys.argv[1])
+    while True:
+        await connection.fetchrow("select * from penstock.advance_operation(100)")
+asyncio.run(main())
+"""
+
+
+@asynccontextmanager
+async def killed_again_and_again(url: str, sql: asyncpg.Connection[Any]) -> AsyncIterator[list[int]]:
+    """Three processes that advance operations, one of which is killed, or cut off, after a batch."""
+    random.seed(7)
+    kills = [0]
+
+    def launch() -> subprocess.Popen[bytes]:
+        return subprocess.Popen([sys.executable, "-c", ADVANCE, url], stderr=subprocess.DEVNULL)
+
+    processes = [launch() for _ in range(3)]
+
+    async def kill() -> None:
+        looked_at = 0
+        while kills[0] < MOST_KILLS:
+            # After a batch, so that the operation goes on however slowly processes start.
+            if (now := await sql.fetchval("select sum(looked_at) from penstock.operations") or 0) == looked_at:
+                await asyncio.sleep(0.01)
+                continue
+            looked_at = now
+            await asyncio.sleep(random.uniform(0.0, 0.1))
+            if random.random() < 0.5:
+                place = random.randrange(len(processes))
+                os.kill(processes[place].pid, signal.SIGKILL)
+                processes[place].wait()
+                processes[place] = launch()
+                kills[0] += 1
+            else:
+                kills[0] += await sql.fetchval(
+                    "select count(*) from (select pg_terminate_backend(pid) from pg_stat_activity where state = 'active'"
+                    " and query like '%advance_operation(100)%' and pid <> pg_backend_pid() limit 1) as cut"
+                )
+                for place, process in enumerate(processes):
+                    if process.poll() is not None:
+                        processes[place] = launch()
+
+    killing = asyncio.create_task(kill())
+    try:
+        yield kills
+    finally:
+        killing.cancel()
+        await asyncio.gather(killing, return_exceptions=True)
+        for process in processes:
+            process.kill()
+            process.wait()
+
+
+async def run(url: str, app: Penstock, sql: asyncpg.Connection[Any], kind: str, sabotage: Sabotage | None = None) -> list[str]:
+    """Run an operation through kills, and check it."""
+    for part in (Sabotage("", (SLOW, AFTER)), sabotage):
+        if part is not None:
+            await part.prepare(app)
+    await app.create_job_type("mail")
+    await app.create_job_type("bill")
+    matching = [str(receipt.id) for receipt in await app.enqueue_many("mail", [NewJob(n) for n in range(JOBS)])]
+    others = [str(receipt.id) for receipt in await app.enqueue_many("bill", [NewJob(n) for n in range(JOBS // 10)])]
+    if kind == "replay":
+        await sql.execute("select penstock.quarantine(array(select id from penstock.queued_jobs), 'to be replayed')")
+    killer = await asyncpg.connect(url)
+    async with killed_again_and_again(url, killer) as kills:
+        started = await app.operations.start("replay" if kind == "replay" else "cancel", JobFilter(name="mail"))
+
+        async def ended() -> bool:
+            return (await app.operations.find(started.id)).ended
+
+        await eventually(ended, "the end of the operation", timeout=300)
+    await killer.close()
+    assert kills[0] > 0
+    record = await app.operations.find(started.id)
+    if kind == "replay":
+        rows = await sql.fetch("select replay_of from penstock.queued_jobs where replay_of is not null")
+        return check_replay(matching, [str(row[0]) for row in rows], record.done)
+    rows = await sql.fetch("select id from penstock.archived_jobs where status = 'cancelled'")
+    return check_cancel(matching, others, [str(row[0]) for row in rows], record.done)
+
+
+@pytest.mark.parametrize("kind", ["cancel", "replay"])
+async def test_each_job_is_changed_once_through_kills(url: str, app: Penstock, sql: asyncpg.Connection[Any], kind: str) -> None:
+    assert await run(url, app, sql, kind) == []
+
+
+@pytest.mark.soak
+async def test_an_operation_that_forgets_its_place_is_found_out(url: str, app: Penstock, sql: asyncpg.Connection[Any]) -> None:
+    assert [each for each in await run(url, app, sql, "replay", FORGETFUL) if FORGETFUL.expected in each]
+
+
+async def test_each_edit_finds_what_it_takes_out(app: Penstock) -> None:
+    await Sabotage("", (SLOW, AFTER)).prepare(app)
+    await FORGETFUL.prepare(app)
