@@ -105,7 +105,7 @@ def test_a_dropped_stream_is_gone_for_all(client: httpx.Client, stream: str) -> 
         assert (answer.status_code, answer.json()["id"]) == (404, "not_found")
 
 
-def test_a_stream_that_is_made_anew_is_not_followed_from_the_middle(client: httpx.Client, stream: str) -> None:
+def test_a_stream_that_is_created_again_is_not_followed_from_the_middle(client: httpx.Client, stream: str) -> None:
     path = f"/v1/streams/{stream}"
     new = {"name": stream, "partitions": client.get(path).json()["partitions"]}
     for n in range(3):
@@ -118,7 +118,7 @@ def test_a_stream_that_is_made_anew_is_not_followed_from_the_middle(client: http
             append(client, stream, n)
         (end,) = events.rest()
         assert (end.event, end.json()["id"]) == ("failed", "not_found")
-    # Who comes back with the position in the old one is told, and who begins anew gets all of the new one.
+    # Who comes back with the position in the old one is told, and who starts again gets all of the new one.
     back = client.get(f"{path}/events/follow", headers={"Last-Event-ID": seen[-1].id})
     assert (back.status_code, back.json()["id"]) == (410, "offset_gone")
     assert "dropped and created again" in back.text

@@ -213,7 +213,7 @@ def test_it_ends_when_its_last_user_ends_while_a_crashed_server_is_started_again
     until(lambda: not belonging_to(folder), "the end of the supervisor", timeout=90)
 
 
-def test_nobody_gets_the_folder_before_the_server_of_earlier_users_has_ended(folder: Path) -> None:
+def test_no_process_gets_the_folder_before_the_server_of_earlier_users_has_ended(folder: Path) -> None:
     server = EmbeddedServer(folder)
     with closing(psycopg.connect(server.start())) as connection:
         # The server waits for this process before it ends.

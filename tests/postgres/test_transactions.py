@@ -55,7 +55,7 @@ async def suspended(transaction, group):
 
 
 async def evicted(database):
-    # Nobody is evicted at the first look.
+    # No member is evicted at the first look.
     while not await rebalance.evict(database, "g", None):
         await asyncio.sleep(0.1)
 

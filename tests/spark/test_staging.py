@@ -169,7 +169,7 @@ def test_rows_of_a_target_that_is_not_named_are_refused(url: str, ask: Ask) -> N
     assert ask("select sum(next_offset) as n from penstock.stream_bounds('a')")[0]["n"] == 0
 
 
-def test_a_stream_that_is_made_anew_in_between_is_noticed(url: str, ask: Ask) -> None:
+def test_a_stream_that_is_created_again_in_between_is_noticed(url: str, ask: Ask) -> None:
     def append() -> writing.Staged:
         frame = pa.RecordBatch.from_pydict({"topic": ["a"], "value": ["{}"]})
         return stream_sink.stage(EventWriteOptions(url=url), Batch("w", "streams", 7), iter([frame]))
@@ -178,11 +178,11 @@ def test_a_stream_that_is_made_anew_in_between_is_noticed(url: str, ask: Ask) ->
     first = append()
     ask("select penstock.drop_stream('a')")
     ask("select penstock.create_stream('a', 2)")
-    with pytest.raises(Conflict, match="stream a was dropped and made anew"):
+    with pytest.raises(Conflict, match="stream a was dropped and created again"):
         writing.commit(url, [first], events=True)
     # Also between two tasks of one batch.
     second = append()
-    with pytest.raises(Conflict, match="stream a was dropped and made anew"):
+    with pytest.raises(Conflict, match="stream a was dropped and created again"):
         writing.commit(url, [first, second], events=True)
     assert ask("select * from penstock.sink_epochs") == []
     writing.commit(url, [second], events=True)

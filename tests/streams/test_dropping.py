@@ -129,7 +129,7 @@ async def test_readers_are_told(app: Penstock, sql: Sql) -> None:
 
 
 @pytest.mark.parametrize("events_since", [0, 3, 5, 9])
-async def test_a_stream_that_is_made_anew_is_not_read_on_from_the_middle(app: Penstock, sql: Sql, events_since: int) -> None:
+async def test_a_stream_that_is_created_again_is_not_read_on_from_the_middle(app: Penstock, sql: Sql, events_since: int) -> None:
     """Offsets of the old stream mean nothing in the new one, whether it has as many events already or not."""
     old = app.stream("events", int, partitions=1)
     await old.append_many(range(5))
@@ -150,7 +150,7 @@ async def test_a_stream_that_is_made_anew_is_not_read_on_from_the_middle(app: Pe
                 await asyncio.wait_for(reading, 60)  # type: ignore[arg-type]
         with pytest.raises(NotFound, match="events/g can no longer be consumed"):
             await asyncio.wait_for(anext(pull), 60)
-    # Who begins anew reads the new one, also under the name of the group.
+    # Who starts again reads the new one, also under the name of the group.
     async with old.tail("earliest") as tail:
         assert [(await anext(tail)).data for _ in range(events_since)] == [100 + n for n in range(events_since)]
     if events_since:
@@ -158,7 +158,7 @@ async def test_a_stream_that_is_made_anew_is_not_read_on_from_the_middle(app: Pe
             assert [event.data for event in await anext(pull)] == [100 + n for n in range(events_since)]
 
 
-async def test_a_producer_goes_on_in_a_stream_that_is_made_anew(app: Penstock, sql: Sql) -> None:
+async def test_a_producer_goes_on_in_a_stream_that_is_created_again(app: Penstock, sql: Sql) -> None:
     """Its numbers are of the old stream, and none of its events is taken for a repeated one."""
     events = app.stream("events", int, partitions=1)
     producer = events.producer("p")

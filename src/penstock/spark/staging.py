@@ -70,7 +70,7 @@ async def commit_events(
     """Append the staged rows of the parts, once for each epoch of a writer and a stream. Returns False when they were before.
 
     Raises:
-        Conflict: The name of the writer belongs to another query, or a stream was dropped and made anew since.
+        Conflict: The name of the writer belongs to another query, or a stream was dropped and created again since.
     """
     query = "select penstock.commit_staged_events($1, $2, $3, $4, $5, $6, $7::jsonb, $8::jsonb) as done"
     found = await database.fetch(query, *_call(batch, parts, named, offsets), timeout=3600)

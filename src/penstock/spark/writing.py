@@ -34,7 +34,7 @@ ONLY_APPEND = (
 )
 # The first and the last second of the years 1 to 9999, as in penstock.shown_time.
 _FIRST, _LAST = -62_135_596_800_000_000, 253_402_300_799_000_000
-MADE_ANEW = "Keys and payloads were made for the stream that was there before: write the batch again."
+CREATED_AGAIN = "Keys and payloads were made for the stream that was there before: write the batch again."
 
 
 @dataclass
@@ -201,7 +201,7 @@ def commit(url: str, messages: Sequence[WriterCommitMessage | None], events: boo
     This may be repeated, since the transaction also records the epoch; so it waits for a server that restarts meanwhile.
 
     Raises:
-        Conflict: The name of the writer belongs to another query, or a stream was dropped and made anew meanwhile.
+        Conflict: The name of the writer belongs to another query, or a stream was dropped and created again meanwhile.
     """
     staged = [message for message in messages if isinstance(message, Staged)]
     if not staged:
@@ -211,7 +211,7 @@ def commit(url: str, messages: Sequence[WriterCommitMessage | None], events: boo
         for name, more in message.named.items():
             before = named.get(name, staging.Rows(0, more.id))
             if before.id != more.id:
-                raise Conflict(f"stream {name} was dropped and made anew while events for it were staged", hint=MADE_ANEW)
+                raise Conflict(f"stream {name} was dropped and created again while events for it were staged", hint=CREATED_AGAIN)
             named[name] = staging.Rows(before.rows + more.rows, more.id)
     parts = [message.part for message in staged if message.named]
     call: Any = staging.commit_events if events else staging.commit

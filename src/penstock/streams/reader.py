@@ -81,7 +81,7 @@ class StreamReader(Generic[T]):
         stream = self._stream
         await stream.ready()
         database = await stream.context.database()
-        # Before the offsets, so that these are not taken for those of a stream that is made anew in between.
+        # Before the offsets, so that these are not taken for those of a stream that is created again in between.
         record = await streams.find_stream(database, stream.name)
         at, known = await self._begin()
         # One read returns at most this many bytes of each partition.

@@ -103,14 +103,14 @@ class StreamLog:
             return await self._since(where, f"{name}ByTimestamp", otherwise, extents)
         if isinstance(where, str):
             return resolve({}, extents, name, EARLIEST if where == "earliest" else LATEST)
-        anew = {stream for (stream, _), extent in extents.items() if was_recreated(stream, extent, self._options.identities)}
-        if anew and self._options.fail_on_data_loss:
+        recreated = {stream for (stream, _), extent in extents.items() if was_recreated(stream, extent, self._options.identities)}
+        if recreated and self._options.fail_on_data_loss:
             raise OffsetGone(
-                f"{name} is of a stream {min(anew)} that was dropped and created again since",
+                f"{name} is of a stream {min(recreated)} that was dropped and created again since",
                 hint="Leave the stream out, or set failOnDataLoss to false: the new one is read from its beginning.",
             )
         return resolve(
-            {place: EARLIEST if place[0] in anew else offset for place, offset in where.items()}, extents, name, otherwise
+            {place: EARLIEST if place[0] in recreated else offset for place, offset in where.items()}, extents, name, otherwise
         )
 
     async def plan(self, start: Offsets, end: Offsets, ended: Mapping[str, str] | None = None) -> list[Run]:

@@ -298,7 +298,7 @@ begin
             using errcode = 'PS400',
                   hint = format('It has the partitions 0 to %s, and payloads in the format %s.', p_stream.partitions - 1, p_stream.format);
     end if;
-    -- Whoever stages may write these rows by hand. The sink refuses the same before it stages, and says which row it is.
+    -- A role that stages may write these rows by hand. The sink refuses the same before it stages, and says which row it is.
     select largest.size, staged.times into size, odd_times
     from penstock.staged_events as staged
     cross join lateral (
@@ -345,7 +345,7 @@ begin
     -- Read again: no transaction changes the number now.
     stream := penstock.require_stream(p_name);
     if stream.id <> p_id then
-        raise exception 'stream % was dropped and made anew while events for it were staged', p_name
+        raise exception 'stream % was dropped and created again while events for it were staged', p_name
             using errcode = 'PS409', hint = 'Keys and payloads were made for the stream that was there before: write the batch again.';
     end if;
     if exists (
@@ -418,4 +418,4 @@ begin
 end
 $$;
 comment on function penstock.commit_staged_events(text, bigint, text[], bigint, text, text, jsonb, jsonb) is
-    'Appends what these parts have staged, p_rows events in all, unless the writer has committed this epoch or a later one to this target (see note_epoch). p_named has the streams, as {"orders": {"rows": 5, "id": 7}}, of which each is a target of its own when the target is streams; with the id of a stream, one that was made anew since is refused (PS409). One transaction. False when it had been committed before.';
+    'Appends what these parts have staged, p_rows events in all, unless the writer has committed this epoch or a later one to this target (see note_epoch). p_named has the streams, as {"orders": {"rows": 5, "id": 7}}, of which each is a target of its own when the target is streams; with the id of a stream, one that was created again since is refused (PS409). One transaction. False when it had been committed before.';

@@ -76,7 +76,7 @@ declare
 begin
     if stream.id <> p_id then
         raise exception 'no such stream: %, it was dropped and created again', p_stream
-            using errcode = 'PS404', hint = 'Offsets of the stream that was there before mean nothing in this one: begin anew.';
+            using errcode = 'PS404', hint = 'Offsets of the stream that was there before mean nothing in this one: start again.';
     end if;
     perform penstock.check_size(greatest(cardinality(p_partitions), cardinality(p_offsets)), 10000, 'partitions');
     perform penstock.check_limit(p_limit, 1000000);
