@@ -6,7 +6,7 @@ import asyncio
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,25 @@ if TYPE_CHECKING:
 EVENTS = 2_000
 BATCHES = 8
 RATIO, IDLE_PER_S = 2.0, 5.0  # the budgets
+
+
+def missed(by_width: Mapping[int, tuple[float, int]], idle: float) -> list[str]:
+    """The budgets of micro-batches that are not met, in words.
+
+    Args:
+        by_width: Seconds of a batch, and connections opened after the first ones, by the number of partitions (1 is among them).
+        idle: Transactions a second of an idle query.
+    """
+    one = by_width[1][0]
+    over = [
+        f"a batch over {width} partitions takes {seconds / one:.2f} of one over one partition, more than {RATIO:.1f}"
+        for width, (seconds, _) in by_width.items()
+        if seconds > RATIO * one
+    ]
+    over += [f"batches over {width} partitions open {opened} connections" for width, (_, opened) in by_width.items() if opened]
+    if idle > IDLE_PER_S:
+        over.append(f"an idle query takes {idle:.1f} transactions a second, more than {IDLE_PER_S:.0f}")
+    return over
 
 
 def ask(url: str, query: str, *args: Any) -> list[Any]:
