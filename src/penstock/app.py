@@ -18,6 +18,7 @@ from uuid import UUID
 
 from pydantic import SecretStr
 
+from penstock.core.checks import LONGEST_SPAN, check_many, check_real, check_span, check_text, storable_text
 from penstock.core.hooks import Lifespan, Middleware
 from penstock.core.logs import get_logger
 from penstock.core.serialization import Codec
@@ -79,10 +80,18 @@ class Penstock(JobAdministration, PoolAdministration, TopicAdministration, Strea
         keys: Iterable[str | bytes | SecretStr] | None = None,
         settings: Settings | None = None,
     ) -> None:
+        if settings is not None and not isinstance(settings, Settings):
+            raise InvalidInput(f"settings must be Settings, not {settings!r:.100}", hint="For example: Settings(threads=4)")
+        if keys is not None:
+            check_many("keys", keys, 'keys=["<32 bytes in base64>"]')
         given: dict[str, Any] = {}
         if database_url is not None:
+            if not isinstance(database_url, str):
+                raise InvalidInput(f"database_url must be text, not of type {type(database_url).__name__}")
             given["database_url"] = database_url
         if data_dir is not None:
+            if not isinstance(data_dir, (str, Path)) or not data_dir or not storable_text(str(data_dir)):
+                raise InvalidInput(f"data_dir must be the path of a folder, not {data_dir!r:.100}")
             given["data_dir"] = Path(data_dir)
             if database_url is None:
                 given["database_url"] = None
@@ -221,6 +230,7 @@ class Penstock(JobAdministration, PoolAdministration, TopicAdministration, Strea
             EmbeddedServerError: The embedded server does not start.
             InvalidInput, Conflict: The database refuses a declaration.
         """
+        check_span("timeout", timeout, zero=True)
         await self.context.open(timeout=timeout)
 
     @property
@@ -314,6 +324,7 @@ class Penstock(JobAdministration, PoolAdministration, TopicAdministration, Strea
 
     async def migrate(self, *, timeout: timedelta = timedelta(0)) -> migrate.Migrated:
         """Bring the schema to this version. `timeout` as in `open`."""
+        check_span("timeout", timeout, zero=True)
         return await self.context.migrate(timeout=timeout)
 
     # -- looking and steering
@@ -347,6 +358,7 @@ class Penstock(JobAdministration, PoolAdministration, TopicAdministration, Strea
             NotFound: The job does not exist.
             TimeoutError: The job was not finished in time.
         """
+        check_span("timeout", timeout, zero=True)
         pause = 0.01
         async with asyncio.timeout(timeout.total_seconds()):
             while not (record := await self.find(id)).status.finished:
@@ -364,6 +376,8 @@ class Penstock(JobAdministration, PoolAdministration, TopicAdministration, Strea
             wait_s: Seconds that a ready job may wait.
             over: Length of the recent past whose load is measured.
         """
+        check_real("wait_s", wait_s, 0.001, 86_400.0 * 366)
+        check_span("over", over, longest=timedelta(days=366))
         return [advise(load, wait_s) for load in await pool_views.load_of_types(await self.database(), over)]
 
     async def prune(self, keep: timedelta) -> dict[str, int]:
@@ -374,6 +388,7 @@ class Penstock(JobAdministration, PoolAdministration, TopicAdministration, Strea
         Args:
             keep: How long finished jobs are kept.
         """
+        check_span("keep", keep, zero=True, longest=LONGEST_SPAN)
         database = await self.database()
         dropped = await jobs.prune(database, keep)
         while await topics.prune_messages(database, keep):
@@ -403,6 +418,8 @@ class Penstock(JobAdministration, PoolAdministration, TopicAdministration, Strea
         Args:
             names: Job types, pools, consumer groups (`stream/group`), schedules and tasks of the leader to work on; none: all.
         """
+        for name in names:
+            check_text("a name of work", name)
         scheduled = [
             replace(schedule, around=self.context.hooks.around(schedule.signature.plan, Tick))
             for name, schedule in self.schedules.items()

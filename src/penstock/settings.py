@@ -19,14 +19,16 @@ from penstock.errors import InvalidInput
 
 def _seconds(value: object) -> object:
     """Read numbers, also as text from the environment, as seconds."""
-    if isinstance(value, str):
-        try:
-            return timedelta(seconds=float(value))
-        except ValueError:
-            return value
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
-        return timedelta(seconds=value)
-    return value
+    if isinstance(value, bool):
+        raise ValueError("it must be a duration")
+    try:
+        if isinstance(value, (int, float)):
+            return timedelta(seconds=value)
+        return timedelta(seconds=float(value)) if isinstance(value, str) else value
+    except OverflowError:
+        raise ValueError("it is too long") from None
+    except ValueError:
+        return value
 
 
 class FromEnvironment(BaseSettings):
@@ -82,7 +84,25 @@ def _environment() -> set[str]:
     return {name.upper() for name, value in os.environ.items() if value}
 
 
-Span = Annotated[timedelta, BeforeValidator(_seconds), Field(gt=timedelta(0))]
+Span = Annotated[timedelta, BeforeValidator(_seconds), Field(gt=timedelta(0), le=timedelta(days=366_000))]
+
+
+def _whole(value: object) -> object:
+    """Refuse values that would be taken for another number: True for 1, 1.0 for 1."""
+    if isinstance(value, (int, str)) and not isinstance(value, bool):
+        return value
+    raise ValueError("it must be an integer")
+
+
+def _flag(value: object) -> object:
+    """Refuse numbers, which would be taken for True or False."""
+    if value is None or isinstance(value, (bool, str)):
+        return value
+    raise ValueError("it must be True or False")
+
+
+Count = Annotated[int, BeforeValidator(_whole)]
+Flag = Annotated[bool | None, BeforeValidator(_flag)]
 
 
 def _listed(value: object) -> object:
@@ -108,13 +128,13 @@ class Settings(FromEnvironment):
         description="PostgreSQL to use, 15 or newer; none: the embedded server.",
     )
     data_dir: Path = Field(default=Path(".penstock"), description="Folder of the embedded server.")
-    pool_size: int = Field(default=4, ge=1, le=200, description="Maximum number of database connections of one process.")
+    pool_size: Count = Field(default=4, ge=1, le=200, description="Maximum number of database connections of one process.")
     command_timeout: Span = Field(default=timedelta(seconds=30), description="Longest time for one database call.")
     connect_timeout: Span = Field(default=timedelta(seconds=10), description="Longest time to open a connection.")
     start_timeout: Span = Field(
         default=timedelta(seconds=60), description="How long a worker or server that starts waits for the database."
     )
-    statement_cache: bool | None = Field(
+    statement_cache: Flag = Field(
         default=None, description="Whether to prepare statements; none: unless a pooler such as PgBouncer is detected."
     )
     listen_url: SecretStr | None = Field(
@@ -125,14 +145,14 @@ class Settings(FromEnvironment):
         default=(), description="Keys of encrypted payloads, 32 bytes in base64 each: the first encrypts, all decrypt."
     )
 
-    concurrency: int = Field(
+    concurrency: Count = Field(
         default=100, ge=1, le=100_000, description="Maximum number of async handlers at once in one process."
     )
-    threads: int = Field(default=16, ge=1, le=1_000, description="Number of threads for plain handlers in one process.")
-    processes_for_handlers: int = Field(
+    threads: Count = Field(default=16, ge=1, le=1_000, description="Number of threads for plain handlers in one process.")
+    processes_for_handlers: Count = Field(
         default=2, ge=1, le=256, description='Number of processes for handlers with executor="process".'
     )
-    claim_limit: int = Field(default=1_000, ge=1, le=10_000, description="Maximum number of jobs claimed at once.")
+    claim_limit: Count = Field(default=1_000, ge=1, le=10_000, description="Maximum number of jobs claimed at once.")
     heartbeat_interval: Span = Field(default=timedelta(seconds=5), description="Interval of a worker's heartbeats.")
     dead_after: Span = Field(default=timedelta(seconds=10), description="Silence after which other workers take its jobs.")
     wedged_after: Span = Field(

@@ -41,7 +41,7 @@ def test_the_decorator_works_without_parentheses() -> None:
     ],
 )
 def test_a_span_that_is_no_timedelta_is_refused(options: dict[str, Any], named: str) -> None:
-    with pytest.raises(InvalidInput, match=f"{named} of x must be a timedelta"):
+    with pytest.raises(InvalidInput, match=f"{named} of x must be a span of time"):
         Penstock("postgresql://nowhere/x").job_type("x", **options)
 
 

@@ -27,7 +27,7 @@ Sql: TypeAlias = "asyncpg.Connection[Any]"
         ({"slots": True}, "slots of work"),
         ({"key_concurrency": 0}, "key_concurrency of work"),
         ({"key_rate": 5}, "key_rate of work must be a RateLimit, not 5"),
-        ({"key_rate": RateLimit(5, 1)}, "the period of key_rate of work must be a timedelta, not 1"),
+        ({"key_rate": RateLimit(5, 1)}, "the period of key_rate of work must be a span of time, not 1"),
         ({"key_rate": RateLimit(0, timedelta(seconds=1))}, "the limit of key_rate of work"),
         ({"weights": ["acme"]}, "weights of work must be a mapping"),
         ({"weights": {"acme": 0}}, "the weight of 'acme' in work"),

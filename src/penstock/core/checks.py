@@ -10,6 +10,8 @@ from typing import Any
 
 from penstock.errors import InvalidInput
 
+LONGEST_SPAN = timedelta(days=366_000)
+"""The longest span of time from now: a thousand years, which PostgreSQL and Python can both add to a time."""
 # As the database checks it. Which characters beyond ASCII are white space is for the database to say.
 _NAME = re.compile(r"(?![.]{1,2}$)[^\s/\x00-\x1f\x7f]+", re.ASCII)
 
@@ -20,9 +22,54 @@ def check_number(what: str, value: Any, low: int, high: int) -> None:
         raise InvalidInput(f"{what} must be an integer from {low:,} to {high:,}, not {value!r}")
 
 
+def check_real(what: str, value: Any, low: float, high: float) -> None:
+    """Raise `InvalidInput` unless the value is an integer or a float in this range."""
+    if type(value) not in (int, float) or not low <= value <= high:
+        raise InvalidInput(f"{what} must be a number from {low:g} to {high:g}, not {value!r:.100}")
+
+
+def check_text(what: str, value: Any) -> None:
+    """Raise `InvalidInput` unless the value is text that PostgreSQL can store."""
+    if not isinstance(value, str):
+        raise InvalidInput(f"{what} must be text, not {value!r:.100}")
+    if not storable_text(value):
+        raise InvalidInput(
+            f"{what} is not text that PostgreSQL can store: {value!r:.100}",
+            hint="It contains the character U+0000, or half of a surrogate pair.",
+        )
+
+
+def storable_text(text: str) -> bool:
+    """Whether PostgreSQL can store a text: it has no U+0000 and no half of a surrogate pair."""
+    try:
+        return b"\x00" not in text.encode()
+    except UnicodeEncodeError:
+        return False
+
+
+def check_texts(what: str, values: Iterable[str | None]) -> None:
+    """`check_text` for each of many values that are not None, at the cost of one check for all."""
+    given = [value for value in values if value is not None]
+    if not set(map(type, given)) <= {str} or not storable_text("".join(given)):
+        for value in given:
+            check_text(what, value)
+
+
+def check_many(what: str, value: Any, example: str) -> None:
+    """Raise `InvalidInput` unless the value can be iterated over as a list can: text, bytes and mappings cannot."""
+    if not isinstance(value, Iterable) or isinstance(value, (str, bytes, bytearray, Mapping)):
+        raise InvalidInput(f"{what} must be a list, not {value!r:.100}", hint=f"For example: {example}")
+
+
+def check_function(what: str, value: Any, example: str) -> None:
+    """Raise `InvalidInput` unless the value can be called."""
+    if not callable(value):
+        raise InvalidInput(f"{what} must be a function, not {value!r:.100}", hint=f"For example: {example}")
+
+
 def check_name(what: str, value: Any, longest: int, *, never: str | None = None) -> None:
     """Raise `InvalidInput` unless the value can be the name of an object. No name begins with `never`."""
-    fits = isinstance(value, str) and len(value) <= longest and _NAME.fullmatch(value)
+    fits = isinstance(value, str) and len(value) <= longest and _NAME.fullmatch(value) and storable_text(value)
     if not fits or (never is not None and value.startswith(never)):
         begins = f', does not begin with "{never}"' if never is not None else ""
         raise InvalidInput(
@@ -44,10 +91,16 @@ def check_flag(what: str, value: Any) -> None:
         raise InvalidInput(f"{what} must be True or False, not {value!r:.100}")
 
 
-def check_span(what: str, value: Any, *, zero: bool = False) -> None:
-    """Raise `InvalidInput` unless the value is a positive timedelta. `zero` also allows a timedelta of zero."""
+def check_span(
+    what: str, value: Any, *, zero: bool = False, shortest: timedelta = timedelta(0), longest: timedelta = timedelta.max
+) -> None:
+    """Raise `InvalidInput` unless the value is a positive timedelta in this range. `zero` also allows a timedelta of zero."""
     if not isinstance(value, timedelta) or value < timedelta(0) or (not zero and not value):
         raise InvalidInput(f"{what} must be a span of time, not {value!r:.100}", hint="For example: timedelta(minutes=5)")
+    if value < shortest:
+        raise InvalidInput(f"{what} must be at least {shortest}, not {value} ({value!r})")
+    if value > longest:
+        raise InvalidInput(f"{what} must be at most {longest}, not {value} ({value!r})")
 
 
 def check_names(what: str, given: Mapping[str, Any], known: Iterable[str]) -> None:
@@ -88,5 +141,17 @@ def check_time(what: str, value: Any) -> datetime:
     if not isinstance(value, datetime):
         raise InvalidInput(f"{what} must be a datetime, not {value!r:.100}", hint="For example: datetime.now(UTC)")
     if value.utcoffset() is None:
-        raise InvalidInput(f"{what} has no time zone: {value.isoformat()}", hint="Use datetime.now(UTC).")
+        raise InvalidInput(f"{what} has no time zone: {value!r}", hint="Use datetime.now(UTC).")
     return value
+
+
+def check_moment(what: str, value: Any) -> None:
+    """Raise `InvalidInput` unless the value is a datetime with a time zone, or a timedelta from now."""
+    hint = "Use datetime.now(UTC) or a timedelta."
+    if not isinstance(value, (datetime, timedelta)):
+        raise InvalidInput(f"{what} must be a datetime or a timedelta, not {value!r:.100}", hint=hint)
+    if isinstance(value, timedelta):
+        if abs(value) > LONGEST_SPAN:
+            raise InvalidInput(f"{what} must be within {LONGEST_SPAN}, not {value!r}", hint=hint)
+    elif value.utcoffset() is None:
+        raise InvalidInput(f"{what} has no time zone: {value!r}", hint=hint)

@@ -6,15 +6,19 @@ for plain JSON.
 
 from __future__ import annotations
 
+import inspect
 import json
 import math
 import re
+from collections.abc import Mapping
+from datetime import timedelta
 from typing import Any, Generic, TypeVar
 
 import orjson
 from pydantic import PydanticUserError, TypeAdapter, ValidationError
 from pydantic_core import PydanticSerializationError
 
+from penstock.core.checks import storable_text
 from penstock.errors import InvalidInput, Unreadable
 
 T = TypeVar("T")
@@ -39,10 +43,15 @@ class Codec(Generic[T]):
 
     def __init__(self, type_: Any, what: str) -> None:
         self._what = what
+        if isinstance(type_, str) or inspect.isroutine(type_):
+            raise InvalidInput(f"{what} cannot have payloads of type {type_!r:.100}: it is not a type")
         try:
             self._adapter: TypeAdapter[T] | None = None if type_ is Any else TypeAdapter(type_)
-        except PydanticUserError as error:
-            raise InvalidInput(f"{what} cannot have payloads of type {type_}", hint=error.message) from None
+        except Exception as error:  # what pydantic raises for an object that is no type differs from object to object
+            hint = (
+                error.message if isinstance(error, PydanticUserError) else "Give a type, such as a dataclass or dict[str, int]."
+            )
+            raise InvalidInput(f"{what} cannot have payloads of type {type_!r:.100}", hint=hint) from None
 
     def schema(self) -> dict[str, Any] | None:
         """The JSON Schema of the payloads; None: any JSON, or a type that has none."""
@@ -118,6 +127,33 @@ def _refuse_no_numbers(value: object, what: str) -> None:
             _refuse_no_numbers(inner, what)
     elif hasattr(value, "model_dump"):
         _refuse_no_numbers(value.model_dump(mode="json"), what)
+
+
+def dump_options(what: str, options: Mapping[str, Any]) -> str:
+    """Options by their names in SQL, as the JSON text that SQL functions read. A timedelta becomes an interval.
+
+    Raises:
+        InvalidInput: A value has another type than those of options: text, a number, a flag, a timedelta, None, or a mapping of
+            them. The error names the option.
+    """
+    for name, value in options.items():
+        if not _may_be_option(value):
+            raise InvalidInput(
+                f"{name} of {what} cannot be {value!r:.100}", hint="Give text, a number, True or False, a timedelta, or None."
+            )
+    return orjson.dumps(dict(options), default=lambda span: f"{span.total_seconds():.6f} seconds").decode()
+
+
+def _may_be_option(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return isinstance(value, dict) and all(isinstance(name, str) and _may_be_option(inner) for name, inner in value.items())
+    if isinstance(value, str):
+        return storable_text(value)
+    if type(value) is int:
+        return abs(value) < 2**63
+    if type(value) is float:
+        return math.isfinite(value)
+    return value is None or isinstance(value, (bool, timedelta))
 
 
 def load_json(text: str) -> Any:

@@ -131,7 +131,7 @@ def _execute(connection: Any, call: str, name: str, document: str) -> Any:
             cursor.execute(statement, (name, document))
             return cursor.fetchall()
     raise InvalidInput(
-        f"cannot write through a {type(connection).__qualname__}",
+        f"connection cannot be {connection!r:.100}",
         hint="Give a connection or session of asyncpg, psycopg, SQLAlchemy or Django.",
     )
 

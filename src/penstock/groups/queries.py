@@ -12,9 +12,7 @@ from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
-import orjson
-
-from penstock.core.serialization import load_json
+from penstock.core.serialization import dump_json, load_json
 from penstock.errors import Unreadable
 from penstock.postgres.database import Database, Transaction
 
@@ -142,7 +140,7 @@ async def join(
         member,
         session,
         dead_after,
-        orjson.dumps(dict(metadata)).decode(),
+        dump_json(dict(metadata), "metadata"),
     )
     return _group(row)
 
@@ -162,7 +160,7 @@ async def evict(transaction: Transaction, name: str) -> list[str]:
 async def set_metadata(transaction: Transaction, name: str, member: str, metadata: Mapping[str, Any]) -> Group:
     """Change the metadata of a member; the group stays locked. Raises `NotFound` when the member was evicted."""
     row = await transaction.fetchrow(
-        "select * from penstock.set_metadata($1, $2, $3::jsonb)", name, member, orjson.dumps(dict(metadata)).decode()
+        "select * from penstock.set_metadata($1, $2, $3::jsonb)", name, member, dump_json(dict(metadata), "metadata")
     )
     return _group(row)
 

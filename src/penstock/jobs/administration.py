@@ -6,11 +6,13 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 from uuid import UUID
 
+from penstock.core.checks import check_choice, check_flag, check_number, check_text
 from penstock.core.encryption import is_envelope
 from penstock.core.serialization import Codec, dump_json, load_json
+from penstock.errors import InvalidInput
 from penstock.jobs import opening
 from penstock.jobs import queries as jobs
-from penstock.jobs.checks import no_such_type
+from penstock.jobs.checks import check_type_name, no_such_type
 from penstock.jobs.declarations import JobDeclarations
 from penstock.jobs.enqueue import enqueue_many, new_job
 from penstock.jobs.job_type import JobType
@@ -81,8 +83,11 @@ class JobAdministration(JobDeclarations):
         Returns:
             A receipt for each, in order.
         """
+        if not isinstance(type, (str, JobType)):
+            raise InvalidInput(f"type must be a job type or its name, not {type!r:.100}")
         declared = self.types.get(type, type) if isinstance(type, str) else type
         if isinstance(declared, str):
+            check_type_name(declared)
             return await enqueue_many(self.context, declared, Codec(Any, declared), new, connection)
         return await declared.enqueue_many(new, connection=connection)
 
@@ -115,6 +120,12 @@ class JobAdministration(JobDeclarations):
         Raises:
             NotFound: There is no such job type, and no job of it.
         """
+        for what, value in (("name", name), ("key", key), ("reason", reason)):
+            if value is not None:
+                check_text(what, value)
+        if status is not None:
+            check_choice("status", status, list(Status))
+        check_number("limit", limit, 1, 1_000)
         database = await self.context.database()
         ids = await jobs.list_ids(database, name, None if status is None else str(status), key, limit, reason)
         if name is not None and not ids:
@@ -147,6 +158,7 @@ class JobAdministration(JobDeclarations):
             NotFound: The job does not exist.
             Conflict: The job is queued, was replayed already, or has a payload that cannot be read.
         """
+        check_flag("force", force)
         new = parse_id(new_id) if new_id is not None else make_id()
         database = await self.context.database()
         text = None if data is None else dump_json(data, f"the copy of {id}")
@@ -180,6 +192,7 @@ class JobAdministration(JobDeclarations):
             name: Name of the job type.
             options: Options by the names that `penstock.create_job_type` has for them.
         """
+        check_type_name(name)
         return await jobs.create_job_type(await self.context.database(), name, options)
 
     async def change_job_type(self, name: str, **options: Any) -> JobTypeRecord:
@@ -189,6 +202,7 @@ class JobAdministration(JobDeclarations):
             name: Name of the job type.
             options: Options to change, by the names that `penstock.change_job_type` has for them.
         """
+        check_type_name(name)
         return await jobs.change_job_type(await self.context.database(), name, options)
 
     async def pause(self, name: str) -> None:
@@ -197,6 +211,7 @@ class JobAdministration(JobDeclarations):
         Args:
             name: Name of the job type.
         """
+        check_type_name(name)
         await jobs.pause(await self.context.database(), name)
 
     async def resume(self, name: str) -> None:
@@ -205,6 +220,7 @@ class JobAdministration(JobDeclarations):
         Args:
             name: Name of the job type.
         """
+        check_type_name(name)
         await jobs.resume(await self.context.database(), name)
 
     async def counts(self) -> list[JobCounts]:

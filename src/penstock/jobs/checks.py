@@ -6,9 +6,13 @@ from collections.abc import Iterable
 from datetime import timedelta
 from typing import Any
 
-from penstock.core.checks import check_documentation, check_name, check_number, did_you_mean
+from penstock.core.checks import check_documentation, check_flag, check_name, check_number, check_real, check_span, did_you_mean
 from penstock.errors import InvalidInput, NotFound
 from penstock.jobs.models import Backoff, Options, RateLimit
+
+LONGEST_TIMEOUT = timedelta(days=30)
+_SHORTEST_TIMEOUT = timedelta(seconds=1)
+_LONGEST_BACKOFF = timedelta(days=366)
 
 
 def check_type_name(name: Any) -> None:
@@ -28,28 +32,21 @@ def check_options(name: str, options: Options) -> None:
             f"backoff of {name} must be a Backoff, not {options.backoff!r}",
             hint="For example: Backoff(base=timedelta(seconds=2))",
         )
-    for option, value in _spans(options).items():
-        if value is not None and not isinstance(value, timedelta):
-            raise InvalidInput(
-                f"{option} of {name} must be a timedelta, not {value!r}", hint=f"For example: {option}=timedelta(seconds=30)"
-            )
+    backoff = options.backoff
+    check_span(f"visibility_timeout of {name}", options.visibility_timeout, shortest=_SHORTEST_TIMEOUT, longest=LONGEST_TIMEOUT)
+    if options.time_limit is not None:
+        check_span(f"time_limit of {name}", options.time_limit, longest=LONGEST_TIMEOUT)
+    check_span(f"backoff.cap of {name}", backoff.cap, zero=True, longest=_LONGEST_BACKOFF)
+    check_span(f"backoff.base of {name}", backoff.base, zero=True, longest=backoff.cap)
+    check_real(f"backoff.factor of {name}", backoff.factor, 1, 100)
+    check_real(f"backoff.jitter of {name}", backoff.jitter, 0, 1)
     for option in ("max_attempts", "concurrency"):
         if (value := getattr(options, option)) is not None:
             check_number(f"{option} of {name}", value, 0 if option == "concurrency" else 1, 2**31 - 1)
     check_documentation(name, options.docs_url, options.owner)
     check_rate(f"rate_limit of {name}", options.rate_limit)
     for option in ("keep_result", "encrypted"):
-        if not isinstance(value := getattr(options, option), bool):
-            raise InvalidInput(f"{option} of {name} must be True or False, not {value!r}")
-
-
-def _spans(options: Options) -> dict[str, Any]:
-    return {
-        "visibility_timeout": options.visibility_timeout,
-        "time_limit": options.time_limit,
-        "backoff.base": options.backoff.base,
-        "backoff.cap": options.backoff.cap,
-    }
+        check_flag(f"{option} of {name}", getattr(options, option))
 
 
 def check_rate(what: str, value: Any) -> None:
@@ -59,6 +56,5 @@ def check_rate(what: str, value: Any) -> None:
         return
     if not isinstance(value, RateLimit):
         raise InvalidInput(f"{what} must be a RateLimit, not {value!r}", hint=hint)
-    if not isinstance(value.period, timedelta):
-        raise InvalidInput(f"the period of {what} must be a timedelta, not {value.period!r}", hint=hint)
+    check_span(f"the period of {what}", value.period, shortest=timedelta(milliseconds=10), longest=timedelta(days=31))
     check_number(f"the limit of {what}", value.limit, 1, 2**31 - 1)

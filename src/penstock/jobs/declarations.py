@@ -124,6 +124,8 @@ class JobDeclarations(Declarations):
         """
         if callable(name):
             return self.job()(name)
+        if name is not None:
+            check_type_name(name)
 
         chosen = options_of(name or "a job type", options)
         batch = _batch(name or "a job type", max_batch_size, linger, batch_by_key)
@@ -179,12 +181,12 @@ class JobDeclarations(Declarations):
 
 def _batch(what: str, max_batch_size: int | None, linger: timedelta, by_key: bool) -> BatchOptions | None:
     check_span(f"linger of {what}", linger, zero=True)
+    check_flag(f"batch_by_key of {what}", by_key)
     if max_batch_size is None:
         if linger or by_key:
             raise InvalidInput(f"linger and batch_by_key of {what} need max_batch_size", hint="For example: max_batch_size=100")
         return None
     check_number(f"max_batch_size of {what}", max_batch_size, 1, 10_000)
-    check_flag(f"batch_by_key of {what}", by_key)
     if linger > _LONGEST_LINGER:
         raise InvalidInput(f"linger of {what} must be at most {_LONGEST_LINGER}, not {linger}")
     return BatchOptions(max_batch_size, linger, by_key)
@@ -194,4 +196,4 @@ def _delivery(value: Delivery | str) -> Delivery:
     try:
         return Delivery(value)
     except ValueError:
-        raise InvalidInput(f"unknown delivery: {value}", hint="Use at_least_once or at_most_once.") from None
+        raise InvalidInput(f"unknown delivery: {value!r:.100}", hint="Use at_least_once or at_most_once.") from None

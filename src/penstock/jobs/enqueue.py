@@ -14,11 +14,12 @@ from typing import Any, TypeAlias
 from uuid import UUID
 
 from penstock.core.blocking import without_loop
-from penstock.core.checks import check_names, check_number
+from penstock.core.checks import LONGEST_SPAN, check_many, check_moment, check_names, check_number, check_span, check_texts
 from penstock.core.keys import KeyOf
 from penstock.core.serialization import Codec
 from penstock.errors import InvalidInput
 from penstock.jobs import queries
+from penstock.jobs.checks import LONGEST_TIMEOUT
 from penstock.jobs.models import OWN_OPTIONS, Admission, Enqueued, KeyedJobOptions, NewJob, NewJobOptions, make_id, parse_id
 from penstock.jobs.queries import Batch
 from penstock.jobs.transactional import enqueue_through
@@ -42,6 +43,7 @@ async def enqueue_many(
         connection: Connection of the caller, in whose transaction to enqueue; None: a connection of the application.
         key_of: Gives a payload its key where the job has none.
     """
+    check_many("new jobs", new, 'enqueue_many([{"a": 1}, NewJob({"a": 2}, key="acme")])')
     items = list(new)
     if key_of is not None:
         items = [_with_key(item if isinstance(item, NewJob) else NewJob(item), key_of) for item in items]
@@ -110,6 +112,10 @@ def make_batch(name: str, codec: Codec[Any], items: Sequence[Any]) -> Batch:
     def column(values: list[Any], default: Any = None) -> list[Any] | None:
         return values if any(value != default for value in values) else None
 
+    def texts(what: str, values: list[Any]) -> list[Any] | None:
+        check_texts(what, values)
+        return column(values)
+
     if wrong := [job.priority for job in new if type(job.priority) is not int]:
         raise InvalidInput(
             f"priority must be an integer, not {wrong[0]!r}", hint="A priority is an integer from -100 (first) to 100 (last)."
@@ -120,11 +126,11 @@ def make_batch(name: str, codec: Codec[Any], items: Sequence[Any]) -> Batch:
         name,
         [make_id() if job.id is None else parse_id(job.id) for job in new],
         [codec.dump(job.data) for job in new],
-        column([job.key for job in new]),
+        texts("key of a job", [job.key for job in new]),
         column([job.priority for job in new], 0),
-        column([aware(job.run_after) for job in new]),
-        column([aware(job.expires_at) for job in new]),
-        column([job.unique for job in new]),
+        column([aware("run_after", job.run_after) for job in new]),
+        column([aware("expires_at", job.expires_at) for job in new]),
+        texts("unique", [job.unique for job in new]),
         column([own_options(job) for job in new]),
     )
 
@@ -143,12 +149,9 @@ def own_options(job: NewJob) -> dict[str, Any] | None:
     for name, value in own.items():
         if OWN_OPTIONS[name] is int:
             check_number(f"{name} of a job", value, 1, 32_767)
-        elif isinstance(value, timedelta) and value > timedelta(0):
-            own[name] = value.total_seconds()
         else:
-            raise InvalidInput(
-                f"{name} of a job must be a positive timedelta, not {value!r}", hint=f"For example: {name}=timedelta(seconds=30)"
-            )
+            check_span(f"{name} of a job", value, longest=LONGEST_TIMEOUT if name == "time_limit" else LONGEST_SPAN)
+            own[name] = value.total_seconds()
     return own or None
 
 
@@ -187,15 +190,8 @@ def _joined(slices: Sequence[Batch]) -> Batch:
     )
 
 
-def aware(time: datetime | timedelta | None) -> datetime | timedelta | None:
+def aware(what: str, time: datetime | timedelta | None) -> datetime | timedelta | None:
     """Return the time. Raises `InvalidInput` unless it is a timedelta, None or a datetime with a time zone."""
-    if time is None or isinstance(time, timedelta):
-        return time
-    if not isinstance(time, datetime):
-        raise InvalidInput(
-            f"a time must be a datetime or a timedelta, not {type(time).__name__}",
-            hint="Use datetime.now(UTC) or a timedelta.",
-        )
-    if time.utcoffset() is None:
-        raise InvalidInput(f"{time.isoformat()} has no time zone", hint="Use datetime.now(UTC) or a timedelta.")
+    if time is not None:
+        check_moment(what, time)
     return time

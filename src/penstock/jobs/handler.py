@@ -7,10 +7,11 @@ from collections.abc import Awaitable, Callable, Coroutine
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Any, Generic, Literal, Protocol, TypeVar
+from typing import Any, Generic, Literal, Protocol, TypeVar, get_args
 from uuid import UUID
 
 from penstock.core.blocking import run_without_loop
+from penstock.core.checks import check_choice
 from penstock.core.dependencies import name_of, unwrapped
 from penstock.core.logs import add_context
 from penstock.errors import Conflict, InvalidInput
@@ -178,6 +179,7 @@ def kind_of(handler: Handler, executor: Executor) -> HandlerKind:
     Raises:
         InvalidInput: An async handler, which runs on the loop, is declared for another executor.
     """
+    check_choice("executor", executor, get_args(Executor))
     function, _ = unwrapped(handler)
     if inspect.iscoroutinefunction(function):
         if executor != "auto":

@@ -25,10 +25,10 @@ def parse_id(value: UUID | str) -> UUID:
     if isinstance(value, UUID):
         return value
     try:
-        return UUID(value.removeprefix("job_"))
-    except (ValueError, AttributeError):
+        return UUID(value.removeprefix("job_") if isinstance(value, str) else "")
+    except ValueError:
         raise InvalidInput(
-            f"invalid job id: {str(value)[:100]!r}", hint="A job id is a UUID, with or without the prefix job_."
+            f"invalid job id: {value!r:.100}", hint="A job id is a UUID, with or without the prefix job_."
         ) from None
 
 

@@ -14,7 +14,7 @@ from uuid import UUID
 
 import orjson
 
-from penstock.core.serialization import load_json, plain_text
+from penstock.core.serialization import dump_options, load_json, plain_text
 from penstock.errors import DatabaseUnavailable, InvalidInput
 from penstock.jobs.models import (
     Admission,
@@ -97,19 +97,25 @@ class Heartbeat:
 
 async def create_job_type(database: Database, name: str, options: dict[str, Any]) -> JobTypeRecord:
     """Create a job type. Raises `Conflict` when it exists."""
-    row = await database.fetchrow("select * from penstock.create_job_type($1, $2::jsonb)", name, _dump(options))
+    row = await database.fetchrow(
+        "select * from penstock.create_job_type($1, $2::jsonb)", name, dump_options(f"job type {name}", options)
+    )
     return job_type_of(row)
 
 
 async def change_job_type(database: Database, name: str, options: dict[str, Any]) -> JobTypeRecord:
     """Change the given options of a job type. Raises `NotFound`."""
-    row = await database.fetchrow("select * from penstock.change_job_type($1, $2::jsonb)", name, _dump(options))
+    row = await database.fetchrow(
+        "select * from penstock.change_job_type($1, $2::jsonb)", name, dump_options(f"job type {name}", options)
+    )
     return job_type_of(row)
 
 
 async def declare_job_type(database: Database, name: str, options: dict[str, Any], *, retry: bool = False) -> JobTypeRecord:
     """Create a job type, or change it when this declaration differs from the last one."""
-    row = await database.fetchrow("select * from penstock.declare_job_type($1, $2::jsonb)", name, _dump(options), retry=retry)
+    row = await database.fetchrow(
+        "select * from penstock.declare_job_type($1, $2::jsonb)", name, dump_options(f"job type {name}", options), retry=retry
+    )
     return job_type_of(row)
 
 

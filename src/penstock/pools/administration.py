@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from penstock.core.checks import check_flag, check_text
 from penstock.jobs import queries as jobs
+from penstock.jobs.checks import check_type_name
 from penstock.jobs.job_type import JobType
 from penstock.jobs.models import Options, PoolOptions
 from penstock.pools import queries as pools
@@ -33,6 +35,7 @@ class PoolAdministration(PoolDeclarations):
         Args:
             name: Name of the pool.
         """
+        check_text("name", name)
         declared = self.types.get(name)
         if declared is not None and isinstance(declared.declarer, Pool):
             return declared.declarer
@@ -61,6 +64,8 @@ class PoolAdministration(PoolDeclarations):
             Conflict: A plain job type has this name, and `convert` is not given.
             InvalidInput: An option is not valid.
         """
+        check_type_name(name)
+        check_flag("convert", convert)
         database = await self.context.database()
         if convert:
             await pools.convert_to_pool(database, name, options)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
-from penstock.core.checks import check_mapping, check_number
+from penstock.core.checks import check_mapping, check_number, check_text
 from penstock.errors import InvalidInput
 from penstock.jobs.checks import check_rate
 from penstock.jobs.models import PoolOptions
@@ -32,4 +32,5 @@ def check_pool(name: str, options: PoolOptions, assign: Any) -> None:
         raise InvalidInput(f"on_retry of {name} must be block or skip, not {options.on_retry!r}")
     check_mapping(f"weights of {name}", options.weights, '{"acme": 3}')
     for key, weight in options.weights.items():
+        check_text(f"a key in weights of {name}", key)
         check_number(f"the weight of {key!r} in {name}", weight, 1, 1_000)

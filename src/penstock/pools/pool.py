@@ -8,7 +8,16 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeAlias, TypeVar, Unpack, overload
 
-from penstock.core.checks import check_mapping, check_number
+from penstock.core.checks import (
+    check_flag,
+    check_function,
+    check_many,
+    check_mapping,
+    check_name,
+    check_number,
+    check_span,
+    check_text,
+)
 from penstock.core.serialization import Codec, dump_json
 from penstock.errors import InvalidInput, JobFailed
 from penstock.groups import queries as ownership
@@ -114,6 +123,7 @@ class Pool(Generic[T]):
         """
         if handler is None:
             return lambda function: self.standing(function, payload=payload)
+        check_function("the handler of standing jobs", handler, "async def tenant(standing: Standing) -> None")
         if self._standing is not None:
             raise InvalidInput(f"pool {self.name} has a handler for standing jobs already")
         self._standing = handler
@@ -140,6 +150,10 @@ class Pool(Generic[T]):
                 later by itself, unless it is quarantined.
             TimeoutError: It did not run in time, for example because there is no worker.
         """
+        check_text("key", key)
+        check_flag("replace", replace)
+        if timeout is not None:
+            check_span("timeout", timeout, zero=True)
         text = self._standing_codec.dump({} if data is None else data)
         database = await self._declared()
         outcome = await pools.start_standing(database, self.name, key, text, replace=replace)
@@ -171,6 +185,7 @@ class Pool(Generic[T]):
         Args:
             key: Key of the standing job.
         """
+        check_text("key", key)
         return await pools.stop_standing(await self._declared(), self.name, key)
 
     async def notify(self, key: str, message: Any) -> None:
@@ -180,6 +195,7 @@ class Pool(Generic[T]):
             key: Key of the standing job.
             message: Any JSON value.
         """
+        check_text("key", key)
         await pools.notify_standing(await self._declared(), self.name, key, dump_json(message, f"a message to {key}"))
 
     async def reconcile(self, wanted: Mapping[str, Any]) -> tuple[int, int, int]:
@@ -192,6 +208,8 @@ class Pool(Generic[T]):
             How many were started, replaced because their payload differs, and stopped.
         """
         check_mapping("wanted standing jobs", wanted, '{"acme": {"plan": "gold"}}')
+        for key in wanted:
+            check_text("a key of wanted standing jobs", key)
         texts = {key: self._standing_codec.dump(data) for key, data in wanted.items()}
         return await pools.reconcile_standing(await self._declared(), self.name, texts)
 
@@ -235,6 +253,7 @@ class Pool(Generic[T]):
 
     async def enqueue_many(self, new: Iterable[NewJob | tuple[str, T]], *, connection: Any = None) -> list[Enqueued]:
         """Enqueue many jobs: `NewJob` with a key, or pairs of key and payload. See `Penstock.enqueue_many`."""
+        check_many("new jobs", new, 'enqueue_many([("acme", {"a": 1}), NewJob({"a": 2}, key="bolt")])')
         items = [NewJob(item[1], key=item[0]) if isinstance(item, tuple) else item for item in new]
         return await self._type.enqueue_many(items, connection=connection)
 
@@ -244,6 +263,7 @@ class Pool(Generic[T]):
         Args:
             key: The key.
         """
+        check_text("key", key)
         return slot_of(key, self.options.slots)
 
     # -- working
@@ -261,6 +281,8 @@ class Pool(Generic[T]):
             prefetch: The largest number of jobs claimed and not settled at once, each of another key.
             metadata: Metadata that the worker publishes, for the pool's `assign`.
         """
+        if id is not None:
+            check_name("id of a worker", id, 50)
         check_number("prefetch", prefetch, 1, 10_000)
         if self.found:
             raise InvalidInput(f"pool {self.name} is not declared in this application", hint="Declare it: app.pool(...).")
@@ -274,6 +296,7 @@ class Pool(Generic[T]):
         """
         if metadata is not None:
             check_mapping("metadata", metadata, '{"clients": ["ada"]}')
+            dump_json(dict(metadata), "metadata")
         declared = self._type
         sealer = declared.sealer()
         return WorkedPool(
@@ -345,6 +368,7 @@ class Pool(Generic[T]):
         Args:
             worker: Id of the worker in the pool.
         """
+        check_text("worker", worker)
         return await self._drain(worker, drain=True)
 
     async def undrain(self, worker: str) -> PoolMember:
@@ -353,6 +377,7 @@ class Pool(Generic[T]):
         Args:
             worker: Id of the worker in the pool.
         """
+        check_text("worker", worker)
         return await self._drain(worker, drain=False)
 
     async def _drain(self, worker: str, *, drain: bool) -> PoolMember:
@@ -368,6 +393,7 @@ class Pool(Generic[T]):
         Args:
             key: The key.
         """
+        check_text("key", key)
         return await pool_views.key_state(await self._context.database(), self.name, key)
 
     async def pause_key(self, key: str) -> datetime:
@@ -383,6 +409,7 @@ class Pool(Generic[T]):
             NotFound: The pool does not exist.
             InvalidInput: This cannot be a key.
         """
+        check_text("key", key)
         return await pools.pause_key(await self._context.database(), self.name, key)
 
     async def resume_key(self, key: str) -> bool:
@@ -391,6 +418,7 @@ class Pool(Generic[T]):
         Args:
             key: The key.
         """
+        check_text("key", key)
         return await pools.resume_key(await self._context.database(), self.name, key)
 
     async def paused_keys(self, *, after: str | None = None, limit: int = 100) -> list[PausedKey]:
@@ -400,6 +428,9 @@ class Pool(Generic[T]):
             after: Last key of the page before; None: the first page.
             limit: Largest number of keys.
         """
+        if after is not None:
+            check_text("after", after)
+        check_number("limit", limit, 1, 1_000)
         return await pool_views.paused_keys(await self._context.database(), self.name, after=after, limit=limit)
 
     async def quarantined_keys(self, *, after: str | None = None, limit: int = 100) -> list[QuarantinedKey]:
@@ -409,6 +440,9 @@ class Pool(Generic[T]):
             after: Last key of the page before; None: the first page.
             limit: Largest number of keys.
         """
+        if after is not None:
+            check_text("after", after)
+        check_number("limit", limit, 1, 1_000)
         return await pool_views.quarantined_keys(await self._context.database(), self.name, after=after, limit=limit)
 
     async def release_key(self, key: str) -> None:
@@ -417,6 +451,7 @@ class Pool(Generic[T]):
         Args:
             key: The key.
         """
+        check_text("key", key)
         await ownership.release_keys(await self._context.database(), self.name, key)
 
     async def set_weight(self, key: str, weight: int) -> None:
@@ -426,6 +461,7 @@ class Pool(Generic[T]):
             key: The key.
             weight: Number of jobs in a turn.
         """
+        check_text("key", key)
         check_number(f"the weight of {key!r}", weight, 1, 1_000)
         await pools.set_weight(await self._context.database(), self.name, key, weight)
 
@@ -445,4 +481,9 @@ class Pool(Generic[T]):
         Raises:
             NotFound: The pool does not exist.
         """
+        if key is not None:
+            check_text("key", key)
+        if after is not None:
+            check_text("after", after)
+        check_number("limit", limit, 1, 1_000)
         return await pool_views.pool_jobs(await self._context.database(), self.name, key=key, after=after, limit=limit)

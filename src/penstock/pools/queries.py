@@ -10,6 +10,7 @@ from uuid import UUID
 
 import orjson
 
+from penstock.core.serialization import dump_options
 from penstock.jobs import queries as jobs
 from penstock.jobs.models import ClaimedJob
 from penstock.postgres.database import Database
@@ -56,13 +57,17 @@ async def declare_pool(
 ) -> None:
     """Create a pool, or change it when this declaration differs from the last one. Raises `InvalidInput`, `Conflict`."""
     await database.fetch(
-        "select penstock.declare_pool($1, $2::jsonb, $3::jsonb)", name, _dump(options), _dump(type_options), retry=retry
+        "select penstock.declare_pool($1, $2::jsonb, $3::jsonb)",
+        name,
+        dump_options(f"pool {name}", options),
+        dump_options(f"pool {name}", type_options),
+        retry=retry,
     )
 
 
 async def convert_to_pool(database: Database, name: str, options: Mapping[str, Any]) -> None:
     """Turn a plain job type, with its jobs, into a pool. Raises `NotFound`, `InvalidInput`, `Conflict`."""
-    await database.fetch("select penstock.convert_to_pool($1, $2::jsonb)", name, _dump(options))
+    await database.fetch("select penstock.convert_to_pool($1, $2::jsonb)", name, dump_options(f"pool {name}", options))
 
 
 async def claim(

@@ -6,10 +6,8 @@ from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any
 
-import orjson
-
 from penstock.core.records import from_json
-from penstock.core.serialization import load_json
+from penstock.core.serialization import dump_options, load_json
 from penstock.errors import NotFound
 from penstock.jobs.models import Status, Why
 from penstock.jobs.scaling import Load
@@ -39,7 +37,7 @@ async def require(database: Database, name: str) -> PoolDetails:
 
 async def change_pool(database: Database, name: str, options: Mapping[str, Any]) -> None:
     """Change limits of a pool. Raises `InvalidInput`, `NotFound`."""
-    await database.fetch("select penstock.change_pool($1, $2::jsonb)", name, orjson.dumps(options).decode())
+    await database.fetch("select penstock.change_pool($1, $2::jsonb)", name, dump_options(f"pool {name}", options))
 
 
 async def weights(database: Database, name: str) -> dict[str, int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from uuid import UUID
 
+from penstock.core.checks import check_choice, check_number, check_text
 from penstock.jobs.models import Status
 from penstock.schedules import queries as schedules
 from penstock.schedules.declarations import ScheduleDeclarations
@@ -28,6 +29,10 @@ class ScheduleAdministration(ScheduleDeclarations):
         Raises:
             NotFound: The schedule does not exist.
         """
+        check_text("name", name)
+        if status is not None:
+            check_choice("status", status, list(Status))
+        check_number("limit", limit, 1, 1_000)
         wanted = None if status is None else str(status)
         return await schedules.runs(await self.context.database(), name, wanted, limit)
 
@@ -44,6 +49,7 @@ class ScheduleAdministration(ScheduleDeclarations):
             NotFound: The schedule does not exist.
             Conflict: A run has not ended, or each worker runs the schedule by itself.
         """
+        check_text("name", name)
         return await schedules.run_now(await self.context.database(), name)
 
     async def drop_schedule(self, name: str) -> None:
@@ -56,4 +62,5 @@ class ScheduleAdministration(ScheduleDeclarations):
             NotFound: The schedule does not exist.
             Conflict: A running worker declares it.
         """
+        check_text("name", name)
         await schedules.drop(await self.context.database(), name)

@@ -8,7 +8,7 @@ from typing import Any
 
 from typing_extensions import Unpack
 
-from penstock.core.checks import check_documentation, check_name
+from penstock.core.checks import check_documentation, check_flag, check_name
 from penstock.errors import InvalidInput
 from penstock.jobs.declarations import JobDeclarations, JobOptions, options_of
 from penstock.jobs.handler import kind_of
@@ -94,6 +94,12 @@ class ScheduleDeclarations(JobDeclarations):
         per_worker: bool,
         options: JobOptions,
     ) -> Callable[[ScheduleHandler], Schedule]:
+        if name is not None:
+            check_name("name of a schedule", name, 200)
+        if as_job is not None:
+            check_flag("as_job", as_job)
+        check_flag("per_worker", per_worker)
+
         def declare(handler: ScheduleHandler) -> Schedule:
             named = name or getattr(handler, "__name__", "").replace("_", "-")
             runs_as: RunsAs = "per-worker" if per_worker else "in-place" if as_job is False else "job"

@@ -16,6 +16,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 from cronsim import CronSim, CronSimError
 from pydantic import AwareDatetime, ConfigDict, Field
 
+from penstock.core.checks import LONGEST_SPAN, check_span, check_text
 from penstock.core.dependencies import (
     Depends,
     Given,
@@ -61,6 +62,9 @@ class Every:
 
     span: timedelta
 
+    def __post_init__(self) -> None:
+        check_span("every", self.span, shortest=timedelta(milliseconds=10), longest=LONGEST_SPAN)
+
     @property
     def kind(self) -> str:
         """See `schedules.kind`."""
@@ -88,14 +92,20 @@ class Cron:
     tz: str
 
     def __post_init__(self) -> None:
+        check_text("expression", self.expression)
+        check_text("tz", self.tz)
         try:
             CronSim(self.expression, datetime.now(UTC))
         except CronSimError as error:
-            raise InvalidInput(f"invalid cron expression {self.expression!r}: {error}", hint='For example "0 4 * * *".') from None
+            raise InvalidInput(
+                f"invalid cron expression {self.expression!r:.100}: {error}", hint='For example "0 4 * * *".'
+            ) from None
         try:
             ZoneInfo(self.tz)
-        except (ZoneInfoNotFoundError, ValueError):
-            raise InvalidInput(f"unknown time zone: {self.tz!r}", hint='For example "Europe/Berlin" or "UTC".') from None
+        except (ZoneInfoNotFoundError, ValueError, OSError):
+            raise InvalidInput(
+                f"unknown time zone: {self.tz!r:.100} (tz)", hint='For example "Europe/Berlin" or "UTC".'
+            ) from None
 
     @property
     def kind(self) -> str:
@@ -210,9 +220,7 @@ class Schedule:
 
     def __post_init__(self) -> None:
         if self.missed not in get_args(Missed):
-            raise InvalidInput(f"unknown policy for missed times: {self.missed}", hint="Use skip, once or all.")
-        if isinstance(self.times, Every) and self.times.span < timedelta(milliseconds=10):
-            raise InvalidInput(f"{self.name} cannot run every {self.times.span}", hint="The shortest interval is 10 ms.")
+            raise InvalidInput(f"unknown policy for missed times: {self.missed!r:.100}", hint="Use skip, once or all.")
         if self.runs_as == "per-worker" and self.missed != "skip":
             raise InvalidInput(
                 f"schedule {self.name} runs in each worker and cannot make up for missed times",

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from penstock.core.checks import check_flag, check_number, check_text
 from penstock.streams import queries as streams
+from penstock.streams.checks import check_stream_name
 from penstock.streams.declarations import StreamDeclarations
 from penstock.streams.models import StreamRecord, StreamSummary
 from penstock.streams.stream import Stream
@@ -20,6 +22,7 @@ class StreamAdministration(StreamDeclarations):
             name: Name of the stream.
             payload: Type of its payloads; the events have values of it.
         """
+        check_text("name", name)
         if name in self.streams:
             return self.streams[name]
         return await Stream.found(self.context, name, payload)
@@ -53,6 +56,8 @@ class StreamAdministration(StreamDeclarations):
             partitions: Number of its partitions.
             options: Options of `StreamOptions`.
         """
+        check_stream_name(name)
+        check_number("partitions", partitions, 1, 1_024)
         return await streams.create_stream(await self.context.database(), name, partitions, options)
 
     async def drop_stream(self, name: str, *, force: bool = False) -> None:
@@ -62,4 +67,5 @@ class StreamAdministration(StreamDeclarations):
             name: Name of the stream.
             force: Whether to drop it also while consumers are at work.
         """
+        check_flag("force", force)
         await (await self.find_stream(name)).drop(force=force)

@@ -12,7 +12,7 @@ from datetime import datetime
 from itertools import repeat
 from typing import Any, Generic, TypeVar
 
-from penstock.core.checks import check_time
+from penstock.core.checks import check_many, check_time
 from penstock.core.keys import KeyOf, key_by, key_of_field
 from penstock.core.serialization import Codec, dump_json, load_json
 from penstock.errors import InvalidInput, Unreadable
@@ -68,6 +68,7 @@ class Encoding(Generic[T]):
 
     def columns(self, items: Iterable[NewEvent[T] | T]) -> Columns:
         """The columns of events that are given as payloads or `NewEvent`s. Raises `InvalidInput` when one is not valid."""
+        check_many("events", items, 'append_many([{"a": 1}, NewEvent({"a": 2}, key="acme")])')
         given = list(items)
         encode, key_of = self.encode, self._key_of
         wrapped = [type(item) is NewEvent for item in given]
@@ -108,7 +109,7 @@ class Encoding(Generic[T]):
 
     def _key(self, key: Any) -> str | None:
         if key is not None and not isinstance(key, str):
-            raise InvalidInput(f"a key of stream {self._name} must be text, not {type(key).__name__}", hint="Give str(...).")
+            raise InvalidInput(f"a key of stream {self._name} must be text, not {key!r:.100}", hint="Give str(...).")
         if key is not None and "\x00" in key:
             raise InvalidInput(f"a key of stream {self._name} contains the character U+0000", hint="PostgreSQL cannot store it.")
         if key is not None and not _is_text(key):
@@ -120,7 +121,7 @@ class Encoding(Generic[T]):
     def _headers(self, headers: Mapping[str, Any] | None) -> str | None:
         if headers is not None and not isinstance(headers, Mapping):
             raise InvalidInput(
-                f"headers of an event of stream {self._name} must be a mapping, not {type(headers).__name__}",
+                f"headers of an event of stream {self._name} must be a mapping, not {headers!r:.100}",
                 hint='For example: headers={"trace": "4bf92f"}',
             )
         return dump_json(dict(headers), f"an event of {self._name} (its headers)") if headers else None

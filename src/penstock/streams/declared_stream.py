@@ -11,13 +11,13 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
-from penstock.core.checks import check_time
+from penstock.core.checks import check_flag, check_number
 from penstock.core.keys import KeyOf
-from penstock.errors import InvalidInput, NotFound, PenstockError
+from penstock.errors import NotFound, PenstockError
 from penstock.postgres.database import lacks_rights
 from penstock.streams import queries as streams
 from penstock.streams.accumulator import Accumulator
-from penstock.streams.checks import check_offsets
+from penstock.streams.checks import check_start
 from penstock.streams.codec import Encoding
 from penstock.streams.models import Bounds, Start, StreamOptions, StreamRecord
 from penstock.streams.queries import Routed
@@ -115,6 +115,7 @@ class DeclaredStream(Generic[T]):
             InvalidInput: The stream has as many partitions or more already.
             DatabaseUnavailable: An append in a long transaction blocked the change; try again.
         """
+        check_number("partitions", partitions, 1, 1_024)
         await self.ready()
         return await self._remember(await streams.grow_stream(await self.context.database(), self.name, partitions))
 
@@ -141,6 +142,7 @@ class DeclaredStream(Generic[T]):
             Conflict: A group has live members.
             DatabaseUnavailable: An append in a long transaction blocked the drop; try again.
         """
+        check_flag("force", force)
         database = await self.context.database()
         await streams.drop_stream(database, self.name, force=force)
         database.declared.pop(("stream", self.name), None)
@@ -186,15 +188,13 @@ class DeclaredStream(Generic[T]):
         Args:
             start: "earliest", "latest", a time, or offsets by partition.
         """
+        check_start(start)
         database = await self.context.database()
         if isinstance(start, datetime):
-            return await streams.offsets_at(database, self.name, check_time("the time to start at", start))
+            return await streams.offsets_at(database, self.name, start)
         if isinstance(start, Mapping):
-            check_offsets(start)
             return dict(start)
         bounds = await streams.bounds(database, self.name)
         if start == "earliest":
             return {partition: found.first for partition, found in bounds.items()}
-        if start == "latest":
-            return {partition: found.next for partition, found in bounds.items()}
-        raise InvalidInput(f"cannot start at {start!r}", hint='Use "earliest", "latest", a time, or {partition: offset}.')
+        return {partition: found.next for partition, found in bounds.items()}

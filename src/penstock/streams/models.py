@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, Generic, Literal, TypeAlias, TypeVa
 
 from pydantic import ConfigDict, Field
 
-from penstock.core.checks import check_choice, check_flag, check_number, check_span
+from penstock.core.checks import LONGEST_SPAN, check_choice, check_flag, check_number, check_span
 from penstock.core.records import Seconds, example
 from penstock.errors import InvalidInput
 
@@ -226,8 +226,8 @@ class StreamOptions:
         check_number("max_event_bytes", self.max_event_bytes, 1, 2**31 - 1)
         for name in ("keep_age", "segment_age"):
             if getattr(self, name) is not None:
-                check_span(name, getattr(self, name))
-        check_span("tombstone_age", self.tombstone_age, zero=True)
+                check_span(name, getattr(self, name), longest=LONGEST_SPAN)
+        check_span("tombstone_age", self.tombstone_age, zero=True, longest=LONGEST_SPAN)
 
     def declaration(self) -> dict[str, Any]:
         """The storage format and the options that differ from the defaults, in the form that the SQL functions accept."""

@@ -5,13 +5,14 @@ from __future__ import annotations
 import base64
 from collections.abc import AsyncIterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any
 
 import orjson
 
 from penstock.core import measuring
-from penstock.errors import InvalidInput, Unreadable
+from penstock.core.serialization import dump_options
+from penstock.errors import Unreadable
 from penstock.postgres.database import Database, Transaction
 from penstock.streams.group_models import Lag
 from penstock.streams.models import Bounds, Chunk, Columns, Segment, StreamRecord
@@ -90,13 +91,19 @@ class Committed:
 async def create_stream(database: Database, name: str, partitions: int, options: Mapping[str, Any]) -> StreamRecord:
     """Create a stream. Raises `Conflict` when it exists, `InvalidInput`."""
     return _record(
-        await database.fetchrow("select * from penstock.create_stream($1, $2, $3::jsonb)", name, partitions, _dump(options))
+        await database.fetchrow(
+            "select * from penstock.create_stream($1, $2, $3::jsonb)", name, partitions, dump_options(f"stream {name}", options)
+        )
     )
 
 
 async def change_stream(database: Database, name: str, options: Mapping[str, Any]) -> StreamRecord:
     """Change the given options. Raises `NotFound`, `InvalidInput`."""
-    return _record(await database.fetchrow("select * from penstock.change_stream($1, $2::jsonb)", name, _dump(options)))
+    return _record(
+        await database.fetchrow(
+            "select * from penstock.change_stream($1, $2::jsonb)", name, dump_options(f"stream {name}", options)
+        )
+    )
 
 
 async def declare_stream(
@@ -104,7 +111,7 @@ async def declare_stream(
 ) -> StreamRecord:
     """Create a stream, or change its options when this declaration differs from the last one."""
     query = "select * from penstock.declare_stream($1, $2, $3::jsonb)"
-    return _record(await database.fetchrow(query, name, partitions, _dump(options), retry=retry))
+    return _record(await database.fetchrow(query, name, partitions, dump_options(f"stream {name}", options), retry=retry))
 
 
 async def grow_stream(database: Database, name: str, partitions: int) -> StreamRecord:
@@ -115,7 +122,9 @@ async def grow_stream(database: Database, name: str, partitions: int) -> StreamR
 async def alter_stream(database: Database, name: str, options: Mapping[str, Any], partitions: int | None) -> StreamRecord:
     """Change the given options and the number of partitions atomically. Raises as `change_stream` and `grow_stream`."""
     async with database.transaction() as transaction:
-        row = await transaction.fetchrow("select * from penstock.change_stream($1, $2::jsonb)", name, _dump(options))
+        row = await transaction.fetchrow(
+            "select * from penstock.change_stream($1, $2::jsonb)", name, dump_options(f"stream {name}", options)
+        )
         if partitions is not None:
             row = await transaction.fetchrow("select * from penstock.grow_stream($1, $2)", name, partitions)
     return _record(row)
@@ -503,19 +512,6 @@ async def lag(database: Database, name: str, group: str | None) -> list[Lag]:
 async def drop_group(database: Database, name: str, group: str) -> None:
     """Drop a consumer group. Raises `NotFound`, `Conflict` while it has members."""
     await database.fetch("select penstock.drop_consumer_group($1, $2)", name, group)
-
-
-def _dump(options: Mapping[str, Any]) -> str:
-    try:
-        return orjson.dumps(dict(options), default=_span).decode()
-    except TypeError as error:
-        raise InvalidInput(f"the options cannot be stored: {error}", hint='For example: keep_age="7 days"') from None
-
-
-def _span(value: Any) -> str:
-    if isinstance(value, timedelta):
-        return f"{value.total_seconds()} seconds"
-    raise TypeError(f"a {type(value).__name__} cannot be the value of an option")
 
 
 def _record(row: Any) -> StreamRecord:

@@ -11,11 +11,11 @@ from itertools import islice
 from typing import Any, Generic, Literal, TypeVar
 
 from penstock.core.blocking import without_loop
-from penstock.core.checks import check_documentation, check_number
+from penstock.core.checks import check_documentation, check_function, check_many, check_name, check_number, check_text
 from penstock.errors import InvalidInput
 from penstock.streams import queries as streams
 from penstock.streams.accumulator import route
-from penstock.streams.checks import check_group, check_offsets
+from penstock.streams.checks import check_group, check_offsets, check_partitions, check_start
 from penstock.streams.codec import Undecodable, unreadable
 from penstock.streams.consumer.declared import DeclaredConsumer, declared_consumer
 from penstock.streams.consumer.handling import EventHandler, Middleware
@@ -106,6 +106,10 @@ class Stream(DeclaredStream[T], Generic[T]):
         Raises:
             InvalidInput: The handler or an option cannot be used.
         """
+        check_many("middleware", middleware, "middleware=[timed]")
+        middleware = list(middleware)
+        for function in middleware:
+            check_function("a function of middleware", function, "async def timed(batch, call_next): await call_next(batch)")
         if self.consumers is None:
             raise InvalidInput(f"stream {self.name} is not declared in this application", hint="Declare it: app.stream(...).")
         consumers = self.consumers
@@ -196,7 +200,9 @@ class Stream(DeclaredStream[T], Generic[T]):
             sequence: Number of the last batch that is known to be appended, for a producer that restarts and repeats the batches
                 after it. None: the producer continues after the last batch under its name.
         """
-        if id is not None and (not isinstance(id, str) or not 1 <= len(id) <= 200):
+        if id is not None:
+            check_text("the id of a producer", id)
+        if id is not None and not 1 <= len(id) <= 200:
             raise InvalidInput(f"the id of a producer must be text of 1 to 200 characters, not {id!r:.100}")
         if sequence is not None:
             check_number("sequence", sequence, 0, 2**63 - 1)
@@ -217,6 +223,8 @@ class Stream(DeclaredStream[T], Generic[T]):
             InvalidInput: An event is not valid, or is larger than `max_event_bytes`; nothing was appended.
             Outgrown: The stream grew meanwhile; nothing was appended, repeat the call.
         """
+        if not isinstance(items, AsyncIterable):
+            check_many("items", items, 'load([{"a": 1}, NewEvent({"a": 2}, key="acme")])')
         await self.ready()
         database = await self.context.database()
         async with database.transaction() as transaction:
@@ -308,6 +316,8 @@ class Stream(DeclaredStream[T], Generic[T]):
             auto_offset_reset: Action when retention dropped the next events.
             idle_timeout: Time without an event after which the iteration ends; None: it does not end.
         """
+        check_start(start)
+        check_partitions(partitions)
         return StreamReader(
             self, start, None if partitions is None else list(partitions), OffsetReset.of(auto_offset_reset), idle_timeout
         )
@@ -347,6 +357,8 @@ class Stream(DeclaredStream[T], Generic[T]):
             idle_timeout: Time without a batch after which the iteration ends; None: it does not end.
         """
         check_group(group)
+        if id is not None:
+            check_name("id of a member", id, 50)
         options = ConsumerOptions(
             max_batch_size, linger, start=start, auto_offset_reset=OffsetReset.of(auto_offset_reset)
         ).checked(self.context.settings)
@@ -358,6 +370,8 @@ class Stream(DeclaredStream[T], Generic[T]):
         Args:
             group: Name of the consumer group; None: all groups.
         """
+        if group is not None:
+            check_text("group", group)
         return await streams.lag(await self.context.database(), self.name, group)
 
     async def held_back(self, group: str | None = None) -> list[HeldBack]:
@@ -379,6 +393,7 @@ class Stream(DeclaredStream[T], Generic[T]):
             NotFound: The group does not exist.
             InvalidInput: An offset is outside of the stored range.
         """
+        check_text("group", group)
         await streams.seek_group(await self.context.database(), self.name, group, await self.places(to))
 
     async def pause(self, group: str, partitions: Sequence[int] | None = None, *, reason: str | None = None) -> int:
@@ -389,6 +404,10 @@ class Stream(DeclaredStream[T], Generic[T]):
             partitions: Numbers of the partitions; None: all.
             reason: Reason for people, shown beside the partition.
         """
+        check_text("group", group)
+        check_partitions(partitions)
+        if reason is not None:
+            check_text("reason", reason)
         return await streams.pause_partitions(await self.context.database(), self.name, group, partitions, reason)
 
     async def resume(self, group: str, partitions: Sequence[int] | None = None) -> int:
@@ -398,6 +417,8 @@ class Stream(DeclaredStream[T], Generic[T]):
             group: Name of the consumer group.
             partitions: Numbers of the partitions; None: all.
         """
+        check_text("group", group)
+        check_partitions(partitions)
         return await streams.resume_partitions(await self.context.database(), self.name, group, partitions)
 
     async def drop_group(self, group: str) -> None:
@@ -406,6 +427,7 @@ class Stream(DeclaredStream[T], Generic[T]):
         Args:
             group: Name of the consumer group.
         """
+        check_text("group", group)
         await streams.drop_group(await self.context.database(), self.name, group)
 
     async def replay_dead(self, *, offsets: Mapping[int, int] | None = None, limit: int = 1_000) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from penstock.core.checks import check_text
 from penstock.topics import queries as topics
 from penstock.topics.declarations import TopicDeclarations
 from penstock.topics.models import TopicCounts
@@ -19,6 +20,7 @@ class TopicAdministration(TopicDeclarations):
         Args:
             name: Name of the topic.
         """
+        check_text("name", name)
         await topics.topic(await self.context.database(), name)
         return self.topic(name)
 

@@ -11,7 +11,7 @@ from uuid import UUID
 
 from typing_extensions import Unpack
 
-from penstock.core.checks import check_name, check_span
+from penstock.core.checks import check_flag, check_many, check_name, check_number, check_span, check_text
 from penstock.core.logs import get_logger
 from penstock.core.serialization import Codec, dump_json
 from penstock.errors import Conflict, InvalidInput, PenstockError
@@ -156,6 +156,7 @@ class Topic(Generic[T]):
             DatabaseUnavailable: It is not known whether the message was published: retry with the same id.
         """
         check_span("timeout", timeout, zero=True)
+        check_flag("background", background)
         document = self.document(data, id, unique, run_after, expires_at)
         if connection is not None:
             if not background:
@@ -211,6 +212,7 @@ class Topic(Generic[T]):
             receipt: Receipt of the publish.
             timeout: How long to wait.
         """
+        check_span("timeout", timeout, zero=True)
         database = await self.context.database()
         pause = 0.005
         try:
@@ -249,6 +251,9 @@ class Topic(Generic[T]):
             messages: Payloads, or `NewMessage`s for messages with more than a payload.
             ids: Identity of each message; None: those that the messages have.
         """
+        check_many("messages", messages, 'publish_many([{"a": 1}, NewMessage({"a": 2}, unique="x")])')
+        if ids is not None:
+            check_many("ids", ids, "ids=[uuid4() for _ in messages]")
         new = [message if isinstance(message, NewMessage) else NewMessage(message) for message in messages]
         given = [message.id for message in new] if ids is None else list(ids)
         if len(given) != len(new):
@@ -266,12 +271,11 @@ class Topic(Generic[T]):
         run_after: datetime | timedelta | None,
         expires_at: datetime | timedelta | None,
     ) -> str:
-        if unique is not None and not isinstance(unique, str):
-            raise InvalidInput(f"unique must be text, not {unique!r:.100}")
+        if unique is not None:
+            check_text("unique", unique)
         message_id = make_id() if id is None else parse_id(id)
-        if unique is not None and "\x00" in unique:
-            raise InvalidInput("the unique key contains the character U+0000", hint="Use 1 to 255 printable characters.")
-        return topics.publish_document(payload, message_id, unique, aware(run_after), aware(expires_at))
+        run_after, expires_at = aware("run_after", run_after), aware("expires_at", expires_at)
+        return topics.publish_document(payload, message_id, unique, run_after, expires_at)
 
     # -- subscribing
 
@@ -328,7 +332,10 @@ class Topic(Generic[T]):
         Raises:
             Conflict: The name of the queue is in use, or messages after `since` were pruned.
         """
+        check_name("client id", client_id, 199 - len(self.name))
         _check_ttl(ttl)
+        if since is not None:
+            check_number("since", since, 0, 2**63 - 1)
         await self._ready()
         (receipt,) = await topics.subscribe_many(
             await self.context.database(), self.name, [client_id], ttl=ttl, filter=_filter(filter), since=since
@@ -342,6 +349,8 @@ class Topic(Generic[T]):
             client_id: Name of the subscriber.
             drop: Whether to archive the queued copies as expired; otherwise workers can still run them.
         """
+        check_text("client_id", client_id)
+        check_flag("drop", drop)
         await self._ready()
         return await topics.unsubscribe(await self.context.database(), self.name, client_id, drop)
 
@@ -351,6 +360,7 @@ class Topic(Generic[T]):
         Args:
             client_id: Client id of the subscriber.
         """
+        check_text("client_id", client_id)
         return bool(await topics.renew(await self.context.database(), [(self.name, client_id)]))
 
     async def details(self) -> TopicRecord:
@@ -378,6 +388,9 @@ class Topic(Generic[T]):
         Raises:
             Conflict: Messages after `since` were pruned.
         """
+        if since is not None:
+            check_number("since", since, 0, 2**63 - 1)
+        check_number("limit", limit, 1, 1_000)
         await self._ready()
         return await topics.read(await self.context.database(), self.name, since, limit, self.codec)
 
@@ -421,8 +434,4 @@ def _filter(filter: Any) -> str | None:
 
 def _check_ttl(ttl: Any) -> None:
     if ttl is not None:
-        check_span("ttl", ttl)
-        if not timedelta(seconds=1) <= ttl <= timedelta(days=30):
-            raise InvalidInput(
-                f"ttl must be from 1 second to 30 days, not {ttl}", hint="Give None for a subscription that does not end."
-            )
+        check_span("ttl", ttl, shortest=timedelta(seconds=1), longest=timedelta(days=30))

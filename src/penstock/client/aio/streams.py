@@ -164,7 +164,7 @@ class AsyncMembership:
 
 def _start(start: Start, partitions: Iterable[int] | None) -> dict[str, Any]:
     if isinstance(start, datetime):
-        given = check_time("the time to start at", start).isoformat()
+        given = check_time("the position to start at", start).isoformat()
     elif isinstance(start, Mapping):
         given = ",".join(f"{partition}:{offset}" for partition, offset in start.items())
     else:

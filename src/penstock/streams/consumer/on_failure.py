@@ -35,7 +35,7 @@ class OnFailure:
         if self.max_attempts is not None:
             check_number("max_attempts", self.max_attempts, 1, 2**31 - 1)
         if self.then not in get_args(Then):
-            raise InvalidInput(f"unknown policy: {self.then!r:.100}", hint=f"Use one of {', '.join(get_args(Then))}.")
+            raise InvalidInput(f"unknown policy: {self.then!r:.100} (then)", hint=f"Use one of {', '.join(get_args(Then))}.")
         if not isinstance(self.backoff, Backoff):
             raise InvalidInput(
                 f"backoff must be a Backoff, not {self.backoff!r:.100}", hint="For example: Backoff(base=timedelta(seconds=2))"
@@ -54,6 +54,6 @@ class OnFailure:
             return cls()
         if given not in get_args(Then):
             raise InvalidInput(
-                f"unknown policy: {given!r:.100}", hint=f"Use retry, {', '.join(get_args(Then))}, or an OnFailure."
+                f"unknown policy: {given!r:.100} (on_failure)", hint=f"Use retry, {', '.join(get_args(Then))}, or an OnFailure."
             )
         return cls(max_attempts=1, then=given)  # type: ignore[arg-type]
