@@ -235,7 +235,7 @@ def test_a_second_signal_stops_at_once_and_hands_the_job_back(url: str, tmp_path
         (["enqueue", "ship", "-f", "-", "--id", "0190b7a0-0000-7000-8000-000000000001"], "", 1, "cannot all have one id"),
         (["jobs", "show", "123"], "", 1, "invalid job id"),
         (["jobs", "show", "0190b7a0-0000-7000-8000-000000000001"], "", 1, "no such job"),
-        (["jobs", "list", "--status", "done"], "", 1, "unknown status"),
+        (["jobs", "list", "--status", "done"], "", 1, "status must be queued"),
         (["jobs", "list", "--type", "none"], "", 1, "no such job type: none"),
         (["history", "failures", "--name", "none"], "", 1, "there is no lake none"),
         (["bulk", "replay", "--where", "true", "--lake", "none"], "", 1, "there is no lake none"),

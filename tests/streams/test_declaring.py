@@ -217,13 +217,13 @@ async def test_a_stream_that_was_looked_up_has_no_consumers(app: Penstock) -> No
 
 
 WRONG: Any = [
-    (NewEvent({}, headers="trace"), "headers of an event of stream orders must be a mapping, not str"),  # type: ignore[arg-type]
+    (NewEvent({}, headers="trace"), "headers of an event of stream orders must be a mapping, not 'trace'"),  # type: ignore[arg-type]
     (NewEvent({}, headers=5), "headers of an event"),  # type: ignore[arg-type]
     (NewEvent({}, headers=[1]), "headers of an event"),  # type: ignore[arg-type]
     (NewEvent({}, time="2026-01-31"), "time of an event must be a datetime, not '2026-01-31'"),  # type: ignore[arg-type]
     (NewEvent({}, time=5), "time of an event must be a datetime"),  # type: ignore[arg-type]
     (NewEvent({}, time=datetime(2026, 1, 31)), "time of an event has no time zone"),
-    (NewEvent({}, key=5), "a key of stream orders must be text, not int"),  # type: ignore[arg-type]
+    (NewEvent({}, key=5), "a key of stream orders must be text, not 5"),  # type: ignore[arg-type]
 ]
 
 

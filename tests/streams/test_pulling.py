@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import closing
 from datetime import timedelta
 from typing import Any, TypeAlias
@@ -9,6 +10,7 @@ from typing import Any, TypeAlias
 import asyncpg
 import pytest
 
+from conftest import eventually
 from penstock import InvalidInput, OffsetGone, Penstock, Retention
 
 Sql: TypeAlias = "asyncpg.Connection[Any]"
@@ -56,6 +58,39 @@ async def test_an_idle_timeout_ends_the_iteration(app: Penstock) -> None:
     for refused in (0.5, timedelta(0)):
         with pytest.raises(InvalidInput, match="idle_timeout must be a span of time"):
             events.tail(idle_timeout=refused)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("table", ["streams", "stream_partitions", "segments", "slots", "group_offsets"])
+@pytest.mark.parametrize("form", ["consume", "tail"])
+async def test_a_slow_database_does_not_use_up_the_idle_timeout(app: Penstock, sql: Sql, form: str, table: str) -> None:
+    if form == "tail" and table in ("slots", "group_offsets"):
+        pytest.skip("a reader without a group does not use this table")
+    events = app.stream("events", int, partitions=2)
+    await events.append_many(range(10))
+
+    async def read() -> list[int]:
+        idle = timedelta(seconds=0.2)
+        if form == "tail":
+            async with events.tail("earliest", idle_timeout=idle) as tail:
+                return [event.data async for event in tail]
+        async with events.consume("g", idle_timeout=idle) as batches:
+            return [record async for batch in batches for record in batch.records()]
+
+    async with sql.transaction():
+        await sql.execute(f"lock table penstock.{table} in access exclusive mode")
+        reading = asyncio.create_task(read())
+        waits = """
+            select count(*) from pg_stat_activity
+            where datname = current_database() and wait_event_type = 'Lock'
+            and query_start < clock_timestamp() - interval '1 second'
+        """
+
+        async def waited() -> bool:
+            return reading.done() or await sql.fetchval(waits) > 0
+
+        await eventually(waited, "a call that waits for longer than the idle timeout", 60)
+        ended_early = reading.done()
+    assert (sorted(await reading), ended_early) == (list(range(10)), False)
 
 
 async def test_a_pull_consumer_is_told_that_what_comes_next_is_gone(app: Penstock, sql: Sql) -> None:

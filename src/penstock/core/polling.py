@@ -38,15 +38,38 @@ def idle_seconds(idle_timeout: timedelta | None) -> float | None:
     return idle_timeout.total_seconds()
 
 
-async def next_in_time(item: Awaitable[T], idle_s: float) -> T:
-    """The next item of an iteration. Raises `StopAsyncIteration` when it does not come within the idle timeout."""
-    try:
-        async with asyncio.timeout(idle_s) as limit:
+class IdleLimit:
+    """Ends an iteration that has nothing to return for a while.
+
+    The time begins when a look at the database, made for this item, has found nothing: opening and a slow database do not count.
+
+    Args:
+        idle_s: Longest time without an item in seconds; None: the iteration does not end.
+    """
+
+    def __init__(self, idle_s: float | None) -> None:
+        self._idle_s = idle_s
+        self._limit: asyncio.Timeout | None = None
+
+    def found_nothing(self) -> None:
+        """A look found nothing: the time begins, unless it has begun."""
+        if self._limit is not None and self._idle_s is not None and self._limit.when() is None:
+            self._limit.reschedule(asyncio.get_running_loop().time() + self._idle_s)
+
+    async def next(self, item: Awaitable[T]) -> T:
+        """The next item of the iteration. Raises `StopAsyncIteration` when it does not come in time."""
+        if self._idle_s is None:
             return await item
-    except TimeoutError:
-        if limit.expired():
-            raise StopAsyncIteration from None
-        raise
+        try:
+            async with asyncio.timeout(None) as limit:
+                self._limit = limit
+                return await item
+        except TimeoutError:
+            if limit.expired():
+                raise StopAsyncIteration from None
+            raise
+        finally:
+            self._limit = None
 
 
 class Polling:

@@ -111,6 +111,8 @@ class Membership:
         self._metadata: dict[str, Any] = dict(metadata or {})
         self._state = MemberState()
         self._members = 1
+        self.settled = False
+        """Whether this member has all slots that the group gives it, as far as its last heartbeat says."""
         self._session = uuid.uuid4()
         self._rejoining = False
         self._publishing = asyncio.Lock()
@@ -254,6 +256,7 @@ class Membership:
             self._wake.set()
             return
         self._members = beat.members
+        self.settled = beat.balanced
         if not beat.balanced and await self._call(balance.rebalance(self._database, self.group, self._assign)) > 0:
             self._wake.set()
         if releasing := self._state.releasing:
@@ -264,6 +267,7 @@ class Membership:
             free = [slot for slot in sorted(available) if not self._user.draining(slot)]
             taken = await self._call(ownership.take(self._database, self.group, self.id, self._session, free)) if free else {}
             self._apply(self._state.took(taken, monotonic()))
+            self.settled = beat.balanced and len(taken) == len(available)
             if len(taken) < len(available):
                 # Work on a slot is still ending: check again soon.
                 asyncio.get_running_loop().call_later(0.1, self._wake.set)

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Generic, TypeVar
 
 from penstock.core.logs import get_logger
-from penstock.core.polling import idle_seconds, next_in_time
+from penstock.core.polling import IdleLimit, idle_seconds
 from penstock.errors import DatabaseUnavailable, InvalidInput, NotFound, OffsetGone, PenstockError
 from penstock.postgres.listener import Listener
 from penstock.streams import queries as streams
@@ -46,7 +46,7 @@ class StreamReader(Generic[T]):
         self._start = start
         self._partitions = partitions
         self._auto_offset_reset = auto_offset_reset
-        self._idle_s = idle_seconds(idle_timeout)
+        self._idle = IdleLimit(idle_seconds(idle_timeout))
         self._events: AsyncIterator[Event[T]] | None = None
 
     @property
@@ -60,8 +60,7 @@ class StreamReader(Generic[T]):
     async def __anext__(self) -> Event[T]:
         if self._events is None:
             self._events = self._follow()
-        coming = self._events.__anext__()
-        event = await (coming if self._idle_s is None else next_in_time(coming, self._idle_s))
+        event = await self._idle.next(self._events.__anext__())
         if isinstance(event.data, Undecodable):
             raise unreadable(self._stream.name, event)
         return event
@@ -116,6 +115,7 @@ class StreamReader(Generic[T]):
                 if chunks:
                     polling.found()
                     continue
+                self._idle.found_nothing()
                 with suppress(DatabaseUnavailable):
                     await polling.rest(announce)
         finally:

@@ -390,7 +390,7 @@ class Topic(Generic[T]):
         """
         if since is not None:
             check_number("since", since, 0, 2**63 - 1)
-        check_number("limit", limit, 1, 1_000)
+        check_number("limit", limit, 1, 10_000)
         await self._ready()
         return await topics.read(await self.context.database(), self.name, since, limit, self.codec)
 

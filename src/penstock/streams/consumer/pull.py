@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Any, Generic, TypeVar
 
 from penstock.core.logs import get_logger
-from penstock.core.polling import idle_seconds, next_in_time
+from penstock.core.polling import IdleLimit, idle_seconds
 from penstock.errors import PenstockError
 from penstock.postgres.database import Database
 from penstock.postgres.listener import Listener
@@ -46,7 +46,7 @@ class Consumption(Generic[T]):
         self._group = group
         self._options = options
         self._id = id
-        self._idle_s = idle_seconds(idle_timeout)
+        self._idle = IdleLimit(idle_seconds(idle_timeout))
         self._offered: asyncio.Queue[tuple[Batch[T], asyncio.Future[None]]] = asyncio.Queue()
         self._delivered: asyncio.Future[None] | None = None
         self.consumer: Consumer[T] | None = None
@@ -77,6 +77,7 @@ class Consumption(Generic[T]):
             self._stream.context.settings,
             Handling(self._offer, "batch", revoked=self._withdraw),
             self._id,
+            found_nothing=self._idle.found_nothing,
         )
         consumer.raises_gone = True
         await consumer.declare()
@@ -148,7 +149,7 @@ class Consumption(Generic[T]):
         return self
 
     async def __anext__(self) -> Batch[T]:
-        return await (self._next() if self._idle_s is None else next_in_time(self._next(), self._idle_s))
+        return await self._idle.next(self._next())
 
     async def _next(self) -> Batch[T]:
         await self.open()
