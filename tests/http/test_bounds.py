@@ -29,7 +29,7 @@ ENTRIES: dict[str, tuple[str, str, str]] = {
         "POST", "/v1/jobs/{type}/settle",
         '{"worker": "w", "jobs": [{"id": "{id}", "attempt": 3, "lease": 1, "outcome": "failed", "error": %s}]}',
     ),
-    "replay": ("POST", "/v1/jobs/{type}/{id}/replay", '{"data": %s}'),
+    "replay": ("POST", "/v1/jobs/{type}/{id}/replay?force=true", '{"data": %s}'),
     "event": ("POST", "/v1/streams/{type}/events", '{"data": %s}'),
     "header": ("POST", "/v1/streams/{type}/events", '{"data": 1, "headers": {"a": %s}}'),
     "publish": ("POST", "/v1/topics/{type}/messages", '{"data": %s}'),

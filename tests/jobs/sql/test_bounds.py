@@ -34,7 +34,7 @@ ENTRIES = {
     "enqueue_many with unique keys": "select penstock.enqueue_many('ship', array[$1::jsonb], p_unique_keys => array['a'])",
     "enqueue_json": "select penstock.enqueue_json('ship', jsonb_build_array(jsonb_build_object('data', $1::jsonb)))",
     "put_jobs": "select penstock.put_jobs('ship', array[$1::jsonb], array[gen_random_uuid()])",
-    "replay": "select penstock.replay((select id from penstock.archived_jobs limit 1), p_data => $1::jsonb)",
+    "replay": "select penstock.replay((select id from penstock.archived_jobs limit 1), p_data => $1::jsonb, p_force => true)",
     "publish": "select penstock.publish('memos', $1::jsonb)",
     "publish_many": "select penstock.publish_many('memos', array['{}', $1::jsonb])",
     "publish_json": "select penstock.publish_json('memos', jsonb_build_object('data', $1::jsonb))",

@@ -269,10 +269,10 @@ class Protocol(RuleBasedStateMachine):
         job = self.jobs[id]
         if job.status == "queued":
             with pytest.raises(psycopg.Error) as caught:
-                self.call("select penstock.replay(%s)", id)
+                self.call("select penstock.replay(%s, p_force => true)", id)
             assert caught.value.sqlstate == "PS409"
             return
-        ((copy,),) = self.call("select penstock.replay(%s)", id)
+        ((copy,),) = self.call("select penstock.replay(%s, p_force => true)", id)
         self.jobs[copy] = Job(job.name, job.priority, self.now, job.expires_at, None, self.next_place())
 
     @rule(name=NAMES)

@@ -289,15 +289,15 @@ async def test_a_rate_limit_is_never_exceeded_in_any_period(sql: Sql) -> None:
 async def test_a_second_replay_is_refused_unless_forced_and_a_job_shows_its_replays(sql: Sql, earlier: str) -> None:
     id = await sql.fetchval("select penstock.enqueue('ship', '1')")
     await settle(sql, (await claim(sql))[0])
-    first = await sql.fetchval("select penstock.replay($1, p_force => false)", id)
+    first = await sql.fetchval("select penstock.replay($1)", id)
     # The same call once more is the same replay.
-    assert await sql.fetchval("select penstock.replay($1, $2, p_force => false)", id, first) == first
+    assert await sql.fetchval("select penstock.replay($1, $2)", id, first) == first
     if earlier != "queued":
         (job,) = await claim(sql)
         if earlier == "succeeded":
             await settle(sql, job)
     with pytest.raises(asyncpg.PostgresError, match=f"was replayed already as {first}, which is {earlier}"):
-        await sql.execute("select penstock.replay($1, p_force => false)", id)
+        await sql.execute("select penstock.replay($1)", id)
     forced = await sql.fetchval("select penstock.replay($1, p_force => true)", id)
     assert await sql.fetchval("select replayed_by from penstock.find_jobs(array[$1::uuid])", id) == sorted([first, forced])
 
@@ -305,9 +305,9 @@ async def test_a_second_replay_is_refused_unless_forced_and_a_job_shows_its_repl
 async def test_a_failed_replay_is_no_reason_to_refuse_another(sql: Sql) -> None:
     id = await sql.fetchval("select penstock.enqueue('ship', '1')")
     await settle(sql, (await claim(sql))[0])
-    first = await sql.fetchval("select penstock.replay($1, p_force => false)", id)
+    first = await sql.fetchval("select penstock.replay($1)", id)
     await sql.execute("select penstock.cancel($1)", first)
-    assert await sql.fetchval("select penstock.replay($1, p_force => false)", id) != first
+    assert await sql.fetchval("select penstock.replay($1)", id) != first
 
 
 async def test_cancel_pause_and_replay(sql: Sql) -> None:

@@ -44,7 +44,7 @@ from penstock.jobs.models import make_id
 api = router("jobs")
 _NEW = {"data": {"shipmentId": "shp_123"}, "run_after": "2026-01-11T18:26:26.000Z", "expires_at": "2026-01-11T20:26:26.000Z"}
 Force = Annotated[
-    bool, Query(description="false: refused (409) while an earlier replay of the job waits, runs or has succeeded.")
+    bool, Query(description="true: also while an earlier replay of the job waits, runs or has succeeded, which is refused (409) otherwise.")
 ]
 NewId = Annotated[str | None, Query(description="Id of the copy, so that a repeated call replays once.")]
 
@@ -183,13 +183,13 @@ async def get_result(request: Request, response: Response, jobs: Jobs, name: Nam
 
 
 @api.post("/v1/jobs/{id:only_job}/replay", dependencies=[ENQUEUE], status_code=201, response_model=QueuedJob)
-async def replay_by_id(jobs: Jobs, id: Id, body: RawBody, new_id: NewId = None, force: Force = True) -> Response:
+async def replay_by_id(jobs: Jobs, id: Id, body: RawBody, new_id: NewId = None, force: Force = False) -> Response:
     """Enqueue a copy of a running or finished job under a new id; with another payload when there is a body `{"data": ...}`."""
     return await jobs.replay(None, id, new_id, force, body)
 
 
 @api.post("/v1/jobs/{name:name}/{id:job}/replay", dependencies=[ENQUEUE], status_code=201, response_model=QueuedJob)
-async def replay(jobs: Jobs, name: Name, id: Id, body: RawBody, new_id: NewId = None, force: Force = True) -> Response:
+async def replay(jobs: Jobs, name: Name, id: Id, body: RawBody, new_id: NewId = None, force: Force = False) -> Response:
     """Enqueue a copy of a running or finished job of a type under a new id."""
     return await jobs.replay(name, id, new_id, force, body)
 

@@ -79,7 +79,7 @@ as $$
 $$;
 comment on function penstock.replays_of(uuid) is 'The jobs that repeat a job, with their statuses.';
 
-create or replace function penstock.replay(p_id uuid, p_new_id uuid default null, p_data jsonb default null, p_force boolean default true)
+create or replace function penstock.replay(p_id uuid, p_new_id uuid default null, p_data jsonb default null, p_force boolean default false)
 returns uuid
 language plpgsql
 security definer
@@ -119,7 +119,7 @@ begin
         limit 1;
         if found then
             raise exception 'job % was replayed already as %, which is %', p_id, earlier.id, earlier.status
-                using errcode = 'PS409', hint = 'Force it to run once more.';
+                using errcode = 'PS409', hint = 'Force it (p_force => true, force=True, --force) to run the job once more.';
         end if;
     end if;
     if p_data is null then
@@ -141,4 +141,4 @@ begin
 end
 $$;
 comment on function penstock.replay(uuid, uuid, jsonb, boolean) is
-    'Enqueues a copy of a running or finished job under a new id (p_new_id, so that a retried call replays once) and returns that; p_data: with another payload. The copy has the options that the job had of its own. p_force: false refuses it (PS409) while an earlier replay of the job waits, runs or has succeeded. PS409 while the job is queued, or when its payload cannot be read and p_data is null, PS404 when there is none.';
+    'Enqueues a copy of a running or finished job under a new id (p_new_id, so that a retried call replays once) and returns that; p_data: with another payload. The copy has the options that the job had of its own. PS409 while an earlier replay of the job waits, runs or has succeeded, unless p_force is true; also while the job is queued, or when its payload cannot be read and p_data is null, PS404 when there is none.';
