@@ -260,7 +260,9 @@ def cases(prefix: str, options: Options, declare: Callable[[Penstock, dict[str, 
     """A case for each option of a declaration."""
     return {
         f"{prefix}: {name}": Case(
-            name.replace("client_id", "client id"), right, lambda app, value, name=name: declare(app, {name: value})
+            {"client_id": "client id", "weights": "weight"}.get(name, name),
+            right,
+            lambda app, value, name=name: declare(app, {name: value}),
         )  # type: ignore[misc]
         for name, right in options.items()
     }

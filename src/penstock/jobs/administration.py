@@ -66,7 +66,7 @@ class JobAdministration(JobDeclarations):
             DatabaseUnavailable: It is not known whether the job was written: retry with the same id.
         """
         payload: Any = {} if data is None else data
-        new = new_job(type if isinstance(type, str) else type.name, payload, options)
+        new = new_job(_name_of(type), payload, options)
         return (await self.enqueue_many(type, [new], connection=connection))[0]
 
     async def enqueue_many(self, type: JobType[T] | str, new: Iterable[NewJob | T], *, connection: Any = None) -> list[Enqueued]:
@@ -83,11 +83,9 @@ class JobAdministration(JobDeclarations):
         Returns:
             A receipt for each, in order.
         """
-        if not isinstance(type, (str, JobType)):
-            raise InvalidInput(f"type must be a job type or its name, not {type!r:.100}")
+        check_type_name(_name_of(type))
         declared = self.types.get(type, type) if isinstance(type, str) else type
         if isinstance(declared, str):
-            check_type_name(declared)
             return await enqueue_many(self.context, declared, Codec(Any, declared), new, connection)
         return await declared.enqueue_many(new, connection=connection)
 
@@ -226,3 +224,12 @@ class JobAdministration(JobDeclarations):
     async def counts(self) -> list[JobCounts]:
         """Number of jobs of each type, by status."""
         return await jobs.counts(await self.context.database())
+
+
+def _name_of(type: Any) -> str:
+    """The name of a job type, which is given as a `JobType` or by its name. Raises `InvalidInput` for anything else."""
+    if isinstance(type, JobType):
+        return type.name
+    if isinstance(type, str):
+        return type
+    raise InvalidInput(f"type must be a job type or its name, not {type!r:.100}")

@@ -44,7 +44,8 @@ from penstock.jobs.models import make_id
 api = router("jobs")
 _NEW = {"data": {"shipmentId": "shp_123"}, "run_after": "2026-01-11T18:26:26.000Z", "expires_at": "2026-01-11T20:26:26.000Z"}
 Force = Annotated[
-    bool, Query(description="true: also while an earlier replay of the job waits, runs or has succeeded, which is refused (409) otherwise.")
+    bool,
+    Query(description="true: also while an earlier replay waits, runs or has succeeded (409 otherwise)."),
 ]
 NewId = Annotated[str | None, Query(description="Id of the copy, so that a repeated call replays once.")]
 
