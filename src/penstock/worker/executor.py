@@ -291,12 +291,14 @@ class Executor:
             self._pool.join(timeout=5)
 
     def _fill(self, lane: str) -> None:
-        queue = self._waiting[lane]
-        while queue and self._busy[lane] < self._places[lane] and not self._stopping:
+        queue, busy, places = self._waiting[lane], self._busy, self._places[lane]
+        if not queue or busy[lane] >= places:
+            return
+        now = time.monotonic()
+        while queue and busy[lane] < places and not self._stopping:
             running = queue.popleft()
             if self._jobs.get(running.claimed.id) is not running:
                 continue
-            now = time.monotonic()
             if running.deadline - now < running.limit / 2:
                 # It waited so long that its lease would end before its time limit.
                 self._finish(running, released(running))
@@ -304,7 +306,7 @@ class Executor:
             running.started = True
             running.since = now
             running.deadline = min(running.deadline, now + running.limit)
-            self._busy[lane] += 1
+            busy[lane] += 1
             if self._begin_all or running.worked.once:
                 self._beginning.append((running, lane))
                 if self._writing_begun is None or self._writing_begun.done():
@@ -360,6 +362,8 @@ class Executor:
         except BaseException as error:
             # A handler that calls sys.exit(), or raises another BaseException, ends its own job, not the worker.
             settlement = settlement_of(running, error)
+        # The context of the task refers to the job, and the job to its task: without the circle no collection has to find them.
+        running.task = None
         self._free(running, lane, settlement)
 
     def _interrupt(self, running: Running) -> None:
@@ -381,7 +385,8 @@ class Executor:
             claimed = running.claimed
             self._note_ended((claimed.name, settlement.outcome, claimed, running.since, time.monotonic()))
         self._finish(running, settlement)
-        self._fill(lane)
+        if self._waiting[lane]:
+            self._fill(lane)
 
     async def _call(self, running: Running, job: Job[Any], dependencies: Mapping[str, Any]) -> Any:
         """Call the handler with its dependencies, within its middleware."""
