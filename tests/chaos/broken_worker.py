@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import random
+import time
 from typing import Any
 from uuid import UUID
 
@@ -32,8 +34,21 @@ def unfenced_start() -> None:
 
 
 def heartbeat_of_the_loop() -> None:
-    """No heartbeat runs beside the event loop: a worker whose handler blocks the loop sends none."""
-    Heartbeat.keep = lambda self, kept: None  # type: ignore[method-assign]
+    """No heartbeat runs beside the event loop: a worker whose handler blocks the loop sends none. The loop is blocked often."""
+    blocking: list[asyncio.TimerHandle] = []
+
+    def block() -> None:
+        time.sleep(4)
+        wait()
+
+    def wait() -> None:
+        blocking[:] = [asyncio.get_running_loop().call_later(random.uniform(3, 6), block)]
+
+    def without(self: Heartbeat, kept: object) -> None:
+        if not blocking:
+            wait()
+
+    Heartbeat.keep = without  # type: ignore[method-assign]
     Heartbeat.leave = lambda self, kept: None  # type: ignore[method-assign]
 
 

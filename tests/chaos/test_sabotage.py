@@ -20,7 +20,7 @@ from streams_chaos import run_streams
 from penstock import Penstock
 from penstock.testing import TemporaryDatabases
 
-RUNS = 4
+RUNS = 8
 SECONDS = float(os.environ.get("CHAOS_SECONDS", "40"))
 CONTROLLED_S = 20.0
 ANY = "P[0-9]"

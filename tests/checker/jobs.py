@@ -14,6 +14,9 @@ from checker.noted import Noted
 EMPTYING_S = 5.0
 """Seconds for which a worker that is to run a job alone waits for its other jobs to end (see `penstock.worker.isolation`)."""
 
+LOSSES_OF_A_KILLER = 3
+"""A job is quarantined that was lost with two workers among other jobs, and with the third one alone."""
+
 BEGUN_S = 5.0
 """So long after the mark that it is begun a job of an at_most_once type has started, if nothing happens to its worker."""
 
@@ -129,6 +132,7 @@ def check_jobs(history: History) -> list[str]:
         everybody = [Gone("", begin, end) for begin, end in history.away]
         violations += notes.check_deaths(history.noted, [*history.gone, *history.cut, *everybody])
         violations += notes.check_told(runs, history.noted, [*history.gone, *history.cut, *history.blocked, *everybody])
+        violations += notes.check_begun(runs, history.noted, [*history.gone, *history.cut, *history.blocked, *everybody])
         violations += notes.check_lines(history.noted, history.away)
     return violations
 
@@ -283,7 +287,16 @@ def _failure(
     if last.lost_at is None and row.at < last.end - SLACK_S:
         yield f"P4: {what} was archived as failed while it ran on {last.worker}"
     final = rules.at_most_once or planned.may_fail_for_good
-    quarantined = row.reason == "quarantined" and any(run.lost_at is not None for run in runs)
+    # Of a worker that was gone or cut off at the end of a run the database may have seen a loss where the run failed.
+    failures = sum(
+        run.outcome == "failed" and run.lost_at is None and not excused.between(run.worker, run.begin, run.end + BEGUN_S)
+        for run in runs
+    )
+    quarantined = (
+        row.reason == "quarantined"
+        and any(run.lost_at is not None for run in runs)
+        and row.attempt - failures >= LOSSES_OF_A_KILLER
+    )
     # A job that was sent to a service under its number, or was about to be sent, and then lost, has used an attempt.
     seen = {run.attempt for run in runs}
     lost = {event.attempt for event in events if event.kind == "begun" and _lost_after(event, row.worker, excused)} - seen

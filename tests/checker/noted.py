@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from checker.history import SLACK_S, Gone, Run
+from checker.history import SLACK_S, THAW_S, Gone, Run
 
 TOLD_S = 5.0
 """Seconds within which a worker that was declared dead, and has registered again, must end the jobs that it ran."""
@@ -223,6 +223,23 @@ def check_told(runs: Iterable[Run], noted: Iterable[Noted], absences: Sequence[G
             yield (
                 f"P4: {run.name} {run.id} ran on on {run.worker} for {run.end - told:.3f} s after that had learned of its loss"
             )
+
+
+def check_begun(runs: Iterable[Run], noted: Iterable[Noted], absences: Sequence[Gone]) -> Iterable[str]:
+    """A worker that was declared dead begins nothing until it has registered again, but for `THAW_S` after it has returned."""
+    changes: dict[str, list[tuple[float, str]]] = defaultdict(list)
+    for note in noted:
+        if note.what in ("dead", "registered"):
+            changes[note.worker].append((note.at, note.what))
+    for run in runs:
+        before = [change for change in changes[run.worker] if change[0] <= run.begin + SLACK_S]
+        at, what = max(before, default=(0.0, ""))
+        if what != "dead":
+            continue
+        away = [(gone.at, gone.back) for gone in absences if gone.worker in ("", run.worker)]
+        awake = run.begin - at - overlap(away, at, run.begin)
+        if awake > THAW_S:
+            yield f"P4: {run.name} {run.id} began on {run.worker} {awake:.3f} s after that was declared dead"
 
 
 def healing(

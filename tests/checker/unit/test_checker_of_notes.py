@@ -68,7 +68,31 @@ SENT = History(
 )
 
 
-@pytest.mark.parametrize("history", [TAKEN, KILLED, UNSTARTED, SENT])
+def begun(at: float) -> History:
+    """The worker that lost a job begins another one; it has returned at 8.0, and does not register again before 20.0."""
+    events = [Event("started", "b", "plain", at, 1, "w"), Event("ended", "b", "plain", at + 0.1, 1, "w", "succeeded")]
+    return replace(
+        TAKEN,
+        events=[*TAKEN.events, *events],
+        final=[*TAKEN.final, Final("b", "plain", "succeeded", 1, True, at + 0.2, "w")],
+        noted=[replace(note, at=20.0) if note.what == "registered" and note.at > 0 else note for note in TAKEN.noted],
+    )
+
+
+def quarantined(losses: int, failures: int = 0) -> History:
+    """A job that failed some times, and was then lost some times with its worker, each time another one."""
+    events, gone = [], []
+    for attempt in range(1, failures + losses + 1):
+        events.append(Event("started", "a", "killer", 10.0 * attempt, attempt, f"w{attempt}"))
+        if attempt <= failures:
+            events.append(Event("ended", "a", "killer", 10.0 * attempt + 1, attempt, f"w{attempt}", "failed"))
+        else:
+            gone.append(Gone(f"w{attempt}", 10.0 * attempt + 1))
+    final = Final("a", "killer", "failed", failures + losses, True, 10.0 * (failures + losses) + 6, reason="quarantined")
+    return History(events, [final], {"killer": Rules(max_attempts=9)}, gone)
+
+
+@pytest.mark.parametrize("history", [TAKEN, KILLED, UNSTARTED, SENT, begun(8.5), begun(20.5), quarantined(3), quarantined(3, 2)])
 def test_what_is_right_passes(history: History) -> None:
     assert check_jobs(history) == []
 
@@ -91,6 +115,10 @@ def test_what_is_right_passes(history: History) -> None:
             replace(TAKEN, noted=[replace(n, crashes=2, seq=0) if n.what == "back" else n for n in LATE.noted]),
             "P9: plain a waited for 85.0 s to run alone",
         ),
+        (begun(10.0), "P4: plain b began on w 2.000 s after that was declared dead"),
+        (quarantined(1), "P2: killer a was archived as failed after 1 of 9 attempts"),
+        (quarantined(2), "P2: killer a was archived as failed after 2 of 9 attempts"),
+        (quarantined(2, 2), "P2: killer a was archived as failed after 4 of 9 attempts"),
         (replace(UNSTARTED, events=[]), "P2: once a was archived as failed though it was never started"),
         (replace(UNSTARTED, gone=[Gone("w", 30.0)]), "P2: once a was archived as failed though it was never started"),
         (replace(UNSTARTED, places=0), "P2: 1 jobs that w had begun failed and never started"),
