@@ -35,6 +35,7 @@ OF_FUNCTION = {
     ("start_fleet", "p_name"): "'fleet'",
     ("start_fleet", "p_target"): "'app:app'",
     ("page_of_jobs", "p_since"): "null",
+    ("read_chunks", "p_id"): "null",
     ("put_jobs", "p_ids"): "array[penstock.new_id()]",
     ("publish_many", "p_data"): "array['1'::jsonb]",
 }
