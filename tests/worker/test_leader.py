@@ -167,3 +167,19 @@ async def generator() -> Any:
 def test_what_cannot_be_a_task_is_refused(declare: Callable[[Penstock], Awaitable[None]]) -> None:
     with pytest.raises(InvalidInput):
         declare(Penstock("postgresql://nowhere"))
+
+
+async def test_a_transaction_of_the_leader_that_goes_silent_does_not_hold_the_slot_for_ever(app: Penstock, sql: Any) -> None:
+    got: list[Leader] = []
+
+    @app.on_leader
+    async def follow(leader: Leader) -> None:
+        got.append(leader)
+        await asyncio.Event().wait()
+
+    async with Workers(app):
+        await eventually(lambda: got, "a leader", 60)
+        async with sql.transaction():
+            await got[0].check(sql)
+            assert await sql.fetchval("show idle_in_transaction_session_timeout") == "10s"
+        assert await sql.fetchval("show idle_in_transaction_session_timeout") != "10s"

@@ -19,6 +19,9 @@ language plpgsql
 security definer
 set search_path = penstock, pg_temp
 as $$
+declare
+    longest bigint;
+    idle bigint;
 begin
     -- The lock lets no member take the slot away before this transaction ends.
     perform from penstock.slots
@@ -28,10 +31,19 @@ begin
         raise exception '% is not the leader of %', left(p_fence ->> 'member', 100), left(p_name, 100)
             using errcode = 'PS409', hint = 'Another worker has taken over: roll back, and stop.';
     end if;
+    -- A process that is suspended within its transaction must not hold the slot for ever: the server ends its session after the
+    -- silence after which the member counts as dead.
+    select extract(epoch from dead_after) * 1000 into longest
+    from penstock.members
+    where group_name = '/' || p_name and id = p_fence ->> 'member';
+    select setting::bigint into idle from pg_settings where name = 'idle_in_transaction_session_timeout';
+    if longest is not null and (idle = 0 or idle > longest) then
+        perform set_config('idle_in_transaction_session_timeout', longest::text, true);
+    end if;
 end
 $$;
 comment on function penstock.check_leader(text, jsonb) is
-    'Refuses the transaction (PS409) unless the member leads the task under this epoch, {"member": ..., "epoch": ...}; no member takes over before it ends.';
+    'Refuses the transaction (PS409) unless the member leads the task under this epoch, {"member": ..., "epoch": ...}; no member takes over before it ends. The server ends a session that is idle in such a transaction for as long as the silence after which its member counts as dead.';
 
 create or replace function penstock.note_leader(p_name text, p_fence jsonb, p_state text, p_error jsonb)
 returns void
