@@ -16,6 +16,7 @@ from penstock.errors import MissingExtra as MissingExtra
 from penstock.errors import NotFound as NotFound
 from penstock.errors import OffsetGone as OffsetGone
 from penstock.errors import PenstockError as PenstockError
+from penstock.errors import QueueFull as QueueFull
 from penstock.errors import Retry as Retry
 from penstock.errors import SchemaMismatch as SchemaMismatch
 from penstock.errors import Snooze as Snooze
@@ -130,6 +131,7 @@ __all__ = [
     "Producer",
     "Published",
     "PulledJob",
+    "QueueFull",
     "RateLimit",
     "ReceiverOutcome",
     "Retention",

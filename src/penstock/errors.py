@@ -79,6 +79,10 @@ class Conflict(PenstockError):
     """The operation is not possible in the current state of the object (SQLSTATE PS409)."""
 
 
+class QueueFull(PenstockError):
+    """As many jobs wait as may wait: `max_waiting`, `key_max_waiting` (SQLSTATE PS429). Nothing was written; retry later."""
+
+
 class OffsetGone(PenstockError):
     """Retention has dropped the next events of a reader (SQLSTATE PS410). Continue at the earliest or latest event."""
 

@@ -78,6 +78,7 @@ DEFINED_IN = {
     "Unreadable": "penstock.errors",
     "KeyMissing": "penstock.errors",
     "NotFound": "penstock.errors",
+    "QueueFull": "penstock.errors",
     "Conflict": "penstock.errors",
     "OffsetGone": "penstock.errors",
     "DatabaseUnavailable": "penstock.errors",

@@ -36,6 +36,14 @@ def test_a_line_for_each_job(client: httpx.Client, echo: str) -> None:
     assert client.get(f"/v1/jobs/{first}").json()["data"] == 1
 
 
+def test_the_lines_that_do_not_fit_into_a_full_queue_are_refused(client: httpx.Client, echo: str) -> None:
+    assert client.patch(f"/v1/jobs/{echo}", json={"max_waiting": 2}).json()["max_waiting"] == 2
+    outcomes = send(client, echo, lines({"data": 1}, {"data": 2}, {"data": 3}))
+    assert [line.get("outcome") or line["error"]["id"] for line in outcomes] == ["queued", "queued", "queue_full"]
+    refused = client.put(f"/v1/jobs/{echo}/random_id", json={"data": 4})
+    assert (refused.status_code, refused.json()["id"], refused.headers["retry-after"]) == (429, "queue_full", "1")
+
+
 def test_bad_lines_do_not_stop_the_others(client: httpx.Client, echo: str) -> None:
     content = b"\n".join(
         [

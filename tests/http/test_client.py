@@ -28,6 +28,7 @@ from penstock import (
     NotFound,
     Penstock,
     Published,
+    QueueFull,
     Status,
 )  # fmt: skip
 from penstock.client import AccessDenied, AsyncClient, Client
@@ -88,6 +89,17 @@ def test_a_job_holds_its_unique_key_when_it_has_ended(penstock: Client, name: st
     assert [one.admission for one in many] == [Admission.COALESCED, Admission.QUEUED]
     with pytest.raises(InvalidInput, match="unique_for_s"):
         penstock.enqueue(name, unique_for=hour)
+
+
+def test_a_full_queue_refuses_jobs(penstock: Client, name: str) -> None:
+    assert penstock.change_job_type(name, max_waiting=2).max_waiting == 2
+    first = penstock.enqueue(name, {"n": 1})
+    penstock.enqueue(name, {"n": 2})
+    with pytest.raises(QueueFull, match="2 of at most 2 jobs wait"):
+        penstock.enqueue(name, {"n": 3})
+    assert penstock.enqueue(name, {"n": 1}, id=first.id).admission is Admission.DUPLICATE
+    assert penstock.change_job_type(name, max_waiting=None).max_waiting is None
+    penstock.enqueue(name, {"n": 3})
 
 
 def test_why_a_job_waits(penstock: Client, name: str) -> None:

@@ -11,7 +11,7 @@ import orjson
 from pydantic import ValidationError
 
 from penstock.core.records import from_object
-from penstock.errors import Conflict, DatabaseUnavailable, InvalidInput, NotFound, OffsetGone, PenstockError
+from penstock.errors import Conflict, DatabaseUnavailable, InvalidInput, NotFound, OffsetGone, PenstockError, QueueFull
 
 T = TypeVar("T")
 
@@ -24,13 +24,15 @@ def error_of(response: httpx.Response) -> PenstockError:
     """The error that a direct call would have raised."""
     try:
         error = orjson.loads(response.content)
-        title, detail = str(error["title"]), error.get("detail")
+        title, detail, error_id = str(error["title"]), error.get("detail"), error.get("id")
     except (orjson.JSONDecodeError, KeyError, TypeError):
-        title, detail = f"the server answered {response.status_code}", None
+        title, detail, error_id = f"the server answered {response.status_code}", None, None
     kinds: dict[int, type[PenstockError]] = {
         400: InvalidInput, 401: AccessDenied, 403: AccessDenied, 404: NotFound, 409: Conflict, 410: OffsetGone, 413: InvalidInput,
         429: AccessDenied, 502: DatabaseUnavailable, 503: DatabaseUnavailable, 504: DatabaseUnavailable,
     }  # fmt: skip
+    if response.status_code == 429 and error_id == "queue_full":
+        return QueueFull(title, hint=detail)
     return kinds.get(response.status_code, PenstockError)(title, hint=detail)
 
 

@@ -16,12 +16,13 @@ import asyncpg
 from asyncpg.pool import PoolConnectionProxy
 
 from penstock.core.blocking import asynchronous, without_loop
-from penstock.errors import Conflict, InvalidInput, NotFound, Outgrown, PenstockError
+from penstock.errors import Conflict, InvalidInput, NotFound, Outgrown, PenstockError, QueueFull
 
 P = ParamSpec("P")
 T = TypeVar("T")
 _BY_SQLSTATE: dict[str, type[PenstockError]] = {
     "PS400": InvalidInput, "PS413": InvalidInput, "PS404": NotFound, "PS409": Conflict, "PS412": Outgrown,
+    "PS429": QueueFull,
 }  # fmt: skip
 
 

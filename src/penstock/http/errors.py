@@ -18,6 +18,7 @@ from penstock.errors import (
     NotFound,
     OffsetGone,
     PenstockError,
+    QueueFull,
     SchemaMismatch,
 )
 from penstock.http.hints import for_http
@@ -141,6 +142,16 @@ def from_penstock(error: PenstockError, instance: str | None = None) -> ApiError
         return error
     if isinstance(error, NotFound):
         return ApiError(404, "not_found", error.message, detail=for_http(error.hint), instance=instance, in_body=True)
+    if isinstance(error, QueueFull):
+        return ApiError(
+            429,
+            "queue_full",
+            error.message,
+            detail=for_http(error.hint),
+            instance=instance,
+            in_body=True,
+            headers={"Retry-After": "1"},
+        )
     if isinstance(error, OffsetGone):
         return ApiError(410, "offset_gone", error.message, detail=for_http(error.hint), instance=instance, in_body=True)
     if isinstance(error, Conflict):

@@ -45,6 +45,7 @@ class JobOptions(TypedDict, total=False):
     rate_limit: RateLimit | None
     keep_result: bool
     encrypted: bool
+    max_waiting: int | None
     docs_url: str | None
     owner: str | None
 

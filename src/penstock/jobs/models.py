@@ -174,6 +174,7 @@ class Options:
         rate_limit: Maximum number of starts in a period; None: no limit.
         keep_result: Whether the value that the handler returns is kept.
         encrypted: Whether payloads, results, progress and errors are stored encrypted, with the keys of the application.
+        max_waiting: Maximum number of jobs that wait, ready or deferred; an enqueue beyond it raises `QueueFull`. None: no limit.
         docs_url: Address of the documentation of the type, for people who look at its jobs: `https://...`.
         owner: Who answers for the type: a team, an address.
     """
@@ -187,6 +188,7 @@ class Options:
     rate_limit: RateLimit | None = None
     keep_result: bool = False
     encrypted: bool = False
+    max_waiting: int | None = None
     docs_url: str | None = None
     owner: str | None = None
 
@@ -206,6 +208,7 @@ class Options:
             "rate_limit": self.rate_limit.limit if self.rate_limit else None,
             "rate_period": _interval(self.rate_limit.period) if self.rate_limit else None,
             "keep_result": self.keep_result,
+            "max_waiting": self.max_waiting,
             # A declaration turns encryption on, and never off.
             **({"encrypted": True} if self.encrypted else {}),
         }
@@ -226,6 +229,8 @@ class PoolOptions:
         key_concurrency: Maximum number of jobs of one key at once; more than 1 means no order among them.
         key_rate: Maximum number of starts of one key in a period; None: no limit.
         weights: Quantum of each key that gets more than one job in its turn.
+        key_max_waiting: Maximum number of jobs of one key that wait, ready or deferred; an enqueue beyond it raises `QueueFull`.
+            None: no limit.
         prefetch_per_key: Maximum number of jobs of one key that a worker claims at once. After a crash, jobs whose results were
             not written run again, in order; with 1, a job starts only when the result of the one before it is written.
     """
@@ -237,6 +242,7 @@ class PoolOptions:
     key_rate: RateLimit | None = None
     weights: Mapping[str, int] = field(default_factory=dict)
     prefetch_per_key: int = 500
+    key_max_waiting: int | None = None
 
     def as_json(self) -> dict[str, Any]:
         """The options in the form that the SQL function accepts."""
@@ -247,6 +253,7 @@ class PoolOptions:
             "key_concurrency": self.key_concurrency,
             "key_rate_limit": self.key_rate.limit if self.key_rate else None,
             "key_rate_period": _interval(self.key_rate.period) if self.key_rate else None,
+            "key_max_waiting": self.key_max_waiting,
             "weights": dict(self.weights),
         }
 
@@ -483,7 +490,7 @@ class JobTypeRecord:
         "name": "invoice-shipments", "delivery_strategy": "at_least_once", "max_attempts": 3, "concurrency": 5, "created_at": _AT,
         "visibility_timeout_s": 420, "time_limit_s": 300, "backoff_base_s": 2, "backoff_factor": 2, "backoff_cap_s": 3600,
         "backoff_jitter": 0.1, "rate_limit": None, "rate_period_s": None, "keep_result": False, "paused_at": None,
-        "updated_at": _AT, "encrypted": False, "encrypted_at": None,
+        "updated_at": _AT, "encrypted": False, "encrypted_at": None, "max_waiting": None,
     })  # fmt: skip
 
     name: str
@@ -506,6 +513,7 @@ class JobTypeRecord:
     encrypted_at: Annotated[
         datetime | None, Field(description="Since when there may be encrypted documents; null: there are none.")
     ] = None
+    max_waiting: Annotated[int | None, Field(description="Most jobs that wait; null: no limit.")] = None
 
     @property
     def options(self) -> Options:
@@ -521,6 +529,7 @@ class JobTypeRecord:
             rate_limit=None if limit is None or period is None else RateLimit(limit, period),
             keep_result=self.keep_result,
             encrypted=self.encrypted,
+            max_waiting=self.max_waiting,
         )
 
 

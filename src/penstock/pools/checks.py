@@ -18,6 +18,8 @@ def check_pool(name: str, options: PoolOptions, assign: Any) -> None:
     check_number(f"slots of {name}", options.slots, 1, 65_536)
     check_number(f"key_concurrency of {name}", options.key_concurrency, 1, 10_000)
     check_number(f"prefetch_per_key of {name}", options.prefetch_per_key, 1, _MOST_AHEAD)
+    if options.key_max_waiting is not None:
+        check_number(f"key_max_waiting of {name}", options.key_max_waiting, 1, 2**31 - 1)
     check_rate(f"key_rate of {name}", options.key_rate)
     if assign is not None and (not callable(assign) or inspect.iscoroutinefunction(assign)):
         raise InvalidInput(

@@ -29,6 +29,7 @@ class PoolSettings(JobOptions, total=False):
     key_rate: RateLimit | None
     weights: Mapping[str, int] | None
     prefetch_per_key: int
+    key_max_waiting: int | None
 
 
 class PoolDeclarations(JobDeclarations):

@@ -22,7 +22,8 @@ class PoolDetails:
 
     __pydantic_config__: ClassVar[ConfigDict] = example({
         "name": "fibonacci", "slots": 256, "assignor": "sticky", "on_retry": "block", "key_concurrency": 1,
-        "key_rate_limit": None, "key_rate_period_s": None, "workers": 3, "unowned_slots": 0, "moving_slots": 2, "ready": 12,
+        "key_rate_limit": None, "key_rate_period_s": None, "key_max_waiting": None,
+        "workers": 3, "unowned_slots": 0, "moving_slots": 2, "ready": 12,
         "deferred": 3, "in_progress": 5, "oldest_ready_s": 0.8, "standing": 4, "standing_running": 4, "created_at": _AT,
     })  # fmt: skip
 
@@ -33,6 +34,7 @@ class PoolDetails:
     key_concurrency: int
     key_rate_limit: int | None
     key_rate_period: Annotated[Seconds | None, Field(alias="key_rate_period_s")]
+    key_max_waiting: Annotated[int | None, Field(description="Most jobs of one key that wait; null: no limit.")]
     workers: int
     unowned_slots: Annotated[int, Field(description="Slots that no worker has.")]
     moving_slots: Annotated[int, Field(description="Slots on their way to another worker.")]

@@ -28,6 +28,7 @@ from penstock.errors import (
     OffsetGone,
     Outgrown,
     PenstockError,
+    QueueFull,
     SchemaMismatch,
     Unreadable,
 )
@@ -43,6 +44,7 @@ _BY_SQLSTATE: dict[str, type[PenstockError]] = {
     "PS410": OffsetGone,
     "PS412": Outgrown,
     "PS413": InvalidInput,
+    "PS429": QueueFull,
 }
 _SCHEMA_STATES = {"3F000", "42P01", "42883", "42703"}
 # Connection exceptions, lack of resources, shutdowns, "the database system is starting up", "not accepting connections", and

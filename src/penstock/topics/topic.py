@@ -309,6 +309,10 @@ class Topic(Generic[T]):
 
         named = f"{self.name}_{client_id}"
         chosen = options_of(named, {"keep_result": True, **options})
+        if chosen.max_waiting is not None:
+            raise InvalidInput(
+                f"max_waiting of {named} is not possible: each subscriber gets each message", hint="Limit what is published."
+            )
 
         def declare(handler: Callable[..., Any]) -> JobType[Any]:
             declared: JobType[Any] = JobType(self.context, named, Any, chosen)

@@ -24,7 +24,7 @@ class AsyncPool:
         return await self._send(calls.details(self.name))
 
     async def change(self, **options: Any) -> PoolDetails:
-        """Change slots (more than now), on_retry, key_concurrency, key_rate_limit, key_rate_period. Raises `Conflict`."""
+        """Change slots (more than now), on_retry, key_concurrency, key_rate_limit, key_rate_period, ... Raises `Conflict`."""
         return await self._send(calls.change(self.name, options))
 
     async def enqueue(self, key: str, data: Any = None, **options: Unpack[KeyedJobOptions]) -> Enqueued:

@@ -27,7 +27,7 @@ class Pool:
         return self._send(calls.details(self.name))
 
     def change(self, **options: Any) -> PoolDetails:
-        """Change slots (more than now), on_retry, key_concurrency, key_rate_limit, key_rate_period. Raises `Conflict`."""
+        """Change slots (more than now), on_retry, key_concurrency, key_rate_limit, key_rate_period, ... Raises `Conflict`."""
         return self._send(calls.change(self.name, options))
 
     def enqueue(self, key: str, data: Any = None, **options: Unpack[KeyedJobOptions]) -> Enqueued:

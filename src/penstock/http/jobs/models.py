@@ -29,6 +29,9 @@ class JobTypeOptions(Model):
     rate_limit: Annotated[int, Field(ge=1, le=2_147_483_647)] | None = None
     rate_period_s: Seconds | None = None
     keep_result: bool | None = None
+    max_waiting: Annotated[int, Field(ge=1, le=2_147_483_647)] | None = Field(
+        None, description="Most jobs that wait; an enqueue beyond it answers 429. null: no limit."
+    )
 
     def as_options(self) -> dict[str, Any]:
         """The options as the SQL functions take them."""

@@ -26,6 +26,8 @@ class PoolOptions(Model):
     key_rate_limit: Count | None = Field(None, description="Most starts of one key in a period; null: no limit.")
     key_rate_period_s: Period | None = Field(None, description="The period; null: no limit.")
 
+    key_max_waiting: Count | None = Field(None, description="Most jobs of one key that wait; null: no limit.")
+
     @model_validator(mode="after")
     def _not_null(self) -> PoolOptions:
         for name in ("slots", "on_retry", "key_concurrency"):

@@ -159,6 +159,7 @@ class Bridge:
                 backoff=options.backoff,
                 rate_limit=options.rate_limit,
                 keep_result=options.keep_result,
+                max_waiting=options.max_waiting,
             )(self._forward_to_gearman)
 
     # -- from Gearman

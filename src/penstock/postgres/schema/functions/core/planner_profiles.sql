@@ -37,7 +37,7 @@ as $$
             array['enable_seqscan=off'],
             array[
                 'revoke_slots', 'member_heartbeat', 'take', 'release', 'archive_cuts', 'attempts_of', 'cancel', 'run_now',
-                'replays_of', 'replay', 'has_isolated_jobs', 'next_alone', 'claim_alone', 'enqueue_one_by_one', 'holder_of_unique', 'hold_unique', 'end_unique_periods', 'expire', 'recover',
+                'replays_of', 'replay', 'has_isolated_jobs', 'next_alone', 'claim_alone', 'enqueue_one_by_one', 'holder_of_unique', 'hold_unique', 'end_unique_periods', 'adds_job', 'expire', 'recover',
                 'fair_places', 'pass_on_places', 'offer_places', 'wait_for_places', 'quarantine',
                 'quarantine_unreadable', 'held_jobs', 'read_held', 'quarantine_keys', 'release_keys',
                 'quarantined_keys', 'note_ended_runs', 'schedule_list', 'commit_staged', 'append_staged',
@@ -74,7 +74,7 @@ as $$
             'joined_walk',
             array['enable_bitmapscan=off', 'enable_hashjoin=off', 'enable_mergejoin=off', 'enable_seqscan=off'],
             array[
-                'jobs_that_fit', 'claim', 'promote', 'recover_leases', 'has_ready', 'why_of', 'claim_keys', 'begin_partitions',
+                'jobs_that_fit', 'waiting_jobs', 'waiting_jobs_of_key', 'claim', 'promote', 'recover_leases', 'has_ready', 'why_of', 'claim_keys', 'begin_partitions',
                 'read_chunks', 'insert_copies'
             ]
         ),

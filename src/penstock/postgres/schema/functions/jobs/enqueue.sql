@@ -317,6 +317,7 @@ declare
     slots integer[];
     options jsonb[];
     unique_for interval[];
+    key_max_waiting integer;
 begin
     if size > 100000 then
         raise exception '% jobs are too many for one call', size
@@ -371,6 +372,12 @@ begin
         ids := array(select penstock.new_id() from generate_series(1, size));
     end if;
     slots := penstock.slots_for(p_name, p_keys, p_priorities);
+    if slots is not null then
+        select pools.key_max_waiting into key_max_waiting from penstock.pools where pools.name = p_name;
+    end if;
+    if job_type.max_waiting is not null or key_max_waiting is not null then
+        perform penstock.check_room(p_name, job_type.max_waiting, key_max_waiting, ids, p_keys, slots, p_unique_keys);
+    end if;
     if p_priorities is not null then
         insert into penstock.type_priorities (name, priority)
         select distinct p_name, coalesce(given.priority, 0::smallint)

@@ -82,7 +82,7 @@ as $$
 begin
     perform penstock.check_options(
         p_options,
-        array['slots', 'assignor', 'on_retry', 'key_concurrency', 'key_rate_limit', 'key_rate_period', 'weights'],
+        array['slots', 'assignor', 'on_retry', 'key_concurrency', 'key_rate_limit', 'key_rate_period', 'key_max_waiting', 'weights'],
         '{"slots": 256, "on_retry": "block"}'
     );
 end
@@ -126,6 +126,7 @@ begin
         or num_nulls(pool.on_retry, pool.key_concurrency) > 0
         or (pool.key_rate_limit is null) <> (pool.key_rate_period is null)
         or pool.key_rate_limit < 1
+        or pool.key_max_waiting < 1
         or pool.key_rate_period not between interval '10 milliseconds' and interval '31 days'
     then
         raise check_violation using message = 'out of range';
@@ -164,6 +165,7 @@ begin
                 key_concurrency = pool.key_concurrency,
                 key_rate_limit = pool.key_rate_limit,
                 key_rate_period = pool.key_rate_period,
+                key_max_waiting = pool.key_max_waiting,
                 declaration = p_options
             where pools.name = p_name and pools.declaration is distinct from p_options;
             fresh := found;
@@ -177,7 +179,7 @@ begin
         when data_exception or check_violation or not_null_violation then
             raise exception 'invalid options %: %', left(p_options::text, 200), sqlerrm
                 using errcode = 'PS400',
-                      hint = 'on_retry is block or skip, key_concurrency 1 to 10,000; key_rate_limit and key_rate_period go together; a weight is 1 to 1,000.';
+                      hint = 'on_retry is block or skip, key_concurrency 1 to 10,000; key_rate_limit and key_rate_period go together; key_max_waiting is at least 1; a weight is 1 to 1,000.';
     end;
     select * into pool from penstock.pools where name = p_name;
     return pool;

@@ -9,6 +9,7 @@ returns table (
     key_concurrency integer,
     key_rate_limit integer,
     key_rate_period interval,
+    key_max_waiting integer,
     workers integer,
     unowned_slots bigint,
     moving_slots bigint,
@@ -23,7 +24,7 @@ set search_path = penstock, pg_temp
 as $$
     select
         pools.name, coalesce(shared.slots, 0)::integer, groups.assignor, pools.on_retry, pools.key_concurrency, pools.key_rate_limit,
-        pools.key_rate_period, groups.members, coalesce(shared.unowned, 0), coalesce(shared.moving, 0), coalesce(standing.wanted, 0),
+        pools.key_rate_period, pools.key_max_waiting, groups.members, coalesce(shared.unowned, 0), coalesce(shared.moving, 0), coalesce(standing.wanted, 0),
         coalesce(standing.running, 0), pools.created_at
     from penstock.pools
     join penstock.groups on groups.name = pools.name
@@ -53,7 +54,7 @@ security definer
 set search_path = penstock, pg_temp
 as $$
 declare
-    known constant text[] := array['on_retry', 'key_concurrency', 'key_rate_limit', 'key_rate_period'];
+    known constant text[] := array['on_retry', 'key_concurrency', 'key_rate_limit', 'key_rate_period', 'key_max_waiting'];
     pool penstock.pools := penstock.require_pool(p_name);
 begin
     perform penstock.check_options(p_options, known, '{"key_concurrency": 3}', '; slots: resize_pool, weights: set_weight');
@@ -64,18 +65,19 @@ begin
         when data_exception or check_violation then
             raise exception 'invalid options %: %', left(p_options::text, 200), sqlerrm
                 using errcode = 'PS400',
-                      hint = 'on_retry is block or skip, key_concurrency 1 to 10,000; key_rate_limit and key_rate_period go together.';
+                      hint = 'on_retry is block or skip, key_concurrency 1 to 10,000; key_rate_limit and key_rate_period go together; key_max_waiting is at least 1.';
     end;
     update penstock.pools
     set on_retry = pool.on_retry,
         key_concurrency = pool.key_concurrency,
         key_rate_limit = pool.key_rate_limit,
-        key_rate_period = pool.key_rate_period
+        key_rate_period = pool.key_rate_period,
+        key_max_waiting = pool.key_max_waiting
     where name = p_name;
 end
 $$;
 comment on function penstock.change_pool(text, jsonb) is
-    'Changes limits of a pool: on_retry, key_concurrency, key_rate_limit, key_rate_period. Claims apply the change at once; a worker applies what it decides by itself (on_retry, key_concurrency within it) when it starts next. The change stays until an application declares other options than before.';
+    'Changes limits of a pool: on_retry, key_concurrency, key_rate_limit, key_rate_period, key_max_waiting. Claims apply the change at once; a worker applies what it decides by itself (on_retry, key_concurrency within it) when it starts next. The change stays until an application declares other options than before.';
 
 create or replace function penstock.key_weights_of(p_name text)
 returns table (key text, weight integer)

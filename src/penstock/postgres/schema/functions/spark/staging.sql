@@ -319,7 +319,8 @@ begin
         -- One look at everything: how many there are, what has to go the careful way, and what the rules of enqueue refuse.
         select
             coalesce(jsonb_object_agg(by_type.name, by_type.jobs), '{}'),
-            coalesce(bool_or(by_type.careful), false) or exists (select from penstock.pools where noted ? pools.name),
+            coalesce(bool_or(by_type.careful), false) or exists (select from penstock.pools where noted ? pools.name)
+                or exists (select from penstock.jobs where noted ? jobs.name and jobs.max_waiting is not null),
             coalesce(bool_or(by_type.doubtful), false)
         into present, careful, doubtful
         from (

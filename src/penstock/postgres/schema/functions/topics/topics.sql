@@ -226,6 +226,8 @@ begin
         cross join lateral (select ended.ctid from penstock.ended_queues as ended where ended.queue = given.queue offset 0) as there
     ));
     template := penstock.new_type(p_queues[1], coalesce(p_options, '{"keep_result": true}'));
+    template.topic := p_topic;
+    perform penstock.check_type(template);
     insert into penstock.jobs
     select made.*
     from unnest(p_queues) as given (queue),

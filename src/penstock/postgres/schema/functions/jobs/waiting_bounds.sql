@@ -1,0 +1,162 @@
+-- Bounds of what waits: see tables/0019_waiting_bounds.sql.
+--
+-- An enqueue into a type with a bound counts what waits, and stops at the bound: the work is bounded by it. It takes no lock, so that
+-- enqueues do not wait for each other: those that run at the same time do not see each other's jobs, and together can go beyond the bound by
+-- what they add. One after the other they never do. Retries, replays in progress and due jobs are not enqueues, and are never refused.
+
+create or replace function penstock.waiting_jobs(p_name text, p_most bigint)
+returns bigint
+language plpgsql
+stable
+as $$
+declare
+    waiting bigint;
+begin
+    -- From the newest on: before the oldest there may be many dead rows.
+    waiting := (
+        select count(*)
+        from (
+            select
+            from penstock.queued_jobs as job
+            where job.name = p_name and job.seq is not null and job.slot is null and job.status = 'queued'
+            order by job.priority desc, job.seq desc
+            limit p_most
+        ) as ready
+    );
+    if waiting < p_most then
+        waiting := waiting + (
+            select count(*)
+            from (
+                select
+                from penstock.queued_jobs as job
+                where job.name = p_name and job.seq is not null and job.slot is not null and job.status = 'queued'
+                limit p_most - waiting
+            ) as keyed
+        );
+    end if;
+    if waiting < p_most then
+        waiting := waiting + (
+            select count(*)
+            from (select from penstock.queued_jobs as job where job.name = p_name and job.seq is null limit p_most - waiting) as deferred
+        );
+    end if;
+    return waiting;
+end
+$$;
+comment on function penstock.waiting_jobs(text, bigint) is 'Part of enqueue_many: how many jobs of a type wait, counted up to p_most.';
+
+create or replace function penstock.waiting_jobs_of_key(p_name text, p_slot integer, p_key text, p_most bigint)
+returns bigint
+language plpgsql
+stable
+as $$
+declare
+    waiting bigint;
+begin
+    waiting := (
+        select count(*)
+        from (
+            select
+            from penstock.queued_jobs as job
+            where job.name = p_name and job.slot = p_slot and job.key collate "C" = p_key and job.seq is not null and job.status = 'queued'
+            limit p_most
+        ) as ready
+    );
+    if waiting < p_most then
+        waiting := waiting + (
+            select count(*)
+            from (
+                select
+                from penstock.queued_jobs as job
+                where job.name = p_name and job.key collate "C" = p_key and job.seq is null
+                limit p_most - waiting
+            ) as deferred
+        );
+    end if;
+    return waiting;
+end
+$$;
+comment on function penstock.waiting_jobs_of_key(text, integer, text, bigint) is
+    'Part of enqueue_many: how many jobs of a key of a pool wait, counted up to p_most.';
+
+create or replace function penstock.adds_job(p_name text, p_id uuid, p_key text, p_slot integer, p_unique_key text)
+returns boolean
+language plpgsql
+stable
+as $$
+begin
+    return not exists (select from penstock.queued_jobs as job where job.id = p_id)
+        and cardinality(penstock.finished_before(array[p_id])) = 0
+        and (
+            p_unique_key is null
+            or not exists (
+                select
+                from penstock.queued_jobs as queued
+                where queued.name = p_name and queued.unique_key = p_unique_key and queued.coalesces
+                    and (queued.slot is null or queued.key = p_key)
+            )
+            and not exists (
+                select
+                from penstock.unique_periods as period
+                where period.name = p_name and period.unique_key = p_unique_key
+                    and period.key = case when p_slot is not null then p_key else '' end
+                    and period.until > penstock.clock()
+            )
+        );
+end
+$$;
+comment on function penstock.adds_job(text, uuid, text, integer, text) is
+    'Part of enqueue_many, when a bound is reached: whether a job is new. One that is known, or that coalesces, takes no place.';
+
+create or replace function penstock.check_room(
+    p_name text, p_max_waiting integer, p_key_max_waiting integer, p_ids uuid[], p_keys text[], p_slots integer[], p_unique_keys text[]
+)
+returns void
+language plpgsql
+as $$
+declare
+    size constant integer := cardinality(p_ids);
+    waiting bigint;
+    added bigint;
+    full_key record;
+begin
+    if p_max_waiting is not null then
+        waiting := penstock.waiting_jobs(p_name, p_max_waiting);
+        if waiting + size > p_max_waiting then
+            added := (
+                select count(*)
+                from unnest(p_ids) with ordinality as given (id, place)
+                where penstock.adds_job(p_name, given.id, p_keys[given.place], p_slots[given.place], p_unique_keys[given.place])
+            );
+            if added > 0 and waiting + added > p_max_waiting then
+                raise exception 'the queue of % is full: % of at most % jobs wait, and % more do not fit', p_name, waiting, p_max_waiting, added
+                    using errcode = 'PS429',
+                          hint = 'Nothing was written. Enqueue again when workers have taken jobs, or raise max_waiting of the type.';
+            end if;
+        end if;
+    end if;
+    if p_key_max_waiting is not null then
+        for full_key in
+            select given.key, given.slot, count(*) as jobs, penstock.waiting_jobs_of_key(p_name, given.slot, given.key, p_key_max_waiting) as waiting
+            from unnest(p_keys, p_slots) as given (key, slot)
+            group by given.key, given.slot
+        loop
+            continue when full_key.waiting + full_key.jobs <= p_key_max_waiting;
+            added := (
+                select count(*)
+                from unnest(p_ids, p_keys) with ordinality as given (id, key, place)
+                where given.key = full_key.key
+                    and penstock.adds_job(p_name, given.id, given.key, full_key.slot, p_unique_keys[given.place])
+            );
+            if added > 0 and full_key.waiting + added > p_key_max_waiting then
+                raise exception 'the key % of % is full: % of at most % jobs wait, and % more do not fit',
+                    full_key.key, p_name, full_key.waiting, p_key_max_waiting, added
+                    using errcode = 'PS429',
+                          hint = 'Nothing was written. Enqueue again when workers have taken jobs, or raise key_max_waiting of the pool.';
+            end if;
+        end loop;
+    end if;
+end
+$$;
+comment on function penstock.check_room(text, integer, integer, uuid[], text[], integer[], text[]) is
+    'Part of enqueue_many, for a type or a pool with a bound of what waits: raises PS429 when the jobs that are new do not fit.';
