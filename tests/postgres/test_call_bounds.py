@@ -36,6 +36,8 @@ OF_FUNCTION = {
     ("start_fleet", "p_target"): "'app:app'",
     ("page_of_jobs", "p_since"): "null",
     ("read_chunks", "p_id"): "null",
+    ("preview_operation", "p_kind"): "'cancel'",
+    ("preview_operation", "p_filter"): '\'{"name": "pool"}\'',
     ("put_jobs", "p_ids"): "array[penstock.new_id()]",
     ("publish_many", "p_data"): "array['1'::jsonb]",
 }
