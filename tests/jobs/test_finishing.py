@@ -443,13 +443,13 @@ async def test_where_a_job_cannot_be_finished_it_is_refused_with_the_reason(url:
 
     await app.enqueue("book")
     (record,) = await run_due_jobs(app)
-    assert refused == [
+    assert refused[:4] == [
         "a Pool has no transaction to write in",
         "this Connection has no transaction open",
         "this AsyncConnection has no transaction open",
         "a AsyncEngine has no transaction to write in",
-        "cannot write through a object",
     ]
+    assert refused[4].startswith("connection cannot be <object object")
     assert record.status is Status.FAILED
 
     job: Job[Any] = Job(record.id, "book", None, 1, 1, None, record.created_at)
