@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 import penstock
-from penstock import JobType, Penstock, Pool, PoolWorker, Producer, PulledJob, Stream, Topic
+from penstock import JobType, Operations, Penstock, Pool, PoolWorker, Producer, PulledJob, Stream, Topic
 from penstock.jobs.job_type import JobCall
 from penstock.jobs.sync import SyncJobCall, SyncJobType
+from penstock.operations.sync import SyncOperations
 from penstock.pools.sync import SyncPool
 from penstock.streams.consumer.pull import Consumption
 from penstock.streams.reader import StreamReader
@@ -34,11 +35,12 @@ PAIRS: list[tuple[type, type]] = [
     (StreamReader, SyncStreamReader),
     (Consumption, SyncConsumption),
     (Topic, SyncTopic),
+    (Operations, SyncOperations),
 ]
 # What only a loop can use: it is asynchronous itself.
 ASYNCHRONOUS = {"Penstock.database", "Penstock.worker", "Penstock.run_worker", "Pool.declare_type"}
 # Classes that handlers and consumers get from a worker, which has a loop.
-OF_WORKERS = {"Batch", "Events", "Job", "Lifespan", "Standing"}
+OF_WORKERS = {"Batch", "Events", "Job", "Leader", "Lifespan", "Standing"}
 
 
 def asynchronous_methods(kind: type) -> dict[str, Callable[..., Any]]:
