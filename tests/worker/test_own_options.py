@@ -117,9 +117,9 @@ async def test_a_replay_has_the_options_of_its_job(app: Penstock, sql: Sql) -> N
         ({"max_attempts": 0}, "max_attempts of a job must be an integer from 1 to 32,767, not 0"),
         ({"max_attempts": 2.5}, "max_attempts of a job"),
         ({"max_attempts": 40_000}, "max_attempts of a job"),
-        ({"time_limit": 5}, "time_limit of a job must be a positive timedelta, not 5"),
-        ({"time_limit": timedelta(0)}, "time_limit of a job must be a positive timedelta"),
-        ({"time_limit": timedelta(days=31)}, "time_limit must be positive and at most 30 days"),
+        ({"time_limit": 5}, "time_limit of a job must be a span of time, not 5"),
+        ({"time_limit": timedelta(0)}, "time_limit of a job must be a span of time"),
+        ({"time_limit": timedelta(days=31)}, "time_limit of a job must be at most 30 days"),
     ],
 )
 async def test_what_no_job_can_have_is_refused(app: Penstock, options: dict[str, Any], message: str) -> None:

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 from uuid import UUID
 
 from penstock.core.blocking import without_loop
-from penstock.core.checks import LONGEST_SPAN, check_many, check_moment, check_names, check_number, check_span, check_texts
+from penstock.core.checks import check_many, check_moment, check_names, check_number, check_span, check_texts
 from penstock.core.keys import KeyOf
 from penstock.core.serialization import Codec
 from penstock.errors import InvalidInput
@@ -150,7 +150,7 @@ def own_options(job: NewJob) -> dict[str, Any] | None:
         if OWN_OPTIONS[name] is int:
             check_number(f"{name} of a job", value, 1, 32_767)
         else:
-            check_span(f"{name} of a job", value, longest=LONGEST_TIMEOUT if name == "time_limit" else LONGEST_SPAN)
+            check_span(f"{name} of a job", value, longest=LONGEST_TIMEOUT)
             own[name] = value.total_seconds()
     return own or None
 
