@@ -124,7 +124,7 @@ class LeaderRecord:
         epoch: Number of the leadership.
         leads_since: Since when it leads, or None.
         candidates: Number of processes that could lead.
-        failures: How often in a row the task failed.
+        failures: How often the task failed since it last returned.
         last_error: Its last error, or None.
         last_error_at: When it failed last, or None.
     """
