@@ -234,7 +234,7 @@ async def test_a_replay_opens_under_its_new_id_and_another_payload_is_encrypted(
         same = await app.replay(first.id)
         other = await app.replay(first.id, data={"card": "other " + WORD}, force=True)
         with pytest.raises(asyncpg.PostgresError, match="is encrypted"):
-            await sql.execute("select penstock.replay($1, null, '{}')", first.id)
+            await sql.execute("select penstock.replay($1, null, '{}', p_force => true)", first.id)
         records = {record.id: record.data for record in await run_due_jobs(app)}
         assert records == {same.id: {"card": WORD}, other.id: {"card": "other " + WORD}}
         assert WORD not in await stored(sql)

@@ -30,7 +30,7 @@ def test_types_have_rickovers_times(client: httpx.Client, echo: str) -> None:
         ({"concurency": 1}, "Invalid concurency: Extra inputs are not permitted"),
         ({"max_attempts": 0}, "Invalid max_attempts: Input should be greater than or equal to 1"),
         ({"delivery_strategy": "at_most_once"}, "an at_most_once type has 1 attempt, not 3"),
-        ({"max_attempts": None}, "only concurrency, time_limit, rate_limit and rate_period may be null"),
+        ({"max_attempts": None}, "only concurrency, time_limit, rate_limit, rate_period and max_waiting may be null"),
         ({"rate_limit": 5}, "rate_limit and rate_period go together"),
     ],
 )

@@ -42,6 +42,10 @@ BUILDS_STATEMENTS = {
     "stream_bounds": "names of segments, from segments",
 }
 
+CHANGES_SETTINGS = {
+    "check_leader": "lowers the limit of silence of the caller's own transaction, which holds a lock that the next leader needs",
+}
+
 
 async def functions(sql: Sql) -> list[Any]:
     return await sql.fetch(
@@ -97,7 +101,7 @@ async def test_no_function_uses_what_a_caller_can_make_or_set(app: Penstock, sql
             wrong.append(f"{function['signature']}: uses temporary objects, which a caller can make first")
         if "\\" in body:
             wrong.append(f"{function['signature']}: has a backslash, whose meaning standard_conforming_strings changes")
-        if re.search(r"\bset_config\b|\bset (local|session)\b", body):
+        if re.search(r"\bset_config\b|\bset (local|session)\b", body) and function["name"] not in CHANGES_SETTINGS:
             wrong.append(f"{function['signature']}: changes a setting of its caller")
         if re.search(r"\bpublic\.", body):
             wrong.append(f"{function['signature']}: uses the schema public")

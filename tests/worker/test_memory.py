@@ -28,7 +28,7 @@ async def test_finished_jobs_leave_no_circles_of_references(app: Penstock) -> No
         await eventually(lambda: len(seen) == 200, "the jobs")
         worker.stop()
         await working
-        left = [each for each in gc.get_objects() if isinstance(each, Running) and each.claimed.name == note.name]
+        left = [each for each in gc.get_objects() if type(each) is Running and each.claimed.name == note.name]
     finally:
         gc.enable()
     assert not left, f"{len(left)} finished jobs wait for the garbage collector"

@@ -422,4 +422,7 @@ def _unused_group() -> int:
 
 
 if __name__ == "__main__":
+    # A program that a shell starts in the background ignores this signal, and its children inherit that: a server that has not
+    # installed its own handler yet would lose the request to stop.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     sys.exit(Supervisor(Path(sys.argv[2]), Path(sys.argv[3])).run())

@@ -34,7 +34,7 @@ async def test_readers_that_would_wait_for_ever_are_refused(app: Penstock) -> No
         await events.read(0, -1)
     for start, error, words in [
         ({0: 10_000}, InvalidInput, "has no offset 10000"), ({0: -1}, InvalidInput, "offset of partition 0 must be"),
-        ({7: 0}, NotFound, "no partition 7"), ("yesterday", InvalidInput, "cannot start"),
+        ({7: 0}, NotFound, "no partition 7"), ("yesterday", InvalidInput, "position to start at cannot be 'yesterday'"),
     ]:  # fmt: skip
         with pytest.raises(error, match=words):
             await anext(events.tail(start))  # type: ignore[arg-type]
