@@ -330,6 +330,9 @@ class Executor:
                     running.task = self.loop.create_task(self._run(running, lane))
                 else:
                     self._free(running, lane, stopped(running))
+            # These jobs start before more are marked: when one of them ends the process, only those of one call are marked and
+            # have not started.
+            await asyncio.sleep(0)
 
     async def _run(self, running: Running, lane: str) -> None:
         # Written inline, since each call that is made once for each job costs measurable time.
