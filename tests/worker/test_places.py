@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import threading
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Sequence
 from datetime import timedelta
 from typing import Any
 from uuid import UUID
@@ -142,7 +142,13 @@ class Shaped:
         self.shape = shape
         self.results: list[Settlement] = []
         self.at_gate: set[UUID] = set()
-        self.gate = threading.Event()
+        # Jobs of each call of `submitted` have a gate of their own: a thread may begin with a job after that was lost.
+        self.gates: list[threading.Event] = []
+
+    @property
+    def gate(self) -> threading.Event:
+        """The gate of the jobs that were submitted last."""
+        return self.gates[-1]
 
     async def open(self) -> None:
         async def on_loop(job: Job[Any]) -> None:
@@ -153,7 +159,7 @@ class Shaped:
 
         def in_thread(job: Job[Any]) -> None:
             self.at_gate.add(job.id)
-            self.gate.wait(60)
+            self.gates[job.data].wait(60)
             self.at_gate.discard(job.id)
 
         handler: Any = {"thread": in_thread, "batch": together}.get(self.shape, on_loop)
@@ -168,16 +174,18 @@ class Shaped:
 
     async def submitted(self) -> list[ClaimedJob]:
         """As many jobs as there are places, claimed and with the executor."""
-        await self.app.enqueue_many("brief", [{}] * PLACES)
+        self.gates.append(threading.Event())
+        await self.app.enqueue_many("brief", [len(self.gates) - 1] * PLACES)
         claimed = (await jobs.claim(self.database, "w", ["brief"], PLACES, {})).jobs
         self.executor.submit(claimed, asyncio.get_running_loop().time())
         return claimed
 
-    async def _wait(self, waiting: Iterable[Job[Any]]) -> None:
+    async def _wait(self, waiting: Sequence[Job[Any]]) -> None:
         ids = {job.id for job in waiting}
+        gate = self.gates[waiting[0].data]
         self.at_gate |= ids
         try:
-            while not self.gate.is_set():
+            while not gate.is_set():
                 await asyncio.sleep(0.001)
         finally:
             self.at_gate -= ids
@@ -193,7 +201,6 @@ async def test_a_job_that_is_stopped_or_lost_anywhere_frees_its_place(small: Pen
     await harness.open()
     try:
         for _ in range(40):
-            harness.gate.clear()
             harness.results.clear()
             claimed = await harness.submitted()
             lost: set[UUID] = set()
@@ -213,7 +220,6 @@ async def test_a_job_that_is_stopped_or_lost_anywhere_frees_its_place(small: Pen
             settled = [result.id for result in harness.results]
             assert len(settled) == len(set(settled)), f"seed {seed}"
             assert {job.id for job in claimed} - lost <= set(settled) <= {job.id for job in claimed}, f"seed {seed}"
-        harness.gate.clear()
         # Only when all places are free can these be at the gate together.
         there = {job.id for job in await harness.submitted()}
         await eventually(lambda: harness.at_gate >= there, f"{PLACES} free places, seed {seed}", 60)
