@@ -30,7 +30,7 @@ class Told:
     def __init__(self, pipe: Connection, reports: Connection | None = None) -> None:
         self._pipe = pipe
         self.reports = reports
-        """Where to send reports; None: nobody asked for metrics."""
+        """Where to send reports; None: this worker has no metrics."""
 
     def obey(self, worker: Worker, loop: asyncio.AbstractEventLoop) -> None:
         """Stop `worker` when the supervisor asks for it, once more when it asks again, and when the supervisor is gone."""

@@ -27,7 +27,7 @@ def noisy(begin: float, count: int) -> list[Event]:
         pytest.param([*noisy(0, 10), *ran("quiet", 0, 4.2, 4.3)], {"quiet/0": 1.1}, [], [], id="in turn"),
         pytest.param([*noisy(0, 10), *ran("quiet", 0, 8.2, 8.3)], {"quiet/0": 1.1}, [], [7], id="passed over"),
         pytest.param([*noisy(0, 20)], {"quiet/0": 1.1}, [], [18], id="never served"),
-        pytest.param([*noisy(0, 4)], {"quiet/0": 1.1}, [], [], id="nobody was served"),
+        pytest.param([*noisy(0, 4)], {"quiet/0": 1.1}, [], [], id="no key was served"),
         pytest.param([*noisy(0, 10), *ran("quiet", 0, 8.2, 8.3)], {"quiet/0": 6.1}, [], [], id="enqueued late"),
         pytest.param([*noisy(0, 10), *ran("quiet", 0, 8.2, 8.3)], {"quiet/0": 1.1}, [(2.5, 7.5)], [], id="its owner was gone"),
         pytest.param([*noisy(0, 20)], {"quiet/0": 1.1}, [(2.5, 7.5)], [13], id="passed over when its owner was back"),
