@@ -166,17 +166,41 @@ async def whole_schema(sql: Sql) -> list[Any]:
     return [objects, *[await sql.fetch(f"select xmin::text, * from penstock.{table}") for table in tables]]
 
 
-async def test_a_schema_from_before_the_first_release_is_refused_and_not_touched(url: str, sql: Sql) -> None:
+FILES = [file.name for file in migrate.schema_files("tables")]
+
+
+@pytest.mark.parametrize(
+    ("known", "edited", "unknown"),
+    [
+        pytest.param([], [], ["0001_jobs.sql", "0002_users.sql", "0017c_protocol.sql"], id="none of the files"),
+        pytest.param(FILES, [], ["0012_attempts.sql"], id="a file that this build does not have"),
+        pytest.param(FILES[:3], ["0002_jobs.sql"], [], id="a file that differs, and others missing"),
+        pytest.param(FILES, ["0002_jobs.sql", "0005_pools.sql"], ["0015_paused_keys.sql"], id="both"),
+    ],
+)
+async def test_a_schema_whose_tables_another_build_made_is_refused_and_not_touched(
+    url: str, sql: Sql, known: list[str], edited: list[str], unknown: list[str]
+) -> None:
     await sql.execute("drop schema penstock cascade")
-    await sql.execute((Path(__file__).parents[1] / "before_release.sql").read_text())
+    await sql.execute((Path(__file__).parents[1] / "another_build.sql").read_text())
+    await sql.execute("delete from penstock.migrations where name <> 'functions'")
+    checksums = {file.name: migrate.checksum_of((file,)) for file in migrate.schema_files("tables")}
+    await sql.executemany(
+        "insert into penstock.migrations (name, checksum, version) values ($1, $2, $3)",
+        [(name, "edited" if name in edited else checksums.get(name, "x"), migrate.__version__) for name in (*known, *unknown)],
+    )
     found = await whole_schema(sql)
     app = Penstock(url)
     for call in (app.open, app.migrate):
-        with pytest.raises(
-            SchemaMismatch, match="the schema penstock in the database was made before the first release"
-        ) as refused:
+        with pytest.raises(SchemaMismatch) as refused:
             await call()
-        assert "Nothing in it has been changed. To keep what is in it, export it:\n  pg_dump" in str(refused.value)
+        said = str(refused.value)
+        version, differing = migrate.__version__, ", ".join(sorted([*edited, *unknown]))
+        assert (
+            f"the tables of the schema penstock in the database were made by another build of version {version}, whose"
+            f" files of tables are not those of this one ({differing}), and cannot be brought up to date"
+        ) in said
+        assert "Nothing in it has been changed. Use the build that made it, or export what is in it:\n  pg_dump" in said
         assert await whole_schema(sql) == found
     # What the message advises is enough.
     await sql.execute("drop schema penstock cascade")
@@ -185,72 +209,12 @@ async def test_a_schema_from_before_the_first_release_is_refused_and_not_touched
         assert (await functions(sql)).keys() > {"penstock.enqueue_json(text,jsonb)"}
 
 
+async def test_a_file_of_tables_that_a_newer_version_applied_is_not_another_builds(app: Penstock, sql: Sql) -> None:
+    await sql.execute("insert into penstock.migrations (name, checksum, version) values ('9999_second.sql', 'x', '9.0.0')")
+    await migrate.check(await app.database())
+
+
 def test_what_is_kept_is_kept_for_clients_that_can_go_on() -> None:
     """`functions/kept/protocol_N.sql` holds what only clients of protocol N call, as long as N is served."""
     for file in (SCHEMA / "functions" / "kept").glob("*.sql"):
         assert migrate.OLDEST_CLIENT <= int(file.stem.removeprefix("protocol_")) < migrate.PROTOCOL, file
-
-
-async def make_schema_before(sql: Sql, number: str) -> None:
-    """The tables as the migrations below a number leave them, without functions."""
-    await sql.execute("drop schema penstock cascade")
-    await sql.execute((SCHEMA / "migrations.sql").read_text())
-    for file in migrate.schema_files("tables"):
-        if file.name < number:
-            await sql.execute("set check_function_bodies = off")
-            await sql.execute(file.text)
-            await sql.execute(
-                "insert into penstock.migrations (name, checksum, version) values ($1, $2, $3)",
-                file.name, migrate.checksum_of((file,)), migrate.__version__,
-            )  # fmt: skip
-    await sql.execute("insert into penstock.protocol (number, oldest, version) values (1, 1, $1)", migrate.__version__)
-    await sql.execute(
-        "create table penstock.archived_jobs_p20260101 partition of penstock.archived_jobs"
-        " for values from ('2026-01-01 00:00:00Z') to ('2026-01-02 00:00:00Z')"
-    )
-
-
-async def test_attempts_that_were_left_become_attempts_that_count_up(url: str, sql: Sql) -> None:
-    await make_schema_before(sql, "0012")
-    await sql.execute(
-        """
-        insert into penstock.jobs (name, attempts, declaration)
-        values ('ship', 4, '{"attempts": 5, "concurrency": 2}'), ('mail', 5, null);
-        insert into penstock.type_priorities values ('ship', 0);
-        insert into penstock.queued_jobs (id, name, seq, run_after, created_at, updated_at, attempts, max_attempts, data)
-        select gen_random_uuid(), 'ship', nextval('penstock.job_seq'), now(), now(), now(), left_to_it, 5, to_jsonb(left_to_it)
-        from unnest('{5, 3, 1}'::smallint[]) as given (left_to_it);
-        insert into penstock.archived_jobs (
-            id, finished_at, created_at, run_after, status, attempts, attempts_used, priority, name, data
-        )
-        select
-            gen_random_uuid(), '2026-01-01 12:00:00Z', now(), now(), status::penstock.archived_job_status, attempts, used, 0,
-            'ship', '1'
-        from (
-            values
-                ('succeeded', 5, 1), ('succeeded', 3, 3), ('failed', 0, 5), ('failed', 4, 1), ('expired', 5, 0),
-                ('cancelled', 2, 3)
-        ) as given (status, attempts, used);
-        """
-    )
-    app = Penstock(url)
-    assert "0012_attempts.sql" in (await app.migrate()).tables
-    async with app:
-        queued = await sql.fetch("select attempt, max_attempts from penstock.queued_jobs order by data::int desc")
-        assert [tuple(row) for row in queued] == [(1, 5), (3, 5), (5, 5)]
-        archived = await sql.fetch("select status::text, attempt, max_attempts from penstock.archived_jobs order by ctid")
-        assert sorted(tuple(row) for row in archived) == [
-            ("cancelled", 3, 5), ("expired", 0, 5), ("failed", 1, 5), ("failed", 5, 5), ("succeeded", 1, 5), ("succeeded", 3, 5),
-        ]  # fmt: skip
-        # A change that was made by hand outlives the declaration under the new name.
-        await sql.execute("""select penstock.declare_job_type('ship', '{"max_attempts": 5, "concurrency": 2}')""")
-        assert await sql.fetchval("select max_attempts from penstock.jobs where name = 'ship'") == 4
-        claimed = await sql.fetch(
-            "select id, attempt, max_attempts, lease from penstock.claim('w', '{ship}', 10) order by attempt"
-        )
-        assert [(row["attempt"], row["max_attempts"]) for row in claimed] == [(1, 5), (3, 5), (5, 5)]
-        outcomes = await sql.fetch(
-            "select outcome from penstock.settle($1, $2, $3, '{failed, failed, failed}')",
-            *([row[name] for row in claimed] for name in ("id", "attempt", "lease")),
-        )
-        assert sorted(row["outcome"] for row in outcomes) == ["failed", "retried", "retried"]

@@ -10,7 +10,9 @@ never overwrites the functions of a newer one, so a rolling deployment may resta
 
 Compatibility. The functions speak a protocol, which has a number, and serve clients back to an oldest one; a migration records
 both in `penstock.protocol`. A process works with every schema whose range contains its own `PROTOCOL`, also with a newer one.
-Within one version nothing may differ: other checksums than those of the files mean that two builds have the same version.
+Within one version nothing may differ: other checksums than those of the files mean that two builds have the same version. Tables
+of another build cannot be brought up to date, since released files of tables are never edited; such a schema is refused and not
+touched.
 """
 
 from __future__ import annotations
@@ -37,8 +39,8 @@ log = get_logger("penstock.migrate")
 OLDEST_SERVER = 15
 # Increase PROTOCOL when a function that clients call is added or changed. Set OLDEST_CLIENT to it when one is dropped or changes
 # its meaning, so that older clients cannot continue.
-PROTOCOL = 2
-OLDEST_CLIENT = 2
+PROTOCOL = 1
+OLDEST_CLIENT = 1
 _LOCK = 0x70656E73
 _APPLIED = "select name, checksum, version from penstock.migrations"
 
@@ -80,7 +82,7 @@ async def check(database: Database) -> None:
     """Raise `SchemaMismatch` unless the schema exists and fits this version."""
     known = {file.name: file for file in schema_files("tables")}
     rows = {row["name"]: row for row in await database.fetch(_APPLIED)}
-    _refuse_before_release(database, rows)
+    _refuse_other_tables(database, rows)
     if missing := sorted(known.keys() - rows.keys()):
         raise SchemaMismatch(f"the Penstock schema lacks {', '.join(missing)}", hint="Run: penstock migrate")
     stored = await database.fetchrow("select number, oldest, version from penstock.protocol")
@@ -88,7 +90,6 @@ async def check(database: Database) -> None:
     functions = rows.get("functions")
     if functions is None or stored is None or _number(functions["version"]) < _number(__version__):
         raise SchemaMismatch("the functions of the Penstock schema are older than this version", hint="Run: penstock migrate")
-    _refuse_edited(rows)
     if functions["version"] == __version__ and functions["checksum"] != checksum_of(schema_files("functions")):
         raise SchemaMismatch(
             f"the functions of the Penstock schema are those of another build of version {__version__}",
@@ -104,7 +105,7 @@ async def _migrate(database: Database, connection: asyncpg.Connection[Any]) -> M
     applied: dict[str, Any] = {}
     if await connection.fetchval("select to_regclass('penstock.migrations') is not null"):
         applied = {row["name"]: row for row in await connection.fetch(_APPLIED)}
-        _refuse_before_release(database, applied)
+        _refuse_other_tables(database, applied)
     await connection.execute((_schema() / "migrations.sql").read_text("utf-8"))
 
     tables = schema_files("tables")
@@ -114,7 +115,6 @@ async def _migrate(database: Database, connection: asyncpg.Connection[Any]) -> M
         if stored is not None and (stored["number"] > PROTOCOL or _number(stored["version"]) > _number(__version__)):
             # The schema is newer and serves this version, which must not change it.
             return Migrated(tables=[], functions=False)
-    _refuse_edited(applied)
     new = [file for file in tables if file.name not in applied]
     for file in new:
         await connection.execute(file.text)
@@ -179,9 +179,16 @@ async def _record(connection: asyncpg.Connection[Any], name: str, checksum: str)
     await connection.execute("select penstock.record_migration($1, $2, $3)", name, checksum, __version__)
 
 
-def _refuse_before_release(database: Database, applied: Mapping[str, Any]) -> None:
-    """Refuse a schema from before the first release, which had other numbered files."""
-    if not applied or schema_files("tables")[0].name in applied:
+def _refuse_other_tables(database: Database, applied: Mapping[str, Any]) -> None:
+    """Refuse a schema whose files of tables differ from those of this build, although no newer version applied them."""
+    files = {file.name: file for file in schema_files("tables")}
+    differing = [
+        name
+        for name, row in applied.items()
+        if (name in files and row["version"] == __version__ and row["checksum"] != checksum_of((files[name],)))
+        or (name not in files and name != "functions" and _number(row["version"]) <= _number(__version__))
+    ]
+    if not differing:
         return
     if database.data_dir is None:
         place, run, other = "the database", "", "use another database"
@@ -190,8 +197,9 @@ def _refuse_before_release(database: Database, applied: Mapping[str, Any]) -> No
         place, other = f"the data folder {folder}", "use another folder (PENSTOCK_DATA_DIR)"
         run = f"PENSTOCK_DATA_DIR={shlex.quote(str(folder))} penstock exec "
     raise SchemaMismatch(
-        f"the schema penstock in {place} was made before the first release of Penstock, and cannot be brought up to date",
-        hint="Nothing in it has been changed. To keep what is in it, export it:\n"
+        f"the tables of the schema penstock in {place} were made by another build of version {applied[differing[0]]['version']},"
+        f" whose files of tables are not those of this one ({', '.join(sorted(differing))}), and cannot be brought up to date",
+        hint="Nothing in it has been changed. Use the build that made it, or export what is in it:\n"
         f"  {run}pg_dump --schema=penstock --file=penstock.sql\n"
         "Then drop it:\n"
         f"  {run}psql --command='drop schema penstock cascade'\n"
@@ -205,21 +213,6 @@ def _refuse_range(stored: Any) -> None:
             f"the Penstock schema is of version {stored['version']} and serves protocols {stored['oldest']} to"
             f" {stored['number']}; this version ({__version__}) speaks {PROTOCOL}",
             hint="Upgrade the package penstock in this environment.",
-        )
-
-
-def _refuse_edited(applied: Mapping[str, Any]) -> None:
-    edited = [
-        file.name
-        for file in schema_files("tables")
-        if file.name in applied
-        and applied[file.name]["version"] == __version__
-        and applied[file.name]["checksum"] != checksum_of((file,))
-    ]
-    if edited:
-        raise SchemaMismatch(
-            f"{', '.join(edited)} differs from what was applied to this database, by another build of version {__version__}",
-            hint="Use the build that made the schema, or a new database: files of tables are never applied again.",
         )
 
 

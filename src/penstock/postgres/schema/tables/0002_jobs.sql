@@ -9,6 +9,35 @@
 -- A lease that ends otherwise (its time is up, or its worker is dead) is recovered by any other worker.
 -- A job that cannot be read, or that crashes every worker which runs it, is archived as failed, with the reason quarantined.
 --
+-- Attempts. A job has an attempt (1, 2, 3, ...) and the number of attempts that it may have, max_attempts; so has a finished job, whose
+-- attempt is the last one that it had, 0 when it never started. A job with its own max_attempts or time_limit has them in options; every
+-- other job has null there, which takes no space. The archive keeps them, so that a replay has them too. A handler that cannot continue yet
+-- snoozes its job: the job goes back among the deferred ones without having used up an attempt, and snoozed_at says that it waits for that
+-- reason, until it is claimed and ends otherwise.
+--
+-- Logs. A worker writes the lines that its handlers log about once a second, and the last ones before it settles the job. They stand in the
+-- row of the job, oldest first, and go with it into the archive. penstock.append_log keeps the newest 100, of each the first 1,000
+-- characters.
+--
+-- A job that its handler finishes in a transaction of its own. penstock.finish archives a job in the transaction of its caller, together
+-- with what the handler did there. That transaction may be long, and the lease is shared with the other jobs of its claim, so it does not
+-- touch the lease: every settle of another job of the claim would wait for it. It leaves a row in finished_jobs instead. When the
+-- transaction has committed, the worker confirms it, or the maintenance of any worker finds it: the row goes, and the job is taken off its
+-- lease, once.
+--
+-- Unique keys with a period. A job that is enqueued with a unique key and a period (unique_for) gets a row in unique_periods. The row holds
+-- the key until the period is over and the job has ended, whichever comes last: an enqueue with the same key and a period returns that job.
+-- The next enqueue after that takes the row over; maintenance deletes rows that hold nothing any more. An enqueue without a period neither
+-- reads nor writes this table.
+--
+-- Encryption. An encrypted document is stored as an envelope (docs/encryption.md), {"penstock": {"v": 1, "kid": "...", "c": "..."}}, in the
+-- place of the document. The database has no key and reads none: it knows by the declaration of the type that a document has to be an
+-- envelope, refuses what is not (functions/core/envelopes.sql), and gives a job only to a worker that says that it has the key. encrypted_at
+-- stays when encryption is turned off again: from then on both forms may wait, and are read.
+--
+-- Bounds. A type can have a bound on the jobs that wait, and a pool one on those of each key: an enqueue beyond a bound is refused before
+-- anything is written. A type without a bound pays nothing for it.
+--
 -- Invariants that keep this fast:
 --
 -- * A claim is a HOT update: no index holds a column that a claim changes (status, lease, updated_at), neither as
@@ -59,8 +88,9 @@ comment on sequence penstock.place_ticket is 'Orders those who wait for a place 
 create table penstock.jobs (
     name text primary key,
     delivery_strategy penstock.delivery_strategy not null default 'at_least_once',
-    attempts smallint not null default 5,
+    max_attempts smallint not null default 5,
     concurrency integer,
+    max_waiting integer,
     visibility_timeout interval not null default '5 minutes',
     time_limit interval,
     backoff_base interval not null default '2 seconds',
@@ -72,17 +102,21 @@ create table penstock.jobs (
     keep_result boolean not null default false,
     paused_at timestamptz,
     topic text,
+    encrypted boolean not null default false,
+    encrypted_at timestamptz,
     declaration jsonb,
     created_at timestamptz not null default now(),
     updated_at timestamptz not null default now(),
-    constraint jobs_attempts_check check (attempts > 0),
+    constraint jobs_max_attempts_check check (max_attempts > 0),
     constraint jobs_concurrency_check check (concurrency >= 0)
 );
 comment on table penstock.jobs is 'Job types: how the jobs of a name are delivered, retried and limited.';
 comment on column penstock.jobs.name is 'Name of the job type.';
 comment on column penstock.jobs.delivery_strategy is 'at_least_once retries; at_most_once starts a job once, whatever happens.';
-comment on column penstock.jobs.attempts is 'How often a job is started before it is archived as failed.';
+comment on column penstock.jobs.max_attempts is 'How often a job is started before it is archived as failed.';
 comment on column penstock.jobs.concurrency is 'Most jobs in flight at once over all workers; null: no limit, 0: paused.';
+comment on column penstock.jobs.max_waiting is
+    'Most jobs that wait, ready or deferred: an enqueue beyond it is refused; null: no limit.';
 comment on column penstock.jobs.visibility_timeout is
     'How long a claimed job belongs to its worker unless the lease is extended.';
 comment on column penstock.jobs.time_limit is 'How long a handler may run; null: a little less than the visibility timeout.';
@@ -95,10 +129,16 @@ comment on column penstock.jobs.rate_period is 'The period of rate_limit.';
 comment on column penstock.jobs.keep_result is 'Whether what a handler returns is kept in archived_jobs.result.';
 comment on column penstock.jobs.paused_at is 'Since when the type is paused; null: it is not.';
 comment on column penstock.jobs.topic is 'The topic of which this is the queue of a subscriber; null: a job type of its own.';
+comment on column penstock.jobs.encrypted is
+    'Whether payloads, results, progress and errors are stored encrypted: a document that is not is refused.';
+comment on column penstock.jobs.encrypted_at is 'Since when there may be encrypted documents; null: there are none.';
 comment on column penstock.jobs.declaration is
     'What the application declared last, so that a change made by hand outlives a restart.';
 comment on column penstock.jobs.created_at is 'When the type was created.';
 comment on column penstock.jobs.updated_at is 'When its options last changed.';
+
+-- Whether any type is encrypted is asked by calls that otherwise need no look at the types.
+create index jobs_encrypted on penstock.jobs (name) where encrypted;
 
 create table penstock.type_priorities (
     name text not null,
@@ -129,13 +169,15 @@ create table penstock.queued_jobs (
     created_at timestamptz not null,
     updated_at timestamptz not null,
     cancel_requested_at timestamptz,
+    snoozed_at timestamptz,
     id uuid not null,
     status penstock.job_status not null default 'queued',
     slot integer,
-    attempts smallint not null,
+    attempt smallint not null,
     max_attempts smallint not null,
     priority smallint not null default 0,
     crashes smallint not null default 0,
+    snoozes smallint,
     coalesces boolean not null default false,
     begun boolean not null default false,
     name text not null,
@@ -144,9 +186,11 @@ create table penstock.queued_jobs (
     data jsonb not null,
     errors jsonb,
     progress jsonb,
+    options jsonb,
+    log jsonb,
     replay_of uuid,
     constraint queued_jobs_pkey primary key (id),
-    constraint queued_jobs_attempts_check check (attempts >= 0)
+    constraint queued_jobs_attempt_check check (attempt > 0)
 )
 with (
     fillfactor = 40,
@@ -169,16 +213,19 @@ comment on column penstock.queued_jobs.expires_at is 'Archived as expired when n
 comment on column penstock.queued_jobs.created_at is 'When it was enqueued.';
 comment on column penstock.queued_jobs.updated_at is 'When the row was last written.';
 comment on column penstock.queued_jobs.cancel_requested_at is 'When a cancellation was asked for while it was in progress.';
+comment on column penstock.queued_jobs.snoozed_at is
+    'When its handler put it off until run_after; null: it does not wait for that.';
 comment on column penstock.queued_jobs.id is 'Made by the client (UUIDv7 by default); enqueueing it again is the same job.';
 comment on column penstock.queued_jobs.status is 'queued, or in-progress while a worker holds it.';
 comment on column penstock.queued_jobs.slot is 'In a pool: the slot of its key; null: a job of a plain queue.';
-comment on column penstock.queued_jobs.attempts is
-    'Attempts that are left, this one included; fences results of earlier attempts.';
+comment on column penstock.queued_jobs.attempt is
+    'Number of the attempt that runs or comes next, from 1; fences results of earlier attempts.';
 comment on column penstock.queued_jobs.max_attempts is
-    'Attempts that the job had when it was enqueued, and one more for each that was lost with its worker.';
+    'Attempts that the job may have: as it was enqueued, and one more for each that was lost with its worker.';
 comment on column penstock.queued_jobs.priority is '-100 to 100, lower first, within a type.';
 comment on column penstock.queued_jobs.crashes is
     'Workers lost while they held the job. 2: it waits to run alone (run_after is in the year 9999); 3: it runs alone.';
+comment on column penstock.queued_jobs.snoozes is 'How often its handler put it off; null: never.';
 comment on column penstock.queued_jobs.coalesces is 'While true, an enqueue with the same unique key returns this job.';
 comment on column penstock.queued_jobs.begun is 'Whether its holder, which promised to say so, has begun to start it.';
 comment on column penstock.queued_jobs.name is 'Name of the job type.';
@@ -187,10 +234,16 @@ comment on column penstock.queued_jobs.unique_key is 'Coalescing key, see coales
 comment on column penstock.queued_jobs.data is 'The payload.';
 comment on column penstock.queued_jobs.errors is 'One object for each failed attempt, oldest first; null: none failed.';
 comment on column penstock.queued_jobs.progress is 'What the handler reported last.';
+comment on column penstock.queued_jobs.options is
+    'Its own options, in place of those of its type: max_attempts, time_limit (in seconds); null: it has none.';
+comment on column penstock.queued_jobs.log is
+    'The newest lines that its handler logged, oldest first: objects with at, attempt and line; null: none.';
 comment on column penstock.queued_jobs.replay_of is 'The job that this one repeats.';
 
 -- The deferred jobs, in order of time over all types.
 create index queued_jobs_deferred on penstock.queued_jobs (run_after) where seq is null;
+-- The deferred jobs of a type, or of a key in a pool. Only deferred jobs are in it, so that claims do not write it.
+create index queued_jobs_deferred_of_type on penstock.queued_jobs (name, key collate "C", id) where seq is null;
 create index queued_jobs_expiring on penstock.queued_jobs (expires_at) where expires_at is not null;
 -- The ready queue of plain queues. Only enqueue, promotion and retries write it, never a claim.
 create unique index queued_jobs_ready on penstock.queued_jobs (name, priority, seq) where seq is not null and slot is null;
@@ -245,6 +298,37 @@ comment on column penstock.leases.cancelled is 'Jobs of this lease that are to b
 create index leases_name on penstock.leases (name);
 create index leases_worker on penstock.leases (worker);
 create index leases_expires_at on penstock.leases (expires_at);
+
+create table penstock.finished_jobs (
+    id uuid primary key,
+    lease bigint not null
+)
+with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000);
+comment on table penstock.finished_jobs is
+    'Jobs that were finished in transactions of their callers, and are not taken off their leases yet.';
+comment on column penstock.finished_jobs.id is 'Id of the job.';
+comment on column penstock.finished_jobs.lease is 'The lease that still counts it.';
+
+create table penstock.unique_periods (
+    name text not null references penstock.jobs (name) on delete cascade,
+    unique_key text not null,
+    key text not null,
+    id uuid not null,
+    until timestamptz not null,
+    look_at timestamptz not null,
+    primary key (name, unique_key, key)
+);
+comment on table penstock.unique_periods is 'Unique keys that are held for a period, and by which job.';
+comment on column penstock.unique_periods.name is 'Job type.';
+comment on column penstock.unique_periods.unique_key is 'The unique key.';
+comment on column penstock.unique_periods.key is
+    'In a pool the key of the job, since a unique key is of its key there; elsewhere empty.';
+comment on column penstock.unique_periods.id is 'The job that holds the key.';
+comment on column penstock.unique_periods.until is 'Until when it holds the key, also when it has ended.';
+comment on column penstock.unique_periods.look_at is
+    'When maintenance looks whether the row can go: at until, and later again while the job has not ended.';
+
+create index unique_periods_ended on penstock.unique_periods (look_at);
 
 create table penstock.rate_windows (
     name text not null,
@@ -304,9 +388,10 @@ create table penstock.archived_jobs (
     expires_at timestamptz,
     message bigint,
     status penstock.archived_job_status not null,
-    attempts smallint not null,
-    attempts_used smallint not null,
+    attempt smallint not null,
+    max_attempts smallint not null,
     priority smallint not null,
+    snoozes smallint,
     name text not null,
     worker text,
     reason text,
@@ -315,9 +400,11 @@ create table penstock.archived_jobs (
     data jsonb not null,
     errors jsonb,
     result jsonb,
+    options jsonb,
+    log jsonb,
     replay_of uuid,
     constraint archived_jobs_pkey primary key (id, finished_at),
-    constraint archived_jobs_attempts_check check (attempts >= 0)
+    constraint archived_jobs_attempt_check check (attempt >= 0)
 )
 partition by range (finished_at);
 comment on table penstock.archived_jobs is 'Finished jobs, by day; insert-only.';
@@ -332,10 +419,10 @@ comment on column penstock.archived_jobs.expires_at is
 comment on column penstock.archived_jobs.message is
     'The topic message of which this is a copy, whose payload it has; then data is null in JSON.';
 comment on column penstock.archived_jobs.status is 'How it ended: succeeded, failed, expired or cancelled.';
-comment on column penstock.archived_jobs.attempts is
-    'Attempts that were left: as given to the worker when it succeeded, one less when it failed.';
-comment on column penstock.archived_jobs.attempts_used is 'How often it was claimed and not handed back.';
+comment on column penstock.archived_jobs.attempt is 'Number of its last attempt; 0: it never started.';
+comment on column penstock.archived_jobs.max_attempts is 'As in queued_jobs.';
 comment on column penstock.archived_jobs.priority is 'As in queued_jobs.';
+comment on column penstock.archived_jobs.snoozes is 'As in queued_jobs.';
 comment on column penstock.archived_jobs.name is 'Name of the job type.';
 comment on column penstock.archived_jobs.worker is 'The worker that held the last attempt.';
 comment on column penstock.archived_jobs.reason is
@@ -345,6 +432,8 @@ comment on column penstock.archived_jobs.unique_key is 'As in queued_jobs.';
 comment on column penstock.archived_jobs.data is 'The payload.';
 comment on column penstock.archived_jobs.errors is 'One object for each failed attempt, oldest first.';
 comment on column penstock.archived_jobs.result is 'What the handler returned, when the type keeps results.';
+comment on column penstock.archived_jobs.options is 'As in queued_jobs.';
+comment on column penstock.archived_jobs.log is 'As in queued_jobs.';
 comment on column penstock.archived_jobs.replay_of is 'The job that it repeated.';
 
 create index archived_jobs_name on penstock.archived_jobs (name, finished_at);

@@ -6,6 +6,10 @@
 -- its retry keeps its place at the head of its key, and so holds the key. Invariant: a slot without an owner has no job in progress
 -- (the transaction that removes the owner ends the attempts).
 --
+-- Paused keys. A paused key has a row in paused_keys until it is resumed; no claim takes jobs of it meanwhile. The row of its pool says
+-- whether there is one (keys_paused), so that a claim of a pool without paused keys looks for none: it reads that row anyway. Both are
+-- written under the lock of the pool's row.
+--
 -- The life of a standing job. A start writes its row; the owner of its key runs it. When the key moves, the next owner runs it,
 -- with the state that the last run left. A stop makes it unwanted, and the row goes when the run has ended.
 --
@@ -22,6 +26,8 @@ create table penstock.pools (
     key_concurrency integer not null default 1,
     key_rate_limit integer,
     key_rate_period interval,
+    key_max_waiting integer,
+    keys_paused boolean not null default false,
     declaration jsonb,
     created_at timestamptz not null,
     constraint pools_on_retry_check check (on_retry in ('block', 'skip')),
@@ -35,6 +41,9 @@ comment on column penstock.pools.key_concurrency is
     'Most jobs in flight of one key; more than 1 gives up the order within the key.';
 comment on column penstock.pools.key_rate_limit is 'Most jobs of one key started within any key_rate_period; null: no limit.';
 comment on column penstock.pools.key_rate_period is 'The period of key_rate_limit.';
+comment on column penstock.pools.key_max_waiting is
+    'Most jobs of one key that wait, ready or deferred: an enqueue beyond it is refused; null: no limit.';
+comment on column penstock.pools.keys_paused is 'Whether paused_keys has keys of this pool.';
 comment on column penstock.pools.declaration is
     'What the application declared last, so that a change made by hand outlives a restart.';
 comment on column penstock.pools.created_at is 'When the pool was declared.';
@@ -50,6 +59,17 @@ comment on table penstock.key_weights is 'Keys that get more than one job a turn
 comment on column penstock.key_weights.name is 'Name of the pool.';
 comment on column penstock.key_weights.key is 'The key.';
 comment on column penstock.key_weights.weight is 'Jobs that the key gets in a turn; the other keys get one.';
+
+create table penstock.paused_keys (
+    name text not null references penstock.pools (name),
+    key text not null,
+    paused_at timestamptz not null,
+    primary key (name, key)
+);
+comment on table penstock.paused_keys is 'Keys of pools of which no job is claimed until they are resumed.';
+comment on column penstock.paused_keys.name is 'Name of the pool.';
+comment on column penstock.paused_keys.key is 'The key.';
+comment on column penstock.paused_keys.paused_at is 'Since when it is paused.';
 
 create table penstock.standing_jobs (
     name text not null references penstock.pools (name),
@@ -95,7 +115,7 @@ comment on column penstock.standing_jobs.tried_with is
 comment on column penstock.standing_jobs.retry_at is 'When a run that failed is repeated; null: at once.';
 comment on column penstock.standing_jobs.error is 'Error of the last run that failed.';
 comment on column penstock.standing_jobs.quarantined_at is
-    'Since when it is set aside, since it ends its workers; null: it is not. Starting it again, or replacing its payload, frees it.';
+    'Since when it is quarantined, because it crashes its workers; null: it is not. Starting it again, or replacing its payload, releases it.';
 comment on column penstock.standing_jobs.created_at is 'When it was started first.';
 comment on column penstock.standing_jobs.updated_at is 'When the row was last written.';
 

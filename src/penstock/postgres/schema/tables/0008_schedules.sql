@@ -4,6 +4,9 @@
 -- next_at and enqueues the run, whose id follows from name and slot: each slot has one run, whatever crashes. The next run is not
 -- enqueued while that job is queued or in progress. The job has the outcome of the run; workers copy it here when the job is archived,
 -- so that it outlives the archive. A schedule that runs in place is held by one worker (running_by) while it runs.
+--
+-- A run that is asked for outside the times of a schedule does not move next_at. Where runs are jobs, it is a job at once. A schedule that
+-- runs in place keeps the request until a run for it has ended, so that it outlives the worker that took it.
 
 create table penstock.schedules (
     name text primary key,
@@ -23,6 +26,8 @@ create table penstock.schedules (
     last_outcome text,
     last_error text,
     last_error_at timestamptz,
+    failures integer not null default 0,
+    requested_at timestamptz,
     constraint schedules_kind_check check (kind in ('every', 'cron')),
     constraint schedules_runs_as_check check (runs_as in ('job', 'in-place', 'per-worker'))
 );
@@ -48,3 +53,5 @@ comment on column penstock.schedules.last_outcome is
     'succeeded, failed, expired, cancelled, or lost: its worker fell silent in the middle of a run in place.';
 comment on column penstock.schedules.last_error is 'The error of the last run that failed. A run that succeeds leaves it.';
 comment on column penstock.schedules.last_error_at is 'When the last run that failed ended.';
+comment on column penstock.schedules.failures is 'Runs in a row that failed, expired or were lost; 0 after one that succeeded.';
+comment on column penstock.schedules.requested_at is 'When a run in place was asked for that has not ended; null: none is.';

@@ -1,4 +1,4 @@
--- Finish: a job ends in the transaction of its handler, together with the handler's effects. tables/0018_finishing.sql says what becomes of
+-- Finish: a job ends in the transaction of its handler, together with the handler's effects. tables/0002_jobs.sql says what becomes of
 -- its lease.
 --
 -- Until that transaction ends it holds the row of the job. Recovery, the end of a slot and the release of unknown jobs pass over such a row

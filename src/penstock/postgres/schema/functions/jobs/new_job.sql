@@ -34,6 +34,7 @@ as $$
         p_moment, -- created_at
         p_moment, -- updated_at
         null::timestamptz, -- cancel_requested_at
+        null::timestamptz, -- snoozed_at
         p_id,
         'queued'::penstock.job_status,
         p_slot,
@@ -41,6 +42,7 @@ as $$
         coalesce((p_options ->> 'max_attempts')::smallint, p_max_attempts),
         p_priority,
         0::smallint, -- crashes
+        null::smallint, -- snoozes
         p_unique_key is not null, -- coalesces
         false, -- begun
         p_name,
@@ -49,11 +51,9 @@ as $$
         p_data,
         null::jsonb, -- errors
         null::jsonb, -- progress
-        p_replay_of,
         p_options,
-        null::smallint, -- snoozes
-        null::timestamptz, -- snoozed_at
-        null::jsonb -- log
+        null::jsonb, -- log
+        p_replay_of
     )::penstock.queued_jobs
 $$;
 comment on function penstock.new_job(uuid, text, jsonb, timestamptz, smallint, timestamptz, timestamptz, text, smallint, text, integer, uuid, bigint, jsonb) is

@@ -1,4 +1,4 @@
--- Unique keys with a period: see the head of tables/0019_unique_periods.sql.
+-- Unique keys with a period: see the head of tables/0002_jobs.sql.
 
 create or replace function penstock.holder_of_unique(p_name text, p_unique_key text, p_key text, p_moment timestamptz)
 returns uuid

@@ -1,4 +1,4 @@
--- Bounds of what waits: see tables/0019_waiting_bounds.sql.
+-- Bounds of what waits: see the head of tables/0002_jobs.sql.
 --
 -- An enqueue into a type with a bound counts what waits, and stops at the bound: the work is bounded by it. It takes no lock, so that
 -- enqueues do not wait for each other: those that run at the same time do not see each other's jobs, and together can go beyond the bound by

@@ -1,4 +1,4 @@
--- Operations on all jobs that match a filter: preview, start, advance, cancel. tables/0018_operations.sql says how they go.
+-- Operations on all jobs that match a filter: preview, start, advance, cancel. tables/0012_operations.sql says how they go.
 --
 -- Every batch looks at a bounded number of jobs by the primary key, so that its time does not depend on how many of them match.
 

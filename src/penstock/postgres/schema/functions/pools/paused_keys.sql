@@ -1,4 +1,4 @@
--- Paused keys: the jobs of a key wait while those of all other keys go on. tables/0015_paused_keys.sql says how a claim learns of them.
+-- Paused keys: the jobs of a key wait while those of all other keys go on. tables/0005_pools.sql says how a claim learns of them.
 --
 -- A worker claims jobs of a key ahead. So a pause also tells the worker that owns the key, which releases those that it has not started.
 

@@ -1,4 +1,5 @@
--- What a database of before the first release had, as far as it matters here: names of files that no longer exist, and a job.
+-- What a database of another build of this version has, as far as it matters here: files of tables that this build does not have or has
+-- otherwise, and a job.
 
 create schema penstock;
 create table penstock.migrations (
@@ -6,7 +7,7 @@ create table penstock.migrations (
 );
 insert into penstock.migrations (name, checksum, version)
 select name, md5(name), '0.1.0'
-from unnest('{0001_jobs.sql,0002_users.sql,0003_ownership.sql,0017c_protocol.sql,0034_producers.sql,functions}'::text[]) as name;
+from unnest('{0001_core.sql,0002_jobs.sql,0012_attempts.sql,0034_producers.sql,functions}'::text[]) as name;
 create table penstock.protocol (number integer, oldest integer, version text);
 insert into penstock.protocol values (1, 1, '0.1.0');
 create table penstock.queued_jobs (id uuid primary key, name text not null, data jsonb not null);
