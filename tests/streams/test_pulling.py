@@ -9,9 +9,10 @@ from typing import Any, TypeAlias
 
 import asyncpg
 import pytest
+import structlog
 
 from conftest import eventually
-from penstock import InvalidInput, OffsetGone, Penstock, Retention
+from penstock import InvalidInput, NewEvent, OffsetGone, Penstock, Retention
 
 Sql: TypeAlias = "asyncpg.Connection[Any]"
 
@@ -30,6 +31,19 @@ async def test_a_batch_in_hand_at_break_is_not_done(app: Penstock) -> None:
             break
     async with events.consume("g", max_batch_size=2) as batches:
         assert (await anext(batches)).records() == [4, 5]
+
+
+async def test_batches_that_the_program_left_are_no_failures(app: Penstock) -> None:
+    events = app.stream("events", int, partitions=4)
+    await events.append_many([NewEvent(n, key=str(n)) for n in range(100)])
+    with structlog.testing.capture_logs() as logs:
+        async with events.consume("g", max_batch_size=2) as batches:
+            async for _ in batches:
+                break
+    assert [entry for entry in logs if entry["log_level"] in ("warning", "error")] == []
+    lags = await events.lag("g")
+    assert sum(lag.lag for lag in lags) == 100
+    assert [(lag.failing_since, lag.failing_error) for lag in lags] == [(None, None)] * 4
 
 
 def test_a_batch_in_hand_at_break_is_not_done_without_a_loop(url: str) -> None:

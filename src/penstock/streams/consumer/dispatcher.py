@@ -9,7 +9,7 @@ import asyncio
 import random
 from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AsyncExitStack, asynccontextmanager, nullcontext, suppress
+from contextlib import AsyncExitStack, suppress
 from functools import partial
 from typing import Any, Generic, TypeVar
 
@@ -20,7 +20,7 @@ from penstock.jobs.models import Backoff
 from penstock.streams.codec import Undecodable
 from penstock.streams.consumer.batch import Batch, Events, Fence
 from penstock.streams.consumer.committer import Committer
-from penstock.streams.consumer.handling import Handling
+from penstock.streams.consumer.handling import Handling, Withdrawn
 from penstock.streams.consumer.on_failure import OnFailure
 from penstock.streams.consumer.options import ConsumerOptions
 from penstock.streams.consumer.partition_state import PartitionState
@@ -29,6 +29,7 @@ from penstock.streams.consumer.suspects import Suspects
 log = get_logger("penstock.consumer")
 T = TypeVar("T")
 _MOST_THREADS = 256
+_DRAINS_WITHIN_S = 1.0
 _AFTER_HALT = "Correct the handler, or move the group past the event with seek, and start the consumer again."
 
 
@@ -88,6 +89,8 @@ class Dispatcher(Generic[T]):
                             await self._iterate(state)
                         else:
                             await self._dispatch(state)
+                except Withdrawn:
+                    await self._withdrawn(state)
                 except Exception as error:
                     await self._failed(state, error)
         finally:
@@ -124,8 +127,12 @@ class Dispatcher(Generic[T]):
     async def _handle(self, state: PartitionState[T], batch: Batch[T]) -> None:
         state.delivered = batch
         batch.attempt = state.attempts + 1
-        async with self._place():
-            await self._call(batch, batch[0] if self._handling.form == "event" else batch)
+        argument = batch[0] if self._handling.form == "event" else batch
+        if self._places is None:
+            await self._call(batch, argument)
+        else:
+            async with self._places:
+                await self._call(batch, argument)
         self._done(state)
 
     async def _iterate(self, state: PartitionState[T]) -> None:
@@ -138,7 +145,8 @@ class Dispatcher(Generic[T]):
                 batch = await self._next(state, max_batch_size, linger)
                 if batch is None:
                     return
-                await place.enter_async_context(self._place())
+                if self._places is not None:
+                    await place.enter_async_context(self._places)
                 state.delivered = batch
                 batch.attempt = state.attempts + 1
                 yield batch
@@ -212,12 +220,6 @@ class Dispatcher(Generic[T]):
         else:
             await in_thread(self._threads, partial(handling.handler, **dependencies), argument)
 
-    @asynccontextmanager
-    async def _place(self) -> AsyncIterator[None]:
-        """A place for a handler to run; waits until one is free."""
-        async with self._places or nullcontext():
-            yield
-
     # -- results to the committer
 
     def _done(self, state: PartitionState[T]) -> None:
@@ -229,6 +231,16 @@ class Dispatcher(Generic[T]):
         if batch.committed:
             state.was_committed(batch.next_offset)
         state.progressed()
+
+    async def _withdrawn(self, state: PartitionState[T]) -> None:
+        """Deliver a batch again, without a failure. The partition is about to drain: nothing is delivered before that."""
+        batch, state.delivered = state.delivered, None
+        if batch is not None:
+            state.put_back(batch.events)
+        if state.on_trial:
+            with suppress(PenstockError):
+                await self._suspects.end(state, failed=True)
+        await state.sleep(_DRAINS_WITHIN_S)
 
     async def _failed(self, state: PartitionState[T], error: Exception) -> None:
         policy = self._options.on_failure

@@ -15,6 +15,10 @@ Middleware: TypeAlias = Callable[[Batch[Any], Next], Awaitable[None]]
 EventHandler: TypeAlias = Callable[..., Any]
 
 
+class Withdrawn(Exception):
+    """The program has not finished a batch that it pulled or could have pulled; its events are delivered again."""
+
+
 def _ignore(partition: int) -> None:
     """The default of `Handling.revoked`."""
 

@@ -17,7 +17,7 @@ from penstock.postgres.notifications import Kind, Notifications
 from penstock.postgres.schema_watch import left_behind
 from penstock.streams.consumer.batch import Batch
 from penstock.streams.consumer.consumer import Consumer
-from penstock.streams.consumer.handling import Handling
+from penstock.streams.consumer.handling import Handling, Withdrawn
 from penstock.streams.consumer.options import ConsumerOptions
 from penstock.streams.declared_stream import DeclaredStream
 from penstock.streams.sync import SyncConsumption
@@ -197,4 +197,7 @@ class Consumption(Generic[T]):
         except asyncio.CancelledError:
             # The partition was revoked, or the consumption was closed: the batch is not done.
             taken.cancel()
-            raise
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            raise Withdrawn from None
