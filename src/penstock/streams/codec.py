@@ -10,6 +10,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from itertools import repeat
+from operator import attrgetter
 from typing import Any, Generic, TypeVar
 
 from penstock.core.checks import check_many, check_time
@@ -21,6 +22,7 @@ from penstock.streams.models import Chunk, Columns, Event, NewEvent
 
 T = TypeVar("T")
 _UNPACKED_AT_ONCE = 128 << 20
+_FIELDS = attrgetter("data", "key", "headers", "time")
 _ODD_TIME = "before the year 1 or after 9999"
 
 
@@ -71,41 +73,48 @@ class Encoding(Generic[T]):
         check_many("events", items, 'append_many([{"a": 1}, NewEvent({"a": 2}, key="acme")])')
         given = list(items)
         encode, key_of = self.encode, self._key_of
-        wrapped = [type(item) is NewEvent for item in given]
+        wrapped = list(map(type, given)).count(NewEvent)
+        payloads: list[Any]
         keys: list[Any] | None = None
         headers: list[str | None] | None = None
         times: list[datetime | None] | None = None
-        if not any(wrapped):
+        if not wrapped:
             payloads = given if self._plain(given) else [encode(item) for item in given]  # type: ignore[arg-type]
             if key_of is not None:
                 keys = [None if data is None else key_of(data) for data in given]
         else:
-            events: list[Any] = (
-                given if all(wrapped) else [item if new else NewEvent(item) for item, new in zip(given, wrapped, strict=True)]
-            )
-            payloads = [event.data for event in events]
-            if not self._plain(payloads):
-                payloads = [encode(payload) for payload in payloads]  # type: ignore[arg-type]
-            keys = [event.key for event in events]
+            events: list[Any] = given
+            if wrapped < len(given):
+                events = [item if type(item) is NewEvent else NewEvent(item) for item in given]
+            payloads, keys, plain_headers, plain_times = map(list, zip(*map(_FIELDS, events), strict=True))
             if key_of is not None:
                 keys = [
-                    key if key is not None or event.data is None else key_of(event.data)
-                    for key, event in zip(keys, events, strict=True)
+                    key if key is not None or data is None else key_of(data) for key, data in zip(keys, payloads, strict=True)
                 ]
-            if any(event.headers is not None for event in events):
-                headers = [self._headers(event.headers) for event in events]
+            if not self._plain(payloads):
+                payloads = [encode(payload) for payload in payloads]
+            if plain_headers.count(None) < len(events):
+                headers = [self._headers(each) for each in plain_headers]
                 headers = headers if any(headers) else None
-            if any(event.time is not None for event in events):
-                times = [None if event.time is None else check_time("time of an event", event.time) for event in events]
-        if keys is not None and not any(key is not None for key in keys):
-            keys = None
-        if keys is not None:
-            keys = [self._key(key) if type(key) is not str or "\x00" in key or not key.isascii() else key for key in keys]
-        return Columns(payloads, keys, headers, times, self.binary)
+            if plain_times.count(None) < len(events):
+                times = [None if time is None else check_time("time of an event", time) for time in plain_times]
+        return Columns(payloads, None if keys is None else self._keys(keys), headers, times, self.binary)
 
     def _plain(self, payloads: list[Any]) -> bool:
         """Whether payloads are stored without conversion."""
         return self._raw and not self._compressed and set(map(type, payloads)) <= {bytes}
+
+    def _keys(self, keys: list[Any]) -> list[str | None] | None:
+        """Checked keys; None: no event has one."""
+        try:
+            # Most keys are plain, which one look at all of them shows.
+            joined = "".join(keys)
+            if joined.isascii() and "\x00" not in joined:
+                return keys
+        except TypeError:  # null, or no text
+            if keys.count(None) == len(keys):
+                return None
+        return [self._key(key) for key in keys]
 
     def _key(self, key: Any) -> str | None:
         if key is not None and not isinstance(key, str):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import lru_cache
 
 from penstock.groups.assignors import jump_hash, key_hash
@@ -47,13 +48,15 @@ class Router:
     def __init__(self, partitions: int) -> None:
         self.partitions = partitions
         self._routes = routes_of(partitions)
-        self._seen: dict[str, int] = {}
+        self._seen: dict[str | None, int] = {}
 
     def places(self, keys: Sequence[str | None], keyless: int) -> list[int]:
         """The partition of each key; `keyless` for those that are None."""
         seen = self._seen
         if len(seen) > _REMEMBERED:
             seen.clear()
+        with suppress(KeyError):  # usually all of them were seen before
+            return [seen[key] for key in keys]
         places = []
         for key in keys:
             if key is None:

@@ -72,7 +72,7 @@ class PartitionState(Generic[T]):
         self.task: asyncio.Task[None] | None = None
         self._encoding = encoding
         self._prefetch = prefetch
-        self._chunks: deque[Chunk] = deque()
+        self._chunks: deque[tuple[Chunk, int]] = deque()  # each with its size in bytes
         self._current: Iterator[Event[Any]] = iter(())
         self._decoded = 0
         self._returned: deque[Event[Any]] = deque()
@@ -125,8 +125,9 @@ class PartitionState(Generic[T]):
         if chunk.next_offset <= self.fetched:
             return
         self._buffered += chunk.events - (max(0, self.fetched - chunk.first_offset) if chunk.offsets is None else 0)
-        self._chunks.append(chunk)
-        self.bytes += _size(chunk)
+        size = _size(chunk)
+        self._chunks.append((chunk, size))
+        self.bytes += size
         self.fetched = chunk.next_offset
         self._changed.set()
 
@@ -183,7 +184,7 @@ class PartitionState(Generic[T]):
                 if not self._chunks:
                     self._buffered = len(events)
                     break
-                chunk = self._chunks[0]
+                chunk, size = self._chunks[0]
                 try:
                     self._current = self._encoding.each(chunk, self._decoded)
                     if may_be_replayed(chunk):
@@ -193,7 +194,7 @@ class PartitionState(Generic[T]):
                     self._returned.extendleft(reversed(events))
                     raise
                 self._chunks.popleft()
-                self.bytes -= _size(chunk)
+                self.bytes -= size
                 self._decoded = chunk.next_offset
         self._buffered -= len(events)
         return events
