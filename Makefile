@@ -33,7 +33,7 @@ check: $(VENV)/.dev ## generated code, format, lint, layers and types
 	$(BIN)/mypy
 
 debian: $(VENV)/.dev ## install the programs of Debian that some tests need, where that is possible
-	@$(BIN)/python tests/debian.py
+	@$(BIN)/python -m tests.debian
 
 unit: $(VENV)/.dev ## tests without a database
 	$(BIN)/pytest tests/*/unit -n 2
@@ -69,7 +69,7 @@ reference: $(VENV)/.dev ## write the reference of the Python API from its docstr
 	$(BIN)/python -m scripts.reference
 
 sqlroles: $(VENV)/.dev ## regenerate docs/sql-roles.md from the rights in a database
-	$(BIN)/python tests/postgres/sql_roles.py
+	$(BIN)/python -m tests.postgres.sql_roles
 
 lock: $(VENV)/.dev ## renew the locked dependencies
 	$(BIN)/uv pip compile --quiet --universal --generate-hashes --no-header --no-annotate --no-emit-index-url --python-version 3.11 \

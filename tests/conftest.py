@@ -1,11 +1,10 @@
-"""What all tests share: a server, throw-away databases, and a way to wait for a condition."""
+"""What all tests share: a server, and throw-away databases."""
 
 from __future__ import annotations
 
 import asyncio
 import os
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -58,19 +57,3 @@ async def sql(url: str) -> AsyncIterator[asyncpg.Connection[Any]]:
     connection = await asyncpg.connect(url)
     yield connection
     connection.terminate()
-
-
-async def eventually(
-    condition: Callable[[], Any] | Callable[[], Awaitable[Any]], what: str = "the condition", timeout: float = 30.0
-) -> Any:
-    """Wait until a condition holds and return its value; fail with what was waited for."""
-    deadline = time.monotonic() + timeout
-    while True:
-        value = condition()
-        if asyncio.iscoroutine(value):
-            value = await value
-        if value:
-            return value
-        if time.monotonic() > deadline:
-            pytest.fail(f"{what} did not come true within {timeout:.0f} s")
-        await asyncio.sleep(0.02)

@@ -1,6 +1,6 @@
 """Programs of Debian that some tests need, in one place. Installed when that is possible; tests that miss one are skipped.
 
-python tests/debian.py
+python -m tests.debian
 """
 
 from __future__ import annotations

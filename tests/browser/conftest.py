@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from http_server import Served, serving
 
 from penstock.testing import TemporaryDatabases
+from tests.http.http_server import Served, serving
 
 
 @pytest.fixture(scope="module")

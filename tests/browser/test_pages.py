@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
-from http_server import TOKEN, Served
 
-from debian import find, missing
+from tests.debian import find, missing
+from tests.http.http_server import TOKEN, Served
 
 pytestmark = pytest.mark.skipif(bool(missing("chromium")), reason=missing("chromium"))
 

@@ -13,12 +13,11 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-import held
-from proxy import Proxy
-from queue_chaos import until_taken, was_taken
-
-from checker.history import Gone
 from penstock import Penstock, PenstockError
+from tests.chaos import held
+from tests.chaos.proxy import Proxy
+from tests.chaos.queue_chaos import until_taken, was_taken
+from tests.checker.history import Gone
 
 CONSUMERS = 3
 
@@ -80,9 +79,9 @@ class Consumers:
         self.processes = [self._start(place) for place in range(CONSUMERS)]
 
     def _start(self, place: int) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", "penstock", "worker", "stream_workload:app"]
+        command = [sys.executable, "-m", "penstock", "worker", "tests.chaos.stream_workload:app"]
         environment = {**self._environment, "PENSTOCK_DATABASE_URL": self._urls[place]}
-        return subprocess.Popen(command, env=environment, cwd=Path(__file__).parent, stdout=self._log, stderr=self._log)
+        return subprocess.Popen(command, env=environment, cwd=Path(__file__).parents[2], stdout=self._log, stderr=self._log)
 
     def kill_one(self, chance: random.Random) -> None:
         place = chance.randrange(CONSUMERS)

@@ -9,9 +9,8 @@ from datetime import timedelta
 from typing import Any
 from uuid import uuid4
 
-from workload import record
-
 from penstock import Backoff, Job, Penstock, Standing
+from tests.chaos.workload import record
 
 app = Penstock()
 QUICK = Backoff(base=timedelta(milliseconds=50), cap=timedelta(milliseconds=200))
@@ -59,6 +58,6 @@ async def stand(job: Standing[Any]) -> AsyncIterator[None]:
 
 
 if os.environ.get("CHAOS_SABOTAGE"):
-    import broken_worker
+    from tests.chaos import broken_worker
 
     broken_worker.sabotage(os.environ["CHAOS_SABOTAGE"])

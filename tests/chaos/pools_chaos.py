@@ -18,18 +18,18 @@ from pathlib import Path
 from typing import Any
 
 import asyncpg
-from budget import Budget
-from proxy import Proxy
-from queue_chaos import new_id, seeded, until_taken, was_taken
-from seeking import end_if_cancelled, until_found
 
-from checker.history import Event, Gone, read
-from checker.jobs import Final, History, Rules, check_jobs
-from checker.keys import Ended, Placed, check_keys, check_standing
-from checker.noted import NOTE_TAKES, check_takes, takes
-from checker.tables import finals, pid_of, text
-from conftest import eventually
 from penstock import NewJob, Penstock, PenstockError, Settings
+from tests.chaos.budget import Budget
+from tests.chaos.proxy import Proxy
+from tests.chaos.queue_chaos import new_id, seeded, until_taken, was_taken
+from tests.chaos.seeking import end_if_cancelled, until_found
+from tests.checker.history import Event, Gone, read
+from tests.checker.jobs import Final, History, Rules, check_jobs
+from tests.checker.keys import Ended, Placed, check_keys, check_standing
+from tests.checker.noted import NOTE_TAKES, check_takes, takes
+from tests.checker.tables import finals, pid_of, text
+from tests.waiting import eventually
 
 KEYS = 24
 # Jobs of a key run one after another, and some of the time no worker runs them.
@@ -66,9 +66,9 @@ class Fleet:
 
     def _start(self, place: int) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
-            [sys.executable, "-m", "penstock", "worker", "pool_workload:app", "--concurrency", "8"],
+            [sys.executable, "-m", "penstock", "worker", "tests.chaos.pool_workload:app", "--concurrency", "8"],
             env={**self._environment, "PENSTOCK_DATABASE_URL": self._urls[place]},
-            cwd=Path(__file__).parent,
+            cwd=Path(__file__).parents[2],
             stdout=self._log,
             stderr=self._log,
         )

@@ -19,18 +19,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from budget import Budget
-from seeking import end_if_cancelled, until_found
-
-from checker.history import SLACK_S, Event, Gone, read, runs_of
-from checker.jobs import Final, History, Planned, Rules, check_jobs
-from checker.noted import NOTE, TICK_S, notes
-from checker.tables import clock_difference, finals, text
-from checker.uniques import Asked, check_uniques
-from conftest import eventually
 from penstock import Admission, NewJob, Penstock, PenstockError
 from penstock.postgres.embedded import EmbeddedServer
 from penstock.settings import Settings
+from tests.chaos.budget import Budget
+from tests.chaos.seeking import end_if_cancelled, until_found
+from tests.checker.history import SLACK_S, Event, Gone, read, runs_of
+from tests.checker.jobs import Final, History, Planned, Rules, check_jobs
+from tests.checker.noted import NOTE, TICK_S, notes
+from tests.checker.tables import clock_difference, finals, text
+from tests.checker.uniques import Asked, check_uniques
+from tests.waiting import eventually
 
 RULES = {
     "plain": Rules(max_attempts=6),
@@ -88,8 +87,8 @@ class Fleet:
         return sum(2.5 < gone.back - gone.at < float("inf") for gone in self.gone)
 
     def _start(self) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", "penstock", "worker", "workload:app", "--concurrency", str(PLACES)]
-        return subprocess.Popen(command, env=self._environment, cwd=Path(__file__).parent, stdout=self._log, stderr=self._log)
+        command = [sys.executable, "-m", "penstock", "worker", "tests.chaos.workload:app", "--concurrency", str(PLACES)]
+        return subprocess.Popen(command, env=self._environment, cwd=Path(__file__).parents[2], stdout=self._log, stderr=self._log)
 
     def kill_one(self, chance: random.Random) -> None:
         """Kill a worker that is not suspended at this moment, and start another in its place."""

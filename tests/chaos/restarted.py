@@ -39,7 +39,7 @@ class Fleet:
             "-m",
             "penstock",
             "worker",
-            f"{self._module}:app",
+            f"tests.chaos.{self._module}:app",
             *[word for t in types for word in ("-t", t)],
         ]
 
@@ -47,7 +47,7 @@ class Fleet:
             return subprocess.Popen(
                 command,
                 env=self._environment,
-                cwd=Path(__file__).parent,
+                cwd=Path(__file__).parents[2],
                 stdout=subprocess.DEVNULL,
                 stderr=self._log,
             )

@@ -9,9 +9,8 @@ import random
 import time
 from pathlib import Path
 
-import held
-
 from penstock import Batch, Penstock
+from tests.chaos import held
 
 app = Penstock()
 stream = app.stream("chaos", str, partitions=6)
@@ -105,6 +104,6 @@ async def write(batch: Batch[str]) -> None:
 
 
 if SABOTAGE not in ("", "commit_before_handling", "two_transactions"):
-    import broken_worker
+    from tests.chaos import broken_worker
 
     broken_worker.sabotage(SABOTAGE)

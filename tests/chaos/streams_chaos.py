@@ -15,14 +15,16 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from consumers import Consumers, Ownership
-from proxy import Proxy
-from queue_chaos import seeded
-from seeking import until_found
-
-from checker.history import Gone
-from checker.noted import NOTE_TAKES, check_takes, takes
-from checker.streams import (
+from penstock import NewEvent, Penstock, PenstockError, Stream
+from penstock.postgres.embedded import EmbeddedServer
+from penstock.settings import Settings
+from tests.chaos.consumers import Consumers, Ownership
+from tests.chaos.proxy import Proxy
+from tests.chaos.queue_chaos import seeded
+from tests.chaos.seeking import until_found
+from tests.checker.history import Gone
+from tests.checker.noted import NOTE_TAKES, check_takes, takes
+from tests.checker.streams import (
     Committed,
     Consumed,
     Sent,
@@ -33,11 +35,8 @@ from checker.streams import (
     check_log,
     read_handled,
 )
-from checker.tables import clock_difference
-from conftest import eventually
-from penstock import NewEvent, Penstock, PenstockError, Stream
-from penstock.postgres.embedded import EmbeddedServer
-from penstock.settings import Settings
+from tests.checker.tables import clock_difference
+from tests.waiting import eventually
 
 PRODUCERS = 3
 NOTE_COMMITS = """

@@ -12,13 +12,13 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from pools_chaos import ENVIRONMENT
-from queue_chaos import new_id, seeded
 
-from checker.history import read, runs_of
-from checker.tables import pid_of
-from conftest import eventually
 from penstock import NewJob, Penstock
+from tests.chaos.pools_chaos import ENVIRONMENT
+from tests.chaos.queue_chaos import new_id, seeded
+from tests.checker.history import read, runs_of
+from tests.checker.tables import pid_of
+from tests.waiting import eventually
 
 SLOTS = 16
 KEYS = [f"k{n}" for n in range(48)]
@@ -46,8 +46,8 @@ async def test_joins_leaves_and_deaths_move_the_fewest_slots_and_the_others_go_o
     workers: list[subprocess.Popen[bytes]] = []
 
     def start() -> None:
-        command = [sys.executable, "-m", "penstock", "worker", "pool_workload:app", "--concurrency", "8"]
-        workers.append(subprocess.Popen(command, env=environment, cwd=Path(__file__).parent, stderr=subprocess.DEVNULL))
+        command = [sys.executable, "-m", "penstock", "worker", "tests.chaos.pool_workload:app", "--concurrency", "8"]
+        workers.append(subprocess.Popen(command, env=environment, cwd=Path(__file__).parents[2], stderr=subprocess.DEVNULL))
 
     async with Penstock(url) as app:
         database = await app.database()

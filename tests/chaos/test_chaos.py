@@ -6,9 +6,9 @@ import os
 from pathlib import Path
 
 import pytest
-from queue_chaos import WORKERS, run_queue
 
-from checker.jobs import healing
+from tests.chaos.queue_chaos import WORKERS, run_queue
+from tests.checker.jobs import healing
 
 SECONDS = float(os.environ.get("CHAOS_SECONDS", "25"))
 

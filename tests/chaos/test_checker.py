@@ -7,8 +7,8 @@ from typing import Any, TypeAlias
 
 import asyncpg
 
-from checker.history import Event, Gone
-from checker.jobs import Final, History, Planned, Rules, check_jobs
+from tests.checker.history import Event, Gone
+from tests.checker.jobs import Final, History, Planned, Rules, check_jobs
 
 Sql: TypeAlias = "asyncpg.Connection[Any]"
 RULES = {"plain": Rules(max_attempts=3)}

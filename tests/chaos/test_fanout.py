@@ -19,9 +19,9 @@ from typing import Any, TypeAlias
 import asyncpg
 import pytest
 
-from conftest import eventually
 from penstock import Penstock
 from penstock.topics import queries as topics
+from tests.waiting import eventually
 
 Sql: TypeAlias = "asyncpg.Connection[Any]"
 SECONDS = float(os.environ.get("CHAOS_SECONDS", "25")) / 2
@@ -56,8 +56,8 @@ class Crowd:
         self.processes = [self._start(place) for place in range(len(self._members))]
 
     def _start(self, place: int) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "fanout.py", *self._members[place], str(self._chance.randrange(10**9))]
-        return subprocess.Popen(command, env=self._environment, cwd=Path(__file__).parent, stdout=self._log, stderr=self._log)
+        command = [sys.executable, "-m", "tests.chaos.fanout", *self._members[place], str(self._chance.randrange(10**9))]
+        return subprocess.Popen(command, env=self._environment, cwd=Path(__file__).parents[2], stdout=self._log, stderr=self._log)
 
     def kill_one(self) -> None:
         place = self._chance.randrange(len(self.processes))

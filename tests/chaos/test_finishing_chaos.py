@@ -6,12 +6,12 @@ import re
 from pathlib import Path
 
 import pytest
-from restarted import Fleet
-from sabotage import Edit, Sabotage
 
-from checker.finishing import Effect, Ended, check_finishing
-from conftest import eventually
 from penstock import NewJob, Penstock
+from tests.chaos.restarted import Fleet
+from tests.chaos.sabotage import Edit, Sabotage
+from tests.checker.finishing import Effect, Ended, check_finishing
+from tests.waiting import eventually
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(600)]
 

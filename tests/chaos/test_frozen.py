@@ -11,13 +11,13 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from queue_chaos import RULES
 
-from checker.history import Gone, read
-from checker.jobs import History, check_jobs
-from checker.tables import finals
-from conftest import eventually
 from penstock import Penstock, Status
+from tests.chaos.queue_chaos import RULES
+from tests.checker.history import Gone, read
+from tests.checker.jobs import History, check_jobs
+from tests.checker.tables import finals
+from tests.waiting import eventually
 
 ENVIRONMENT = {
     "PENSTOCK_HEARTBEAT_INTERVAL": "0.3",
@@ -33,9 +33,9 @@ async def test_a_frozen_worker_loses_its_jobs_and_goes_on_under_a_new_name(url: 
 
     def start() -> subprocess.Popen[bytes]:
         return subprocess.Popen(
-            [sys.executable, "-m", "penstock", "worker", "workload:app"],
+            [sys.executable, "-m", "penstock", "worker", "tests.chaos.workload:app"],
             env={**os.environ, **ENVIRONMENT, "PENSTOCK_DATABASE_URL": url, "CHAOS_HISTORY": str(history)},
-            cwd=Path(__file__).parent,
+            cwd=Path(__file__).parents[2],
             stdout=subprocess.DEVNULL,
         )
 
@@ -85,10 +85,10 @@ async def test_what_a_frozen_worker_had_not_begun_is_started_elsewhere_and_only_
     history = tmp_path / "history.jsonl"
     history.touch()
     environment = {**os.environ, **ENVIRONMENT, "PENSTOCK_DATABASE_URL": url, "CHAOS_HISTORY": str(history)}
-    command = [sys.executable, "-m", "penstock", "worker", "workload:app", "-t", "once"]
+    command = [sys.executable, "-m", "penstock", "worker", "tests.chaos.workload:app", "-t", "once"]
 
     def start() -> subprocess.Popen[bytes]:
-        return subprocess.Popen(command, env=environment, cwd=Path(__file__).parent, stdout=subprocess.DEVNULL)
+        return subprocess.Popen(command, env=environment, cwd=Path(__file__).parents[2], stdout=subprocess.DEVNULL)
 
     frozen, other = start(), None
     async with Penstock(url) as app:

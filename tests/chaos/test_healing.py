@@ -9,24 +9,24 @@ import time
 from pathlib import Path
 
 import pytest
-from queue_chaos import RULES
 
-from checker.history import Gone, read
-from checker.jobs import History, check_jobs, healing
-from checker.tables import finals
-from conftest import eventually
 from penstock import Penstock
+from tests.chaos.queue_chaos import RULES
+from tests.checker.history import Gone, read
+from tests.checker.jobs import History, check_jobs, healing
+from tests.checker.tables import finals
+from tests.waiting import eventually
 
 
 @pytest.mark.chaos
 async def test_the_work_of_a_killed_worker_runs_again_within_fifteen_seconds(url: str, tmp_path: Path) -> None:
     history = tmp_path / "history.jsonl"
     history.touch()
-    command = [sys.executable, "-m", "penstock", "worker", "workload:app", "-t", "unhurried", "-t", "once"]
+    command = [sys.executable, "-m", "penstock", "worker", "tests.chaos.workload:app", "-t", "unhurried", "-t", "once"]
     environment = {**os.environ, "PENSTOCK_DATABASE_URL": url, "CHAOS_HISTORY": str(history)}
 
     def start() -> subprocess.Popen[bytes]:
-        return subprocess.Popen(command, env=environment, cwd=Path(__file__).parent, stdout=subprocess.DEVNULL)
+        return subprocess.Popen(command, env=environment, cwd=Path(__file__).parents[2], stdout=subprocess.DEVNULL)
 
     workers = [start(), start()]
     async with Penstock(url) as app:

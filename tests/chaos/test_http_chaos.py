@@ -19,16 +19,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from http_server import free_port
 
-from checker.history import Event, Gone
-from checker.jobs import History, Rules, check_jobs
-from checker.noted import NOTE, notes
-from checker.tables import clock_difference, finals
-from conftest import eventually
 from penstock import DatabaseUnavailable, NewJob, Penstock, PenstockError
 from penstock.client import AsyncClient
 from penstock.postgres.embedded import EmbeddedServer
+from tests.checker.history import Event, Gone
+from tests.checker.jobs import History, Rules, check_jobs
+from tests.checker.noted import NOTE, notes
+from tests.checker.tables import clock_difference, finals
+from tests.http.http_server import free_port
+from tests.waiting import eventually
 
 RULES = {"plain": Rules(max_attempts=30), "once": Rules(at_most_once=True), "limited": Rules(concurrency=3, max_attempts=30)}
 SECONDS = 25.0

@@ -13,10 +13,10 @@ from typing import Any
 
 import asyncpg
 import pytest
-from restarted import Fleet
 
-from conftest import eventually
 from penstock import JobRecord, Penstock, Status
+from tests.chaos.restarted import Fleet
+from tests.waiting import eventually
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(300)]
 

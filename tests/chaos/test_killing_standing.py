@@ -15,9 +15,9 @@ from typing import Any
 import asyncpg
 import pytest
 
-from conftest import eventually
 from penstock import NewEvent, Penstock
 from penstock.testing import consumed
+from tests.waiting import eventually
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(600)]
 
@@ -26,13 +26,13 @@ pytestmark = [pytest.mark.soak, pytest.mark.timeout(600)]
 async def fleet(url: str, log: Path, workers: int) -> AsyncIterator[Callable[[], int]]:
     """Workers that are started again when they end; yields how many have ended."""
     output = log.open("ab")
-    command = [sys.executable, "-m", "penstock", "worker", "killing_standing_app:app"]
+    command = [sys.executable, "-m", "penstock", "worker", "tests.chaos.killing_standing_app:app"]
     environment = {**os.environ, "PENSTOCK_DATABASE_URL": url}
     processes: list[subprocess.Popen[bytes]] = []
     deaths = 0
 
     def launch() -> subprocess.Popen[bytes]:
-        return subprocess.Popen(command, env=environment, cwd=Path(__file__).parent, stdout=output, stderr=output)
+        return subprocess.Popen(command, env=environment, cwd=Path(__file__).parents[2], stdout=output, stderr=output)
 
     async def watch() -> None:
         nonlocal deaths

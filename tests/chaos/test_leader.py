@@ -13,11 +13,10 @@ from typing import Any
 
 import pytest
 
-from conftest import eventually
 from penstock import Penstock
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.chaos
-APPLICATION = Path(__file__).parents[1] / "worker"
 SCHEMA = """
 create table public.steps (number bigint generated always as identity, pid integer, epoch bigint, at timestamptz);
 create table public.refusals (pid integer, epoch bigint);
@@ -28,12 +27,13 @@ class Processes:
     """Processes that all could lead."""
 
     def __init__(self, url: str) -> None:
-        self.env = {**os.environ, "PENSTOCK_DATABASE_URL": url, "PYTHONPATH": str(APPLICATION)}
+        self.env = {**os.environ, "PENSTOCK_DATABASE_URL": url}
         self.all: dict[int, subprocess.Popen[bytes]] = {}
 
     def add(self) -> int:
         """Start one."""
-        process = subprocess.Popen([sys.executable, "-m", "penstock", "worker", "leading_app:app"], env=self.env)
+        command = [sys.executable, "-m", "penstock", "worker", "tests.worker.leading_app:app"]
+        process = subprocess.Popen(command, env=self.env, cwd=Path(__file__).parents[2])
         self.all[process.pid] = process
         return process.pid
 

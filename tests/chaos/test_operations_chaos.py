@@ -18,11 +18,11 @@ from typing import Any
 
 import asyncpg
 import pytest
-from sabotage import Edit, Sabotage
 
-from checker.operations import check_cancel, check_replay
-from conftest import eventually
 from penstock import JobFilter, NewJob, Penstock
+from tests.chaos.sabotage import Edit, Sabotage
+from tests.checker.operations import check_cancel, check_replay
+from tests.waiting import eventually
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(600)]
 

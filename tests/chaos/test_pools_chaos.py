@@ -6,7 +6,8 @@ from pathlib import Path
 
 import asyncpg
 import pytest
-from pools_chaos import run_pools
+
+from tests.chaos.pools_chaos import run_pools
 
 SECONDS = 40.0
 

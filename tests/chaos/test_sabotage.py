@@ -11,14 +11,14 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 import pytest
-from pools_chaos import run_pools
-from queue_chaos import run_queue
-from sabotage import POOLS, QUEUE, STREAMS, Sabotage
-from seeking import UNFINISHED
-from streams_chaos import run_streams
 
 from penstock import Penstock
 from penstock.testing import TemporaryDatabases
+from tests.chaos.pools_chaos import run_pools
+from tests.chaos.queue_chaos import run_queue
+from tests.chaos.sabotage import POOLS, QUEUE, STREAMS, Sabotage
+from tests.chaos.seeking import UNFINISHED
+from tests.chaos.streams_chaos import run_streams
 
 RUNS = 8
 SECONDS = float(os.environ.get("CHAOS_SECONDS", "40"))

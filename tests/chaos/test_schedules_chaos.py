@@ -13,8 +13,8 @@ from typing import Any
 import asyncpg
 import pytest
 
-from conftest import eventually
 from penstock import Penstock
+from tests.waiting import eventually
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(300)]
 _DEATHS = 10
@@ -33,8 +33,8 @@ async def test_each_slot_has_one_run_whatever_is_killed_between_slot_and_run(
         nonlocal launched
         launched += 1
         environment = {**os.environ, "PENSTOCK_DATABASE_URL": url, "SCHEDULE_SEED": f"{seed} {launched}"}
-        command = [sys.executable, "-m", "penstock", "worker", "schedule_app:app"]
-        return subprocess.Popen(command, env=environment, cwd=Path(__file__).parent, stdout=log, stderr=log)
+        command = [sys.executable, "-m", "penstock", "worker", "tests.chaos.schedule_app:app"]
+        return subprocess.Popen(command, env=environment, cwd=Path(__file__).parents[2], stdout=log, stderr=log)
 
     workers = [launch() for _ in range(3)]
 

@@ -6,7 +6,8 @@ import os
 from pathlib import Path
 
 import pytest
-from streams_chaos import run_streams
+
+from tests.chaos.streams_chaos import run_streams
 
 SECONDS = float(os.environ.get("CHAOS_SECONDS", "20"))
 

@@ -9,12 +9,12 @@ import time
 from pathlib import Path
 
 import pytest
-from queue_chaos import HEALED_WITHIN
 
-from checker.history import read
-from checker.turns import check_turns
-from conftest import eventually
 from penstock import NewJob, Penstock
+from tests.chaos.queue_chaos import HEALED_WITHIN
+from tests.checker.history import read
+from tests.checker.turns import check_turns
+from tests.waiting import eventually
 
 WORKERS, NOISY, JOBS, QUIET_JOBS = 3, 8, 150, 10
 # A noisy key gets a few jobs in its turn, and each of the workers has turns of its own: about 20 starts.
@@ -32,8 +32,8 @@ def worker(url: str, history: Path) -> subprocess.Popen[bytes]:
         "PENSTOCK_MAINTENANCE_INTERVAL": "0.3",
     }
     with history.with_suffix(".log").open("ab") as log:
-        command = [sys.executable, "-m", "penstock", "worker", "turns_app:app"]
-        return subprocess.Popen(command, env=environment, cwd=Path(__file__).parent, stdout=log, stderr=log)
+        command = [sys.executable, "-m", "penstock", "worker", "tests.chaos.turns_app:app"]
+        return subprocess.Popen(command, env=environment, cwd=Path(__file__).parents[2], stdout=log, stderr=log)
 
 
 @pytest.mark.chaos

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from wedged_workload import VISIBLE
 
-from checker.history import Event, Gone, Run, read, runs_of
-from checker.keys import Ended, Placed, check_keys
-from conftest import eventually
 from penstock import Penstock
+from tests.chaos.wedged_workload import VISIBLE
+from tests.checker.history import Event, Gone, Run, read, runs_of
+from tests.checker.keys import Ended, Placed, check_keys
+from tests.waiting import eventually
 
 KEYS, JOBS, WORKERS = 24, 12, 3
 ENVIRONMENT = {
@@ -59,8 +59,8 @@ async def run_wedged(url: str, folder: Path, sabotage: str = "") -> Result:
     environment = {"PENSTOCK_DATABASE_URL": url, "CHAOS_HISTORY": str(history), "CHAOS_SABOTAGE": sabotage}
     workers = [
         subprocess.Popen(
-            [sys.executable, "-m", "penstock", "worker", "wedged_workload:app"],
-            env={**os.environ, **ENVIRONMENT, **environment}, cwd=Path(__file__).parent,
+            [sys.executable, "-m", "penstock", "worker", "tests.chaos.wedged_workload:app"],
+            env={**os.environ, **ENVIRONMENT, **environment}, cwd=Path(__file__).parents[2],
             stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
         )
         for _ in range(WORKERS)

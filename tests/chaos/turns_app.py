@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from workload import record
-
 from penstock import Job, Penstock
+from tests.chaos.workload import record
 
 app = Penstock()
 pool = app.pool("turns", slots=32, concurrency=4, max_attempts=9)

@@ -8,9 +8,8 @@ import time
 from datetime import timedelta
 from typing import Any
 
-from workload import QUICK, record
-
 from penstock import Job, Penstock
+from tests.chaos.workload import QUICK, record
 
 app = Penstock()
 VISIBLE = timedelta(seconds=6)
@@ -33,6 +32,6 @@ async def run(job: Job[dict[str, Any]]) -> None:
 
 
 if os.environ.get("CHAOS_SABOTAGE"):
-    import broken_worker
+    from tests.chaos import broken_worker
 
     broken_worker.sabotage(os.environ["CHAOS_SABOTAGE"])

@@ -75,6 +75,6 @@ declare()
 if "CHAOS_HISTORY" in os.environ:  # this process is a worker of a run; tests import this module too
     threading.Thread(target=watch, name="watch", daemon=True).start()
 if os.environ.get("CHAOS_SABOTAGE"):
-    import broken_worker
+    from tests.chaos import broken_worker
 
     broken_worker.sabotage(os.environ["CHAOS_SABOTAGE"])

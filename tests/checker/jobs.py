@@ -7,9 +7,9 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from checker import noted as notes
-from checker.history import SLACK_S, THAW_S, Absences, Event, Gone, Run, by_id, lose, runs_of
-from checker.noted import Noted
+from tests.checker import noted as notes
+from tests.checker.history import SLACK_S, THAW_S, Absences, Event, Gone, Run, by_id, lose, runs_of
+from tests.checker.noted import Noted
 
 EMPTYING_S = 5.0
 """Seconds for which a worker that is to run a job alone waits for its other jobs to end (see `penstock.worker.isolation`)."""

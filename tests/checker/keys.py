@@ -7,8 +7,8 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from checker.history import SLACK_S, THAW_S, Absences, Event, Gone, Run, by_id, lose, runs_of
-from checker.noted import ALONE_S, overlap
+from tests.checker.history import SLACK_S, THAW_S, Absences, Event, Gone, Run, by_id, lose, runs_of
+from tests.checker.noted import ALONE_S, overlap
 
 
 @dataclass(frozen=True, slots=True)

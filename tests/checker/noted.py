@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from checker.history import SLACK_S, THAW_S, Gone, Run
+from tests.checker.history import SLACK_S, THAW_S, Gone, Run
 
 TOLD_S = 5.0
 """Seconds within which a worker that was declared dead, and has registered again, must end the jobs that it ran."""

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from checker.history import SLACK_S, THAW_S, Absences, Gone
+from tests.checker.history import SLACK_S, THAW_S, Absences, Gone
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,9 +7,9 @@ import re
 import time
 from typing import Any
 
-from checker.jobs import Final
 from penstock import Penstock
 from penstock.postgres.database import Database
+from tests.checker.jobs import Final
 
 
 def text(value: Any) -> str:

@@ -6,7 +6,7 @@ from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 
-from checker.history import Event, Run, runs_of
+from tests.checker.history import Event, Run, runs_of
 
 
 def key_of(run: Run) -> str:

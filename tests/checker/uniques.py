@@ -10,8 +10,8 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from checker.history import SLACK_S
-from checker.noted import Noted
+from tests.checker.history import SLACK_S
+from tests.checker.noted import Noted
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,8 +15,8 @@ from typing import Any, TypeAlias
 import asyncpg
 import pytest
 
-from command_line import penstock
-from conftest import eventually
+from tests.command_line import penstock
+from tests.waiting import eventually
 
 Sql: TypeAlias = "asyncpg.Connection[Any]"
 APP = """

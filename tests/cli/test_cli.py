@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from command_line import penstock
+from tests.command_line import penstock
 
 APP = """
 from penstock import Job, Penstock

@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from http_server import TOKEN, Served, serving
 
 from penstock.cli.pools import _HELP
 from penstock.testing import TemporaryDatabases
+from tests.http.http_server import TOKEN, Served, serving
 
 SEEN = {
     "create": lambda found: (found["name"], found["slots"]),

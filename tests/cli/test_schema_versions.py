@@ -18,12 +18,12 @@ import psycopg
 import pytest
 
 import penstock as package
-from conftest import eventually
 from penstock import Job, Penstock, SchemaMismatch
 from penstock.postgres import migrate
 from penstock.postgres.database import Database
 from penstock.postgres.embedded import EmbeddedServer
 from penstock.settings import Settings
+from tests.waiting import eventually
 
 NOW, NEXT = migrate.PROTOCOL, migrate.PROTOCOL + 1
 

@@ -14,12 +14,12 @@ import asyncpg
 import httpx
 import pytest
 from aiohttp import web
-from http_server import free_port
 from websockets.asyncio.client import connect
 from websockets.exceptions import WebSocketException
 
-from conftest import eventually
 from penstock import Penstock
+from tests.http.http_server import free_port
+from tests.waiting import eventually
 
 SECRET = "s3cret-in-the-payload"
 ROOMS = """

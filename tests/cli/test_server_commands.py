@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 import typer
-from http_server import TOKEN, Served, serving
 from typer.testing import CliRunner
 
 from penstock.cli import app
 from penstock.errors import InvalidInput, PenstockError
 from penstock.testing import TemporaryDatabases
+from tests.http.http_server import TOKEN, Served, serving
 
 # What works through a server: in this order, arguments and a part of what is printed; "!" begins a part of the error.
 STEPS: list[tuple[str, str, str]] = [

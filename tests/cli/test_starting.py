@@ -9,7 +9,8 @@ from asyncio.subprocess import PIPE, STDOUT, Process
 from pathlib import Path
 
 import pytest
-from proxy import Proxy
+
+from tests.chaos.proxy import Proxy
 
 COMMANDS = {
     "worker": (["worker", "shop:app"], "worker_started"),

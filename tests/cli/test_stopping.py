@@ -14,7 +14,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from command_line import penstock
+from tests.command_line import penstock
 
 STUBBORN = """
 import asyncio, time

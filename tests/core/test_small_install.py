@@ -13,8 +13,8 @@ from pathlib import Path
 import asyncpg
 import pytest
 
-from conftest import eventually
 from penstock import MissingExtra
+from tests.waiting import eventually
 
 BASE = Path(__file__).with_name("base_install.py")
 ROOT = Path(__file__).parents[2]

@@ -21,10 +21,10 @@ from typing import Any
 
 import asyncpg
 import pytest
-from snippets import Block, blocks, run_python
 
-from conftest import eventually
 from penstock import Penstock
+from tests.docs.snippets import Block, blocks, run_python
+from tests.waiting import eventually
 
 ROOT = Path(__file__).parents[2]
 PAGES = [

@@ -12,11 +12,11 @@ from typing import Any
 
 import asyncpg
 import pytest
-from snippets import run_python
 
-from conftest import eventually
 from penstock import Penstock
 from scripts.reference.documented import documented
+from tests.docs.snippets import run_python
+from tests.waiting import eventually
 
 # What the examples take for granted.
 SETUP = """

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from snippets import blocks
 
-from conftest import eventually
 from penstock import Penstock
 from penstock.testing import memory_folder
+from tests.docs.snippets import blocks
+from tests.waiting import eventually
 
 ROOT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent

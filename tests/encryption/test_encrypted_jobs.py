@@ -10,13 +10,13 @@ from typing import Any, TypeAlias
 import asyncpg
 import pytest
 
-from conftest import eventually
 from penstock import Fail, Job, NewJob, Penstock, Status
 from penstock.core.encryption import is_envelope, key_id_of, new_key
 from penstock.errors import Conflict, InvalidInput, JobFailed
 from penstock.testing import run_due_jobs
 from penstock.worker import Worker
 from penstock.worker.fleets import workers
+from tests.waiting import eventually
 
 Sql: TypeAlias = "asyncpg.Connection[Any]"
 WORD = "quokka"
@@ -313,8 +313,8 @@ async def test_jobs_of_a_key_that_was_removed_wait_and_say_why_while_others_run(
 
 
 async def test_handlers_in_threads_and_processes_get_the_payload(url: str, sql: Sql) -> None:
-    from encryption.process_app import KEY
-    from encryption.process_app import app as module_app
+    from tests.encryption.process_app import KEY
+    from tests.encryption.process_app import app as module_app
 
     async with Penstock(url, keys=[KEY]) as app:
         for name, executor in (("in-thread", "thread"), ("in-process", "process")):

@@ -16,11 +16,11 @@ from typing import Any
 import gear
 import pytest
 
-from conftest import eventually
-from debian import find, missing
 from penstock import Penstock
 from penstock.integrations.gearman.bridge import Bridge
 from penstock.integrations.gearman.wire import Server
+from tests.debian import find, missing
+from tests.waiting import eventually
 
 WITHOUT_GEARMAN = missing("gearmand", "gearman")
 

@@ -16,10 +16,9 @@ from typing import Any, TypeAlias
 import asyncpg
 import pytest
 
-from conftest import eventually
 from penstock import Job, Penstock, Status
-
-from .conftest import WITHOUT_GEARMAN, Caller, Gearmand, bridging
+from tests.gearman.conftest import WITHOUT_GEARMAN, Caller, Gearmand, bridging
+from tests.waiting import eventually
 
 Sql: TypeAlias = "asyncpg.Connection[Any]"
 pytestmark = pytest.mark.skipif(bool(WITHOUT_GEARMAN), reason=WITHOUT_GEARMAN)

@@ -11,12 +11,11 @@ import gear
 import orjson
 import pytest
 
-from conftest import eventually
 from penstock import Job, Penstock, Settings
 from penstock.integrations.gearman.bridge import Bridge
 from penstock.testing import running_worker
-
-from .conftest import WITHOUT_GEARMAN, Gearmand, bridging, echoing
+from tests.gearman.conftest import WITHOUT_GEARMAN, Gearmand, bridging, echoing
+from tests.waiting import eventually
 
 Sql: TypeAlias = "asyncpg.Connection[Any]"
 pytestmark = pytest.mark.skipif(bool(WITHOUT_GEARMAN), reason=WITHOUT_GEARMAN)

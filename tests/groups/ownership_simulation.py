@@ -18,11 +18,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from ownership_model import Beat, Group, Rules
-
 from penstock.groups.assignors import Assignor, sticky
 from penstock.groups.membership import looks_every
 from penstock.groups.state import Change, MemberState
+from tests.groups.ownership_model import Beat, Group, Rules
 
 DEAD_AFTER = 10.0
 INTERVAL = 5.0

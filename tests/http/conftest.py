@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import httpx
 import pytest
-from http_server import Served, serving
 
 from penstock.testing import TemporaryDatabases
+from tests.http.http_server import Served, serving
 
 
 @pytest.fixture(scope="module")

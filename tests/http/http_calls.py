@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from typing import Any
 from uuid import uuid4
 
 import httpx
+
+from tests.waiting import until
 
 
 def new_id() -> str:
@@ -35,18 +35,6 @@ def settle(client: httpx.Client, name: str, job: dict[str, Any], outcome: str = 
     return str(response.json()["outcomes"][job["id"]])
 
 
-def until(condition: Callable[[], Any], what: str) -> Any:
-    """The value of a condition once it is true."""
-    deadline = time.monotonic() + 40
-    while not (value := condition()):
-        assert time.monotonic() < deadline, f"{what} did not come true"
-        time.sleep(0.05)
-    return value
-
-
 def until_waiting(client: httpx.Client, requests: int) -> None:
     """Return when so many requests wait in the server."""
-    deadline = time.monotonic() + 30
-    while f"penstock_waiting_requests {requests}.0" not in client.get("/metrics").text:
-        assert time.monotonic() < deadline, f"there are never {requests} requests that wait"
-        time.sleep(0.02)
+    until(lambda: f"penstock_waiting_requests {requests}.0" in client.get("/metrics").text, f"{requests} waiting requests")

@@ -9,9 +9,10 @@ from contextlib import contextmanager
 from typing import Any
 
 import httpx
-from http_server import TOKEN, Served
 from httpx_sse import EventSource, ServerSentEvent
 from websockets.sync.client import ClientConnection, connect
+
+from tests.http.http_server import TOKEN, Served
 
 AUTHORIZATION = {"Authorization": f"Bearer admin.{TOKEN}"}
 

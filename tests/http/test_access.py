@@ -14,13 +14,13 @@ from uuid import uuid4
 import asyncpg
 import httpx
 import pytest
-from http_server import Served, serving
 
-from command_line import penstock
-from conftest import eventually
 from penstock.http.auth import Authenticator, Credentials, OneUser, Principal, Refused, Role, Throttle
 from penstock.http.errors import ApiError
 from penstock.testing import TemporaryDatabases
+from tests.command_line import penstock
+from tests.http.http_server import Served, serving
+from tests.waiting import eventually
 
 JOB = "job_0190b7a0-0000-7000-8000-000000000001"
 

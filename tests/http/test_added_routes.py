@@ -9,7 +9,8 @@ from uuid import uuid4
 
 import httpx
 import pytest
-from http_calls import claim, new_id, put, settle
+
+from tests.http.http_calls import claim, new_id, put, settle
 
 
 def test_a_type_is_changed(client: httpx.Client, echo: str) -> None:

@@ -10,8 +10,9 @@ from typing import Any
 
 import httpx
 import pytest
-from http_calls import new_id
-from http_server import Served
+
+from tests.http.http_calls import new_id
+from tests.http.http_server import Served
 
 
 def send(client: httpx.Client, name: str, content: Any) -> list[dict[str, Any]]:

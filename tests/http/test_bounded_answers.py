@@ -12,12 +12,12 @@ from typing import Any
 
 import httpx
 import pytest
-from http_server import Served, serving
 
 from penstock.core.cached import Kept
 from penstock.http.auth import Authenticator, Credentials, Principal, Refused, Role
 from penstock.http.errors import ApiError
 from penstock.testing import TemporaryDatabases
+from tests.http.http_server import Served, serving
 
 PASSWORD = "password-of-tests"
 

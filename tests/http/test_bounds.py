@@ -13,10 +13,10 @@ from uuid import uuid4
 import asyncpg
 import httpx
 import pytest
-from http_calls import until
-from http_server import Served
 
 from penstock.core.serialization import check_numbers
+from tests.http.http_server import Served
+from tests.waiting import until
 
 POISON = ["1e131071", "-1e400", "1e-400", '{"a": [1E+00999]}', json.dumps([10**310]), "[" + "1e131071," * 3000 + "1]"]
 ENTRIES: dict[str, tuple[str, str, str]] = {

@@ -16,7 +16,6 @@ from uuid import uuid4
 
 import httpx
 import pytest
-from http_server import TOKEN, Served, free_port, serving
 
 from penstock import (
     Admission,
@@ -33,6 +32,7 @@ from penstock import (
 )  # fmt: skip
 from penstock.client import AccessDenied, AsyncClient, Client
 from penstock.topics.models import TopicRecord
+from tests.http.http_server import TOKEN, Served, free_port, serving
 
 
 @pytest.fixture

@@ -10,11 +10,11 @@ from uuid import uuid4
 import asyncpg
 import httpx
 import pytest
-from http_server import TOKEN, Served
-from stream_requests import append, append_lines, create
 
-from conftest import eventually
 from penstock.client import Client
+from tests.http.http_server import TOKEN, Served
+from tests.http.stream_requests import append, append_lines, create
+from tests.waiting import eventually
 
 
 class Member:
@@ -142,7 +142,7 @@ def test_a_joiner_gets_its_share_and_the_others_commit_is_stale(client: httpx.Cl
 
 
 async def test_a_member_that_does_not_finish_in_time_loses_the_partition(databases: Any) -> None:
-    from http_server import serving
+    from tests.http.http_server import serving
 
     with databases.database() as url, serving(url, PENSTOCK_HANDOVER_GRACE="0.5") as served, served.client() as client:
         stream = create(client, 1)

@@ -8,13 +8,13 @@ from collections.abc import Iterator
 
 import httpx
 import pytest
-from http_server import TOKEN, Served, free_port, serving
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
 from penstock.http.origin import Origins
 from penstock.http.proxies import Proxies, household
 from penstock.testing import TemporaryDatabases
+from tests.http.http_server import TOKEN, Served, free_port, serving
 
 HEADERS = (
     "content-security-policy", "x-content-type-options", "x-frame-options", "referrer-policy",

@@ -12,14 +12,14 @@ from uuid import uuid4
 import asyncpg
 import httpx
 import pytest
-from http_calls import claim
-from http_server import TOKEN, Served, serving
-from live_calls import AUTHORIZATION, follow, frame, socket, subprotocol
-from topic_calls import declare, publish, subscribe
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
-from conftest import eventually
 from penstock.testing import TemporaryDatabases
+from tests.http.http_calls import claim
+from tests.http.http_server import TOKEN, Served, serving
+from tests.http.live_calls import AUTHORIZATION, follow, frame, socket, subprotocol
+from tests.http.topic_calls import declare, publish, subscribe
+from tests.waiting import eventually
 
 
 @pytest.fixture

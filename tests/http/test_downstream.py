@@ -16,11 +16,11 @@ from urllib.parse import quote
 
 import asyncpg
 import pytest
-from http_calls import put, until
-from http_server import TOKEN, Served, free_port, serving
 
-from conftest import eventually
 from penstock.testing import TemporaryDatabases
+from tests.http.http_calls import put
+from tests.http.http_server import TOKEN, Served, free_port, serving
+from tests.waiting import eventually, until
 
 HERE = Path(__file__).parent
 QUICK = {"PENSTOCK_HEARTBEAT_INTERVAL": "0.5", "PENSTOCK_DEAD_AFTER": "2", "PENSTOCK_MAINTENANCE_INTERVAL": "0.2"}

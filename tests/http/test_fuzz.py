@@ -10,8 +10,6 @@ from typing import Any
 
 import httpx
 import pytest
-from fuzzing import JSON, torn
-from http_server import TOKEN, Served
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
@@ -19,6 +17,8 @@ from penstock.errors import PenstockError
 from penstock.http import auth, bodies
 from penstock.http.errors import ApiError, from_penstock
 from penstock.http.jobs import lists, types
+from tests.http.fuzzing import JSON, torn
+from tests.http.http_server import TOKEN, Served
 
 PARSERS: dict[str, Callable[[bytes], Any]] = {
     "new job": lambda body: bodies.check_data(bodies.new_job(body, "/")[1]),

@@ -10,14 +10,14 @@ from typing import Any
 
 import httpx
 import pytest
-from fuzzing import CHECKS, JSON, OPERATIONS, torn
-from http_server import Served, serving
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from command_line import penstock
 from penstock.http.auth import Role
 from penstock.testing import TemporaryDatabases
+from tests.command_line import penstock
+from tests.http.fuzzing import CHECKS, JSON, OPERATIONS, torn
+from tests.http.http_server import Served, serving
 
 PASSWORD = "a-long-secret-word"
 MARKER = "payload-that-is-not-yours"

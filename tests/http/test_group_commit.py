@@ -10,10 +10,10 @@ from uuid import uuid4
 import asyncpg
 import httpx
 import pytest
-from http_server import TOKEN, Served, serving
 
 from penstock import DatabaseUnavailable, InvalidInput, NotFound
 from penstock.core.coalescing import GroupCommit
+from tests.http.http_server import TOKEN, Served, serving
 
 AUTH = httpx.BasicAuth("admin", TOKEN)
 

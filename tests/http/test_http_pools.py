@@ -17,12 +17,12 @@ from urllib.parse import quote
 
 import httpx
 import pytest
-from http_calls import new_id, until
-from http_server import Served
 
-from conftest import eventually
 from penstock import Job, Penstock
 from penstock.http.scaling import Scaling
+from tests.http.http_calls import new_id
+from tests.http.http_server import Served
+from tests.waiting import eventually, until
 
 WORKER = """
 from collections.abc import AsyncIterator

@@ -10,10 +10,10 @@ from contextlib import closing
 
 import httpx
 import pytest
-from http_calls import new_id
-from http_server import TOKEN, Served, serving
 
 from penstock.testing import TemporaryDatabases
+from tests.http.http_calls import new_id
+from tests.http.http_server import TOKEN, Served, serving
 
 AUTH = f"Authorization: Bearer admin.{TOKEN}\r\n".encode()
 QUICK = {

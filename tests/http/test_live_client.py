@@ -15,14 +15,14 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from http_server import TOKEN, Served, free_port, serving
 
-from conftest import eventually
 from penstock import Conflict, InvalidInput, NewMessage, NotFound
 from penstock.client import AccessDenied, AsyncClient, Client
 from penstock.errors import OffsetGone
 from penstock.streams.models import NewEvent, Position
 from penstock.testing import TemporaryDatabases
+from tests.http.http_server import TOKEN, Served, free_port, serving
+from tests.waiting import eventually
 
 
 @pytest.fixture

@@ -9,11 +9,11 @@ from typing import Any
 import httpx
 import pytest
 import schemathesis
-from fuzzing import CHECKS, OPERATIONS
-from http_server import TOKEN, Served, serving
 from hypothesis import HealthCheck, given, settings
 
 from penstock.testing import TemporaryDatabases
+from tests.http.fuzzing import CHECKS, OPERATIONS
+from tests.http.http_server import TOKEN, Served, serving
 
 AUTH = {"Authorization": f"Bearer admin.{TOKEN}"}
 

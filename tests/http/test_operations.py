@@ -10,11 +10,11 @@ from uuid import uuid4
 import asyncpg
 import httpx
 import pytest
-from http_server import TOKEN, Served
 
 from penstock import InvalidInput, JobFilter, NewJob, NotFound
 from penstock.client import AsyncClient, Client
 from penstock.http.users import hash_secret
+from tests.http.http_server import TOKEN, Served
 
 SECRET = "the-secret-word-of-ada"
 

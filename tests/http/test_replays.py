@@ -9,12 +9,12 @@ from typing import Any
 import asyncpg
 import httpx
 import pytest
-from http_calls import claim, put
-from http_server import TOKEN, Served
 
-from command_line import penstock
 from penstock import Conflict, Penstock
 from penstock.client import Client
+from tests.command_line import penstock
+from tests.http.http_calls import claim, put
+from tests.http.http_server import TOKEN, Served
 
 Replay = Callable[[Served, str, str, bool], str | None]
 

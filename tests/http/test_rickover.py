@@ -9,7 +9,8 @@ from uuid import uuid4
 
 import httpx
 import pytest
-from http_calls import claim, new_id, put
+
+from tests.http.http_calls import claim, new_id, put
 
 STATUSLESS = {"title", "id", "detail", "instance"}
 

@@ -7,10 +7,10 @@ from typing import Any
 import asyncpg
 import httpx
 import pytest
-from http_server import TOKEN, Served
 
 from penstock.client import Client
 from penstock.errors import Conflict, NotFound
+from tests.http.http_server import TOKEN, Served
 
 ADD = (
     "insert into penstock.schedules"

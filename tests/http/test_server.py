@@ -19,11 +19,11 @@ from urllib.parse import urlsplit
 import asyncpg
 import httpx
 import pytest
-from http_calls import claim, put, until_waiting
-from http_server import TOKEN, Served, free_port, served_until_killed, serving
 
-from conftest import eventually
 from penstock.testing import TemporaryDatabases
+from tests.http.http_calls import claim, put, until_waiting
+from tests.http.http_server import TOKEN, Served, free_port, served_until_killed, serving
+from tests.waiting import eventually
 
 TYPE = {"name": "echo", "delivery_strategy": "at_least_once", "attempts": 3, "concurrency": 5}
 AUTH = httpx.BasicAuth("admin", TOKEN)

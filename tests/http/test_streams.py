@@ -13,12 +13,12 @@ from typing import Any
 
 import httpx
 import pytest
-from http_server import Served, serving
-from live_calls import follow
-from stream_requests import append, append_lines, create, outcomes
 
 from penstock.streams.partitioner import partition_of
 from penstock.testing import TemporaryDatabases
+from tests.http.http_server import Served, serving
+from tests.http.live_calls import follow
+from tests.http.stream_requests import append, append_lines, create, outcomes
 
 AT = partition_of("N14228", 16)
 

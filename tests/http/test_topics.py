@@ -10,10 +10,10 @@ from uuid import uuid4
 
 import httpx
 import pytest
-from http_calls import claim, settle
-from topic_calls import declare, publish, subscribe
 
-from conftest import eventually
+from tests.http.http_calls import claim, settle
+from tests.http.topic_calls import declare, publish, subscribe
+from tests.waiting import eventually
 
 
 @pytest.fixture

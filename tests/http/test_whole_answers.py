@@ -8,7 +8,8 @@ import socket
 from uuid import uuid4
 
 import httpx
-from http_server import TOKEN, Served
+
+from tests.http.http_server import TOKEN, Served
 
 BODY = b'{"data": 1}'
 LOGIN = base64.b64encode(f"admin:{TOKEN}".encode()).decode()

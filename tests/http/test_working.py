@@ -12,10 +12,10 @@ from uuid import uuid4
 import asyncpg
 import httpx
 import pytest
-from http_calls import claim, new_id, put, settle, until_waiting
-from http_server import TOKEN, Served
 
-from conftest import eventually
+from tests.http.http_calls import claim, new_id, put, settle, until_waiting
+from tests.http.http_server import TOKEN, Served
+from tests.waiting import eventually
 
 
 def worker_id() -> str:

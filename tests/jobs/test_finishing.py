@@ -14,9 +14,9 @@ import psycopg
 import pytest
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 
-from conftest import eventually
 from penstock import Backoff, Conflict, InvalidInput, Job, Jobs, NewJob, Penstock, Status
 from penstock.testing import run_due_jobs, run_job, running_worker
+from tests.waiting import eventually
 
 Sql: TypeAlias = "asyncpg.Connection[Any]"
 Transaction: TypeAlias = Callable[[str], Any]

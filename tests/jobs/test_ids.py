@@ -8,9 +8,9 @@ from typing import Any
 
 import asyncpg
 
-from conftest import eventually
 from penstock import Event, Job, Penstock
 from penstock.testing import running_worker
+from tests.waiting import eventually
 
 
 async def test_all_ids_of_a_process_begin_alike(url: str, sql: asyncpg.Connection[Any]) -> None:

@@ -10,9 +10,9 @@ import asyncpg
 import psycopg
 import pytest
 
-from conftest import eventually
 from penstock import Admission, InvalidInput, Job, NewJob, Penstock
 from penstock.testing import advance, run_due
+from tests.waiting import eventually
 
 Sql: TypeAlias = "asyncpg.Connection[Any]"
 HOUR = timedelta(hours=1)

@@ -17,10 +17,10 @@ from typing import Any, TypeAlias
 import asyncpg
 import pytest
 
-from conftest import eventually
 from penstock import Backoff, Event, Job, NewJob, NotFound, OnFailure, Penstock, RateLimit, Why
 from penstock.core.encryption import Keyring, new_key
 from penstock.testing import consumed, running_worker
+from tests.waiting import eventually
 
 Sql: TypeAlias = "asyncpg.Connection[Any]"
 HOUR = timedelta(hours=1)

@@ -11,11 +11,11 @@ from uuid import UUID, uuid4
 import asyncpg
 import pytest
 
-from conftest import eventually
 from penstock import Conflict, Fail, InvalidInput, Job, NewJob, NotFound, Penstock, Status
 from penstock.operations import queries
 from penstock.operations.models import JobFilter, OperationRecord
 from penstock.testing import run_due_jobs, running_worker
+from tests.waiting import eventually
 
 Sql: TypeAlias = "asyncpg.Connection[Any]"
 MINUTE = timedelta(minutes=1)

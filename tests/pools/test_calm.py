@@ -13,10 +13,10 @@ from typing import Any, TypeAlias
 
 import asyncpg
 
-from conftest import eventually
 from penstock import Job, Penstock
 from penstock.groups.assignors import slot_of
-from workers import Workers
+from tests.waiting import eventually
+from tests.workers import Workers
 
 Sql: TypeAlias = "asyncpg.Connection[Any]"
 SLOTS = 16

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 
 import asyncpg
 
-from conftest import eventually
 from penstock import Job, Penstock
-from workers import Workers
+from tests.waiting import eventually
+from tests.workers import Workers
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,9 +9,9 @@ from typing import Any
 
 import asyncpg
 
-from conftest import eventually
 from penstock import Job, Penstock, Settings
-from workers import Workers
+from tests.waiting import eventually
+from tests.workers import Workers
 
 QUICK = {"heartbeat_interval": timedelta(seconds=0.5), "handover_grace": timedelta(milliseconds=50)}
 

@@ -9,12 +9,12 @@ from typing import Any, TypeAlias
 import asyncpg
 import pytest
 
-from conftest import eventually
 from penstock import InvalidInput, Job, NotFound, Penstock
 from penstock.jobs.models import Delivery
 from penstock.settings import Settings
 from penstock.testing import running_worker
-from workers import Workers
+from tests.waiting import eventually
+from tests.workers import Workers
 
 Sql: TypeAlias = "asyncpg.Connection[Any]"
 

@@ -11,13 +11,13 @@ from uuid import uuid4
 import asyncpg
 import pytest
 
-from conftest import eventually
 from penstock import Backoff, Conflict, Delivery, InvalidInput, Job, JobOptions, NewJob, Penstock, RateLimit, Settings, Status
 from penstock.groups import queries as ownership
 from penstock.groups import rebalance as balance
 from penstock.pools import queries as pools
 from penstock.testing import run_due_jobs
-from workers import Workers
+from tests.waiting import eventually
+from tests.workers import Workers
 
 Sql: TypeAlias = "asyncpg.Connection[Any]"
 QUICK: JobOptions = {"max_attempts": 4, "backoff": Backoff(base=timedelta(milliseconds=30), cap=timedelta(milliseconds=60))}

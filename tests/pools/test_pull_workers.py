@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from conftest import eventually
 from penstock import Penstock
 from penstock.jobs import queries as jobs
 from penstock.worker import fleets
+from tests.waiting import eventually
 
 
 async def test_many_pull_workers_of_a_process_maintain_as_one(app: Penstock, monkeypatch: pytest.MonkeyPatch) -> None:

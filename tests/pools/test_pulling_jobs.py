@@ -11,9 +11,9 @@ from typing import Any, TypeAlias
 import asyncpg
 import pytest
 
-from conftest import eventually
 from penstock import Backoff, Conflict, JobOptions, Penstock, Settings
 from penstock.jobs import queries as jobs
+from tests.waiting import eventually
 
 Sql: TypeAlias = "asyncpg.Connection[Any]"
 QUICK: JobOptions = {"max_attempts": 4, "backoff": Backoff(base=timedelta(milliseconds=30), cap=timedelta(milliseconds=60))}

@@ -12,10 +12,10 @@ from typing import Any, TypeAlias
 import asyncpg
 import pytest
 
-from conftest import eventually
 from penstock import Job, NotFound, Penstock
 from penstock.groups.assignors import Candidate
-from workers import Workers
+from tests.waiting import eventually
+from tests.workers import Workers
 
 Sql: TypeAlias = "asyncpg.Connection[Any]"
 

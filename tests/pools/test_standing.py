@@ -13,11 +13,11 @@ from typing import Any, TypeAlias
 import asyncpg
 import pytest
 
-from conftest import eventually
 from penstock import Conflict, InvalidInput, JobFailed, NotFound, Penstock, Settings, Standing
 from penstock.groups import heartbeat, trials
 from penstock.pools.pool import Pool
-from workers import Workers
+from tests.waiting import eventually
+from tests.workers import Workers
 
 Sql: TypeAlias = "asyncpg.Connection[Any]"
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -18,13 +17,6 @@ def belonging_to(folder: Path) -> list[psutil.Process]:
             if any(str(folder) in part for part in process.cmdline()) and process.pid != os.getpid():
                 found.append(process)
     return found
-
-
-def until(condition: object, what: str, timeout: float = 40.0) -> None:
-    deadline = time.monotonic() + timeout
-    while not condition():  # type: ignore[operator]
-        assert time.monotonic() < deadline, f"{what} did not come true"
-        time.sleep(0.02)
 
 
 def postmaster(folder: Path) -> int | None:

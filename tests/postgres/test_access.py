@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -13,9 +12,7 @@ import asyncpg
 import pytest
 
 from penstock import Penstock
-
-sys.path.insert(0, str(Path(__file__).parent))
-import sql_roles
+from tests.postgres import sql_roles
 
 Sql = Any
 

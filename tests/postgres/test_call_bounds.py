@@ -7,12 +7,12 @@ from uuid import uuid4
 
 import asyncpg
 import pytest
-from sql_roles import ACCESSES, prepare
 
 from penstock import NewJob, Penstock
 from penstock.jobs import http_queries as http
 from penstock.jobs import queries as jobs
 from penstock.topics import queries as topics
+from tests.postgres.sql_roles import ACCESSES, prepare
 
 Sql: TypeAlias = "asyncpg.Connection[Any]"
 # Parameters that say how much a call does or returns.

@@ -16,9 +16,10 @@ import fasteners
 import psutil
 import psycopg
 import pytest
-from embedded_processes import belonging_to, execute, postmaster, until
 
 from penstock.postgres.embedded import EmbeddedServer, wheel_bin_dir
+from tests.postgres.embedded_processes import belonging_to, execute, postmaster
+from tests.waiting import until
 
 pytestmark = pytest.mark.embedded
 

@@ -15,12 +15,13 @@ from pathlib import Path
 
 import psutil
 import pytest
-from embedded_processes import belonging_to, execute, postmaster, until
 
 from penstock.errors import EmbeddedServerError
 from penstock.postgres import embedded
 from penstock.postgres.embedded import EmbeddedServer, wheel_bin_dir
 from penstock.testing import memory_folder
+from tests.postgres.embedded_processes import belonging_to, execute, postmaster
+from tests.waiting import until
 
 pytestmark = pytest.mark.embedded
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")

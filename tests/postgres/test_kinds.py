@@ -7,10 +7,10 @@ from typing import Any, TypeAlias
 
 import asyncpg
 import pytest
-from sql_roles import prepare
 
-from conftest import eventually
 from penstock import Penstock
+from tests.postgres.sql_roles import prepare
+from tests.waiting import eventually
 
 Sql: TypeAlias = "asyncpg.Connection[Any]"
 

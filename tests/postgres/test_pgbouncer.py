@@ -10,16 +10,16 @@ from typing import Any
 
 import asyncpg
 import pytest
-from http_calls import put
-from http_server import free_port, serving
 from structlog.testing import capture_logs
 
-from conftest import eventually
-from debian import find, missing
 from penstock import Batch, DatabaseUnavailable, Job, Penstock
 from penstock.postgres.database import Database
 from penstock.settings import Settings
 from penstock.testing import TemporaryDatabases
+from tests.debian import find, missing
+from tests.http.http_calls import put
+from tests.http.http_server import free_port, serving
+from tests.waiting import eventually
 
 pytestmark = [pytest.mark.embedded, pytest.mark.skipif(bool(missing("pgbouncer")), reason=missing("pgbouncer"))]
 

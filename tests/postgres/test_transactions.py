@@ -16,11 +16,11 @@ import asyncpg
 import psutil
 import pytest
 
-from conftest import eventually
 from penstock.groups import rebalance
 from penstock.groups.assignors import Candidate
 from penstock.postgres.database import Database
 from penstock.settings import Settings
+from tests.waiting import eventually
 
 DEAD_AFTER = timedelta(seconds=2)
 SESSION = UUID(int=7)

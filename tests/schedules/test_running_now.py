@@ -9,11 +9,11 @@ from typing import Any, TypeAlias
 import asyncpg
 import pytest
 
-from conftest import eventually
 from penstock import Backoff, Conflict, NotFound, Penstock, Tick
 from penstock.schedules.schedule import ScheduleRecord
 from penstock.settings import Settings
 from penstock.testing import run_due_jobs, running_worker
+from tests.waiting import eventually
 
 Sql: TypeAlias = "asyncpg.Connection[Any]"
 SOON = Backoff(base=timedelta(milliseconds=10), cap=timedelta(milliseconds=20))

@@ -12,11 +12,11 @@ from typing import Any, TypeAlias
 import asyncpg
 import pytest
 
-from conftest import eventually
 from penstock import Backoff, Conflict, InvalidInput, Job, NotFound, Penstock, Tick
 from penstock.jobs import queries as jobs
 from penstock.schedules.schedule import ScheduleRecord
 from penstock.testing import run_due_jobs, running_worker
+from tests.waiting import eventually
 
 Sql: TypeAlias = "asyncpg.Connection[Any]"
 SOON = Backoff(base=timedelta(milliseconds=10), cap=timedelta(milliseconds=20))

@@ -11,10 +11,10 @@ from typing import Any, TypeAlias
 import asyncpg
 import pytest
 
-from conftest import eventually
 from penstock import InvalidInput, Penstock, Tick
 from penstock.schedules.schedule import ScheduleRecord
 from penstock.settings import Settings
+from tests.waiting import eventually
 
 Sql: TypeAlias = "asyncpg.Connection[Any]"
 

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from programs import Program
 
 from penstock.spark.java import find_java
+from tests.spark.programs import Program
 
 Ask = Callable[..., list[Any]]
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(600)]

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from conftest import eventually
 from penstock import Penstock
 from penstock.errors import Conflict, NotFound
 from penstock.spark import fleet
 from penstock.worker import fleets
+from tests.waiting import eventually
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

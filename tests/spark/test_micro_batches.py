@@ -12,7 +12,6 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 from pyspark.sql.types import IntegerType, LongType, StructField, StructType
 
-from conftest import eventually
 from penstock.errors import OffsetGone
 from penstock.postgres.database import Database
 from penstock.spark import scans, writing
@@ -22,6 +21,7 @@ from penstock.spark.streams import sink as stream_sink
 from penstock.spark.streams.offsets import STREAMS
 from penstock.spark.streams.options import EventReadOptions, EventWriteOptions
 from penstock.spark.streams.source import EventStreamReader
+from tests.waiting import eventually
 
 Ask = Callable[..., list[Any]]
 pytestmark = pytest.mark.no_jvm

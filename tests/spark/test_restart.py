@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import asyncpg
 
-from conftest import eventually
 from penstock.postgres.database import Database
 from penstock.postgres.embedded import EmbeddedServer
 from penstock.postgres.migrate import migrate
 from penstock.settings import Settings
+from tests.waiting import eventually
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

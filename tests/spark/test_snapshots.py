@@ -17,7 +17,6 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
-from conftest import eventually
 from penstock import Job, Penstock
 from penstock.spark.connections import APPLICATION
 from penstock.spark.jobs.options import JobReadOptions
@@ -27,6 +26,7 @@ from penstock.spark.scans import read as scan
 from penstock.spark.schemas import arrow_schema, columns_of
 from penstock.spark.streams.options import EventReadOptions
 from penstock.spark.streams.source import EventReader, EventStreamReader
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.no_jvm
 BOUND_S = 3.0  # a statement of a reader takes some milliseconds

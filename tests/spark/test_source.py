@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import asyncpg
 import pytest
 
-from conftest import eventually
+from tests.waiting import eventually
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -9,12 +9,12 @@ from itertools import product
 from typing import Any
 
 import pytest
-from consumer_groups import KEYS, caught_up, in_order
 
-from conftest import eventually
 from penstock import Batch, Event, Events, InvalidInput, NewEvent, Penstock, Stream
 from penstock.testing import running_worker
 from penstock.worker import Worker
+from tests.streams.consumer_groups import KEYS, caught_up, in_order
+from tests.waiting import eventually
 
 # A handler of single events has no batch size, and a pull consumer has no prefetch.
 FORMS = [

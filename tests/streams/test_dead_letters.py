@@ -10,9 +10,9 @@ from typing import Any, TypeAlias
 import asyncpg
 import pytest
 
-from conftest import eventually
 from penstock import Conflict, Event, InvalidInput, NewEvent, NotFound, Penstock, Retention, Stream
 from penstock.testing import running_worker
+from tests.waiting import eventually
 
 Sql: TypeAlias = "asyncpg.Connection[Any]"
 

@@ -8,9 +8,9 @@ from typing import Any, TypeAlias
 import asyncpg
 import pytest
 
-from conftest import eventually
 from penstock import Conflict, DatabaseUnavailable, Event, Job, NotFound, Penstock, Position
 from penstock.streams import queries as streams
+from tests.waiting import eventually
 
 Sql: TypeAlias = "asyncpg.Connection[Any]"
 LEFT = [

@@ -9,10 +9,10 @@ from typing import Any, TypeAlias
 import asyncpg
 import pytest
 
-from conftest import eventually
 from penstock import Backoff, Batch, Conflict, OnFailure, Penstock, Stream
 from penstock.streams import queries as streams
 from penstock.streams.queries import Commit
+from tests.waiting import eventually
 
 Sql: TypeAlias = "asyncpg.Connection[Any]"
 AT_ONCE = OnFailure(backoff=Backoff(base=timedelta(0), cap=timedelta(0)))

@@ -8,12 +8,12 @@ from typing import Any, TypeAlias
 
 import asyncpg
 import pytest
-from consumer_groups import AT_ONCE, caught_up, lags
 from pydantic import BaseModel
 
-from conftest import eventually
 from penstock import Batch, Event, Fail, Halted, NewEvent, OnFailure, Penstock, Retry, Stream
 from penstock.testing import running_worker
+from tests.streams.consumer_groups import AT_ONCE, caught_up, lags
+from tests.waiting import eventually
 
 Sql: TypeAlias = "asyncpg.Connection[Any]"
 

@@ -10,14 +10,14 @@ from typing import Any, TypeAlias
 import asyncpg
 import pytest
 import structlog
-from consumer_groups import KEYS, caught_up, in_order, lags
 
-from conftest import eventually
 from penstock import Batch, Event, NewEvent, Penstock
 from penstock.settings import Settings
 from penstock.streams.partitioner import partition_of
 from penstock.testing import running_worker
 from penstock.worker import Worker
+from tests.streams.consumer_groups import KEYS, caught_up, in_order, lags
+from tests.waiting import eventually
 
 Sql: TypeAlias = "asyncpg.Connection[Any]"
 

@@ -7,12 +7,12 @@ from typing import Any, TypeAlias
 
 import asyncpg
 import pytest
-from consumer_groups import AT_ONCE, caught_up
 
-from conftest import eventually
 from penstock import Batch, Event, NewEvent, OffsetGone, OnFailure, Penstock, Retention
 from penstock.streams.partitioner import partition_of
 from penstock.testing import running_worker
+from tests.streams.consumer_groups import AT_ONCE, caught_up
+from tests.waiting import eventually
 
 Sql: TypeAlias = "asyncpg.Connection[Any]"
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from conftest import eventually
 from penstock import Event, Halted, Job, NewEvent, NotFound, OnFailure, Penstock, Stream
 from penstock.jobs import http_queries as http
 from penstock.streams.group_models import Lag
 from penstock.streams.partitioner import partition_of
 from penstock.worker import fleets
+from tests.waiting import eventually
 
 PARTITIONS = 4
 BAD = 7

@@ -12,8 +12,8 @@ from typing import Any, TypeAlias
 import asyncpg
 import pytest
 
-from conftest import eventually
 from penstock import Event, Events, InvalidInput, NewEvent, NotFound, Penstock, Retention, Stream
+from tests.waiting import eventually
 
 Sql: TypeAlias = "asyncpg.Connection[Any]"
 

@@ -9,9 +9,9 @@ from typing import Any, TypeAlias
 import asyncpg
 import pytest
 
-from conftest import eventually
 from penstock import Event, Penstock
 from penstock.settings import Settings
+from tests.waiting import eventually
 
 Sql: TypeAlias = "asyncpg.Connection[Any]"
 QUICK = {"heartbeat_interval": timedelta(seconds=0.2), "handover_grace": timedelta(milliseconds=50)}

@@ -9,10 +9,10 @@ from typing import Any, TypeAlias
 import asyncpg
 import pytest
 
-from conftest import eventually
 from penstock import Event, NewEvent, Penstock
 from penstock.streams.partitioner import partition_of
 from penstock.testing import running_worker
+from tests.waiting import eventually
 
 Sql: TypeAlias = "asyncpg.Connection[Any]"
 PARTITIONS, HELD = 4, 3

@@ -11,8 +11,8 @@ from urllib.parse import urlsplit, urlunsplit
 import asyncpg
 import pytest
 
-from conftest import eventually
 from penstock import Conflict, InvalidInput, NewEvent, Penstock, Stream
+from tests.waiting import eventually
 
 Sql: TypeAlias = "asyncpg.Connection[Any]"
 

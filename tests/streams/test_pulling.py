@@ -11,8 +11,8 @@ import asyncpg
 import pytest
 import structlog
 
-from conftest import eventually
 from penstock import InvalidInput, NewEvent, OffsetGone, Penstock, Retention
+from tests.waiting import eventually
 
 Sql: TypeAlias = "asyncpg.Connection[Any]"
 

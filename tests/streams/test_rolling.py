@@ -8,10 +8,10 @@ from typing import Any, TypeAlias
 
 import asyncpg
 
-from conftest import eventually
 from penstock import NewEvent, Penstock
 from penstock.streams import queries as streams
 from penstock.streams.partitioner import partition_of
+from tests.waiting import eventually
 
 Sql: TypeAlias = "asyncpg.Connection[Any]"
 PARTITIONS = 4

@@ -8,10 +8,10 @@ from typing import Any, TypeAlias
 import asyncpg
 import pytest
 
-from conftest import eventually
 from penstock import Backoff, Batch, Event, NewEvent, OnFailure, Penstock
 from penstock.streams.partitioner import partition_of
 from penstock.testing import consumed, running_worker
+from tests.waiting import eventually
 
 Sql: TypeAlias = "asyncpg.Connection[Any]"
 SUSPECT = "update penstock.group_offsets set crashes = $1, crashed_at = next_offset"

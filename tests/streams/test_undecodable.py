@@ -11,12 +11,12 @@ import asyncpg
 import pytest
 import zstandard
 
-from conftest import eventually
 from penstock import Event, Halted, InvalidInput, NewEvent, NotFound, Penstock, Stream
 from penstock.errors import Unreadable
 from penstock.streams import queries as streams
 from penstock.streams.compression import LEAST_BOUND, pack, unpack
 from penstock.testing import running_worker
+from tests.waiting import eventually
 
 Sql: TypeAlias = "asyncpg.Connection[Any]"
 POLICIES = ["skip", "dead-letter", "quarantine", "halt"]

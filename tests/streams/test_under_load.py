@@ -8,9 +8,9 @@ from collections import defaultdict
 
 import pytest
 
-from conftest import eventually
 from penstock import Batch, DatabaseUnavailable, NewEvent, Penstock, Position, Retention, Stream
 from penstock.streams import queries as streams
+from tests.waiting import eventually
 
 KEEP = 600
 WRITERS = 4

@@ -11,10 +11,10 @@ from typing import Any
 
 import asyncpg
 
-from conftest import eventually
 from penstock import Penstock, Status
 from penstock.jobs import http_queries as http
 from penstock.worker import fleets
+from tests.waiting import eventually
 
 APP = """
 import asyncio, os, time

@@ -8,9 +8,9 @@ from typing import Any
 import asyncpg
 import pytest
 
-from conftest import eventually
 from penstock import DatabaseUnavailable, InvalidInput, Job, JobFailed, Penstock, PenstockError, Settings, Status
 from penstock.testing import running_worker
+from tests.waiting import eventually
 
 
 @pytest.mark.parametrize(

@@ -12,13 +12,13 @@ import asyncpg
 import pytest
 from pydantic import SecretStr
 
-from command_line import penstock
-from conftest import eventually
 from penstock import Event, OnFailure, Penstock
 from penstock.postgres.database import Database
 from penstock.worker import doctor
 from penstock.worker.doctor import Finding, examine
-from workers import Workers
+from tests.command_line import penstock
+from tests.waiting import eventually
+from tests.workers import Workers
 
 
 @pytest.fixture

@@ -9,9 +9,9 @@ from typing import Any, TypeAlias
 import asyncpg
 import pytest
 
-from conftest import eventually
 from penstock import Job, JobFailed, Penstock
 from penstock.testing import running_worker
+from tests.waiting import eventually
 
 Sql: TypeAlias = "asyncpg.Connection[Any]"
 ODD = ["", "x", "not-an-id", "00000000-0000-0000-0000-000000000000", "a:b", "\N{GRINNING FACE}" * 1_000]

@@ -13,10 +13,10 @@ from uuid import UUID
 import asyncpg
 import pytest
 
-from conftest import eventually
 from penstock import Job, NewJob, Penstock, Settings
 from penstock.testing import running_worker
 from penstock.worker import isolation
+from tests.waiting import eventually
 
 Sql: TypeAlias = "asyncpg.Connection[Any]"
 Handler: TypeAlias = Callable[[Job[dict[str, Any]]], Awaitable[None]]

@@ -11,9 +11,9 @@ from uuid import UUID
 import asyncpg
 import pytest
 
-from conftest import eventually
 from penstock import Backoff, Fail, InvalidInput, Job, JobFailed, JobRecord, Jobs, Penstock, Snooze
 from penstock.testing import run_due_jobs, running_worker
+from tests.waiting import eventually
 
 Sql: TypeAlias = "asyncpg.Connection[Any]"
 QUICK = Backoff(base=timedelta(milliseconds=10), cap=timedelta(milliseconds=20))

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from conftest import eventually
 from penstock import Conflict, InvalidInput, Leader, Penstock
-from workers import Workers
+from tests.waiting import eventually
+from tests.workers import Workers
 
 
 async def state(app: Penstock) -> Any:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import gc
 
-from conftest import eventually
 from penstock import Job, Penstock
 from penstock.worker.running import Running
+from tests.waiting import eventually
 
 
 async def test_finished_jobs_leave_no_circles_of_references(app: Penstock) -> None:

@@ -22,7 +22,6 @@ import asyncpg
 import httpx
 import pytest
 
-from conftest import eventually
 from penstock import Penstock
 from penstock.core.measuring import measured
 from penstock.core.meter import OTHERS, Meter
@@ -33,7 +32,8 @@ from penstock.postgres.database import Database
 from penstock.worker import exposition
 from penstock.worker.endpoint import Endpoint, parse_address
 from penstock.worker.exposition import Exposition, Report, merged, report_of
-from workers import Workers
+from tests.waiting import eventually
+from tests.workers import Workers
 
 SECRET = "s3cret-in-the-payload"
 SHOP = """

@@ -13,9 +13,9 @@ from typing import Any, TypeAlias
 import asyncpg
 import pytest
 
-from conftest import eventually
 from penstock import Event, Fail, Job, JobFailed, NotFound, Penstock, Settings, Standing, Status, Stream
 from penstock.testing import run_due_jobs, running_worker
+from tests.waiting import eventually
 
 Sql: TypeAlias = "asyncpg.Connection[Any]"
 

@@ -12,7 +12,6 @@ from uuid import UUID
 
 import pytest
 
-from conftest import eventually
 from penstock import Job, Jobs, Penstock, Settings, Status
 from penstock.core.serialization import Codec
 from penstock.jobs import queries as jobs
@@ -21,6 +20,7 @@ from penstock.jobs.models import ClaimedJob, Options, Outcome, Settlement
 from penstock.jobs.worked import BatchOptions, WorkedType
 from penstock.testing import running_worker
 from penstock.worker.executor import Executor
+from tests.waiting import eventually
 
 PLACES = 4
 

@@ -12,9 +12,9 @@ import asyncpg
 import pytest
 from pydantic import BaseModel
 
-from conftest import eventually
 from penstock import Conflict, InvalidInput, Job, Penstock
 from penstock.testing import running_worker
+from tests.waiting import eventually
 
 Sql: TypeAlias = "asyncpg.Connection[Any]"
 

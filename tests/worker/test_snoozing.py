@@ -11,9 +11,9 @@ from uuid import UUID
 import asyncpg
 import pytest
 
-from conftest import eventually
 from penstock import Backoff, InvalidInput, Job, JobFailed, Jobs, Penstock, Snooze, Status
 from penstock.testing import run_due_jobs, running_worker
+from tests.waiting import eventually
 
 Sql: TypeAlias = "asyncpg.Connection[Any]"
 HOUR = timedelta(hours=1)

@@ -7,10 +7,10 @@ from typing import Any, TypeAlias
 import asyncpg
 import pytest
 
-from conftest import eventually
 from penstock import Job, Penstock
 from penstock.testing import running_worker
 from penstock.worker import maintenance
+from tests.waiting import eventually
 
 Sql: TypeAlias = "asyncpg.Connection[Any]"
 

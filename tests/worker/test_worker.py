@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from conftest import eventually
 from penstock import Backoff, Fail, Job, JobFailed, Options, Penstock, Retry, Settings, Status
 from penstock.testing import run_due_jobs, running_worker
+from tests.waiting import eventually
 
 QUICK = Backoff(base=timedelta(milliseconds=10), cap=timedelta(milliseconds=20))
 

@@ -8,10 +8,10 @@ from random import Random
 
 from hypothesis import strategies as st
 
-from checker.history import Event, Gone
-from checker.jobs import Final, History, Planned, Rules
-from checker.keys import Ended, Placed
-from checker.streams import Committed, Consumed, Handled, Sent
+from tests.checker.history import Event, Gone
+from tests.checker.jobs import Final, History, Planned, Rules
+from tests.checker.keys import Ended, Placed
+from tests.checker.streams import Committed, Consumed, Handled, Sent
 
 RULES = {
     "plain": Rules(max_attempts=3),

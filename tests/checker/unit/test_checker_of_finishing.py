@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from checker.finishing import Effect, Ended, check_finishing
+from tests.checker.finishing import Effect, Ended, check_finishing
 
 DONE = Ended("a", "succeeded", 2)
 

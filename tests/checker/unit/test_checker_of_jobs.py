@@ -7,11 +7,11 @@ from dataclasses import replace
 from random import Random
 
 import pytest
-from checked_histories import CHANCE, END, HEALED_WITHIN, RULES, JobWorld, assert_rejected
 from hypothesis import given, settings
 
-from checker.history import Event, Gone, runs_of
-from checker.jobs import Final, History, check_jobs
+from tests.checker.history import Event, Gone, runs_of
+from tests.checker.jobs import Final, History, check_jobs
+from tests.checker.unit.checked_histories import CHANCE, END, HEALED_WITHIN, RULES, JobWorld, assert_rejected
 
 
 @given(CHANCE)

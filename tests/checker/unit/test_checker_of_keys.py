@@ -7,11 +7,11 @@ from dataclasses import replace
 from random import Random
 
 import pytest
-from checked_histories import CHANCE, END, HEALED_WITHIN, KeyHistory, assert_rejected, keys_in_order
 from hypothesis import given, settings
 
-from checker.history import Event, Gone, runs_of
-from checker.keys import Ended, Placed, check_keys, check_standing
+from tests.checker.history import Event, Gone, runs_of
+from tests.checker.keys import Ended, Placed, check_keys, check_standing
+from tests.checker.unit.checked_histories import CHANCE, END, HEALED_WITHIN, KeyHistory, assert_rejected, keys_in_order
 
 
 def keys_of(history: KeyHistory) -> list[str]:

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from checker.history import Event, Gone
-from checker.jobs import Final, History, Rules, check_jobs
-from checker.noted import Noted, Taken, check_takes
-from checker.uniques import Asked, check_uniques
+from tests.checker.history import Event, Gone
+from tests.checker.jobs import Final, History, Rules, check_jobs
+from tests.checker.noted import Noted, Taken, check_takes
+from tests.checker.uniques import Asked, check_uniques
 
 RULES = {"plain": Rules(max_attempts=3), "once": Rules(at_most_once=True, max_attempts=1)}
 DEAD = Noted("dead", 5.0, "w", silent_s=2.1, dead_after_s=2.0)

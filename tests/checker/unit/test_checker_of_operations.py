@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from checker.operations import check_cancel, check_replay
+from tests.checker.operations import check_cancel, check_replay
 
 
 @pytest.mark.parametrize(

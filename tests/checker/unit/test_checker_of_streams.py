@@ -7,11 +7,10 @@ from dataclasses import replace
 from random import Random
 
 import pytest
-from checked_histories import CHANCE, StreamHistory, assert_rejected, stream_in_order
 from hypothesis import given, settings
 
-from checker.history import Gone
-from checker.streams import (
+from tests.checker.history import Gone
+from tests.checker.streams import (
     Committed,
     Consumed,
     Handled,
@@ -22,6 +21,7 @@ from checker.streams import (
     check_group,
     check_log,
 )
+from tests.checker.unit.checked_histories import CHANCE, StreamHistory, assert_rejected, stream_in_order
 
 
 def stream_of(history: StreamHistory) -> list[str]:

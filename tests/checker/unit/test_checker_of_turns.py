@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from checker.history import Event, Run
-from checker.turns import check_turns
+from tests.checker.history import Event, Run
+from tests.checker.turns import check_turns
 
 MOST = 4
 

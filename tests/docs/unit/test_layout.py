@@ -6,6 +6,8 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 TESTS = Path(__file__).parents[2]
 SOURCES = TESTS.parent / "src" / "penstock"
 # Folders of tests that are about no folder of the package.
@@ -13,42 +15,81 @@ OTHERS = {"benchmarks", "browser", "chaos", "checker", "docs", "encryption", "ge
 DATABASE = {"app", "databases", "sql", "url", "served", "spark"}
 
 
-def modules() -> Iterator[tuple[Path, ast.Module]]:
-    found = sorted(TESTS.rglob("test_*.py"))
+def modules(pattern: str) -> Iterator[tuple[Path, ast.Module]]:
+    found = sorted(TESTS.rglob(pattern))
     assert len(found) > 100
     for path in found:
         yield path, ast.parse(path.read_text("utf-8"))
 
 
-def test_each_test_stands_in_a_folder_of_the_package() -> None:
+def misplaced(path: Path) -> str:
+    """What is wrong with the place of a test, relative to tests/; empty when it is right."""
     folders = OTHERS | {path.name for path in SOURCES.iterdir() if path.is_dir()}
-    for path, _ in modules():
-        folder, *rest = path.relative_to(TESTS).parts[:-1] or [""]
-        assert folder in folders, f"{path} stands in no folder of src/penstock"
-        assert rest in ([], ["unit"], ["sql"]), f"{path}: a folder of tests has the folders unit and sql"
+    folder, *rest = path.parts[:-1] or [""]
+    if folder not in folders:
+        return f"{path} stands in no folder of src/penstock"
+    return "" if rest in ([], ["unit"], ["sql"]) else f"{path}: a folder of tests has the folders unit and sql"
 
 
-def test_no_test_imports_another() -> None:
-    for path, module in modules():
-        for node in ast.walk(module):
-            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-            if isinstance(node, ast.ImportFrom):
-                names = [node.module or ""]
-            for name in names:
-                assert not name.rpartition(".")[2].startswith("test_"), (
-                    f"{path} imports {name}: move what both need into a module of its own"
-                )
+def imported_tests(module: ast.Module) -> set[str]:
+    """The modules of tests that a module imports, and the tests that it imports from them."""
+    names = set()
+    for node in ast.walk(module):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        if isinstance(node, ast.ImportFrom):
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return {name for name in names if any(part.startswith("test_") for part in name.split("."))}
+
+
+def uses_a_database(test: ast.FunctionDef | ast.AsyncFunctionDef) -> set[str]:
+    """The fixtures of a database that a test asks for; an argument that a table gives is none."""
+    asked = DATABASE & {argument.arg for argument in test.args.args}
+    tables = [text for decorator in test.decorator_list if "parametrize" in (text := ast.unparse(decorator))]
+    return {name for name in asked if not any(name in table for table in tables)}
+
+
+def test_each_test_stands_in_a_folder_of_the_package() -> None:
+    assert not [wrong for path, _ in modules("test_*.py") if (wrong := misplaced(path.relative_to(TESTS)))]
+
+
+@pytest.mark.parametrize("place", ["test_a.py", "nowhere/test_a.py", "http/more/test_a.py", "http/unit/more/test_a.py"])
+def test_another_place_is_refused(place: str) -> None:
+    assert misplaced(Path(place))
+
+
+def test_no_module_of_tests_imports_a_test() -> None:
+    for path, module in modules("*.py"):
+        found = imported_tests(module)
+        assert not found, f"{path} imports {found}: move what both need into a module of its own"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "import tests.http.test_batch",
+        "import tests.http.test_batch as other",
+        "from tests.http import test_batch",
+        "from tests.http.test_batch import served",
+        "from . import test_batch",
+        "from .test_batch import served",
+        "def f():\n    from tests.http.test_batch import served",
+    ],
+)
+def test_an_import_of_a_test_is_seen(line: str) -> None:
+    assert imported_tests(ast.parse(line))
 
 
 def test_unit_tests_need_no_database() -> None:
-    for path, module in modules():
-        if path.parent.name != "unit":
-            continue
-        for node in ast.walk(module):
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_"):
-                asked = DATABASE & {argument.arg for argument in node.args.args}
-                parametrized = {
-                    ast.unparse(decorator) for decorator in node.decorator_list if "parametrize" in ast.unparse(decorator)
-                }
-                real = {name for name in asked if not any(name in one for one in parametrized)}
-                assert not real, f"{path}: {node.name} uses {real}: it belongs one folder up"
+    for path, module in modules("test_*.py"):
+        if path.parent.name == "unit":
+            for node in ast.walk(module):
+                if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_"):
+                    found = uses_a_database(node)
+                    assert not found, f"{path}: {node.name} uses {found}: it belongs one folder up"
+
+
+def test_a_fixture_with_a_database_is_told_from_a_column_of_a_table() -> None:
+    [asked, given] = ast.parse("def test_a(url): ...\n@pytest.mark.parametrize('url', [''])\ndef test_b(url): ...").body
+    assert isinstance(asked, ast.FunctionDef) and isinstance(given, ast.FunctionDef)
+    assert (uses_a_database(asked), uses_a_database(given)) == ({"url"}, set())

@@ -12,12 +12,12 @@ from uuid import UUID, uuid4
 import asyncpg
 import pytest
 
-from conftest import eventually
 from penstock import Conflict, InvalidInput, NotFound, Penstock
 from penstock.groups import queries as ownership
 from penstock.groups import rebalance as balance
 from penstock.groups.assignors import jump_hash, key_hash, slot_of
 from penstock.postgres.database import Database
+from tests.waiting import eventually
 
 Sql: TypeAlias = "asyncpg.Connection[Any]"
 TEN_SECONDS = timedelta(seconds=10)

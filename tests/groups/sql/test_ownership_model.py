@@ -16,12 +16,12 @@ from uuid import UUID
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ownership_model import Group, Rules
 
 from penstock import Conflict, NotFound, Penstock
 from penstock.groups import queries as ownership
 from penstock.groups import rebalance as balance
 from penstock.postgres.database import Database
+from tests.groups.ownership_model import Group, Rules
 
 SLOTS = 7
 DEAD_AFTER = timedelta(seconds=10)

@@ -11,11 +11,11 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from ownership_model import Rules
-from ownership_simulation import Settings, Violation, Weather, World
 
 from penstock.groups.assignors import jump
 from penstock.groups.state import Change, MemberState, _Held
+from tests.groups.ownership_model import Rules
+from tests.groups.ownership_simulation import Settings, Violation, Weather, World
 
 SECONDS = float(os.environ.get("PENSTOCK_SIMULATION_S", "1000"))
 

@@ -13,7 +13,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from conftest import eventually
 from penstock import Penstock, Settings
 from penstock.errors import InvalidInput
 from penstock.history import queries as history
@@ -21,6 +20,7 @@ from penstock.postgres.database import Database
 from penstock.spark.jobs.archive import EARLIEST, Archive
 from penstock.spark.jobs.offsets import Position
 from penstock.testing import TemporaryDatabases
+from tests.waiting import eventually
 
 Sql: TypeAlias = "asyncpg.Connection[Any]"
 

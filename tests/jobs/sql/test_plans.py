@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from plans import Sql, explain, nodes, seq_scans
 
 import penstock
+from tests.postgres.plans import Sql, explain, nodes, seq_scans
 
 FUNCTIONS = Path(penstock.__file__).parent / "postgres" / "schema" / "functions"
 

@@ -9,7 +9,7 @@ from uuid import UUID
 import asyncpg
 import pytest
 
-from conftest import eventually
+from tests.waiting import eventually
 
 Sql: TypeAlias = "asyncpg.Connection[Any]"
 SETTLE = "select * from penstock.settle($1, $2::smallint[], $3::bigint[], $4)"

@@ -6,7 +6,8 @@ from typing import Any, TypeAlias
 
 import asyncpg
 import pytest
-from plans import explain, nodes, seq_scans
+
+from tests.postgres.plans import explain, nodes, seq_scans
 
 Sql: TypeAlias = "asyncpg.Connection[Any]"
 

@@ -9,10 +9,10 @@ from typing import Any, TypeAlias
 
 import asyncpg
 import pytest
-from stream_contents import contents
 
-from conftest import eventually
 from penstock import NewEvent, OffsetGone, Penstock, Retention
+from tests.streams.sql.stream_contents import contents
+from tests.waiting import eventually
 
 Sql: TypeAlias = "asyncpg.Connection[Any]"
 

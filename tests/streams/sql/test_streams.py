@@ -15,10 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 from sqlalchemy.ext.asyncio import create_async_engine
-from stream_contents import contents
 
 from penstock import Conflict, InvalidInput, NewEvent, Penstock, Position
 from penstock.streams.partitioner import bucket_of, partition_of, routes_of
+from tests.streams.sql.stream_contents import contents
 
 Sql: TypeAlias = "asyncpg.Connection[Any]"
 

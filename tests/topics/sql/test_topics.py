@@ -12,10 +12,10 @@ import asyncpg
 import psycopg
 import pytest
 
-from conftest import eventually
 from penstock import Conflict, InvalidInput, Job, NewMessage, NotFound, Penstock, Status, Topic
 from penstock.testing import run_due_jobs
 from penstock.topics import queries as sql_topics
+from tests.waiting import eventually
 
 Sql: TypeAlias = "asyncpg.Connection[Any]"
 

@@ -12,9 +12,9 @@ from typing import Any
 import asyncpg
 import pytest
 
-from conftest import eventually
 from penstock import Penstock
 from penstock.postgres.embedded import EmbeddedServer
+from tests.waiting import eventually
 
 Sql = Any
 

@@ -1,0 +1,1 @@
+"""Tests of Penstock, and what they share."""
