@@ -30,8 +30,8 @@ from penstock.core.measuring import measured
 from penstock.errors import InvalidInput, SchemaMismatch
 from penstock.postgres.embedded import wheel_bin_dir
 from penstock.worker import Worker
-from penstock.worker.executor import HANDLER_THREADS
 from penstock.worker.garbage_collection import collect_seldom
+from penstock.worker.handler_calls import HANDLER_THREADS
 from penstock.worker.worker import stop_on
 
 log = get_logger("penstock.worker")

@@ -1,47 +1,40 @@
 """The executor: starts the handlers of claimed jobs, as many at once as there are places, and passes results on.
 
-The kind of a handler says where it runs: on the event loop, in a thread or in a process. Each kind, and each type whose handler
-takes batches, has a lane: its places, and a queue of claimed jobs that wait for one. Each handler runs in a task of its own, so
-that its context variables end with it.
+The kind of a handler says where it runs: on the event loop, in a thread or in a process (`handler_calls.py`). Each kind, and each
+type whose handler takes batches, has a lane: its places, and a queue of claimed jobs that wait for one (`lanes.py`). Each handler
+runs in a task of its own, so that its context variables end with it.
 """
 
 from __future__ import annotations
 
 import asyncio
-import multiprocessing
 import time
-from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from typing import Any
 from uuid import UUID
 
-from pebble import ProcessPool
-
 from penstock.core import measuring
-from penstock.core.logs import get_logger, hook_in
+from penstock.core.logs import get_logger
 from penstock.core.serialization import dump_json
 from penstock.core.user_code import in_thread
-from penstock.errors import PenstockError
-from penstock.jobs import queries as jobs
-from penstock.jobs.handler import Job, Jobs, set_current_job
+from penstock.jobs.handler import set_current_job
 from penstock.jobs.models import ClaimedJob, Outcome, Settlement
 from penstock.jobs.worked import WorkedType
 from penstock.pools.worked import WorkedPool
 from penstock.postgres.database import Database
 from penstock.settings import Settings
 from penstock.worker.batches import Batcher
+from penstock.worker.begin_recorder import BeginRecorder
 from penstock.worker.finishing import Confirmer
+from penstock.worker.handler_calls import HandlerCalls
+from penstock.worker.lanes import Lane, lanes_of
 from penstock.worker.outcomes import finished, not_committed, released, settlement_of, stopped
-from penstock.worker.process import call_in_process
 from penstock.worker.reports import Reports
-from penstock.worker.running import Running, job_of, plain_text_of
+from penstock.worker.running import Running, job_of
 
 log = get_logger("penstock.worker")
-_LOOKAHEAD_S = 0.1
-HANDLER_THREADS = "penstock-handler"
 
 
 class Executor:
@@ -72,9 +65,6 @@ class Executor:
         self.confirmer = Confirmer(database)
         self._begin_all = begin_all
         self._may_start = may_start
-        # Jobs that have a place, and whose start is being recorded.
-        self._beginning: list[tuple[Running, str]] = []
-        self._writing_begun: asyncio.Task[None] | None = None
         self.loop = asyncio.get_running_loop()
         self.reports = reports
         self._types = types
@@ -82,27 +72,17 @@ class Executor:
         self.on_room: list[Callable[[], None]] = []
         """Called soon after places have become free."""
         self._room_told = False
-        self._settings = settings
-        self._places: dict[str, int] = {
-            "async": settings.concurrency,
-            "thread": settings.threads,
-            "process": settings.processes_for_handlers,
+        self._lanes: dict[str, Lane[Running]] = lanes_of(types, settings)
+        self._calls = HandlerCalls(settings)
+        self._threads = self._calls.threads
+        self._batchers = {
+            worked.name: Batcher(worked, worked.batch, self._calls.call_batch)
+            for worked in types.values()
+            if worked.batch is not None
         }
-        self._batchers: dict[str, Batcher] = {}
-        for worked in types.values():
-            if worked.batch is not None:
-                self._batchers[worked.name] = Batcher(worked, worked.batch, self._call_batch)
-                # One batch gathers while another one runs.
-                self._places[worked.lane] = 2 * worked.batch.max_batch_size
-        self._waiting: dict[str, deque[Running]] = {lane: deque() for lane in self._places}
-        self._busy: dict[str, int] = dict.fromkeys(self._places, 0)
-        self._done: dict[str, int] = dict.fromkeys(self._places, 0)
-        self._rate: dict[str, float] = dict.fromkeys(self._places, 0.0)
-        self._measured = time.monotonic()
+        self._recorder = BeginRecorder(database, self._recorded)
         self._jobs: dict[UUID, Running] = {}
         self._leases: dict[int, int] = {}
-        self._threads = ThreadPoolExecutor(settings.threads, thread_name_prefix=HANDLER_THREADS)
-        self._pool: Any = None  # pebble.ProcessPool, whose methods are not all typed
         self._stopping = False
         # Where the times of attempts go; None: nothing measures.
         self._note_ended = None if measuring.meter is None else measuring.meter.ended.append
@@ -110,7 +90,7 @@ class Executor:
     @property
     def places(self) -> dict[str, tuple[int, int]]:
         """Of each lane the places that are taken, and all."""
-        return {lane: (self._busy[lane], places) for lane, places in self._places.items()}
+        return {name: (lane.busy, lane.places) for name, lane in self._lanes.items()}
 
     @property
     def in_flight(self) -> int:
@@ -146,14 +126,8 @@ class Executor:
         return list(self._leases)
 
     def room(self, lane: str) -> int:
-        """How many more jobs this process can start soon: free places, and the jobs that it finishes in a tenth of a second."""
-        self._measure()
-        ahead = min(int(self._rate[lane] * _LOOKAHEAD_S), self._settings.claim_limit)
-        wanted = self._places[lane] + ahead
-        have = self._busy[lane] + len(self._waiting[lane])
-        room = wanted - have
-        # Many small claims cost more than a few large ones: while enough jobs wait here, claim only when half of them are done.
-        return room if have == 0 or room * 2 >= ahead else 0
+        """See `Lane.room`."""
+        return self._lanes[lane].room()
 
     def submit(self, claimed: Iterable[ClaimedJob], now: float) -> None:
         """Accept claimed jobs; `now` is the monotonic time before the claim."""
@@ -168,18 +142,18 @@ class Executor:
         """
         self._fill(self._take(job, claimed_at, may_start, ahead))
 
-    def _take(self, job: ClaimedJob, now: float, may_start: Callable[[], bool], ahead: bool = False) -> str:
+    def _take(self, job: ClaimedJob, now: float, may_start: Callable[[], bool], ahead: bool = False) -> Lane[Running]:
         worked = self._types[job.name]
         limit = worked.time_limit(job.lease_s) if job.time_limit_s is None else min(job.time_limit_s, job.lease_s)
-        running = Running(self, job, worked, limit, now + max(limit, job.lease_s * 0.9), may_start)
+        lane = self._lanes[worked.lane]
+        running = Running(self, job, worked, lane, limit, now + max(limit, job.lease_s * 0.9), may_start)
         self._jobs[job.id] = running
         self._leases[job.lease] = self._leases.get(job.lease, 0) + 1
-        queue = self._waiting[worked.lane]
         if ahead:
-            queue.appendleft(running)
+            lane.waiting.appendleft(running)
         else:
-            queue.append(running)
-        return worked.lane
+            lane.waiting.append(running)
+        return lane
 
     def moved(self, running: Running, lease: int) -> None:
         """See `Runner`."""
@@ -216,9 +190,9 @@ class Executor:
     def release_waiting(self) -> None:
         """Release the jobs that have not started, and start no more."""
         self._stopping = True
-        for queue in self._waiting.values():
-            while queue:
-                running = queue.popleft()
+        for lane in self._lanes.values():
+            while lane.waiting:
+                running = lane.waiting.popleft()
                 if running.claimed.id in self._jobs:
                     self._finish(running, released(running))
 
@@ -283,19 +257,15 @@ class Executor:
 
     def close(self) -> None:
         """End threads and processes without waiting for them."""
-        if self._writing_begun is not None:
-            self._writing_begun.cancel()
-        self._threads.shutdown(wait=False, cancel_futures=True)
-        if self._pool is not None:
-            self._pool.stop()
-            self._pool.join(timeout=5)
+        self._recorder.close()
+        self._calls.close()
 
-    def _fill(self, lane: str) -> None:
-        queue, busy, places = self._waiting[lane], self._busy, self._places[lane]
-        if not queue or busy[lane] >= places:
+    def _fill(self, lane: Lane[Running]) -> None:
+        queue, places = lane.waiting, lane.places
+        if not queue or lane.busy >= places:
             return
         now = time.monotonic()
-        while queue and busy[lane] < places and not self._stopping:
+        while queue and lane.busy < places and not self._stopping:
             running = queue.popleft()
             if self._jobs.get(running.claimed.id) is not running:
                 continue
@@ -306,54 +276,39 @@ class Executor:
             running.started = True
             running.since = now
             running.deadline = min(running.deadline, now + running.limit)
-            busy[lane] += 1
+            lane.busy += 1
             if self._begin_all or running.worked.once:
-                self._beginning.append((running, lane))
-                if self._writing_begun is None or self._writing_begun.done():
-                    self._writing_begun = self.loop.create_task(self._begin(), name="penstock-begin")
+                self._recorder.begin(running)
             else:
-                running.task = self.loop.create_task(self._run(running, lane))
+                running.task = self.loop.create_task(self._run(running))
 
-    async def _begin(self) -> None:
-        """Record that jobs are about to start: all that came while the call before was under way, in one call."""
-        while self._beginning:
-            batch, self._beginning = self._beginning, []
-            begun: set[UUID] = set()
-            try:
-                ids, leases = [running.claimed.id for running, _ in batch], [running.lease for running, _ in batch]
-                begun = await jobs.begin(self.database, ids, leases)
-            except PenstockError as error:
-                log.error("jobs_not_begun", jobs=len(batch), error=error)
-            for running, lane in batch:
-                # A job that was lost or cancelled meanwhile does not start: its settlement reports that, or is stale.
-                if running.claimed.id in begun and running.reason is None and self._jobs.get(running.claimed.id) is running:
-                    running.task = self.loop.create_task(self._run(running, lane))
-                else:
-                    self._free(running, lane, stopped(running))
-            # These jobs start before more are marked: when one of them ends the process, only those of one call are marked and
-            # have not started.
-            await asyncio.sleep(0)
+    def _recorded(self, running: Running, begun: bool) -> None:
+        # A job that was lost or cancelled meanwhile does not start: its settlement reports that, or is stale.
+        if begun and running.reason is None and self._jobs.get(running.claimed.id) is running:
+            running.task = self.loop.create_task(self._run(running))
+        else:
+            self._free(running, stopped(running))
 
-    async def _run(self, running: Running, lane: str) -> None:
+    async def _run(self, running: Running) -> None:
         # Written inline, since each call that is made once for each job costs measurable time.
         claimed, worked = running.claimed, running.worked
         # A process can be suspended at any point: another worker may have the job by now.
         if time.monotonic() >= running.deadline or not running.may_start():
-            self._free(running, lane, stopped(running))
+            self._free(running, stopped(running))
             return
         kind = worked.kind
         running.entered = True
         settlement: Settlement | None
         try:
             if kind == "process" and worked.around is None:
-                result = await self._in_process(running)
+                result = await self._calls.in_process(running)
             else:
                 job = job_of(running)
                 set_current_job(job)
                 if worked.batch is not None:
                     result = await self._batchers[worked.name].run(job)
                 elif worked.around is not None:
-                    result = await worked.around(job, partial(self._call, running, job))
+                    result = await worked.around(job, partial(self._calls.call, running, job))
                 elif kind == "async":
                     result = await worked.handler(job)
                 else:
@@ -367,7 +322,7 @@ class Executor:
             settlement = settlement_of(running, error)
         # The context of the task refers to the job, and the job to its task: without the circle no collection has to find them.
         running.task = None
-        self._free(running, lane, settlement)
+        self._free(running, settlement)
 
     def _interrupt(self, running: Running) -> None:
         """Cancel the task of a job. A task that is cancelled before its first step runs none of its code, so that it can neither
@@ -377,53 +332,19 @@ class Executor:
         if task is None:
             return
         if not running.entered and not task.cancelling():
-            lane = running.worked.lane
-            task.add_done_callback(lambda _: self._free(running, lane, stopped(running)))
+            task.add_done_callback(lambda _: self._free(running, stopped(running)))
         task.cancel()
 
-    def _free(self, running: Running, lane: str, settlement: Settlement | None) -> None:
-        self._busy[lane] -= 1
-        self._done[lane] += 1
+    def _free(self, running: Running, settlement: Settlement | None) -> None:
+        lane = running.lane
+        lane.busy -= 1
+        lane.done += 1
         if self._note_ended is not None and running.entered and settlement is not None:
             claimed = running.claimed
             self._note_ended((claimed.name, settlement.outcome, claimed, running.since, time.monotonic()))
         self._finish(running, settlement)
-        if self._waiting[lane]:
+        if lane.waiting:
             self._fill(lane)
-
-    async def _call(self, running: Running, job: Job[Any], dependencies: Mapping[str, Any]) -> Any:
-        """Call the handler with its dependencies, within its middleware."""
-        worked = running.worked
-        if worked.kind == "async":
-            return await worked.handler(job, **dependencies)
-        if worked.kind == "process":
-            return await self._in_process(running)
-        return await in_thread(self._threads, partial(worked.handler, **dependencies), job)
-
-    async def _call_batch(self, worked: WorkedType, batch: Jobs[Any], dependencies: Mapping[str, Any]) -> Any:
-        """Call a batch handler with its dependencies, within its middleware."""
-        if worked.kind == "async":
-            return await worked.handler(batch, **dependencies)
-        return await in_thread(self._threads, partial(worked.handler, **dependencies), batch)
-
-    async def _in_process(self, running: Running) -> Any:
-        handler = running.worked.handler
-        if self._pool is None:
-            self._pool = ProcessPool(
-                self._settings.processes_for_handlers, initializer=hook_in, context=multiprocessing.get_context("spawn")
-            )
-        limit = max(running.deadline - time.monotonic(), 0.1)
-        future: Any = self._pool.schedule(
-            call_in_process,
-            # Decrypted here: the process has no keys.
-            args=[handler.__module__, handler.__qualname__, running.claimed._replace(data=plain_text_of(running))],
-            timeout=limit + 5,
-        )
-        try:
-            return await asyncio.wrap_future(future)
-        except asyncio.CancelledError:
-            future.cancel()
-            raise
 
     def _finish(self, running: Running, settlement: Settlement | None) -> None:
         if self._jobs.get(running.claimed.id) is not running:
@@ -469,13 +390,3 @@ class Executor:
             self._leases[lease] = left
         else:
             self._leases.pop(lease, None)
-
-    def _measure(self) -> None:
-        now = time.monotonic()
-        span = now - self._measured
-        if span < 0.05:
-            return
-        self._measured = now
-        for lane, done in self._done.items():
-            self._rate[lane] = 0.5 * self._rate[lane] + 0.5 * done / span
-            self._done[lane] = 0

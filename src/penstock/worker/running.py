@@ -17,6 +17,7 @@ from penstock.jobs.models import ClaimedJob
 from penstock.jobs.worked import NotStarted, WorkedType
 from penstock.postgres.database import Database
 from penstock.worker.finishing import Confirmer, Finishing
+from penstock.worker.lanes import Lane
 from penstock.worker.process import UnreadablePayload
 from penstock.worker.reports import Lines, Reports, lines_of
 
@@ -42,6 +43,7 @@ class Running:
         "deadline",
         "entered",
         "finishing",
+        "lane",
         "latest",
         "lease",
         "limit",
@@ -59,6 +61,7 @@ class Running:
         executor: JobHolder,
         claimed: ClaimedJob,
         worked: WorkedType,
+        lane: Lane[Running],
         limit: float,
         deadline: float,
         may_start: Callable[[], bool],
@@ -66,6 +69,7 @@ class Running:
         self._executor = executor
         self.claimed = claimed
         self.worked = worked
+        self.lane = lane  # whose place it waits for or has
         self.lease = claimed.lease
         self.limit = limit  # seconds that its handler may run
         self.latest = deadline  # when its lease is about to end, by the monotonic clock

@@ -1,0 +1,80 @@
+"""Calls of handlers, where their kind says: on the event loop, in a thread or in a process."""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import time
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+from pebble import ProcessPool
+
+from penstock.core.logs import hook_in
+from penstock.core.user_code import in_thread
+from penstock.jobs.handler import Job, Jobs
+from penstock.jobs.worked import WorkedType
+from penstock.settings import Settings
+from penstock.worker.process import call_in_process
+from penstock.worker.running import Running, plain_text_of
+
+HANDLER_THREADS = "penstock-handler"
+_PROCESS_ENDS_S = 5
+
+
+class HandlerCalls:
+    """Calls handlers, and owns the threads and processes in which they run.
+
+    Args:
+        settings: Number of threads and processes.
+
+    Attributes:
+        threads: The threads for plain functions.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self.threads = ThreadPoolExecutor(settings.threads, thread_name_prefix=HANDLER_THREADS)
+        self._processes = settings.processes_for_handlers
+        self._pool: Any = None  # pebble.ProcessPool, whose methods are not all typed
+
+    async def call(self, running: Running, job: Job[Any], dependencies: Mapping[str, Any]) -> Any:
+        """Call a handler with its dependencies, within its middleware."""
+        worked = running.worked
+        if worked.kind == "async":
+            return await worked.handler(job, **dependencies)
+        if worked.kind == "process":
+            return await self.in_process(running)
+        return await in_thread(self.threads, partial(worked.handler, **dependencies), job)
+
+    async def call_batch(self, worked: WorkedType, batch: Jobs[Any], dependencies: Mapping[str, Any]) -> Any:
+        """Call a batch handler with its dependencies, within its middleware."""
+        if worked.kind == "async":
+            return await worked.handler(batch, **dependencies)
+        return await in_thread(self.threads, partial(worked.handler, **dependencies), batch)
+
+    async def in_process(self, running: Running) -> Any:
+        """Call a handler in a child process, which is killed when the job has passed its time limit."""
+        handler = running.worked.handler
+        if self._pool is None:
+            self._pool = ProcessPool(self._processes, initializer=hook_in, context=multiprocessing.get_context("spawn"))
+        limit = max(running.deadline - time.monotonic(), 0.1)
+        future: Any = self._pool.schedule(
+            call_in_process,
+            # Decrypted here: the process has no keys.
+            args=[handler.__module__, handler.__qualname__, running.claimed._replace(data=plain_text_of(running))],
+            timeout=limit + _PROCESS_ENDS_S,
+        )
+        try:
+            return await asyncio.wrap_future(future)
+        except asyncio.CancelledError:
+            future.cancel()
+            raise
+
+    def close(self) -> None:
+        """End threads and processes without waiting for them."""
+        self.threads.shutdown(wait=False, cancel_futures=True)
+        if self._pool is not None:
+            self._pool.stop()
+            self._pool.join(timeout=_PROCESS_ENDS_S)
