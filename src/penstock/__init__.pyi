@@ -47,6 +47,8 @@ from penstock.operations.models import OperationRecord as OperationRecord
 from penstock.operations.operations import Operations as Operations
 from penstock.pools.declarations import PoolSettings as PoolSettings
 from penstock.pools.pool import Pool as Pool
+from penstock.pools.pull_worker import PoolWorker as PoolWorker
+from penstock.pools.pull_worker import PulledJob as PulledJob
 from penstock.pools.standing import Standing as Standing
 from penstock.schedules.schedule import Schedule as Schedule
 from penstock.schedules.schedule import Tick as Tick
@@ -74,8 +76,6 @@ from penstock.topics.topic import Topic as Topic
 from penstock.worker.leader import Leader as Leader
 from penstock.worker.leader import LeaderRecord as LeaderRecord
 from penstock.worker.leader import LeaderTask as LeaderTask
-from penstock.worker.receiver import PoolWorker as PoolWorker
-from penstock.worker.receiver import PulledJob as PulledJob
 
 __all__ = [
     "Admission",

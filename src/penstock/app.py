@@ -47,9 +47,9 @@ from penstock.sync import SyncPenstock
 from penstock.topics import queries as topics
 from penstock.topics.administration import TopicAdministration
 from penstock.topics.topic import renew_subscriptions, subscription_of
-from penstock.worker import Worker, stop_on
+from penstock.worker import Work, Worker, stop_on
 from penstock.worker.leader import LeaderRecord, LeaderTask, leaders
-from penstock.worker.receiver import PoolWorker
+from penstock.worker.pulling import PullingWorker
 
 log = get_logger("penstock")
 S = TypeVar("S")
@@ -100,7 +100,7 @@ class Penstock(JobAdministration, PoolAdministration, TopicAdministration, Strea
         chosen = (settings or Settings.read()).model_copy(update=Settings.read(**given).model_dump(include=set(given)))
         super().__init__(Context(chosen, self._declare_all))
         self.leader_tasks: dict[str, LeaderTask] = {}
-        self.pool_worker = PoolWorker
+        self.make_pulling = PullingWorker
 
     @property
     def settings(self) -> Settings:
@@ -449,9 +449,14 @@ class Penstock(JobAdministration, PoolAdministration, TopicAdministration, Strea
             for number, consumer in enumerate(consumers, 1)
         ]
         return Worker(
-            database, worked, self.settings, pools, beside, parts, scheduled, process, lifespan=self.context.hooks.running,
-            keyring=self.context.keyring, leader_tasks=leading,
-        )  # fmt: skip
+            database,
+            self.settings,
+            Work(worked, pools, parts, scheduled, leading),
+            process=process,
+            beside=beside,
+            lifespan=self.context.hooks.running,
+            keyring=self.context.keyring,
+        )
 
     def _said_of(self, type: JobType[Any]) -> HandlerRecord:
         if isinstance(type.declarer, Pool):

@@ -45,8 +45,8 @@ DEFINED_IN = {
     "PoolSettings": "penstock.pools.declarations",
     "PoolOptions": "penstock.jobs.models",
     "Standing": "penstock.pools.standing",
-    "PoolWorker": "penstock.worker.receiver",
-    "PulledJob": "penstock.worker.receiver",
+    "PoolWorker": "penstock.pools.pull_worker",
+    "PulledJob": "penstock.pools.pull_worker",
     # streams
     "Stream": "penstock.streams.stream",
     "StreamOptions": "penstock.streams.models",

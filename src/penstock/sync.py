@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from typing import Unpack
     from uuid import UUID
 
-    from penstock.app import Penstock
     from penstock.core.blocking import BackgroundLoop
     from penstock.jobs.job_type import JobType
     from penstock.jobs.models import (
@@ -43,7 +42,7 @@ T = TypeVar("T")
 class SyncPenstock:
     """The blocking half of `Penstock`, for threads without an event loop: `Penstock.sync`."""
 
-    def __init__(self, of: Penstock, loop: BackgroundLoop) -> None:
+    def __init__(self, of: Any, loop: BackgroundLoop) -> None:
         self._of = of
         self._loop = loop
 

@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from typing import Any, Unpack
 
     from penstock.core.blocking import BackgroundLoop
-    from penstock.jobs.job_type import JobCall, JobType
     from penstock.jobs.models import Enqueued, NewJob, NewJobOptions
 P = ParamSpec("P")
 
@@ -20,7 +19,7 @@ P = ParamSpec("P")
 class SyncJobType(Generic[P]):
     """The blocking half of `JobType`, for threads without an event loop: `JobType.sync`."""
 
-    def __init__(self, of: JobType[P], loop: BackgroundLoop) -> None:
+    def __init__(self, of: Any, loop: BackgroundLoop) -> None:
         self._of = of
         self._loop = loop
 
@@ -61,7 +60,7 @@ class SyncJobType(Generic[P]):
 class SyncJobCall(Generic[P]):
     """The blocking half of `JobCall`, for threads without an event loop: `JobCall.sync`."""
 
-    def __init__(self, of: JobCall[P], loop: BackgroundLoop) -> None:
+    def __init__(self, of: Any, loop: BackgroundLoop) -> None:
         self._of = of
         self._loop = loop
 

@@ -9,17 +9,17 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from typing import Any
     from uuid import UUID
 
     from penstock.core.blocking import BackgroundLoop
     from penstock.operations.models import JobFilter, OperationKind, OperationPreview, OperationRecord
-    from penstock.operations.operations import Operations
 
 
 class SyncOperations:
     """The blocking half of `Operations`, for threads without an event loop: `Operations.sync`."""
 
-    def __init__(self, of: Operations, loop: BackgroundLoop) -> None:
+    def __init__(self, of: Any, loop: BackgroundLoop) -> None:
         self._of = of
         self._loop = loop
 

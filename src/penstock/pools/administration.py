@@ -42,7 +42,7 @@ class PoolAdministration(PoolDeclarations):
         record = await pool_views.require(await self.context.database(), name)
         found: JobType[Any] = JobType(self.context, name)
         found.declarer = _Found()
-        pool: Pool[Any] = Pool(found, PoolOptions(slots=record.slots, assignor=record.assignor), None, self.pool_worker)
+        pool: Pool[Any] = Pool(found, PoolOptions(slots=record.slots, assignor=record.assignor), None, self.make_pulling)
         pool.found = True
         return pool
 

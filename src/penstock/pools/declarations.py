@@ -14,7 +14,8 @@ from penstock.jobs.declarations import JobDeclarations, JobOptions, options_of
 from penstock.jobs.job_type import JobType
 from penstock.jobs.models import PoolOptions, RateLimit
 from penstock.pools.checks import check_pool
-from penstock.pools.pool import Pool, WorkerFactory
+from penstock.pools.pool import Pool
+from penstock.pools.pull_worker import MakePulling
 
 T = TypeVar("T")
 
@@ -36,7 +37,7 @@ class PoolDeclarations(JobDeclarations):
     """Declares pools."""
 
     # Makes pull workers. `Penstock` sets it, since pools must not import workers.
-    pool_worker: WorkerFactory
+    make_pulling: MakePulling
 
     @overload
     def pool(
@@ -91,6 +92,6 @@ class PoolDeclarations(JobDeclarations):
         if assign is not None:
             pool_options = replace(pool_options, assignor="custom")
         declared: JobType[Any] = self.add_type(JobType(self.context, name, payload, options_of(what, of_jobs), key))
-        pool: Pool[Any] = Pool(declared, pool_options, assign, self.pool_worker)
+        pool: Pool[Any] = Pool(declared, pool_options, assign, self.make_pulling)
         declared.declarer = pool
         return pool

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeAlias, TypeVar, Unpack, overload
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, Unpack, overload
 
 from penstock.core.checks import (
     check_flag,
@@ -33,20 +33,16 @@ from penstock.pools import queries as pools
 from penstock.pools import views as pool_views
 from penstock.pools.members import workers_of
 from penstock.pools.models import KeyedJob, KeyState, PausedKey, PoolDetails, PoolMember, QuarantinedKey, StandingState
+from penstock.pools.pull_worker import MakePulling, PoolWorker
 from penstock.pools.service import declare
 from penstock.pools.sync import SyncPool
 from penstock.pools.worked import WorkedPool
-from penstock.postgres.context import Context
 from penstock.postgres.database import Database
-
-if TYPE_CHECKING:
-    from penstock.worker.receiver import PoolWorker
 
 T = TypeVar("T")
 D = TypeVar("D")
 P = ParamSpec("P")
 _PAGE = 1_000
-WorkerFactory: TypeAlias = "Callable[[Context, WorkedPool, Codec[Any], str | None, int], PoolWorker[Any]]"
 
 
 class Pool(Generic[T]):
@@ -62,12 +58,12 @@ class Pool(Generic[T]):
     Keys are divided into slots, and slots among the live workers. Different keys run in parallel, and take turns.
     """
 
-    def __init__(self, type: JobType[Any], options: PoolOptions, assign: KeyAssign | None, make_worker: WorkerFactory) -> None:
+    def __init__(self, type: JobType[Any], options: PoolOptions, assign: KeyAssign | None, make_pulling: MakePulling) -> None:
         self.name = type.name
         self.options = options
         self._type = type
         self._assign = assign
-        self._make_worker = make_worker
+        self._make_pulling = make_pulling
         self._context = type.context
         # Whether it was looked up by its name: then the options here are not those of its declaration.
         self.found = False
@@ -286,7 +282,7 @@ class Pool(Generic[T]):
         check_number("prefetch", prefetch, 1, 10_000)
         if self.found:
             raise InvalidInput(f"pool {self.name} is not declared in this application", hint="Declare it: app.pool(...).")
-        return self._make_worker(self._context, self.worked(metadata=metadata), self._type.codec, id, prefetch)
+        return PoolWorker(self._context, self.worked(metadata=metadata), self._type.codec, id, prefetch, self._make_pulling)
 
     def worked(self, *, metadata: Mapping[str, Any] | None = None) -> WorkedPool:
         """The pool as a part of a worker.

@@ -17,19 +17,15 @@ if TYPE_CHECKING:
 
     from penstock.core.blocking import BackgroundLoop
     from penstock.streams.consumer.batch import Batch
-    from penstock.streams.consumer.pull import Consumption
     from penstock.streams.group_models import Lag
     from penstock.streams.models import Appended, Bounds, Event, HeldBack, NewEvent, Position, Segment, Start, StreamRecord
-    from penstock.streams.producer import Producer
-    from penstock.streams.reader import StreamReader
-    from penstock.streams.stream import Stream
 T = TypeVar("T")
 
 
 class SyncStream(Generic[T]):
     """The blocking half of `Stream`, for threads without an event loop: `Stream.sync`."""
 
-    def __init__(self, of: Stream[T], loop: BackgroundLoop) -> None:
+    def __init__(self, of: Any, loop: BackgroundLoop) -> None:
         self._of = of
         self._loop = loop
 
@@ -320,7 +316,7 @@ class SyncStream(Generic[T]):
 class SyncProducer(Generic[T]):
     """The blocking half of `Producer`, for threads without an event loop: `Producer.sync`."""
 
-    def __init__(self, of: Producer[T], loop: BackgroundLoop) -> None:
+    def __init__(self, of: Any, loop: BackgroundLoop) -> None:
         self._of = of
         self._loop = loop
 
@@ -366,7 +362,7 @@ class SyncProducer(Generic[T]):
 class SyncStreamReader(Generic[T]):
     """The blocking half of `StreamReader`, for threads without an event loop: `StreamReader.sync`."""
 
-    def __init__(self, of: StreamReader[T], loop: BackgroundLoop) -> None:
+    def __init__(self, of: Any, loop: BackgroundLoop) -> None:
         self._of = of
         self._loop = loop
 
@@ -391,7 +387,7 @@ class SyncStreamReader(Generic[T]):
 class SyncConsumption(Generic[T]):
     """The blocking half of `Consumption`, for threads without an event loop: `Consumption.sync`."""
 
-    def __init__(self, of: Consumption[T], loop: BackgroundLoop) -> None:
+    def __init__(self, of: Any, loop: BackgroundLoop) -> None:
         self._of = of
         self._loop = loop
 

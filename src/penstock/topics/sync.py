@@ -16,14 +16,13 @@ if TYPE_CHECKING:
 
     from penstock.core.blocking import BackgroundLoop
     from penstock.topics.models import Message, NewMessage, Published, Subscribed, Subscriber, TopicRecord
-    from penstock.topics.topic import Topic
 T = TypeVar("T")
 
 
 class SyncTopic(Generic[T]):
     """The blocking half of `Topic`, for threads without an event loop: `Topic.sync`."""
 
-    def __init__(self, of: Topic[T], loop: BackgroundLoop) -> None:
+    def __init__(self, of: Any, loop: BackgroundLoop) -> None:
         self._of = of
         self._loop = loop
 

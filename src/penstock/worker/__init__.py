@@ -3,6 +3,7 @@
 A job goes fetcher -> executor -> completer, never back. `worker.py` puts the parts together; each has one loop with a name.
 """
 
+from penstock.worker.work import Work
 from penstock.worker.worker import Worker, stop_on
 
-__all__ = ["Worker", "stop_on"]
+__all__ = ["Work", "Worker", "stop_on"]

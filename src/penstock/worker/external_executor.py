@@ -94,6 +94,11 @@ class Pulled:
         """The error of the attempt as it is stored, JSON text."""
         return orjson.dumps(self._executor.sealer.seal_error("error", error, str(self.job.id))).decode()
 
+    def quarantine(self, problem: str) -> None:
+        """Settle a job that cannot be given to the program."""
+        detail = self.sealed_error(jobs.quarantined_error(problem))
+        self._executor.finish(self, self.settlement(Outcome.QUARANTINED, detail))
+
     def settlement(self, outcome: Outcome, detail: str | None = None, after: timedelta | None = None) -> Settlement:
         """The settlement of this attempt."""
         return Settlement(self.job.id, self.job.attempt, self.lease, outcome, detail, after, self.job.name)

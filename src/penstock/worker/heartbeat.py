@@ -5,9 +5,8 @@ The heartbeat beside the loop (`groups.heartbeat`) keeps the row alive while a h
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Protocol
 
 from penstock.core import measuring
 from penstock.core.logs import get_logger
@@ -15,18 +14,17 @@ from penstock.core.polling import wait_for_event
 from penstock.errors import PenstockError
 from penstock.groups.membership import monotonic
 from penstock.jobs import queries as jobs
-from penstock.jobs.fetcher import Fetcher
 from penstock.jobs.models import JobTypeRecord
-from penstock.jobs.worked import WorkedType
 from penstock.postgres import health
 from penstock.postgres.database import Database
 from penstock.postgres.notifications import Kind, Notification, Notifications
 from penstock.settings import Settings
+from penstock.worker.fetchers import Fetchers
 from penstock.worker.locked_work import LockedWork
 from penstock.worker.maintenance import Maintenance
-from penstock.worker.queue_source import QueueSource
 from penstock.worker.registration import Registration
 from penstock.worker.roles import WorkerExecutor
+from penstock.worker.work import Work
 
 log = get_logger("penstock.worker")
 _STALLED_S = 30.0
@@ -46,11 +44,9 @@ class WorkerHeartbeat:
         database: Database of the worker's row.
         settings: Interval.
         registration: The worker's row.
-        types: The job types that the worker works on.
-        refreshed: What is refreshed from the database: these types, and pools, by name.
+        work: What the worker works on; its types and pools are refreshed from the database.
         executor: Keeps the running jobs.
-        queues: Fetcher of the queues; None: the worker claims in pools only.
-        fetchers: All fetchers of the worker.
+        fetchers: The fetchers of the worker.
         maintenance: Learns how many workers there are.
         stopping: Whether the worker has been told to stop.
         locked: Knows what the worker has no key for.
@@ -61,11 +57,9 @@ class WorkerHeartbeat:
         database: Database,
         settings: Settings,
         registration: Registration,
-        types: Mapping[str, WorkedType],
-        refreshed: Callable[[], Mapping[str, Refreshed]],
+        work: Work,
         executor: WorkerExecutor,
-        queues: Fetcher[QueueSource] | None,
-        fetchers: Sequence[Fetcher[Any]],
+        fetchers: Fetchers,
         maintenance: Maintenance,
         stopping: Callable[[], bool],
         locked: LockedWork,
@@ -75,10 +69,8 @@ class WorkerHeartbeat:
         self._interval = settings.heartbeat_interval.total_seconds()
         self._dead_after_s = settings.dead_after.total_seconds()
         self._registration = registration
-        self._types = types
-        self._refreshed = refreshed
+        self._work = work
         self._executor = executor
-        self._queues = queues
         self._fetchers = fetchers
         self._maintenance = maintenance
         self._stopping = stopping
@@ -121,7 +113,7 @@ class WorkerHeartbeat:
                 return
 
     def _look_for_progress(self) -> None:
-        stalled_s = max((time.monotonic() - fetcher.progressed_at for fetcher in self._fetchers), default=0.0)
+        stalled_s = max(self._fetchers.idle_s(), default=0.0)
         if stalled_s > _STALLED_S and not self._stopping():
             # The worker keeps its jobs; the log tells operators that it claims no more.
             log.error("claim_loop_stalled", for_s=round(stalled_s))
@@ -145,7 +137,8 @@ class WorkerHeartbeat:
 
     async def refresh(self) -> None:
         """Apply the options that the database has, and find out what the worker has no key for."""
-        refreshed = self._refreshed()
+        # The types of a dispatcher are added later.
+        refreshed: dict[str, Refreshed] = {**self._work.types, **{pool.name: pool for pool in self._work.pools}}
         records = await jobs.job_types(self._database, list(refreshed)) if refreshed else []
         for record in records:
             if record.name in refreshed:
@@ -160,13 +153,14 @@ class WorkerHeartbeat:
         Jobs that the worker claimed after it was declared dead have not been recovered by any other worker, so it releases them.
         """
         log.error("worker_was_declared_dead", worker=self._registration.id)
-        if self._queues is None:
+        queues = self._fetchers.queues
+        if queues is None:
             await self._registration.register()
             return
-        async with self._queues.paused:
-            for id in self._executor.jobs_of(self._types):
+        async with queues.paused:
+            for id in self._executor.jobs_of(self._work.types):
                 self._executor.cancel(id, "lost")
-            await jobs.release_unknown(self._database, self._registration.id, self._queues.source.known_leases)
+            await jobs.release_unknown(self._database, self._registration.id, queues.source.known_leases)
             await self._registration.register()
 
     async def _note_halted(self) -> None:

@@ -8,21 +8,18 @@ the running handlers the grace period, settles all results, and removes its row.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from dataclasses import dataclass
-from typing import Any
-from uuid import UUID
+from typing import Any, Literal
 
 from penstock.core.encryption import Keyring
 from penstock.core.logs import get_logger
 from penstock.core.polling import Polling
-from penstock.errors import InvalidInput, NotFound, PenstockError
+from penstock.errors import NotFound, PenstockError
 from penstock.groups import heartbeat
 from penstock.jobs import queries as jobs
 from penstock.jobs.fetcher import Fetcher
-from penstock.jobs.models import Settlement
 from penstock.jobs.worked import WorkedType
 from penstock.pools.service import PoolService, new_member_id
 from penstock.pools.worked import WorkedPool
@@ -30,7 +27,6 @@ from penstock.postgres.database import Database
 from penstock.postgres.listener import Listener
 from penstock.postgres.notifications import Kind, Notifications
 from penstock.postgres.schema_watch import left_behind
-from penstock.schedules.schedule import Schedule
 from penstock.schedules.scheduler import Scheduler
 from penstock.settings import Settings
 from penstock.streams.consumer.consumer import Consumer
@@ -38,15 +34,17 @@ from penstock.streams.consumer.dispatcher import Halted
 from penstock.worker import maintenance
 from penstock.worker.completer import Completer
 from penstock.worker.executor import Executor
+from penstock.worker.fetchers import Fetchers
 from penstock.worker.heartbeat import WorkerHeartbeat
 from penstock.worker.isolation import Isolation
-from penstock.worker.leader import LeaderService, LeaderTask
+from penstock.worker.leader import LeaderService
 from penstock.worker.locked_work import LockedWork
 from penstock.worker.queue_source import QUIET_S, AdmissionControl, AdmitAll, QueueSource
 from penstock.worker.registration import Registration
 from penstock.worker.results import Results
 from penstock.worker.roles import WorkerExecutor
 from penstock.worker.shutdown import Shutdown
+from penstock.worker.work import Work
 
 log = get_logger("penstock.worker")
 
@@ -73,155 +71,135 @@ class Worker:
 
     Args:
         database: An open database.
-        types: The job types with their handlers, by name.
         settings: Concurrency, intervals, grace period.
-        pools: The pools to take part in.
-        beside: Further loops by name, which run as long as the worker does.
-        consumers: Members of consumer groups to run.
-        schedules: Timers and cron schedules.
+        work: What the worker works on.
         process: Id of the worker, with which the ids of its members begin; None: a new one.
-        dispatches: Whether the worker sends its jobs to another service. `types` are then those of the database, to which others
-            may be added; each job is recorded as begun before it starts, and none runs alone.
+        beside: Further loops by name, which run as long as the worker does.
         admission: Decides what may be claimed now; None: everything.
         before_stopping_handlers: Called with the executor when the grace period is over and handlers may still run.
         executor: Executor for the jobs of pools instead of the one that runs handlers; it passes its results to `results`.
         results: Receives results; None: new ones.
         lifespan: What is set up before the first handler and cleaned up after the last one.
         keyring: Keys of encrypted payloads; None: the worker has none.
-        leader_tasks: Tasks of which one worker of all runs each.
 
     Attributes:
-        consumers: Members of consumer groups that the worker runs.
-        ended: The errors with which some of them ended.
+        work: What the worker works on.
+        ended: The errors with which some of its consumers ended.
     """
 
     def __init__(
         self,
         database: Database,
-        types: Mapping[str, WorkedType],
         settings: Settings,
-        pools: Sequence[WorkedPool] = (),
-        beside: Mapping[str, Callable[[], Coroutine[Any, Any, None]]] | None = None,
-        consumers: Sequence[Consumer[Any]] = (),
-        schedules: Sequence[Schedule] = (),
-        process: str | None = None,
+        work: Work,
         *,
-        dispatches: bool = False,
+        process: str | None = None,
+        beside: Mapping[str, Callable[[], Coroutine[Any, Any, None]]] | None = None,
         admission: AdmissionControl | None = None,
         before_stopping_handlers: Callable[[WorkerExecutor], Awaitable[None]] | None = None,
         executor: WorkerExecutor | None = None,
         results: Results | None = None,
         lifespan: Callable[[], AbstractAsyncContextManager[None]] = nullcontext,
         keyring: Keyring | None = None,
-        leader_tasks: Sequence[LeaderTask] = (),
     ) -> None:
-        if not (types or pools or consumers or schedules or dispatches or leader_tasks):
-            raise InvalidInput("there is nothing to work on", hint="Declare a handler with @app.job(...) first.")
-        process = process or new_member_id()
-        keyring = keyring or Keyring()
+        self.work = work
+        self.ended: list[PenstockError] = []
         self._database = database
-        self._types = types
-        self.consumers = consumers
+        self._settings = settings
+        self._process = process or new_member_id()
+        self._keyring = keyring or Keyring()
         self._beside = beside or {}
-        self._lifespan = lifespan
-        self._dispatches = dispatches
         self._before_stopping_handlers = before_stopping_handlers
+        self._lifespan = lifespan
         self._shutdown = Shutdown(settings.shutdown_grace.total_seconds())
         self._running = asyncio.Event()
-        self.ended: list[PenstockError] = []
-        self._works_without_end = bool(types or pools or schedules or dispatches or leader_tasks)
 
         self.notifications = Notifications()
         self._listener = Listener(database, ["penstock"], self.notifications.dispatch)
-        self._registration = Registration(
-            database, settings, types, process, "dispatcher" if dispatches else "worker", self._listener
-        )
+        holds_as: Literal["worker", "dispatcher"] = "dispatcher" if work.dispatches else "worker"
+        self._registration = Registration(database, settings, work.types, self._process, holds_as, self._listener)
         self._results = results or Results(Completer(database))
-        self._completer = completer = self._results.completer
-        keyed = {pool.name: pool.type for pool in pools if pool.type is not None}
-        handlers = Executor(
-            database,
-            # The mapping itself: the types of a dispatcher are added to it later.
-            {**types, **keyed} if keyed else types,
-            settings,
+        self._completer = self._results.completer
+        handlers = self._make_executor()
+        self._executor: WorkerExecutor = executor or handlers
+        self.pools = [self._make_pool(pool, number) for number, pool in enumerate(work.pools, 1)]
+        self._fetchers = Fetchers(self._make_fetcher(handlers, admission or AdmitAll()), self.pools)
+        self._maintenance = maintenance.of(database, settings)
+        self._locked = LockedWork(database, self._keyring, lambda: self.id)
+        self._heartbeat = WorkerHeartbeat(
+            database, settings, self._registration, work, self._executor, self._fetchers, self._maintenance,
+            self._shutdown.requested.is_set, self._locked,
+        )  # fmt: skip
+        self._heartbeat_beside_loop = heartbeat.of(database, settings)
+        self._isolation = Isolation(
+            database, self._fetchers.all, settings, self._completer.drained, lambda: self.id, self._keyring
+        )
+        self._leaders = [
+            LeaderService(database, task, settings, f"{self._process}.l{number}")
+            for number, task in enumerate(work.leader_tasks, 1)
+        ]
+        self._scheduler = Scheduler(database, work.schedules, settings, self._process)
+        self._connect()
+
+    def _make_executor(self) -> Executor:
+        handled = self.work.handled
+        return Executor(
+            self._database,
+            handled,
+            self._settings,
             # Without pools no result has to look for its key queue.
-            self._results.finish if keyed else completer.settle,
-            completer.reports,
-            begin_all=dispatches,
+            self._completer.settle if handled is self.work.types else self._results.finish,
+            self._completer.reports,
+            begin_all=self.work.dispatches,
             may_start=self._registration.may_start,
         )
-        self._executor: WorkerExecutor = executor or handlers
-        # None: the worker claims in pools only.
-        self._queues: Fetcher[QueueSource] | None = None
-        if types or dispatches:
-            queues = QueueSource(
-                database, types, settings, self._registration, handlers, completer, admission or AdmitAll(), keyring
-            )
-            self._queues = Fetcher(queues, Polling(settings.poll_interval.total_seconds(), quiet_s=QUIET_S), asyncio.Lock())
-        self.pools = [
-            PoolService(
-                database,
-                pool,
-                settings,
-                self._executor if self._executor.runs_jobs_of(pool) else None,
-                completer.settle,
-                completer.unsettled_leases,
-                pool.member or f"{process}.p{number}",
-                keyring,
-            )
-            for number, pool in enumerate(pools, 1)
-        ]
-        self._fetchers: list[Fetcher[Any]] = [] if self._queues is None else [self._queues]
-        self._fetchers += [pool.fetcher for pool in self.pools if pool.fetcher is not None]
-        self._maintenance = maintenance.of(database, settings)
-        self._locked = LockedWork(database, keyring, lambda: self.id)
-        self._heartbeat = WorkerHeartbeat(
-            database,
-            settings,
-            self._registration,
-            types,
-            # The types of a dispatcher are added later.
-            lambda: {**types, **{pool.name: pool for pool in pools}},
-            self._executor,
-            self._queues,
-            self._fetchers,
-            self._maintenance,
-            self._shutdown.requested.is_set,
-            self._locked,
+
+    def _make_fetcher(self, executor: Executor, admission: AdmissionControl) -> Fetcher[QueueSource] | None:
+        types = self.work.types
+        if not (types or self.work.dispatches):
+            return None
+        queues = QueueSource(
+            self._database, types, self._settings, self._registration, executor, self._completer, admission, self._keyring
         )
-        self._heartbeat_beside_loop = heartbeat.of(database, settings)
-        self._isolation = Isolation(database, self._fetchers, settings, completer.drained, lambda: self.id, keyring)
-        self._leaders = [
-            LeaderService(database, task, settings, f"{process}.l{number}") for number, task in enumerate(leader_tasks, 1)
-        ]
-        self._scheduler = Scheduler(database, schedules, settings, process)
-        self._connect()
+        return Fetcher(queues, Polling(self._settings.poll_interval.total_seconds(), quiet_s=QUIET_S), asyncio.Lock())
+
+    def _make_pool(self, pool: WorkedPool, number: int) -> PoolService:
+        return PoolService(
+            self._database,
+            pool,
+            self._settings,
+            self._executor if self._executor.runs_jobs_of(pool) else None,
+            self._completer.settle,
+            self._completer.unsettled_leases,
+            pool.member or f"{self._process}.p{number}",
+            self._keyring,
+        )
 
     def _connect(self) -> None:
         """Connect the parts by their callbacks, and subscribe them to notifications."""
         for pool in self.pools:
             if pool.key_queues is not None:
                 self._results.register(pool.key_queues)
-        self._executor.on_room += [fetcher.room_made for fetcher in self._fetchers]
+        fetchers = self._fetchers
+        self._executor.on_room += [fetcher.room_made for fetcher in fetchers.all]
         self._completer.on_retried.append(self._maintenance.look)
-        if self._queues is not None:
-            self._completer.on_written.append(self._written)
+        if fetchers.queues is not None:
+            self._completer.on_written.append(fetchers.written)
 
         notifications = self.notifications
-        notifications.wake(self.look, Kind.JOBS, Kind.PLACE, Kind.CONNECTED, Kind.LISTENING)
-        if self._queues is not None:
+        fetchers.subscribe(notifications)
+        if fetchers.queues is not None:
             notifications.wake(self._maintenance.look, Kind.JOBS, Kind.CONNECTED)
-        notifications.wake(self._full_scan, Kind.FULL_SCAN)
         notifications.wake(self._database.schema_changed.set, Kind.SCHEMA)
         self._heartbeat.subscribe(notifications)
         self._scheduler.subscribe(notifications)
         for pool in self.pools:
             pool.subscribe(notifications)
-        for consumer in self.consumers:
+        for consumer in self.work.consumers:
             consumer.subscribe(notifications)
         for leader in self._leaders:
             leader.subscribe(notifications)
-        parts: list[PoolService | Consumer[Any] | LeaderService] = [*self.pools, *self.consumers, *self._leaders]
+        parts: list[PoolService | Consumer[Any] | LeaderService] = [*self.pools, *self.work.consumers, *self._leaders]
         for part in parts:
             self._listener.add(f"penstock_{part.member.id}")
 
@@ -237,11 +215,9 @@ class Worker:
 
     def progress(self) -> Progress:
         """How the worker advances. May be called from any thread."""
-        now = time.monotonic()
-        idle_s = [now - fetcher.progressed_at for fetcher in self._fetchers]
         running = self._running.is_set()
         return Progress(
-            max([self._heartbeat_beside_loop.idle_s, *idle_s]) if running else 0.0,
+            max([self._heartbeat_beside_loop.idle_s, *self._fetchers.idle_s()]) if running else 0.0,
             running,
             self.stopping,
             self._executor.places,
@@ -282,18 +258,18 @@ class Worker:
 
         self._heartbeat_beside_loop.working_on = self._executor.in_loop
         self._heartbeat_beside_loop.keep(self._registration)
-        fetching = None if self._queues is None else start("fetcher", self._queues.run())
+        fetching = None if self._fetchers.queues is None else start("fetcher", self._fetchers.queues.run())
         start("completer", self._completer.run())
         start("reports", self._completer.reports.run())
         start("executor", self._executor.run())
-        start("maintenance", self._maintenance.run(self._wake))
+        start("maintenance", self._maintenance.run(self._fetchers.wake_all))
         start("heartbeat", self._heartbeat.run())
         start("listener", self._listener.run())
         start("schema", self._watch_schema())
-        if not self._dispatches:
+        if not self.work.dispatches:
             start("isolation", self._isolation.run())
         members = [start(f"pool-{pool.name}", pool.run()) for pool in self.pools]
-        members += [start(f"consumer-{consumer.name}", self._consume(consumer)) for consumer in self.consumers]
+        members += [start(f"consumer-{consumer.name}", self._consume(consumer)) for consumer in self.work.consumers]
         members += [start(f"leadership-{leader.name}", leader.run()) for leader in self._leaders]
         scheduling = start("scheduler", self._scheduler.run())
         for name, part in self._beside.items():
@@ -313,42 +289,23 @@ class Worker:
 
     def work_on(self, types: Mapping[str, WorkedType]) -> None:
         """Work on these types, which have changed, from now on."""
-        if self._queues is not None:
-            self._queues.source.work_on(types)
-        self.look()
+        self._fetchers.work_on(types)
 
     def look(self) -> None:
         """Jobs or places may have come: look for them."""
-        if self._queues is not None:
-            self._queues.wake()
-            self._queues.room_made()
-
-    def _wake(self) -> None:
-        # Due jobs of any type and pool have become ready.
-        for fetcher in self._fetchers:
-            fetcher.wake()
-
-    def _full_scan(self) -> None:
-        if self._queues is not None:
-            self._queues.source.full_scan()
-            self._queues.wake()
-
-    def _written(self, results: Sequence[Settlement], outcomes: Mapping[UUID, str]) -> None:
-        # A limited type may have a place again.
-        if self._queues is not None and self._queues.source.waits_for_places:
-            self._queues.wake()
+        self._fetchers.look()
 
     async def _prepare(self) -> None:
-        if not self._dispatches:
-            for worked in self._types.values():
+        if not self.work.dispatches:
+            for worked in self.work.types.values():
                 options = worked.declared.as_json()
                 worked.refresh(await jobs.declare_job_type(self._database, worked.name, options, retry=True))
         for pool in self.pools:
             await pool.join()
         await self._registration.register()
         await self._heartbeat.refresh()
-        log.info("worker_started", worker=self.id, types=sorted(self._types), pools=[pool.name for pool in self.pools])
-        for consumer in self.consumers:
+        log.info("worker_started", worker=self.id, types=sorted(self.work.types), pools=[pool.name for pool in self.pools])
+        for consumer in self.work.consumers:
             await consumer.declare()
 
     async def _until_told_to_stop(self, tasks: Sequence[asyncio.Task[None]]) -> None:
@@ -370,11 +327,12 @@ class Worker:
         log.info("worker_stopping", worker=self.id, in_flight=self._executor.in_flight)
         self._scheduler.stop()
         self._isolation.stop()
-        if self._queues is not None and fetching is not None:
-            await self._queues.stop(fetching)
+        queues = self._fetchers.queues
+        if queues is not None and fetching is not None:
+            await queues.stop(fetching)
         for pool in self.pools:
             pool.stop(self._shutdown.grace_s)
-        for consumer in self.consumers:
+        for consumer in self.work.consumers:
             consumer.stop()
         for leader in self._leaders:
             leader.stop()
@@ -389,8 +347,8 @@ class Worker:
             async with asyncio.timeout(self._shutdown.leave_s):
                 await self._completer.drained()
                 await asyncio.wait(members)
-                if self._queues is not None:
-                    await jobs.release_unknown(self._database, self.id, self._queues.source.known_leases)
+                if queues is not None:
+                    await jobs.release_unknown(self._database, self.id, queues.source.known_leases)
                 await self._heartbeat.leave()
         log.info("worker_stopped", worker=self.id)
 
@@ -402,7 +360,7 @@ class Worker:
             log.error("consumer_ended", consumer=consumer.name, worker=self.id, error=error)
             self.ended.append(error)
             self._heartbeat.consumer_halted(consumer.name, error.message)
-            if not self._works_without_end and len(self.ended) == len(self.consumers):
+            if not self.work.without_end and len(self.ended) == len(self.work.consumers):
                 self._shutdown.requested.set()
             await self._shutdown.requested.wait()
 

@@ -14,13 +14,12 @@ from penstock import JobType, Operations, Penstock, Pool, PoolWorker, Producer, 
 from penstock.jobs.job_type import JobCall
 from penstock.jobs.sync import SyncJobCall, SyncJobType
 from penstock.operations.sync import SyncOperations
-from penstock.pools.sync import SyncPool
+from penstock.pools.sync import SyncPool, SyncPoolWorker, SyncPulledJob
 from penstock.streams.consumer.pull import Consumption
 from penstock.streams.reader import StreamReader
 from penstock.streams.sync import SyncConsumption, SyncProducer, SyncStream, SyncStreamReader
 from penstock.sync import SyncPenstock
 from penstock.topics.sync import SyncTopic
-from penstock.worker.sync import SyncPoolWorker, SyncPulledJob
 from scripts.generate_sync import MIRRORS, generated
 
 PAIRS: list[tuple[type, type]] = [

@@ -44,7 +44,7 @@ from penstock.jobs.worked import NotStarted, SettledElsewhere, WorkedType
 from penstock.postgres.database import Database
 from penstock.postgres.notifications import Kind, Notification
 from penstock.settings import Settings
-from penstock.worker import Worker
+from penstock.worker import Work, Worker
 from penstock.worker.roles import WorkerExecutor
 from penstock.worker.running import Running
 
@@ -138,10 +138,9 @@ class DownstreamWorker:
         self._sent: set[tuple[UUID, int, int]] = set()
         self._worker = Worker(
             database,
-            self._types,
             settings.model_copy(update={"concurrency": downstream.concurrency}),
+            Work(self._types, dispatches=True),
             beside={"types": self._look_for_types, "callbacks": self._look_for_callbacks},
-            dispatches=True,
             admission=self,
             before_stopping_handlers=self._leave_to_callbacks,
         )

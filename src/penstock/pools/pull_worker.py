@@ -1,35 +1,69 @@
-"""The pull worker of a pool: the program asks for jobs and settles them."""
+"""The pull worker of a pool: the program asks for jobs and settles them.
+
+The worker itself is made by the application (`worker/pulling.py`), since pools know no worker.
+"""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import replace
 from datetime import timedelta
 from types import TracebackType
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Generic, Protocol, Self, TypeAlias, TypeVar
 
 from penstock.core.blocking import BackgroundLoop
 from penstock.core.checks import check_mapping
-from penstock.core.encryption import no_key
 from penstock.core.serialization import Codec, dump_json, plain_text
 from penstock.core.user_code import message_of
 from penstock.errors import InvalidInput, Snooze
 from penstock.groups.membership import Membership
-from penstock.jobs import queries as jobs
-from penstock.jobs.handler import Job
-from penstock.jobs.models import Delivery, Outcome
+from penstock.jobs.handler import Job, JobControl
+from penstock.jobs.models import ClaimedJob, Outcome
 from penstock.pools.service import new_member_id
+from penstock.pools.sync import SyncPoolWorker, SyncPulledJob
 from penstock.pools.worked import WorkedPool
 from penstock.postgres.context import Context
-from penstock.worker.completer import Completer
-from penstock.worker.external_executor import ExternalExecutor, Pulled
-from penstock.worker.results import Results
-from penstock.worker.sync import SyncPoolWorker, SyncPulledJob
-from penstock.worker.worker import Worker
 
 T = TypeVar("T")
 _LONGEST_ERROR = 2_000
+
+
+class Pulled(JobControl, Protocol):
+    """A claimed job that the program has."""
+
+    job: ClaimedJob
+
+    async def settle(self, outcome: Outcome, detail: str | None, after: timedelta | None = None) -> None:
+        """Settle the job, and wait until that is written. Raises `Conflict` when it no longer belongs to this worker."""
+
+    def quarantine(self, problem: str) -> None:
+        """Settle a job that cannot be given to the program."""
+
+    def sealed(self, kind: str, text: str) -> str:
+        """A document of the job (its result or progress) as it is stored."""
+
+    def sealed_error(self, error: Mapping[str, Any]) -> str:
+        """The error of the attempt as it is stored, JSON text."""
+
+
+class Pulling(Protocol):
+    """The worker behind a pull worker."""
+
+    @property
+    def member(self) -> Membership | None:
+        """Its membership in the group of the pool; None: it has not been opened."""
+
+    async def open(self) -> None:
+        """Join the pool. Raises `Conflict` when a live worker has this id."""
+
+    async def close(self) -> None:
+        """Release all jobs, and leave the pool."""
+
+    async def next(self) -> Pulled | None:
+        """Wait for the next job that may start now. None: the worker has ended. Raises the error that ended it."""
+
+
+MakePulling: TypeAlias = Callable[[Context, WorkedPool, str, int], Pulling]
 
 
 class PulledJob(Job[T], Generic[T]):
@@ -104,18 +138,17 @@ class PoolWorker(Generic[T]):
 
     id: str
 
-    def __init__(self, context: Context, pool: WorkedPool, codec: Codec[T], id: str | None, prefetch: int) -> None:
+    def __init__(
+        self, context: Context, pool: WorkedPool, codec: Codec[T], id: str | None, prefetch: int, make_pulling: MakePulling
+    ) -> None:
         if prefetch < 1:
             raise InvalidInput(f"prefetch must be at least 1, not {prefetch}")
-        self._process = new_member_id()
-        self.id = id or f"{self._process}.p1"
+        process = new_member_id()
+        self.id = id or f"{process}.p1"
         self._context = context
         self._pool = replace(pool, member=self.id)
         self._codec = codec
-        self._prefetch = prefetch
-        self._executor: ExternalExecutor | None = None
-        self._worker: Worker | None = None
-        self._working: asyncio.Task[None] | None = None
+        self._pulling = make_pulling(context, self._pool, process, prefetch)
 
     @property
     def sync(self) -> SyncPoolWorker[T]:
@@ -124,47 +157,17 @@ class PoolWorker(Generic[T]):
 
     async def __aenter__(self) -> Self:
         """Join the pool. Raises `Conflict` when a live worker has this id."""
-        database = await self._context.database()
-        results = Results(Completer(database))
-        self._executor = ExternalExecutor(database, results, self._prefetch, self._pool.sealer)
-        worker = self._worker = Worker(
-            database,
-            {},
-            self._context.settings,
-            [self._pool],
-            process=self._process,
-            executor=self._executor,
-            results=results,
-            keyring=self._context.keyring,
-        )
-        working = self._working = asyncio.create_task(worker.run(), name=f"penstock-worker-of-{self._pool.name}")
-        starting = asyncio.create_task(worker.started())
-        try:
-            await asyncio.wait([working, starting], return_when=asyncio.FIRST_COMPLETED)
-        except asyncio.CancelledError:
-            working.cancel()
-            await asyncio.gather(working, return_exceptions=True)
-            raise
-        finally:
-            starting.cancel()
-        if working.done():
-            working.result()
-        if self._pool.sealer.locked:
-            await self.__aexit__(None, None, None)
-            raise no_key(f"pool {self._pool.name}")
+        await self._pulling.open()
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        assert self._worker is not None and self._executor is not None and self._working is not None  # noqa: S101
-        self._executor.release_all()
-        self._worker.stop()
-        # `jobs` has raised the error that ended it.
-        await asyncio.gather(self._working, return_exceptions=True)
+        await self._pulling.close()
 
     @property
     def slots(self) -> list[int]:
         """The slots that this worker owns at this moment."""
-        return sorted(self._member.owned) if self._worker is not None else []
+        member = self._pulling.member
+        return [] if member is None else sorted(member.owned)
 
     async def set_metadata(self, metadata: Mapping[str, Any]) -> None:
         """Publish other metadata of this worker; a pool with its own `assign` places its keys again.
@@ -173,8 +176,8 @@ class PoolWorker(Generic[T]):
             metadata: A JSON object, which `assign` gets.
         """
         check_mapping("metadata", metadata, '{"clients": ["ada"]}')
-        if self._worker is not None:
-            await self._member.set_metadata(metadata)
+        if (member := self._pulling.member) is not None:
+            await member.set_metadata(metadata)
 
     async def jobs(self) -> AsyncIterator[PulledJob[T]]:
         """The jobs of the keys that this worker owns, as they arrive, one of each key at a time.
@@ -183,48 +186,16 @@ class PoolWorker(Generic[T]):
             Conflict: This worker was declared dead, and another one has its id now.
             SchemaMismatch: A migration has changed the schema so that this version cannot work with it.
         """
-        executor, working = self._executor, self._working
-        if executor is None or working is None:
+        if self._pulling.member is None:
             raise InvalidInput(f"worker {self.id} is not in its pool", hint="Use it in: async with pool.worker(...) as worker:")
-        while True:
-            while (pulled := executor.next()) is not None:
-                if not await self._begun(executor, pulled):
-                    continue
-                try:
-                    job = self._given(pulled)
-                except Exception as error:
-                    # As with a handler; the key must not wait for it.
-                    problem = f"its payload cannot be read: {getattr(error, 'message', error)}"
-                    detail = pulled.sealed_error(jobs.quarantined_error(problem))
-                    executor.finish(pulled, pulled.settlement(Outcome.QUARANTINED, detail))
-                    continue
-                yield job
-            executor.arrived.clear()
-            arrival = asyncio.create_task(executor.arrived.wait())
+        while (pulled := await self._pulling.next()) is not None:
             try:
-                await asyncio.wait([arrival, working], return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                arrival.cancel()
-            if working.done():
-                working.result()
-                return
-
-    @property
-    def _member(self) -> Membership:
-        assert self._worker is not None  # noqa: S101
-        return self._worker.pools[0].member
-
-    async def _begun(self, executor: ExternalExecutor, pulled: Pulled) -> bool:
-        """Write of a job that may be started only once that it begins. False: it may not, and is handed back."""
-        if self._pool.declared.delivery is not Delivery.AT_MOST_ONCE:
-            return True
-        begun = False
-        try:
-            begun = bool(await jobs.begin(executor.database, [pulled.job.id], [pulled.lease])) and pulled.may_start()
-        finally:
-            if not begun:
-                executor.finish(pulled, pulled.settlement(Outcome.RELEASED))
-        return begun
+                job = self._given(pulled)
+            except Exception as error:
+                # As with a handler; the key must not wait for it.
+                pulled.quarantine(f"its payload cannot be read: {getattr(error, 'message', error)}")
+                continue
+            yield job
 
     def _given(self, pulled: Pulled) -> PulledJob[T]:
         claimed = pulled.job
