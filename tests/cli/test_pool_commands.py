@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from penstock.cli.pools import _HELP
+from penstock.cli.pools import HELP
 from penstock.testing import TemporaryDatabases
 from tests.http.http_server import TOKEN, Served, serving
 
@@ -89,5 +89,5 @@ def test_every_command_works_through_database_and_server(url: str, served: Serve
 
 
 def test_every_command_is_in_the_table() -> None:
-    commands = set(_HELP.partition(": ")[2].partition(".")[0].split(", "))
+    commands = set(HELP.partition(": ")[2].partition(".")[0].split(", "))
     assert {arguments[0] for arguments, _, _ in STEPS if arguments} == commands

@@ -91,7 +91,7 @@ SITES = [
     (f"import penstock\npenstock.Penstock('postgresql://localhost/x', keys=['{KEY}'])", "encryption"),
     ("from penstock.streams.compression import pack\npack(b'')", "compression"),
     ("from penstock.history.lake import Lake\nLake('a', '/tmp/a')", "spark"),
-    ("from penstock.history.delta import _delta\n_delta()", "delta"),
+    ("from penstock.history.delta import delta_package\ndelta_package()", "delta"),
 ]
 
 

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import asyncpg
 import pytest
 
-from penstock import Fail, Job, NewJob, Penstock, Status
+from penstock import Fail, Job, NewJob, Penstock, Settings, Status
 from penstock.core.encryption import is_envelope, key_id_of, new_key
 from penstock.errors import Conflict, InvalidInput, JobFailed
 from penstock.testing import run_due_jobs
@@ -24,7 +24,7 @@ WORD = "quokka"
 
 def declared(url: str, keys: list[str], *, encrypted: bool = True, **options: Any) -> Penstock:
     """An application with a type whose jobs succeed, report progress or fail, as their payload says."""
-    app = Penstock(url, keys=keys)
+    app = Penstock(url, keys=keys, settings=Settings(heartbeat_interval=timedelta(seconds=0.3)))
 
     @app.job("payments", encrypted=encrypted, keep_result=True, max_attempts=options.pop("max_attempts", 1), **options)
     async def pay(job: Job[dict[str, Any]]) -> Any:
@@ -293,7 +293,6 @@ async def test_jobs_of_a_key_that_was_removed_wait_and_say_why_while_others_run(
         worker, running = await working(app)
         done = await app.enqueue("payments", {"n": 9})
         assert (await app.wait(done.id, timeout=timedelta(seconds=20))).result == {"paid": {"n": 9}}
-        worker._registration.beat_now.set()
         await eventually(
             lambda: sql.fetchval("select no_key ->> 'payments' = $1 from penstock.workers", old_id), "the missing key"
         )
@@ -306,7 +305,6 @@ async def test_jobs_of_a_key_that_was_removed_wait_and_say_why_while_others_run(
                 assert (await complete.wait(one.id, timeout=timedelta(seconds=20))).status is Status.SUCCEEDED
             second.stop()
             await also
-        worker._registration.beat_now.set()
         await eventually(lambda: sql.fetchval("select no_key = '{}' from penstock.workers"), "that no key is missing")
         worker.stop()
         await running

@@ -547,7 +547,7 @@ async def test_only_what_ends_its_workers_alone_is_set_aside(pool: Pool[Any], sq
 async def test_suspects_start_one_by_one_and_more_as_they_survive(
     app: Penstock, pool: Pool[Any], sql: Sql, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trials, "_FIRST_S", 0.2)
+    monkeypatch.setattr(trials, "FIRST_S", 0.2)
     runs = Runs().on(pool)
     keys = {f"t{n}" for n in range(7)}
     await pool.reconcile(dict.fromkeys({*keys, "fresh"}, 0))

@@ -183,8 +183,8 @@ def test_without_a_user_of_its_own_the_server_is_told_from_others_by_a_group(fol
     program = "import runpy, sys; k = runpy.run_path(sys.argv[1]); g = k['Supervisor'].run.__globals__; "
     program += "g['ACCOUNTS'] = ('nobody',); from pathlib import Path; "
     program += "sys.exit(k['Supervisor'](Path(sys.argv[2]), Path(sys.argv[3])).run())"
-    command = [sys.executable, "-c", program, str(embedded._SUPERVISOR), str(folder), str(wheel_bin_dir())]
-    server._spawn_supervisor = lambda: subprocess.Popen(command, cwd=folder, start_new_session=True)  # type: ignore[method-assign]
+    command = [sys.executable, "-c", program, str(embedded.SUPERVISOR), str(folder), str(wheel_bin_dir())]
+    server.spawn_supervisor = lambda: subprocess.Popen(command, cwd=folder, start_new_session=True)  # type: ignore[method-assign]
     with server:
         assert execute(server.url, "select 1") == [(1,)]
         pid = postmaster(folder)

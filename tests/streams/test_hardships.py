@@ -165,7 +165,7 @@ async def test_payloads_are_compressed_in_many_threads_at_once(app: Penstock) ->
 
 
 async def test_a_tail_of_some_partitions_does_not_turn_to_the_others(app: Penstock, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.streams.reader._GROWN_EVERY_S", 0.0)
+    monkeypatch.setattr("penstock.streams.reader.GROWN_EVERY_S", 0.0)
     events = app.stream("events", int, partitions=4)
     by_partition = {event.partition: n for n, event in enumerate(await events.append_many(numbered(40)))}
     bounds = await events.bounds()

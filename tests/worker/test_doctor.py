@@ -75,7 +75,7 @@ async def test_a_blocked_event_loop_is_a_problem(database: Database, sql: asyncp
 async def test_an_old_transaction_is_found(
     database: Database, sql: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(doctor, "_OLD_SNAPSHOT_S", 0.2)
+    monkeypatch.setattr(doctor, "OLD_SNAPSHOT_S", 0.2)
     await sql.execute("begin isolation level repeatable read")
     await sql.execute("select * from penstock.jobs")
 
@@ -95,7 +95,7 @@ async def test_an_old_transaction_is_found(
 async def test_dead_rows_that_vacuum_does_not_remove_are_found(
     database: Database, sql: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(doctor._MOST_DEAD_ROWS, "queued_jobs", 50)
+    monkeypatch.setitem(doctor.MOST_DEAD_ROWS, "queued_jobs", 50)
     await sql.execute("alter table penstock.queued_jobs set (autovacuum_enabled = off)")
     await sql.execute("select penstock.create_job_type('mail')")
     await sql.execute("select penstock.enqueue('mail', '{}') from generate_series(1, 200)")
@@ -112,7 +112,7 @@ async def test_dead_rows_that_vacuum_does_not_remove_are_found(
 
 async def test_a_notification_that_does_not_arrive_is_a_problem(app: Penstock, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # Notifications stay in their database: one that listens elsewhere gets none, as behind a pooler.
-    monkeypatch.setattr(doctor, "_NOTIFY_S", 0.5)
+    monkeypatch.setattr(doctor, "NOTIFY_S", 0.5)
     elsewhere = urlsplit(url)._replace(path="/postgres").geturl()
     database = Database(url, app.settings.model_copy(update={"listen_url": SecretStr(elsewhere)}))
     await app.migrate()

@@ -32,8 +32,8 @@ FIRST_WAIT_S = 0.2
 @pytest.fixture(autouse=True)
 def sooner(monkeypatch: pytest.MonkeyPatch) -> None:
     """Handlers end sooner here than those for which the waits are meant."""
-    monkeypatch.setattr(isolation, "_FIRST_WAIT_S", FIRST_WAIT_S)
-    monkeypatch.setattr(isolation, "_SESSION_S", FIRST_WAIT_S)
+    monkeypatch.setattr(isolation, "FIRST_WAIT_S", FIRST_WAIT_S)
+    monkeypatch.setattr(isolation, "SESSION_S", FIRST_WAIT_S)
 
 
 class Fleet:

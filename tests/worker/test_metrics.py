@@ -178,7 +178,7 @@ async def test_several_processes_have_one_endpoint_and_keep_the_counts_of_a_kill
 async def test_a_handler_that_blocks_the_event_loop_is_seen_from_outside(
     app: Penstock, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(exposition, "_STALLED_S", 1.0)
+    monkeypatch.setattr(exposition, "STALLED_S", 1.0)
     seen = threading.Event()
     codes: list[int] = []
 

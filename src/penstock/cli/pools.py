@@ -17,7 +17,7 @@ from penstock.pools.models import KeyState, PoolDetails
 Name = Annotated[str, typer.Argument(help="Pool.")]
 Key = Annotated[str, typer.Argument(help="Key.")]
 WorkerId = Annotated[str, typer.Argument(help="Id of a worker, as `penstock pools show` lists them.")]
-_HELP = (
+HELP = (
     "Pools: create, show, jobs, drain, undrain, resize, key, keys, pause-key, resume-key, weight, standing, start, stop, notify."
     " Alone: list them."
 )
@@ -25,8 +25,8 @@ _HELP = (
 
 def pool_commands() -> typer.Typer:
     """The commands."""
-    commands = typer.Typer(help=_HELP, invoke_without_command=True)
-    commands.callback(help=_HELP)(list_pools)
+    commands = typer.Typer(help=HELP, invoke_without_command=True)
+    commands.callback(help=HELP)(list_pools)
     for command in (create, show, jobs, drain, undrain, resize, key, keys, pause_key, resume_key, weight):
         commands.command()(command)
     return commands

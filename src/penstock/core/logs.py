@@ -158,7 +158,7 @@ def configure(log_format: str = "console", output: int = 1) -> None:
     root = logging.getLogger()
     if not root.handlers:
         handler = logging.StreamHandler()
-        handler.setFormatter(_Formatter("%(asctime)s [%(levelname)s] %(name)s: %(message)s"))
+        handler.setFormatter(Formatter("%(asctime)s [%(levelname)s] %(name)s: %(message)s"))
         root.addHandler(handler)
     hook_in()
 
@@ -188,7 +188,7 @@ def guarded(target: Callable[..., None], *arguments: Any) -> None:
         sys.exit(1)
 
 
-class _Formatter(logging.Formatter):
+class Formatter(logging.Formatter):
     """Formats records of the standard library's loggers (uvicorn, asyncio, aiohttp) without the values of their exceptions."""
 
     def formatException(self, ei: Any) -> str:  # noqa: N802 - the name is the library's

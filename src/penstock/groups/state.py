@@ -56,7 +56,9 @@ class Change:
 
 
 @dataclass(slots=True)
-class _Held:
+class Held:
+    """A slot that the member has."""
+
     epoch: int
     draining: bool = False
 
@@ -72,7 +74,7 @@ class MemberState:
         self.fence_at = float("-inf")
         self.available: frozenset[int] = frozenset()
         self._margin = margin
-        self._held: dict[int, _Held] = {}
+        self._held: dict[int, Held] = {}
         self._releasing: dict[int, int] = {}
         self._lost: dict[int, int] = {}
         self._stopping = False
@@ -121,7 +123,7 @@ class MemberState:
             if slot in beat.revoked or self._stopping or self._lost.get(slot) == epoch:
                 self._releasing[slot] = epoch
             else:
-                self._held[slot] = _Held(epoch)
+                self._held[slot] = Held(epoch)
                 changes.append(Change("gained", slot, epoch))
         for slot in beat.revoked:
             changes += self._revoke(slot)
@@ -143,7 +145,7 @@ class MemberState:
             if self._stopping:
                 self._releasing[slot] = epoch
                 continue
-            self._held[slot] = _Held(epoch)
+            self._held[slot] = Held(epoch)
             changes.append(Change("gained", slot, epoch))
         return changes
 

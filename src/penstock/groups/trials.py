@@ -13,13 +13,13 @@ from penstock.groups.membership import monotonic
 from penstock.postgres.database import Database
 
 SUSPECT = 2
-_FIRST_S = 0.5
+FIRST_S = 0.5
 _LONGEST_S = 300.0
 
 
 def trial_s(crashes: int) -> float:
     """How long a suspect is on trial: longer with each crash, since it may run for a while before it crashes its worker."""
-    return min(_FIRST_S * 2.0 ** min(crashes - SUSPECT, 10), _LONGEST_S)
+    return min(FIRST_S * 2.0 ** min(crashes - SUSPECT, 10), _LONGEST_S)
 
 
 class Trials:

@@ -58,7 +58,7 @@ class DeltaLog:
         Returns:
             The version of the table; None when it has no files yet.
         """
-        delta = _delta()
+        delta = delta_package()
         table = self._table(kind)
         known = {} if table is None else self._known(table)
         wanted = {file.path.removeprefix(f"{kind}/"): file for file in files}
@@ -117,7 +117,7 @@ class DeltaLog:
         return {unquote(action["path"]): action for action in actions}
 
     def _table(self, kind: str, version: int | None = None) -> deltalake.DeltaTable | None:
-        delta = _delta()
+        delta = delta_package()
         uri = f"{self._lake.uri}/{kind}"
         return delta.DeltaTable(uri, version=version) if delta.DeltaTable.is_deltatable(uri) else None
 
@@ -135,7 +135,8 @@ class DeltaLog:
         return table
 
 
-def _delta() -> Any:
+def delta_package() -> Any:
+    """The package `deltalake`. Raises `MissingExtra`."""
     with needs("delta", "a Delta table"):
         import deltalake
     return deltalake

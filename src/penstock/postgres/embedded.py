@@ -33,7 +33,7 @@ _WHAT = "the embedded server, which serves where no database_url is configured,"
 SERVER_VERSION = "18"
 USER = "penstock"
 SOCKET_RECORD = "socket-folder"
-_SUPERVISOR = Path(__file__).with_name("supervisor.py")
+SUPERVISOR = Path(__file__).with_name("supervisor.py")
 # In an isolated interpreter neither environment variables nor the current folder determine what the supervisor imports. It gets
 # the folders in which this process found the packages.
 _RUN_SUPERVISOR = "import runpy, sys; sys.path += sys.argv[4:]; runpy.run_path(sys.argv[1], run_name='__main__')"
@@ -204,7 +204,7 @@ class EmbeddedServer:
                 )
             if supervisor is None:
                 if self._supervisor_is_gone():
-                    supervisor = self._spawn_supervisor()
+                    supervisor = self.spawn_supervisor()
             elif (code := supervisor.poll()) is not None:
                 if code not in (0, 3):
                     raise EmbeddedServerError(f"the server in {self.data_dir} could not be started", hint=self._log_tail())
@@ -245,7 +245,8 @@ class EmbeddedServer:
             return True
         return False
 
-    def _spawn_supervisor(self) -> subprocess.Popen[bytes]:
+    def spawn_supervisor(self) -> subprocess.Popen[bytes]:
+        """Start the supervisor of the folder, which ends at once when another one has the folder."""
         # Never open the folder through a link, which another user could have created.
         folder = folders.open_checked(self.data_dir, _own(), 0o022) if folders.POSIX else None
         try:
@@ -263,7 +264,7 @@ class EmbeddedServer:
                     "-I",
                     "-c",
                     _RUN_SUPERVISOR,
-                    str(_SUPERVISOR),
+                    str(SUPERVISOR),
                     str(self.data_dir),
                     str(self._bin_dir),
                     *_needed_paths(),

@@ -24,7 +24,7 @@ from penstock.streams.waiting import polling_for_events
 log = get_logger("penstock.streams")
 T = TypeVar("T")
 _LIMIT = 500
-_GROWN_EVERY_S = 5.0
+GROWN_EVERY_S = 5.0
 _MOST_BYTES = 32 << 20
 
 
@@ -85,7 +85,7 @@ class StreamReader(Generic[T]):
         at, known = await self._begin()
         # One read returns at most this many bytes of each partition.
         most_bytes = max(_MOST_BYTES // max(len(at), 1), 65_536)
-        look_at = asyncio.get_running_loop().time() + _GROWN_EVERY_S
+        look_at = asyncio.get_running_loop().time() + GROWN_EVERY_S
         polling = polling_for_events(stream.context.settings.poll_interval.total_seconds())
         channel = f"penstock_{secrets.token_hex(8)}"
         announce = partial(streams.wait_for_events, database, stream.name, channel)
@@ -95,7 +95,7 @@ class StreamReader(Generic[T]):
                 polling.begin()
                 try:
                     if self._partitions is None and asyncio.get_running_loop().time() > look_at:
-                        look_at = asyncio.get_running_loop().time() + _GROWN_EVERY_S
+                        look_at = asyncio.get_running_loop().time() + GROWN_EVERY_S
                         there = await stream.bounds()
                         at.update({partition: there[partition].first for partition in there.keys() - known})
                         known |= there.keys()

@@ -27,11 +27,11 @@ from penstock.streams.group_models import held_back
 from penstock.worker import fleets
 
 Level = Literal["ok", "warning", "problem"]
-_OLD_SNAPSHOT_S = 300.0
+OLD_SNAPSHOT_S = 300.0
 _MOST_SLOT_BYTES = 1 << 30
 # Autovacuum begins at 20,000 dead rows of queued_jobs and 1,000 of leases: at ten times as many, something holds it off.
-_MOST_DEAD_ROWS = {"queued_jobs": 200_000, "leases": 10_000, "workers": 10_000, "slots": 100_000, "group_offsets": 100_000}
-_NOTIFY_S = 5.0
+MOST_DEAD_ROWS = {"queued_jobs": 200_000, "leases": 10_000, "workers": 10_000, "slots": 100_000, "group_offsets": 100_000}
+NOTIFY_S = 5.0
 _MOST_SKEW_S = 1.0
 _LAKE_BEHIND_S = 86_400.0
 _WAITS_LONG_S = 60.0
@@ -142,7 +142,7 @@ async def _workers(database: Database) -> list[Finding]:
 async def _snapshots(database: Database) -> list[Finding]:
     amounts = {one.gauge: one.amount for one in await health.gauges(database)}
     found = []
-    if (age := amounts["oldest_snapshot_seconds"]) > _OLD_SNAPSHOT_S:
+    if (age := amounts["oldest_snapshot_seconds"]) > OLD_SNAPSHOT_S:
         found.append(
             Finding(
                 "transactions",
@@ -177,7 +177,7 @@ async def _dead_rows(database: Database) -> list[Finding]:
             f"Look for an old transaction or replication slot, see above; then: vacuum penstock.{one.label};",
         )
         for one in gauges
-        if one.gauge == "dead_rows" and one.amount > _MOST_DEAD_ROWS.get(one.label, 1_000_000)
+        if one.gauge == "dead_rows" and one.amount > MOST_DEAD_ROWS.get(one.label, 1_000_000)
     ]
     return found or [Finding("vacuum", "ok", "the hot tables have few dead rows")]
 
@@ -194,14 +194,14 @@ async def _notifications(database: Database) -> list[Finding]:
     try:
         await listening.add_listener(channel, heard)
         await database.fetch("select pg_notify($1, '')", channel)
-        async with asyncio.timeout(_NOTIFY_S):
+        async with asyncio.timeout(NOTIFY_S):
             await arrived.wait()
     except TimeoutError:
         return [
             Finding(
                 "notifications",
                 "problem",
-                f"a notification did not arrive within {_NOTIFY_S:.0f} s: a pooler swallows LISTEN",
+                f"a notification did not arrive within {NOTIFY_S:.0f} s: a pooler swallows LISTEN",
                 "Set PENSTOCK_LISTEN_URL to a direct connection to PostgreSQL (docs/pgbouncer.md). "
                 "Until then workers poll once a second.",
             )

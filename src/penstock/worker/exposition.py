@@ -23,7 +23,7 @@ from penstock.worker.endpoint import Answer
 from penstock.worker.worker import Worker
 
 # A claim loop without progress for so long is stalled, unless the database does not answer.
-_STALLED_S = 30.0
+STALLED_S = 30.0
 _ANSWER_S = 2.0
 _MOST_NAMES = 1_000
 # Gauges of which a sum over processes would mean nothing: the largest is shown.
@@ -152,7 +152,7 @@ class Exposition:
     async def live(self) -> Answer:
         """200 while the claim loops advance, or while they cannot because the database does not answer; otherwise 503."""
         now = time.monotonic()
-        stalled = [report for report in self._reports() if report.idle_s + now - report.at > _STALLED_S and not report.stopping]
+        stalled = [report for report in self._reports() if report.idle_s + now - report.at > STALLED_S and not report.stopping]
         if stalled and await self._answers():
             longest = max(report.idle_s + now - report.at for report in stalled)
             return Answer(503, f"no progress for {longest:.0f} s\n".encode())

@@ -35,8 +35,8 @@ from penstock.postgres.database import Database
 from penstock.settings import Settings
 
 log = get_logger("penstock.isolation")
-_SESSION_S = 5.0
-_FIRST_WAIT_S = 5.0
+SESSION_S = 5.0
+FIRST_WAIT_S = 5.0
 _LONGEST_WAIT_S = 3_600.0
 _LOOK_S = 0.01
 
@@ -88,7 +88,7 @@ class Isolation:
         self._interval = settings.maintenance_interval.total_seconds()
         self._settled = settled
         self._worker = worker
-        self._wait_s = _FIRST_WAIT_S
+        self._wait_s = FIRST_WAIT_S
         # The first of the suspects of each fetcher, and since when these have been the first.
         self._first: list[UUID | None] = []
         self._first_since = 0.0
@@ -138,13 +138,13 @@ class Isolation:
                 began = time.monotonic()
                 if not await self._emptied(wait_s):
                     log.info("isolation_put_off", waited_s=wait_s)
-                    self._wait_s = _FIRST_WAIT_S
+                    self._wait_s = FIRST_WAIT_S
                     return
                 now = time.monotonic()
                 took_s = now - began
                 # The next time may take a little longer.
-                self._wait_s = max(_FIRST_WAIT_S, took_s * 1.5)
-                until = now + max(_SESSION_S, took_s)
+                self._wait_s = max(FIRST_WAIT_S, took_s * 1.5)
+                until = now + max(SESSION_S, took_s)
                 while time.monotonic() < until and not self._stopping.is_set() and await self._run_one():
                     pass
         finally:

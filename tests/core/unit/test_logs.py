@@ -138,7 +138,7 @@ def test_a_configuration_of_structlog_gets_the_fields() -> None:
 def test_loggers_of_the_standard_library_show_no_messages() -> None:
     output = io.StringIO()
     handler = logging.StreamHandler(output)
-    handler.setFormatter(logs._Formatter("%(name)s %(message)s"))
+    handler.setFormatter(logs.Formatter("%(name)s %(message)s"))
     for name in ("asyncio", "uvicorn.error"):
         logger = logging.getLogger(f"{name}")
         logger.addHandler(handler)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +13,16 @@ TESTS = Path(__file__).parents[2]
 SOURCES = TESTS.parent / "src" / "penstock"
 # Folders of tests that are about no folder of the package.
 OTHERS = {"benchmarks", "browser", "chaos", "checker", "docs", "encryption", "gearman"}
+# Uses of what is private to the package, each with its reason.
+PRIVATE = {
+    ("chaos/broken_worker.py", "_watch_fence"): "removes this guarantee from a running worker",
+    ("pools/test_standing.py", "_acquire"): "cuts one process off from the database, and not its neighbour in the same process",
+    ("pools/test_standing.py", "_beat"): "cuts one process off from the database, and not its neighbour in the same process",
+    ("worker/test_metrics.py", "_version"): "the version itself, which `penstock.__version__` shows",
+    ("gearman/conftest.py", "_onConnect"): "the way in which `gear` is extended",
+}
+# Public for all their underscore: of named tuples, and the exit of a child process.
+NOT_PRIVATE = {"_replace", "_asdict", "_fields", "_exit"}
 DATABASE = {"app", "databases", "sql", "url", "served", "spark"}
 
 
@@ -78,6 +89,30 @@ def test_no_module_of_tests_imports_a_test() -> None:
 )
 def test_an_import_of_a_test_is_seen(line: str) -> None:
     assert imported_tests(ast.parse(line))
+
+
+def private(module: ast.Module) -> Iterator[str]:
+    """The private names of others that a module uses: attributes, imports, and names given to `setattr` or `getattr`."""
+    for node in ast.walk(module):
+        if isinstance(node, ast.Attribute):
+            if not (isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")):
+                yield node.attr
+        elif isinstance(node, ast.ImportFrom):
+            yield from (part for alias in node.names for part in (alias.name, *(node.module or "").split(".")))
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in ("setattr", "getattr", "delattr"):
+            names = [argument.value for argument in node.args if isinstance(argument, ast.Constant)]
+            yield from (part for name in names if isinstance(name, str) for part in name.split("."))
+
+
+def test_no_test_uses_what_is_private() -> None:
+    used = set()
+    for path in sorted(TESTS.rglob("*.py")):
+        for name in private(ast.parse(path.read_text("utf-8"))):
+            if re.match(r"_[A-Za-z]", name) and name not in NOT_PRIVATE:
+                used.add((str(path.relative_to(TESTS)), name))
+    unknown = sorted(used - PRIVATE.keys())
+    assert not unknown, f"use what is public, make it so, or state the reason in PRIVATE: {unknown}"
+    assert not PRIVATE.keys() - used, "these are no longer used"
 
 
 def test_unit_tests_need_no_database() -> None:

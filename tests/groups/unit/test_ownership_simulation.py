@@ -13,7 +13,7 @@ from dataclasses import replace
 import pytest
 
 from penstock.groups.assignors import jump
-from penstock.groups.state import Change, MemberState, _Held
+from penstock.groups.state import Change, Held, MemberState
 from tests.groups.ownership_model import Rules
 from tests.groups.ownership_simulation import Settings, Violation, Weather, World
 
@@ -64,7 +64,7 @@ class Forgetful(MemberState):
 
     def answered(self, beat, sent_at, now):  # type: ignore[no-untyped-def]
         again = [Change("gained", slot, epoch) for slot, epoch in self._releasing.items() if beat.owned.get(slot) == epoch]
-        self._held.update((change.slot, _Held(change.epoch)) for change in again)
+        self._held.update((change.slot, Held(change.epoch)) for change in again)
         self._releasing.clear()
         return again + super().answered(beat, sent_at, now)
 

@@ -63,10 +63,22 @@ async def test_a_place_that_is_given_back_goes_to_the_next_and_turns_are_kept() 
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
+def places_of(shares: Shares, name: str) -> int:
+    """How many places a name can take, when the others hold none."""
+    taken = 0
+    while shares.free(name):
+        shares.take(name)
+        taken += 1
+    for _ in range(taken):
+        shares.give(name)
+    return taken
+
+
 @pytest.mark.parametrize("seed", range(20))
 async def test_places_are_neither_lost_nor_made(seed: int) -> None:
     choice = random.Random(seed)
-    shares = Shares(choice.randint(1, 12))
+    places = choice.randint(1, 12)
+    shares = Shares(places)
     names = [f"n{number}" for number in range(choice.randint(1, 4))]
     shares.divide(names)
     held: list[str] = []
@@ -84,10 +96,15 @@ async def test_places_are_neither_lost_nor_made(seed: int) -> None:
     for _ in range(30):
         await asyncio.sleep(0)
         choice.choice(tasks).cancel()
-        assert len(held) <= max(shares._places, len(names) + shares._places // 2), f"seed {seed}"
+        assert len(held) <= max(places, len(names) + places // 2), f"seed {seed}"
         if choice.random() < 0.2:
             shares.divide(names)
     async with asyncio.timeout(30):
         await asyncio.gather(*tasks, return_exceptions=True)
     assert not held
-    assert (shares._taken, shares._in_common, dict(shares._used), shares._waiting) == (0, 0, {}, {})
+    assert shares.vacant == places and not any(map(shares.waiting, names)), f"seed {seed}"
+    # Each name gets as many places as it would get of new ones.
+    fresh = Shares(places)
+    fresh.divide(names)
+    for name in names:
+        assert places_of(shares, name) == places_of(fresh, name), f"seed {seed}"

@@ -17,10 +17,10 @@ def test_the_files_of_the_schema_are_read_once(monkeypatch: pytest.MonkeyPatch) 
     checksum = migrate.checksum_of(functions)
     assert tables and functions
 
-    def replaced() -> object:
+    def replaced(package: str) -> object:
         raise AssertionError("the package was read again")
 
-    monkeypatch.setattr(migrate, "_schema", replaced)
+    monkeypatch.setattr(migrate.resources, "files", replaced)
     assert migrate.schema_files("tables") is tables
     assert migrate.checksum_of(migrate.schema_files("functions")) == checksum
 
