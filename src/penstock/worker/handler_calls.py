@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
-import multiprocessing
 import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
-from pebble import ProcessPool
-
-from penstock.core.logs import hook_in
 from penstock.core.user_code import in_thread
 from penstock.jobs.handler import Job, Jobs
 from penstock.jobs.worked import WorkedType
 from penstock.settings import Settings
+from penstock.worker.children import Children
 from penstock.worker.process import call_in_process
 from penstock.worker.running import Running, plain_text_of
 
@@ -36,8 +32,7 @@ class HandlerCalls:
 
     def __init__(self, settings: Settings) -> None:
         self.threads = ThreadPoolExecutor(settings.threads, thread_name_prefix=HANDLER_THREADS)
-        self._processes = settings.processes_for_handlers
-        self._pool: Any = None  # pebble.ProcessPool, whose methods are not all typed
+        self._children = Children(settings.processes_for_handlers)
 
     async def call(self, running: Running, job: Job[Any], dependencies: Mapping[str, Any]) -> Any:
         """Call a handler with its dependencies, within its middleware."""
@@ -57,24 +52,13 @@ class HandlerCalls:
     async def in_process(self, running: Running) -> Any:
         """Call a handler in a child process, which is killed when the job has passed its time limit."""
         handler = running.worked.handler
-        if self._pool is None:
-            self._pool = ProcessPool(self._processes, initializer=hook_in, context=multiprocessing.get_context("spawn"))
-        limit = max(running.deadline - time.monotonic(), 0.1)
-        future: Any = self._pool.schedule(
-            call_in_process,
-            # Decrypted here: the process has no keys.
-            args=[handler.__module__, handler.__qualname__, running.claimed._replace(data=plain_text_of(running))],
-            timeout=limit + _PROCESS_ENDS_S,
-        )
-        try:
-            return await asyncio.wrap_future(future)
-        except asyncio.CancelledError:
-            future.cancel()
-            raise
+        # The task is cancelled when the time is over; later than that, the event loop is blocked.
+        limit_s = max(running.deadline - time.monotonic(), 0.1) + _PROCESS_ENDS_S
+        # Decrypted here: the process has no keys.
+        claimed = running.claimed._replace(data=plain_text_of(running))
+        return await self._children.call(limit_s, call_in_process, handler.__module__, handler.__qualname__, claimed)
 
     def close(self) -> None:
         """End threads and processes without waiting for them."""
         self.threads.shutdown(wait=False, cancel_futures=True)
-        if self._pool is not None:
-            self._pool.stop()
-            self._pool.join(timeout=_PROCESS_ENDS_S)
+        self._children.close()
