@@ -1,4 +1,4 @@
-"""The ownership protocol of functions/groups/membership.sql as plain Python, for the simulation: same names, same rules, no SQL.
+"""The ownership protocol of functions/groups/ as plain Python, for the simulation: same names, same rules, no SQL.
 
 `rules` can switch single rules off, to show that the simulation notices.
 """

@@ -1,0 +1,244 @@
+-- Runs of schedules: as jobs, and in place.
+
+create or replace function penstock.run_id(p_name text, p_at timestamptz)
+returns uuid
+language sql
+stable
+as $$
+    -- A UUIDv7 of that time, whose random part is a hash.
+    select (
+        lpad(to_hex(floor(extract(epoch from p_at) * 1000)::bigint), 12, '0') || '7' || substr(hash, 1, 3) || '8' || substr(hash, 4, 15)
+    )::uuid
+    from md5(p_name || ' ' || extract(epoch from p_at)::text) as hash
+$$;
+comment on function penstock.run_id(text, timestamptz) is 'The id of the job that runs a schedule for a slot.';
+
+create or replace function penstock.enqueue_run(p_name text, p_due_at timestamptz, p_run_at timestamptz, p_next_at timestamptz)
+returns uuid
+language plpgsql
+security definer
+set search_path = penstock, pg_temp
+as $$
+declare
+    schedule penstock.schedules;
+    run uuid;
+begin
+    select * into schedule from penstock.schedules where name = p_name for update;
+    if not found or schedule.next_at is distinct from p_due_at or p_due_at > penstock.clock() or penstock.schedule_is_running(schedule) then
+        return null;
+    end if;
+    if p_next_at is null or p_next_at <= p_due_at or p_run_at > penstock.clock() then
+        raise exception 'schedule % cannot run for % and be due at % after %', p_name, p_run_at, p_next_at, p_due_at
+            using errcode = 'PS400', hint = 'A slot lies in the past, and the next one after it.';
+    end if;
+    if p_run_at is null then
+        update penstock.schedules set next_at = p_next_at where name = p_name;
+        return null;
+    end if;
+    perform penstock.note_ended_runs(array[p_name]);
+    run := penstock.run_id(p_name, p_run_at);
+    perform penstock.enqueue(p_name, jsonb_build_object('at', p_run_at), run);
+    update penstock.schedules
+    set next_at = p_next_at,
+        last_at = p_run_at,
+        job_id = run,
+        last_outcome = null,
+        last_started_at = null,
+        last_finished_at = null,
+        last_worker = null
+    where name = p_name;
+    return run;
+end
+$$;
+comment on function penstock.enqueue_run(text, timestamptz, timestamptz, timestamptz) is
+    'Enqueues the run of a schedule for p_run_at (null: skips) and moves it from the slot p_due_at to p_next_at, in one transaction. Returns the job; null: skipped, or another worker was faster, or the run before has not ended.';
+
+create or replace function penstock.note_ended_runs(p_names text[])
+returns void
+language plpgsql
+as $$
+begin
+    with open as (
+        select name, job_id
+        from penstock.schedules
+        where name = any (p_names) and job_id is not null and last_finished_at is null
+        order by name
+        for update skip locked
+    ),
+    ended as (
+        select open.name, archived.status, archived.started_at, archived.finished_at, archived.worker, archived.errors
+        from open
+        join penstock.archived_jobs as archived on archived.id = open.job_id
+            and archived.finished_at >= penstock.id_time(open.job_id) - interval '1 day'
+    )
+    update penstock.schedules as schedule
+    set last_outcome = ended.status::text,
+        last_started_at = ended.started_at,
+        last_finished_at = ended.finished_at,
+        last_worker = ended.worker,
+        last_error = case when ended.status = 'succeeded' then schedule.last_error else penstock.error_text(ended.errors -> -1) end,
+        last_error_at = case when ended.status = 'succeeded' then schedule.last_error_at else ended.finished_at end,
+        failures = penstock.failures_after(schedule.failures, ended.status::text)
+    from ended
+    where schedule.name = ended.name;
+end
+$$;
+comment on function penstock.note_ended_runs(text[]) is
+    'Part of note_schedules and enqueue_run: copies what became of archived runs to their schedules, where it outlives the archive.';
+
+create or replace function penstock.note_run(
+    p_name text, p_worker text, p_at timestamptz, p_started_at timestamptz, p_finished_at timestamptz, p_error jsonb
+)
+returns void
+language sql
+security definer
+set search_path = penstock, pg_temp
+as $$
+    update penstock.schedules
+    set -- The run that failed last is noted twice when it is also the latest one.
+        failures = case
+            when p_error is null then 0
+            when last_at = p_at and last_worker = left(p_worker, 200) then failures
+            else failures + 1
+        end,
+        last_at = p_at,
+        last_worker = left(p_worker, 200),
+        last_started_at = p_started_at,
+        last_finished_at = p_finished_at,
+        last_outcome = case when p_error is null then 'succeeded' else 'failed' end,
+        last_error = case when p_error is null then last_error else penstock.error_text(p_error) end,
+        last_error_at = case when p_error is null then last_error_at else p_finished_at end
+    where name = p_name and runs_as = 'per-worker'
+$$;
+comment on function penstock.note_run(text, text, timestamptz, timestamptz, timestamptz, jsonb) is
+    'Notes what became of a run of a schedule that each worker runs for itself. Not every run is noted.';
+
+create or replace function penstock.take_schedule(
+    p_name text, p_worker text, p_for interval,
+    out taken boolean, out due_at timestamptz, out now_at timestamptz, out due_in double precision, out requested boolean
+)
+language plpgsql
+security definer
+set search_path = penstock, pg_temp
+as $$
+declare
+    schedule penstock.schedules;
+begin
+    now_at := penstock.clock();
+    select * into schedule from penstock.schedules where name = p_name;
+    due_at := schedule.next_at;
+    taken := false;
+    if (due_at <= now_at or schedule.requested_at is not null) and not penstock.schedule_is_running(schedule) then
+        select * into schedule from penstock.schedules where name = p_name for update;
+        due_at := schedule.next_at;
+        if (due_at <= now_at or schedule.requested_at is not null) and not penstock.schedule_is_running(schedule) then
+            taken := true;
+            requested := schedule.requested_at is not null;
+            update penstock.schedules
+            set running_by = p_worker,
+                running_until = now_at + p_for,
+                last_outcome = case when schedule.running_by is not null then 'lost' else last_outcome end,
+                last_worker = case when schedule.running_by is not null then schedule.running_by else last_worker end,
+                last_error = case
+                    when schedule.running_by is not null then 'worker ' || schedule.running_by || ' fell silent in the middle of a run'
+                    else last_error
+                end,
+                last_error_at = case when schedule.running_by is not null then now_at else last_error_at end,
+                failures = case when schedule.running_by is not null then penstock.failures_after(failures, 'lost') else failures end
+            where name = p_name;
+        end if;
+    end if;
+    due_in := extract(epoch from due_at - now_at);
+end
+$$;
+comment on function penstock.take_schedule(text, text, interval) is
+    'Takes a schedule that runs in place and is due, or of which a run was requested, for a while: no other worker runs it until end_schedule, or until the while is over (see extend_schedule). due_at: the time for which it runs, or will; requested: it runs for now_at instead, and stays due at due_at.';
+
+create or replace function penstock.extend_schedule(p_name text, p_worker text, p_due_at timestamptz, p_for interval)
+returns boolean
+language plpgsql
+security definer
+set search_path = penstock, pg_temp
+as $$
+begin
+    update penstock.schedules
+    set running_until = penstock.clock() + p_for
+    where name = p_name and running_by = p_worker and next_at = p_due_at;
+    return found;
+end
+$$;
+comment on function penstock.extend_schedule(text, text, timestamptz, interval) is
+    'Says that a worker still runs a schedule. False: another has taken it.';
+
+create or replace function penstock.end_schedule(
+    p_name text, p_worker text, p_due_at timestamptz, p_next_at timestamptz, p_ran_at timestamptz default null,
+    p_started_at timestamptz default null, p_error jsonb default null
+)
+returns boolean
+language plpgsql
+security definer
+set search_path = penstock, pg_temp
+as $$
+declare
+    ran constant boolean := p_ran_at is not null;
+begin
+    update penstock.schedules
+    set running_by = null,
+        running_until = null,
+        next_at = p_next_at,
+        last_at = coalesce(p_ran_at, last_at),
+        job_id = case when ran then null else job_id end,
+        requested_at = case when ran then null else requested_at end,
+        failures = case when ran then penstock.failures_after(failures, case when p_error is null then 'succeeded' else 'failed' end) else failures end,
+        last_worker = case when ran then p_worker else last_worker end,
+        last_started_at = case when ran then p_started_at else last_started_at end,
+        last_finished_at = case when ran then penstock.clock() else last_finished_at end,
+        last_outcome = case when not ran then last_outcome when p_error is null then 'succeeded' else 'failed' end,
+        last_error = case when p_error is null then last_error else penstock.error_text(p_error) end,
+        last_error_at = case when p_error is null then last_error_at else penstock.clock() end
+    where name = p_name and running_by = p_worker and next_at = p_due_at;
+    return found;
+end
+$$;
+comment on function penstock.end_schedule(text, text, timestamptz, timestamptz, timestamptz, timestamptz, jsonb) is
+    'Ends a run of a schedule in place, for p_ran_at (null: it was skipped or handed back), and says when it is due next. False: another has taken it, or it was declared again.';
+
+create or replace function penstock.run_schedule(p_name text)
+returns uuid
+language plpgsql
+security definer
+set search_path = penstock, pg_temp
+as $$
+declare
+    moment constant timestamptz := penstock.clock();
+    schedule constant penstock.schedules := penstock.require_schedule(p_name);
+    run uuid;
+begin
+    if schedule.runs_as = 'per-worker' then
+        raise exception 'each worker runs the schedule % by itself', p_name
+            using errcode = 'PS409', hint = 'A schedule that runs once for all workers can be run on request.';
+    end if;
+    if penstock.schedule_is_running(schedule) or schedule.requested_at is not null then
+        raise exception 'a run of schedule % has not ended', p_name
+            using errcode = 'PS409', hint = 'Runs do not overlap: wait for its end, or cancel its job.';
+    end if;
+    if schedule.runs_as = 'in-place' then
+        update penstock.schedules set requested_at = moment where name = p_name;
+        perform pg_notify('penstock', 'schedule ' || p_name);
+        return null;
+    end if;
+    perform penstock.note_ended_runs(array[p_name]);
+    run := penstock.enqueue(p_name, jsonb_build_object('at', moment));
+    update penstock.schedules
+    set last_at = moment,
+        job_id = run,
+        last_outcome = null,
+        last_started_at = null,
+        last_finished_at = null,
+        last_worker = null
+    where name = p_name;
+    return run;
+end
+$$;
+comment on function penstock.run_schedule(text) is
+    'Runs a schedule now, beside its times. Returns the job of the run; null: a worker runs it in place as soon as it can. PS404 when there is none, PS409 while a run has not ended, or when each worker runs it by itself.';

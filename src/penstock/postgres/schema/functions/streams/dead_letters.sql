@@ -1,0 +1,147 @@
+-- Dead letters: events that could not be handled, in the stream <name>.dead, and back.
+
+create or replace function penstock.dead_letter(
+    p_stream text, p_group text, p_member text, p_partition integer, p_epoch bigint, p_revision integer, p_offset bigint,
+    p_until bigint, p_error text
+)
+returns bigint
+language plpgsql
+security definer
+set search_path = penstock, pg_temp
+as $$
+declare
+    stream constant penstock.streams := penstock.require_stream(p_stream);
+    letters record;
+begin
+    if penstock.lock_offset(p_stream, p_group, p_partition, p_epoch, p_revision) >= p_until then
+        -- A repeated call, since the answer to the first was lost.
+        return 0;
+    end if;
+    perform penstock.commit_exactly(p_stream, p_group, p_member, p_partition, p_epoch, p_revision, p_until);
+    if not exists (select from penstock.streams where name = p_stream || '.dead') then
+        perform penstock.declare_stream(
+            p_stream || '.dead', 1,
+            jsonb_build_object(
+                'format', stream.format, 'compression', stream.compression, 'max_event_bytes', stream.max_event_bytes
+            )
+        );
+    end if;
+    select
+        array_agg(event.data order by event.event_offset) as data,
+        array_agg(event.bytes order by event.event_offset) as bytes,
+        array_agg(event.key order by event.event_offset) as keys,
+        array_agg(penstock.shown_time(event.happened_at) order by event.event_offset) as times,
+        array_agg(
+            (
+                coalesce(event.headers::jsonb, '{}') || jsonb_build_object(
+                    'dead', jsonb_build_object(
+                        'stream', p_stream, 'partition', p_partition, 'offset', event.event_offset, 'group', p_group,
+                        'error', p_error, 'failed_at', penstock.clock()
+                    )
+                )
+            )::json
+            order by event.event_offset
+        ) as headers
+    into letters
+    from penstock.read_events(p_stream, p_partition, p_offset, (p_until - p_offset)::integer) as event
+    where event.event_offset < p_until;
+    perform from penstock.append_many(
+        p_stream || '.dead',
+        case stream.format when 'json' then letters.data end,
+        letters.keys, letters.headers, letters.times,
+        case stream.format when 'bytes' then letters.bytes end
+    );
+    return coalesce(cardinality(letters.keys), 0);
+end
+$$;
+comment on function penstock.dead_letter(text, text, text, integer, bigint, integer, bigint, bigint, text) is
+    'Appends the events of a partition from p_offset to before p_until to the stream <stream>.dead, with where they come from and the error in the header "dead", and commits p_until, in one transaction. PS409 when the partition is no longer the member''s. Returns how many.';
+
+create or replace function penstock.replay_dead(
+    p_stream text, p_limit integer default 1000, p_partitions integer[] default null, p_offsets bigint[] default null
+)
+returns bigint
+language plpgsql
+security definer
+set search_path = penstock, pg_temp
+as $$
+declare
+    stream constant penstock.streams := penstock.require_stream(p_stream);
+    dead penstock.streams;
+    place record;
+    letters record;
+    replayed bigint := 0;
+begin
+    if p_limit is null or p_limit not between 1 and 100000 or cardinality(p_partitions) is distinct from cardinality(p_offsets) then
+        raise exception 'give a limit from 1 to 100,000, and an offset for each partition or none at all'
+            using errcode = 'PS400', hint = 'For example: select penstock.replay_dead(''orders'', 100);';
+    end if;
+    select * into dead from penstock.streams where name = p_stream || '.dead';
+    if not found then
+        return 0;
+    end if;
+    -- How far they were replayed is the place of a group of the dead letters, so that none is replayed twice unless asked for:
+    -- group_lag shows it, and seek_group moves it.
+    perform penstock.declare_consumer_group(dead.name, 'penstock.replay', 'earliest');
+    perform
+    from penstock.group_offsets
+    where group_offsets.stream = dead.id and group_id = 'penstock.replay'
+    order by partition
+    for no key update;
+    for place in
+        select
+            reached.partition,
+            greatest(case when p_partitions is null then reached.next_offset else given.from_offset end, bounds.first_offset) as from_offset
+        from penstock.group_offsets as reached
+        join penstock.stream_bounds(dead.name) as bounds using (partition)
+        left join unnest(p_partitions, p_offsets) as given (partition, from_offset) using (partition)
+        where reached.stream = dead.id
+            and reached.group_id = 'penstock.replay'
+            and (p_partitions is null or given.from_offset is not null)
+        order by reached.partition
+    loop
+        exit when replayed >= p_limit;
+        select
+            array_agg(event.data order by event.event_offset) as data,
+            array_agg(event.bytes order by event.event_offset) as bytes,
+            array_agg(event.key order by event.event_offset) as keys,
+            array_agg(penstock.shown_time(event.happened_at) order by event.event_offset) as times,
+            array_agg(
+                (
+                    -- For the group that put it aside, and no other: those that have seen it do not see it again.
+                    coalesce(event.headers::jsonb, '{}') - 'dead' - 'replayed' || case
+                        when event.headers::jsonb #>> '{dead,group}' is null then '{}'::jsonb
+                        else jsonb_build_object('replayed', event.headers::jsonb -> 'dead')
+                    end
+                )::json
+                order by event.event_offset
+            ) as headers,
+            max(event.event_offset) + 1 as next_offset
+        into letters
+        from penstock.read_events(dead.name, place.partition, place.from_offset, (p_limit - replayed)::integer) as event;
+        continue when letters.next_offset is null;
+        begin
+            perform from penstock.append_many(
+                p_stream,
+                case stream.format when 'json' then letters.data end,
+                letters.keys, letters.headers, letters.times,
+                case stream.format when 'bytes' then letters.bytes end
+            );
+        exception
+            when sqlstate 'PS400' or sqlstate 'PS413' then
+                raise exception 'dead letters of partition % from offset % to before % cannot be appended: %',
+                    place.partition, place.from_offset, letters.next_offset, sqlerrm
+                    using errcode = 'PS400',
+                          hint = format('Pass over what cannot be: select penstock.seek_group(%L, ''penstock.replay'', ''{%s}'', ''{...}'');', dead.name, place.partition);
+        end;
+        update penstock.group_offsets
+        set next_offset = greatest(next_offset, letters.next_offset),
+            committed_at = penstock.clock()
+        where group_offsets.stream = dead.id and group_id = 'penstock.replay' and partition = place.partition;
+        replayed := replayed + cardinality(letters.keys);
+    end loop;
+    return replayed;
+end
+$$;
+comment on function penstock.replay_dead(text, integer, integer[], bigint[]) is
+    'Appends up to p_limit dead letters of <stream>.dead, those that were not replayed before, to the stream again; with p_offsets those from there on, replayed or not. The header "replayed" says which group put an event aside: consumers of other groups pass over it. Returns how many: call it again until that is 0.';
