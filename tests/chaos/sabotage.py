@@ -66,7 +66,7 @@ class Sabotage:
 
 
 _ATTEMPTS = r"and job\.attempt = given\.(given_)?attempt"
-_LEASE = r"and \(given\.(given_)?lease is null or job\.lease = given\.(given_)?lease\)"
+_LEASE = r"and job\.lease = given\.(given_)?lease"
 # The heartbeat offers only slots without an owner, which is a second line of defence behind the check of `take`.
 _OTHERS = "and slots.owner is distinct from p_member"
 _TAKE = (Edit("take", r"and slots\.owner is null", _OTHERS), Edit("member_heartbeat", r"and slots\.owner is null", _OTHERS))
@@ -77,7 +77,7 @@ _NOT_LATE = "(P4|P7)(?!.* were never )"
 
 QUEUE = {
     "settle without its fence": Sabotage(
-        "P4", (Edit("settle", f"{_ATTEMPTS}|{_LEASE}"), Edit("end_attempts", f"{_ATTEMPTS}|{_LEASE}")), long=True
+        "P4", (Edit("archive_succeeded", f"{_ATTEMPTS}|{_LEASE}"), Edit("end_attempts", f"{_ATTEMPTS}|{_LEASE}")), long=True
     ),
     "extend without its fence": Sabotage(
         _NOT_DEAF,
@@ -87,7 +87,7 @@ QUEUE = {
     ),
     # Both workers report success: the one that counts as dead does not stop either.
     "settle without the lease": Sabotage(
-        _NOT_DEAF, (Edit("settle", _LEASE), Edit("end_attempts", _LEASE)), worker="deaf", long=True
+        _NOT_DEAF, (Edit("archive_succeeded", _LEASE), Edit("end_attempts", _LEASE)), worker="deaf", long=True
     ),
     "recovery of workers that live": Sabotage(
         "P4.*declared dead",
@@ -113,7 +113,13 @@ QUEUE = {
     ),
     "success that is not archived": Sabotage(
         "P1",
-        (Edit("settle", r"left join penstock\.leases as lease on lease\.id = settled\.lease", r"\g<0> where random() < 0.98"),),
+        (
+            Edit(
+                "archive_succeeded",
+                r"left join penstock\.leases as lease on lease\.id = settled\.lease",
+                r"\g<0> where random() < 0.98",
+            ),
+        ),
     ),
     "claim of what runs": Sabotage("P4", (Edit("claim", r"and ready\.status = 'queued'"),)),
     "expiry before its time": Sabotage(
@@ -137,7 +143,7 @@ POOLS = {
     "what was lost runs on": Sabotage("P6", worker="deaf", long=True),
     "settle without its fence": Sabotage(
         "P4.*(took effect|was settled|succeeded with|after it succeeded|was archived)",
-        (Edit("settle", f"{_ATTEMPTS}|{_LEASE}"), Edit("end_attempts", f"{_ATTEMPTS}|{_LEASE}")),
+        (Edit("archive_succeeded", f"{_ATTEMPTS}|{_LEASE}"), Edit("end_attempts", f"{_ATTEMPTS}|{_LEASE}")),
         worker="deaf",
         long=True,
     ),

@@ -80,6 +80,6 @@ async def test_a_claim_that_takes_running_jobs_is_found(sql: Sql) -> None:
 
 
 async def test_a_settle_without_its_fence_is_found(sql: Sql) -> None:
-    await sabotage(sql, "settle", "and job.attempt = given.attempt", "")
-    await sabotage(sql, "settle", "and (given.lease is null or job.lease = given.lease)", "")
+    await sabotage(sql, "archive_succeeded", "and job.attempt = given.attempt", "")
+    await sabotage(sql, "archive_succeeded", "and job.lease = given.lease", "")
     assert any(violation.startswith("P4") for violation in await history_of_two_workers(sql))

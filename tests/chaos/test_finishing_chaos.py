@@ -20,12 +20,12 @@ PLAIN = [{"does": "fail", "at": place} for place in PLACES]
 HARD = [
     {"does": does, "at": place} for does, places in (("kill", PLACES), ("overrun", ("before", "between"))) for place in places
 ]
-_UNFENCED = r"and job\.attempt = p_attempt and job\.lease = p_lease"
+_UNFENCED = r"and job\.attempt = given\.attempt|and job\.lease = given\.lease"
 FENCES = {
     "finish without its error": Sabotage(
         r"P4: job \S+, which succeeded, has [2-9] effects", (Edit("finish", "if not found then", "if false then"),)
     ),
-    "finish without its fence": Sabotage(r"P4: job \S+ was finished by attempt 1 while", (Edit("finish", _UNFENCED),)),
+    "finish without its fence": Sabotage(r"P4: job \S+ was finished by attempt 1 while", (Edit("archive_succeeded", _UNFENCED),)),
 }
 
 

@@ -34,9 +34,9 @@ AFTER = Edit("advance_operation", r"returning \* into operation;", "returning * 
 FORGETFUL = Sabotage(
     "replays",
     (
-        Edit("advance_replay", r"p_force => false", "p_force => true"),
+        Edit("replay_matching", r"p_force => false", "p_force => true"),
         Edit(
-            "advance_replay",
+            "advance_operation",
             r"operation\.at_id := looked\[cardinality\(looked\)\];",
             "operation.at_id := case when random() < 0.8 then looked[cardinality(looked)] else operation.at_id end;",
         ),

@@ -12,14 +12,17 @@ import asyncpg
 Sql: TypeAlias = "asyncpg.Connection[Any]"
 
 
-async def explain(sql: Sql, function: str, first: str, last: str, variables: dict[str, str]) -> dict[str, Any]:
+async def explain(
+    sql: Sql, function: str, first: str, last: str, variables: dict[str, str], *, caller: str | None = None
+) -> dict[str, Any]:
     """The plan, with real row and page counts, of a statement that stands in a function, under the function's settings.
 
-    The statement is the function's own source from `first` to `last`; its effect is rolled back.
+    The statement is the function's own source from `first` to `last`; its effect is rolled back. A function without settings
+    of its own runs under those of its `caller`.
     """
-    source, settings = await sql.fetchrow(
-        "select prosrc, proconfig from pg_proc where proname = $1 and pronamespace = 'penstock'::regnamespace", function
-    )
+    found = "select {} from pg_proc where proname = $1 and pronamespace = 'penstock'::regnamespace"
+    source = await sql.fetchval(found.format("prosrc"), function)
+    settings = await sql.fetchval(found.format("proconfig"), caller or function)
     statement = source[source.index(first) : source.index(last, source.index(first))]
     for name, value in sorted(variables.items(), key=lambda pair: -len(pair[0])):
         statement = re.sub(rf"(?<![\w.]){re.escape(name)}(?![\w(.])", value, statement)

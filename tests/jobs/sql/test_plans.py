@@ -78,16 +78,29 @@ async def test_hot_statements_use_their_indexes(sql: Sql, statistics: str) -> No
 
     ids = "array[" + ",".join(f"'{row['id']}'" for row in rows) + "]::uuid[]"
     await sql.execute("select penstock.ensure_archive(now())")
+    leases = f"array_fill({rows[0]['lease']}::bigint, array[100])"
     settle = await explain(
-        sql, "settle", "with settled as", "    into settled_ids",
+        sql, "archive_succeeded", "with settled as", "    into ids",
         {
-            "moment": "now()", "p_ids": ids, "p_attempts": "array_fill(5::smallint, array[100])", "p_leases": "null::bigint[]",
-            "p_outcomes": "null::text[]", "p_details": "null::jsonb[]",
+            "p_moment": "now()", "p_ids": ids, "p_attempts": "array_fill(1::smallint, array[100])", "p_leases": leases,
+            "p_outcomes": "null::text[]", "p_results": "null::jsonb[]",
         },
+        caller="settle",
     )  # fmt: skip
     lookups = [node for node in nodes(settle) if node.get("Index Name") == "queued_jobs_pkey"]
     assert [node["Index Cond"] for node in lookups] == ["(id = given.id)"]
     assert "queued_jobs" not in seq_scans(settle)
+    assert [node["Actual Rows"] for node in nodes(settle) if node["Node Type"] == "ModifyTable" and node["Operation"] == "Insert"]
+    ended = await explain(
+        sql, "archive_unsuccessful", "with ended as", "    get diagnostics",
+        {
+            "p_moment": "now()", "p_ids": ids, "p_statuses": "array_fill('failed'::penstock.archived_job_status, array[100])",
+            "p_reasons": "null::text[]", "p_errors": "null::jsonb[]",
+        },
+    )  # fmt: skip
+    lookups = [node for node in nodes(ended) if node.get("Index Name") == "queued_jobs_pkey"]
+    assert [node["Index Cond"] for node in lookups] == ["(id = given.id)"]
+    assert "queued_jobs" not in seq_scans(ended)
 
     promote = await explain(sql, "promote", "with due as", "\n        loop", {"moment": "now()", "p_limit": "1000"})
     assert "queued_jobs_deferred" in {node.get("Index Name") for node in nodes(promote)}

@@ -45,7 +45,7 @@ as $$
                 'append_chunks', 'drop_waiting', 'remove_queue', 'maintain_topics', 'prune_messages', 'read_topic',
                 'missed_messages', 'late_messages', 'unfinished_copies', 'outcomes', 'replay_messages', 'end_expired',
                 'take_over', 'keep_alive', 'heartbeat', 'paused_keys_held', 'missing_keys',
-                'advance_waiting', 'advance_replay', 'cancel_rows'
+                'advance_operation', 'cancel_matching', 'replay_matching', 'cancel_rows'
             ]
         ),
         (
@@ -62,7 +62,7 @@ as $$
             array[
                 'settle_attempts', 'leave_to_callback', 'extend', 'begin_jobs', 'jobs_of_lease', 'settle',
                 'end_attempts', 'report_progress', 'lock_held_jobs', 'append_log', 'end_slots', 'messages_of', 'finish', 'confirm_finished',
-                'fold_finished', 'free_jobs_of_lease'
+                'fold_finished', 'free_jobs_of_lease', 'archive_unsuccessful'
             ]
         ),
         (
@@ -74,7 +74,7 @@ as $$
             'joined_walk',
             array['enable_bitmapscan=off', 'enable_hashjoin=off', 'enable_mergejoin=off', 'enable_seqscan=off'],
             array[
-                'jobs_that_fit', 'waiting_jobs', 'waiting_jobs_of_key', 'claim', 'promote', 'recover_leases', 'has_ready', 'why_of', 'claim_keys', 'begin_partitions',
+                'jobs_that_fit', 'waiting_jobs', 'claim', 'promote', 'recover_leases', 'has_ready', 'why_of', 'claim_keys', 'begin_partitions',
                 'read_chunks', 'insert_copies'
             ]
         ),

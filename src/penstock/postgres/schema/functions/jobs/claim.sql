@@ -193,7 +193,7 @@ begin
             ),
             opened as (
                 select penstock.open_lease(
-                    new_lease, job_type.name, p_worker, of_priority, moment, job_type.visibility_timeout, min(claimed.seq), max(claimed.seq),
+                    new_lease, job_type.name, p_worker, of_priority, moment, moment + job_type.visibility_timeout, min(claimed.seq), max(claimed.seq),
                     count(*), null
                 ) as lease
                 from claimed

@@ -33,7 +33,7 @@ begin
         return 'cancelling';
     end if;
     perform penstock.ensure_archive(moment);
-    perform penstock.archive_waiting(array(select ctid from penstock.queued_jobs where id = p_id), 'cancelled', null, null, moment);
+    perform penstock.archive_waiting(array[p_id], 'cancelled', null, null, moment);
     return 'cancelled';
 end
 $$;

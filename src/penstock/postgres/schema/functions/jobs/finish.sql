@@ -33,26 +33,10 @@ begin
             array_fill(p_id, array[cardinality(p_lines)]), array_fill(p_lease, array[cardinality(p_lines)]), p_lines, p_ages
         );
     end if;
-    with finished as (
-        delete from penstock.queued_jobs as job
-        where job.id = p_id and job.status = 'in-progress' and job.attempt = p_attempt and job.lease = p_lease
-        returning job.*
-    ),
-    archived as (
-        insert into penstock.archived_jobs (
-            id, finished_at, created_at, run_after, started_at, expires_at, status, attempt, max_attempts, priority,
-            name, worker, key, unique_key, data, errors, result, replay_of, message, options, snoozes, log
-        )
-        select
-            finished.id, moment, finished.created_at, finished.run_after, lease.started_at, finished.expires_at, 'succeeded',
-            finished.attempt, finished.max_attempts, finished.priority, finished.name, lease.worker, finished.key,
-            finished.unique_key, finished.data, finished.errors, p_result, finished.replay_of, finished.message, finished.options,
-            finished.snoozes, finished.log
-        from finished
-        left join penstock.leases as lease on lease.id = finished.lease
-    )
     insert into penstock.finished_jobs (id, lease)
-    select finished.id, finished.lease from finished;
+    select p_id, p_lease
+    from penstock.archive_succeeded(array[p_id], array[p_attempt], array[p_lease], null, array[p_result], moment) as archived
+    where cardinality(archived.ids) = 1;
     if not found then
         raise exception 'job % no longer belongs to this worker', p_id
             using errcode = 'PS409', hint = 'Roll the transaction back: another worker runs the job, or will, or it is finished already.';

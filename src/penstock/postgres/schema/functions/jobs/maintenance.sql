@@ -66,7 +66,7 @@ begin
     perform penstock.ensure_archive(moment);
     return penstock.archive_waiting(
         array(
-            select due.ctid
+            select due.id
             from penstock.queued_jobs as due
             where due.expires_at <= moment and due.status = 'queued'
             order by due.expires_at

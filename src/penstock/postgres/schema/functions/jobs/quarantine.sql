@@ -40,14 +40,16 @@ begin
     for job in
         select * from penstock.queued_jobs where id = any (p_ids) order by id for update skip locked
     loop
+        if job.errors is not null and penstock.shown(job.errors) is null then
+            -- A list of errors that no client can read would make the archive unreadable.
+            update penstock.queued_jobs set errors = null where id = job.id;
+        end if;
         if job.status = 'in-progress' then
             perform penstock.end_attempts(
                 array[job.id], array[job.attempt], array[job.lease], array['quarantined'], array[error], null, moment
             );
         else
-            perform penstock.archive_waiting(
-                array(select queued_jobs.ctid from penstock.queued_jobs where queued_jobs.id = job.id), 'failed', 'quarantined', error, moment
-            );
+            perform penstock.archive_waiting(array[job.id], 'failed', 'quarantined', error, moment);
         end if;
         done := done + 1;
     end loop;

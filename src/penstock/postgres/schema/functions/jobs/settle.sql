@@ -33,34 +33,6 @@ end
 $$;
 comment on function penstock.close_leases(bigint[], integer[]) is 'Part of settle: takes settled jobs off their leases; a lease without jobs goes.';
 
-create or replace function penstock.ensure_archive(p_moment timestamptz)
-returns void
-language plpgsql
-security definer
-set search_path = penstock, pg_temp
-as $$
-declare
-    day timestamptz := date_trunc('day', p_moment, 'UTC');
-    partition_name text := 'archived_jobs_p' || to_char(p_moment at time zone 'UTC', 'YYYYMMDD');
-begin
-    if to_regclass('penstock.' || partition_name) is not null then
-        return;
-    end if;
-    perform pg_advisory_xact_lock(hashtext('penstock.ensure_archive'));
-    if to_regclass('penstock.' || partition_name) is not null then
-        return;
-    end if;
-    -- Created as a table and then attached: unlike "partition of", this does not wait for readers and writers of the archive.
-    execute format('create table penstock.%I (like penstock.archived_jobs including defaults including constraints)', partition_name);
-    execute format('comment on table penstock.%I is %L', partition_name, 'Jobs that finished on ' || to_char(p_moment at time zone 'UTC', 'YYYY-MM-DD') || ' UTC.');
-    execute format(
-        'alter table penstock.archived_jobs attach partition penstock.%I for values from (%L) to (%L)',
-        partition_name, day, day + interval '1 day'
-    );
-end
-$$;
-comment on function penstock.ensure_archive(timestamptz) is 'Makes the partition of archived_jobs for the UTC day of p_moment when it is missing.';
-
 create or replace function penstock.requeue(p_ids uuid[], p_moment timestamptz)
 returns void
 language plpgsql
@@ -87,8 +59,7 @@ end
 $$;
 comment on function penstock.requeue(uuid[], timestamptz) is 'Part of settle: jobs that are queued again coalesce again, unless another job took their unique key.';
 
--- Long for its checks: what settles is one statement for all that succeeded (out of the queue, into the archive, leases counted), which is
--- most, and one call of end_attempts for the others.
+-- Long for its checks: what settles is archive_succeeded for all that succeeded, which is most, and end_attempts for the others.
 create or replace function penstock.settle(
     p_ids uuid[],
     p_attempts smallint[],
@@ -149,42 +120,8 @@ begin
     end if;
     perform penstock.ensure_archive(moment);
 
-    with settled as (
-        delete from penstock.queued_jobs as job
-        using unnest(p_ids, p_attempts, p_leases, p_outcomes, p_details) as given (id, attempt, lease, outcome, detail)
-        where job.id = given.id
-            and job.status = 'in-progress'
-            and job.attempt = given.attempt
-            and (given.lease is null or job.lease = given.lease)
-            and (given.outcome is null or given.outcome = 'succeeded')
-        returning
-            job.id, job.created_at, job.run_after, job.expires_at, job.attempt, job.max_attempts, job.priority, job.name, job.key,
-            job.unique_key, job.data, job.errors, job.replay_of, job.message, job.options, job.snoozes, job.log, job.lease, given.detail
-    ),
-    archived as (
-        insert into penstock.archived_jobs (
-            id, finished_at, created_at, run_after, started_at, expires_at, status, attempt, max_attempts, priority,
-            name, worker, key, unique_key, data, errors, result, replay_of, message, options, snoozes, log
-        )
-        select
-            settled.id, moment, settled.created_at, settled.run_after, lease.started_at, settled.expires_at, 'succeeded',
-            settled.attempt, settled.max_attempts, settled.priority, settled.name, lease.worker,
-            settled.key, settled.unique_key, settled.data, settled.errors, settled.detail, settled.replay_of, settled.message,
-            settled.options, settled.snoozes, settled.log
-        from settled
-        left join penstock.leases as lease on lease.id = settled.lease
-    ),
-    closing as (
-        select settled.lease, count(*)::integer as jobs
-        from settled
-        group by settled.lease
-        order by settled.lease
-    )
-    select
-        coalesce((select array_agg(settled.id) from settled), '{}'),
-        (select array_agg(closing.lease) from closing),
-        (select array_agg(closing.jobs) from closing)
-    into settled_ids, leases, jobs;
+    select archived.ids, archived.leases, archived.jobs into settled_ids, leases, jobs
+    from penstock.archive_succeeded(p_ids, p_attempts, p_leases, p_outcomes, p_details, moment) as archived;
     if leases is not null then
         perform penstock.close_leases(leases, jobs);
     end if;
@@ -227,7 +164,7 @@ declare
     outcomes text[];
     reasons text[];
     retries interval[];
-    error_lists jsonb[];
+    new_errors jsonb[];
     leases bigint[];
     jobs integer[];
     blocking boolean[];
@@ -244,7 +181,7 @@ begin
         where given.outcome <> 'succeeded'
             and job.status = 'in-progress'
             and job.attempt = given.given_attempt
-            and (given.given_lease is null or job.lease = given.given_lease)
+            and job.lease = given.given_lease
         for update of job
     ),
     decided as (
@@ -287,32 +224,29 @@ begin
             ) as retry_after,
             case
                 when locked.outcome in ('lost', 'moved') and holder.kind is not null and not locked.begun
-                    and (type.delivery_strategy = 'at_most_once' or holder.kind = 'dispatcher') then locked.errors
+                    and (type.delivery_strategy = 'at_most_once' or holder.kind = 'dispatcher') then null
                 when locked.outcome = 'snoozed' and (type.delivery_strategy = 'at_least_once' or locked.cancel_requested_at is not null)
-                    then locked.errors
+                    then null
                 when locked.outcome in ('failed', 'failed-for-good', 'quarantined', 'snoozed') or locked.detail is not null then
-                    coalesce(locked.errors, '[]') || jsonb_build_array(
-                        case
-                            when locked.outcome = 'lost' and locked.crashes >= 3 and holder.kind = 'worker'
-                                and type.delivery_strategy = 'at_least_once'
-                                then jsonb_build_object(
-                                    'type', 'Quarantined',
-                                    'message', 'its worker was lost three times, the last time while it ran alone: ' || coalesce(locked.detail ->> 'message', '')
-                                )
-                            when locked.outcome = 'snoozed' then jsonb_build_object(
-                                'type', 'Snooze',
-                                'message', 'a job of an at_most_once type cannot be snoozed, since it may start only once'
+                    case
+                        when locked.outcome = 'lost' and locked.crashes >= 3 and holder.kind = 'worker'
+                            and type.delivery_strategy = 'at_least_once'
+                            then jsonb_build_object(
+                                'type', 'Quarantined',
+                                'message', 'its worker was lost three times, the last time while it ran alone: ' || coalesce(locked.detail ->> 'message', '')
                             )
-                            else coalesce(locked.detail, '{}')
-                        end || jsonb_build_object(
-                            'attempt', locked.attempt,
-                            'worker', lease.worker,
-                            'started_at', lease.started_at,
-                            'failed_at', p_moment
+                        when locked.outcome = 'snoozed' then jsonb_build_object(
+                            'type', 'Snooze',
+                            'message', 'a job of an at_most_once type cannot be snoozed, since it may start only once'
                         )
+                        else coalesce(locked.detail, '{}')
+                    end || jsonb_build_object(
+                        'attempt', locked.attempt,
+                        'worker', lease.worker,
+                        'started_at', lease.started_at,
+                        'failed_at', p_moment
                     )
-                else locked.errors
-            end as errors,
+            end as error,
             coalesce(pool.on_retry = 'block', false) as blocks
         from locked
         join penstock.jobs as type on type.name = locked.name
@@ -331,33 +265,21 @@ begin
         (select array_agg(decided.outcome) from decided),
         (select array_agg(decided.reason) from decided),
         (select array_agg(decided.retry_after) from decided),
-        (select array_agg(decided.errors) from decided),
+        (select array_agg(decided.error) from decided),
         (select array_agg(decided.blocks) from decided),
         (select array_agg(closing.lease) from closing),
         (select array_agg(closing.jobs) from closing)
-    into ended_ids, outcomes, reasons, retries, error_lists, blocking, leases, jobs;
+    into ended_ids, outcomes, reasons, retries, new_errors, blocking, leases, jobs;
     if ended_ids is null then
         return;
     end if;
 
-    with ended as (
-        delete from penstock.queued_jobs as job
-        using unnest(ended_ids, outcomes, reasons, error_lists) as given (id, outcome, reason, errors)
-        where job.id = given.id and given.outcome in ('failed', 'cancelled')
-        returning job.*, given.outcome, given.reason, given.errors as all_errors
+    perform penstock.archive_unsuccessful(
+        array_agg(given.id), array_agg(given.outcome::penstock.archived_job_status), array_agg(given.reason), array_agg(given.error), p_moment
     )
-    insert into penstock.archived_jobs (
-        id, finished_at, created_at, run_after, started_at, expires_at, status, reason, attempt, max_attempts, priority,
-        name, worker, key, unique_key, data, errors, replay_of, message, options, snoozes, log
-    )
-    select
-        ended.id, p_moment, penstock.shown_time(ended.created_at), penstock.shown_time(ended.run_after), lease.started_at,
-        penstock.shown_time(ended.expires_at), ended.outcome::penstock.archived_job_status, ended.reason, ended.attempt, ended.max_attempts,
-        ended.priority, ended.name, lease.worker, ended.key, ended.unique_key,
-        penstock.readable(ended.id, ended.data, p_moment),
-        ended.all_errors, ended.replay_of, ended.message, ended.options, ended.snoozes, ended.log
-    from ended
-    left join penstock.leases as lease on lease.id = ended.lease;
+    from unnest(ended_ids, outcomes, reasons, new_errors) as given (id, outcome, reason, error)
+    where given.outcome in ('failed', 'cancelled')
+    having count(*) > 0;
 
     -- A released job, or one to be retried at once, keeps its place in the queue. In a pool that blocks, so does one to
     -- be retried later, or snoozed, which blocks its key until then.
@@ -378,11 +300,11 @@ begin
                 when given.outcome = 'released' then job.run_after
                 else p_moment + greatest(given.retry_after, interval '0')
             end,
-            errors = given.errors,
+            errors = penstock.with_error(job.errors, given.error),
             snoozes = case when given.outcome = 'snoozed' then least(coalesce(job.snoozes, 0) + 1, 32767) else job.snoozes end,
             snoozed_at = case when given.outcome = 'snoozed' then p_moment end,
             updated_at = p_moment
-        from unnest(ended_ids, outcomes, retries, error_lists, blocking) as given (id, outcome, retry_after, errors, blocks)
+        from unnest(ended_ids, outcomes, retries, new_errors, blocking) as given (id, outcome, retry_after, error, blocks)
         cross join lateral (
             select
                 case

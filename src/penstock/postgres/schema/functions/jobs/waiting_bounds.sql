@@ -4,80 +4,43 @@
 -- enqueues do not wait for each other: those that run at the same time do not see each other's jobs, and together can go beyond the bound by
 -- what they add. One after the other they never do. Retries, replays in progress and due jobs are not enqueues, and are never refused.
 
-create or replace function penstock.waiting_jobs(p_name text, p_most bigint)
+create or replace function penstock.waiting_jobs(p_name text, p_most bigint, p_slot integer default null, p_key text default null)
 returns bigint
 language plpgsql
 stable
 as $$
-declare
-    waiting bigint;
 begin
-    -- From the newest on: before the oldest there may be many dead rows.
-    waiting := (
+    -- One index after another, until there are enough.
+    return (
         select count(*)
         from (
-            select
-            from penstock.queued_jobs as job
-            where job.name = p_name and job.seq is not null and job.slot is null and job.status = 'queued'
-            order by job.priority desc, job.seq desc
-            limit p_most
-        ) as ready
-    );
-    if waiting < p_most then
-        waiting := waiting + (
-            select count(*)
-            from (
+            (
+                -- From the newest on: before the oldest there may be many dead rows.
                 select
                 from penstock.queued_jobs as job
-                where job.name = p_name and job.seq is not null and job.slot is not null and job.status = 'queued'
-                limit p_most - waiting
-            ) as keyed
-        );
-    end if;
-    if waiting < p_most then
-        waiting := waiting + (
-            select count(*)
-            from (select from penstock.queued_jobs as job where job.name = p_name and job.seq is null limit p_most - waiting) as deferred
-        );
-    end if;
-    return waiting;
-end
-$$;
-comment on function penstock.waiting_jobs(text, bigint) is 'Part of enqueue_many: how many jobs of a type wait, counted up to p_most.';
-
-create or replace function penstock.waiting_jobs_of_key(p_name text, p_slot integer, p_key text, p_most bigint)
-returns bigint
-language plpgsql
-stable
-as $$
-declare
-    waiting bigint;
-begin
-    waiting := (
-        select count(*)
-        from (
+                where p_key is null and job.name = p_name and job.seq is not null and job.slot is null and job.status = 'queued'
+                order by job.priority desc, job.seq desc
+                limit p_most
+            )
+            union all
+            select
+            from penstock.queued_jobs as job
+            where p_key is null and job.name = p_name and job.seq is not null and job.slot is not null and job.status = 'queued'
+            union all
+            select from penstock.queued_jobs as job where p_key is null and job.name = p_name and job.seq is null
+            union all
             select
             from penstock.queued_jobs as job
             where job.name = p_name and job.slot = p_slot and job.key collate "C" = p_key and job.seq is not null and job.status = 'queued'
+            union all
+            select from penstock.queued_jobs as job where job.name = p_name and job.key collate "C" = p_key and job.seq is null
             limit p_most
-        ) as ready
+        ) as waiting
     );
-    if waiting < p_most then
-        waiting := waiting + (
-            select count(*)
-            from (
-                select
-                from penstock.queued_jobs as job
-                where job.name = p_name and job.key collate "C" = p_key and job.seq is null
-                limit p_most - waiting
-            ) as deferred
-        );
-    end if;
-    return waiting;
 end
 $$;
-comment on function penstock.waiting_jobs_of_key(text, integer, text, bigint) is
-    'Part of enqueue_many: how many jobs of a key of a pool wait, counted up to p_most.';
+comment on function penstock.waiting_jobs(text, bigint, integer, text) is
+    'Part of enqueue_many: how many jobs of a type, or of one key of a pool, wait, counted up to p_most.';
 
 create or replace function penstock.adds_job(p_name text, p_id uuid, p_key text, p_slot integer, p_unique_key text)
 returns boolean
@@ -115,47 +78,35 @@ returns void
 language plpgsql
 as $$
 declare
-    size constant integer := cardinality(p_ids);
+    bound record;
     waiting bigint;
     added bigint;
-    full_key record;
 begin
-    if p_max_waiting is not null then
-        waiting := penstock.waiting_jobs(p_name, p_max_waiting);
-        if waiting + size > p_max_waiting then
-            added := (
-                select count(*)
-                from unnest(p_ids) with ordinality as given (id, place)
-                where penstock.adds_job(p_name, given.id, p_keys[given.place], p_slots[given.place], p_unique_keys[given.place])
-            );
-            if added > 0 and waiting + added > p_max_waiting then
-                raise exception 'the queue of % is full: % of at most % jobs wait, and % more do not fit', p_name, waiting, p_max_waiting, added
-                    using errcode = 'PS429',
-                          hint = 'Nothing was written. Enqueue again when workers have taken jobs, or raise max_waiting of the type.';
-            end if;
+    for bound in
+        select
+            'queue of ' || p_name as place, null::text as key, null::integer as slot, cardinality(p_ids) as jobs, p_max_waiting as most,
+            'max_waiting of the type' as option
+        where p_max_waiting is not null
+        union all
+        select 'key ' || given.key || ' of ' || p_name, given.key, given.slot, count(*), p_key_max_waiting, 'key_max_waiting of the pool'
+        from unnest(p_keys, p_slots) as given (key, slot)
+        where p_key_max_waiting is not null
+        group by given.key, given.slot
+    loop
+        waiting := penstock.waiting_jobs(p_name, bound.most, bound.slot, bound.key);
+        continue when waiting + bound.jobs <= bound.most;
+        added := (
+            select count(*)
+            from unnest(p_ids) with ordinality as given (id, place)
+            where (bound.key is null or p_keys[given.place] = bound.key)
+                and penstock.adds_job(p_name, given.id, p_keys[given.place], p_slots[given.place], p_unique_keys[given.place])
+        );
+        if added > 0 and waiting + added > bound.most then
+            raise exception 'the % is full: % of at most % jobs wait, and % more do not fit', bound.place, waiting, bound.most, added
+                using errcode = 'PS429',
+                      hint = 'Nothing was written. Enqueue again when workers have taken jobs, or raise ' || bound.option || '.';
         end if;
-    end if;
-    if p_key_max_waiting is not null then
-        for full_key in
-            select given.key, given.slot, count(*) as jobs, penstock.waiting_jobs_of_key(p_name, given.slot, given.key, p_key_max_waiting) as waiting
-            from unnest(p_keys, p_slots) as given (key, slot)
-            group by given.key, given.slot
-        loop
-            continue when full_key.waiting + full_key.jobs <= p_key_max_waiting;
-            added := (
-                select count(*)
-                from unnest(p_ids, p_keys) with ordinality as given (id, key, place)
-                where given.key = full_key.key
-                    and penstock.adds_job(p_name, given.id, given.key, full_key.slot, p_unique_keys[given.place])
-            );
-            if added > 0 and full_key.waiting + added > p_key_max_waiting then
-                raise exception 'the key % of % is full: % of at most % jobs wait, and % more do not fit',
-                    full_key.key, p_name, full_key.waiting, p_key_max_waiting, added
-                    using errcode = 'PS429',
-                          hint = 'Nothing was written. Enqueue again when workers have taken jobs, or raise key_max_waiting of the pool.';
-            end if;
-        end loop;
-    end if;
+    end loop;
 end
 $$;
 comment on function penstock.check_room(text, integer, integer, uuid[], text[], integer[], text[]) is

@@ -181,18 +181,18 @@ returns integer
 language plpgsql
 as $$
 declare
-    waiting tid[];
+    waiting uuid[];
     names text[];
     told record;
     running uuid[];
     cancelled integer;
 begin
     -- The caller has locked them.
-    select array_agg(ctid) filter (where status = 'queued'), array_agg(id) filter (where status = 'in-progress'), array_agg(distinct name)
+    select array_agg(id) filter (where status = 'queued'), array_agg(id) filter (where status = 'in-progress'), array_agg(distinct name)
     into waiting, running, names
     from penstock.queued_jobs
     where id = any (p_jobs);
-    cancelled := coalesce(penstock.archive_waiting(waiting, 'cancelled', p_reason, null, p_moment), 0);
+    cancelled := penstock.archive_waiting(waiting, 'cancelled', p_reason, null, p_moment);
     if running is not null then
         update penstock.queued_jobs set cancel_requested_at = coalesce(cancel_requested_at, p_moment) where id = any (running);
         -- In the order of their numbers, as settlements lock them.
@@ -225,24 +225,17 @@ $$;
 comment on function penstock.cancel_rows(uuid[], text, timestamptz) is
     'Part of the operations: cancels these jobs, which the caller has locked: queued ones are archived, with this reason, and of running ones the workers are told. Returns how many.';
 
-create or replace function penstock.advance_waiting(operation penstock.operations, p_limit integer, p_moment timestamptz)
+create or replace function penstock.cancel_matching(operation penstock.operations, p_looked uuid[], p_moment timestamptz)
 returns penstock.operations
 language plpgsql
 as $$
 declare
-    looked uuid[];
     matching uuid[];
     locked uuid[];
 begin
-    looked := array(
-        select job.id from penstock.queued_jobs as job
-        where operation.at_id is null or job.id > operation.at_id
-        order by job.id
-        limit p_limit
-    );
     matching := array(
         select job.id from penstock.queued_jobs as job
-        where job.id = any (looked) and penstock.matches_waiting(job, operation.kind, operation.filter, operation.started_at)
+        where job.id = any (p_looked) and penstock.matches_waiting(job, operation.kind, operation.filter, operation.started_at)
     );
     select coalesce(array_agg(free.id), '{}') into locked
     from (
@@ -260,49 +253,25 @@ begin
         where job.id = any (matching) and job.id <> all (locked)
             and penstock.matches_waiting(job, operation.kind, operation.filter, operation.started_at)
     );
-    operation.looked_at := operation.looked_at + cardinality(looked);
-    operation.at_id := looked[cardinality(looked)];
-    if cardinality(looked) < p_limit then
-        operation.at_id := null;
-        if operation.postponed = 0 then
-            operation.state := 'finished';
-        end if;
-    end if;
     return operation;
 end
 $$;
-comment on function penstock.advance_waiting(penstock.operations, integer, timestamptz) is
-    'Part of advance_operation: the next batch among the jobs that are not finished. Returns the operation as it is then.';
+comment on function penstock.cancel_matching(penstock.operations, uuid[], timestamptz) is
+    'Part of advance_operation: cancels those of these jobs that match. Returns the operation as it is then.';
 
-create or replace function penstock.advance_replay(operation penstock.operations, p_limit integer, p_moment timestamptz)
+create or replace function penstock.replay_matching(operation penstock.operations, p_looked uuid[])
 returns penstock.operations
 language plpgsql
 as $$
 declare
-    day date := operation.at_day;
-    last constant date := (least((operation.filter ->> 'until')::timestamptz, operation.started_at) at time zone 'UTC')::date;
-    looked uuid[];
     job uuid;
     problem text;
 begin
-    if day is null then
-        select min(finished_at at time zone 'UTC')::date into day from penstock.archived_jobs;
-        day := greatest(day, ((operation.filter ->> 'since')::timestamptz at time zone 'UTC')::date);
-        operation.at_day := day;
-    end if;
-    looked := array(
-        select archived.id from penstock.archived_jobs as archived
-        where archived.finished_at >= day::timestamp at time zone 'UTC'
-            and archived.finished_at < (day + 1)::timestamp at time zone 'UTC'
-            and (operation.at_id is null or archived.id > operation.at_id)
-        order by archived.id
-        limit p_limit
-    );
     for job in
         select archived.id from penstock.archived_jobs as archived
-        where archived.id = any (looked)
-            and archived.finished_at >= day::timestamp at time zone 'UTC'
-            and archived.finished_at < (day + 1)::timestamp at time zone 'UTC'
+        where archived.id = any (p_looked)
+            and archived.finished_at >= operation.at_day::timestamp at time zone 'UTC'
+            and archived.finished_at < (operation.at_day + 1)::timestamp at time zone 'UTC'
             and penstock.matches_finished(archived, operation.filter, operation.started_at)
         order by archived.id
     loop
@@ -320,20 +289,11 @@ begin
                 end if;
         end;
     end loop;
-    operation.looked_at := operation.looked_at + cardinality(looked);
-    operation.at_id := looked[cardinality(looked)];
-    if cardinality(looked) < p_limit then
-        operation.at_id := null;
-        operation.at_day := day + 1;
-        if day is null or day >= last then
-            operation.state := 'finished';
-        end if;
-    end if;
     return operation;
 end
 $$;
-comment on function penstock.advance_replay(penstock.operations, integer, timestamptz) is
-    'Part of advance_operation: the next batch of replays, each by penstock.replay without force. Returns the operation as it is then.';
+comment on function penstock.replay_matching(penstock.operations, uuid[]) is
+    'Part of advance_operation: replays those of these jobs of its day that match, each by penstock.replay without force. Returns the operation as it is then.';
 
 create or replace function penstock.advance_operation(p_limit integer default 1000)
 returns penstock.operations
@@ -343,7 +303,11 @@ set search_path = penstock, pg_temp
 as $$
 declare
     moment constant timestamptz := penstock.clock();
+    -- A replay costs as much as several cancellations.
+    most integer := p_limit;
     operation penstock.operations;
+    last date;
+    looked uuid[];
 begin
     perform penstock.check_limit(p_limit, 10000);
     -- One that has to wait for other transactions looks again after a second.
@@ -359,13 +323,46 @@ begin
     perform pg_current_xact_id();
     perform penstock.ensure_archive(moment);
     if operation.kind = 'replay' then
-        -- A replay costs as much as several cancellations.
-        operation := penstock.advance_replay(operation, least(p_limit, 200), moment);
+        most := least(p_limit, 200);
+        last := least((operation.filter ->> 'until')::timestamptz, operation.started_at) at time zone 'UTC';
+        operation.at_day := coalesce(
+            operation.at_day,
+            greatest(
+                (select min(finished_at at time zone 'UTC')::date from penstock.archived_jobs),
+                ((operation.filter ->> 'since')::timestamptz at time zone 'UTC')::date
+            )
+        );
+        looked := array(
+            select archived.id from penstock.archived_jobs as archived
+            where archived.finished_at >= operation.at_day::timestamp at time zone 'UTC'
+                and archived.finished_at < (operation.at_day + 1)::timestamp at time zone 'UTC'
+                and (operation.at_id is null or archived.id > operation.at_id)
+            order by archived.id
+            limit most
+        );
+        operation := penstock.replay_matching(operation, looked);
     else
         if operation.at_id is null then
             operation.postponed := 0;
         end if;
-        operation := penstock.advance_waiting(operation, p_limit, moment);
+        looked := array(
+            select job.id from penstock.queued_jobs as job
+            where operation.at_id is null or job.id > operation.at_id
+            order by job.id
+            limit most
+        );
+        operation := penstock.cancel_matching(operation, looked, moment);
+    end if;
+    operation.looked_at := operation.looked_at + cardinality(looked);
+    operation.at_id := looked[cardinality(looked)];
+    if cardinality(looked) < most then
+        -- The end of a day of the archive, or of a pass over the queue.
+        operation.at_id := null;
+        if operation.kind = 'replay' and operation.at_day < last then
+            operation.at_day := operation.at_day + 1;
+        elsif operation.postponed = 0 then
+            operation.state := 'finished';
+        end if;
     end if;
     update penstock.operations
     set state = operation.state,

@@ -5,10 +5,10 @@ returns void
 language plpgsql
 as $$
 declare
-    waiting tid[];
+    waiting uuid[];
 begin
     waiting := array(
-        select job.ctid
+        select job.id
         from penstock.queued_jobs as job
         where job.name = p_queue and job.slot is null and job.seq is not null and job.status = 'queued'
         limit 10000
@@ -16,7 +16,7 @@ begin
     );
     if p_deferred then
         waiting := waiting || array(
-            select job.ctid
+            select job.id
             from penstock.queued_jobs as job
             where job.name = p_queue and job.seq is null
             limit 10000

@@ -1,0 +1,140 @@
+-- The archive: how jobs get there. Two functions write it, and each removes the jobs from the queue in the statement that archives them.
+--
+-- archive_succeeded is the hot path: the fence is in its statement, and it takes payload and times as they are, which the worker that
+-- succeeded has read. archive_unsuccessful archives all others, also what no worker has read, so that every client can read the archive: that
+-- costs a call for each payload, several microseconds a job.
+
+create or replace function penstock.ensure_archive(p_moment timestamptz)
+returns void
+language plpgsql
+security definer
+set search_path = penstock, pg_temp
+as $$
+declare
+    day timestamptz := date_trunc('day', p_moment, 'UTC');
+    partition_name text := 'archived_jobs_p' || to_char(p_moment at time zone 'UTC', 'YYYYMMDD');
+begin
+    if to_regclass('penstock.' || partition_name) is not null then
+        return;
+    end if;
+    perform pg_advisory_xact_lock(hashtext('penstock.ensure_archive'));
+    if to_regclass('penstock.' || partition_name) is not null then
+        return;
+    end if;
+    -- Created as a table and then attached: unlike "partition of", this does not wait for readers and writers of the archive.
+    execute format('create table penstock.%I (like penstock.archived_jobs including defaults including constraints)', partition_name);
+    execute format('comment on table penstock.%I is %L', partition_name, 'Jobs that finished on ' || to_char(p_moment at time zone 'UTC', 'YYYY-MM-DD') || ' UTC.');
+    execute format(
+        'alter table penstock.archived_jobs attach partition penstock.%I for values from (%L) to (%L)',
+        partition_name, day, day + interval '1 day'
+    );
+end
+$$;
+comment on function penstock.ensure_archive(timestamptz) is 'Makes the partition of archived_jobs for the UTC day of p_moment when it is missing.';
+
+create or replace function penstock.archive_succeeded(
+    p_ids uuid[], p_attempts smallint[], p_leases bigint[], p_outcomes text[], p_results jsonb[], p_moment timestamptz,
+    out ids uuid[], out leases bigint[], out jobs integer[]
+)
+language plpgsql
+as $$
+begin
+    with settled as (
+        delete from penstock.queued_jobs as job
+        using unnest(p_ids, p_attempts, p_leases, p_outcomes, p_results) as given (id, attempt, lease, outcome, result)
+        where job.id = given.id
+            and job.status = 'in-progress'
+            and job.attempt = given.attempt
+            and job.lease = given.lease
+            and (given.outcome is null or given.outcome = 'succeeded')
+        returning
+            job.id, job.created_at, job.run_after, job.expires_at, job.attempt, job.max_attempts, job.priority, job.name, job.key,
+            job.unique_key, job.data, job.errors, job.replay_of, job.message, job.options, job.snoozes, job.log, job.lease, given.result
+    ),
+    archived as (
+        insert into penstock.archived_jobs (
+            id, finished_at, created_at, run_after, started_at, expires_at, status, attempt, max_attempts, priority,
+            name, worker, key, unique_key, data, errors, result, replay_of, message, options, snoozes, log
+        )
+        select
+            settled.id, p_moment, settled.created_at, settled.run_after, lease.started_at, settled.expires_at, 'succeeded',
+            settled.attempt, settled.max_attempts, settled.priority, settled.name, lease.worker,
+            settled.key, settled.unique_key, settled.data, settled.errors, settled.result, settled.replay_of, settled.message,
+            settled.options, settled.snoozes, settled.log
+        from settled
+        left join penstock.leases as lease on lease.id = settled.lease
+    ),
+    closing as (
+        select settled.lease, count(*)::integer as jobs
+        from settled
+        group by settled.lease
+        order by settled.lease
+    )
+    select
+        coalesce((select array_agg(settled.id) from settled), '{}'),
+        (select array_agg(closing.lease) from closing),
+        (select array_agg(closing.jobs) from closing)
+    into ids, leases, jobs;
+end
+$$;
+comment on function penstock.archive_succeeded(uuid[], smallint[], bigint[], text[], jsonb[], timestamptz) is
+    'Part of settle and finish: archives those of the jobs that are held under these attempts and leases and whose outcome is succeeded (or null). Returns their ids, and how many jobs are to be taken off which leases. Call ensure_archive before.';
+
+create or replace function penstock.with_error(p_errors jsonb, p_error jsonb)
+returns jsonb
+language sql
+immutable
+parallel safe
+as $$
+    select case when p_error is null then p_errors else coalesce(p_errors, '[]') || jsonb_build_array(p_error) end
+$$;
+comment on function penstock.with_error(jsonb, jsonb) is 'The errors of a job with one more; null: with none more.';
+
+create or replace function penstock.archive_unsuccessful(
+    p_ids uuid[], p_statuses penstock.archived_job_status[], p_reasons text[], p_errors jsonb[], p_moment timestamptz
+)
+returns integer
+language plpgsql
+as $$
+declare
+    archived integer;
+begin
+    with ended as (
+        delete from penstock.queued_jobs as job
+        using unnest(p_ids, p_statuses, p_reasons, p_errors) as given (id, status, reason, error)
+        where job.id = given.id
+        returning job.*, given.status as ended_as, given.reason, given.error
+    )
+    insert into penstock.archived_jobs (
+        id, finished_at, created_at, run_after, started_at, expires_at, status, reason, attempt, max_attempts, priority,
+        name, worker, key, unique_key, data, errors, replay_of, message, options, snoozes, log
+    )
+    select
+        ended.id, p_moment, penstock.shown_time(ended.created_at), penstock.shown_time(ended.run_after), lease.started_at,
+        penstock.shown_time(ended.expires_at), ended.ended_as, ended.reason,
+        -- The attempt of a queued job has not begun.
+        ended.attempt - case ended.status when 'queued' then 1 else 0 end, ended.max_attempts, ended.priority, ended.name, lease.worker,
+        ended.key, ended.unique_key, penstock.readable(ended.id, ended.data, p_moment), penstock.with_error(ended.errors, ended.error),
+        ended.replay_of, ended.message, ended.options, ended.snoozes, ended.log
+    from ended
+    left join penstock.leases as lease on lease.id = ended.lease;
+    get diagnostics archived = row_count;
+    return archived;
+end
+$$;
+comment on function penstock.archive_unsuccessful(uuid[], penstock.archived_job_status[], text[], jsonb[], timestamptz) is
+    'Part of end_attempts and archive_waiting: archives jobs, queued or in progress, which the caller has locked, each with its status, its reason and one more of its errors (null: none). Call ensure_archive before. Returns how many.';
+
+create or replace function penstock.archive_waiting(
+    p_ids uuid[], p_status penstock.archived_job_status, p_reason text, p_error jsonb, p_moment timestamptz
+)
+returns integer
+language sql
+as $$
+    select penstock.archive_unsuccessful(
+        p_ids, array_fill(p_status, array[coalesce(cardinality(p_ids), 0)]), array_fill(p_reason, array[coalesce(cardinality(p_ids), 0)]),
+        array_fill(p_error, array[coalesce(cardinality(p_ids), 0)]), p_moment
+    )
+$$;
+comment on function penstock.archive_waiting(uuid[], penstock.archived_job_status, text, jsonb, timestamptz) is
+    'Part of expire, cancel, quarantine and drop_waiting: archives queued jobs, which the caller has locked, all with one status, reason and error (null: none). Call ensure_archive before. Returns how many.';
