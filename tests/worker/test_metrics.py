@@ -280,7 +280,7 @@ def test_many_times_that_are_counted_together_are_all_counted() -> None:
     meter = Meter()
     started = time.monotonic()
     for number in range(1_001):
-        meter.ended.append(("mail", "succeeded", ready(0.3), started, started + (0.002 if number else 20.0)))
+        meter.ended.append(("mail", "succeeded", ready(100.0), started, started + (0.002 if number else 20.0)))
     values = {
         (sample.name, sample.labels.get("le")): sample.value for family in meter.registry.collect() for sample in family.samples
     }

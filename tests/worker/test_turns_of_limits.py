@@ -80,7 +80,7 @@ async def test_workers_of_a_queue_with_a_limit_take_turns(url: str, seconds: flo
         for process in each:
             await stack.enter_async_context(Workers(process.app))
         ran = each[0].ran
-        await eventually(lambda: sum(ran.values()) == 1_200, "all jobs")
+        await eventually(lambda: sum(ran.values()) == 1_200, "all jobs", 90.0)
     assert min(ran[process.name] for process in each) >= 60, ran
     assert max(process.most for process in each) <= 2
 

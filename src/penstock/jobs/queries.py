@@ -32,6 +32,8 @@ from penstock.jobs.models import (
 )
 from penstock.postgres.database import Database, in_parts
 
+# `ClaimedJob._make` takes half as long again.
+_new_tuple = tuple.__new__
 _SEQ, _LEASE = (itemgetter(ClaimedJob._fields.index(field)) for field in ("seq", "lease"))
 _OF_JOB_TYPE = tuple(column.name for column in fields(JobTypeRecord))
 
@@ -226,7 +228,7 @@ async def claim(
     rows = await database.fetch(_CLAIM, worker, names, limit, _dump(watermarks), keys)
     if not rows:
         return Claim([], 0, 0)
-    jobs = [ClaimedJob._make(row[:14]) for row in rows]
+    jobs = [_new_tuple(ClaimedJob, row[:14]) for row in rows]
     # The rows of a lease come as they are stored: a released job, whose row is a new version, would start behind later ones.
     several = jobs[0].lease != jobs[-1].lease
     jobs.sort(key=_SEQ)
@@ -344,17 +346,21 @@ async def isolate(database: Database, worker: str, begin: bool) -> bool:
 
 async def settle(database: Database, settlements: Sequence[Settlement]) -> dict[UUID, str]:
     """Settle attempts. Returns the outcomes of those that are not plain successes; "stale" means that nothing changed."""
-    plain = all(s.outcome is Outcome.SUCCEEDED and s.detail is None and not s.written for s in settlements)
-    if not plain and not (settlements := [s for s in settlements if not s.written]):
+    if not settlements:
         return {}
+    # By column, since a comprehension for each column takes several times as long.
+    ids, attempts, leases, outcomes, details, delays, _, written, _ = zip(*settlements, strict=True)
+    if any(written):
+        return await settle(database, [settlement for settlement in settlements if not settlement.written])
+    plain = outcomes.count(Outcome.SUCCEEDED) == details.count(None) == len(settlements)
     rows = await database.fetch(
         "select * from penstock.settle($1, $2::smallint[], $3::bigint[], $4, $5::jsonb[], $6)",
-        [s.id for s in settlements],
-        [s.attempt for s in settlements],
-        [s.lease for s in settlements],
-        None if plain else [str(s.outcome) for s in settlements],
-        None if plain else [s.detail for s in settlements],
-        None if plain else [s.retry_after for s in settlements],
+        ids,
+        attempts,
+        leases,
+        None if plain else [str(outcome) for outcome in outcomes],
+        None if plain else details,
+        None if plain else delays,
         retry=True,
     )
     return {row["id"]: row["outcome"] for row in rows}

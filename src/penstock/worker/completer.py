@@ -57,7 +57,6 @@ class Completer:
             self._idle.clear()
             self._arrived.set()
         self._results.append(result)
-        self.reports.ended(result.id)
 
     def unsettled_leases(self) -> set[int]:
         """Leases of results that are not known to be written, whose jobs must not be released."""
@@ -70,7 +69,7 @@ class Completer:
             batch, self._results = self._results[:_MOST_AT_ONCE], self._results[_MOST_AT_ONCE:]
             if batch:
                 self._writing = batch
-                await self.reports.write_last_lines(result.id for result in batch)
+                await self.reports.ended(batch)
                 began = time.monotonic()
                 outcomes = await self._write(batch)
                 if (meter := measuring.meter) is not None:

@@ -82,7 +82,6 @@ class Executor:
         }
         self._recorder = BeginRecorder(database, self._recorded)
         self._jobs: dict[UUID, Running] = {}
-        self._leases: dict[int, int] = {}
         self._stopping = False
         # Where the times of attempts go; None: nothing measures.
         self._note_ended = None if measuring.meter is None else measuring.meter.ended.append
@@ -121,9 +120,9 @@ class Executor:
         """See `WorkerExecutor`."""
         return [id for id, running in self._jobs.items() if running.claimed.name in names]
 
-    def leases(self) -> list[int]:
+    def leases(self) -> set[int]:
         """Leases of the claimed jobs that are not finished."""
-        return list(self._leases)
+        return {running.lease for running in self._jobs.values()}
 
     def room(self, lane: str) -> int:
         """See `Lane.room`."""
@@ -148,18 +147,11 @@ class Executor:
         lane = self._lanes[worked.lane]
         running = Running(self, job, worked, lane, limit, now + max(limit, job.lease_s * 0.9), may_start)
         self._jobs[job.id] = running
-        self._leases[job.lease] = self._leases.get(job.lease, 0) + 1
         if ahead:
             lane.waiting.appendleft(running)
         else:
             lane.waiting.append(running)
         return lane
-
-    def moved(self, running: Running, lease: int) -> None:
-        """See `Runner`."""
-        self._forget_lease(running.lease)
-        running.lease = lease
-        self._leases[lease] = self._leases.get(lease, 0) + 1
 
     def cancel(self, id: UUID, reason: str = "cancelled") -> None:
         """Tell a job's handler to stop."""
@@ -247,7 +239,6 @@ class Executor:
             running = self._jobs.pop(id, None)
             if running is None:
                 continue
-            self._forget_lease(running.lease)
             running.reason = "lost"
             self._interrupt(running)
             self._stop_waiting(running)
@@ -343,26 +334,24 @@ class Executor:
             claimed = running.claimed
             self._note_ended((claimed.name, settlement.outcome, claimed, running.since, time.monotonic()))
         self._finish(running, settlement)
-        if lane.waiting:
-            self._fill(lane)
+        if lane.waiting and not self._room_told:
+            self._made_room()
 
     def _finish(self, running: Running, settlement: Settlement | None) -> None:
-        if self._jobs.get(running.claimed.id) is not running:
+        id = running.claimed.id
+        if self._jobs.get(id) is not running:
             return
         if running.finishing is not None and settlement is not None and not settlement.written:
             if running.finishing.task is None:
                 running.finishing.task = self.loop.create_task(self._confirm(running, settlement), name="penstock-confirm")
             return
-        del self._jobs[running.claimed.id]
-        self._forget_lease(running.lease)
+        del self._jobs[id]
         if settlement is not None:
             if running.lines is not None:
-                self.reports.log(running.claimed.id, running)
+                self.reports.log(id, running)
             self._settle(settlement)
         if not self._room_told:
-            # Once for all jobs that finish in this iteration of the event loop.
-            self._room_told = True
-            self.loop.call_soon(self._tell_of_room)
+            self._made_room()
 
     async def _confirm(self, running: Running, otherwise: Settlement) -> None:
         """Settle a job whose handler called `finish`, as what the handler did when its transaction was rolled back."""
@@ -379,14 +368,14 @@ class Executor:
         running.finishing = None
         self._finish(running, settlement)
 
+    def _made_room(self) -> None:
+        """Start the next jobs soon: once for all jobs that finish in this iteration of the event loop."""
+        self._room_told = True
+        self.loop.call_soon(self._tell_of_room)
+
     def _tell_of_room(self) -> None:
         self._room_told = False
+        for lane in self._lanes.values():
+            self._fill(lane)
         for tell in self.on_room:
             tell()
-
-    def _forget_lease(self, lease: int) -> None:
-        left = self._leases.get(lease, 0) - 1
-        if left > 0:
-            self._leases[lease] = left
-        else:
-            self._leases.pop(lease, None)

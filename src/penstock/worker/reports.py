@@ -10,7 +10,7 @@ import asyncio
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol
 from uuid import UUID
 
@@ -18,7 +18,7 @@ from penstock.core.logs import get_logger
 from penstock.core.serialization import plain_text
 from penstock.errors import InvalidInput, PenstockError
 from penstock.jobs import queries as jobs
-from penstock.jobs.models import LONGEST_LINE, MOST_LINES
+from penstock.jobs.models import LONGEST_LINE, MOST_LINES, Settlement
 from penstock.jobs.worked import Held
 from penstock.postgres.database import Database
 
@@ -96,11 +96,6 @@ class Reports:
         """Accept that a job has lines to be written."""
         self._logging[id] = job
 
-    def ended(self, id: UUID) -> None:
-        """Forget the progress of a job whose settlement is on its way."""
-        if self._progress:
-            self._progress.pop(id, None)
-
     async def run(self) -> None:
         """Write until cancelled, once a second."""
         while True:
@@ -112,10 +107,14 @@ class Reports:
                 logging, self._logging = self._logging, {}
                 await self._write_lines(logging, wait=False)
 
-    async def write_last_lines(self, ids: Iterable[UUID]) -> None:
-        """Write the lines of jobs that are about to be settled."""
+    async def ended(self, results: Sequence[Settlement]) -> None:
+        """Forget the progress of jobs that are about to be settled, and write the last lines of their logs."""
+        if self._progress:
+            for result in results:
+                self._progress.pop(result.id, None)
         if self._logging:
-            logging = {id: job for id in ids if (job := self._logging.pop(id, None)) is not None}
+            ended = [(result.id, self._logging.pop(result.id, None)) for result in results]
+            logging = {id: job for id, job in ended if job is not None}
             if logging:
                 await self._write_lines(logging, wait=True)
 

@@ -30,9 +30,6 @@ class JobHolder(Protocol):
     reports: Reports
     confirmer: Confirmer
 
-    def moved(self, running: Running, lease: int) -> None:
-        """Accept that the lease of the job was renewed under a new number."""
-
 
 class Running:
     """A claimed job in this process, which waits for a place or runs. The `JobControl` of its `Job`."""
@@ -97,7 +94,7 @@ class Running:
                 f"job {self.claimed.id} no longer belongs to this worker",
                 hint="Stop: another worker may be running it.",
             )
-        self._executor.moved(self, lease)
+        self.lease = lease
         left = self.claimed.lease_s if duration is None else duration.total_seconds()
         self.deadline = max(self.deadline, time.monotonic() + left * 0.9)
 
