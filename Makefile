@@ -7,7 +7,14 @@ DEBIAN_POSTGRES := /usr/lib/postgresql/15/bin
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-warn-script-location
 
 .DEFAULT_GOAL := help
+# Targets share .venv, so they run one after another; make test starts some that may run side by side, when .venv is complete.
+ifndef SIDE_BY_SIDE
 .NOTPARALLEL:
+endif
+# Beside the longest of them, the others print their last line, or everything when they failed.
+ifdef SIDE_BY_SIDE
+LAST_LINE = > $(VENV)/$@.log 2>&1 && tail -n 1 $(VENV)/$@.log || { cat $(VENV)/$@.log; false; }
+endif
 .PHONY: help run test soak sabotage check reference debian unit integration spark chaos postgres15 bench sqlroles lock format clean install
 
 help: ## list the targets
@@ -16,7 +23,10 @@ help: ## list the targets
 run: $(VENV)/.run ## run the main job: a year of flights as jobs, on an embedded PostgreSQL (FULL=1: all of them)
 	$(BIN)/python -m examples.flights
 
-test: check debian unit integration spark postgres15 ## install everything, check, and run the tests
+test: debian check unit ## install everything, check, and run the tests
+	@# Most of a test is waiting: these keep two processors busy together.
+	$(MAKE) --no-print-directory SIDE_BY_SIDE=1 --jobs --keep-going integration spark postgres15
+	@echo "make test: everything passed"
 
 soak: debian chaos ## the chaos runs, short and long, also with one guarantee taken out at a time: at most 40 minutes
 	$(BIN)/pytest tests -n 2 --dist loadgroup -m soak --timeout 900
@@ -37,24 +47,27 @@ debian: $(VENV)/.dev ## install the programs of Debian that some tests need, whe
 
 unit: $(VENV)/.dev ## tests without a database
 	$(BIN)/pytest tests/*/unit -n 2
+	@echo "make $@: passed"
 
 integration: $(VENV)/.dev ## tests on the embedded PostgreSQL
-	@# Most of a test is waiting: three at a time keep two processors busy.
-	$(BIN)/pytest tests --ignore-glob "tests/*/unit" -n 3 --dist loadgroup -m "not serial and not chaos and not spark and not soak"
-	$(BIN)/pytest tests -m "serial and not chaos and not spark and not soak"
+	$(BIN)/pytest tests --ignore-glob "tests/*/unit" -n 3 --dist loadgroup -m "not chaos and not spark and not soak"
+	@echo "make $@: passed"
 
 spark: $(VENV)/.dev ## tests that need Spark, in one session
-	$(BIN)/pytest tests/spark -m "spark and not chaos and not soak"
+	$(BIN)/pytest tests/spark -m "spark and not chaos and not soak" $(LAST_LINE)
+	@echo "make $@: passed"
 
 chaos: $(VENV)/.dev ## tests that kill workers and the server
 	$(BIN)/pytest tests -n 2 --dist loadgroup -m "chaos and not soak" --timeout 600
 
 postgres15: $(VENV)/.dev ## the database tests on Debian's PostgreSQL 15, when that is installed
-	@if [ -x $(DEBIAN_POSTGRES)/initdb ]; then \
-		PENSTOCK_TEST_POSTGRES_BIN=$(DEBIAN_POSTGRES) $(BIN)/pytest tests/postgres tests/*/sql --ignore tests/postgres/unit -n 2 --dist loadgroup -m "not serial and not chaos and not embedded and not soak"; \
-	else \
-		echo "PostgreSQL 15 is not installed in $(DEBIAN_POSTGRES): that step is left out"; \
-	fi
+ifneq ($(wildcard $(DEBIAN_POSTGRES)/initdb),)
+	PENSTOCK_TEST_POSTGRES_BIN=$(DEBIAN_POSTGRES) $(BIN)/pytest tests/postgres tests/*/sql --ignore tests/postgres/unit -n 2 --dist loadgroup \
+		-m "not chaos and not embedded and not soak" $(LAST_LINE)
+	@echo "make $@: passed"
+else
+	@echo "make $@: PostgreSQL 15 is not installed in $(DEBIAN_POSTGRES): left out"
+endif
 
 bench: $(VENV)/.dev ## measure against the bare SQL and the peers
 	$(BIN)/python -m benchmarks

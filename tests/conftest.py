@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
+import tempfile
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,33 @@ from penstock.testing import TemporaryDatabases
 # No test fails for being slow.
 hypothesis.settings.register_profile("penstock", deadline=None, print_blob=True)
 hypothesis.settings.load_profile("penstock")
+
+WITH_SERVERS = {"browser", "http"}
+"""Folders in which most modules start a server for their tests."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Give the run a folder of its own for `tmp_path`.
+
+    Runs of one user otherwise share a folder, which each closes to other users when it starts. For root, the embedded server runs
+    as another user, who has to pass through that folder.
+    """
+    if not hasattr(config, "workerinput"):
+        os.environ["PYTEST_DEBUG_TEMPROOT"] = tempfile.mkdtemp(prefix="penstock-")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Run a module that has a server in one process of xdist, so that the server starts once. xdist begins with the largest."""
+    for item in items:
+        folder, *rest = item.path.relative_to(Path(__file__).parent).parts
+        if folder in WITH_SERVERS and "unit" not in rest:
+            item.add_marker(pytest.mark.xdist_group(f"{folder}/{item.path.stem}"))
+
+
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """Remove that folder, unless a test failed, whose files may say why."""
+    if not hasattr(session.config, "workerinput") and exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
+        shutil.rmtree(os.environ["PYTEST_DEBUG_TEMPROOT"], ignore_errors=True)
 
 
 @pytest.fixture(scope="session")

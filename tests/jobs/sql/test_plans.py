@@ -119,7 +119,6 @@ async def test_claims_are_hot_updates(sql: Sql) -> None:
     assert hot >= 0.99 * updated
 
 
-@pytest.mark.serial
 async def test_a_million_deferred_jobs_do_not_slow_a_claim(sql: Sql) -> None:
     async def pages() -> int:
         plan = await explain_claim(sql)
