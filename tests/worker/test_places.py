@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import random
 import threading
+import time
 from collections.abc import AsyncIterator, Sequence
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 from uuid import UUID
 
@@ -131,24 +133,54 @@ async def test_thousands_of_jobs_cancelled_as_they_start_leave_every_place_free(
             assert (await small.wait(receipt.id)).status is Status.SUCCEEDED
 
 
-SHAPES = ("async", "thread", "batch", "once")
+SHAPES = ("async", "thread", "process", "batch", "once")
+
+
+def in_process(job: Job[Any]) -> None:
+    """Waits at the gate of its round, a file."""
+    here = Path(job.data["folder"], str(job.id))
+    here.touch()
+    deadline = time.monotonic() + 60
+    while not Path(job.data["folder"], f"open-{job.data['round']}").exists() and time.monotonic() < deadline:
+        time.sleep(0.002)
+    here.unlink()
+
+
+class Gate(threading.Event):
+    """A gate that opens for other processes too, which see a file."""
+
+    def __init__(self, file: Path) -> None:
+        super().__init__()
+        self._file = file
+
+    def set(self) -> None:
+        self._file.touch()
+        super().set()
 
 
 class Shaped:
     """An executor of jobs that wait at a gate, of one shape; counts how many are at the gate together."""
 
-    def __init__(self, app: Penstock, shape: str) -> None:
+    def __init__(self, app: Penstock, shape: str, folder: Path) -> None:
         self.app = app
         self.shape = shape
+        self.folder = folder
         self.results: list[Settlement] = []
-        self.at_gate: set[UUID] = set()
+        self._at_gate: set[UUID] = set()
         # Jobs of each call of `submitted` have a gate of their own: a thread may begin with a job after that was lost.
-        self.gates: list[threading.Event] = []
+        self.gates: list[Gate] = []
 
     @property
-    def gate(self) -> threading.Event:
+    def gate(self) -> Gate:
         """The gate of the jobs that were submitted last."""
         return self.gates[-1]
+
+    @property
+    def at_gate(self) -> set[UUID]:
+        """The jobs that wait at a gate."""
+        if self.shape == "process":
+            return {UUID(file.name) for file in self.folder.iterdir() if not file.name.startswith("open-")}
+        return self._at_gate
 
     async def open(self) -> None:
         async def on_loop(job: Job[Any]) -> None:
@@ -158,13 +190,13 @@ class Shaped:
             await self._wait(jobs)
 
         def in_thread(job: Job[Any]) -> None:
-            self.at_gate.add(job.id)
-            self.gates[job.data].wait(60)
-            self.at_gate.discard(job.id)
+            self._at_gate.add(job.id)
+            self.gates[job.data["round"]].wait(60)
+            self._at_gate.discard(job.id)
 
-        handler: Any = {"thread": in_thread, "batch": together}.get(self.shape, on_loop)
+        handler: Any = {"thread": in_thread, "process": in_process, "batch": together}.get(self.shape, on_loop)
         batch = BatchOptions(PLACES // 2, timedelta(0), False) if self.shape == "batch" else None
-        kind: HandlerKind = "thread" if self.shape == "thread" else "async"
+        kind: HandlerKind = "thread" if self.shape == "thread" else "process" if self.shape == "process" else "async"
         worked = WorkedType("brief", Options(), Codec(Any, "brief"), handler, kind, batch=batch)
         worked.once = self.shape == "once"
         self.database = await self.app.database()
@@ -174,33 +206,34 @@ class Shaped:
 
     async def submitted(self) -> list[ClaimedJob]:
         """As many jobs as there are places, claimed and with the executor."""
-        self.gates.append(threading.Event())
-        await self.app.enqueue_many("brief", [len(self.gates) - 1] * PLACES)
+        number = len(self.gates)
+        self.gates.append(Gate(self.folder / f"open-{number}"))
+        await self.app.enqueue_many("brief", [{"round": number, "folder": str(self.folder)}] * PLACES)
         claimed = (await jobs.claim(self.database, "w", ["brief"], PLACES, {})).jobs
         self.executor.submit(claimed, asyncio.get_running_loop().time())
         return claimed
 
     async def _wait(self, waiting: Sequence[Job[Any]]) -> None:
         ids = {job.id for job in waiting}
-        gate = self.gates[waiting[0].data]
-        self.at_gate |= ids
+        gate = self.gates[waiting[0].data["round"]]
+        self._at_gate |= ids
         try:
             while not gate.is_set():
                 await asyncio.sleep(0.001)
         finally:
-            self.at_gate -= ids
+            self._at_gate -= ids
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-async def test_a_job_that_is_stopped_or_lost_anywhere_frees_its_place(small: Penstock, shape: str) -> None:
+async def test_a_job_that_is_stopped_or_lost_anywhere_frees_its_place(small: Penstock, shape: str, tmp_path: Path) -> None:
     """Between any two steps, also while its start is recorded or its batch gathers. It is settled once, unless it was lost."""
     seed = random.randrange(1 << 30)
     print("seed", seed)
     dice = random.Random(seed)
-    harness = Shaped(small, shape)
+    harness = Shaped(small, shape, tmp_path)
     await harness.open()
     try:
-        for _ in range(40):
+        for _ in range(40 if shape != "process" else 12):
             harness.results.clear()
             claimed = await harness.submitted()
             lost: set[UUID] = set()
@@ -228,8 +261,8 @@ async def test_a_job_that_is_stopped_or_lost_anywhere_frees_its_place(small: Pen
         harness.executor.close()
 
 
-async def test_a_job_that_is_lost_while_its_start_is_recorded_does_not_start(small: Penstock) -> None:
-    harness = Shaped(small, "once")
+async def test_a_job_that_is_lost_while_its_start_is_recorded_does_not_start(small: Penstock, tmp_path: Path) -> None:
+    harness = Shaped(small, "once", tmp_path)
     await harness.open()
     claimed = await harness.submitted()
     harness.executor.abandon([claimed[0].id])
@@ -242,8 +275,8 @@ async def test_a_job_that_is_lost_while_its_start_is_recorded_does_not_start(sma
     harness.executor.close()
 
 
-async def test_jobs_whose_start_cannot_be_recorded_are_released(small: Penstock, sql: Any) -> None:
-    harness = Shaped(small, "once")
+async def test_jobs_whose_start_cannot_be_recorded_are_released(small: Penstock, sql: Any, tmp_path: Path) -> None:
+    harness = Shaped(small, "once", tmp_path)
     await harness.open()
     await sql.execute("alter function penstock.begin_jobs(uuid[], bigint[]) rename to begin_jobs_away")
     await harness.submitted()
@@ -259,8 +292,8 @@ async def test_jobs_whose_start_cannot_be_recorded_are_released(small: Penstock,
     harness.executor.close()
 
 
-async def test_a_job_that_is_lost_while_its_batch_gathers_is_not_in_it(small: Penstock) -> None:
-    harness = Shaped(small, "batch")
+async def test_a_job_that_is_lost_while_its_batch_gathers_is_not_in_it(small: Penstock, tmp_path: Path) -> None:
+    harness = Shaped(small, "batch", tmp_path)
     await harness.open()
     claimed = await harness.submitted()
     await asyncio.sleep(0)  # each has asked for a place in a batch, and the call has not begun
