@@ -184,6 +184,60 @@ def test_a_typed_read_is_what_from_json_gives(spark: SparkSession, zone: str) ->
         check_blocks(mine, schema, whole, zone)
 
 
+def test_failfast_refuses_what_from_json_refuses(spark: SparkSession) -> None:
+    """Of each mode the same: rows that both read have the same values; a record that one refuses, the other refuses too."""
+    from pyspark.sql import functions as F
+    from pyspark.sql.pandas.types import to_arrow_schema
+    from pyspark.sql.types import StructType
+
+    seed = secrets.randbits(32)
+    print("seed", seed)
+    chance = random.Random(seed)
+    zone = str(spark.conf.get("spark.sql.session.timeZone"))
+    for _ in range(12):
+        text = ", ".join(f"f{place} {a_type(chance)}" for place in range(chance.randint(1, 3)))
+        struct = StructType.fromDDL(text)
+        schema = to_arrow_schema(struct, timezone="UTC")
+        payloads = documents(chance, schema, 60)
+
+        def ours(some: Sequence[str | None], schema: pa.Schema = schema) -> dict[str, pa.Array]:
+            return fields_of(as_bytes(some), schema, True, times.zone(zone))
+
+        def theirs(some: Sequence[str | None], struct: StructType = struct) -> pa.Table:
+            frame = spark.createDataFrame([(place, one) for place, one in enumerate(some)], "place int, payload string")
+            found = frame.coalesce(1).select("place", F.from_json("payload", struct, {"mode": "FAILFAST"}).alias("found"))
+            return found.toArrow().sort_by("place").column("found").combine_chunks()
+
+        fits = []
+        for payload in payloads:
+            try:
+                ours([payload])
+            except InvalidInput:
+                continue
+            fits.append(payload)
+        # In one block, and all in one job: an error of any of them would be one of the job.
+        together, wanted = ours(fits), theirs(fits)
+        for field in schema:
+            assert plain(together[field.name], field.type) == plain(wanted.field(field.name), field.type), text
+        refused = [payload for payload in payloads if payload not in fits]
+        for payload in chance.sample(refused, min(8, len(refused))):
+            with pytest.raises(Exception, match="MALFORMED_RECORD_IN_PARSING|Malformed records"):
+                theirs([payload])
+            # Beside rows that fit too.
+            with pytest.raises(InvalidInput, match="bad record"):
+                ours([*fits[:3], payload, *fits[3:6]])
+
+
+def test_drop_malformed_is_refused_as_from_json_refuses_it(spark: SparkSession, url: str, ask: Ask) -> None:
+    ask("select penstock.create_stream('a', 1)")
+    ask("select penstock.append('a', '{\"f0\": \"x\"}')")
+    with pytest.raises(Exception, match="DROPMALFORMED|PARSE_MODE_UNSUPPORTED"):
+        spark.sql("select from_json('{\"f0\": \"x\"}', 'f0 int', map('mode', 'DROPMALFORMED'))").collect()
+    reader = spark.read.format("penstock").options(url=url, subscribe="a", mode="DROPMALFORMED")
+    with pytest.raises(Exception, match="DROPMALFORMED"):
+        reader.schema("f0 int").load().collect()
+
+
 def check_blocks(payloads: Sequence[str | None], schema: pa.Schema, whole: dict[str, pa.Array], zone: str) -> None:
     """What a row gives depends on no other row of its block; and a bad record is an error with FAILFAST."""
     fits = [at for at, raw in enumerate(whole[CORRUPT].to_pylist()) if raw is None]

@@ -218,6 +218,72 @@ def test_times_without_a_zone_are_in_that_of_the_session(spark: SparkSession, ur
             reader(**options).load()
 
 
+@pytest.mark.soak
+@pytest.mark.timeout(600)
+def test_connections_stay_while_a_batch_comes_once_a_minute(spark: SparkSession, url: str, ask: Ask, tmp_path: Path) -> None:
+    """Spark ends Python processes that have been idle for a minute: they and what they keep live from one batch to the next."""
+    ours = (
+        "select pid || ' ' || backend_start::text as one from pg_stat_activity where application_name = 'penstock-spark'"
+        " and datname = current_database()"
+    )
+    query = (
+        spark.readStream.format("penstock").options(url=url, subscribe="a", startingOffsets="earliest").load()
+        .select("key", "value").writeStream.format("penstock").options(url=url, stream="b")
+        .option("checkpointLocation", str(tmp_path)).trigger(processingTime="55 seconds").start()
+    )  # fmt: skip
+    opened: list[set[str]] = []
+    try:
+        for batch in range(5):
+            append(ask, 40 * batch + 1, 40 * batch + 40)
+
+            async def copied(wanted: int = 40 * (batch + 1)) -> bool:
+                if (error := query.exception()) is not None:
+                    raise error
+                return len(await asyncio.to_thread(in_stream, ask, "b")) == wanted
+
+            asyncio.run(eventually(copied, f"batch {batch}", 180))
+            opened.append({row["one"] for row in ask(ours)})
+    finally:
+        query.stop()
+    # The first two open what the others use.
+    assert all(later <= opened[1] for later in opened[2:]), opened
+
+
+@pytest.mark.parametrize("target", ["stream", "job"])
+def test_output_modes_other_than_append_say_what_to_do(
+    spark: SparkSession, url: str, ask: Ask, tmp_path: Path, target: str
+) -> None:
+    """Neither Spark's error nor ours names another mode that is refused; and what is advised instead works."""
+    append(ask, 1, 40)
+    ask("select penstock.create_job_type('b')")
+    counts = (
+        spark.readStream.format("penstock").options(url=url, subscribe="a", startingOffsets="earliest").load()
+        .groupBy("key").count().selectExpr(f"to_json(named_struct('n', count)) as {'value' if target == 'stream' else 'data'}")
+    )  # fmt: skip
+
+    def begin(mode: str) -> None:
+        # Spark refuses a mode where the query is started, and a sink in Python where its first batch is.
+        writer = counts.writeStream.format("penstock").options(**{"url": url, target: "b"}).outputMode(mode)
+        writer.option("checkpointLocation", str(tmp_path / mode)).trigger(availableNow=True).start().awaitTermination()
+
+    for mode in ("update", "complete"):
+        with pytest.raises(Exception, match="(?i)append") as refused:
+            begin(mode)
+        ours = str(refused.value).split("JVM stacktrace")[0]
+        for other in ("update", "complete"):
+            assert other == mode or f'outputMode("{other}")' not in ours, ours
+    # The way that the error names.
+    put = counts.writeStream.outputMode("update").foreachBatch(
+        lambda frame, batch: (
+            frame.write.format("penstock").options(**{"url": url, target: "b", "writer": "totals", "epoch": str(batch)})
+            .mode("append").save()
+        )
+    )  # fmt: skip
+    put.option("checkpointLocation", str(tmp_path / "each")).trigger(availableNow=True).start().awaitTermination()
+    written = in_stream(ask, "b") if target == "stream" else ask("select * from penstock.queued_jobs where name = 'b'")
+    assert len(written) > 0
+
+
 def test_what_works_in_spark_sql_and_what_says_that_it_does_not(spark: SparkSession, url: str, ask: Ask) -> None:
     append(ask, 1, 40)
     spark.sql(f"create temporary view orders using penstock options (url '{url}', subscribe 'a', columns 'key,offset')")

@@ -21,9 +21,15 @@ KEYS = [next(str(n) for n in range(1_000) if partition_of(str(n), PARTITIONS) ==
 
 @pytest.fixture
 async def held(url: str, sql: Sql) -> AsyncIterator[Sql]:
-    """A stream with an event in each partition, and a connection with an open append to the last one."""
-    await sql.execute("select penstock.create_stream('events', $1, '{\"segment_events\": 1}')", PARTITIONS)
+    """A stream with work for each kind of maintenance, and a connection with an open append to its last partition."""
+    await sql.execute(
+        "select penstock.create_stream('events', $1, '{\"segment_events\": 1, \"keep_events\": 1, \"compact\": true}')", PARTITIONS
+    )
+    for _ in range(2):
+        await sql.execute("select penstock.append_many('events', '{0,1,2,3,4,5,6,7}', $1)", KEYS * 2)
+        await sql.execute("select penstock.roll_segment('events')")
     await sql.execute("select penstock.append_many('events', '{0,1,2,3}', $1)", KEYS)
+    await sql.execute("select penstock.declare_consumer_group('events', 'g')")
     holder = await asyncpg.connect(url)
     transaction = holder.transaction()
     await transaction.start()
@@ -34,27 +40,35 @@ async def held(url: str, sql: Sql) -> AsyncIterator[Sql]:
 
 
 @pytest.mark.parametrize(
-    "call",
+    ("call", "done"),
     [
-        *(f"select penstock.append('events', '1', '{KEYS[place]}')" for place in range(HELD)),
-        f"select penstock.append_many('events', '{{1,2}}', '{{{KEYS[0]},{KEYS[2]}}}')",
-        "select penstock.maintain_stream('events')",
-        "select penstock.retire_segments('events')",
-        "select penstock.drop_retired()",
-        "select penstock.compact_stream('events')",
-        "select penstock.change_stream('events', '{\"keep_events\": 100}')",
-        "select * from penstock.stream_bounds('events')",
-        "select * from penstock.read_events('events', 3)",
-        "select * from penstock.stream_segments('events')",
-        "select penstock.declare_consumer_group('events', 'g'), * from penstock.group_lag('events')",
+        *((f"select (penstock.append('events', '1', '{KEYS[place]}')).event_offset", 5) for place in range(HELD)),
+        (f"select count(*) from penstock.append_many('events', '{{1,2}}', '{{{KEYS[0]},{KEYS[2]}}}')", 2),
+        ("select rolled from penstock.maintain_stream('events')", True),
+        ("select penstock.retire_segments('events')", 2),
+        ("select penstock.drop_retired() from penstock.retire_segments('events')", 2),
+        ("select penstock.compact_stream('events')", 2),
+        ("select (penstock.change_stream('events', '{\"keep_events\": 100}')).keep_events", 100),
+        ("select count(*) from penstock.stream_bounds('events')", PARTITIONS),
+        ("select count(*) from penstock.read_events('events', 3)", 2),
+        ("select count(*) from penstock.stream_segments('events')", 3),
+        ("select count(*) from penstock.group_lag('events') where lag = 5", PARTITIONS),
     ],
 )
-async def test_what_goes_on(held: Sql, sql: Sql, call: str) -> None:
-    # A call that had to wait for the open append would be refused. Maintenance takes a second to look for a free partition.
+async def test_what_goes_on_is_done(held: Sql, sql: Sql, call: str, done: Any) -> None:
+    """Beside the open append, each call does all of its work: one that gives up when it meets the lock does less."""
+    # Maintenance takes a second to look for a free partition.
     await sql.execute("set statement_timeout = '60s'")
     await sql.execute("set lock_timeout = '30s'")
-    await sql.fetch(call)
+    assert await sql.fetchval(call) == done
     assert held.is_in_transaction()
+
+
+async def test_a_segment_begins_in_all_other_partitions(held: Sql, sql: Sql) -> None:
+    before = dict(await sql.fetch("select partition, segment from penstock.stream_partitions"))
+    assert await sql.fetchval("select rolled from penstock.maintain_stream('events')")
+    after = dict(await sql.fetch("select partition, segment from penstock.stream_partitions"))
+    assert {partition for partition in before if after[partition] > before[partition]} == set(range(HELD))
 
 
 @pytest.mark.parametrize(
