@@ -24,8 +24,7 @@ from penstock.core.logs import get_logger
 from penstock.core.serialization import Codec
 from penstock.errors import Conflict, InvalidInput, JobFailed, NotFound, PenstockError
 from penstock.history import lake
-from penstock.jobs import opening
-from penstock.jobs import queries as jobs
+from penstock.jobs import opening, type_queries, worker_queries
 from penstock.jobs.administration import JobAdministration
 from penstock.jobs.job_type import JobType
 from penstock.jobs.models import HandlerRecord, JobRecord, Status, parse_id
@@ -390,7 +389,7 @@ class Penstock(JobAdministration, PoolAdministration, TopicAdministration, Strea
         """
         check_span("keep", keep, zero=True, longest=LONGEST_SPAN)
         database = await self.database()
-        dropped = await jobs.prune(database, keep)
+        dropped = await worker_queries.prune(database, keep)
         while await topics.prune_messages(database, keep):
             pass
         return dropped
@@ -442,7 +441,7 @@ class Penstock(JobAdministration, PoolAdministration, TopicAdministration, Strea
         await self.subscribe(*chosen)
         subscribed = [(s, t.declared.as_json()) for t in chosen if (s := subscription_of(t)) is not None]
         beside = {"renewal": lambda: renew_subscriptions(database, subscribed)} if subscribed else {}
-        await jobs.note_handlers(database, [*map(self._said_of, chosen), *_said_of_others(consumers, scheduled, leading)])
+        await type_queries.note_handlers(database, [*map(self._said_of, chosen), *_said_of_others(consumers, scheduled, leading)])
         process = new_member_id()
         parts = [
             await consumer.consumer(database, self.settings, f"{process}.c{number}")

@@ -18,7 +18,7 @@ from typing import Any
 import asyncpg
 
 from penstock import NewMessage, Penstock, PenstockError, Topic
-from penstock.jobs import queries as jobs
+from penstock.jobs import claim_queries
 from penstock.jobs.models import Outcome, Settlement
 from penstock.topics import queries as topics
 
@@ -86,11 +86,11 @@ async def subscriber(app: Penstock, name: str, chance: random.Random) -> None:
 
 
 async def _work(database: Any, queue: str, worker: str) -> None:
-    claim = await jobs.claim(database, worker, [queue], 20, {})
+    claim = await claim_queries.claim(database, worker, [queue], 20, {})
     for job in claim.jobs:
         record(kind="received", job=job.id)
     if claim.jobs:
-        await jobs.settle(database, [Settlement(j.id, j.attempt, j.lease, Outcome.SUCCEEDED) for j in claim.jobs])
+        await claim_queries.settle(database, [Settlement(j.id, j.attempt, j.lease, Outcome.SUCCEEDED) for j in claim.jobs])
 
 
 async def main(role: str, name: str, seed: int) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from penstock import Penstock
-from penstock.jobs import queries as jobs
+from penstock.jobs import worker_queries
 from penstock.worker import fleets
 from tests.waiting import eventually
 
@@ -20,13 +20,13 @@ async def test_many_pull_workers_of_a_process_maintain_as_one(app: Penstock, mon
     calls: Counter[str] = Counter()
 
     def counted(name: str) -> None:
-        call = getattr(jobs, name)
+        call = getattr(worker_queries, name)
 
         async def counting(*arguments: Any) -> Any:
             calls[name] += 1
             return await call(*arguments)
 
-        monkeypatch.setattr(jobs, name, counting)
+        monkeypatch.setattr(worker_queries, name, counting)
 
     for name in ("recover", "promote", "due_in"):
         counted(name)

@@ -12,7 +12,7 @@ import asyncpg
 import pytest
 
 from penstock import Backoff, Conflict, JobOptions, Penstock, Settings
-from penstock.jobs import queries as jobs
+from penstock.jobs import claim_queries
 from tests.waiting import eventually
 
 Sql: TypeAlias = "asyncpg.Connection[Any]"
@@ -220,8 +220,8 @@ async def test_an_ack_under_way_while_the_job_comes_back_is_answered(
     async with pool.worker("one") as worker:
         jobs_of_one = worker.jobs()
         job = await anext(jobs_of_one)  # type: ignore[arg-type]
-        settle = jobs.settle
-        monkeypatch.setattr(jobs, "settle", slow_settle)
+        settle = claim_queries.settle
+        monkeypatch.setattr(claim_queries, "settle", slow_settle)
         acking = asyncio.create_task(job.ack())
         await under_way.wait()
         await sql.execute("select penstock.leave_group('work', 'one')")

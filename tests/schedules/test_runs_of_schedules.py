@@ -13,7 +13,7 @@ import asyncpg
 import pytest
 
 from penstock import Backoff, Conflict, InvalidInput, Job, NotFound, Penstock, Tick
-from penstock.jobs import queries as jobs
+from penstock.jobs import type_queries
 from penstock.schedules.schedule import ScheduleRecord
 from penstock.testing import run_due_jobs, running_worker
 from tests.waiting import eventually
@@ -242,7 +242,7 @@ def penstock(url: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 async def test_the_command_line_shows_schedules_and_drops_them(app: Penstock, url: str, sql: Sql) -> None:
-    await jobs.create_job_type(await app.database(), "report", {})
+    await type_queries.create_job_type(await app.database(), "report", {})
     await sql.execute(
         "insert into penstock.schedules (name, kind, spec, runs_as, next_at, last_at, last_outcome, last_error, updated_at)"
         " values ('report', 'cron', '0 4 * * * UTC', 'job', now(), now(), 'failed', 'ValueError: no takings', now())"

@@ -9,7 +9,7 @@ import asyncpg
 import pytest
 
 from penstock import NewEvent, Penstock, Retention, Stream
-from penstock.streams import queries as streams
+from penstock.streams.maintenance import maintain
 from penstock.worker.maintenance import Maintenance
 
 Sql: TypeAlias = "asyncpg.Connection[Any]"
@@ -72,7 +72,7 @@ async def test_appends_and_reads_go_on_beside_a_compaction(app: Penstock, sql: S
         await stream.append(100, key="k0")
         assert len(await stream.read(0)) + len(await stream.read(1)) == 101
         database = await app.database()
-        assert await streams.maintain(database, "prices") == (False, 0, 0), "another caller maintains what is being compacted"
+        assert await maintain(database, "prices") == (False, 0, 0), "another caller maintains what is being compacted"
     kept = [*await stream.read(0), *await stream.read(1)]
     assert sorted(event.data for event in kept)[-11:] == list(range(90, 101))
 

@@ -8,7 +8,7 @@ import asyncpg
 import pytest
 
 from penstock import NewEvent, Penstock, Stream
-from penstock.streams import queries as streams
+from penstock.streams.maintenance import maintain
 
 Sql: TypeAlias = "asyncpg.Connection[Any]"
 SEGMENTS, KEYS = 6, 200
@@ -95,7 +95,7 @@ async def test_a_limit_that_is_none_is_refused(app: Penstock, sql: Sql) -> None:
 async def test_a_worker_compacts_until_nothing_is_left(app: Penstock, sql: Sql) -> None:
     stream = await filled(app, sql, same_keys=True)
     before = await state(stream)
-    _, _, compacted = await streams.maintain(await app.database(), "prices")
+    _, _, compacted = await maintain(await app.database(), "prices")
     assert compacted == SEGMENTS - 1
     assert await state(stream) == before
     assert await sql.fetchval("select penstock.compact_stream('prices')") == 0

@@ -10,8 +10,8 @@ import asyncpg
 import pytest
 
 from penstock import Backoff, Batch, Conflict, OnFailure, Penstock, Stream
-from penstock.streams import queries as streams
-from penstock.streams.queries import Commit
+from penstock.streams import group_queries
+from penstock.streams.group_queries import Commit
 from tests.waiting import eventually
 
 Sql: TypeAlias = "asyncpg.Connection[Any]"
@@ -104,7 +104,7 @@ async def test_a_dead_letter_whose_answer_was_lost_is_there_once(app: Penstock) 
         fence = batch.fence
         commit = Commit(0, fence.epoch, fence.revision, 3)
         database = await app.database()
-        letters = [await streams.dead_letter(database, "events", "g", fence.member, commit, 0, "bad") for _ in range(2)]
+        letters = [await group_queries.dead_letter(database, "events", "g", fence.member, commit, 0, "bad") for _ in range(2)]
     assert letters == [3, 0]
     dead = await Stream.found(app, "events.dead")
     assert [letter.data for letter in await dead.read(0)] == [0, 1, 2]

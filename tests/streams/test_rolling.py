@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import asyncpg
 
 from penstock import NewEvent, Penstock
-from penstock.streams import queries as streams
+from penstock.streams.maintenance import maintain
 from penstock.streams.partitioner import partition_of
 from tests.waiting import eventually
 
@@ -28,7 +28,7 @@ async def test_an_open_append_does_not_hold_up_other_partitions_while_a_segment_
     transaction = holder.transaction()
     await transaction.start()
     await events.append(40, key=key_of(PARTITIONS - 1), connection=holder)
-    maintaining = asyncio.create_task(streams.maintain(await app.database(), "events"))
+    maintaining = asyncio.create_task(maintain(await app.database(), "events"))
     waits = """
         select count(*) from pg_stat_activity
         where datname = current_database() and wait_event_type = 'Lock' and query like '%maintain_stream%'
@@ -51,7 +51,7 @@ async def test_an_open_append_does_not_hold_up_other_partitions_while_a_segment_
         assert [event.offset for event in found] == list(range(len(found)))
         assert [event.data for event in found if event.data >= 60] == list(range(60 + partition, 100, PARTITIONS))
     # When the append has ended the last partition follows, and the segment is closed.
-    await streams.maintain(await app.database(), "events")
+    await maintain(await app.database(), "events")
     assert len({row["segment"] for row in await sql.fetch("select segment from penstock.stream_partitions")}) == 1
     assert await sql.fetchval("select count(*) from penstock.segments where closed_at is null") == 1
     await holder.close()
@@ -87,7 +87,7 @@ async def test_offsets_are_dense_whatever_is_appended_while_segments_begin(app: 
             await events.load(new)
         else:
             await sql.execute("select penstock.roll_segment('events')")
-            await streams.maintain(database, "events")
+            await maintain(database, "events")
             continue
         for partition, n in batch:
             expected[partition].append(n)

@@ -10,6 +10,7 @@ import pytest
 
 from penstock import Batch, DatabaseUnavailable, NewEvent, Penstock, Position, Retention, Stream
 from penstock.streams import queries as streams
+from penstock.streams.maintenance import maintain
 from tests.waiting import eventually
 
 KEEP = 600
@@ -72,7 +73,7 @@ class Load:
         while not self.done.is_set():
             before = len(self.where)
             for name in await streams.to_maintain(database):
-                await streams.maintain(database, name)
+                await maintain(database, name)
             await streams.drop_retired(database)
             if before >= KEEP:
                 self.kept.append(sum(found.next - found.first for found in (await self._stream.bounds()).values()))

@@ -16,7 +16,7 @@ import pytest
 
 from penstock import Job, Jobs, Penstock, Settings, Status
 from penstock.core.serialization import Codec
-from penstock.jobs import queries as jobs
+from penstock.jobs import claim_queries, type_queries, worker_queries
 from penstock.jobs.handler import HandlerKind
 from penstock.jobs.models import ClaimedJob, Options, Outcome, Settlement
 from penstock.jobs.worked import BatchOptions, WorkedType
@@ -53,13 +53,13 @@ class Harness:
         handler = on_loop if self.kind == "async" else elsewhere
         worked = WorkedType("brief", options, Codec(Any, "brief"), handler, self.kind)
         self.database = await self.app.database()
-        await jobs.declare_job_type(self.database, "brief", options.as_json())
-        await jobs.register_worker(self.database, "w", ["brief"], "", 0, 1, self.app.settings.dead_after)
+        await type_queries.declare_job_type(self.database, "brief", options.as_json())
+        await worker_queries.register_worker(self.database, "w", ["brief"], "", 0, 1, self.app.settings.dead_after)
         self.executor = Executor(self.database, {"brief": worked}, self.app.settings, self.results.append, lambda *_: None)
 
     async def claim(self) -> list[ClaimedJob]:
         await self.app.enqueue_many("brief", [{}] * PLACES)
-        return (await jobs.claim(self.database, "w", ["brief"], PLACES, {})).jobs
+        return (await claim_queries.claim(self.database, "w", ["brief"], PLACES, {})).jobs
 
 
 @pytest.fixture(params=["async", "thread", "process"])
@@ -200,8 +200,8 @@ class Shaped:
         worked = WorkedType("brief", Options(), Codec(Any, "brief"), handler, kind, batch=batch)
         worked.once = self.shape == "once"
         self.database = await self.app.database()
-        await jobs.declare_job_type(self.database, "brief", Options().as_json())
-        await jobs.register_worker(self.database, "w", ["brief"], "", 0, 1, self.app.settings.dead_after)
+        await type_queries.declare_job_type(self.database, "brief", Options().as_json())
+        await worker_queries.register_worker(self.database, "w", ["brief"], "", 0, 1, self.app.settings.dead_after)
         self.executor = Executor(self.database, {"brief": worked}, self.app.settings, self.results.append, lambda *_: None)
 
     async def submitted(self) -> list[ClaimedJob]:
@@ -209,7 +209,7 @@ class Shaped:
         number = len(self.gates)
         self.gates.append(Gate(self.folder / f"open-{number}"))
         await self.app.enqueue_many("brief", [{"round": number, "folder": str(self.folder)}] * PLACES)
-        claimed = (await jobs.claim(self.database, "w", ["brief"], PLACES, {})).jobs
+        claimed = (await claim_queries.claim(self.database, "w", ["brief"], PLACES, {})).jobs
         self.executor.submit(claimed, asyncio.get_running_loop().time())
         return claimed
 

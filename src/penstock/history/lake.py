@@ -23,7 +23,7 @@ from penstock.core.extras import needs
 from penstock.errors import NotFound, PenstockError
 from penstock.history import lake_queries as lakes
 from penstock.history.lake_queries import LakeFile, LakeRecord
-from penstock.jobs import queries as jobs
+from penstock.jobs import type_queries
 from penstock.jobs.models import JobRecord, Status
 from penstock.postgres.database import Database
 
@@ -177,7 +177,7 @@ async def find(database: Database, id: UUID) -> JobRecord | None:
             continue
         row = await asyncio.to_thread(_row, Lake(record.name, record.uri), [file.path for file in files], id)
         if row is not None:
-            types = await jobs.job_types(database, [row["name"]])
+            types = await type_queries.job_types(database, [row["name"]])
             return _record(row, may_be_encrypted=not types or types[0].encrypted_at is not None)
     return None
 

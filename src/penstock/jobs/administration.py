@@ -10,7 +10,7 @@ from penstock.core.checks import check_choice, check_flag, check_number, check_t
 from penstock.core.encryption import is_envelope
 from penstock.core.serialization import Codec, dump_json, load_json
 from penstock.errors import InvalidInput
-from penstock.jobs import opening
+from penstock.jobs import opening, type_queries
 from penstock.jobs import queries as jobs
 from penstock.jobs.checks import check_type_name, no_such_type
 from penstock.jobs.declarations import JobDeclarations
@@ -127,7 +127,7 @@ class JobAdministration(JobDeclarations):
         database = await self.context.database()
         ids = await jobs.list_ids(database, name, None if status is None else str(status), key, limit, reason)
         if name is not None and not ids:
-            known = [type.name for type in await jobs.job_types(database)]
+            known = [type.name for type in await type_queries.job_types(database)]
             if name not in known and not await jobs.list_ids(database, name, None, None, 1):
                 raise no_such_type(name, known)
         found = await opening.find(self.context, ids)
@@ -177,11 +177,11 @@ class JobAdministration(JobDeclarations):
 
     async def job_types(self) -> list[JobTypeRecord]:
         """All job types in the database."""
-        return await jobs.job_types(await self.context.database())
+        return await type_queries.job_types(await self.context.database())
 
     async def handlers(self) -> list[HandlerRecord]:
         """What workers say of their handlers, by name: schema of the payloads, documentation, owner."""
-        return await jobs.handlers(await self.context.database())
+        return await type_queries.handlers(await self.context.database())
 
     async def create_job_type(self, name: str, **options: Any) -> JobTypeRecord:
         """Create a job type in the database, options by their names in SQL. Raises `Conflict`, `InvalidInput`.
@@ -191,7 +191,7 @@ class JobAdministration(JobDeclarations):
             options: Options by the names that `penstock.create_job_type` has for them.
         """
         check_type_name(name)
-        return await jobs.create_job_type(await self.context.database(), name, options)
+        return await type_queries.create_job_type(await self.context.database(), name, options)
 
     async def change_job_type(self, name: str, **options: Any) -> JobTypeRecord:
         """Change options of a job type in the database, by their names in SQL. Raises `NotFound`, `InvalidInput`.
@@ -201,7 +201,7 @@ class JobAdministration(JobDeclarations):
             options: Options to change, by the names that `penstock.change_job_type` has for them.
         """
         check_type_name(name)
-        return await jobs.change_job_type(await self.context.database(), name, options)
+        return await type_queries.change_job_type(await self.context.database(), name, options)
 
     async def pause(self, name: str) -> None:
         """Pause a type: its jobs are no longer claimed, and running jobs continue. Raises `NotFound`.
@@ -210,7 +210,7 @@ class JobAdministration(JobDeclarations):
             name: Name of the job type.
         """
         check_type_name(name)
-        await jobs.pause(await self.context.database(), name)
+        await type_queries.pause(await self.context.database(), name)
 
     async def resume(self, name: str) -> None:
         """End a pause. Raises `NotFound`, `Conflict`.
@@ -219,11 +219,11 @@ class JobAdministration(JobDeclarations):
             name: Name of the job type.
         """
         check_type_name(name)
-        await jobs.resume(await self.context.database(), name)
+        await type_queries.resume(await self.context.database(), name)
 
     async def counts(self) -> list[JobCounts]:
         """Number of jobs of each type, by status."""
-        return await jobs.counts(await self.context.database())
+        return await type_queries.counts(await self.context.database())
 
 
 def _name_of(type: Any) -> str:

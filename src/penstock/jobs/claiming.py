@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from penstock.core.encryption import Keyring
 from penstock.core.logs import get_logger
 from penstock.errors import DatabaseUnavailable, PenstockError
-from penstock.jobs import queries as jobs
-from penstock.jobs.models import ClaimedJob
+from penstock.jobs import claim_queries
+from penstock.jobs.models import ClaimedJob, Outcome, Settlement
 from penstock.jobs.watermarks import Watermarks
 from penstock.postgres.database import Database
 
@@ -33,7 +33,7 @@ class WatermarkedClaims:
         """Claim up to `limit` jobs of these types for a worker."""
         now = time.monotonic()
         given = self.watermarks.for_claim(now)
-        claim = await jobs.claim(self._database, holder, names, limit, given, self._keys)
+        claim = await claim_queries.claim(self._database, holder, names, limit, given, self._keys)
         if claim.jobs:
             self.watermarks.claimed(claim.jobs, claim.horizon, claim.ceiling, now)
         if not given:
@@ -83,16 +83,38 @@ class FailedClaims:
     async def release(self) -> None:
         """Release the jobs that a claim may have taken whose answer was lost."""
         try:
-            await jobs.release_unknown(self._database, self._holder(), self._known_leases)
+            await claim_queries.release_unknown(self._database, self._holder(), self._known_leases)
         except PenstockError as error:
             log.warning("release_failed", error=error, **self._fields)
 
     async def _quarantine(self) -> None:
         # The claim may have failed because one job cannot be read.
         try:
-            done = await jobs.quarantine_unreadable(self._database, self._holder(), self._names(), self._known_leases)
+            done = await quarantine_unreadable(self._database, self._holder(), self._names(), self._known_leases)
         except PenstockError as error:
             log.warning("quarantine_failed", error=error, **self._fields)
         else:
             if done:
                 log.error("jobs_quarantined", jobs=done, **self._fields)
+
+
+async def quarantine_unreadable(database: Database, worker: str, names: Sequence[str], known: Callable[[], Sequence[int]]) -> int:
+    """Quarantine unreadable jobs, after a claim that failed, or whose answer could not be read, because of one of its jobs.
+
+    Jobs that the worker holds without knowing are read one by one; those that can be read remain for `release_unknown`.
+
+    Returns the number of quarantined jobs.
+    """
+    done = await claim_queries.quarantine_unreadable(database, names)
+    for id, attempt, lease in await claim_queries.held_jobs(database, worker, known()):
+        try:
+            problem = None if await claim_queries.can_show(database, worker, id) else "its payload is larger than 4 MiB as text"
+        except DatabaseUnavailable:
+            raise
+        except Exception as error:
+            problem = f"{type(error).__name__}: {error}"
+        if problem is not None:
+            detail = claim_queries.quarantined(problem)
+            await claim_queries.settle(database, [Settlement(id, attempt, lease, Outcome.QUARANTINED, detail)])
+            done += 1
+    return done

@@ -17,7 +17,7 @@ from penstock.core import measuring
 from penstock.core.logs import get_logger
 from penstock.core.polling import Polling, wait_for_event
 from penstock.errors import PenstockError
-from penstock.jobs.queries import PlacesWanted
+from penstock.jobs.claim_queries import PlacesWanted
 
 log = get_logger("penstock.worker")
 _LOOK_FOR_ROOM_S = 1.0

@@ -13,7 +13,8 @@ from penstock.core.encryption import ENCRYPTED, Keyring, is_envelope, opened_ent
 from penstock.core.serialization import dump_json, load_json
 from penstock.jobs.http_models import RegisteredWorker
 from penstock.jobs.models import Admission, JobTypeRecord, Status
-from penstock.jobs.queries import Batch, enqueue_arguments, job_type_of
+from penstock.jobs.queries import Batch, enqueue_arguments
+from penstock.jobs.type_queries import job_type_of
 from penstock.postgres.database import Database, in_parts
 
 _NO_KEYS = Keyring()

@@ -12,7 +12,7 @@ from penstock.core.encryption import SealedCodec, Sealer
 from penstock.core.keys import KeyOf, check_key, key_by, key_of_field
 from penstock.core.serialization import Codec
 from penstock.errors import InvalidInput
-from penstock.jobs import queries as jobs
+from penstock.jobs import type_queries
 from penstock.jobs.enqueue import enqueue_many, new_job
 from penstock.jobs.handler import Handler, HandlerKind, Job, Jobs, kind_of
 from penstock.jobs.models import Enqueued, Executor, NewJob, NewJobOptions, Options
@@ -173,7 +173,7 @@ class JobType(Generic[P]):
         if self.declarer is not None:
             await self.declarer.declare_type(database, self.declared)
         else:
-            await jobs.declare_job_type(database, self.name, self.declared.as_json())
+            await type_queries.declare_job_type(database, self.name, self.declared.as_json())
         database.declared["job", self.name] = True
 
     async def _ready(self) -> None:

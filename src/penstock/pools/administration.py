@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from penstock.core.checks import check_flag, check_text
-from penstock.jobs import queries as jobs
+from penstock.jobs import type_queries
 from penstock.jobs.checks import check_type_name
 from penstock.jobs.job_type import JobType
 from penstock.jobs.models import Options, PoolOptions
@@ -49,7 +49,7 @@ class PoolAdministration(PoolDeclarations):
     async def list_pools(self) -> list[PoolDetails]:
         """All pools in the database, by name."""
         database = await self.context.database()
-        counts = {count.name: count for count in await jobs.counts(database)}
+        counts = {count.name: count for count in await type_queries.counts(database)}
         return [pool.with_counts(counts.get(pool.name)) for pool in await pool_views.details(database)]
 
     async def create_pool(self, name: str, *, convert: bool = False, **options: Any) -> PoolDetails:

@@ -20,7 +20,7 @@ from penstock.core.polling import wait_for_event
 from penstock.errors import NotFound, PenstockError
 from penstock.groups.draining import DrainingTasks
 from penstock.groups.membership import Membership
-from penstock.jobs import queries as jobs
+from penstock.jobs import claim_queries
 from penstock.jobs.claiming import FailedClaims
 from penstock.jobs.fetcher import Look
 from penstock.jobs.handler import HandlerKind
@@ -146,7 +146,7 @@ class KeySource:
             self._keys,
         )
         if not claim.walked:
-            wanted = await jobs.wait_for_places(self._database, member.id, [self.name], {})
+            wanted = await claim_queries.wait_for_places(self._database, member.id, [self.name], {})
             return Look(wanted=wanted, only_wanted=wanted is not None, due_in_s=None if wanted is None else wanted.due_in_s)
         self._after, self._quantum_left = claim.at, claim.quantum_left
         self._key_queues.submit(claim.jobs, now, claim.quanta)
@@ -189,7 +189,7 @@ class KeySource:
     async def next_alone(self) -> UUID | None:
         """See `RunsAlone`."""
         owned = self._member.owned
-        return await jobs.next_alone(self._database, [self.name], list(owned), self._keys) if owned else None
+        return await claim_queries.next_alone(self._database, [self.name], list(owned), self._keys) if owned else None
 
     def hand_back(self) -> None:
         """See `RunsAlone`."""
@@ -202,7 +202,7 @@ class KeySource:
             return None
         now = time.monotonic()
         try:
-            found = await jobs.claim_alone(self._database, self._member.id, [self.name], owned, self._keys)
+            found = await claim_queries.claim_alone(self._database, self._member.id, [self.name], owned, self._keys)
         except PenstockError:
             await self._failed.release()
             raise

@@ -23,7 +23,7 @@ from penstock.errors import InvalidInput, JobFailed
 from penstock.groups import queries as ownership
 from penstock.groups import rebalance as balance
 from penstock.groups.assignors import KeyAssign, slot_of
-from penstock.jobs import queries as jobs
+from penstock.jobs import type_queries
 from penstock.jobs.declarations import Decorator
 from penstock.jobs.enqueue import new_job
 from penstock.jobs.handler import Job
@@ -323,7 +323,7 @@ class Pool(Generic[T]):
         """The options of the pool in the database, its slots, and the number of waiting jobs. Raises `NotFound`."""
         database = await self._context.database()
         record = await pool_views.require(database, self.name)
-        return record.with_counts(next((one for one in await jobs.counts(database) if one.name == self.name), None))
+        return record.with_counts(next((one for one in await type_queries.counts(database) if one.name == self.name), None))
 
     async def declare_type(self, database: Database, options: Options) -> None:
         """See `Declarer`.

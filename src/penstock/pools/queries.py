@@ -11,7 +11,7 @@ from uuid import UUID
 import orjson
 
 from penstock.core.serialization import dump_options
-from penstock.jobs import queries as jobs
+from penstock.jobs import claim_queries
 from penstock.jobs.models import ClaimedJob
 from penstock.postgres.database import Database
 
@@ -108,7 +108,7 @@ async def claim(
     quanta = {} if last["weights"] is None else orjson.loads(last["weights"])
     found = [(ClaimedJob._make(row[:14]), row["at_slot"]) for row in rows[:-1]]
     if any(job.data is None for job, _ in found):
-        readable = {job.id for job in await jobs.only_readable(database, [job for job, _ in found])}
+        readable = {job.id for job in await claim_queries.only_readable(database, [job for job, _ in found])}
         found = [(job, slot) for job, slot in found if job.id in readable]
     return KeyedClaim(found, at, last["due_in_s"], last["turn_left"], quanta)
 

@@ -16,7 +16,7 @@ from penstock.core.logs import get_logger
 from penstock.core.polling import Polling
 from penstock.errors import PenstockError
 from penstock.groups.membership import Membership, SlotUser
-from penstock.jobs import queries as jobs
+from penstock.jobs import claim_queries, type_queries
 from penstock.jobs.fetcher import Fetcher
 from penstock.jobs.models import Settlement
 from penstock.pools import queries as pools
@@ -116,7 +116,7 @@ class PoolService:
         if self._pool.sealer.locked:
             return
         self._joined = True
-        await jobs.promise_to_begin(self._database, self.member.id, "worker", retry=True)
+        await claim_queries.promise_to_begin(self._database, self.member.id, "worker", retry=True)
         await self.member.join()
 
     async def run(self) -> None:
@@ -199,4 +199,4 @@ class PoolService:
 async def declare(database: Database, pool: WorkedPool, *, retry: bool = False) -> None:
     """Declare a pool, and read the options of its job type from the database."""
     await pools.declare_pool(database, pool.name, pool.options.as_json(), pool.declared.as_json(), retry=retry)
-    pool.refresh(await jobs.declare_job_type(database, pool.name, pool.declared.as_json(), retry=retry))
+    pool.refresh(await type_queries.declare_job_type(database, pool.name, pool.declared.as_json(), retry=retry))

@@ -18,7 +18,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import MapType, StructType
 
 from penstock.errors import InvalidInput, NotFound
-from penstock.jobs import queries as jobs
+from penstock.jobs import type_queries
 from penstock.spark import staging
 from penstock.spark.blocking import Blocking
 from penstock.spark.jobs.options import job_target
@@ -77,7 +77,7 @@ def as_jobs(frame: DataFrame, columns: Columns) -> DataFrame:
 def check_type(url: str, job: str) -> None:
     """Raise `NotFound` unless the job type exists."""
     with Blocking(url) as database:
-        if job not in {record.name for record in database.run(jobs.job_types(database.database))}:
+        if job not in {record.name for record in database.run(type_queries.job_types(database.database))}:
             raise NotFound(f"no such job type: {job}", hint=f"Create it first: penstock types create {job}")
 
 

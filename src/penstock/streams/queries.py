@@ -1,10 +1,10 @@
-"""One typed function for each SQL function about streams and consumer groups. No logic beyond converting rows to models."""
+"""One typed function for each SQL function about streams and their events. No logic beyond converting rows to models."""
 
 from __future__ import annotations
 
 import base64
 from collections.abc import AsyncIterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from datetime import datetime
 from typing import Any
 
@@ -14,26 +14,43 @@ from penstock.core import measuring
 from penstock.core.serialization import dump_options
 from penstock.errors import Unreadable
 from penstock.postgres.database import Database, Transaction
-from penstock.streams.group_models import Lag
 from penstock.streams.models import Bounds, Chunk, Columns, Segment, StreamRecord
 
 _APPEND = (
     "select * from penstock.append_routed($1, $2, $3, $4, $5::json[], $6::bytea[], $7, $8::json[], $9::timestamptz[], $10, $11,"
     " $12)"
 )
+
+
 # The driver needs more time to encode an array than for the rest of an append; one text costs nothing, and little to split.
 _APPEND_JOINED = (
     "select * from penstock.append_routed($1, $2, $3, $4, string_to_array($5::text, e'\\x1e', e'\\x1d')::json[], $6::bytea[],"
     " string_to_array($7::text, e'\\x1e', e'\\x1d'), $8::json[], $9::timestamptz[], $10, $11, $12)"
 )
+
+
 _OF_STREAM = tuple(column.name for column in fields(StreamRecord))
+
+
 _COMPACTION_S = 3600.0
+
+
 # Limits of one call, see `penstock.read_chunks`.
 _MOST_EVENTS = 1_000_000
+
+
 _MOST_BYTES = 1 << 30
+
+
 _SEPARATOR, _NULL = "\x1e", "\x1d"
+
+
 _APPEND_EACH = "select * from penstock.append_each($1, $2::json[], $3, $4::json[], $5::timestamptz[], $6::bytea[])"
+
+
 _READ = "select * from penstock.read_chunks($1, $2, $3, $4, $5, $6)"
+
+
 _READ_ODD = """
     select partition, first_offset, events, penstock.shown_time(appended_at), keys,
            case when times is not null then
@@ -55,37 +72,6 @@ class Routed:
     partitions: list[int]
     counts: list[int]
     columns: Columns
-
-
-@dataclass(frozen=True, slots=True)
-class Begun:
-    """The position of a group in a partition, see `penstock.begin_partitions`."""
-
-    next_offset: int
-    revision: int
-    paused: bool
-    waits: bool
-    crashes: int = 0
-    crashed_at: int | None = None
-    doubt: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Commit:
-    """A commit: all events of a partition before `next_offset` are done."""
-
-    partition: int
-    epoch: int
-    revision: int
-    next_offset: int
-
-
-@dataclass(frozen=True, slots=True)
-class Committed:
-    """The result of a commit; `done` is False when the partition has to be begun again, or has another owner."""
-
-    done: bool
-    paused: bool
 
 
 async def create_stream(database: Database, name: str, partitions: int, options: Mapping[str, Any]) -> StreamRecord:
@@ -358,22 +344,15 @@ async def to_maintain(database: Database) -> list[str]:
     return [row["name"] for row in await database.fetch("select name from penstock.streams_to_maintain() as name")]
 
 
-async def maintain(database: Database, name: str) -> tuple[bool, int, int]:
-    """Roll segments, apply retention and compact one stream. Returns (rolled, number retired, number compacted)."""
-    rolled = retired = compacted = 0
-    while True:
-        row = await database.fetchrow("select * from penstock.maintain_stream($1)", name)
-        rolled, retired = rolled or row["rolled"], retired + row["retired"]
-        # Each call begins segments in the partitions that are not locked at that moment.
-        if not row["rolled"]:
-            break
-    # Each call is a transaction that rewrites a bounded number of bytes.
-    while row["compact"]:
-        [rewritten] = (await database.fetch("select penstock.compact_stream($1)", name, timeout=_COMPACTION_S))[0]
-        if not rewritten:
-            break
-        compacted += rewritten
-    return bool(rolled), retired, compacted
+async def maintain_stream(database: Database, name: str) -> tuple[bool, int, bool]:
+    """Roll segments and apply retention once. Returns (rolled, number retired, whether segments are to be compacted)."""
+    row = await database.fetchrow("select * from penstock.maintain_stream($1)", name)
+    return bool(row["rolled"]), int(row["retired"]), bool(row["compact"])
+
+
+async def compact_stream(database: Database, name: str) -> int:
+    """Rewrite segments of a bounded number of bytes. Returns the number of segments; 0: there are none left to rewrite."""
+    return int((await database.fetch("select penstock.compact_stream($1)", name, timeout=_COMPACTION_S))[0][0])
 
 
 async def drop_retired(database: Database) -> int:
@@ -384,134 +363,6 @@ async def drop_retired(database: Database) -> int:
 async def prune_staged(database: Database) -> int:
     """Drop a part of the rows that writers staged or loaded more than a day ago and never committed. Returns their number."""
     return int(await database.fetchval("select penstock.prune_staged()"))
-
-
-async def declare_group(database: Database, name: str, group: str, start: str, *, retry: bool = False) -> str:
-    """Create a consumer group unless it exists. Returns the name of the membership group of its members."""
-    return str(await database.fetchval("select penstock.declare_consumer_group($1, $2, $3)", name, group, start, retry=retry))
-
-
-async def begin_partitions(database: Database, name: str, group: str, member: str, epochs: Mapping[int, int]) -> dict[int, Begun]:
-    """Begin to consume partitions, {partition: epoch}. Partitions that the member does not own are left out."""
-    rows = await database.fetch(
-        "select * from penstock.begin_partitions($1, $2, $3, $4, $5)",
-        name,
-        group,
-        member,
-        list(epochs.keys()),
-        list(epochs.values()),
-    )
-    return {row["partition"]: Begun(*tuple(row)[1:]) for row in rows}
-
-
-async def try_partition(
-    database: Database, name: str, group: str, partition: int, epoch: int, *, tried: int, acquitted: bool = False
-) -> bool:
-    """Record how many events of a suspect partition are on trial now; 0: none. Returns False when the epoch has changed."""
-    query = "select penstock.try_partition($1, $2, $3, $4, $5, $6)"
-    return bool(await database.fetchval(query, name, group, partition, epoch, tried, acquitted, retry=True))
-
-
-async def commit_offsets(
-    database: Database, name: str, group: str, member: str, commits: Sequence[Commit]
-) -> dict[int, Committed]:
-    """Commit offsets, one for each partition."""
-    rows = await database.fetch(
-        "select * from penstock.commit_offsets($1, $2, $3, $4, $5, $6, $7)",
-        name,
-        group,
-        member,
-        [commit.partition for commit in commits],
-        [commit.epoch for commit in commits],
-        [commit.revision for commit in commits],
-        [commit.next_offset for commit in commits],
-    )
-    return {row["partition"]: Committed(row["committed"], row["paused"]) for row in rows}
-
-
-def commit_as_json(group: str, member: str, commit: Commit, first_offset: int) -> str:
-    """A commit of the events from `first_offset` on, as the document of `penstock.commit_json`."""
-    return orjson.dumps({"group": group, "member": member, **asdict(commit), "first_offset": first_offset}).decode()
-
-
-async def dead_letter(
-    database: Database, name: str, group: str, member: str, commit: Commit, first_offset: int, error: str
-) -> int:
-    """Append the events from `first_offset` up to the commit's offset to the dead letters, and commit. Raises `Conflict`."""
-    return int(
-        await database.fetchval(
-            "select penstock.dead_letter($1, $2, $3, $4, $5, $6, $7, $8, $9)",
-            name,
-            group,
-            member,
-            commit.partition,
-            commit.epoch,
-            commit.revision,
-            first_offset,
-            commit.next_offset,
-            error,
-        )
-    )
-
-
-async def quarantine_partition(database: Database, name: str, group: str, member: str, commit: Commit, error: str) -> None:
-    """Commit, and pause the partition there. Raises `Conflict` when the member no longer owns it."""
-    await database.fetch(
-        "select penstock.quarantine_partition($1, $2, $3, $4, $5, $6, $7, $8)", name, group, member, *_place(commit), error
-    )
-
-
-async def note_failure(database: Database, name: str, group: str, member: str, commit: Commit, attempt: int, error: str) -> bool:
-    """Record that a handler fails at the event `commit.next_offset`. False: the partition has another owner, or it is done."""
-    return bool(await database.fetchval(
-        "select penstock.note_failure($1, $2, $3, $4, $5, $6, $7, $8, $9)",
-        name, group, member, commit.partition, commit.epoch, commit.revision, commit.next_offset, attempt, error,
-    ))  # fmt: skip
-
-
-async def halt_partition(database: Database, name: str, group: str, member: str, commit: Commit, error: str) -> None:
-    """Commit, and record why the consumer halts there. Raises `Conflict` when the member no longer owns the partition."""
-    await database.fetch(
-        "select penstock.halt_partition($1, $2, $3, $4, $5, $6, $7, $8)", name, group, member, *_place(commit), error
-    )
-
-
-def _place(commit: Commit) -> tuple[int, int, int, int]:
-    return commit.partition, commit.epoch, commit.revision, commit.next_offset
-
-
-async def replay_dead(database: Database, name: str, limit: int, offsets: Mapping[int, int] | None) -> int:
-    """Append dead letters to the stream again. Returns their number."""
-    given = (None, None) if offsets is None else (list(offsets.keys()), list(offsets.values()))
-    return int(await database.fetchval("select penstock.replay_dead($1, $2, $3, $4)", name, limit, *given))
-
-
-async def seek_group(database: Database, name: str, group: str, offsets: Mapping[int, int]) -> int:
-    """Move a group to other offsets. Raises `NotFound`, `InvalidInput`."""
-    query = "select penstock.seek_group($1, $2, $3, $4)"
-    return int(await database.fetchval(query, name, group, list(offsets.keys()), list(offsets.values())))
-
-
-async def pause_partitions(
-    database: Database, name: str, group: str, partitions: Sequence[int] | None, reason: str | None
-) -> int:
-    """Pause partitions of a group. Returns how many were not paused before."""
-    return int(await database.fetchval("select penstock.pause_partitions($1, $2, $3, $4)", name, group, partitions, reason))
-
-
-async def resume_partitions(database: Database, name: str, group: str, partitions: Sequence[int] | None) -> int:
-    """End a pause or quarantine. Returns how many partitions were paused."""
-    return int(await database.fetchval("select penstock.resume_partitions($1, $2, $3)", name, group, partitions))
-
-
-async def lag(database: Database, name: str, group: str | None) -> list[Lag]:
-    """The lag of a group (None: of all groups) in each partition."""
-    return [Lag(*row) for row in await database.fetch("select * from penstock.group_lag($1, $2)", name, group)]
-
-
-async def drop_group(database: Database, name: str, group: str) -> None:
-    """Drop a consumer group. Raises `NotFound`, `Conflict` while it has members."""
-    await database.fetch("select penstock.drop_consumer_group($1, $2)", name, group)
 
 
 def _record(row: Any) -> StreamRecord:

@@ -13,6 +13,7 @@ from typing import Any, Generic, Literal, TypeVar
 from penstock.core.blocking import without_loop
 from penstock.core.checks import check_documentation, check_function, check_many, check_name, check_number, check_text
 from penstock.errors import InvalidInput
+from penstock.streams import group_queries
 from penstock.streams import queries as streams
 from penstock.streams.accumulator import route
 from penstock.streams.checks import check_group, check_offsets, check_partitions, check_start
@@ -372,7 +373,7 @@ class Stream(DeclaredStream[T], Generic[T]):
         """
         if group is not None:
             check_text("group", group)
-        return await streams.lag(await self.context.database(), self.name, group)
+        return await group_queries.lag(await self.context.database(), self.name, group)
 
     async def held_back(self, group: str | None = None) -> list[HeldBack]:
         """Paused partitions that keep a group (None: each group) from beginning the partitions of a later growth.
@@ -394,7 +395,7 @@ class Stream(DeclaredStream[T], Generic[T]):
             InvalidInput: An offset is outside of the stored range.
         """
         check_text("group", group)
-        await streams.seek_group(await self.context.database(), self.name, group, await self.places(to))
+        await group_queries.seek_group(await self.context.database(), self.name, group, await self.places(to))
 
     async def pause(self, group: str, partitions: Sequence[int] | None = None, *, reason: str | None = None) -> int:
         """Pause partitions (None: all) of a group until `resume`. Returns how many were not paused before.
@@ -408,7 +409,7 @@ class Stream(DeclaredStream[T], Generic[T]):
         check_partitions(partitions)
         if reason is not None:
             check_text("reason", reason)
-        return await streams.pause_partitions(await self.context.database(), self.name, group, partitions, reason)
+        return await group_queries.pause_partitions(await self.context.database(), self.name, group, partitions, reason)
 
     async def resume(self, group: str, partitions: Sequence[int] | None = None) -> int:
         """End the pause or quarantine of partitions (None: all). Returns how many were paused.
@@ -419,7 +420,7 @@ class Stream(DeclaredStream[T], Generic[T]):
         """
         check_text("group", group)
         check_partitions(partitions)
-        return await streams.resume_partitions(await self.context.database(), self.name, group, partitions)
+        return await group_queries.resume_partitions(await self.context.database(), self.name, group, partitions)
 
     async def drop_group(self, group: str) -> None:
         """Drop a group. Raises `Conflict` while it has members.
@@ -428,7 +429,7 @@ class Stream(DeclaredStream[T], Generic[T]):
             group: Name of the consumer group.
         """
         check_text("group", group)
-        await streams.drop_group(await self.context.database(), self.name, group)
+        await group_queries.drop_group(await self.context.database(), self.name, group)
 
     async def replay_dead(self, *, offsets: Mapping[int, int] | None = None, limit: int = 1_000) -> int:
         """Append dead letters to the stream again, for the consumer group in which they failed; other groups skip them.
@@ -446,7 +447,7 @@ class Stream(DeclaredStream[T], Generic[T]):
         check_number("limit", limit, 1, 100_000)
         if offsets is not None:
             check_offsets(offsets)
-        return await streams.replay_dead(await self.context.database(), self.name, limit, offsets)
+        return await group_queries.replay_dead(await self.context.database(), self.name, limit, offsets)
 
 
 async def _each(items: Iterable[T] | AsyncIterable[T]) -> AsyncIterator[T]:

@@ -25,7 +25,7 @@ async def append_through(connection: Any, name: str, columns: Columns) -> Append
 
 @in_callers_task
 async def commit_through(connection: Any, name: str, document: str) -> None:
-    """Commit an offset (`queries.commit_as_json`) through a connection of the caller. Raises `Conflict` when it is refused."""
+    """Commit an offset (`group_queries.commit_as_json`) through the caller's connection. Raises `Conflict` when it is refused."""
     await fetch_document(connection, _COMMIT, name, document)
 
 

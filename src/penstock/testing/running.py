@@ -18,15 +18,14 @@ from penstock.core.encryption import SealedCodec
 from penstock.errors import InvalidInput, NotFound
 from penstock.groups import queries as ownership
 from penstock.groups import rebalance as balance
-from penstock.jobs import opening
-from penstock.jobs import queries as jobs
+from penstock.jobs import claim_queries, opening, type_queries, worker_queries
 from penstock.jobs.handler import Job, Jobs, set_current_job
 from penstock.jobs.job_type import JobCall, JobType
 from penstock.jobs.models import JobRecord, make_id, parse_id
 from penstock.pools import queries as pools
 from penstock.pools.pool import Pool
 from penstock.postgres.database import Database
-from penstock.streams import queries as streams
+from penstock.streams import group_queries
 from penstock.streams.consumer.declared import DeclaredConsumer
 from penstock.streams.stream import Stream
 from penstock.worker import Worker
@@ -71,7 +70,7 @@ async def _run_due_jobs(app: Penstock, names: Collection[str], limit: int) -> li
             await declared.declarer.declare()
     await app.subscribe(*(app.types[name] for name in worked))
     for worked_type in worked.values():
-        worked_type.refresh(await jobs.declare_job_type(database, worked_type.name, worked_type.declared.as_json()))
+        worked_type.refresh(await type_queries.declare_job_type(database, worked_type.name, worked_type.declared.as_json()))
     queues = [t.name for t in chosen if not isinstance(t.declarer, Pool)]
     keyed_pools = [t.declarer for t in chosen if isinstance(t.declarer, Pool)]
     completer = Completer(database)
@@ -82,8 +81,8 @@ async def _run_due_jobs(app: Penstock, names: Collection[str], limit: int) -> li
     ran: dict[Any, None] = {}
     try:
         while limit > 0:
-            await jobs.promote(database)
-            claimed = (await jobs.claim(database, "testing", queues, min(limit, 1000), {}, keys)).jobs if queues else []
+            await worker_queries.promote(database)
+            claimed = (await claim_queries.claim(database, "testing", queues, min(limit, 1000), {}, keys)).jobs if queues else []
             for pool in keyed_pools:
                 # One job of each key, so that the next job of a key runs after it.
                 owned = await _own(database, pool)
@@ -249,7 +248,7 @@ async def run_due(app: Penstock, *names: str, timeout: timedelta = timedelta(sec
 async def _behind(consumer: DeclaredConsumer) -> str | None:
     """How far a consumer group is behind; None: it is not."""
     try:
-        lags = await streams.lag(await consumer.stream.context.database(), consumer.stream.name, consumer.group)
+        lags = await group_queries.lag(await consumer.stream.context.database(), consumer.stream.name, consumer.group)
     except NotFound:
         return f"{consumer.name}, which does not exist yet"
     events = sum(each.lag for each in lags)

@@ -15,7 +15,7 @@ from penstock.core.checks import check_flag, check_many, check_name, check_numbe
 from penstock.core.logs import get_logger
 from penstock.core.serialization import Codec, dump_json
 from penstock.errors import Conflict, InvalidInput, PenstockError
-from penstock.jobs import queries as jobs
+from penstock.jobs import type_queries
 from penstock.jobs.declarations import Decorator, JobOptions, options_of
 from penstock.jobs.enqueue import aware
 from penstock.jobs.job_type import JobType
@@ -50,7 +50,7 @@ class Subscription:
     async def declare_type(self, database: Database, options: Options) -> None:
         """See `Declarer`."""
         await self.begin(database, options.as_json())
-        await jobs.declare_job_type(database, f"{self.topic.name}_{self.client_id}", options.as_json())
+        await type_queries.declare_job_type(database, f"{self.topic.name}_{self.client_id}", options.as_json())
 
     async def begin(self, database: Database, options: dict[str, Any], since: int | None = None) -> None:
         """Subscribe, which also creates the job type. It begins after `since`, or with the last messages that the topic keeps."""

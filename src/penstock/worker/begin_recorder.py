@@ -8,7 +8,7 @@ from uuid import UUID
 
 from penstock.core.logs import get_logger
 from penstock.errors import PenstockError
-from penstock.jobs import queries as jobs
+from penstock.jobs import claim_queries
 from penstock.postgres.database import Database
 from penstock.worker.running import Running
 
@@ -46,7 +46,7 @@ class BeginRecorder:
             begun: set[UUID] = set()
             try:
                 ids, leases = [running.claimed.id for running in batch], [running.lease for running in batch]
-                begun = await jobs.begin(self._database, ids, leases)
+                begun = await claim_queries.begin(self._database, ids, leases)
             except PenstockError as error:
                 log.error("jobs_not_begun", jobs=len(batch), error=error)
             for running in batch:

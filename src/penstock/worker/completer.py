@@ -14,7 +14,7 @@ import orjson
 from penstock.core import measuring
 from penstock.core.logs import get_logger, payloads_shown
 from penstock.errors import PenstockError
-from penstock.jobs import queries as jobs
+from penstock.jobs import claim_queries
 from penstock.jobs.models import Outcome, Settlement
 from penstock.postgres.database import Database
 from penstock.worker.reports import Reports
@@ -101,7 +101,7 @@ class Completer:
 
     async def _write(self, batch: list[Settlement]) -> dict[UUID, str]:
         try:
-            return await jobs.settle(self._database, batch)
+            return await claim_queries.settle(self._database, batch)
         except PenstockError as error:
             # One result that cannot be written must not stop the others, nor the worker.
             if len(batch) > 1:
@@ -113,7 +113,9 @@ class Completer:
         log.error("job_result_refused", **_fields(result), error=error)
         detail = orjson.dumps({"type": type(error).__name__, "message": f"the result was refused: {error.message}"}).decode()
         try:
-            return await jobs.settle(self._database, [result._replace(outcome=Outcome.FAILED, detail=detail, retry_after=None)])
+            return await claim_queries.settle(
+                self._database, [result._replace(outcome=Outcome.FAILED, detail=detail, retry_after=None)]
+            )
         except PenstockError as again:
             # Its lease stays known, so that the job is not released: an at_most_once job would start again.
             self._left.append(result.lease)

@@ -22,7 +22,7 @@ from penstock.history import lake_queries
 from penstock.pools import views as pool_views
 from penstock.postgres import health, migrate
 from penstock.postgres.database import Database
-from penstock.streams import queries as streams
+from penstock.streams import group_queries
 from penstock.streams.group_models import held_back
 from penstock.worker import fleets
 
@@ -254,7 +254,7 @@ async def _streams(database: Database) -> list[Finding]:
                     "or move the group past the event with penstock streams reset.",
                 )
             )
-        for held in held_back(await streams.lag(database, group.stream, group.group)):
+        for held in held_back(await group_queries.lag(database, group.stream, group.group)):
             found.append(
                 Finding(
                     "streams",

@@ -16,7 +16,7 @@ import orjson
 from penstock.core.encryption import Sealer
 from penstock.core.serialization import dump_json
 from penstock.errors import Conflict
-from penstock.jobs import queries as jobs
+from penstock.jobs import claim_queries
 from penstock.jobs.models import ClaimedJob, Outcome, Settlement
 from penstock.pools.worked import WorkedPool
 from penstock.postgres.database import Database
@@ -56,7 +56,7 @@ class Pulled:
     async def extend(self, duration: timedelta | None) -> None:
         """See `JobControl`."""
         await self._executor.confirmer.refuse_finishing(self.job, self._finishing)
-        lease = await jobs.extend(self._executor.database, self.job, self.lease, duration)
+        lease = await claim_queries.extend(self._executor.database, self.job, self.lease, duration)
         if lease is None:
             raise Conflict(f"job {self.job.id} no longer belongs to this worker", hint="Stop: another worker may be running it.")
         self.lease = lease
@@ -96,7 +96,7 @@ class Pulled:
 
     def quarantine(self, problem: str) -> None:
         """Settle a job that cannot be given to the program."""
-        detail = self.sealed_error(jobs.quarantined_error(problem))
+        detail = self.sealed_error(claim_queries.quarantined_error(problem))
         self._executor.finish(self, self.settlement(Outcome.QUARANTINED, detail))
 
     def settlement(self, outcome: Outcome, detail: str | None = None, after: timedelta | None = None) -> Settlement:

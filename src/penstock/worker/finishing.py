@@ -15,7 +15,7 @@ from uuid import UUID
 from penstock.core.coalescing import GroupCommit
 from penstock.core.logs import get_logger
 from penstock.errors import Conflict, DatabaseUnavailable
-from penstock.jobs import queries as jobs
+from penstock.jobs import claim_queries
 from penstock.jobs.models import ClaimedJob
 from penstock.jobs.transactional import finish_through
 from penstock.postgres.database import Database
@@ -92,5 +92,5 @@ class Confirmer:
             raise Conflict(f"job {job.id} is being finished", hint="Extend its lease before you call finish().")
 
     async def _ask(self, _: str, ids: list[UUID]) -> list[str]:
-        states = await jobs.confirm_finished(self._database, ids)
+        states = await claim_queries.confirm_finished(self._database, ids)
         return [states.get(id, "finished") for id in ids]

@@ -13,7 +13,7 @@ from penstock.core.logs import get_logger
 from penstock.core.polling import wait_for_event
 from penstock.errors import PenstockError
 from penstock.groups.membership import monotonic
-from penstock.jobs import queries as jobs
+from penstock.jobs import claim_queries, type_queries, worker_queries
 from penstock.jobs.models import JobTypeRecord
 from penstock.postgres import health
 from penstock.postgres.database import Database
@@ -96,7 +96,7 @@ class WorkerHeartbeat:
     async def leave(self) -> None:
         """Remove the worker's row. The answer to an earlier heartbeat does not register it again."""
         self._leaving = True
-        await jobs.unregister_worker(self._database, self._registration.id)
+        await worker_queries.unregister_worker(self._database, self._registration.id)
 
     async def run(self) -> None:
         """Send heartbeats until cancelled."""
@@ -122,7 +122,7 @@ class WorkerHeartbeat:
         registration = self._registration
         sent_at = monotonic()
         state = "draining" if self._stopping() else "running"
-        beat = await jobs.heartbeat(self._database, registration.id, self._executor.in_flight, state)
+        beat = await worker_queries.heartbeat(self._database, registration.id, self._executor.in_flight, state)
         if self._leaving:
             return
         if not beat.known:
@@ -139,7 +139,7 @@ class WorkerHeartbeat:
         """Apply the options that the database has, and find out what the worker has no key for."""
         # The types of a dispatcher are added later.
         refreshed: dict[str, Refreshed] = {**self._work.types, **{pool.name: pool for pool in self._work.pools}}
-        records = await jobs.job_types(self._database, list(refreshed)) if refreshed else []
+        records = await type_queries.job_types(self._database, list(refreshed)) if refreshed else []
         for record in records:
             if record.name in refreshed:
                 refreshed[record.name].refresh(record)
@@ -160,7 +160,7 @@ class WorkerHeartbeat:
         async with queues.paused:
             for id in self._executor.jobs_of(self._work.types):
                 self._executor.cancel(id, "lost")
-            await jobs.release_unknown(self._database, self._registration.id, queues.source.known_leases)
+            await claim_queries.release_unknown(self._database, self._registration.id, queues.source.known_leases)
             await self._registration.register()
 
     async def _note_halted(self) -> None:
@@ -168,5 +168,5 @@ class WorkerHeartbeat:
         if self._noted == (id, len(self._halted)) or not self._halted:
             return
         for consumer, error in self._halted.items():
-            await jobs.note_halted(self._database, id, consumer, error)
+            await worker_queries.note_halted(self._database, id, consumer, error)
         self._noted = (id, len(self._halted))

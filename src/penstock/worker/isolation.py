@@ -28,7 +28,7 @@ from penstock.core.encryption import Keyring
 from penstock.core.logs import get_logger
 from penstock.core.polling import wait_for_event
 from penstock.errors import NotFound, PenstockError
-from penstock.jobs import queries as jobs
+from penstock.jobs import claim_queries
 from penstock.jobs.fetcher import Fetcher, Source
 from penstock.jobs.models import ClaimedJob
 from penstock.postgres.database import Database
@@ -117,7 +117,7 @@ class Isolation:
         """For how long the process may wait now until it is empty; None: no job waits that it may run alone."""
         names = [name for fetcher in self._fetchers for name in fetcher.source.types_apart()]
         first: list[UUID | None] = []
-        if names and await jobs.are_apart(self._database, names, self._keys):
+        if names and await claim_queries.are_apart(self._database, names, self._keys):
             first = [await fetcher.source.next_alone() for fetcher in self._fetchers]
         if first != self._first:
             self._first, self._first_since = first, time.monotonic()
@@ -127,7 +127,7 @@ class Isolation:
 
     async def _run_some(self, wait_s: float) -> None:
         worker = self._worker()
-        if not await jobs.isolate(self._database, worker, True):
+        if not await claim_queries.isolate(self._database, worker, True):
             return
         try:
             async with AsyncExitStack() as stack:
@@ -148,7 +148,7 @@ class Isolation:
                 while time.monotonic() < until and not self._stopping.is_set() and await self._run_one():
                     pass
         finally:
-            await jobs.isolate(self._database, worker, False)
+            await claim_queries.isolate(self._database, worker, False)
 
     async def _run_one(self) -> bool:
         for fetcher in self._fetchers:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 
 from penstock.core.encryption import Keyring
 from penstock.core.logs import get_logger
-from penstock.jobs import queries as jobs
+from penstock.jobs import worker_queries
 from penstock.jobs.models import JobTypeRecord
 from penstock.postgres.database import Database
 
@@ -36,14 +36,14 @@ class LockedWork:
             found |= {
                 name: key
                 for name, key in (
-                    await jobs.missing_keys(self._database, [record.name for record in sealed], self._keyring.ids)
+                    await worker_queries.missing_keys(self._database, [record.name for record in sealed], self._keyring.ids)
                 ).items()
                 if name not in found
             }
         worker = self._worker()
         if self._noted == (worker, found) or not (found or self._keyring or self._noted[1]):
             return
-        await jobs.note_keys(self._database, worker, self._keyring.ids, found)
+        await worker_queries.note_keys(self._database, worker, self._keyring.ids, found)
         for name, key in found.items():
             if self._noted[1].get(name, "") != key:
                 log.warning(

@@ -17,11 +17,12 @@ from penstock.core import measuring
 from penstock.core.logs import get_logger
 from penstock.core.polling import wait_for_event
 from penstock.errors import PenstockError
-from penstock.jobs import queries as jobs
+from penstock.jobs import worker_queries
 from penstock.operations import queries as operations
 from penstock.postgres.database import Database
 from penstock.settings import Settings
 from penstock.streams import queries as streams
+from penstock.streams.maintenance import maintain
 from penstock.topics import queries as topics
 
 log = get_logger("penstock.maintenance")
@@ -91,7 +92,7 @@ class Maintenance:
             started = time.monotonic()
             due_in: float | None = None
             try:
-                promoted, due_in = await jobs.due_in(self._database)
+                promoted, due_in = await worker_queries.due_in(self._database)
                 if promoted:
                     self._wake()
             except PenstockError as error:
@@ -166,23 +167,23 @@ class Maintenance:
         await streams.drop_retired(self._database)
 
     async def _maintain_stream(self, stream: str) -> None:
-        rolled, retired, compacted = await streams.maintain(self._database, stream)
+        rolled, retired, compacted = await maintain(self._database, stream)
         if rolled or retired or compacted:
             log.info("stream_maintained", stream=stream, rolled=rolled, retired=retired, compacted=compacted)
 
     async def _recover(self) -> None:
-        if recovered := await jobs.recover(self._database):
+        if recovered := await worker_queries.recover(self._database):
             log.warning("jobs_recovered", jobs=recovered)
             if measuring.meter is not None:
                 measuring.meter.recovered(recovered)
             self._wake()
 
     async def _expire(self) -> None:
-        while await jobs.expire(self._database) == 1000:
+        while await worker_queries.expire(self._database) == 1000:
             await asyncio.sleep(0)
 
     async def _prune(self, keep: timedelta) -> None:
-        for partition, count in (await jobs.prune(self._database, keep)).items():
+        for partition, count in (await worker_queries.prune(self._database, keep)).items():
             log.info("archive_pruned", partition=partition, jobs=count)
 
     async def _prune_staged(self) -> None:

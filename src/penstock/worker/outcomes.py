@@ -9,7 +9,7 @@ from penstock.core.logs import get_logger
 from penstock.core.serialization import plain_text
 from penstock.core.user_code import message_of
 from penstock.errors import Fail, InvalidInput, Retry, Snooze
-from penstock.jobs import queries as jobs
+from penstock.jobs import claim_queries
 from penstock.jobs.models import Outcome, Settlement
 from penstock.jobs.worked import NotStarted, SettledElsewhere
 from penstock.worker.process import UnreadablePayload
@@ -87,7 +87,9 @@ def finished(running: Running) -> Settlement:
 def _quarantined(running: Running, error: Exception) -> Settlement:
     """The settlement of a job whose payload no attempt can read."""
     claimed = running.claimed
-    detail = running.worked.sealed_error(claimed.id, jobs.quarantined_error(f"its payload cannot be read: {message_of(error)}"))
+    detail = running.worked.sealed_error(
+        claimed.id, claim_queries.quarantined_error(f"its payload cannot be read: {message_of(error)}")
+    )
     return Settlement(
         claimed.id, claimed.attempt, running.lease, Outcome.QUARANTINED, detail, None, claimed.name, key=claimed.key
     )

@@ -9,7 +9,7 @@ import asyncio
 
 from penstock.core.encryption import no_key
 from penstock.groups.membership import Membership
-from penstock.jobs import queries as jobs
+from penstock.jobs import claim_queries
 from penstock.jobs.models import Delivery, Outcome
 from penstock.pools.worked import WorkedPool
 from penstock.postgres.context import Context
@@ -106,7 +106,7 @@ class PullingWorker:
             return True
         begun = False
         try:
-            begun = bool(await jobs.begin(executor.database, [pulled.job.id], [pulled.lease])) and pulled.may_start()
+            begun = bool(await claim_queries.begin(executor.database, [pulled.job.id], [pulled.lease])) and pulled.may_start()
         finally:
             if not begun:
                 executor.finish(pulled, pulled.settlement(Outcome.RELEASED))

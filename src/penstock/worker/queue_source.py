@@ -9,7 +9,7 @@ from uuid import UUID
 
 from penstock.core.encryption import Keyring
 from penstock.errors import PenstockError
-from penstock.jobs import queries as jobs
+from penstock.jobs import claim_queries, worker_queries
 from penstock.jobs.claiming import FailedClaims, WatermarkedClaims
 from penstock.jobs.fetcher import Look
 from penstock.jobs.models import ClaimedJob
@@ -117,7 +117,7 @@ class QueueSource:
 
     async def announce(self) -> None:
         """See `Source`."""
-        await jobs.wait_for_jobs(self._database, self._registration.id, self.types_apart())
+        await worker_queries.wait_for_jobs(self._database, self._registration.id, self.types_apart())
 
     async def recover(self, error: PenstockError) -> None:
         """See `Source`."""
@@ -136,7 +136,7 @@ class QueueSource:
 
     async def next_alone(self) -> UUID | None:
         """See `RunsAlone`."""
-        return await jobs.next_alone(self._database, self.types_apart(), keys=self._keyring.ids or None)
+        return await claim_queries.next_alone(self._database, self.types_apart(), keys=self._keyring.ids or None)
 
     def hand_back(self) -> None:
         """See `RunsAlone`."""
@@ -146,7 +146,7 @@ class QueueSource:
         """See `RunsAlone`."""
         now = time.monotonic()
         try:
-            found = await jobs.claim_alone(
+            found = await claim_queries.claim_alone(
                 self._database, self._registration.id, self.types_apart(), keys=self._keyring.ids or None
             )
         except PenstockError:
@@ -176,11 +176,11 @@ class QueueSource:
                 claimed += len(found)
         return asked, claimed
 
-    async def _wait_for_places(self, claimed: int) -> jobs.PlacesWanted | None:
+    async def _wait_for_places(self, claimed: int) -> claim_queries.PlacesWanted | None:
         limited = [worked.name for worked in self._types.values() if worked.limited and not worked.sealer.locked]
         # While other types keep the worker busy, it asks for places only at intervals.
         if not limited or (claimed and time.monotonic() < self._ask_for_places_at):
             return None
         self._ask_for_places_at = time.monotonic() + _PLACES_EVERY_S
         watermarks = self._claims.watermarks.for_claim(time.monotonic())
-        return await jobs.wait_for_places(self._database, self._registration.id, limited, watermarks)
+        return await claim_queries.wait_for_places(self._database, self._registration.id, limited, watermarks)

@@ -12,7 +12,7 @@ from typing import Literal
 from uuid import UUID
 
 from penstock.groups.membership import monotonic
-from penstock.jobs import queries as jobs
+from penstock.jobs import claim_queries, worker_queries
 from penstock.jobs.worked import WorkedType
 from penstock.postgres.database import Database
 from penstock.postgres.listener import Listener
@@ -64,8 +64,8 @@ class Registration:
         self.id = self._process if self._registrations == 1 else f"{self._process}.{self._registrations}"
         self._listener.add(self._channel)
         sent_at = monotonic()
-        await jobs.promise_to_begin(self._database, self.id, self._holds_as)
-        await jobs.register_worker(
+        await claim_queries.promise_to_begin(self._database, self.id, self._holds_as)
+        await worker_queries.register_worker(
             self._database,
             self.id,
             list(self._types),

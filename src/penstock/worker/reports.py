@@ -17,7 +17,7 @@ from uuid import UUID
 from penstock.core.logs import get_logger
 from penstock.core.serialization import plain_text
 from penstock.errors import InvalidInput, PenstockError
-from penstock.jobs import queries as jobs
+from penstock.jobs import claim_queries
 from penstock.jobs.models import LONGEST_LINE, MOST_LINES, Settlement
 from penstock.jobs.worked import Held
 from penstock.postgres.database import Database
@@ -122,12 +122,14 @@ class Reports:
         now = time.monotonic()
         taken = {id: (job, job.lines.take()) for id, job in logging.items() if job.lines is not None}
         lines = [
-            jobs.Line(id, job.lease, job.sealed_line(text), now - at) for id, (job, some) in taken.items() for at, text in some
+            claim_queries.Line(id, job.lease, job.sealed_line(text), now - at)
+            for id, (job, some) in taken.items()
+            for at, text in some
         ]
         if not lines:
             return
         try:
-            locked = await jobs.append_log(self._database, lines, wait=wait)
+            locked = await claim_queries.append_log(self._database, lines, wait=wait)
         except PenstockError as error:
             log.warning("job_log_refused", jobs=len(taken), error=error)
             return
@@ -138,7 +140,7 @@ class Reports:
 
     async def _write_progress(self, progress: list[tuple[UUID, int, str]]) -> None:
         try:
-            await jobs.report_progress(self._database, progress)
+            await claim_queries.report_progress(self._database, progress)
         except PenstockError as error:
             if len(progress) == 1:
                 log.warning("job_progress_refused", job_id=str(progress[0][0]), error=error)

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from penstock.core.serialization import dump_json
 from penstock.core.user_code import message_of
 from penstock.errors import Conflict, KeyMissing, Unreadable
-from penstock.jobs import queries as jobs
+from penstock.jobs import claim_queries
 from penstock.jobs.handler import Job
 from penstock.jobs.models import ClaimedJob
 from penstock.jobs.worked import NotStarted, WorkedType
@@ -88,7 +88,7 @@ class Running:
     async def extend(self, duration: timedelta | None) -> None:
         """See `JobControl`."""
         await self._executor.confirmer.refuse_finishing(self.claimed, self.finishing)
-        lease = await jobs.extend(self._executor.database, self.claimed, self.lease, duration)
+        lease = await claim_queries.extend(self._executor.database, self.claimed, self.lease, duration)
         if lease is None:
             raise Conflict(
                 f"job {self.claimed.id} no longer belongs to this worker",

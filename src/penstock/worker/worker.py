@@ -18,7 +18,7 @@ from penstock.core.logs import get_logger
 from penstock.core.polling import Polling
 from penstock.errors import NotFound, PenstockError
 from penstock.groups import heartbeat
-from penstock.jobs import queries as jobs
+from penstock.jobs import claim_queries, type_queries
 from penstock.jobs.fetcher import Fetcher
 from penstock.jobs.worked import WorkedType
 from penstock.pools.service import PoolService, new_member_id
@@ -299,7 +299,7 @@ class Worker:
         if not self.work.dispatches:
             for worked in self.work.types.values():
                 options = worked.declared.as_json()
-                worked.refresh(await jobs.declare_job_type(self._database, worked.name, options, retry=True))
+                worked.refresh(await type_queries.declare_job_type(self._database, worked.name, options, retry=True))
         for pool in self.pools:
             await pool.join()
         await self._registration.register()
@@ -348,7 +348,7 @@ class Worker:
                 await self._completer.drained()
                 await asyncio.wait(members)
                 if queues is not None:
-                    await jobs.release_unknown(self._database, self.id, queues.source.known_leases)
+                    await claim_queries.release_unknown(self._database, self.id, queues.source.known_leases)
                 await self._heartbeat.leave()
         log.info("worker_stopped", worker=self.id)
 

@@ -13,7 +13,7 @@ from penstock.http.jobs.models import JobberJob
 from penstock.http.openapi import json_body
 from penstock.http.routing import ENQUEUE, CurrentService, Instance, RawBody, User, part, router
 from penstock.jobs import http_queries as http
-from penstock.jobs import queries as jobs
+from penstock.jobs import type_queries
 from penstock.jobs.models import make_id
 
 api = router("jobber")
@@ -39,7 +39,7 @@ async def queue(
         options = {"visibility_timeout": f"{timeout} seconds", "max_attempts": _ATTEMPTS}
         # Another request may make it in between.
         with suppress(Conflict):
-            await jobs.create_job_type(service.database, name, options)
+            await type_queries.create_job_type(service.database, name, options)
     id = make_id()
     await single.enqueue(name, id, payload, NewJobBody())
     return {"job-id": str(id)}

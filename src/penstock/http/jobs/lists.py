@@ -23,7 +23,7 @@ from penstock.http.openapi import LINK
 from penstock.http.routing import READ, CurrentService, Details, Instance, OpenDatabase, OpenType, User, raw_answer, router
 from penstock.http.service import Service
 from penstock.jobs import http_queries as http
-from penstock.jobs import queries
+from penstock.jobs import type_queries
 from penstock.jobs.http_models import JobStatistics
 from penstock.postgres.database import Database
 
@@ -94,7 +94,7 @@ async def get_stats_of_type(name: OpenType, service: CurrentService, user: User,
     found = [one for one in await _stats(service, user, name) if one.name == name]
     if found:
         return found[0]
-    records = await queries.job_types(service.database, [name])
+    records = await type_queries.job_types(service.database, [name])
     if not records:
         raise not_found(path)
     # The type is newer than the last count, which is not repeated for every new type.
@@ -140,7 +140,7 @@ async def _shown(
 
 async def _require_type(database: Database, user: Principal, name: str) -> None:
     """Raise `ApiError` unless there is this job type, or a finished job of it. Only names that the user may see are suggested."""
-    known = [type.name for type in await queries.job_types(database)]
+    known = [type.name for type in await type_queries.job_types(database)]
     if name not in known and not await http.page_of_jobs(database, archived=True, names=[name], limit=1):
         raise no_such_type(name, did_you_mean(name, filter(user.may, known)))
 

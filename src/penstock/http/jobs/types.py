@@ -26,7 +26,7 @@ from penstock.http.routing import (
     unfit,
 )
 from penstock.jobs import http_queries as http
-from penstock.jobs import queries as jobs
+from penstock.jobs import type_queries
 from penstock.jobs.models import HandlerRecord, JobTypeRecord
 from penstock.postgres.database import Database
 from penstock.worker.leader import LeaderRecord
@@ -48,7 +48,7 @@ async def create_job_type(
     name, options = new_type(bodies.json_object(sent), path)
     user.require(name, path)
     try:
-        created = await jobs.create_job_type(database, name, _RICKOVER | options)
+        created = await type_queries.create_job_type(database, name, _RICKOVER | options)
     except Conflict:
         raise invalid_parameter(f"A name already exists with this value ({name})", path) from None
     return _shown(created, details)
@@ -88,7 +88,7 @@ async def change_job_type(
 ) -> JobTypeRecord:
     """Change options of a job type; takes effect with the next claim."""
     try:
-        return await jobs.change_job_type(database, name, options.as_options())
+        return await type_queries.change_job_type(database, name, options.as_options())
     except NotFound:
         raise no_such_type(name) from None
 

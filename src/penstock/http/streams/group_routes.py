@@ -31,6 +31,7 @@ from penstock.http.streams.group_models import (
 from penstock.http.streams.memberships import GroupMember, Memberships, ReadRequest
 from penstock.http.streams.routes import OpenStream
 from penstock.jobs.models import make_id
+from penstock.streams import group_queries
 from penstock.streams import queries as streams
 from penstock.streams.group_models import (
     ConsumerGroup,
@@ -40,8 +41,8 @@ from penstock.streams.group_models import (
     Reading,
     groups_of,
 )
+from penstock.streams.group_queries import Commit
 from penstock.streams.models import Bounds, OffsetReset
-from penstock.streams.queries import Commit
 
 api = router("consumer groups")
 _SESSION = "0190b7a0-0000-7000-8000-000000000001"
@@ -65,13 +66,13 @@ OpenMember = Annotated[GroupMember, Depends(_member)]
 @api.get("/v1/streams/{name:name}/groups", dependencies=[READ])
 async def list_groups(stream: OpenStream, database: OpenDatabase) -> list[ConsumerGroup]:
     """The consumer groups of a stream: of each partition how far they are, the lag, and who consumes it."""
-    return groups_of(await streams.lag(database, stream.name, None))
+    return groups_of(await group_queries.lag(database, stream.name, None))
 
 
 @api.get("/v1/streams/{name:name}/groups/{group:name}", dependencies=[READ])
 async def get_group(stream: OpenStream, group: GroupName, database: OpenDatabase, path: Instance) -> ConsumerGroupDetails:
     """One consumer group, with its members."""
-    found = groups_of(await streams.lag(database, stream.name, group))
+    found = groups_of(await group_queries.lag(database, stream.name, group))
     if not found:
         raise not_found(path)
     members = [
@@ -91,7 +92,7 @@ async def get_group(stream: OpenStream, group: GroupName, database: OpenDatabase
 @api.delete("/v1/streams/{name:name}/groups/{group:name}", dependencies=[ADMIN], status_code=204, response_class=Response)
 async def drop_group(stream: OpenStream, group: GroupName, database: OpenDatabase) -> None:
     """Forget a group. 409 while it has members."""
-    await streams.drop_group(database, stream.name, group)
+    await group_queries.drop_group(database, stream.name, group)
 
 
 @api.post("/v1/streams/{name:name}/groups/{group:name}/seek", dependencies=[ADMIN])
@@ -108,7 +109,7 @@ async def seek(
     else:
         bounds: dict[int, Bounds] = await streams.bounds(database, stream.name)
         places = {at: found.first if wanted.to == "earliest" else found.next for at, found in bounds.items()}
-    return Changed(partitions=await streams.seek_group(database, stream.name, group, places))
+    return Changed(partitions=await group_queries.seek_group(database, stream.name, group, places))
 
 
 @api.post("/v1/streams/{name:name}/groups/{group:name}/pause", dependencies=[ADMIN])
@@ -120,7 +121,7 @@ async def pause(
 ) -> Changed:
     """Give a group no more events of partitions, or of any. Idempotent; answers with how many were not paused."""
     reason = None if wanted.reason is None else wanted.reason.replace("\x00", "")
-    changed = await streams.pause_partitions(database, stream.name, group, wanted.partitions, reason)
+    changed = await group_queries.pause_partitions(database, stream.name, group, wanted.partitions, reason)
     return Changed(partitions=changed)
 
 
@@ -132,7 +133,7 @@ async def resume(
     wanted: Annotated[Pause, body(Pause, {"partitions": [3]}, required=False)],
 ) -> Changed:
     """End a pause or quarantine of partitions, or of all. Answers with how many were paused."""
-    return Changed(partitions=await streams.resume_partitions(database, stream.name, group, wanted.partitions))
+    return Changed(partitions=await group_queries.resume_partitions(database, stream.name, group, wanted.partitions))
 
 
 @api.put(_OF_MEMBER, dependencies=[WORK])
@@ -150,7 +151,7 @@ async def join(
     except TypeError:
         raise bad_json() from None
     session = wanted.session or make_id()
-    group_name = await streams.declare_group(database, member.stream.name, member.group, wanted.start)
+    group_name = await group_queries.declare_group(database, member.stream.name, member.group, wanted.start)
     span = timedelta(seconds=wanted.dead_after_s)
     await balance.join(database, group_name, member.id, session, span, metadata, None)
     return Joined(member=member.id, session=session, dead_after_s=wanted.dead_after_s)
@@ -202,7 +203,7 @@ async def commit(member: OpenMember, database: OpenDatabase, wanted: Annotated[C
                 hint="Give the next_offset of the batch that is done.",
             )
     commits = [Commit(one.partition, one.epoch, one.revision, one.next_offset) for one in given.values()]
-    done = await streams.commit_offsets(database, name, member.group, member.id, commits)
+    done = await group_queries.commit_offsets(database, name, member.group, member.id, commits)
     return Committed(outcomes={str(at): "committed" if done[at].done else "stale" for at in given})
 
 
@@ -215,7 +216,7 @@ async def note_failure(member: OpenMember, database: OpenDatabase, failure: Anno
     at = Commit(failure.partition, failure.epoch, failure.revision, failure.offset)
     error = plain_text(failure.error)
     return Noted(
-        noted=await streams.note_failure(database, member.stream.name, member.group, member.id, at, failure.attempt, error)
+        noted=await group_queries.note_failure(database, member.stream.name, member.group, member.id, at, failure.attempt, error)
     )
 
 

@@ -27,10 +27,11 @@ from penstock.http.streams.events import Piece, for_group, piece_of
 from penstock.postgres.database import Database
 from penstock.postgres.listener import Listener
 from penstock.postgres.notifications import Kind, Notification, Notifications
+from penstock.streams import group_queries
 from penstock.streams import queries as streams
 from penstock.streams.group_models import HeldPartitions, MemberBatch, Reading
+from penstock.streams.group_queries import Begun
 from penstock.streams.models import Chunk, OffsetReset, StreamRecord
-from penstock.streams.queries import Begun
 
 _MOST_REMEMBERED = 10_000
 _MOST_BYTES = 8 << 20
@@ -202,7 +203,7 @@ class Memberships:
         wanted = {slot: epoch for slot, epoch in held.partitions.items() if slot not in held.revoked and slot not in asked.busy}
         if not wanted:
             return _Found([], 0, {}, later=False)
-        begun = await streams.begin_partitions(self._database, member.stream.name, member.group, member.id, wanted)
+        begun = await group_queries.begin_partitions(self._database, member.stream.name, member.group, member.id, wanted)
         at = {
             partition: max(found.next_offset, asked.ahead.get(partition, 0))
             for partition, found in begun.items()

@@ -10,6 +10,7 @@ from fastapi import Depends, Path, Query, Response
 from penstock.http.errors import ApiError
 from penstock.http.routing import ADMIN, READ, Instance, OpenDatabase, User, body, router
 from penstock.http.streams.models import NewStream, StreamChange
+from penstock.streams import group_queries
 from penstock.streams import queries as streams
 from penstock.streams.group_models import held_back
 from penstock.streams.models import Ends, StreamDetails, StreamRecord
@@ -54,7 +55,7 @@ async def get_stream(stream: OpenStream, database: OpenDatabase) -> StreamDetail
     """One stream: partitions with their bounds, retention, size, and the groups that hold a growth back."""
     segments = await streams.segments(database, stream.name)
     bounds = sorted((await streams.bounds(database, stream.name)).items())
-    held = held_back(await streams.lag(database, stream.name, None))
+    held = held_back(await group_queries.lag(database, stream.name, None))
     return StreamDetails(
         **{field.name: getattr(stream, field.name) for field in fields(stream)},
         ends=[Ends(partition, found.first, found.next) for partition, found in bounds],

@@ -23,7 +23,7 @@ from penstock.core.logs import get_logger
 from penstock.core.polling import Polling
 from penstock.errors import Conflict, DatabaseUnavailable, NotFound, PenstockError
 from penstock.http.topics.delivery_buffer import Copy, DeliveryBuffer
-from penstock.jobs import queries as jobs
+from penstock.jobs import worker_queries
 from penstock.jobs.claiming import FailedClaims, WatermarkedClaims
 from penstock.jobs.fetcher import Fetcher, Look
 from penstock.jobs.models import ClaimedJob, Outcome, Settlement
@@ -197,7 +197,7 @@ class Deliveries:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._listener.remove(f"penstock_{self.id}")
         with suppress(PenstockError):
-            await jobs.unregister_worker(self._database, self.id)
+            await worker_queries.unregister_worker(self._database, self.id)
 
     def _end_others(self, buffer: DeliveryBuffer) -> None:
         """End the connections of this process that had the queue, and give back what they had not begun to write."""
@@ -252,7 +252,7 @@ class Deliveries:
 
     async def _register(self) -> None:
         with suppress(Conflict):
-            await jobs.register_worker(
+            await worker_queries.register_worker(
                 self._database, self.id, [], socket.gethostname(), os.getpid(), _MOST_AT_HAND, self._settings.dead_after
             )
 
@@ -302,7 +302,7 @@ class Deliveries:
     async def announce(self) -> None:
         """See `Source`."""
         names = self._hungry()
-        await jobs.wait_for_jobs(self._database, self.id, names)
+        await worker_queries.wait_for_jobs(self._database, self.id, names)
         self._announced = frozenset(names)
 
     async def recover(self, error: PenstockError) -> None:
@@ -353,7 +353,7 @@ class Deliveries:
             await asyncio.sleep(self._settings.heartbeat_interval.total_seconds())
             try:
                 at_hand = sum(buffer.at_hand for buffers in self._buffers.values() for buffer in buffers)
-                if not (await jobs.heartbeat(self._database, self.id, at_hand, "running")).known:
+                if not (await worker_queries.heartbeat(self._database, self.id, at_hand, "running")).known:
                     log.warning("deliveries_declared_dead", worker=self.id)
                     # What was claimed is others' by now.
                     for buffers in self._buffers.values():

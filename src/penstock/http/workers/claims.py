@@ -17,8 +17,8 @@ from collections.abc import Sequence
 from penstock.core.logs import get_logger
 from penstock.core.polling import Polling
 from penstock.errors import InvalidInput, PenstockError
-from penstock.jobs import queries as jobs
-from penstock.jobs.claiming import WatermarkedClaims
+from penstock.jobs import claim_queries, worker_queries
+from penstock.jobs.claiming import WatermarkedClaims, quarantine_unreadable
 from penstock.jobs.fetcher import Fetcher, Look
 from penstock.jobs.models import ClaimedJob, Outcome, Settlement
 from penstock.postgres.database import Database
@@ -91,7 +91,7 @@ class Claims:
             return await claims.claim(worker, [name], limit)
         except InvalidInput:
             # One job that cannot be read makes a claim fail as a whole.
-            if not await jobs.quarantine_unreadable(self._database, "", [name], list):
+            if not await quarantine_unreadable(self._database, "", [name], list):
                 raise
             return await claims.claim(worker, [name], limit)
 
@@ -135,7 +135,7 @@ class Claims:
             return
         try:
             given = [Settlement(job.id, job.attempt, job.lease, Outcome.RELEASED) for job in claimed]
-            await jobs.settle(self._database, given)
+            await claim_queries.settle(self._database, given)
         except PenstockError as error:
             # They come back when their lease ends.
             log.warning("jobs_not_given_back", jobs=len(claimed), error=error)
@@ -145,12 +145,12 @@ class Claims:
         names = frozenset(self._waiting)
         announced, at = self._announced
         if not names <= announced or time.monotonic() - at >= _ANNOUNCE_EVERY_S:
-            await jobs.wait_for_jobs(self._database, self.id, sorted(names))
+            await worker_queries.wait_for_jobs(self._database, self.id, sorted(names))
             self._announced = (names, time.monotonic())
 
-    async def places(self, worker: str, name: str) -> jobs.PlacesWanted | None:
+    async def places(self, worker: str, name: str) -> claim_queries.PlacesWanted | None:
         """Register a worker for a place of a type; this process is told when there is one."""
-        return await jobs.wait_for_places(self._database, worker, [name], {}, self.id)
+        return await claim_queries.wait_for_places(self._database, worker, [name], {}, self.id)
 
 
 class LongPoll:

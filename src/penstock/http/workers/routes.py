@@ -36,8 +36,8 @@ from penstock.http.routing import (
 )
 from penstock.http.service import Service
 from penstock.http.workers.claims import Claims
+from penstock.jobs import claim_queries, worker_queries
 from penstock.jobs import http_queries as http
-from penstock.jobs import queries as jobs
 from penstock.jobs.http_models import ClaimedJobs, RegisteredWorker
 from penstock.jobs.models import ClaimedJob, Outcome
 from penstock.jobs.models import Settlement as JobSettlement
@@ -87,7 +87,7 @@ async def extend(
     ids = [id for id in held if own.get(id) == name]
     attempts, old = [held[id].attempt for id in ids], [held[id].lease for id in ids]
     span = None if wanted.for_s is None else timedelta(seconds=wanted.for_s)
-    leases = await service.with_time_limit(jobs.extend_many(service.database, ids, attempts, old, span))
+    leases = await service.with_time_limit(claim_queries.extend_many(service.database, ids, attempts, old, span))
     return Extended(leases={held[id].id: lease for id, lease in leases.items()})
 
 
@@ -107,7 +107,7 @@ async def settle(call: Call, name: Name) -> None:
     own = await http.names_of(service.database, list(given))
     keeps = any(job.result is not None for job in given.values()) and await _keeps_results(service, name)
     settlements = [_settlement(id, job, keeps) for id, job in given.items() if own.get(id) == name]
-    changed = await service.with_time_limit(jobs.settle(service.database, settlements)) if settlements else {}
+    changed = await service.with_time_limit(claim_queries.settle(service.database, settlements)) if settlements else {}
     settled = {settlement.id for settlement in settlements}
     outcomes = {id: changed.get(id, "succeeded") if id in settled else "stale" for id in given}
     for outcome in set(outcomes.values()):
@@ -137,14 +137,14 @@ async def heartbeat(
     for name in beat.names:
         user.require(name, path)
     await _own_worker(database, user, id, path)
-    seen = await jobs.heartbeat(database, id, beat.in_flight, beat.state)
+    seen = await worker_queries.heartbeat(database, id, beat.in_flight, beat.state)
     if not seen.known:
         # What it does not name is what its user may work on, so that it is its user's.
         names = beat.names or sorted(user.types or ())
         span = timedelta(seconds=beat.dead_after_s)
         # A second heartbeat at the same moment may be faster.
         with suppress(Conflict):
-            await jobs.register_worker(database, id, names, beat.host, beat.pid, beat.concurrency, span)
+            await worker_queries.register_worker(database, id, names, beat.host, beat.pid, beat.concurrency, span)
     return Beat(known=seen.known, cancelled=[shapes.job_id(job) for job in seen.cancelled], leases=seen.leases)
 
 
@@ -153,7 +153,7 @@ async def unregister(id: WorkerId, user: User, database: OpenDatabase, path: Ins
     """The orderly end of a worker. What it still holds is given to others at once."""
     if not await _own_worker(database, user, id, path):
         raise not_found(path)
-    await jobs.unregister_worker(database, id)
+    await worker_queries.unregister_worker(database, id)
 
 
 def _open_to(principal: Principal, worker: RegisteredWorker) -> bool:

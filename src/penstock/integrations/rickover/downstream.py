@@ -37,7 +37,7 @@ from penstock.errors import PenstockError
 from penstock.integrations.rickover.service import DownstreamSettings, Service, Unavailable
 from penstock.integrations.rickover.shares import Shares
 from penstock.jobs import http_queries as http
-from penstock.jobs import queries as jobs
+from penstock.jobs import type_queries
 from penstock.jobs.handler import Job
 from penstock.jobs.models import Delivery, JobTypeRecord
 from penstock.jobs.worked import NotStarted, SettledElsewhere, WorkedType
@@ -158,7 +158,7 @@ class DownstreamWorker:
         """Work until `stop`."""
         await self._service.open()
         try:
-            self._take(await jobs.job_types(self._database))
+            self._take(await type_queries.job_types(self._database))
             self._warn_of_missing()
             self._worker.work_on(self._types)
             await self._worker.run()
@@ -232,7 +232,7 @@ class DownstreamWorker:
         while True:
             await asyncio.sleep(_LOOK_FOR_TYPES_S)
             try:
-                if self._take(await jobs.job_types(self._database)):
+                if self._take(await type_queries.job_types(self._database)):
                     log.info("job_types_changed", types=sorted(self._types))
                     self._worker.work_on(self._types)
                 self._warn_of_missing()

@@ -8,8 +8,8 @@ from datetime import timedelta
 from typing import Any, Generic, TypeVar, overload
 
 from penstock.core.blocking import run_without_loop
+from penstock.streams.group_queries import Commit, commit_as_json
 from penstock.streams.models import Event
-from penstock.streams.queries import Commit, commit_as_json
 from penstock.streams.transactional import commit_through
 
 T = TypeVar("T")

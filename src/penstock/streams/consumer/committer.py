@@ -17,9 +17,9 @@ from penstock.core.logs import get_logger
 from penstock.core.polling import wait_for_event
 from penstock.errors import Conflict, DatabaseUnavailable, PenstockError
 from penstock.postgres.database import Database
-from penstock.streams import queries as streams
+from penstock.streams import group_queries
 from penstock.streams.consumer.partition_state import PartitionState
-from penstock.streams.queries import Commit
+from penstock.streams.group_queries import Commit
 
 log = get_logger("penstock.consumer")
 T = TypeVar("T")
@@ -86,7 +86,7 @@ class Committer(Generic[T]):
             if not commits:
                 continue
             try:
-                outcomes = await streams.commit_offsets(self._database, self._stream, self._group, self._member, commits)
+                outcomes = await group_queries.commit_offsets(self._database, self._stream, self._group, self._member, commits)
             except DatabaseUnavailable as error:
                 log.warning("commit_failed", stream=self._stream, group=self._group, error=error)
                 await asyncio.sleep(random.uniform(0.2, 0.6))
@@ -119,7 +119,7 @@ class Committer(Generic[T]):
         owned = {state.partition: state.epoch}
         while True:
             try:
-                begun = await streams.begin_partitions(self._database, self._stream, self._group, self._member, owned)
+                begun = await group_queries.begin_partitions(self._database, self._stream, self._group, self._member, owned)
             except DatabaseUnavailable as error:
                 log.warning("look_failed", stream=self._stream, group=self._group, error=error)
                 await asyncio.sleep(random.uniform(0.2, 0.6))
@@ -131,13 +131,13 @@ class Committer(Generic[T]):
         """Pause a partition before its next event."""
         state.paused = True
         log.error("partition_quarantined", stream=self._stream, group=self._group, partition=state.partition, reason=reason)
-        await self._settle(state, lambda commit: streams.quarantine_partition(
+        await self._settle(state, lambda commit: group_queries.quarantine_partition(
             self._database, self._stream, self._group, self._member, commit, reason
         ))  # fmt: skip
 
     async def dead_letter(self, state: PartitionState[T], first_offset: int, next_offset: int, error: str) -> None:
         """Move events to the dead letters, and continue behind them."""
-        await self._settle(state, lambda commit: streams.dead_letter(
+        await self._settle(state, lambda commit: group_queries.dead_letter(
             self._database, self._stream, self._group, self._member, commit, first_offset, error
         ), next_offset)  # fmt: skip
         state.finished(next_offset)
@@ -149,13 +149,15 @@ class Committer(Generic[T]):
             return
         commit = Commit(state.partition, state.epoch, state.revision, offset)
         try:
-            await streams.note_failure(self._database, self._stream, self._group, self._member, commit, state.attempts, reason)
+            await group_queries.note_failure(
+                self._database, self._stream, self._group, self._member, commit, state.attempts, reason
+            )
         except PenstockError as error:
             log.debug("note_failed", stream=self._stream, group=self._group, partition=state.partition, error=error)
 
     async def halt(self, state: PartitionState[T], reason: str) -> None:
         """Record at a partition why its consumer halts."""
-        await self._settle(state, lambda commit: streams.halt_partition(
+        await self._settle(state, lambda commit: group_queries.halt_partition(
             self._database, self._stream, self._group, self._member, commit, reason
         ))  # fmt: skip
 

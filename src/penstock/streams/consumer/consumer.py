@@ -24,6 +24,7 @@ from penstock.groups.membership import Membership
 from penstock.postgres.database import Database
 from penstock.postgres.notifications import Kind, Notifications
 from penstock.settings import Settings
+from penstock.streams import group_queries
 from penstock.streams import queries as streams
 from penstock.streams.codec import Encoding
 from penstock.streams.consumer.committer import Committer
@@ -33,8 +34,8 @@ from penstock.streams.consumer.options import ConsumerOptions
 from penstock.streams.consumer.partition_state import PartitionState
 from penstock.streams.consumer.suspects import Suspects
 from penstock.streams.group_models import held_back
+from penstock.streams.group_queries import Begun
 from penstock.streams.models import OffsetReset, gone_at
-from penstock.streams.queries import Begun
 from penstock.streams.waiting import polling_for_events
 
 log = get_logger("penstock.consumer")
@@ -108,7 +109,7 @@ class Consumer(Generic[T]):
 
     async def declare(self) -> None:
         """Declare the group; waits while the database is unreachable."""
-        await streams.declare_group(self.database, self.stream, self.group, self.options.start, retry=True)
+        await group_queries.declare_group(self.database, self.stream, self.group, self.options.start, retry=True)
 
     async def run(self) -> None:
         """Take part in the group until `stop`.
@@ -267,7 +268,7 @@ class Consumer(Generic[T]):
         asked = dict(self.partitions)
         if not asked:
             return False
-        begun = await streams.begin_partitions(
+        begun = await group_queries.begin_partitions(
             self.database, self.stream, self.group, self.member.id, {state.partition: state.epoch for state in asked.values()}
         )
         waiting = False
@@ -299,7 +300,7 @@ class Consumer(Generic[T]):
         now = asyncio.get_running_loop().time()
         if now < self._explain_at:
             return
-        found = held_back(await streams.lag(self.database, self.stream, self.group))
+        found = held_back(await group_queries.lag(self.database, self.stream, self.group))
         self._explain_at = now + (_EXPLAIN_EVERY_S if found else _LOOK_FOR_REASONS_EVERY_S)
         for held in found:
             log.warning(

@@ -18,8 +18,8 @@ from penstock.core.polling import wait_for_event
 from penstock.groups.trials import SUSPECT
 from penstock.streams.codec import Encoding
 from penstock.streams.consumer.batch import Batch
+from penstock.streams.group_queries import Begun, Commit
 from penstock.streams.models import Chunk, Event, is_for, may_be_replayed
-from penstock.streams.queries import Begun, Commit
 
 T = TypeVar("T")
 # The same values as in `penstock.lose_partitions`.

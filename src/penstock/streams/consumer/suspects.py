@@ -12,7 +12,7 @@ from typing import Any
 from penstock.core.logs import get_logger
 from penstock.groups.trials import Trials
 from penstock.postgres.database import Database
-from penstock.streams import queries as streams
+from penstock.streams import group_queries
 from penstock.streams.consumer.partition_state import PartitionState
 
 log = get_logger("penstock.consumer")
@@ -43,7 +43,7 @@ class Suspects:
                 return False
         state.on_trial = True
         try:
-            known = await streams.try_partition(
+            known = await group_queries.try_partition(
                 self._database, self._stream, self._group, state.partition, state.epoch, tried=events
             )
         except BaseException:
@@ -61,7 +61,7 @@ class Suspects:
         if state.trials_grow and not failed:
             state.trial_size = min(state.trial_size * 2, _MOST_ON_TRIAL)
         try:
-            await streams.try_partition(
+            await group_queries.try_partition(
                 self._database, self._stream, self._group, state.partition, state.epoch, tried=0, acquitted=acquitted
             )
         finally:

@@ -1,0 +1,92 @@
+"""One typed function for each SQL function about workers, and about the maintenance that they do."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from uuid import UUID
+
+import orjson
+
+from penstock.postgres.database import Database
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat:
+    """The answer to a heartbeat; `known` is False when the worker was declared dead."""
+
+    known: bool
+    cancelled: list[UUID]
+    leases: list[int]
+    workers: int
+
+
+async def promote(database: Database, limit: int = 1000) -> tuple[int, datetime | None]:
+    """Make due jobs ready. Returns their number, and when the next job is due."""
+    row = await database.fetchrow("select * from penstock.promote($1)", limit)
+    return int(row["promoted"]), row["next_due"]
+
+
+async def due_in(database: Database) -> tuple[int, float | None]:
+    """`promote`, with the seconds until the next job is due, by the database's clock."""
+    row = await database.fetchrow(
+        "select promoted, extract(epoch from next_due - penstock.clock())::double precision as due_in from penstock.promote()"
+    )
+    return int(row["promoted"]), row["due_in"]
+
+
+async def expire(database: Database, limit: int = 1000) -> int:
+    """Archive queued jobs whose `expires_at` has passed. Returns their number."""
+    return int(await database.fetchval("select penstock.expire($1)", limit))
+
+
+async def recover(database: Database) -> int:
+    """Recover the jobs of dead workers and of expired leases. Returns their number."""
+    return int(await database.fetchval("select penstock.recover()"))
+
+
+async def prune(database: Database, keep: timedelta) -> dict[str, int]:
+    """Drop the days of the archive that ended longer ago than `keep`. Returns the jobs dropped, by partition."""
+    return {row["partition"]: row["jobs"] for row in await database.fetch("select * from penstock.prune($1)", keep)}
+
+
+async def register_worker(
+    database: Database, worker: str, names: Sequence[str], host: str, pid: int, concurrency: int, dead_after: timedelta
+) -> None:
+    """Register a worker. Raises `Conflict` when its id is taken."""
+    await database.fetch(
+        "select penstock.register_worker($1, $2, $3, $4, $5, $6)", worker, names, host, pid, concurrency, dead_after
+    )
+
+
+async def heartbeat(database: Database, worker: str, in_flight: int, state: str) -> Heartbeat:
+    """Report that a worker is alive."""
+    row = await database.fetchrow("select * from penstock.heartbeat($1, $2, $3)", worker, in_flight, state)
+    return Heartbeat(row["known"], row["cancelled"] or [], row["leases"] or [], row["workers"])
+
+
+async def note_halted(database: Database, worker: str, consumer: str, error: str) -> None:
+    """Record that a consumer of a worker has halted while the worker continues."""
+    await database.fetch("select penstock.note_halted($1, $2, $3)", worker, consumer, error)
+
+
+async def note_keys(database: Database, worker: str, key_ids: Sequence[str], no_key: Mapping[str, str | None]) -> None:
+    """Record the ids of the keys that a worker has, and what it does not work on for want of a key; see `penstock.note_keys`."""
+    await database.fetch("select penstock.note_keys($1, $2, $3::jsonb)", worker, key_ids, orjson.dumps(dict(no_key)).decode())
+
+
+async def missing_keys(database: Database, names: Sequence[str], keys: Sequence[str]) -> dict[str, str]:
+    """Those of the types in which jobs wait that are encrypted with none of these keys, with the id of the key of one."""
+    rows = await database.fetch("select * from penstock.missing_keys($1, $2)", names, keys)
+    return {row["name"]: row["key_id"] for row in rows}
+
+
+async def unregister_worker(database: Database, worker: str) -> None:
+    """Unregister a worker that ends in order."""
+    await database.fetch("select penstock.unregister_worker($1)", worker)
+
+
+async def wait_for_jobs(database: Database, worker: str, names: Sequence[str]) -> None:
+    """Register a worker as idle, so that new jobs notify it."""
+    await database.fetch("select penstock.wait_for_jobs($1, $2)", worker, names)
