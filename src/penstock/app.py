@@ -27,7 +27,7 @@ from penstock.history import lake
 from penstock.jobs import opening, type_queries, worker_queries
 from penstock.jobs.administration import JobAdministration
 from penstock.jobs.job_type import JobType
-from penstock.jobs.models import HandlerRecord, JobRecord, Status, parse_id
+from penstock.jobs.records import HandlerRecord, JobRecord, Status, parse_id
 from penstock.jobs.scaling import ScaleAdvice, advise
 from penstock.operations.operations import Operations
 from penstock.pools import views as pool_views

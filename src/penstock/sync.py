@@ -15,17 +15,8 @@ if TYPE_CHECKING:
 
     from penstock.core.blocking import BackgroundLoop
     from penstock.jobs.job_type import JobType
-    from penstock.jobs.models import (
-        Enqueued,
-        HandlerRecord,
-        JobCounts,
-        JobRecord,
-        JobTypeRecord,
-        NewJob,
-        NewJobOptions,
-        Status,
-        Why,
-    )
+    from penstock.jobs.models import Enqueued, NewJob, NewJobOptions
+    from penstock.jobs.records import HandlerRecord, JobCounts, JobRecord, JobTypeRecord, Status, Why
     from penstock.jobs.scaling import ScaleAdvice
     from penstock.pools.models import PoolDetails
     from penstock.pools.sync import SyncPool

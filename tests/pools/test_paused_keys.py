@@ -10,7 +10,7 @@ import asyncpg
 import pytest
 
 from penstock import InvalidInput, Job, NotFound, Penstock
-from penstock.jobs.models import Delivery
+from penstock.jobs.options import Delivery
 from penstock.settings import Settings
 from penstock.testing import running_worker
 from tests.waiting import eventually

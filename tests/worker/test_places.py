@@ -18,7 +18,8 @@ from penstock import Job, Jobs, Penstock, Settings, Status
 from penstock.core.serialization import Codec
 from penstock.jobs import claim_queries, type_queries, worker_queries
 from penstock.jobs.handler import HandlerKind
-from penstock.jobs.models import ClaimedJob, Options, Outcome, Settlement
+from penstock.jobs.models import ClaimedJob, Outcome, Settlement
+from penstock.jobs.options import Options
 from penstock.jobs.worked import BatchOptions, WorkedType
 from penstock.testing import running_worker
 from penstock.worker.executor import Executor

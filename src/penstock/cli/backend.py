@@ -14,7 +14,8 @@ from uuid import UUID
 
 from penstock.app import Penstock
 from penstock.errors import InvalidInput
-from penstock.jobs.models import Enqueued, HandlerRecord, JobCounts, JobRecord, JobTypeRecord, NewJob, Status, Why
+from penstock.jobs.models import Enqueued, NewJob
+from penstock.jobs.records import HandlerRecord, JobCounts, JobRecord, JobTypeRecord, Status, Why
 from penstock.jobs.scaling import ScaleAdvice
 from penstock.operations.models import JobFilter, OperationKind, OperationPreview, OperationRecord
 from penstock.pools.models import KeyedJob, KeyState, PausedKey, PoolDetails, PoolMember, QuarantinedKey, StandingState

@@ -12,7 +12,7 @@ from penstock.cli.backend import Backend, with_backend, with_database
 from penstock.cli.enqueueing import parse_json
 from penstock.cli.output import AsJson, cell, out, pass_on_json, print_json, print_table, span
 from penstock.errors import NotFound
-from penstock.jobs.models import HandlerRecord, JobTypeRecord
+from penstock.jobs.records import HandlerRecord, JobTypeRecord
 
 Name = Annotated[str, typer.Argument(help="Job type.")]
 

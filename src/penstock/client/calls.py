@@ -18,20 +18,8 @@ from penstock.core.records import from_object
 from penstock.core.serialization import dump_json
 from penstock.errors import InvalidInput, JobFailed
 from penstock.jobs.http_models import Claimed, ClaimedJobs, Result
-from penstock.jobs.models import (
-    OWN_FIELDS,
-    Admission,
-    Enqueued,
-    HandlerRecord,
-    JobCounts,
-    JobRecord,
-    JobTypeRecord,
-    NewJob,
-    Status,
-    Why,
-    make_id,
-    parse_id,
-)
+from penstock.jobs.models import OWN_FIELDS, Admission, Enqueued, NewJob, make_id
+from penstock.jobs.records import HandlerRecord, JobCounts, JobRecord, JobTypeRecord, Status, Why, parse_id
 from penstock.schedules.schedule import ScheduleRecord, ScheduleRun
 from penstock.worker.leader import LeaderRecord
 

@@ -14,7 +14,8 @@ from penstock.client.answers import json_of, reader, record_of
 from penstock.client.calls import Call, body_of, new_receipt, quoted
 from penstock.core.serialization import dump_json
 from penstock.errors import InvalidInput
-from penstock.jobs.models import Enqueued, NewJob, make_id, parse_id
+from penstock.jobs.models import Enqueued, NewJob, make_id
+from penstock.jobs.records import parse_id
 from penstock.jobs.scaling import ScaleAdvice
 from penstock.pools.models import KeyedJob, KeyState, PausedKey, PoolDetails, PoolMember, QuarantinedKey, StandingState
 

@@ -13,7 +13,8 @@ from penstock.client.answers import json_of, outcomes_of, reader
 from penstock.client.calls import Call, quoted
 from penstock.core.records import from_object
 from penstock.core.serialization import dump_json
-from penstock.jobs.models import make_id, parse_id
+from penstock.jobs.models import make_id
+from penstock.jobs.records import parse_id
 from penstock.topics.models import Message, NewMessage, Published, Subscribed, Subscriber, TopicCounts, TopicRecord
 
 

@@ -2,7 +2,7 @@
 
 A record is a frozen dataclass of a capability. The SQL functions fill it, the HTTP server shows it, the clients read it, the
 OpenAPI document is made of it. Where JSON is not what Python is, the annotation of the field says so: `Seconds`, `JobId`
-(`penstock.jobs.models`), an alias.
+(`penstock.jobs.records`), an alias.
 """
 
 from __future__ import annotations

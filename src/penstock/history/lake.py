@@ -24,7 +24,7 @@ from penstock.errors import NotFound, PenstockError
 from penstock.history import lake_queries as lakes
 from penstock.history.lake_queries import LakeFile, LakeRecord
 from penstock.jobs import type_queries
-from penstock.jobs.models import JobRecord, Status
+from penstock.jobs.records import JobRecord, Status
 from penstock.postgres.database import Database
 
 if TYPE_CHECKING:

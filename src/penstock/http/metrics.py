@@ -11,7 +11,8 @@ from prometheus_client.registry import Collector
 
 from penstock.core.meter import BoundedNames, Gauges, info
 from penstock.http.scaling import ScalingGauges
-from penstock.jobs.models import Admission, JobCounts
+from penstock.jobs.models import Admission
+from penstock.jobs.records import JobCounts
 from penstock.jobs.scaling import ScaleAdvice
 
 _LATENCIES = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)

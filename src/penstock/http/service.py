@@ -23,7 +23,7 @@ from penstock.http.proxies import Proxies
 from penstock.http.scaling import Scaling
 from penstock.http.settings import HttpSettings
 from penstock.jobs import http_queries as http
-from penstock.jobs.models import JobCounts
+from penstock.jobs.records import JobCounts
 from penstock.postgres.database import Database
 from penstock.worker.exposition import database_families
 

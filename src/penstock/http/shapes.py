@@ -9,7 +9,7 @@ import orjson
 
 from penstock.core.records import raw
 from penstock.jobs.http_queries import Put, StoredJob
-from penstock.jobs.models import Why
+from penstock.jobs.records import Why
 
 _OPTIONS = orjson.OPT_UTC_Z | orjson.OPT_APPEND_NEWLINE
 

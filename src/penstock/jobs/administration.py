@@ -16,20 +16,8 @@ from penstock.jobs.checks import check_type_name, no_such_type
 from penstock.jobs.declarations import JobDeclarations
 from penstock.jobs.enqueue import enqueue_many, new_job
 from penstock.jobs.job_type import JobType
-from penstock.jobs.models import (
-    Admission,
-    Enqueued,
-    HandlerRecord,
-    JobCounts,
-    JobRecord,
-    JobTypeRecord,
-    NewJob,
-    NewJobOptions,
-    Status,
-    Why,
-    make_id,
-    parse_id,
-)
+from penstock.jobs.models import Admission, Enqueued, NewJob, NewJobOptions, make_id
+from penstock.jobs.records import HandlerRecord, JobCounts, JobRecord, JobTypeRecord, Status, Why, parse_id
 
 if TYPE_CHECKING:
     from penstock.postgres.database import Database

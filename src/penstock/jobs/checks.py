@@ -8,7 +8,7 @@ from typing import Any
 
 from penstock.core.checks import check_documentation, check_flag, check_name, check_number, check_real, check_span, did_you_mean
 from penstock.errors import InvalidInput, NotFound
-from penstock.jobs.models import Backoff, Options, RateLimit
+from penstock.jobs.options import Backoff, Options, RateLimit
 
 LONGEST_TIMEOUT = timedelta(days=30)
 _SHORTEST_TIMEOUT = timedelta(seconds=1)

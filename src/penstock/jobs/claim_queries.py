@@ -15,11 +15,7 @@ from uuid import UUID
 import orjson
 
 from penstock.core.serialization import plain_text
-from penstock.jobs.models import (
-    ClaimedJob,
-    Outcome,
-    Settlement,
-)
+from penstock.jobs.models import ClaimedJob, Outcome, Settlement
 from penstock.postgres.database import Database
 
 # `ClaimedJob._make` takes half as long again.

@@ -13,7 +13,8 @@ from penstock.errors import InvalidInput, NotFound
 from penstock.jobs.checks import check_options, check_type_name
 from penstock.jobs.handler import Job, Jobs
 from penstock.jobs.job_type import JobType
-from penstock.jobs.models import Backoff, Delivery, Executor, Options, RateLimit
+from penstock.jobs.models import Executor
+from penstock.jobs.options import Backoff, Delivery, Options, RateLimit
 from penstock.jobs.worked import BatchOptions
 from penstock.postgres.context import Context, Declarations
 

@@ -20,8 +20,9 @@ from penstock.core.serialization import Codec
 from penstock.errors import InvalidInput
 from penstock.jobs import queries
 from penstock.jobs.checks import LONGEST_TIMEOUT
-from penstock.jobs.models import OWN_OPTIONS, Admission, Enqueued, KeyedJobOptions, NewJob, NewJobOptions, make_id, parse_id
+from penstock.jobs.models import OWN_OPTIONS, Admission, Enqueued, KeyedJobOptions, NewJob, NewJobOptions, make_id
 from penstock.jobs.queries import Batch
+from penstock.jobs.records import parse_id
 from penstock.jobs.transactional import enqueue_through
 from penstock.postgres.context import Context
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import ConfigDict, Field
 
 from penstock.core.records import Seconds, example
-from penstock.jobs.models import JobCounts, JobErrors, JobId, Status
+from penstock.jobs.records import JobCounts, JobErrors, JobId, Status
 
 _AT = "2026-01-11T18:26:26Z"
 _ID = "job_282227eb-3c76-4ef7-af7e-25dff933077f"

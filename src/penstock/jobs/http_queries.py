@@ -12,8 +12,9 @@ import orjson
 from penstock.core.encryption import ENCRYPTED, Keyring, is_envelope, opened_entry
 from penstock.core.serialization import dump_json, load_json
 from penstock.jobs.http_models import RegisteredWorker
-from penstock.jobs.models import Admission, JobTypeRecord, Status
+from penstock.jobs.models import Admission
 from penstock.jobs.queries import Batch, enqueue_arguments
+from penstock.jobs.records import JobTypeRecord, Status
 from penstock.jobs.type_queries import job_type_of
 from penstock.postgres.database import Database, in_parts
 

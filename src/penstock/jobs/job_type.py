@@ -15,7 +15,8 @@ from penstock.errors import InvalidInput
 from penstock.jobs import type_queries
 from penstock.jobs.enqueue import enqueue_many, new_job
 from penstock.jobs.handler import Handler, HandlerKind, Job, Jobs, kind_of
-from penstock.jobs.models import Enqueued, Executor, NewJob, NewJobOptions, Options
+from penstock.jobs.models import Enqueued, Executor, NewJob, NewJobOptions
+from penstock.jobs.options import Options
 from penstock.jobs.signature import Signature, signature_of_handler
 from penstock.jobs.sync import SyncJobCall, SyncJobType
 from penstock.jobs.worked import BatchOptions, WorkedType

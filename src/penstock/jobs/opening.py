@@ -13,7 +13,7 @@ from penstock.core.encryption import ENCRYPTED, Keyring, is_envelope, key_id_of,
 from penstock.core.serialization import load_json
 from penstock.errors import Unreadable
 from penstock.jobs import queries as jobs
-from penstock.jobs.models import JobRecord, LogLine
+from penstock.jobs.records import JobRecord, LogLine
 from penstock.postgres.context import Context
 
 

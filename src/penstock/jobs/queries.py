@@ -16,13 +16,8 @@ import orjson
 
 from penstock.core.serialization import load_json
 from penstock.errors import InvalidInput
-from penstock.jobs.models import (
-    Admission,
-    JobRecord,
-    LogLine,
-    Status,
-    Why,
-)
+from penstock.jobs.models import Admission
+from penstock.jobs.records import JobRecord, LogLine, Status, Why
 from penstock.postgres.database import Database, in_parts
 
 

@@ -9,12 +9,8 @@ from typing import Any
 import orjson
 
 from penstock.core.serialization import dump_options, load_json
-from penstock.jobs.models import (
-    Delivery,
-    HandlerRecord,
-    JobCounts,
-    JobTypeRecord,
-)
+from penstock.jobs.options import Delivery
+from penstock.jobs.records import HandlerRecord, JobCounts, JobTypeRecord
 from penstock.postgres.database import Database
 
 _OF_JOB_TYPE = tuple(column.name for column in fields(JobTypeRecord))

@@ -14,7 +14,8 @@ from penstock.core.encryption import Keyring, SealedCodec, Sealer
 from penstock.core.hooks import Around
 from penstock.core.serialization import Codec
 from penstock.jobs.handler import Handler, HandlerKind
-from penstock.jobs.models import Delivery, JobTypeRecord, Options
+from penstock.jobs.options import Delivery, Options
+from penstock.jobs.records import JobTypeRecord
 
 
 class Held(Protocol):

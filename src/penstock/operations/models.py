@@ -11,7 +11,7 @@ from pydantic import ConfigDict, Field
 
 from penstock.core.records import example
 from penstock.errors import InvalidInput
-from penstock.jobs.models import JobId, Status
+from penstock.jobs.records import JobId, Status
 
 OperationKind: TypeAlias = Literal["cancel", "replay", "purge"]
 OperationState: TypeAlias = Literal["running", "finished", "cancelled"]

@@ -8,7 +8,7 @@ from penstock.core.checks import check_flag, check_text
 from penstock.jobs import type_queries
 from penstock.jobs.checks import check_type_name
 from penstock.jobs.job_type import JobType
-from penstock.jobs.models import Options, PoolOptions
+from penstock.jobs.options import Options, PoolOptions
 from penstock.pools import queries as pools
 from penstock.pools import views as pool_views
 from penstock.pools.declarations import PoolDeclarations

@@ -8,7 +8,7 @@ from typing import Any
 from penstock.core.checks import check_mapping, check_number, check_text
 from penstock.errors import InvalidInput
 from penstock.jobs.checks import check_rate
-from penstock.jobs.models import PoolOptions
+from penstock.jobs.options import PoolOptions
 
 _MOST_AHEAD = 10_000
 

@@ -12,7 +12,7 @@ from penstock.core.checks import check_names
 from penstock.groups.assignors import KeyAssign
 from penstock.jobs.declarations import JobDeclarations, JobOptions, options_of
 from penstock.jobs.job_type import JobType
-from penstock.jobs.models import PoolOptions, RateLimit
+from penstock.jobs.options import PoolOptions, RateLimit
 from penstock.pools.checks import check_pool
 from penstock.pools.pool import Pool
 from penstock.pools.pull_worker import MakePulling

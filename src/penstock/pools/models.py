@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import ConfigDict, Field
 
 from penstock.core.records import Seconds, example
-from penstock.jobs.models import JobCounts, JobId, Status, Why
+from penstock.jobs.records import JobCounts, JobId, Status, Why
 
 _AT = "2026-01-11T18:26:26Z"
 _WORKER = "web-3.4711.a1b2c3"

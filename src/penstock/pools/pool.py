@@ -28,7 +28,8 @@ from penstock.jobs.declarations import Decorator
 from penstock.jobs.enqueue import new_job
 from penstock.jobs.handler import Job
 from penstock.jobs.job_type import JobType
-from penstock.jobs.models import Enqueued, Executor, KeyedJobOptions, NewJob, Options, PoolOptions
+from penstock.jobs.models import Enqueued, Executor, KeyedJobOptions, NewJob
+from penstock.jobs.options import Options, PoolOptions
 from penstock.pools import queries as pools
 from penstock.pools import views as pool_views
 from penstock.pools.members import workers_of

@@ -9,7 +9,7 @@ from typing import Any
 from penstock.core.records import from_json
 from penstock.core.serialization import dump_options, load_json
 from penstock.errors import NotFound
-from penstock.jobs.models import Status, Why
+from penstock.jobs.records import Status, Why
 from penstock.jobs.scaling import Load
 from penstock.pools.models import KeyedJob, KeyState, PausedKey, PoolDetails, QuarantinedKey, RunningJob, StandingState
 from penstock.postgres.database import Database

@@ -9,7 +9,8 @@ from typing import Any
 from penstock.core.encryption import Keyring, Sealer
 from penstock.core.serialization import Codec
 from penstock.groups.assignors import KeyAssign
-from penstock.jobs.models import JobTypeRecord, Options, PoolOptions
+from penstock.jobs.options import Options, PoolOptions
+from penstock.jobs.records import JobTypeRecord
 from penstock.jobs.worked import WorkedType
 
 StandingHandler = Callable[[Any], Any]

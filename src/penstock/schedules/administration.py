@@ -5,7 +5,7 @@ from __future__ import annotations
 from uuid import UUID
 
 from penstock.core.checks import check_choice, check_number, check_text
-from penstock.jobs.models import Status
+from penstock.jobs.records import Status
 from penstock.schedules import queries as schedules
 from penstock.schedules.declarations import ScheduleDeclarations
 from penstock.schedules.schedule import ScheduleRecord, ScheduleRun

@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from uuid import UUID
 
 from penstock.errors import NotFound
-from penstock.jobs.models import Status
+from penstock.jobs.records import Status
 from penstock.postgres.database import Database
 from penstock.schedules.schedule import ScheduleRecord, ScheduleRun
 

@@ -32,7 +32,7 @@ from penstock.core.hooks import Around
 from penstock.core.records import example
 from penstock.errors import InvalidInput
 from penstock.jobs.handler import Handler, Job
-from penstock.jobs.models import JobId, Status
+from penstock.jobs.records import JobId, Status
 
 Missed: TypeAlias = Literal["skip", "once", "all"]
 RunsAs: TypeAlias = Literal["job", "in-place", "per-worker"]

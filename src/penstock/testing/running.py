@@ -21,7 +21,8 @@ from penstock.groups import rebalance as balance
 from penstock.jobs import claim_queries, opening, type_queries, worker_queries
 from penstock.jobs.handler import Job, Jobs, set_current_job
 from penstock.jobs.job_type import JobCall, JobType
-from penstock.jobs.models import JobRecord, make_id, parse_id
+from penstock.jobs.models import make_id
+from penstock.jobs.records import JobRecord, parse_id
 from penstock.pools import queries as pools
 from penstock.pools.pool import Pool
 from penstock.postgres.database import Database

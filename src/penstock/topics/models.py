@@ -10,7 +10,7 @@ from uuid import UUID
 from pydantic import ConfigDict, Field, computed_field
 
 from penstock.core.records import Seconds, example
-from penstock.jobs.models import JobId, Status
+from penstock.jobs.records import JobId, Status
 
 T = TypeVar("T")
 _AT = "2026-01-11T18:26:26Z"

@@ -11,8 +11,8 @@ import orjson
 
 from penstock.core.serialization import Codec
 from penstock.errors import NotFound, Unreadable
-from penstock.jobs.models import Status
 from penstock.jobs.queries import load_or_text
+from penstock.jobs.records import Status
 from penstock.postgres.database import Database, in_parts
 from penstock.topics.models import Message, Published, ReceiverOutcome, Subscribed, Subscriber, TopicCounts, TopicRecord
 

@@ -19,7 +19,9 @@ from penstock.jobs import type_queries
 from penstock.jobs.declarations import Decorator, JobOptions, options_of
 from penstock.jobs.enqueue import aware
 from penstock.jobs.job_type import JobType
-from penstock.jobs.models import Executor, Options, make_id, parse_id
+from penstock.jobs.models import Executor, make_id
+from penstock.jobs.options import Options
+from penstock.jobs.records import parse_id
 from penstock.postgres.context import Context
 from penstock.postgres.database import Database, unless_refused
 from penstock.topics import queries as topics

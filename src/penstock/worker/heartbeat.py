@@ -14,7 +14,7 @@ from penstock.core.polling import wait_for_event
 from penstock.errors import PenstockError
 from penstock.groups.membership import monotonic
 from penstock.jobs import claim_queries, type_queries, worker_queries
-from penstock.jobs.models import JobTypeRecord
+from penstock.jobs.records import JobTypeRecord
 from penstock.postgres import health
 from penstock.postgres.database import Database
 from penstock.postgres.notifications import Kind, Notification, Notifications

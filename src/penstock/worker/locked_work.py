@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from penstock.core.encryption import Keyring
 from penstock.core.logs import get_logger
 from penstock.jobs import worker_queries
-from penstock.jobs.models import JobTypeRecord
+from penstock.jobs.records import JobTypeRecord
 from penstock.postgres.database import Database
 
 log = get_logger("penstock.worker")

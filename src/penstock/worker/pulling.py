@@ -10,7 +10,8 @@ import asyncio
 from penstock.core.encryption import no_key
 from penstock.groups.membership import Membership
 from penstock.jobs import claim_queries
-from penstock.jobs.models import Delivery, Outcome
+from penstock.jobs.models import Outcome
+from penstock.jobs.options import Delivery
 from penstock.pools.worked import WorkedPool
 from penstock.postgres.context import Context
 from penstock.worker.completer import Completer

@@ -18,7 +18,8 @@ from penstock.core.logs import get_logger
 from penstock.core.serialization import plain_text
 from penstock.errors import InvalidInput, PenstockError
 from penstock.jobs import claim_queries
-from penstock.jobs.models import LONGEST_LINE, MOST_LINES, Settlement
+from penstock.jobs.models import Settlement
+from penstock.jobs.records import LONGEST_LINE, MOST_LINES
 from penstock.jobs.worked import Held
 from penstock.postgres.database import Database
 

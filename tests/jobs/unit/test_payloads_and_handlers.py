@@ -16,7 +16,7 @@ from penstock.core.records import from_object
 from penstock.core.serialization import Codec, load_json
 from penstock.jobs.handler import kind_of
 from penstock.jobs.http_models import Result
-from penstock.jobs.models import parse_id
+from penstock.jobs.records import parse_id
 from penstock.jobs.signature import signature_of_handler
 
 

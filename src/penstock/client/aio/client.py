@@ -32,7 +32,8 @@ from penstock.client.calls import Call
 from penstock.client.connection import LONGEST_WAIT_S, options_for, pause_after
 from penstock.errors import DatabaseUnavailable, InvalidInput
 from penstock.jobs.http_models import Claimed, Result
-from penstock.jobs.models import Enqueued, HandlerRecord, JobCounts, JobRecord, JobTypeRecord, NewJob, NewJobOptions, Status, Why
+from penstock.jobs.models import Enqueued, NewJob, NewJobOptions
+from penstock.jobs.records import HandlerRecord, JobCounts, JobRecord, JobTypeRecord, Status, Why
 from penstock.jobs.scaling import ScaleAdvice
 from penstock.pools.models import PoolDetails
 from penstock.schedules.schedule import ScheduleRecord, ScheduleRun

@@ -33,7 +33,8 @@ from penstock.client.sync.streams import Stream
 from penstock.client.sync.topics import Topic
 from penstock.errors import DatabaseUnavailable, InvalidInput
 from penstock.jobs.http_models import Claimed, Result
-from penstock.jobs.models import Enqueued, HandlerRecord, JobCounts, JobRecord, JobTypeRecord, NewJob, NewJobOptions, Status, Why
+from penstock.jobs.models import Enqueued, NewJob, NewJobOptions
+from penstock.jobs.records import HandlerRecord, JobCounts, JobRecord, JobTypeRecord, Status, Why
 from penstock.jobs.scaling import ScaleAdvice
 from penstock.pools.models import PoolDetails
 from penstock.schedules.schedule import ScheduleRecord, ScheduleRun

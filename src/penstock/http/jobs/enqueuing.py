@@ -12,8 +12,9 @@ from penstock.http.errors import ApiError, no_such_type
 from penstock.http.metrics import Metrics
 from penstock.jobs import http_queries as http
 from penstock.jobs.http_queries import Callback, Put
-from penstock.jobs.models import Admission, Status
+from penstock.jobs.models import Admission
 from penstock.jobs.queries import Batch
+from penstock.jobs.records import Status
 from penstock.postgres.database import Database
 
 _MOST_CALLBACKS = 500

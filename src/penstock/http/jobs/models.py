@@ -9,7 +9,7 @@ from pydantic import BaseModel, Field
 
 from penstock.core.records import example
 from penstock.http.models import AT, ID, Model, Seconds, Word
-from penstock.jobs.models import JobTypeRecord
+from penstock.jobs.records import JobTypeRecord
 
 Delivery = Literal["at_least_once", "at_most_once"]
 

@@ -38,8 +38,8 @@ from penstock.jobs import http_queries as http
 from penstock.jobs import queries as jobs
 from penstock.jobs.http_models import Result
 from penstock.jobs.http_queries import StoredJob
-from penstock.jobs.models import Status as JobStatus
 from penstock.jobs.models import make_id
+from penstock.jobs.records import Status as JobStatus
 
 api = router("jobs")
 _NEW = {"data": {"shipmentId": "shp_123"}, "run_after": "2026-01-11T18:26:26.000Z", "expires_at": "2026-01-11T20:26:26.000Z"}

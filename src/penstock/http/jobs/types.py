@@ -27,7 +27,7 @@ from penstock.http.routing import (
 )
 from penstock.jobs import http_queries as http
 from penstock.jobs import type_queries
-from penstock.jobs.models import HandlerRecord, JobTypeRecord
+from penstock.jobs.records import HandlerRecord, JobTypeRecord
 from penstock.postgres.database import Database
 from penstock.worker.leader import LeaderRecord
 

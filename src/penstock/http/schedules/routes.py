@@ -11,7 +11,7 @@ from penstock.core.records import example
 from penstock.errors import NotFound
 from penstock.http.errors import not_found
 from penstock.http.routing import ADMIN, ENQUEUE, READ, Instance, OpenDatabase, User, router
-from penstock.jobs.models import JobId
+from penstock.jobs.records import JobId
 from penstock.schedules import queries as schedules
 from penstock.schedules.schedule import ScheduleRecord, ScheduleRun
 

@@ -10,7 +10,8 @@ from django.db import connections, transaction
 
 from penstock.integrations.django.settings import alias, database_url
 from penstock.jobs.job_type import JobCall, JobType
-from penstock.jobs.models import make_id, parse_id
+from penstock.jobs.models import make_id
+from penstock.jobs.records import parse_id
 
 P = ParamSpec("P")
 

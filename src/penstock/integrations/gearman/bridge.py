@@ -31,7 +31,9 @@ from penstock.integrations.gearman.deliveries import Deliveries
 from penstock.integrations.gearman.wire import Server, TakenJob, Wire, as_bytes, parsed
 from penstock.jobs import queries as jobs
 from penstock.jobs.handler import Job
-from penstock.jobs.models import Backoff, JobRecord, Options, Status, make_id
+from penstock.jobs.models import make_id
+from penstock.jobs.options import Backoff, Options
+from penstock.jobs.records import JobRecord, Status
 from penstock.topics import queries as topics
 from penstock.topics.models import Published
 from penstock.topics.topic import Topic

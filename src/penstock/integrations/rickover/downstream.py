@@ -39,7 +39,8 @@ from penstock.integrations.rickover.shares import Shares
 from penstock.jobs import http_queries as http
 from penstock.jobs import type_queries
 from penstock.jobs.handler import Job
-from penstock.jobs.models import Delivery, JobTypeRecord
+from penstock.jobs.options import Delivery
+from penstock.jobs.records import JobTypeRecord
 from penstock.jobs.worked import NotStarted, SettledElsewhere, WorkedType
 from penstock.postgres.database import Database
 from penstock.postgres.notifications import Kind, Notification

@@ -16,7 +16,7 @@ from typing import Any, Generic, TypeVar
 from penstock.core.logs import get_logger
 from penstock.core.user_code import contained, in_thread, message_of
 from penstock.errors import Conflict, Fail, PenstockError, Retry
-from penstock.jobs.models import Backoff
+from penstock.jobs.options import Backoff
 from penstock.streams.codec import Undecodable
 from penstock.streams.consumer.batch import Batch, Events, Fence
 from penstock.streams.consumer.committer import Committer

@@ -8,7 +8,7 @@ from typing import Literal, TypeAlias, get_args
 
 from penstock.core.checks import check_number
 from penstock.errors import InvalidInput
-from penstock.jobs.models import Backoff
+from penstock.jobs.options import Backoff
 
 Then: TypeAlias = Literal["skip", "dead-letter", "quarantine", "halt"]
 
