@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
+from datetime import timedelta
 from typing import Any, TypeAlias
 
 import asyncpg
 import pytest
 
-from penstock import Conflict, Event, InvalidInput, NewEvent, NotFound, Penstock, Retention, Stream
+from penstock import Batch, Conflict, Event, InvalidInput, NewEvent, NotFound, Penstock, Retention, Stream
 from penstock.testing import running_worker
 from tests.waiting import eventually
 
@@ -68,6 +70,59 @@ async def test_letters_of_all_partitions_are_replayed_once_and_for_their_group_a
     assert (header["replayed"]["stream"], header["replayed"]["group"]) == ("orders", "billing")
     with pytest.raises(InvalidInput, match="offset of partition 0 must be an integer"):
         await orders.replay_dead(offsets={0: -1})
+
+
+@pytest.mark.parametrize(("events", "size"), [(30, 10), (12, 900_000)], ids=["two segments", "more than one read has"])
+async def test_all_events_of_a_batch_that_fails_are_dead_letters(app: Penstock, sql: Sql, events: int, size: int) -> None:
+    orders = app.stream("orders", str, partitions=1, max_event_bytes=2_000_000)
+    sizes: list[int] = []
+
+    @orders.consumer(group="g", max_batch_size=events, linger=timedelta(seconds=10), on_failure="dead-letter")
+    async def handle(batch: Batch[str]) -> None:
+        sizes.append(len(batch))
+        raise ValueError("broken")
+
+    await orders.declare()
+    for n in range(events):
+        await orders.append(f"{n} " + "x" * size)
+        if n == events // 3 and size < 1_000:
+            await sql.execute("select penstock.roll_segment('orders')")
+    async with running_worker(app):
+        await eventually(caught_up(orders, "g"), "the end of the batch", 60)
+    # One batch over the border of two segments, or over what one read gives.
+    assert sizes == [events]
+    letters = app.stream("orders.dead", str)
+    found = [event async for event in _all(letters)]
+    assert [event.headers["dead"]["offset"] for event in found] == list(range(events))
+    assert [event.data.split()[0] for event in found] == [str(n) for n in range(events)]
+
+
+async def test_what_was_replayed_for_another_group_is_no_letter_of_a_batch_that_fails(app: Penstock, sql: Sql) -> None:
+    """It lies between events of a batch of this group, which passes over it."""
+    orders = app.stream("orders", int, partitions=1)
+    await orders.declare()
+    await orders.append(0)
+    other = json.dumps({"replayed": {"stream": "orders", "partition": 0, "offset": 0, "group": "other"}})
+    await sql.execute("select penstock.append('orders', '1', null, $1)", other)
+    await orders.append(2)
+
+    @orders.consumer(group="g", max_batch_size=2, linger=timedelta(seconds=10), on_failure="dead-letter")
+    async def handle(batch: Batch[int]) -> None:
+        raise ValueError("broken")
+
+    async with running_worker(app):
+        await eventually(caught_up(orders, "g"), "the end of the batch", 60)
+    assert [event.data async for event in _all(app.stream("orders.dead", int))] == [0, 2]
+
+
+async def _all(stream: Stream[Any]) -> AsyncIterator[Event[Any]]:
+    """The events of a stream, partition by partition."""
+    for partition, bounds in (await stream.bounds()).items():
+        at = bounds.first
+        while at < bounds.next:
+            for event in await stream.read(partition, at, 100):
+                yield event
+                at = event.offset + 1
 
 
 async def test_replayed_letters_at_the_end_and_in_gaps_hold_no_group_up(app: Penstock, sql: Sql) -> None:

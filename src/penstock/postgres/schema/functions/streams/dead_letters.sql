@@ -44,7 +44,9 @@ begin
         ) as headers
     into letters
     from penstock.read_events(p_stream, p_partition, p_offset, (p_until - p_offset)::integer) as event
-    where event.event_offset < p_until;
+    where event.event_offset < p_until
+        -- What was replayed for another group lies between the events of a batch, and is not among them.
+        and coalesce(event.headers::jsonb #>> '{replayed,group}', p_group) = p_group;
     perform from penstock.append_many(
         p_stream || '.dead',
         case stream.format when 'json' then letters.data end,

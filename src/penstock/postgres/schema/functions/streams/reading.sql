@@ -176,28 +176,47 @@ create or replace function penstock.read_events(p_stream text, p_partition integ
 returns table (
     event_offset bigint, key text, appended_at timestamptz, happened_at timestamptz, headers json, data json, bytes bytea
 )
-language sql
+language plpgsql
 stable
 security definer
 set search_path = penstock, pg_temp
 as $$
-    select penstock.check_limit(p_limit, 100000);
-    select
-        coalesce(chunk.offsets[place], chunk.first_offset + place - 1) as event_offset,
-        chunk.keys[place],
-        chunk.appended_at,
-        chunk.times[place],
-        chunk.headers[place],
-        chunk.data[place],
-        chunk.bytes[place]
-    from penstock.read_chunks(p_stream, array[p_partition], array[p_offset], p_limit) as chunk
-    cross join generate_series(1, chunk.events) as place
-    where coalesce(chunk.offsets[place], chunk.first_offset + place - 1) >= p_offset
-    order by event_offset
-    limit p_limit
+#variable_conflict use_column
+declare
+    from_offset bigint := p_offset;
+    wanted integer := p_limit;
+    found bigint;
+begin
+    perform penstock.check_limit(p_limit, 100000);
+    -- A read of chunks ends at the end of a segment, and at a number of bytes.
+    loop
+        found := null;
+        for event_offset, key, appended_at, happened_at, headers, data, bytes in
+            select
+                coalesce(chunk.offsets[place], chunk.first_offset + place - 1) as position,
+                chunk.keys[place],
+                chunk.appended_at,
+                chunk.times[place],
+                chunk.headers[place],
+                chunk.data[place],
+                chunk.bytes[place]
+            from penstock.read_chunks(p_stream, array[p_partition], array[from_offset], wanted) as chunk
+            cross join generate_series(1, chunk.events) as place
+            where coalesce(chunk.offsets[place], chunk.first_offset + place - 1) >= from_offset
+            order by position
+            limit wanted
+        loop
+            return next;
+            found := event_offset;
+            wanted := wanted - 1;
+        end loop;
+        exit when found is null or wanted = 0;
+        from_offset := found + 1;
+    end loop;
+end
 $$;
 comment on function penstock.read_events(text, integer, bigint, integer) is
-    'Up to p_limit events of a partition from an offset on, one row each. PS410 when the offset is gone.';
+    'The next p_limit events of a partition from an offset on, one row each; fewer only at its end. PS410 when the offset is gone.';
 
 create or replace function penstock.offsets_at(p_stream text, p_time timestamptz)
 returns table (partition integer, event_offset bigint)
