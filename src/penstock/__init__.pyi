@@ -26,8 +26,8 @@ from penstock.jobs.handler import Job as Job
 from penstock.jobs.handler import Jobs as Jobs
 from penstock.jobs.handler import current_job as current_job
 from penstock.jobs.job_type import JobType as JobType
-from penstock.jobs.models import Admission as Admission
 from penstock.jobs.models import Enqueued as Enqueued
+from penstock.jobs.models import EnqueueOutcome as EnqueueOutcome
 from penstock.jobs.models import NewJob as NewJob
 from penstock.jobs.models import NewJobOptions as NewJobOptions
 from penstock.jobs.options import Backoff as Backoff
@@ -78,7 +78,6 @@ from penstock.worker.leader import LeaderRecord as LeaderRecord
 from penstock.worker.leader import LeaderTask as LeaderTask
 
 __all__ = [
-    "Admission",
     "Appended",
     "Backoff",
     "Batch",
@@ -87,6 +86,7 @@ __all__ = [
     "Delivery",
     "Depends",
     "EmbeddedServerError",
+    "EnqueueOutcome",
     "Enqueued",
     "Event",
     "Events",

@@ -28,7 +28,7 @@ DEFINED_IN = {
     "NewJob": "penstock.jobs.models",
     "NewJobOptions": "penstock.jobs.models",
     "Enqueued": "penstock.jobs.models",
-    "Admission": "penstock.jobs.models",
+    "EnqueueOutcome": "penstock.jobs.models",
     "JobRecord": "penstock.jobs.records",
     "Status": "penstock.jobs.records",
     "LogLine": "penstock.jobs.records",

@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from penstock import Admission, NewJob, Penstock, PenstockError
+from penstock import EnqueueOutcome, NewJob, Penstock, PenstockError
 from penstock.postgres.embedded import EmbeddedServer
 from penstock.settings import Settings
 from tests.chaos.budget import Budget
@@ -217,7 +217,7 @@ class Workload:
         with suppress(PenstockError):
             payload = {"sleep_s": 0, "failures": 0}
             receipt = await self.app.enqueue("plain", payload, id=new_id(self.chance), unique=key, run_after=delay)
-            new = receipt.admission is Admission.QUEUED
+            new = receipt.outcome is EnqueueOutcome.QUEUED
             self.asked.append(Asked(key, str(receipt.id), new, begun, time.monotonic()))
             if new:
                 self.known.append(receipt.id)

@@ -306,7 +306,7 @@ def test_changes_can_be_printed_as_json(url: str) -> None:
     found = said("jobs", "list")
     assert {(job["key"], job["priority"]) for job in found} == {("own", 5), ("acme", 5)}
     assert said("jobs", "cancel", found[0]["id"]) == {"id": found[0]["id"], "status": "cancelled"}
-    assert said("jobs", "replay", found[0]["id"])["admission"] == "queued"
+    assert said("jobs", "replay", found[0]["id"])["outcome"] == "queued"
 
 
 def test_jobs_beyond_what_python_can_hold_are_listed(url: str) -> None:

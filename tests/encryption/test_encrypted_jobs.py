@@ -392,4 +392,4 @@ async def test_a_batch_of_jobs_with_ids_and_keys_is_idempotent(url: str, keys: l
         new = [NewJob({"n": n}, id=f"0192f7a8-7b5c-7d6e-8f90-00000000000{n}") for n in range(3)]
         await app.enqueue_many("payments", new)
         again = await app.enqueue_many("payments", new)
-        assert {str(one.admission) for one in again} == {"duplicate"}
+        assert {str(one.outcome) for one in again} == {"duplicate"}

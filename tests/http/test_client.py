@@ -18,9 +18,9 @@ import httpx
 import pytest
 
 from penstock import (
-    Admission,
     Conflict,
     DatabaseUnavailable,
+    EnqueueOutcome,
     InvalidInput,
     JobFailed,
     NewJob,
@@ -55,9 +55,9 @@ def finish(penstock: Client, name: str, outcome: str = "succeeded", **fields: An
 
 def test_a_jobs_life(penstock: Client, name: str) -> None:
     receipt = penstock.enqueue(name, {"n": 1}, key="acme", priority=3, run_after=timedelta(0), unique="u")
-    assert receipt.admission is Admission.QUEUED
-    assert penstock.enqueue(name, {"n": 1}, unique="u").admission is Admission.COALESCED
-    assert penstock.enqueue(name, id=receipt.id).admission is Admission.DUPLICATE
+    assert receipt.outcome is EnqueueOutcome.QUEUED
+    assert penstock.enqueue(name, {"n": 1}, unique="u").outcome is EnqueueOutcome.COALESCED
+    assert penstock.enqueue(name, id=receipt.id).outcome is EnqueueOutcome.DUPLICATE
     record = penstock.find(receipt.id)
     assert (record.name, record.status, record.data, record.key, record.priority) == (name, Status.QUEUED, {"n": 1}, "acme", 3)
     assert finish(penstock, name, result={"price": 5}) == "succeeded"
@@ -65,13 +65,13 @@ def test_a_jobs_life(penstock: Client, name: str) -> None:
     assert (done.status, done.result, done.worker) == (Status.SUCCEEDED, {"price": 5}, "w1")
     assert done.finished_at is not None
     assert datetime.now(UTC) - done.finished_at < timedelta(minutes=1)
-    assert penstock.enqueue(name, id=receipt.id).admission is Admission.ARCHIVED
+    assert penstock.enqueue(name, id=receipt.id).outcome is EnqueueOutcome.ARCHIVED
     assert penstock.result(name, receipt.id).result == {"price": 5}
 
 
 def test_a_job_with_options_of_its_own_that_is_snoozed(penstock: Client, name: str) -> None:
     receipt = penstock.enqueue(name, max_attempts=1, time_limit=timedelta(seconds=7))
-    assert penstock.enqueue_many(name, [NewJob(2, time_limit=timedelta(seconds=8))])[0].admission is Admission.QUEUED
+    assert penstock.enqueue_many(name, [NewJob(2, time_limit=timedelta(seconds=8))])[0].outcome is EnqueueOutcome.QUEUED
     record = penstock.find(receipt.id)
     assert (record.max_attempts, record.time_limit, record.snoozes) == (1, timedelta(seconds=7), 0)
     (job,) = penstock.claim(name, "w1")
@@ -84,9 +84,9 @@ def test_a_job_holds_its_unique_key_when_it_has_ended(penstock: Client, name: st
     hour = timedelta(hours=1)
     receipt = penstock.enqueue(name, {"n": 1}, unique="u", unique_for=hour)
     penstock.cancel(receipt.id)
-    assert penstock.enqueue(name, {"n": 2}, unique="u", unique_for=hour) == (receipt.id, Admission.COALESCED)
+    assert penstock.enqueue(name, {"n": 2}, unique="u", unique_for=hour) == (receipt.id, EnqueueOutcome.COALESCED)
     many = penstock.enqueue_many(name, [NewJob(3, unique="u", unique_for=hour), NewJob(4, unique="v", unique_for=hour)])
-    assert [one.admission for one in many] == [Admission.COALESCED, Admission.QUEUED]
+    assert [one.outcome for one in many] == [EnqueueOutcome.COALESCED, EnqueueOutcome.QUEUED]
     with pytest.raises(InvalidInput, match="unique_for_s"):
         penstock.enqueue(name, unique_for=hour)
 
@@ -97,7 +97,7 @@ def test_a_full_queue_refuses_jobs(penstock: Client, name: str) -> None:
     penstock.enqueue(name, {"n": 2})
     with pytest.raises(QueueFull, match="2 of at most 2 jobs wait"):
         penstock.enqueue(name, {"n": 3})
-    assert penstock.enqueue(name, {"n": 1}, id=first.id).admission is Admission.DUPLICATE
+    assert penstock.enqueue(name, {"n": 1}, id=first.id).outcome is EnqueueOutcome.DUPLICATE
     assert penstock.change_job_type(name, max_waiting=None).max_waiting is None
     penstock.enqueue(name, {"n": 3})
 
@@ -129,7 +129,7 @@ def test_a_job_that_fails(penstock: Client, name: str) -> None:
 def test_many_jobs(penstock: Client, name: str) -> None:
     receipts = penstock.enqueue_many(name, [{"n": 1}, NewJob({"n": 2}, key="acme"), *({"n": n} for n in range(150))])
     assert len(receipts) == 152
-    assert {receipt.admission for receipt in receipts} == {Admission.QUEUED}
+    assert {receipt.outcome for receipt in receipts} == {EnqueueOutcome.QUEUED}
     assert len(penstock.find_many(name=name, limit=120)) == 120
     assert [job.data for job in penstock.find_many(name=name, key="acme")] == [{"n": 2}]
     assert penstock.find_many(name=name, status="failed") == []
@@ -266,7 +266,7 @@ def test_pools_and_their_standing_jobs(penstock: Client) -> None:
     pool = penstock.pool(name)
     key = "a/b c?ü"
     receipt = pool.enqueue(key, {"n": 1}, run_after=timedelta(0))
-    assert pool.enqueue(key, {"n": 1}, id=receipt.id).admission is Admission.DUPLICATE
+    assert pool.enqueue(key, {"n": 1}, id=receipt.id).outcome is EnqueueOutcome.DUPLICATE
     pool.set_weight(key, 3)
     place = pool.state(key)
     assert place.why is not None
@@ -301,7 +301,7 @@ async def test_pools_from_asyncio(served: Served) -> None:
     async with AsyncClient(served.base_url, "admin", TOKEN) as penstock:
         await penstock.create_pool(name, slots=4)
         pool = penstock.pool(name)
-        assert (await pool.enqueue("acme", 1)).admission is Admission.QUEUED
+        assert (await pool.enqueue("acme", 1)).outcome is EnqueueOutcome.QUEUED
         assert await pool.reconcile({"acme": 1}) == (1, 0, 0)
         assert [job.key for job in await pool.standing_jobs()] == ["acme"]
 
@@ -316,7 +316,7 @@ def test_calls_are_repeated_while_the_server_restarts(url: str) -> None:
         waiting.start()
         with serving(url, "--port", port):
             waiting.join(20)
-    assert [receipt.admission for receipt in receipts] == [Admission.QUEUED]
+    assert [receipt.outcome for receipt in receipts] == [EnqueueOutcome.QUEUED]
 
 
 def cli(served: Served, *arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:

@@ -9,7 +9,7 @@ import asyncpg
 import psycopg
 import pytest
 
-from penstock import Admission, InvalidInput, Job, NewJob, Penstock, QueueFull
+from penstock import EnqueueOutcome, InvalidInput, Job, NewJob, Penstock, QueueFull
 from penstock.testing import run_due
 
 Sql: TypeAlias = "asyncpg.Connection[Any]"
@@ -44,10 +44,10 @@ async def test_a_job_that_is_known_or_coalesces_takes_no_place(app: Penstock) ->
     await run_due(app)
     first = await mail.options(unique="u").enqueue(1)
     await mail.enqueue(2)
-    assert (await mail.options(id=first.id).enqueue(1)).admission == Admission.DUPLICATE
-    assert (await mail.options(id=ended.id).enqueue(0)).admission == Admission.ARCHIVED
-    assert (await mail.options(unique="u").enqueue(3)).admission == Admission.COALESCED
-    assert (await mail.options(unique="v", unique_for=timedelta(hours=1)).enqueue(3)).admission == Admission.COALESCED
+    assert (await mail.options(id=first.id).enqueue(1)).outcome == EnqueueOutcome.DUPLICATE
+    assert (await mail.options(id=ended.id).enqueue(0)).outcome == EnqueueOutcome.ARCHIVED
+    assert (await mail.options(unique="u").enqueue(3)).outcome == EnqueueOutcome.COALESCED
+    assert (await mail.options(unique="v", unique_for=timedelta(hours=1)).enqueue(3)).outcome == EnqueueOutcome.COALESCED
     with pytest.raises(QueueFull):
         await mail.options(unique="w").enqueue(4)
 

@@ -10,13 +10,13 @@ import asyncpg
 import psycopg
 import pytest
 
-from penstock import Admission, InvalidInput, Job, NewJob, Penstock
+from penstock import EnqueueOutcome, InvalidInput, Job, NewJob, Penstock
 from penstock.testing import advance, run_due
 from tests.waiting import eventually
 
 Sql: TypeAlias = "asyncpg.Connection[Any]"
 HOUR = timedelta(hours=1)
-QUEUED, COALESCED = Admission.QUEUED, Admission.COALESCED
+QUEUED, COALESCED = EnqueueOutcome.QUEUED, EnqueueOutcome.COALESCED
 
 
 async def test_the_key_is_held_when_the_job_has_ended_until_the_period_is_over(app: Penstock) -> None:
@@ -31,7 +31,7 @@ async def test_the_key_is_held_when_the_job_has_ended_until_the_period_is_over(a
     assert await once.enqueue(3) == (first.id, COALESCED)
     await advance(app, HOUR)
     second = await once.enqueue(4)
-    assert second.admission == QUEUED
+    assert second.outcome == QUEUED
     assert second.id != first.id
 
 
@@ -48,7 +48,7 @@ async def test_the_key_is_held_while_the_job_waits_or_runs_also_after_the_period
         "select penstock.settle(array[id], array[attempt], array[lease], array['succeeded'], array[null::jsonb])"
         " from penstock.queued_jobs"
     )
-    assert (await once.enqueue(4)).admission == QUEUED
+    assert (await once.enqueue(4)).outcome == QUEUED
 
 
 async def test_without_a_period_a_key_is_held_while_its_job_is_queued(app: Penstock) -> None:
@@ -56,10 +56,10 @@ async def test_without_a_period_a_key_is_held_while_its_job_is_queued(app: Penst
     async def report(job: Job[int]) -> None: ...
 
     await report.options(unique="acme", unique_for=HOUR).enqueue(1)
-    assert (await report.options(unique="acme").enqueue(2)).admission == COALESCED
+    assert (await report.options(unique="acme").enqueue(2)).outcome == COALESCED
     await run_due(app)
     plain = await report.options(unique="acme").enqueue(3)
-    assert plain.admission == QUEUED
+    assert plain.outcome == QUEUED
     # A queued job without a period takes one over from an enqueue that coalesces with it.
     await advance(app, HOUR)
     assert await report.options(unique="acme", unique_for=HOUR).enqueue(4) == (plain.id, COALESCED)
@@ -73,12 +73,12 @@ async def test_a_repeated_enqueue_of_an_id_is_the_same_job(app: Penstock) -> Non
 
     first = await report.options(unique="acme", unique_for=HOUR).enqueue(1)
     again = report.options(id=first.id, unique="acme", unique_for=HOUR)
-    assert (await again.enqueue(1)).admission == Admission.DUPLICATE
+    assert (await again.enqueue(1)).outcome == EnqueueOutcome.DUPLICATE
     await run_due(app)
-    assert (await again.enqueue(1)).admission == Admission.ARCHIVED
+    assert (await again.enqueue(1)).outcome == EnqueueOutcome.ARCHIVED
     await advance(app, HOUR)
     await report.options(unique="acme", unique_for=HOUR).enqueue(2)
-    assert (await again.enqueue(1)).admission == Admission.ARCHIVED
+    assert (await again.enqueue(1)).outcome == EnqueueOutcome.ARCHIVED
 
 
 async def test_in_a_pool_it_is_of_the_key(app: Penstock) -> None:
@@ -89,7 +89,7 @@ async def test_in_a_pool_it_is_of_the_key(app: Penstock) -> None:
 
     first = await pool.enqueue("acme", 1, unique="u", unique_for=HOUR)
     other = await pool.enqueue("globex", 2, unique="u", unique_for=HOUR)
-    assert (first.admission, other.admission) == (QUEUED, QUEUED)
+    assert (first.outcome, other.outcome) == (QUEUED, QUEUED)
     await run_due(app)
     assert await pool.enqueue("acme", 3, unique="u", unique_for=HOUR) == (first.id, COALESCED)
 
@@ -131,7 +131,7 @@ async def test_of_enqueues_at_the_same_time_one_is_the_job(app: Penstock, url: s
     await app.cancel(first.id)
     await advance(app, HOUR)
     receipts = await asyncio.gather(*(call.enqueue(n) for n in range(20)))
-    assert [receipt.admission for receipt in receipts].count(QUEUED) == 1
+    assert [receipt.outcome for receipt in receipts].count(QUEUED) == 1
     assert len({receipt.id for receipt in receipts}) == 1
 
 
@@ -142,7 +142,7 @@ async def test_a_rolled_back_enqueue_holds_nothing(app: Penstock, sql: Sql) -> N
     await transaction.start()
     await report.options(unique="u", unique_for=HOUR, connection=sql).enqueue(1)
     await transaction.rollback()
-    assert (await report.options(unique="u", unique_for=HOUR).enqueue(2)).admission == QUEUED
+    assert (await report.options(unique="u", unique_for=HOUR).enqueue(2)).outcome == QUEUED
 
 
 async def test_maintenance_forgets_periods_that_are_over(app: Penstock, sql: Sql) -> None:

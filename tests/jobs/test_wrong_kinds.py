@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 import asyncpg
 import pytest
 
-from penstock import Admission, InvalidInput, NewJob, Penstock, RateLimit
+from penstock import EnqueueOutcome, InvalidInput, NewJob, Penstock, RateLimit
 
 Sql: TypeAlias = "asyncpg.Connection[Any]"
 
@@ -110,7 +110,7 @@ async def test_what_json_cannot_have_is_refused(app: Penstock, value: Any, type_
 
 
 async def test_null_stays_null(app: Penstock) -> None:
-    assert (await app.job_type("work").enqueue({"a": None, "b": [1.5, None]})).admission is Admission.QUEUED
+    assert (await app.job_type("work").enqueue({"a": None, "b": [1.5, None]})).outcome is EnqueueOutcome.QUEUED
 
 
 @pytest.mark.parametrize("priority", [1.5, "1", True, None])
@@ -124,7 +124,7 @@ async def test_a_unique_key_in_a_pool_is_one_of_its_key(app: Penstock, sql: Sql)
     first = await pool.enqueue("acme", 1, unique="daily")
     other = await pool.enqueue("bolt", 2, unique="daily")
     again = await pool.enqueue("acme", 3, unique="daily")
-    assert (other.admission, again.admission, again.id) == (Admission.QUEUED, Admission.COALESCED, first.id)
+    assert (other.outcome, again.outcome, again.id) == (EnqueueOutcome.QUEUED, EnqueueOutcome.COALESCED, first.id)
     by_sql = await sql.fetchval("select penstock.enqueue('work', '4', p_key => 'bolt', p_unique_key => 'daily')")
     assert by_sql == other.id
     assert await sql.fetchval("select count(*) from penstock.queued_jobs") == 2

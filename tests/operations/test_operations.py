@@ -56,7 +56,7 @@ async def test_all_queued_jobs_that_match_are_cancelled(app: Penstock, sql: Sql)
     assert await counts(sql) == {"cancelled": 30, "queued": 11}
     assert (await app.find(late.id)).status is Status.QUEUED
     # The unique keys are free again.
-    assert (await app.enqueue("mail", unique="u1")).admission == "queued"
+    assert (await app.enqueue("mail", unique="u1")).outcome == "queued"
 
 
 @pytest.mark.parametrize(

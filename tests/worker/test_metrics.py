@@ -27,7 +27,7 @@ from penstock.core.measuring import measured
 from penstock.core.meter import OTHERS, Meter
 from penstock.errors import DatabaseUnavailable, InvalidInput
 from penstock.http.metrics import Metrics
-from penstock.jobs.models import Admission
+from penstock.jobs.models import EnqueueOutcome
 from penstock.postgres.database import Database
 from penstock.worker import exposition
 from penstock.worker.endpoint import Endpoint, parse_address
@@ -326,7 +326,7 @@ def test_a_server_too_has_a_bounded_number_of_series() -> None:
     metrics = Metrics()
     for number in range(20_000):
         name = f"name-{number}"
-        metrics.admitted(name, Admission.QUEUED)
+        metrics.enqueued(name, EnqueueOutcome.QUEUED)
         metrics.claimed(name, 1)
         metrics.settled(name, "succeeded")
         metrics.appended(name, 1)

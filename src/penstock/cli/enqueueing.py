@@ -77,7 +77,7 @@ def enqueue(
     if as_json:
         print_json(receipt)
     else:
-        out.print(f"{receipt.admission}: {receipt.id}", highlight=False)
+        out.print(f"{receipt.outcome}: {receipt.id}", highlight=False)
 
 
 def parse_json(text: str | bytes, what: str) -> Any:
@@ -103,12 +103,12 @@ async def _from_file(app: Backend, name: str, file: Path, defaults: NewJob, as_j
         task = progress.add_task("bytes", total=size)
         for batch, read in _batches(source, defaults):
             for receipt in await app.enqueue_many(name, batch):
-                counted[str(receipt.admission)] += 1
+                counted[str(receipt.outcome)] += 1
             progress.update(task, completed=read)
     if as_json:
         print_json(counted)
     else:
-        out.print(", ".join(f"{count:,} {admission}" for admission, count in counted.items()) or "no jobs in the file")
+        out.print(", ".join(f"{count:,} {outcome}" for outcome, count in counted.items()) or "no jobs in the file")
 
 
 def _batches(source: IO[bytes], defaults: NewJob) -> Iterator[tuple[list[NewJob], int]]:

@@ -211,16 +211,16 @@ def reset(
         if to.isdecimal():
             if not partition:
                 raise InvalidInput("an offset needs its partition", hint="Give --partition.")
-            places: Start = dict.fromkeys(partition, int(to))
+            offsets: Start = dict.fromkeys(partition, int(to))
         elif partition:
-            places = {at: offset for at, offset in (await stream.places(_start(to))).items() if at in partition}
+            offsets = {at: offset for at, offset in (await stream.offsets_at(_start(to))).items() if at in partition}
         else:
-            places = _start(to)
-        await stream.seek(group, places)
+            offsets = _start(to)
+        await stream.seek(group, offsets)
         return {lag.partition: lag.next for lag in await stream.lag(group) if not partition or lag.partition in partition}
 
-    places = with_stream(name, run)
-    print_table(["partition", "next"], list(places.items()), empty="nothing to move")
+    offsets = with_stream(name, run)
+    print_table(["partition", "next"], list(offsets.items()), empty="nothing to move")
 
 
 @app.command()

@@ -18,7 +18,7 @@ from penstock.core.records import from_object
 from penstock.core.serialization import dump_json
 from penstock.errors import InvalidInput, JobFailed
 from penstock.jobs.http_models import Claimed, ClaimedJobs, Result
-from penstock.jobs.models import OWN_FIELDS, Admission, Enqueued, NewJob, make_id
+from penstock.jobs.models import OWN_FIELDS, Enqueued, EnqueueOutcome, NewJob, make_id
 from penstock.jobs.records import HandlerRecord, JobCounts, JobRecord, JobTypeRecord, Status, Why, parse_id
 from penstock.schedules.schedule import ScheduleRecord, ScheduleRun
 from penstock.worker.leader import LeaderRecord
@@ -91,8 +91,8 @@ def new_receipt(method: str, path: str, id: UUID, body: dict[str, Any]) -> Call[
 
     def parse(response: httpx.Response) -> Enqueued:
         if response.status_code == 400:
-            return Enqueued(id, Admission.ARCHIVED)
-        return Enqueued(parse_id(json_of(response)["id"]), Admission(response.headers.get("penstock-outcome", "queued")))
+            return Enqueued(id, EnqueueOutcome.ARCHIVED)
+        return Enqueued(parse_id(json_of(response)["id"]), EnqueueOutcome(response.headers.get("penstock-outcome", "queued")))
 
     return _Put(method, path, parse, body)
 
@@ -126,7 +126,7 @@ def enqueue_many(name: str, new: Iterable[Any]) -> Iterator[Call[list[Enqueued]]
 def _batch(name: str, batch: list[NewJob]) -> Call[list[Enqueued]]:
     def parse(response: httpx.Response) -> list[Enqueued]:
         found = outcomes_of(response, "job", len(batch))
-        return [Enqueued(parse_id(outcome["id"]), Admission(outcome["outcome"])) for outcome in found]
+        return [Enqueued(parse_id(outcome["id"]), EnqueueOutcome(outcome["outcome"])) for outcome in found]
 
     return Call("POST", f"/v1/jobs/{quoted(name)}/batch", parse, lines=b"\n".join(map(_line, batch)))
 
@@ -225,7 +225,7 @@ def replay(id: UUID | str, new_id: UUID | str | None, data: Any = None, force: b
     return Call(
         "POST",
         f"/v1/jobs/job_{parse_id(id)}/replay",
-        lambda response: Enqueued(parse_id(json_of(response)["id"]), Admission.QUEUED),
+        lambda response: Enqueued(parse_id(json_of(response)["id"]), EnqueueOutcome.QUEUED),
         None if data is None else {"data": orjson.Fragment(dump_json(data, "the copy"))},
         params={"new_id": f"job_{copy}", "force": str(force).lower()},
     )

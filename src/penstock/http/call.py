@@ -1,7 +1,7 @@
 """One request on its way through the server: who sent it, its body, and its answer.
 
 The middleware makes a call of every request. A hot route is given the call itself. Any other route is an endpoint of FastAPI,
-before which `admit` lets the call in and whose `receive` and `send` are the call's.
+before which the call is authorized and whose `receive` and `send` are the call's.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class Call:
         path: str = self.scope["path"]
         return path
 
-    async def admit(self, route: str, role: Role | None) -> Principal | None:
+    async def authorize(self, route: str, role: Role | None) -> Principal | None:
         """Let the call in to a route. Raises `ApiError` for a page of another site, and unless the user has the role.
 
         Args:
@@ -197,13 +197,6 @@ class Call:
         headers = [(b"content-type", JSON), (b"content-length", b"%d" % len(body)), *more, *PLAIN]
         await self._send_start({"type": "http.response.start", "status": status, "headers": headers})
         await self.send_decorated({"type": "http.response.body", "body": body})
-
-    async def send_empty(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
-        """Answer without a body."""
-        await self.send_decorated(
-            {"type": "http.response.start", "status": status, "headers": [*headers, (b"content-length", b"0")]}
-        )
-        await self.send_decorated({"type": "http.response.body", "body": b""})
 
     async def refuse(self, error: ApiError) -> None:
         """Answer with an error, unless an answer has begun already."""

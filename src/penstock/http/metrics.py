@@ -11,7 +11,7 @@ from prometheus_client.registry import Collector
 
 from penstock.core.meter import BoundedNames, Gauges, info
 from penstock.http.scaling import ScalingGauges
-from penstock.jobs.models import Admission
+from penstock.jobs.models import EnqueueOutcome
 from penstock.jobs.records import JobCounts
 from penstock.jobs.scaling import ScaleAdvice
 
@@ -99,7 +99,7 @@ class Metrics:
         self._names = BoundedNames(_MOST_TYPES)
         self._children: dict[tuple[str, str, int], tuple[Counter, Histogram]] = {}
         self._settles: dict[tuple[str, str], Counter] = {}
-        self._admitted: dict[tuple[str, Admission], Counter] = {}
+        self._by_outcome: dict[tuple[str, EnqueueOutcome], Counter] = {}
 
     def request(self, method: str, route: str, status: int, seconds: float) -> None:
         """Count a request. `route` is a template, never a path with ids in it."""
@@ -111,13 +111,13 @@ class Metrics:
         children[0].inc()
         children[1].observe(seconds)
 
-    def admitted(self, name: str, admission: Admission, jobs: int = 1) -> None:
+    def enqueued(self, name: str, outcome: EnqueueOutcome, jobs: int = 1) -> None:
         """Count enqueued jobs."""
-        child = self._admitted.get((name, admission))
+        child = self._by_outcome.get((name, outcome))
         if child is None:
-            child = self._enqueued.labels(self._names.label(name), str(admission))
-            if len(self._admitted) < _MOST_TYPES:
-                self._admitted[name, admission] = child
+            child = self._enqueued.labels(self._names.label(name), str(outcome))
+            if len(self._by_outcome) < _MOST_TYPES:
+                self._by_outcome[name, outcome] = child
         child.inc(jobs)
 
     def claimed(self, name: str, jobs: int) -> None:

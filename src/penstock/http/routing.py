@@ -219,7 +219,7 @@ class GuardedRoute(APIRoute):
         if scope["method"] not in (self.methods or ()):
             raise HTTPException(405)
         call: Call = scope["call"]
-        scope["principal"] = await call.admit(self.path_format, self.role)
+        scope["principal"] = await call.authorize(self.path_format, self.role)
         call.limit_body(batch=self.batch)
         await super().handle(scope, receive, send)
 
@@ -255,7 +255,7 @@ class HotRoute(Route):
 
     async def answer(self, call: Call, parameters: Iterable[str]) -> None:
         """Let a call in, and answer it."""
-        await call.admit(self.path_format, self.role)
+        await call.authorize(self.path_format, self.role)
         await self.takes(call, *parameters)
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -16,7 +16,7 @@ from penstock.jobs.checks import check_type_name, no_such_type
 from penstock.jobs.declarations import JobDeclarations
 from penstock.jobs.enqueue import enqueue_many, new_job
 from penstock.jobs.job_type import JobType
-from penstock.jobs.models import Admission, Enqueued, NewJob, NewJobOptions, make_id
+from penstock.jobs.models import Enqueued, EnqueueOutcome, NewJob, NewJobOptions, make_id
 from penstock.jobs.records import HandlerRecord, JobCounts, JobRecord, JobTypeRecord, Status, Why, parse_id
 
 if TYPE_CHECKING:
@@ -150,18 +150,18 @@ class JobAdministration(JobDeclarations):
         text = None if data is None else dump_json(data, f"the copy of {id}")
         if self.context.keyring:
             text = await self._sealed_copy(database, parse_id(id), text)
-        return Enqueued(await jobs.replay(database, parse_id(id), new, text, force=force), Admission.QUEUED)
+        return Enqueued(await jobs.replay(database, parse_id(id), new, text, force=force), EnqueueOutcome.QUEUED)
 
     async def _sealed_copy(self, database: Database, id: UUID, text: str | None) -> str | None:
         """The payload of a copy of a job: encrypted when its type is. None: the payload of the job as it is stored."""
         found = (await jobs.find(database, [id])).get(id)
-        declared = None if found is None else self.types.get(found.name)
-        if found is None or declared is None or not declared.declared.encrypted:
+        type = None if found is None else self.types.get(found.name)
+        if found is None or type is None or not type.declared.encrypted:
             return text
         if text is None:
             # A job from before the type was encrypted.
-            return None if is_envelope(found.data) else declared.codec.dump(found.data)
-        return declared.codec.dump(load_json(text))
+            return None if is_envelope(found.data) else type.codec.dump(found.data)
+        return type.codec.dump(load_json(text))
 
     async def job_types(self) -> list[JobTypeRecord]:
         """All job types in the database."""

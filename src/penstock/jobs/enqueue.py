@@ -20,13 +20,13 @@ from penstock.core.serialization import Codec
 from penstock.errors import InvalidInput
 from penstock.jobs import queries
 from penstock.jobs.checks import LONGEST_TIMEOUT
-from penstock.jobs.models import OWN_OPTIONS, Admission, Enqueued, KeyedJobOptions, NewJob, NewJobOptions, make_id
-from penstock.jobs.queries import Batch
+from penstock.jobs.models import OWN_OPTIONS, Enqueued, EnqueueOutcome, KeyedJobOptions, NewJob, NewJobOptions, make_id
+from penstock.jobs.queries import JobColumns
 from penstock.jobs.records import parse_id
 from penstock.jobs.transactional import enqueue_through
 from penstock.postgres.context import Context
 
-Exceptions: TypeAlias = dict[int, tuple[UUID, Admission]]
+Exceptions: TypeAlias = dict[int, tuple[UUID, EnqueueOutcome]]
 MOST_AT_ONCE = 10_000
 _SLICE = 1_000
 
@@ -61,7 +61,7 @@ def _with_key(job: NewJob, key_of: KeyOf) -> NewJob:
 
 
 async def send_batches(
-    name: str, codec: Codec[Any], items: Sequence[Any], send: Callable[[Batch], Awaitable[Exceptions]]
+    name: str, codec: Codec[Any], items: Sequence[Any], send: Callable[[JobColumns], Awaitable[Exceptions]]
 ) -> list[Enqueued]:
     """Send payloads or `NewJob`s in atomic batches of 10,000. Returns a receipt for each, in order.
 
@@ -69,7 +69,7 @@ async def send_batches(
     """
     receipts: list[Enqueued] = []
     sending: asyncio.Task[Exceptions] | None = None
-    under_way: Batch | None = None
+    under_way: JobColumns | None = None
     try:
         for start in range(0, len(items), MOST_AT_ONCE):
             slices = []
@@ -104,10 +104,10 @@ async def _send_in_turn(name: str, codec: Codec[Any], items: Sequence[Any], conn
     return receipts
 
 
-def make_batch(name: str, codec: Codec[Any], items: Sequence[Any]) -> Batch:
+def make_batch(name: str, codec: Codec[Any], items: Sequence[Any]) -> JobColumns:
     """The columns of jobs that are given as payloads or `NewJob`s. A column is None when all its values are the default."""
     if not any(isinstance(item, NewJob) for item in items):
-        return Batch(name, [make_id() for _ in items], [codec.dump(data) for data in items])
+        return JobColumns(name, [make_id() for _ in items], [codec.dump(data) for data in items])
     new = [item if isinstance(item, NewJob) else NewJob(item) for item in items]
 
     def column(values: list[Any], default: Any = None) -> list[Any] | None:
@@ -123,7 +123,7 @@ def make_batch(name: str, codec: Codec[Any], items: Sequence[Any]) -> Batch:
         )
     if bad := next((job.priority for job in new if not -100 <= job.priority <= 100), None):
         raise InvalidInput(f"priority {bad} is out of range", hint="A priority is an integer from -100 (first) to 100 (last).")
-    return Batch(
+    return JobColumns(
         name,
         [make_id() if job.id is None else parse_id(job.id) for job in new],
         [codec.dump(job.data) for job in new],
@@ -143,7 +143,7 @@ def new_job(name: str, data: Any, options: KeyedJobOptions, key: str | None = No
 
 
 def own_options(job: NewJob) -> dict[str, Any] | None:
-    """The `OWN_OPTIONS` of a job as `Batch` has them, spans in seconds; None: it has none. Raises `InvalidInput`."""
+    """The `OWN_OPTIONS` of a job as `JobColumns` has them, spans in seconds; None: it has none. Raises `InvalidInput`."""
     own = job.own
     if job.unique_for is not None and job.unique is None:
         raise InvalidInput("unique_for is given without unique", hint="Give the key that the job holds for this time: unique=...")
@@ -156,15 +156,15 @@ def own_options(job: NewJob) -> dict[str, Any] | None:
     return own or None
 
 
-def receipts_of(batch: Batch, exceptions: Exceptions) -> list[Enqueued]:
+def receipts_of(batch: JobColumns, exceptions: Exceptions) -> list[Enqueued]:
     """A receipt for each job of a batch."""
-    queued = Admission.QUEUED
+    queued = EnqueueOutcome.QUEUED
     if not exceptions:
         return list(map(Enqueued, batch.ids, repeat(queued)))
-    return [Enqueued(*exceptions.get(place, (id, queued))) for place, id in enumerate(batch.ids)]
+    return [Enqueued(*exceptions.get(index, (id, queued))) for index, id in enumerate(batch.ids)]
 
 
-def _joined(slices: Sequence[Batch]) -> Batch:
+def _joined(slices: Sequence[JobColumns]) -> JobColumns:
     if len(slices) == 1:
         return slices[0]
 
@@ -178,7 +178,7 @@ def _joined(slices: Sequence[Batch]) -> Batch:
             for value in (values if values is not None else [default] * len(part.ids))
         ]
 
-    return Batch(
+    return JobColumns(
         slices[0].name,
         [id for part in slices for id in part.ids],
         [data for part in slices for data in part.data],

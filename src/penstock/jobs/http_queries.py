@@ -12,8 +12,8 @@ import orjson
 from penstock.core.encryption import ENCRYPTED, Keyring, is_envelope, opened_entry
 from penstock.core.serialization import dump_json, load_json
 from penstock.jobs.http_models import RegisteredWorker
-from penstock.jobs.models import Admission
-from penstock.jobs.queries import Batch, enqueue_arguments
+from penstock.jobs.models import EnqueueOutcome
+from penstock.jobs.queries import JobColumns, enqueue_arguments
 from penstock.jobs.records import JobTypeRecord, Status
 from penstock.jobs.type_queries import job_type_of
 from penstock.postgres.database import Database, in_parts
@@ -25,7 +25,7 @@ _NO_KEYS = Keyring()
 class Put:
     """The result of one job of a put. `name` is None for an archived job; `data` is JSON text, None when it is as given."""
 
-    admission: Admission
+    outcome: EnqueueOutcome
     id: UUID
     name: str | None
     attempt: int
@@ -105,20 +105,20 @@ class Rates:
     failed_per_s: float
 
 
-async def put_jobs(database: Database, batch: Batch) -> list[Put]:
+async def put_jobs(database: Database, batch: JobColumns) -> list[Put]:
     """Enqueue a batch and return each job as it is stored, in order."""
     rows = await database.fetch(
         "select * from penstock.put_jobs($1, $2::jsonb[], $3::uuid[], $4, $5::smallint[], $6, $7, $8, $9::jsonb[])",
         *enqueue_arguments(batch),
         batch.options_text,
     )
-    return [Put(Admission(row[1]), *tuple(row)[2:]) for row in rows]
+    return [Put(EnqueueOutcome(row[1]), *tuple(row)[2:]) for row in rows]
 
 
-def put_of(admission: Admission, job: StoredJob) -> Put:
+def put_of(outcome: EnqueueOutcome, job: StoredJob) -> Put:
     """A stored job in the place of the one that was enqueued."""
     return Put(
-        admission,
+        outcome,
         job.id,
         job.name,
         job.attempt,

@@ -15,7 +15,7 @@ import uuid_utils
 Executor = Literal["auto", "thread", "process"]
 
 
-class Admission(enum.StrEnum):
+class EnqueueOutcome(enum.StrEnum):
     """What an enqueue did with a job.
 
     Attributes:
@@ -112,11 +112,11 @@ class Enqueued(NamedTuple):
 
     Attributes:
         id: Id of the job; of the queued job when coalesced.
-        admission: What the enqueue did.
+        outcome: What the enqueue did.
     """
 
     id: UUID
-    admission: Admission
+    outcome: EnqueueOutcome
 
 
 class ClaimedJob(NamedTuple):

@@ -65,6 +65,6 @@ def _owners_of_payload(name: str) -> Iterator[bytes]:
     """What the payload of a job may belong to: its type, or the topic of which it is a copy."""
     yield owned_by("job", name)
     # The queue of a subscriber is named <topic>_<client id>; both may have underscores.
-    for place, letter in enumerate(name):
+    for index, letter in enumerate(name):
         if letter == "_":
-            yield owned_by("message", name[:place])
+            yield owned_by("message", name[:index])

@@ -16,13 +16,13 @@ import orjson
 
 from penstock.core.serialization import load_json
 from penstock.errors import InvalidInput
-from penstock.jobs.models import Admission
+from penstock.jobs.models import EnqueueOutcome
 from penstock.jobs.records import JobRecord, LogLine, Status, Why
 from penstock.postgres.database import Database, in_parts
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class JobColumns:
     """Jobs of one type as columns, the form in which they travel to the database.
 
     `data` is JSON text; None instead of a column means the default for all jobs; a timedelta counts from now. `options` has the
@@ -54,8 +54,8 @@ _ENQUEUE_WITH_OPTIONS = _ENQUEUE.removesuffix(")") + ", p_options => $9::jsonb[]
 _ENQUEUE_JSON = "select * from penstock.enqueue_json($1, $2::jsonb) where outcome <> 'queued'"
 
 
-def enqueue_call(batch: Batch) -> tuple[Any, ...]:
-    """The statement that enqueues a batch, and its parameters. `exceptions_by_place` reads its rows."""
+def enqueue_call(batch: JobColumns) -> tuple[Any, ...]:
+    """The statement that enqueues a batch, and its parameters. `exceptions_by_index` reads its rows."""
     if any(isinstance(time, timedelta) for column in (batch.run_after, batch.expires_at) for time in column or ()):
         return _ENQUEUE_JSON, batch.name, as_json(batch)
     if batch.options is not None:
@@ -63,7 +63,7 @@ def enqueue_call(batch: Batch) -> tuple[Any, ...]:
     return _ENQUEUE, *enqueue_arguments(batch)
 
 
-def enqueue_arguments(batch: Batch) -> tuple[Any, ...]:
+def enqueue_arguments(batch: JobColumns) -> tuple[Any, ...]:
     """A batch as the parameters of `penstock.enqueue_many`, which does not accept intervals; without the options of its jobs."""
     return (
         batch.name,
@@ -77,7 +77,7 @@ def enqueue_arguments(batch: Batch) -> tuple[Any, ...]:
     )
 
 
-def as_json(batch: Batch) -> str:
+def as_json(batch: JobColumns) -> str:
     """A batch as the document of `penstock.enqueue_json`, in which a timedelta is a number of seconds."""
     columns = {
         "key": batch.keys,
@@ -87,25 +87,25 @@ def as_json(batch: Batch) -> str:
         "unique_key": batch.unique,
     }
     documents = []
-    for place, (id, data) in enumerate(zip(batch.ids, batch.data, strict=True)):
+    for index, (id, data) in enumerate(zip(batch.ids, batch.data, strict=True)):
         document: dict[str, Any] = {"id": str(id), "data": orjson.Fragment(data)}
         for name, values in columns.items():
-            if values is not None and values[place] is not None:
-                document[name] = values[place]
+            if values is not None and values[index] is not None:
+                document[name] = values[index]
         if batch.options is not None:
-            document.update(batch.options[place] or {})
+            document.update(batch.options[index] or {})
         documents.append(document)
     return orjson.dumps(documents, default=timedelta.total_seconds).decode()
 
 
-async def enqueue_many(database: Database, batch: Batch, *, retry: bool = False) -> dict[int, tuple[UUID, Admission]]:
-    """Enqueue up to 100,000 jobs. Returns those with another outcome than `queued`, by their place from 0."""
-    return exceptions_by_place(await database.fetch(*enqueue_call(batch), retry=retry))
+async def enqueue_many(database: Database, batch: JobColumns, *, retry: bool = False) -> dict[int, tuple[UUID, EnqueueOutcome]]:
+    """Enqueue up to 100,000 jobs. Returns those with another outcome than `queued`, by their index from 0."""
+    return exceptions_by_index(await database.fetch(*enqueue_call(batch), retry=retry))
 
 
-def exceptions_by_place(rows: Sequence[Any]) -> dict[int, tuple[UUID, Admission]]:
-    """The rows of `enqueue_call`, by place from 0."""
-    return {row["ordinal"] - 1: (row["id"], Admission(row["outcome"])) for row in rows}
+def exceptions_by_index(rows: Sequence[Any]) -> dict[int, tuple[UUID, EnqueueOutcome]]:
+    """The rows of `enqueue_call`, by index from 0."""
+    return {row["ordinal"] - 1: (row["id"], EnqueueOutcome(row["outcome"])) for row in rows}
 
 
 async def run_now(database: Database, ids: Sequence[UUID]) -> set[UUID]:

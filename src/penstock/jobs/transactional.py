@@ -10,7 +10,7 @@ import orjson
 
 from penstock.core.transactional import check_transaction, fetch, fetch_document, in_callers_task, is_asyncpg
 from penstock.jobs import queries
-from penstock.jobs.models import Admission
+from penstock.jobs.models import EnqueueOutcome
 
 _ENQUEUE = "select ordinal, id, outcome from penstock.enqueue_json({0}, cast({1} as jsonb)) where outcome <> 'queued'"
 
@@ -22,15 +22,15 @@ _FINISH = """
 
 
 @in_callers_task
-async def enqueue_through(connection: Any, batch: queries.Batch) -> dict[int, tuple[UUID, Admission]]:
+async def enqueue_through(connection: Any, batch: queries.JobColumns) -> dict[int, tuple[UUID, EnqueueOutcome]]:
     """Enqueue a batch through a connection or session of asyncpg, psycopg, SQLAlchemy or Django.
 
     Raises:
         InvalidInput: A job is not valid, or the connection is of no supported kind.
     """
     if is_asyncpg(connection):
-        return queries.exceptions_by_place(await fetch(connection, *queries.enqueue_call(batch)))
-    return _by_place(await fetch_document(connection, _ENQUEUE, batch.name, queries.as_json(batch)))
+        return queries.exceptions_by_index(await fetch(connection, *queries.enqueue_call(batch)))
+    return _by_index(await fetch_document(connection, _ENQUEUE, batch.name, queries.as_json(batch)))
 
 
 @in_callers_task
@@ -61,5 +61,5 @@ async def finish_through(
     await fetch_document(connection, _FINISH, str(id), orjson.dumps(document).decode())
 
 
-def _by_place(rows: Any) -> dict[int, tuple[UUID, Admission]]:
-    return {row[0] - 1: (row[1] if isinstance(row[1], UUID) else UUID(str(row[1])), Admission(row[2])) for row in rows}
+def _by_index(rows: Any) -> dict[int, tuple[UUID, EnqueueOutcome]]:
+    return {row[0] - 1: (row[1] if isinstance(row[1], UUID) else UUID(str(row[1])), EnqueueOutcome(row[2])) for row in rows}

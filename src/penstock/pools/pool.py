@@ -294,13 +294,12 @@ class Pool(Generic[T]):
         if metadata is not None:
             check_mapping("metadata", metadata, '{"clients": ["ada"]}')
             dump_json(dict(metadata), "metadata")
-        declared = self._type
-        sealer = declared.sealer()
+        sealer = self._type.sealer()
         return WorkedPool(
             self.name,
-            declared.declared,
+            self._type.declared,
             self.options,
-            declared.worked(sealer),
+            self._type.worked(sealer),
             self._assign,
             self._standing,
             self._standing_codec,

@@ -124,7 +124,7 @@ class Accumulator:
 
 
 def route(columns: Columns, router: Router, turn: int) -> tuple[Routed, list[int] | None]:
-    """Sort events by partition. Returns them, and their places before (None: unchanged).
+    """Sort events by partition. Returns them, and their indexes before (None: unchanged).
 
     Args:
         columns: Events to route.
@@ -137,29 +137,29 @@ def route(columns: Columns, router: Router, turn: int) -> tuple[Routed, list[int
         counts = list(chunked(len(columns)))
         return Routed(router.partitions, [partition] * len(counts), counts, columns), None
     by_partition: dict[int, list[int]] = {}
-    for place, partition in enumerate(router.places(keys, turn)):
-        places = by_partition.get(partition)
-        if places is None:
-            by_partition[partition] = [place]
+    for index, partition in enumerate(router.partitions_of(keys, turn)):
+        indexes = by_partition.get(partition)
+        if indexes is None:
+            by_partition[partition] = [index]
         else:
-            places.append(place)
+            indexes.append(index)
     partitions: list[int] = []
     counts = []
     order: list[int] = []
     for partition in sorted(by_partition):
-        places = by_partition[partition]
-        order += places
-        for count in chunked(len(places)):
+        indexes = by_partition[partition]
+        order += indexes
+        for count in chunked(len(indexes)):
             partitions.append(partition)
             counts.append(count)
 
     def sort(column: list[Any] | None) -> list[Any] | None:
-        return None if column is None else [column[place] for place in order]
+        return None if column is None else [column[index] for index in order]
 
     payloads = columns.payloads
     ordered = Columns(
-        [payloads[place] for place in order],
-        [keys[place] for place in order],
+        [payloads[index] for index in order],
+        [keys[index] for index in order],
         sort(columns.headers),
         sort(columns.times),
         columns.bytes,
@@ -168,7 +168,7 @@ def route(columns: Columns, router: Router, turn: int) -> tuple[Routed, list[int
 
 
 def appended(rows: Sequence[Any], order: list[int] | None, events: int) -> Appended:
-    """Positions of the events, from the first offsets of the chunks and the places of the events before they were sorted."""
+    """Positions of the events, from the first offsets of the chunks and the indexes of the events before they were sorted."""
     partitions: list[int] = []
     offsets: list[int] = []
     # Chunks of one partition come in order; sorting by partition makes the result independent of the order of partitions.
@@ -179,9 +179,9 @@ def appended(rows: Sequence[Any], order: list[int] | None, events: int) -> Appen
         return Appended(partitions, offsets)
     partitions_before = [0] * events
     offsets_before = [0] * events
-    for at, place in enumerate(order):
-        partitions_before[place] = partitions[at]
-        offsets_before[place] = offsets[at]
+    for at, index in enumerate(order):
+        partitions_before[index] = partitions[at]
+        offsets_before[index] = offsets[at]
     return Appended(partitions_before, offsets_before)
 
 

@@ -209,7 +209,7 @@ class Encoding(Generic[T]):
             headers, payloads = self._with_headers(chunk.headers[begin:end], payloads, lenient)
         if chunk.odd_times is not None:
             payloads = self._with_odd_times(
-                [place - begin for place in chunk.odd_times if begin <= place < end], payloads, lenient
+                [index - begin for index in chunk.odd_times if begin <= index < end], payloads, lenient
             )
         return list(
             map(
@@ -224,16 +224,16 @@ class Encoding(Generic[T]):
             )
         )
 
-    def _with_odd_times(self, places: Sequence[int], payloads: Sequence[Any], lenient: bool) -> Sequence[Any]:
+    def _with_odd_times(self, indexes: Sequence[int], payloads: Sequence[Any], lenient: bool) -> Sequence[Any]:
         """Payloads; those of events whose time Python cannot represent are undecodable."""
-        if not places:
+        if not indexes:
             return payloads
         if not lenient:
             raise Unreadable(f"an event of stream {self._name} happened {_ODD_TIME}")
         self.suspect = True
         found = list(payloads)
-        for place in places:
-            found[place] = Undecodable(f"it happened {_ODD_TIME}")
+        for index in indexes:
+            found[index] = Undecodable(f"it happened {_ODD_TIME}")
         return found
 
     def _with_headers(
@@ -242,7 +242,7 @@ class Encoding(Generic[T]):
         """Headers and payloads; events whose headers are JSON for PostgreSQL and not for Python are undecodable."""
         headers: list[dict[str, Any]] = []
         found = list(payloads)
-        for place, text in enumerate(texts):
+        for index, text in enumerate(texts):
             try:
                 headers.append({} if text is None else load_json(text))
             except Unreadable as error:
@@ -250,7 +250,7 @@ class Encoding(Generic[T]):
                     raise Unreadable(f"headers of an event of stream {self._name} cannot be read: {error.message}") from None
                 self.suspect = True
                 headers.append({})
-                found[place] = Undecodable(f"its headers cannot be read: {error.message}")
+                found[index] = Undecodable(f"its headers cannot be read: {error.message}")
         return headers, found
 
     def _decoded(self, stored: Sequence[Any], lenient: bool) -> Sequence[Any]:

@@ -182,7 +182,7 @@ class DeclaredStream(Generic[T]):
         """The stored range of offsets of each partition."""
         return await streams.bounds(await self.context.database(), self.name)
 
-    async def places(self, start: Start) -> dict[int, int]:
+    async def offsets_at(self, start: Start) -> dict[int, int]:
         """The offset in each partition of a starting position.
 
         Args:

@@ -106,7 +106,7 @@ class Chunk:
     data: list[str | None] | None
     bytes: list[bytes | None] | None
     offsets: list[int] | None
-    odd_times: list[int] | None = None  # places of events with times that Python cannot represent
+    odd_times: list[int] | None = None  # indexes of events with times that Python cannot represent
 
     @property
     def next_offset(self) -> int:
@@ -135,13 +135,13 @@ class Appended(Sequence[Position]):
         self._offsets = offsets
 
     @overload
-    def __getitem__(self, place: int) -> Position: ...
+    def __getitem__(self, index: int) -> Position: ...
     @overload
-    def __getitem__(self, place: slice) -> list[Position]: ...
-    def __getitem__(self, place: int | slice) -> Position | list[Position]:
-        if isinstance(place, slice):
-            return [self[at] for at in range(*place.indices(len(self)))]
-        return Position(self._partitions[place], self._offsets[place])
+    def __getitem__(self, index: slice) -> list[Position]: ...
+    def __getitem__(self, index: int | slice) -> Position | list[Position]:
+        if isinstance(index, slice):
+            return [self[at] for at in range(*index.indices(len(self)))]
+        return Position(self._partitions[index], self._offsets[index])
 
     def __len__(self) -> int:
         return len(self._offsets)

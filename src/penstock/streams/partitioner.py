@@ -50,20 +50,20 @@ class Router:
         self._routes = routes_of(partitions)
         self._seen: dict[str | None, int] = {}
 
-    def places(self, keys: Sequence[str | None], keyless: int) -> list[int]:
+    def partitions_of(self, keys: Sequence[str | None], keyless: int) -> list[int]:
         """The partition of each key; `keyless` for those that are None."""
         seen = self._seen
         if len(seen) > _REMEMBERED:
             seen.clear()
         with suppress(KeyError):  # usually all of them were seen before
             return [seen[key] for key in keys]
-        places = []
+        partitions = []
         for key in keys:
             if key is None:
-                places.append(keyless)
+                partitions.append(keyless)
                 continue
-            place = seen.get(key)
-            if place is None:
-                place = seen[key] = self._routes[bucket_of(key)]
-            places.append(place)
-        return places
+            partition = seen.get(key)
+            if partition is None:
+                partition = seen[key] = self._routes[bucket_of(key)]
+            partitions.append(partition)
+        return partitions

@@ -192,18 +192,18 @@ def append_each_call(name: str, columns: Columns) -> tuple[Any, ...]:
 def as_json(columns: Columns) -> str:
     """Events as the document of `penstock.append_each_json`, which routes them itself."""
     documents = []
-    for place, payload in enumerate(columns.payloads):
+    for index, payload in enumerate(columns.payloads):
         document: dict[str, Any] = {}
         if payload is not None and columns.bytes:
             document["bytes"] = base64.b64encode(payload).decode()
         elif payload is not None:
             document["data"] = orjson.Fragment(payload)
         if columns.keys is not None:
-            document["key"] = columns.keys[place]
-        if columns.headers is not None and (headers := columns.headers[place]) is not None:
+            document["key"] = columns.keys[index]
+        if columns.headers is not None and (headers := columns.headers[index]) is not None:
             document["headers"] = orjson.Fragment(headers)
         if columns.times is not None:
-            document["time"] = columns.times[place]
+            document["time"] = columns.times[index]
         documents.append(document)
     return orjson.dumps(documents).decode()
 

@@ -127,18 +127,18 @@ class StreamReader(Generic[T]):
     async def _begin(self) -> tuple[dict[int, int], set[int]]:
         """The starting offset of each partition, and all existing partitions."""
         stream = self._stream
-        places = await stream.places(self._start)
+        offsets = await stream.offsets_at(self._start)
         there = await stream.bounds()
-        if unknown := (places.keys() | set(self._partitions or ())) - there.keys():
+        if unknown := (offsets.keys() | set(self._partitions or ())) - there.keys():
             raise NotFound(f"stream {stream.name} has no partition {min(unknown)}", hint=f"It has {len(there)}, from 0.")
-        for partition, offset in places.items():
+        for partition, offset in offsets.items():
             if not 0 <= offset <= there[partition].next:
                 raise InvalidInput(
                     f"partition {partition} of stream {stream.name} has no offset {offset}",
                     hint=f"The next event gets offset {there[partition].next}.",
                 )
-        wanted = places.keys() if self._partitions is None else set(self._partitions)
-        return {at: offset for at, offset in places.items() if at in wanted}, set(there)
+        wanted = offsets.keys() if self._partitions is None else set(self._partitions)
+        return {at: offset for at, offset in offsets.items() if at in wanted}, set(there)
 
     async def _skip(self, at: dict[int, int]) -> None:
         """Apply `auto_offset_reset` to partitions of which retention dropped the next events."""

@@ -395,7 +395,7 @@ class Stream(DeclaredStream[T], Generic[T]):
             InvalidInput: An offset is outside of the stored range.
         """
         check_text("group", group)
-        await group_queries.seek_group(await self.context.database(), self.name, group, await self.places(to))
+        await group_queries.seek_group(await self.context.database(), self.name, group, await self.offsets_at(to))
 
     async def pause(self, group: str, partitions: Sequence[int] | None = None, *, reason: str | None = None) -> int:
         """Pause partitions (None: all) of a group until `resume`. Returns how many were not paused before.

@@ -304,13 +304,13 @@ class SyncStream(Generic[T]):
         """The stored range of offsets of each partition."""
         return self._loop.run(self._of.bounds())
 
-    def places(self, start: Start) -> dict[int, int]:
+    def offsets_at(self, start: Start) -> dict[int, int]:
         """The offset in each partition of a starting position.
 
         Args:
             start: "earliest", "latest", a time, or offsets by partition.
         """
-        return self._loop.run(self._of.places(start))
+        return self._loop.run(self._of.offsets_at(start))
 
 
 class SyncProducer(Generic[T]):

@@ -297,16 +297,16 @@ async def run_job(type: JobType[P] | JobCall[P], *args: P.args, **kwargs: P.kwar
         Exception: What the handler raises, such as `Retry` or `Fail`.
         InvalidInput: The arguments do not fit, or the type has no handler.
     """
-    declared = type if isinstance(type, JobType) else type.type
-    worked = declared.worked()
+    job_type = type if isinstance(type, JobType) else type.type
+    worked = job_type.worked()
     if worked is None:
-        raise InvalidInput(f"job type {declared.name} has no handler in this application")
+        raise InvalidInput(f"job type {job_type.name} has no handler in this application")
     new = type.new(*args, **kwargs)
-    codec = declared.codec.plain if isinstance(declared.codec, SealedCodec) else declared.codec
+    codec = job_type.codec.plain if isinstance(job_type.codec, SealedCodec) else job_type.codec
     data = codec.load(codec.dump(new.data))
     id = make_id() if new.id is None else parse_id(new.id)
-    most = new.max_attempts or declared.declared.as_json()["max_attempts"]
-    job: Job[Any] = Job(id, declared.name, new.key, 1, most, data, datetime.now(UTC), _Control())
+    most = new.max_attempts or job_type.declared.as_json()["max_attempts"]
+    job: Job[Any] = Job(id, job_type.name, new.key, 1, most, data, datetime.now(UTC), _Control())
     set_current_job(job)
     work: Any = job if worked.batch is None else Jobs([job])
 
@@ -315,9 +315,9 @@ async def run_job(type: JobType[P] | JobCall[P], *args: P.args, **kwargs: P.kwar
             return await worked.handler(work, **dependencies)
         return await asyncio.to_thread(worked.handler, work, **dependencies)
 
-    hooks = declared.context.hooks
+    hooks = job_type.context.hooks
     async with hooks.running():
-        around = hooks.around(declared.signature.plan, Job if worked.batch is None else Jobs)
+        around = hooks.around(job_type.signature.plan, Job if worked.batch is None else Jobs)
         result = await (call({}) if around is None else around(work, call))
     outcome = result[0] if worked.batch is not None and result is not None else result
     if isinstance(outcome, BaseException):

@@ -23,7 +23,7 @@ from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session, async_ses
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 from penstock import InvalidInput, NotFound, Penstock
-from penstock.jobs.models import Admission, Enqueued
+from penstock.jobs.models import Enqueued, EnqueueOutcome
 
 
 def sqlalchemy_url(url: str, driver: str) -> str:
@@ -142,7 +142,7 @@ async def test_async_connections(app: Penstock, url: str, way: Callable[..., Awa
 
     async with AsyncExitStack() as stack:
         await way(url, use, commit, stack)
-    assert receipts[1] == Enqueued(receipts[0].id, Admission.COALESCED)
+    assert receipts[1] == Enqueued(receipts[0].id, EnqueueOutcome.COALESCED)
     if commit:
         record = await app.find(receipts[0].id)
         assert (record.data, record.key) == ({"n": 1}, "acme")

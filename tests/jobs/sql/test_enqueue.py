@@ -12,7 +12,7 @@ import asyncpg
 import pytest
 
 from penstock import InvalidInput, NewJob, Penstock
-from penstock.jobs.models import Admission, Enqueued
+from penstock.jobs.models import Enqueued, EnqueueOutcome
 
 Sql: TypeAlias = "asyncpg.Connection[Any]"
 
@@ -39,7 +39,7 @@ async def test_batches_of_mixed_items_keep_their_order(app: Penstock) -> None:
     items[10_700] = NewJob({"n": 10_700}, unique="u")
     receipts = await ship.enqueue_many(items)
     assert len(receipts) == 11_500
-    assert receipts[10_700] == Enqueued(receipts[1_200].id, Admission.COALESCED)
+    assert receipts[10_700] == Enqueued(receipts[1_200].id, EnqueueOutcome.COALESCED)
     for place in (0, 1_200, 1_201, 9_999, 10_000, 11_499):
         assert (await app.find(receipts[place].id)).data == {"n": place}
     with pytest.raises(InvalidInput, match="not JSON"):

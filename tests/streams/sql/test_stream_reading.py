@@ -58,9 +58,9 @@ async def test_offsets_are_found_by_time(app: Penstock, sql: Sql) -> None:
         if n == 2:
             await sql.execute("select penstock.roll_segment('events')")
     for n, time in enumerate(times):
-        assert await events.places(time) == {0: n}
-        assert await events.places(time - timedelta(hours=1)) == {0: n}
-    assert await events.places(times[-1] + timedelta(hours=1)) == {0: 5}
+        assert await events.offsets_at(time) == {0: n}
+        assert await events.offsets_at(time - timedelta(hours=1)) == {0: n}
+    assert await events.offsets_at(times[-1] + timedelta(hours=1)) == {0: 5}
 
 
 async def test_a_tail_follows_and_sees_new_partitions(app: Penstock) -> None:

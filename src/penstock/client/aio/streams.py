@@ -82,7 +82,7 @@ class AsyncStream:
         async for event in follow(self._http, following):
             yield stream_calls.event_of(event)
 
-    async def places(self, start: Start) -> dict[int, int]:
+    async def offsets_at(self, start: Start) -> dict[int, int]:
         """The offset of each partition for a start. Raises `InvalidInput` for a time: a server moves to it, see `seek`."""
         if isinstance(start, Mapping):
             return dict(start)

@@ -89,7 +89,7 @@ class Stream:
         for event in follow(self._http, following):
             yield stream_calls.event_of(event)
 
-    def places(self, start: Start) -> dict[int, int]:
+    def offsets_at(self, start: Start) -> dict[int, int]:
         """The offset of each partition for a start. Raises `InvalidInput` for a time: a server moves to it, see `seek`."""
         if isinstance(start, Mapping):
             return dict(start)

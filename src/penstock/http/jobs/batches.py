@@ -69,5 +69,5 @@ async def _enqueue(database: Database, name: str, part: list[New]) -> Sequence[M
     except DatabaseUnavailable:
         # The ids are made, so that once more does no harm.
         exceptions = await jobs.enqueue_many(database, batch)
-    found = (exceptions.get(place, (job.id, "queued")) for place, job in enumerate(part))
-    return [{"id": shapes.job_id(id), "outcome": str(admission)} for id, admission in found]
+    found = (exceptions.get(index, (job.id, "queued")) for index, job in enumerate(part))
+    return [{"id": shapes.job_id(id), "outcome": str(outcome)} for id, outcome in found]

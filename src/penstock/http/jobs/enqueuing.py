@@ -12,8 +12,8 @@ from penstock.http.errors import ApiError, no_such_type
 from penstock.http.metrics import Metrics
 from penstock.jobs import http_queries as http
 from penstock.jobs.http_queries import Callback, Put
-from penstock.jobs.models import Admission
-from penstock.jobs.queries import Batch
+from penstock.jobs.models import EnqueueOutcome
+from penstock.jobs.queries import JobColumns
 from penstock.jobs.records import Status
 from penstock.postgres.database import Database
 
@@ -47,7 +47,9 @@ class SingleJobs:
             self._settle, most=_MOST_CALLBACKS, identity=lambda callback: callback.id
         )
 
-    async def put(self, principal: Principal, name: str, given_id: str, body: bytes, instance: str) -> tuple[bytes, Admission]:
+    async def put(
+        self, principal: Principal, name: str, given_id: str, body: bytes, instance: str
+    ) -> tuple[bytes, EnqueueOutcome]:
         """Enqueue one job and return its QueuedJob and what was done. Raises `ApiError` in Rickover's order of checks."""
         new, data = bodies.new_job(body, instance)
         id = bodies.job_id(given_id, random=True)
@@ -56,11 +58,11 @@ class SingleJobs:
         if put.name is not None:
             # The id may be that of a job of another type.
             principal.require_job(put.name, instance)
-        if put.name is None or put.admission is Admission.ARCHIVED:
+        if put.name is None or put.outcome is EnqueueOutcome.ARCHIVED:
             raise ApiError(
                 400, "job_already_archived", "Job has already been archived", instance=f"/v1/jobs/{name}/{shapes.job_id(id)}"
             )
-        return shapes.put_job(put, data), put.admission
+        return shapes.put_job(put, data), put.outcome
 
     async def enqueue(self, name: str, id: UUID, data: str, body: bodies.NewJobBody) -> Put:
         """Enqueue one job with others of its type that come at the same time. Raises `ApiError` 404."""
@@ -68,11 +70,11 @@ class SingleJobs:
             put = await self._puts.submit(name, New(id, data, body))
         except NotFound:
             raise no_such_type(name) from None
-        self._metrics.admitted(name, put.admission)
-        if put.name is None and put.admission is Admission.COALESCED:
+        self._metrics.enqueued(name, put.outcome)
+        if put.name is None and put.outcome is EnqueueOutcome.COALESCED:
             # It coalesced with a job that has ended, and holds its unique key for a time.
             holder = (await http.stored_jobs(self._database, [put.id])).get(put.id)
-            return put if holder is None else http.put_of(put.admission, holder)
+            return put if holder is None else http.put_of(put.outcome, holder)
         return put
 
     async def record_status(self, principal: Principal, name: str, given_id: str, body: bytes, path: str) -> None:
@@ -117,16 +119,16 @@ class SingleJobs:
         self._metrics.batch(len(jobs))
         # In the same order in every process, so that two batches with the same ids or unique keys wait for each other once
         # and not both ways. What is enqueued at the same time has no order.
-        order = sorted(range(len(jobs)), key=lambda place: (jobs[place].body.unique or "", jobs[place].id))
-        puts = await http.put_jobs(self._database, batch_of(name, [jobs[place] for place in order]))
+        order = sorted(range(len(jobs)), key=lambda index: (jobs[index].body.unique or "", jobs[index].id))
+        puts = await http.put_jobs(self._database, batch_of(name, [jobs[index] for index in order]))
         in_order = dict(zip(order, puts, strict=True))
-        return [in_order[place] for place in range(len(jobs))]
+        return [in_order[index] for index in range(len(jobs))]
 
     async def _settle(self, _: None, callbacks: list[Callback]) -> list[str]:
         return await http.settle_attempts(self._database, callbacks)
 
 
-def batch_of(name: str, jobs: list[New]) -> Batch:
+def batch_of(name: str, jobs: list[New]) -> JobColumns:
     """The columns of some jobs; those that are at their default for all are left out."""
     plain = all(
         job.body.run_after is None
@@ -139,8 +141,8 @@ def batch_of(name: str, jobs: list[New]) -> Batch:
     )
     ids, data = [job.id for job in jobs], [job.data for job in jobs]
     if plain:
-        return Batch(name, ids, data)
-    return Batch(
+        return JobColumns(name, ids, data)
+    return JobColumns(
         name,
         ids,
         data,

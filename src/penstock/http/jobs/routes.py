@@ -54,8 +54,8 @@ NewId = Annotated[str | None, Query(description="Id of the copy, so that a repea
 async def enqueue(call: Call, name: Name, id: Id) -> None:
     """Enqueue a job. Idempotent: the same id again is the same job. The id `random_id` makes a new one, for load tests."""
     jobs = call.service.part(SingleJobs)
-    job, admission = await jobs.put(call.user, name, id, await call.body(), call.path)
-    await call.send_json(202, job, (b"penstock-outcome", admission.encode()))
+    job, outcome = await jobs.put(call.user, name, id, await call.body(), call.path)
+    await call.send_json(202, job, (b"penstock-outcome", outcome.encode()))
 
 
 @hot(

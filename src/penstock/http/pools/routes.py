@@ -34,7 +34,7 @@ from penstock.http.routing import (
 )
 from penstock.http.service import Service
 from penstock.jobs import http_queries as http
-from penstock.jobs.models import Admission, make_id
+from penstock.jobs.models import EnqueueOutcome, make_id
 from penstock.jobs.scaling import ScaleAdvice
 from penstock.pools import queries as pools
 from penstock.pools import views as pool_views
@@ -126,17 +126,17 @@ async def enqueue(
     id = make_id() if given_id is None else bodies.job_id(given_id)
     await pool_views.require(database, pool)
     put = await jobs.enqueue(pool, id, bodies.check_data(data), given)
-    if put.name is None or put.admission is Admission.ARCHIVED:
+    if put.name is None or put.outcome is EnqueueOutcome.ARCHIVED:
         raise ApiError(
             400, "job_already_archived", "Job has already been archived", instance=f"/v1/jobs/{pool}/{shapes.job_id(id)}"
         )
     key = given.key
-    if put.admission is not Admission.QUEUED and (there := (await http.stored_jobs(database, [put.id])).get(put.id)):
+    if put.outcome is not EnqueueOutcome.QUEUED and (there := (await http.stored_jobs(database, [put.id])).get(put.id)):
         key = there.key or key
     job = orjson.loads(shapes.put_job(put, "null"))
     del job["attempts"]
     job |= {"key": key, "attempt": put.attempt, "max_attempts": put.max_attempts, "data": orjson.Fragment(put.data or data)}
-    return raw_answer(to_json(job), 202, {"penstock-outcome": put.admission})
+    return raw_answer(to_json(job), 202, {"penstock-outcome": put.outcome})
 
 
 @api.get("/v1/pools/{pool:name}/jobs", dependencies=[READ], responses=LINK)

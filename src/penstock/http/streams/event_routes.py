@@ -102,11 +102,11 @@ class _Append:
         if not body.strip():
             raise bad_json()
         sequence = self._sequence
-        places = await self._append([self.read(body)])
-        if places is None:
+        positions = await self._append([self.read(body)])
+        if positions is None:
             return Appended(appended=0, sequence=sequence, duplicate=True)
-        place = places[0]
-        return Appended(appended=1, partition=place.partition, offset=place.offset, sequence=sequence, duplicate=False)
+        position = positions[0]
+        return Appended(appended=1, partition=position.partition, offset=position.offset, sequence=sequence, duplicate=False)
 
     async def write(self, part: list[Given]) -> list[dict[str, Any]]:
         """Append a part of the lines; each has the number of its part."""
@@ -115,23 +115,26 @@ class _Append:
             raise self._refused
         numbered = {} if self._sequence is None else {"sequence": self._sequence}
         try:
-            places = await self._append(part)
+            positions = await self._append(part)
         except PenstockError as error:
             self._refused = error if self._producer is not None else None
             raise
-        if places is None:
+        if positions is None:
             return [{"outcome": "duplicate", **numbered}] * len(part)
-        return [{"outcome": "appended", "partition": place.partition, "offset": place.offset, **numbered} for place in places]
+        return [
+            {"outcome": "appended", "partition": position.partition, "offset": position.offset, **numbered}
+            for position in positions
+        ]
 
     async def _append(self, events: list[Given]) -> Places | None:
         columns = columns_of(self._record, events)
         appends = self._service.part(Appends)
-        places = await appends.append(self._record.name, columns, self._producer, self._sequence, self._user)
+        positions = await appends.append(self._record.name, columns, self._producer, self._sequence, self._user)
         if self._sequence is not None:
             self._sequence += 1
-        if places is not None:
+        if positions is not None:
             self._service.metrics.appended(self._record.name, len(events))
-        return places
+        return positions
 
 
 @api.get("/v1/streams/{name:name}/events", dependencies=[READ])

@@ -80,7 +80,7 @@ def for_group(piece: Piece, chunk: Chunk, group: str) -> Piece:
         for offset, text in zip(offsets, chunk.headers, strict=True)
         if text is not None and '"replayed"' in text and not is_for(_headers_of(text), group)
     }
-    kept = [place for place, offset in enumerate(piece.offsets) if offset not in others]
+    kept = [index for index, offset in enumerate(piece.offsets) if offset not in others]
     return replace(piece, offsets=[piece.offsets[at] for at in kept], events=[piece.events[at] for at in kept])
 
 
@@ -108,14 +108,14 @@ def pieces_of(record: StreamRecord, chunks: Iterable[Chunk], at: dict[int, int])
 
 
 def _events(record: StreamRecord, chunk: Chunk, offsets: list[int], begin: int) -> Iterator[dict[str, Any]]:
-    for place in range(begin, len(offsets)):
+    for index in range(begin, len(offsets)):
         event: dict[str, Any] = {
             "partition": chunk.partition,
-            "offset": offsets[place],
-            "key": None if chunk.keys is None else chunk.keys[place],
+            "offset": offsets[index],
+            "key": None if chunk.keys is None else chunk.keys[index],
         }
         if record.format == "bytes":
-            stored = None if chunk.bytes is None else chunk.bytes[place]
+            stored = None if chunk.bytes is None else chunk.bytes[index]
             if stored is not None and record.compression is not None:
                 try:
                     stored = unpack(stored, record.max_event_bytes)
@@ -125,13 +125,13 @@ def _events(record: StreamRecord, chunk: Chunk, offsets: list[int], begin: int) 
                     event["error"] = f"its payload cannot be unpacked: {error.message}"
             event["bytes"] = None if stored is None else base64.b64encode(stored).decode()
         else:
-            text = None if chunk.data is None else chunk.data[place]
+            text = None if chunk.data is None else chunk.data[index]
             event["data"] = None if text is None else orjson.Fragment(text)
-        headers = None if chunk.headers is None else chunk.headers[place]
+        headers = None if chunk.headers is None else chunk.headers[index]
         event["headers"] = {} if headers is None else orjson.Fragment(headers)
-        event["time"] = None if chunk.times is None else chunk.times[place]
+        event["time"] = None if chunk.times is None else chunk.times[index]
         event["appended_at"] = chunk.appended_at
-        if chunk.odd_times is not None and place in chunk.odd_times:
+        if chunk.odd_times is not None and index in chunk.odd_times:
             event["error"] = "it happened before the year 1 or after 9999"
         yield event
 

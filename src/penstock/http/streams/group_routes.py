@@ -103,13 +103,13 @@ async def seek(
     if sum(given is not None for given in (wanted.to, wanted.time, wanted.offsets)) != 1:
         raise InvalidInput("where to is not clear", hint='Give one of to, time and offsets, such as {"to": "earliest"}.')
     if wanted.offsets is not None:
-        places = wanted.offsets
+        offsets = wanted.offsets
     elif wanted.time is not None:
-        places = await streams.offsets_at(database, stream.name, wanted.time)
+        offsets = await streams.offsets_at(database, stream.name, wanted.time)
     else:
         bounds: dict[int, Bounds] = await streams.bounds(database, stream.name)
-        places = {at: found.first if wanted.to == "earliest" else found.next for at, found in bounds.items()}
-    return Changed(partitions=await group_queries.seek_group(database, stream.name, group, places))
+        offsets = {at: found.first if wanted.to == "earliest" else found.next for at, found in bounds.items()}
+    return Changed(partitions=await group_queries.seek_group(database, stream.name, group, offsets))
 
 
 @api.post("/v1/streams/{name:name}/groups/{group:name}/pause", dependencies=[ADMIN])

@@ -233,7 +233,7 @@ class Chunks:
             router = self._routers.setdefault(stream.partitions, Router(stream.partitions))
             encoded = keys.dictionary_encode()
             # Each key is hashed once. A missing index is a missing key, and its route comes last.
-            routes = np.array([*router.places(encoded.dictionary.to_pylist(), keyless), keyless], np.int64)
+            routes = np.array([*router.partitions_of(encoded.dictionary.to_pylist(), keyless), keyless], np.int64)
             places = routes[pc.fill_null(encoded.indices, len(encoded.dictionary)).to_numpy()]
         if partitions is None:
             return places, np.zeros(size, np.int64)

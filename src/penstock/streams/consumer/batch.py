@@ -87,11 +87,11 @@ class Batch(Sequence[Event[T]], Generic[T]):
         return commit_as_json(self.group, self.fence.member, commit, self.first_offset)
 
     @overload
-    def __getitem__(self, place: int) -> Event[T]: ...
+    def __getitem__(self, index: int) -> Event[T]: ...
     @overload
-    def __getitem__(self, place: slice) -> list[Event[T]]: ...
-    def __getitem__(self, place: int | slice) -> Event[T] | list[Event[T]]:
-        return self.events[place]
+    def __getitem__(self, index: slice) -> list[Event[T]]: ...
+    def __getitem__(self, index: int | slice) -> Event[T] | list[Event[T]]:
+        return self.events[index]
 
     def __len__(self) -> int:
         return len(self.events)

@@ -114,14 +114,14 @@ class Dispatcher(Generic[T]):
                 await self._handle(state, batch)
                 continue
             events = batch.events
-            for place, event in enumerate(events):
+            for index, event in enumerate(events):
                 if state.draining or state.paused:
-                    state.put_back(events[place:])
+                    state.put_back(events[index:])
                     break
                 try:
                     await self._handle(state, self._batch(state, [event]))
                 except BaseException:
-                    state.put_back(events[place + 1 :])
+                    state.put_back(events[index + 1 :])
                     raise
 
     async def _handle(self, state: PartitionState[T], batch: Batch[T]) -> None:
@@ -179,10 +179,10 @@ class Dispatcher(Generic[T]):
             # The member has no contact with the database; its next heartbeat shows whether the partition is lost.
             state.put_back(events)
             await state.sleep(0.1)
-        for place, event in enumerate(events if state.has_undecodable else ()):
+        for index, event in enumerate(events if state.has_undecodable else ()):
             if isinstance(event.data, Undecodable):
-                state.put_back(events[max(place, 1) :])
-                events = events[: max(place, 1)]
+                state.put_back(events[max(index, 1) :])
+                events = events[: max(index, 1)]
                 break
         batch = self._batch(state, events)
         if isinstance(events[0].data, Undecodable):
