@@ -9,6 +9,7 @@ import pytest
 from penstock.postgres import migrate
 
 MOST_LINES = 89
+MOST_LINES_OF_A_FILE = 400
 FUNCTION = re.compile(r"^create or replace function penstock\.(\w+)\(.*?^\$\$;$", re.MULTILINE | re.DOTALL)
 
 
@@ -35,3 +36,9 @@ def test_a_long_function_states_why_at_its_head() -> None:
     assert unexplained == [], (
         f"split these functions of more than {MOST_LINES} lines, or state why they are long: -- Long, since ..."
     )
+
+
+def test_a_file_of_functions_does_one_thing() -> None:
+    """One that has grown past this usually does two: split it by thing."""
+    lines = {file.name: file.text.count("\n") for file in migrate.schema_files("functions")}
+    assert [name for name, count in lines.items() if count > MOST_LINES_OF_A_FILE] == []

@@ -81,18 +81,3 @@ end
 $$;
 comment on function penstock.listening(text, text) is
     'The channels of the listeners of a subject (keys, events). For jobs see idle_workers, idle_owners and idle_subscribers.';
-
-create or replace function penstock.wake(p_channels text[], p_payload text)
-returns void
-language plpgsql
-as $$
-declare
-    channel text;
-begin
-    foreach channel in array p_channels loop
-        perform pg_notify(channel, p_payload);
-    end loop;
-end
-$$;
-comment on function penstock.wake(text[], text) is
-    'Notifies listeners. The payload is the kind of what has come, and its subject where the kind has one.';

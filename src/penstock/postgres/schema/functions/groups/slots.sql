@@ -4,7 +4,7 @@ create or replace function penstock.tell_member(p_group text, p_member text)
 returns void
 language sql
 as $$
-    select pg_notify('penstock_' || p_member, 'slots ' || p_group)
+    select penstock.tell(p_member, 'slots', p_group)
 $$;
 comment on function penstock.tell_member(text, text) is 'Notifies a member that it has to release or take slots.';
 

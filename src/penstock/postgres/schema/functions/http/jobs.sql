@@ -134,7 +134,7 @@ begin
             ) as told
             group by told.worker, told.part
         loop
-            perform pg_notify('penstock_' || left(holder.worker, 50), 'settled ' || holder.jobs);
+            perform penstock.tell(holder.worker, 'settled', holder.jobs);
         end loop;
 
         -- Locked above, so these are the leases until the end.

@@ -28,7 +28,7 @@ begin
         where id = job.lease and p_id <> all (coalesce(cancelled, '{}'))
         returning worker into holder;
         if holder is not null then
-            perform pg_notify('penstock_' || left(holder, 50), 'cancel ' || p_id);
+            perform penstock.tell(holder, 'cancel', p_id::text);
         end if;
         return 'cancelling';
     end if;

@@ -51,7 +51,7 @@ begin
         where name = p_name and worker = p_worker;
     end if;
     if others and p_places > p_claimed then
-        perform pg_notify('penstock_' || offered.channel, 'place ' || p_name)
+        perform penstock.tell(offered.channel, 'place', p_name)
         from penstock.offer_places(p_name, p_worker, p_places - p_claimed) as offered (channel);
     end if;
 end
@@ -83,7 +83,7 @@ returns void
 language plpgsql
 as $$
 begin
-    perform pg_notify('penstock_' || waiter.channel, 'place ' || freed.name)
+    perform penstock.tell(waiter.channel, 'place', freed.name)
     from (
         select leases.name, array_agg(distinct leases.worker) as holders, sum(settled.jobs) as places
         from unnest(p_leases, p_jobs) as settled (lease, jobs)

@@ -329,7 +329,7 @@ begin
     foreach back in array coalesce(names_back, '{}') loop
         if not exists (select from penstock.pools where name = back) then
             -- The jobs are below the watermarks of the workers, which must scan there again.
-            perform pg_notify('penstock', 'scan ' || back);
+            perform penstock.tell_all('scan', back);
         end if;
         perform penstock.wake_claimers(back, cardinality(ended_ids));
     end loop;

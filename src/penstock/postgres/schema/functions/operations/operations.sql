@@ -211,7 +211,7 @@ begin
             returning worker, leases.cancelled[1] as job
         loop
             -- One job is enough: the worker then asks which of its jobs are cancelled.
-            perform pg_notify('penstock_' || left(told.worker, 50), 'cancel ' || told.job);
+            perform penstock.tell(told.worker, 'cancel', told.job::text);
         end loop;
         cancelled := cancelled + cardinality(running);
     end if;

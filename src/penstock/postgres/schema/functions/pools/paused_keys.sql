@@ -13,7 +13,7 @@ begin
     from penstock.slots
     where slots.group_name = p_name and slots.slot = penstock.slot_of_key(p_name, p_key);
     if owner_of_key is not null then
-        perform pg_notify('penstock_' || owner_of_key, p_what || ' ' || p_name);
+        perform penstock.tell(owner_of_key, p_what, p_name);
     end if;
 end
 $$;

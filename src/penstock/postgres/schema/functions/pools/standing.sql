@@ -20,7 +20,7 @@ begin
         union
         select distinct running_by from penstock.standing_jobs where name = p_name and slot = any (p_slots) and running_by is not null
     loop
-        perform pg_notify('penstock_' || concerned, 'standing ' || p_name);
+        perform penstock.tell(concerned, 'standing', p_name);
     end loop;
 end
 $$;

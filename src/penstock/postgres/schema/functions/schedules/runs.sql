@@ -224,7 +224,7 @@ begin
     end if;
     if schedule.runs_as = 'in-place' then
         update penstock.schedules set requested_at = moment where name = p_name;
-        perform pg_notify('penstock', 'schedule ' || p_name);
+        perform penstock.tell_all('schedule', p_name);
         return null;
     end if;
     perform penstock.note_ended_runs(array[p_name]);

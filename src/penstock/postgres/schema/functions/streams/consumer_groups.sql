@@ -85,7 +85,7 @@ create or replace function penstock.tell_consumers(p_group_name text)
 returns void
 language sql
 as $$
-    select pg_notify('penstock_' || id, 'moved ' || p_group_name) from penstock.members where group_name = p_group_name
+    select penstock.tell(id, 'moved', p_group_name) from penstock.members where group_name = p_group_name
 $$;
 comment on function penstock.tell_consumers(text) is 'Tells the members of a consumer group to begin their partitions again.';
 

@@ -290,7 +290,7 @@ begin
         return false;
     end if;
     -- A hint: the receiver looks up which connection it is.
-    perform pg_notify('penstock', 'taken ' || p_queue);
+    perform penstock.tell_all('taken', p_queue);
     return true;
 end
 $$;

@@ -6,7 +6,7 @@ language plpgsql
 as $$
 begin
     update penstock.topics set generation = generation + 1 where name = p_topic;
-    perform pg_notify('penstock_topics', p_topic);
+    perform penstock.wake('{penstock_topics}', p_topic);
 end
 $$;
 comment on function penstock.list_changed(text) is 'Part of subscribe and unsubscribe: tells those who hold a copy of the list of subscribers.';
