@@ -57,7 +57,7 @@ async def test_a_group_can_be_moved_back_and_forth_while_it_consumes(app: Pensto
         await eventually(lambda: len(seen) == 100, "everything to be seen again")
         seen.clear()
         await events.pause("g")
-        parts = worker.consumers[0].partitions
+        parts = worker.work.consumers[0].partitions
         await eventually(lambda: parts and all(part.paused for part in parts.values()), "the consumer to learn of the pause")
         await events.append_many([NewEvent(n, str(n)) for n in range(100, 200)])
         await events.seek("g", "latest")
@@ -82,7 +82,7 @@ async def test_a_paused_partition_waits(app: Penstock) -> None:
         await eventually(lambda: seen == [0])
         assert await events.pause("g", [0], reason="maintenance") == 1
         assert (await events.lag("g"))[0].pause_reason == "maintenance"
-        await eventually(lambda: worker.consumers[0].partitions[0].paused, "the consumer to learn of the pause")
+        await eventually(lambda: worker.work.consumers[0].partitions[0].paused, "the consumer to learn of the pause")
         await events.append(1, key=paused)
         # One fetch serves all partitions: a consumer that has the later event would have this one too.
         for number in (2, 3):
