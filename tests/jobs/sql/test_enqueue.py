@@ -146,3 +146,33 @@ async def test_a_batch_with_a_large_job_keeps_its_order(sql: Sql) -> None:
     )
     assert await sql.fetchval("select array_agg(left(data::text, 1) order by seq) from penstock.queued_jobs") == ["1", '"', "3"]
     assert await sql.fetchval("select count(*) from penstock.large_payloads where name = 'mail'") == 1
+
+
+async def test_an_option_that_a_job_may_have_is_never_dropped(app: Penstock, sql: Sql) -> None:
+    """Whoever adds an option adds its name to `own_options`; from then on it is stored."""
+    await app.job_type("ship").declare()
+    transaction = sql.transaction()
+    await transaction.start()
+    try:
+        await sql.execute(
+            "create or replace function penstock.own_options() returns text[] language sql immutable parallel safe as "
+            "$$ select array['max_attempts', 'time_limit', 'unique_for', 'colour'] $$"
+        )
+        given = [
+            '{"colour": "red", "max_attempts": 2, "time_limit": null}',
+            None,
+            '{"colour": null}',
+            "null",
+            '{"max_attempts": 3}',
+        ]
+        await sql.execute(
+            "select penstock.enqueue_many('ship', array_fill('{}'::jsonb, array[5]), p_options => $1::text[]::jsonb[])", given
+        )
+        stored = await sql.fetch(
+            "select options ->> 'colour' as colour, options::text as text from penstock.queued_jobs order by seq"
+        )
+        assert [row["colour"] for row in stored] == ["red", None, None, None, None]
+        assert [row["text"] for row in stored[1:4]] == [None] * 3
+        assert stored[0]["text"] == '{"colour": "red", "max_attempts": 2}'
+    finally:
+        await transaction.rollback()

@@ -181,7 +181,15 @@ begin
             raise exception 'invalid options of a job of %: %', p_type.name, problem
                 using errcode = 'PS400', hint = 'For example: {"max_attempts": 1, "time_limit": "10 seconds"}.';
         end if;
-        options := array_append(options, nullif(jsonb_strip_nulls(jsonb_build_object('max_attempts', attempts)) || coalesce(spans, '{}'), '{}'));
+        -- Numbers and spans in one form; any other option as it was given, so that none is lost.
+        options := array_append(
+            options,
+            nullif(
+                jsonb_strip_nulls(case when jsonb_typeof(given) = 'object' then given else '{}' end || jsonb_build_object('max_attempts', attempts))
+                    || coalesce(spans, '{}'),
+                '{}'
+            )
+        );
     end loop;
     return options;
 end
