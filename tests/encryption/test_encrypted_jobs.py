@@ -12,7 +12,7 @@ import pytest
 
 from penstock import Fail, Job, NewJob, Penstock, Settings, Status
 from penstock.core.encryption import is_envelope, key_id_of, new_key
-from penstock.errors import Conflict, InvalidInput, JobFailed
+from penstock.errors import InvalidInput, JobFailed
 from penstock.testing import run_due_jobs
 from penstock.worker import Worker
 from penstock.worker.fleets import workers
@@ -364,27 +364,6 @@ async def test_a_pull_worker_without_a_key_is_refused_and_one_with_it_works(url:
                 break
         assert (await app.find(receipt.id)).result == {"got": WORD}
         assert WORD not in await stored(sql)
-
-
-async def test_an_encrypted_pool_has_no_standing_jobs(url: str, keys: list[str]) -> None:
-    async with Penstock(url, keys=keys) as app:
-        ledger = app.pool("ledger", encrypted=True)
-        plain = app.pool("plain")
-        with pytest.raises(Conflict, match="pool ledger is encrypted"):
-            await ledger.start("acme", {"word": WORD})
-        with pytest.raises(Conflict, match="pool ledger is encrypted"):
-            await ledger.reconcile({"acme": {}})
-        await plain.start("acme")
-        with pytest.raises(InvalidInput, match="it is a pool with standing jobs"):
-            await app.change_job_type("plain", encrypted=True)
-
-
-async def test_a_schedule_is_not_encrypted(url: str, keys: list[str]) -> None:
-    app = Penstock(url, keys=keys)
-    with pytest.raises(InvalidInput, match="cannot be encrypted"):
-
-        @app.cron("0 4 * * *", encrypted=True)
-        async def report() -> None: ...
 
 
 async def test_a_batch_of_jobs_with_ids_and_keys_is_idempotent(url: str, keys: list[str]) -> None:

@@ -39,10 +39,14 @@ def list_topics(context: typer.Context, as_json: AsJson = False) -> None:
 
 @app.command()
 def create(
-    name: Name, keep: Annotated[int | None, typer.Option(min=0, help="Messages that a new subscriber gets.")] = None
+    name: Name,
+    keep: Annotated[int | None, typer.Option(min=0, help="Messages that a new subscriber gets.")] = None,
+    encrypted: Annotated[
+        bool, typer.Option("--encrypted", help="Store messages encrypted: only applications with keys publish and receive them.")
+    ] = False,
 ) -> None:
-    """Create a topic, or change how many messages it keeps for new subscribers."""
-    with_backend(lambda backend: backend.topic(name, keep=keep).declare())
+    """Create a topic, or change how many messages it keeps for new subscribers, or encrypt what is published from now on."""
+    with_backend(lambda backend: backend.topic(name, keep=keep, encrypted=encrypted).declare())
     out.print(f"created: {name}", highlight=False)
 
 

@@ -33,9 +33,10 @@ def details(topic: str) -> Call[TopicRecord]:
     return Call("GET", path_of(topic), reader(TopicRecord))
 
 
-def declare(topic: str, keep: int | None) -> Call[None]:
+def declare(topic: str, keep: int | None, encrypted: bool | None = None) -> Call[None]:
     """Make or change a topic."""
-    return Call("POST", "/v1/topics", lambda _: None, {"name": topic} | ({} if keep is None else {"keep": keep}))
+    body = {"name": topic, "keep": keep, "encrypted": encrypted}
+    return Call("POST", "/v1/topics", lambda _: None, {name: value for name, value in body.items() if value is not None})
 
 
 def publish(

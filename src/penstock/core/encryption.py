@@ -11,6 +11,9 @@ another job type, or a result that is moved to another job, does not open.
 AES-GCM-SIV stays secure when a nonce repeats; equal documents of one owner then have equal envelopes, and nothing else shows.
 Random nonces are therefore safe for any number of documents. Where a repeated call must produce the same envelope (a batch of a
 producer, the payload of a standing job), the nonce follows from the owner and the place instead.
+
+Where bytes are stored, as in a stream of bytes, the same parts stand one after another without JSON: the mark `f5 50 4e 53`, the
+version, the six bytes of the key's id, and the sealed bytes.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ import base64
 import binascii
 import hashlib
 import os
+import re
 import secrets
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
@@ -39,6 +43,10 @@ _VERSION = 1
 _NONCE, _TAG = 12, 16
 _BEGINNING = '{"penstock":'
 _FIELDS = {"v", "kid", "c"}
+_MARK = b"\xf5PNS" + bytes([_VERSION])  # no UTF-8, no zstd
+_KID = 6
+_INSIDE = re.compile(r'\{"penstock":\{[^{}]*\}\}')
+_LONGEST_REASON = 500
 
 
 def new_key() -> str:
@@ -68,6 +76,11 @@ def owned_by(kind: str, *names: str) -> bytes:
     """The owner of documents, to which their ciphertext is bound: what they are, and the names of what they belong to."""
     # Names have no control characters, so that no two owners have the same bytes.
     return "\x00".join(("penstock", kind, *names)).encode()
+
+
+def owner_of_events(stream: str) -> bytes:
+    """What the payloads of a stream, and of its dead letters, are bound to when they are encrypted."""
+    return owned_by("event", stream.removesuffix(".dead"))
 
 
 class Keyring:
@@ -109,9 +122,19 @@ class Keyring:
         if not self._ciphers:
             raise no_key("this document")
         kid = key_id or self.ids[0]
-        nonce = os.urandom(_NONCE) if place is None else hashlib.sha256(b"%b\x00%b" % (owner, place.encode())).digest()[:_NONCE]
-        sealed = nonce + self._ciphers[kid].encrypt(nonce, text.encode(), owner)
+        sealed = self._sealed(kid, text.encode(), owner, place)
         return f'{{"penstock":{{"v":{_VERSION},"kid":"{kid}","c":"{binascii.b2a_base64(sealed, newline=False).decode()}"}}}}'
+
+    def seal_bytes(self, blob: bytes, owner: bytes, *, place: str | None = None) -> bytes:
+        """The sealed form of bytes, where bytes are stored. See `seal`."""
+        if not self._ciphers:
+            raise no_key("these bytes")
+        kid = self.ids[0]
+        return _MARK + base64.urlsafe_b64decode(kid) + self._sealed(kid, blob, owner, place)
+
+    def _sealed(self, kid: str, plain: bytes, owner: bytes, place: str | None) -> bytes:
+        nonce = os.urandom(_NONCE) if place is None else hashlib.sha256(b"%b\x00%b" % (owner, place.encode())).digest()[:_NONCE]
+        return nonce + bytes(self._ciphers[kid].encrypt(nonce, plain, owner))
 
     def open(self, text: str, owner: bytes) -> str:
         """The document of an envelope; a text that is no envelope is returned as it is.
@@ -122,12 +145,21 @@ class Keyring:
         """
         if not text.startswith(_BEGINNING) or (found := _parts_of(text)) is None:
             return text
-        kid, sealed = found
+        return str(self._opened(*found, owner), "utf-8")
+
+    def open_bytes(self, stored: bytes, owner: bytes) -> bytes:
+        """The bytes of a sealed form; other bytes are returned as they are. Raises as `open` does."""
+        if not is_sealed(stored):
+            return stored
+        kid = base64.urlsafe_b64encode(stored[len(_MARK) : len(_MARK) + _KID]).decode()
+        return self._opened(kid, stored[len(_MARK) + _KID :], owner)
+
+    def _opened(self, kid: str, sealed: bytes, owner: bytes) -> bytes:
         cipher = self._ciphers.get(kid)
         if cipher is None:
             raise KeyMissing(f"the document is encrypted with the key {kid}, which this application does not have", key_id=kid)
         try:
-            return str(cipher.decrypt(sealed[:_NONCE], sealed[_NONCE:], owner), "utf-8")
+            return bytes(cipher.decrypt(sealed[:_NONCE], sealed[_NONCE:], owner))
         except Exception:  # InvalidTag, whose module may not be there
             raise Unreadable("the document cannot be decrypted: it was changed, or belongs to something else") from None
 
@@ -152,6 +184,11 @@ def is_envelope(value: object) -> bool:
     """Whether a value of JSON has the form of an envelope."""
     inner = value.get("penstock") if isinstance(value, dict) and len(value) == 1 else None
     return isinstance(inner, dict) and inner.keys() == _FIELDS
+
+
+def is_sealed(stored: bytes) -> bool:
+    """Whether bytes have the form of sealed ones."""
+    return stored.startswith(_MARK) and len(stored) >= len(_MARK) + _KID + _NONCE + _TAG
 
 
 class SealedCodec(Codec[T]):
@@ -283,6 +320,31 @@ def opened_entry(keyring: Keyring, owner: bytes, entry: Any, word: str = "messag
         return {**orjson.loads(keyring.open(text, owner)), **plain}
     except Unreadable:
         return {**plain, word: ENCRYPTED}
+
+
+def sealed_reason(keyring: Keyring, owner: bytes, error_type: str, message: str) -> str:
+    """Why a handler failed, as it is stored in a line of text: the class of the error, and the envelope of its message.
+
+    Args:
+        keyring: Keys of the application.
+        owner: What the envelope is bound to.
+        error_type: Class of the error.
+        message: Its message; what is beyond 500 bytes is left out.
+    """
+    kept = message.encode(errors="replace")[:_LONGEST_REASON].decode(errors="ignore")
+    return f"{error_type}: {keyring.seal(orjson.dumps(kept).decode(), owner)}"
+
+
+def opened_reason(keyring: Keyring, owner: bytes, text: str) -> str:
+    """A line of text with what its envelopes contain, or the word "encrypted" in the place of those that do not open."""
+
+    def opened(found: re.Match[str]) -> str:
+        try:
+            return str(orjson.loads(keyring.open(found.group(), owner)))
+        except (Unreadable, orjson.JSONDecodeError):
+            return ENCRYPTED
+
+    return _INSIDE.sub(opened, text) if _BEGINNING in text else text
 
 
 def no_key(what: str) -> InvalidInput:

@@ -177,12 +177,14 @@ def hidden(job: StoredJob) -> StoredJob:
 
 
 def hidden_text(text: str | None, word: str = "message") -> str | None:
-    """JSON text with the word "encrypted" in the place of an envelope; in a list, as the field `word` of what has one."""
+    """JSON text with the word "encrypted" in the place of an envelope; in errors, as the field `word` of what has one."""
     if text is None or '"penstock"' not in text:
         return text
     value = load_json(text)
     if isinstance(value, list):
         return dump_json([opened_entry(_NO_KEYS, b"", one, word) for one in value], "errors")
+    if isinstance(value, dict) and "type" in value:
+        return dump_json(opened_entry(_NO_KEYS, b"", value, word), "an error")
     return f'"{ENCRYPTED}"' if is_envelope(value) else text
 
 

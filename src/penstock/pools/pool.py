@@ -18,7 +18,7 @@ from penstock.core.checks import (
     check_span,
     check_text,
 )
-from penstock.core.serialization import Codec, dump_json
+from penstock.core.serialization import Codec, dump_json, load_json
 from penstock.errors import InvalidInput, JobFailed
 from penstock.groups import queries as ownership
 from penstock.groups import rebalance as balance
@@ -35,6 +35,7 @@ from penstock.pools import views as pool_views
 from penstock.pools.members import workers_of
 from penstock.pools.models import KeyedJob, KeyState, PausedKey, PoolDetails, PoolMember, QuarantinedKey, StandingState
 from penstock.pools.pull_worker import MakePulling, PoolWorker
+from penstock.pools.sealed_standing import SealedStanding
 from penstock.pools.service import declare
 from penstock.pools.sync import SyncPool
 from penstock.pools.worked import WorkedPool
@@ -153,6 +154,12 @@ class Pool(Generic[T]):
             check_span("timeout", timeout, zero=True)
         text = self._standing_codec.dump({} if data is None else data)
         database = await self._declared()
+        if self._sealed.encrypted:
+            present = await pool_views.standing_jobs(database, self.name, key=key)
+            stored = present[0].data if present else None
+            # A payload from before the pool was encrypted is replaced by its envelope.
+            replace = replace or (stored is not None and stored == load_json(text))
+            text = self._sealed.payload(key, text, stored)
         outcome = await pools.start_standing(database, self.name, key, text, replace=replace)
         if timeout is None:
             return outcome
@@ -163,9 +170,13 @@ class Pool(Generic[T]):
                 pause = min(pause * 1.5, 0.5)
         return "started" if outcome == "starting" else outcome
 
+    @property
+    def _sealed(self) -> SealedStanding:
+        return SealedStanding(self.name, self._type.sealer())
+
     async def _runs(self, database: Database, key: str) -> bool:
         """Whether the start side of a standing job has succeeded. Raises `JobFailed`."""
-        found = await pool_views.standing_jobs(database, self.name, key=key)
+        found = [self._sealed.opened(job) for job in await pool_views.standing_jobs(database, self.name, key=key)]
         if not found or not found[0].wanted:
             raise JobFailed(f"standing job {key} of pool {self.name} was stopped meanwhile")
         job = found[0]
@@ -193,7 +204,8 @@ class Pool(Generic[T]):
             message: Any JSON value.
         """
         check_text("key", key)
-        await pools.notify_standing(await self._declared(), self.name, key, dump_json(message, f"a message to {key}"))
+        text = self._sealed.message(key, dump_json(message, f"a message to {key}"))
+        await pools.notify_standing(await self._declared(), self.name, key, text)
 
     async def reconcile(self, wanted: Mapping[str, Any]) -> tuple[int, int, int]:
         """Make the standing jobs equal to a wanted set, payloads by key, in one transaction.
@@ -208,11 +220,18 @@ class Pool(Generic[T]):
         for key in wanted:
             check_text("a key of wanted standing jobs", key)
         texts = {key: self._standing_codec.dump(data) for key, data in wanted.items()}
-        return await pools.reconcile_standing(await self._declared(), self.name, texts)
+        database = await self._declared()
+        if self._sealed.encrypted:
+            present = {job.key: job.data for job in await self._stored_standing(database)}
+            texts = {key: self._sealed.payload(key, text, present.get(key)) for key, text in texts.items()}
+        return await pools.reconcile_standing(database, self.name, texts)
 
     async def standing_jobs(self) -> list[StandingState]:
         """All standing jobs, and where they run. Raises `NotFound`."""
-        database = await self._context.database()
+        sealed = self._sealed
+        return [sealed.opened(job) for job in await self._stored_standing(await self._context.database())]
+
+    async def _stored_standing(self, database: Database) -> list[StandingState]:
         found: list[StandingState] = []
         while True:
             after = found[-1].key if found else None

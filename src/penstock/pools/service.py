@@ -22,6 +22,7 @@ from penstock.jobs.models import Settlement
 from penstock.pools import queries as pools
 from penstock.pools.key_queues import KeyQueues
 from penstock.pools.key_source import QUIET_S, KeySource, PoolExecutor
+from penstock.pools.sealed_standing import SealedStanding
 from penstock.pools.standing import StandingExecutor, StandingRefusal, two_sides
 from penstock.pools.worked import WorkedPool
 from penstock.postgres.database import Database
@@ -90,7 +91,13 @@ class PoolService:
         self.standing: StandingExecutor | StandingRefusal = StandingRefusal(database, pool.name, self.member)
         if pool.standing is not None and pool.standing_codec is not None:
             self.standing = StandingExecutor(
-                database, pool.name, self.member, two_sides(pool.standing), pool.standing_codec, settings
+                database,
+                pool.name,
+                self.member,
+                two_sides(pool.standing),
+                pool.standing_codec,
+                settings,
+                SealedStanding(pool.name, pool.sealer),
             )
         self._slot_users: list[SlotUser] = [] if self.fetcher is None else [self.fetcher.source]
         self._slot_users.append(self.standing)

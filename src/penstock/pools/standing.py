@@ -21,10 +21,11 @@ from penstock.core.logs import get_logger
 from penstock.core.polling import wait_for_event
 from penstock.core.serialization import Codec, dump_json
 from penstock.core.user_code import message_of
-from penstock.errors import Conflict, InvalidInput, PenstockError
+from penstock.errors import Conflict, InvalidInput, PenstockError, Unreadable
 from penstock.groups.membership import Membership
 from penstock.groups.trials import SUSPECT, Trials, trial_s
 from penstock.pools import queries as pools
+from penstock.pools.sealed_standing import SealedStanding
 from penstock.postgres.database import Database, in_parts
 from penstock.settings import Settings
 
@@ -131,16 +132,25 @@ class StandingExecutor:
         handler: Handler, see `two_sides`.
         codec: Decodes payloads.
         settings: Intervals and grace periods.
+        sealed: Encrypts and decrypts what is stored of them.
     """
 
     def __init__(
-        self, database: Database, name: str, member: Membership, handler: Sides, codec: Codec[Any], settings: Settings
+        self,
+        database: Database,
+        name: str,
+        member: Membership,
+        handler: Sides,
+        codec: Codec[Any],
+        settings: Settings,
+        sealed: SealedStanding,
     ) -> None:
         self._database = database
         self._name = name
         self._member = member
         self._handler = handler
         self._codec = codec
+        self._sealed = sealed
         self._interval = settings.heartbeat_interval.total_seconds()
         self._grace_s = settings.handover_grace.total_seconds()
         self._runs: dict[str, _Run] = {}
@@ -280,7 +290,10 @@ class StandingExecutor:
         for keys in in_parts(list(receivers)):
             taken = await pools.take_messages(self._database, self._name, self._member.id, keys, _MOST_UNREAD)
             for key, data in taken:
-                receivers[key].messages.put_nowait(orjson.loads(data))
+                try:
+                    receivers[key].messages.put_nowait(orjson.loads(self._sealed.open_message(key, data)))
+                except Unreadable as error:
+                    log.error("message_unreadable", pool=self._name, key=key, error=error)
             left |= len(taken) == _MOST_UNREAD
         for run in self._runs.values():
             run.full = run.messages.qsize() >= _MOST_UNREAD
@@ -327,8 +340,9 @@ class StandingExecutor:
         standing: Standing[Any] | None = None
         error: dict[str, Any] | None = None
         try:
-            before = None if state is None else orjson.loads(state)
-            standing = Standing(run.job.key, self._codec.load(data), before, run.stop, run.messages)
+            before = None if state is None else orjson.loads(self._sealed.open_state(run.job.key, state))
+            payload = self._codec.load(self._sealed.open_payload(run.job.key, data))
+            standing = Standing(run.job.key, payload, before, run.stop, run.messages)
             standing._save = lambda value: self._save(run, value)
             standing._all_read = lambda: self.wake() if run.full else None
             self.wake()  # there may be messages for it
@@ -348,22 +362,26 @@ class StandingExecutor:
         except asyncio.CancelledError as cancelled:
             if cancelled.args == ("lost",):
                 raise
-            error = {"type": "Cancelled", "message": "it did not stop within its time"}
+            error = self._sealed.error(run.job.key, {"type": "Cancelled", "message": "it did not stop within its time"})
         except BaseException as failure:
             # A handler that calls sys.exit() fails, instead of ending one worker after the other.
             error = self._failure(run, failure)
         left = None if standing is None else standing.state
         try:
-            return (None if left is None else dump_json(left, f"the state of {run.job.key}")), error
+            return (None if left is None else self._state_text(run, left)), error
         except InvalidInput as failure:
             return None, error or self._failure(run, failure)
 
     def _failure(self, run: _Run, failure: BaseException) -> dict[str, Any]:
-        log.warning("standing_job_failed", pool=self._name, key=run.job.key, error=failure)
-        return {"type": type(failure).__qualname__, "message": message_of(failure)}
+        name = type(failure).__qualname__
+        log.warning("standing_job_failed", pool=self._name, key=run.job.key, error=name if self._sealed.encrypted else failure)
+        return self._sealed.error(run.job.key, {"type": name, "message": message_of(failure)})
+
+    def _state_text(self, run: _Run, state: Any) -> str:
+        return self._sealed.state(run.job.key, dump_json(state, f"the state of {run.job.key}"))
 
     async def _save(self, run: _Run, state: Any) -> None:
-        text = dump_json(state, f"the state of {run.job.key}")
+        text = self._state_text(run, state)
         if not await pools.save_standing(self._database, self._name, self._member.id, run.job, text):
             raise Conflict(f"the standing job {run.job.key} no longer runs here", hint="Stop: it may be running elsewhere.")
 

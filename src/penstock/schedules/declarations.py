@@ -114,11 +114,6 @@ class ScheduleDeclarations(JobDeclarations):
                     hint="Leave them out, or as_job=False and per_worker.",
                 )
             check_name("name of a schedule", named, 200)
-            if options.get("encrypted"):
-                raise InvalidInput(
-                    f"schedule {named} cannot be encrypted, because the database enqueues its runs",
-                    hint="The payload of a run is its time: let the handler enqueue a job of an encrypted type.",
-                )
             docs_url, owner = options.get("docs_url"), options.get("owner")
             check_documentation(f"schedule {named}", docs_url, owner)
             schedule = Schedule(named, times, handler, missed, runs_as, docs_url=docs_url, owner=owner)

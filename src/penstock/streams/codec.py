@@ -1,24 +1,27 @@
 """Payloads of streams: conversion of a producer's values to the form that is stored, and back.
 
 A stream of the format "json" stores the JSON text of a payload. A stream of the format "bytes" stores the bytes of a plain
-payload, or the JSON of a typed one. With compression, each payload is compressed by itself.
+payload, or the JSON of a typed one. With compression, each payload is compressed by itself. In an encrypted stream, what would be
+stored is encrypted last, payload by payload, and read in both forms; what that costs is paid by encrypted streams alone.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from itertools import repeat
 from operator import attrgetter
 from typing import Any, Generic, TypeVar
 
 from penstock.core.checks import check_many, check_time
+from penstock.core.encryption import Keyring, no_key, opened_reason, owner_of_events, sealed_reason
 from penstock.core.keys import KeyOf, key_by, key_of_field
 from penstock.core.serialization import Codec, dump_json, load_json
-from penstock.errors import InvalidInput, Unreadable
+from penstock.core.user_code import message_of
+from penstock.errors import InvalidInput, KeyMissing, Unreadable
 from penstock.streams.compression import LEAST_BOUND, pack, unpack
-from penstock.streams.models import Chunk, Columns, Event, NewEvent
+from penstock.streams.models import Chunk, Columns, Event, NewEvent, StreamRecord
 
 T = TypeVar("T")
 _UNPACKED_AT_ONCE = 128 << 20
@@ -27,12 +30,13 @@ _ODD_TIME = "before the year 1 or after 9999"
 
 
 class Undecodable:
-    """Stands for a payload that does not match its type."""
+    """Stands for a payload that does not match its type, or whose key this application lacks (`key_id`)."""
 
-    __slots__ = ("reason",)
+    __slots__ = ("key_id", "reason")
 
-    def __init__(self, reason: str) -> None:
+    def __init__(self, reason: str, key_id: str | None = None) -> None:
         self.reason = reason
+        self.key_id = key_id
 
 
 class Encoding(Generic[T]):
@@ -45,10 +49,24 @@ class Encoding(Generic[T]):
         binary: Whether the stream stores bytes.
         compressed: Whether the bytes are compressed.
         key_optional: Whether an event may lack the field that is its key.
+        keyring: Keys of the application; None: it has none.
+        encrypted: Whether the application declares the stream as encrypted.
+
+    Attributes:
+        seals: Whether what is appended is encrypted, by the declaration.
+        encrypted: Whether payloads and errors of handlers are encrypted: by the declaration, or in the database.
     """
 
     def __init__(
-        self, name: str, payload: Any, key: str | KeyOf | None, binary: bool, compressed: bool, key_optional: bool = False
+        self,
+        name: str,
+        payload: Any,
+        key: str | KeyOf | None,
+        binary: bool,
+        compressed: bool,
+        key_optional: bool = False,
+        keyring: Keyring | None = None,
+        encrypted: bool = False,
     ) -> None:
         self.binary = binary
         self.suspect = False  # whether a payload did not match its type
@@ -63,13 +81,39 @@ class Encoding(Generic[T]):
             self._key_of = key_by(f"an event of stream {name}", key)
         self._compressed = compressed
         self.largest = LEAST_BOUND  # largest size of an uncompressed payload
+        self._keyring = keyring or Keyring()
+        # Dead letters are moved as they are, so they belong to the stream that they come from.
+        self._owner = owner_of_events(name)
+        self.seals = self.encrypted = self._may_be_sealed = encrypted
+
+    def refresh(self, record: StreamRecord) -> None:
+        """Apply what the database has."""
+        self.largest = record.max_event_bytes
+        self.encrypted = self.seals or record.encrypted
+        self._may_be_sealed = self.encrypted or record.encrypted_at is not None
+
+    @property
+    def locked(self) -> bool:
+        """Whether the stream is encrypted and there is no key."""
+        return self.encrypted and not self._keyring
+
+    def reason_of(self, error: BaseException) -> str:
+        """Why a handler failed, as it is stored: class and message, which is encrypted where the payloads are."""
+        if self.encrypted and self._keyring and not isinstance(error, KeyMissing):
+            return sealed_reason(self._keyring, self._owner, type(error).__name__, message_of(error))
+        return f"{type(error).__name__}: {message_of(error)}"
 
     def schema(self) -> dict[str, Any] | None:
         """The JSON Schema of the payloads; None: any JSON, or bytes."""
         return self._codec.schema()
 
-    def columns(self, items: Iterable[NewEvent[T] | T]) -> Columns:
-        """The columns of events that are given as payloads or `NewEvent`s. Raises `InvalidInput` when one is not valid."""
+    def columns(self, items: Iterable[NewEvent[T] | T], place: str | None = None) -> Columns:
+        """The columns of events that are given as payloads or `NewEvent`s. Raises `InvalidInput` when one is not valid.
+
+        Args:
+            items: The events.
+            place: Names these events among all of the stream, when a repeated call has to produce the same columns.
+        """
         check_many("events", items, 'append_many([{"a": 1}, NewEvent({"a": 2}, key="acme")])')
         given = list(items)
         encode, key_of = self.encode, self._key_of
@@ -98,7 +142,23 @@ class Encoding(Generic[T]):
                 headers = headers if any(headers) else None
             if plain_times.count(None) < len(events):
                 times = [None if time is None else check_time("time of an event", time) for time in plain_times]
+        if self.seals:
+            payloads = self._sealed(payloads, place)
         return Columns(payloads, None if keys is None else self._keys(keys), headers, times, self.binary)
+
+    def _sealed(self, payloads: Sequence[Any], place: str | None) -> list[Any]:
+        """Encoded payloads as an encrypted stream stores them; a deletion stays one."""
+        if not self._keyring:
+            raise no_key(f"stream {self._name}")
+        seal: Callable[..., Any] = self._keyring.seal_bytes if self.binary else self._keyring.seal
+        return [
+            None if payload is None else seal(payload, self._owner, place=None if place is None else f"{place} {number}")
+            for number, payload in enumerate(payloads)
+        ]
+
+    def _open_and_decode(self, stored: Any) -> T:
+        opened = self._keyring.open_bytes(stored, self._owner) if self.binary else self._keyring.open(stored, self._owner)
+        return self.decode(opened)
 
     def _plain(self, payloads: list[Any]) -> bool:
         """Whether payloads are stored without conversion."""
@@ -170,10 +230,11 @@ class Encoding(Generic[T]):
 
     def _decode_or_error(self, stored: Any) -> Any:
         try:
-            return self.decode(stored)
+            return self._open_and_decode(stored) if self._may_be_sealed else self.decode(stored)
         except Exception as error:
             # The validators of a type may raise any exception.
-            return Undecodable(error.message if isinstance(error, InvalidInput) else f"{type(error).__name__}: {error}")
+            reason = error.message if isinstance(error, InvalidInput) else f"{type(error).__name__}: {error}"
+            return Undecodable(reason, error.key_id if isinstance(error, KeyMissing) else None)
 
     def each(self, chunk: Chunk, from_offset: int) -> Iterator[Event[Any]]:
         """`events` with `lenient`. Compressed payloads are unpacked a few at a time, since a chunk may hold a thousand."""
@@ -244,7 +305,8 @@ class Encoding(Generic[T]):
         found = list(payloads)
         for index, text in enumerate(texts):
             try:
-                headers.append({} if text is None else load_json(text))
+                found_headers = {} if text is None else load_json(text)
+                headers.append(self._with_reasons(found_headers) if self._may_be_sealed else found_headers)
             except Unreadable as error:
                 if not lenient:
                     raise Unreadable(f"headers of an event of stream {self._name} cannot be read: {error.message}") from None
@@ -253,11 +315,20 @@ class Encoding(Generic[T]):
                 found[index] = Undecodable(f"its headers cannot be read: {error.message}")
         return headers, found
 
+    def _with_reasons(self, headers: dict[str, Any]) -> dict[str, Any]:
+        """Headers of an event, with the error of a dead letter decrypted."""
+        for name in ("dead", "replayed"):
+            origin = headers.get(name)
+            if isinstance(origin, dict) and isinstance(origin.get("error"), str):
+                headers[name] = {**origin, "error": opened_reason(self._keyring, self._owner, origin["error"])}
+        return headers
+
     def _decoded(self, stored: Sequence[Any], lenient: bool) -> Sequence[Any]:
-        if self._raw and not self._compressed:
+        if self._raw and not self._compressed and not self._may_be_sealed:
             return stored
+        decode = self._open_and_decode if self._may_be_sealed else self.decode
         try:
-            return [None if payload is None else self.decode(payload) for payload in stored]
+            return [None if payload is None else decode(payload) for payload in stored]
         except Exception:
             if not lenient:
                 raise

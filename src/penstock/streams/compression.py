@@ -11,6 +11,7 @@ import threading
 from functools import cache
 from typing import Any
 
+from penstock.core.encryption import is_sealed
 from penstock.core.extras import needs
 from penstock.errors import Unreadable
 
@@ -54,6 +55,9 @@ def unpack(stored: bytes, most: int) -> bytes:
 
     Raises:
         Unreadable: The value is not a frame, or its payload is larger than the bound.
+
+    Returns:
+        The payload; what is encrypted, for a reader without keys, as it is.
     """
     bound = max(most, LEAST_BOUND)
     zstandard = _zstandard()
@@ -65,6 +69,8 @@ def unpack(stored: bytes, most: int) -> bytes:
         unpacked: bytes = _own().unpacker.decompress(stored, max_output_size=0 if size >= 0 else bound)
         return unpacked
     except zstandard.ZstdError as error:
+        if is_sealed(stored):
+            return stored
         raise Unreadable(f"it is not compressed by zstd: {error}") from None
     except MemoryError:
         raise Unreadable("there is not enough memory to unpack it") from None

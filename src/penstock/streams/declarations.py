@@ -31,6 +31,7 @@ class StreamSettings(TypedDict, total=False):
     segment_events: int | None
     max_event_bytes: int
     tombstone_age: timedelta
+    encrypted: bool
 
 
 def options_of_stream(name: str, given: Mapping[str, Any]) -> StreamOptions:

@@ -46,7 +46,14 @@ class DeclaredStream(Generic[T]):
         self.partitions = partitions
         self.options = options
         self.encoding: Encoding[T] = Encoding(
-            name, payload, key, options.format == "bytes", options.compression is not None, key_optional
+            name,
+            payload,
+            key,
+            options.format == "bytes",
+            options.compression is not None,
+            key_optional,
+            context.keyring,
+            options.encrypted,
         )
         # One for each event loop: handlers in threads may append through `Penstock.sync`, and loops end.
         self._accumulators: dict[asyncio.AbstractEventLoop, Accumulator] = {}
@@ -70,7 +77,7 @@ class DeclaredStream(Generic[T]):
         if record is None:
             record = await streams.declare_stream(database, self.name, self.partitions, self.options.declaration())
             database.declared["stream", self.name] = record
-        self.encoding.largest = record.max_event_bytes
+        self.encoding.refresh(record)
         return record
 
     async def ready(self) -> StreamRecord:
@@ -100,7 +107,7 @@ class DeclaredStream(Generic[T]):
         raw = record.format == "bytes" and payload is Any
         stream = cls(context, name, bytes if raw else payload, record.partitions, None, record.options)
         stream._found = record
-        stream.encoding.largest = record.max_event_bytes
+        stream.encoding.refresh(record)
         return stream
 
     async def grow(self, partitions: int) -> StreamRecord:
@@ -149,9 +156,19 @@ class DeclaredStream(Generic[T]):
         self._found = None
         self._accumulators.clear()
 
+    async def _know_keys(self) -> None:
+        """Find out, in an application with keys, whether a stream that it does not declare as encrypted is."""
+        if not self.context.keyring or self.encoding.encrypted or self._found is not None:
+            return
+        database = await self.context.database()
+        if ("stream", self.name) in database.declared:
+            return
+        if (record := await streams.find_stream(database, self.name)) is not None:
+            self.encoding.refresh(record)
+
     async def _remember(self, record: StreamRecord) -> StreamRecord:
         """Use a changed record of the stream from now on."""
-        self.encoding.largest = record.max_event_bytes
+        self.encoding.refresh(record)
         if self._found is not None:
             self._found = record
         (await self.context.database()).declared["stream", self.name] = record

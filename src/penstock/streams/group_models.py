@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Annotated, Any, ClassVar
 
 from pydantic import ConfigDict, Field, PlainSerializer
 
+from penstock.core.encryption import Keyring, opened_reason
 from penstock.core.records import example
 from penstock.streams.models import EVENT, Event, HeldBack
 
@@ -100,6 +101,28 @@ class ConsumerGroupDetails(ConsumerGroup):
     })  # fmt: skip
 
     members: list[ConsumerGroupMember]
+
+
+def opened_lag(lag: Lag, owner: bytes, keyring: Keyring) -> Lag:
+    """A lag whose errors have what their envelopes contain, or the word "encrypted".
+
+    Args:
+        lag: As it is stored.
+        owner: What the envelopes of the stream are bound to.
+        keyring: Keys of the reader.
+    """
+    if lag.pause_reason is None and lag.halt_error is None and lag.failing_error is None:
+        return lag
+
+    def opened(text: str | None) -> str | None:
+        return None if text is None else opened_reason(keyring, owner, text)
+
+    return replace(
+        lag,
+        pause_reason=opened(lag.pause_reason),
+        halt_error=opened(lag.halt_error),
+        failing_error=opened(lag.failing_error),
+    )
 
 
 def held_back(lags: Iterable[Lag]) -> list[HeldBack]:

@@ -7,8 +7,11 @@ from dataclasses import asdict, dataclass
 
 import orjson
 
+from penstock.core.encryption import Keyring, owner_of_events
 from penstock.postgres.database import Database
-from penstock.streams.group_models import Lag
+from penstock.streams.group_models import Lag, opened_lag
+
+_NO_KEYS = Keyring()
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,9 +163,10 @@ async def resume_partitions(database: Database, name: str, group: str, partition
     return int(await database.fetchval("select penstock.resume_partitions($1, $2, $3)", name, group, partitions))
 
 
-async def lag(database: Database, name: str, group: str | None) -> list[Lag]:
-    """The lag of a group (None: of all groups) in each partition."""
-    return [Lag(*row) for row in await database.fetch("select * from penstock.group_lag($1, $2)", name, group)]
+async def lag(database: Database, name: str, group: str | None, keyring: Keyring | None = None) -> list[Lag]:
+    """The lag of a group (None: of all groups) in each partition; what `keyring` does not open of errors is "encrypted"."""
+    rows = await database.fetch("select * from penstock.group_lag($1, $2)", name, group)
+    return [opened_lag(Lag(*row), owner_of_events(name), keyring or _NO_KEYS) for row in rows]
 
 
 async def drop_group(database: Database, name: str, group: str) -> None:

@@ -197,6 +197,7 @@ class StreamOptions:
         segment_events: Number of events at which a segment is closed; None: no limit.
         max_event_bytes: Largest size of an event.
         tombstone_age: How long a compacted stream keeps the deletion of a key.
+        encrypted: Whether payloads, and errors of handlers, are stored encrypted, with the keys of the application.
     """
 
     format: str = "json"
@@ -211,13 +212,14 @@ class StreamOptions:
     segment_events: int | None = None
     max_event_bytes: int = 1024 * 1024
     tombstone_age: timedelta = timedelta(days=1)
+    encrypted: bool = False
 
     def check(self) -> None:
         """Raise `InvalidInput` unless each value is valid. Stored options are not checked: another version may allow more."""
         check_choice("format", self.format, ("json", "bytes"))
         if self.compression is not None and self.compression != "zstd":
             raise InvalidInput(f"unknown compression: {self.compression!r:.100}", hint="Use zstd, or None.")
-        for name in ("keep_unread", "compact"):
+        for name in ("keep_unread", "compact", "encrypted"):
             check_flag(name, getattr(self, name))
         for name in ("keep_bytes", "keep_events", "segment_events"):
             if getattr(self, name) is not None:
@@ -263,6 +265,10 @@ class StreamRecord:
     max_event_bytes: int
     created_at: datetime
     updated_at: datetime
+    encrypted: Annotated[bool, Field(description="Whether payloads are stored encrypted.")] = field(default=False, kw_only=True)
+    encrypted_at: Annotated[
+        datetime | None, Field(description="Since when there may be encrypted payloads; null: there are none.")
+    ] = field(default=None, kw_only=True)
     id: Annotated[int | None, Field(exclude=True)] = field(default=None, kw_only=True)
     tombstone_age: Annotated[timedelta, Field(exclude=True)] = field(default=timedelta(days=1), kw_only=True)
 

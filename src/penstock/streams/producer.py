@@ -70,7 +70,10 @@ class Producer(Generic[T]):
             Conflict: Another writer uses this id; or the call before was cancelled, so that it is not known whether its events
                 were appended, and these events are different ones.
         """
-        columns = self.stream.encoding.columns(items)
+        encoding = self.stream.encoding
+        # Of an encrypted stream, the same batch has to be the same bytes when it is sent again.
+        place = f"{self.id} {await self._number()}" if encoding.seals else None
+        columns = encoding.columns(items, place)
         if not columns.payloads:
             return Appended([], [])
         if self._open is not None and columns != self._open:

@@ -283,6 +283,7 @@ class Stream(DeclaredStream[T], Generic[T]):
         check_number("partition", partition, 0, 1_023)
         check_number("offset", offset, 0, 2**63 - 1)
         check_number("limit", limit, 1, 100_000)
+        await self._know_keys()
         found: list[Event[T]] = []
         at = offset
         database = await self.context.database()
@@ -373,7 +374,7 @@ class Stream(DeclaredStream[T], Generic[T]):
         """
         if group is not None:
             check_text("group", group)
-        return await group_queries.lag(await self.context.database(), self.name, group)
+        return await group_queries.lag(await self.context.database(), self.name, group, self.context.keyring)
 
     async def held_back(self, group: str | None = None) -> list[HeldBack]:
         """Paused partitions that keep a group (None: each group) from beginning the partitions of a later growth.

@@ -21,8 +21,10 @@ class TopicAdministration(TopicDeclarations):
             name: Name of the topic.
         """
         check_text("name", name)
-        await topics.topic(await self.context.database(), name)
-        return self.topic(name)
+        record = await topics.topic(await self.context.database(), name)
+        topic = self.topic(name)
+        topic.encrypted = topic.encrypted or record.encrypted
+        return topic
 
     async def topic_counts(self) -> list[TopicCounts]:
         """Counts of each topic."""

@@ -168,10 +168,10 @@ class Message(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class TopicRecord:
-    """A topic. `last_seq` is the number of its last message."""
+    """A topic. `last_seq` is the number of its last message, `encrypted` whether messages are stored encrypted."""
 
     __pydantic_config__: ClassVar[ConfigDict] = example(
-        {"name": "delays", "keep": 0, "last_seq": 41, "subscribers": 3, "created_at": _AT}
+        {"name": "delays", "keep": 0, "last_seq": 41, "subscribers": 3, "created_at": _AT, "encrypted": False}
     )
 
     name: str
@@ -179,6 +179,7 @@ class TopicRecord:
     last_seq: int
     subscribers: int
     created_at: datetime
+    encrypted: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -201,7 +201,7 @@ async def connections_of(database: Database, queues: Sequence[str]) -> dict[str,
 async def topic(database: Database, name: str) -> TopicRecord:
     """One topic. Raises `NotFound`."""
     subscribers = "(select count(client_id)::integer from penstock.list_subscribers(name))"
-    query = f"select name, keep, last_seq, {subscribers}, created_at from penstock.topics where name = $1"  # noqa: S608
+    query = f"select name, keep, last_seq, {subscribers}, created_at, encrypted from penstock.topics where name = $1"  # noqa: S608
     row = await database.fetchrow(query, name)
     if row is None:
         raise NotFound(f"no such topic: {name}", hint=f"Create it first: penstock topics create {name}")

@@ -12,6 +12,7 @@ from uuid import UUID
 from typing_extensions import Unpack
 
 from penstock.core.checks import check_flag, check_many, check_name, check_number, check_span, check_text
+from penstock.core.encryption import SealedCodec, opened_entry, owned_by
 from penstock.core.logs import get_logger
 from penstock.core.serialization import Codec, dump_json
 from penstock.errors import Conflict, InvalidInput, PenstockError
@@ -20,12 +21,13 @@ from penstock.jobs.declarations import Decorator, JobOptions, options_of
 from penstock.jobs.enqueue import aware
 from penstock.jobs.job_type import JobType
 from penstock.jobs.models import Executor, make_id
+from penstock.jobs.opening import open_value
 from penstock.jobs.options import Options
 from penstock.jobs.records import parse_id
 from penstock.postgres.context import Context
 from penstock.postgres.database import Database, unless_refused
 from penstock.topics import queries as topics
-from penstock.topics.models import Message, NewMessage, Published, Subscribed, Subscriber, TopicRecord
+from penstock.topics.models import Message, NewMessage, Published, ReceiverOutcome, Subscribed, Subscriber, TopicRecord
 from penstock.topics.sync import SyncTopic
 from penstock.topics.transactional import publish_through
 
@@ -93,17 +95,42 @@ class Topic(Generic[T]):
         await delays.publish(Delay("JFK", 12))
 
     A copy is an ordinary job in the queue `<topic>_<client id>`, so it has all features of a job.
+
+    Attributes:
+        encrypted: Whether messages are encrypted, with the keys of the application: as declared, or as the database had it when
+            the topic was looked up.
     """
 
     def __init__(
-        self, context: Context, add_type: Callable[[JobType[Any]], JobType[Any]], name: str, payload: Any, keep: int | None
+        self,
+        context: Context,
+        add_type: Callable[[JobType[Any]], JobType[Any]],
+        name: str,
+        payload: Any,
+        keep: int | None,
+        encrypted: bool = False,
     ) -> None:
         self.context = context
         self._add_type = add_type
         self.name = name
-        self.codec: Codec[T] = Codec(payload, name)
-        self._options = {} if keep is None else {"keep": keep}
+        self.encrypted = encrypted
+        self._plain: Codec[T] = Codec(payload, name)
+        self._sealed: Codec[T] = SealedCodec(self._plain, context.keyring, *self._owner)
+        self._options: dict[str, Any] = {} if keep is None else {"keep": keep}
+        if encrypted:
+            # A declaration turns encryption on, and never off.
+            self._options["encrypted"] = True
         self._known: tuple[int, list[Subscriber]] | None = None
+
+    @property
+    def _owner(self) -> tuple[str, str]:
+        """What the messages are bound to when they are encrypted."""
+        return "message", self.name
+
+    @property
+    def codec(self) -> Codec[T]:
+        """The codec of the messages that this application publishes."""
+        return self._sealed if self.encrypted else self._plain
 
     @property
     def sync(self) -> SyncTopic[T]:
@@ -224,7 +251,21 @@ class Topic(Generic[T]):
                     pause = min(pause * 1.3, 0.25)
         except TimeoutError:
             pass
-        return replace(receipt, outcomes=await topics.outcomes(database, receipt.id))
+        return replace(receipt, outcomes=self._opened(await topics.outcomes(database, receipt.id)))
+
+    def _opened(self, found: list[ReceiverOutcome]) -> list[ReceiverOutcome]:
+        """Outcomes with results and errors decrypted, as far as the keys of the application allow."""
+        return [
+            replace(
+                outcome,
+                result=open_value(outcome.result, self.context.keyring, self._owner_of("result", outcome)),
+                errors=[opened_entry(self.context.keyring, self._owner_of("error", outcome), one) for one in outcome.errors],
+            )
+            for outcome in found
+        ]
+
+    def _owner_of(self, kind: str, outcome: ReceiverOutcome) -> bytes:
+        return owned_by(kind, f"{self.name}_{outcome.client_id}", str(parse_id(outcome.job)))
 
     def document(
         self,
@@ -243,7 +284,7 @@ class Topic(Generic[T]):
             run_after: See `NewMessage`.
             expires_at: See `NewMessage`.
         """
-        payload = "{}" if data is None else self.codec.dump(data)
+        payload = "{}" if data is None and not self.encrypted else self.codec.dump({} if data is None else data)  # type: ignore[arg-type]
         return self._document(payload, id, unique, run_after, expires_at)
 
     def documents(self, messages: Iterable[NewMessage[T] | T], ids: Iterable[UUID | str] | None) -> list[str]:
@@ -306,11 +347,16 @@ class Topic(Generic[T]):
             InvalidInput: The handler or an option cannot be used.
         """
         check_name("client id", client_id, 199 - len(self.name))
-        _filter(filter)
+        self._check_filter(filter)
         _check_ttl(ttl)
 
         named = f"{self.name}_{client_id}"
-        chosen = options_of(named, {"keep_result": True, **options})
+        chosen = options_of(named, {"keep_result": True, "encrypted": self.encrypted, **options})
+        if chosen.encrypted != self.encrypted:
+            raise InvalidInput(
+                f"encrypted={chosen.encrypted} of {named} is not possible: topic {self.name} has encrypted={self.encrypted}",
+                hint="A topic is encrypted with all of its copies: app.topic(name, encrypted=True).",
+            )
         if chosen.max_waiting is not None:
             raise InvalidInput(
                 f"max_waiting of {named} is not possible: each subscriber gets each message", hint="Limit what is published."
@@ -318,6 +364,7 @@ class Topic(Generic[T]):
 
         def declare(handler: Callable[..., Any]) -> JobType[Any]:
             declared: JobType[Any] = JobType(self.context, named, Any, chosen)
+            declared.owner = self._owner
             declared.handled_by(handler, executor)
             declared.declarer = Subscription(self, client_id, ttl, filter)
             return self._add_type(declared)
@@ -339,6 +386,7 @@ class Topic(Generic[T]):
             Conflict: The name of the queue is in use, or messages after `since` were pruned.
         """
         check_name("client id", client_id, 199 - len(self.name))
+        self._check_filter(filter)
         _check_ttl(ttl)
         if since is not None:
             check_number("since", since, 0, 2**63 - 1)
@@ -347,6 +395,14 @@ class Topic(Generic[T]):
             await self.context.database(), self.name, [client_id], ttl=ttl, filter=_filter(filter), since=since
         )
         return receipt
+
+    def _check_filter(self, filter: Any) -> None:
+        if filter is not None and self.encrypted:
+            raise InvalidInput(
+                f"topic {self.name} is encrypted, so a subscriber cannot have a filter: the database can read no message",
+                hint="Look at the message in the handler, or publish to a topic for each kind of message.",
+            )
+        _filter(filter)
 
     async def unsubscribe(self, client_id: str, *, drop: bool = False) -> bool:
         """End a subscription. Returns whether there was one.
@@ -398,7 +454,9 @@ class Topic(Generic[T]):
             check_number("since", since, 0, 2**63 - 1)
         check_number("limit", limit, 1, 10_000)
         await self._ready()
-        return await topics.read(await self.context.database(), self.name, since, limit, self.codec)
+        # What is not encrypted is read as it is by both.
+        codec = self._sealed if self.context.keyring or self.encrypted else self._plain
+        return await topics.read(await self.context.database(), self.name, since, limit, codec)
 
     async def sequence_of(self, job_id: UUID | str) -> int | None:
         """The sequence number of the message of which a job is a copy; None for other jobs.

@@ -125,7 +125,7 @@ class Worker:
         self.pools = [self._make_pool(pool, number) for number, pool in enumerate(work.pools, 1)]
         self._fetchers = Fetchers(self._make_fetcher(handlers, admission or AdmitAll()), self.pools)
         self._maintenance = maintenance.of(database, settings)
-        self._locked = LockedWork(database, self._keyring, lambda: self.id)
+        self._locked = LockedWork(database, self._keyring, lambda: self.id, work.consumers)
         self._heartbeat = WorkerHeartbeat(
             database, settings, self._registration, work, self._executor, self._fetchers, self._maintenance,
             self._shutdown.requested.is_set, self._locked,

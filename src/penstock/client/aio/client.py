@@ -248,9 +248,9 @@ class AsyncClient:
         """A stream on the server, which need not exist yet."""
         return AsyncStream(self._send, self._http, name, self._timeout_s)
 
-    def topic(self, name: str, *, keep: int | None = None) -> AsyncTopic:
-        """A topic on the server, which need not exist yet. `keep` is for `declare`, how many messages a new subscriber gets."""
-        return AsyncTopic(self._send, self._http, name, self._timeout_s, keep)
+    def topic(self, name: str, *, keep: int | None = None, encrypted: bool = False) -> AsyncTopic:
+        """A topic on the server, which need not exist yet. `keep` and `encrypted` are for `declare`, see `Penstock.topic`."""
+        return AsyncTopic(self._send, self._http, name, self._timeout_s, keep, encrypted or None)
 
     async def find_stream(self, name: str) -> AsyncStream:
         """A stream that is there. Raises `NotFound`."""

@@ -23,16 +23,26 @@ from penstock.topics.models import Message, NewMessage, Published, Subscribed, S
 class AsyncTopic:
     """A topic on the server. Made by `AsyncClient.topic`."""
 
-    def __init__(self, send: AsyncSend, http: httpx.AsyncClient, name: str, retry_for_s: float, keep: int | None = None) -> None:
+    def __init__(
+        self,
+        send: AsyncSend,
+        http: httpx.AsyncClient,
+        name: str,
+        retry_for_s: float,
+        keep: int | None = None,
+        encrypted: bool | None = None,
+    ) -> None:
         self.name = name
         self._keep = keep
+        self._encrypted = encrypted
         self._send = send
         self._http = http
         self._retry_for_s = retry_for_s
 
-    async def declare(self, *, keep: int | None = None) -> None:
-        """Make the topic, or change how many messages it keeps for new subscribers."""
-        await self._send(topic_calls.declare(self.name, self._keep if keep is None else keep))
+    async def declare(self, *, keep: int | None = None, encrypted: bool | None = None) -> None:
+        """Make the topic, or change how many messages it keeps for new subscribers, or whether it is encrypted."""
+        keep = self._keep if keep is None else keep
+        await self._send(topic_calls.declare(self.name, keep, self._encrypted if encrypted is None else encrypted))
 
     async def publish(
         self, data: Any = None, *, id: UUID | str | None = None, unique: str | None = None,

@@ -257,9 +257,9 @@ class Client:
         """A stream on the server, which need not exist yet."""
         return Stream(self._send, self._http, name, self._timeout_s)
 
-    def topic(self, name: str, *, keep: int | None = None) -> Topic:
-        """A topic on the server, which need not exist yet. `keep` is for `declare`, how many messages a new subscriber gets."""
-        return Topic(self._send, self._http, name, self._timeout_s, keep)
+    def topic(self, name: str, *, keep: int | None = None, encrypted: bool = False) -> Topic:
+        """A topic on the server, which need not exist yet. `keep` and `encrypted` are for `declare`, see `Penstock.topic`."""
+        return Topic(self._send, self._http, name, self._timeout_s, keep, encrypted or None)
 
     def find_stream(self, name: str) -> Stream:
         """A stream that is there. Raises `NotFound`."""

@@ -15,6 +15,7 @@ from penstock.http.openapi import LINK
 from penstock.http.pools.dependencies import Key, OpenPool, storable_key
 from penstock.http.pools.models import Message, Reconciled, StandingOutcome, StartStanding, Wanted
 from penstock.http.routing import ENQUEUE, READ, Instance, OpenDatabase, body, router
+from penstock.jobs.http_queries import hidden_text
 from penstock.pools import queries as pools
 from penstock.pools import views as pool_views
 from penstock.pools.models import StandingState
@@ -25,6 +26,11 @@ After = Annotated[str | None, Query(description="The last key of the page before
 Limit = Annotated[int, Query(description="Most standing jobs on a page.", ge=1, le=1_000)]
 
 
+def _shown(text: str) -> Any:
+    """JSON text as it is stored, or the word "encrypted" in the place of an envelope."""
+    return orjson.Fragment(hidden_text(text) or "null")
+
+
 @api.get("/v1/pools/{pool:name}/standing", dependencies=[READ], responses=LINK)
 async def list_standing(
     request: Request, response: Response, pool: OpenPool, database: OpenDatabase, limit: Limit = 100, after: After = None
@@ -32,7 +38,7 @@ async def list_standing(
     """The standing jobs of a pool and where they run, by key. The header `Link` leads to the next page."""
     after = None if after is None else storable_key(after)
     # As they are stored: no parser rounds their numbers.
-    found = await pool_views.standing_jobs(database, pool, after=after, limit=limit, read=orjson.Fragment)
+    found = await pool_views.standing_jobs(database, pool, after=after, limit=limit, read=_shown)
     if len(found) == limit:
         query = urlencode({"limit": limit, "after": found[-1].key})
         response.headers["Link"] = f'<{request.url.path}?{query}>; rel="next"'
@@ -50,7 +56,7 @@ async def reconcile(pool: OpenPool, database: OpenDatabase, given: Annotated[Wan
 @api.get("/v1/pools/{pool:name}/standing/{key:key}", dependencies=[READ])
 async def get_standing(pool: OpenPool, key: Key, database: OpenDatabase, path: Instance) -> StandingState:
     """One standing job."""
-    found = await pool_views.standing_jobs(database, pool, key=key, read=orjson.Fragment)
+    found = await pool_views.standing_jobs(database, pool, key=key, read=_shown)
     if not found:
         raise not_found(path)
     return found[0]

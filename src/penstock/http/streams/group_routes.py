@@ -9,7 +9,7 @@ import orjson
 from fastapi import Depends, Path, Query, Request, Response
 
 from penstock.core.serialization import plain_text, storable
-from penstock.errors import InvalidInput
+from penstock.errors import Conflict, InvalidInput
 from penstock.groups import queries as ownership
 from penstock.groups import rebalance as balance
 from penstock.http import bodies
@@ -56,6 +56,11 @@ MemberId = Annotated[
 
 
 async def _member(stream: OpenStream, group: GroupName, member: MemberId) -> GroupMember:
+    if stream.encrypted:
+        raise Conflict(
+            f"stream {stream.name} is encrypted, and members over HTTP have no keys",
+            hint="Consume it with the Python package, and its keys: Penstock(keys=[...]).",
+        )
     return GroupMember(stream, group, member)
 
 

@@ -30,6 +30,9 @@ class StreamSettings(Model):
     segment_bytes: Positive = 64 * 1024 * 1024
     segment_events: Positive | None = None
     max_event_bytes: Annotated[int, Field(ge=1, le=268_435_456)] = 1024 * 1024
+    encrypted: bool = Field(
+        False, description="Store payloads encrypted: then only applications with keys can append and consume."
+    )
 
     def as_options(self) -> dict[str, Any]:
         """Those that were given, as the SQL functions take them."""

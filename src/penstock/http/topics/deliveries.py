@@ -46,6 +46,8 @@ _BLOCKED_S = 30.0
 _CAUGHT_UP_WITHIN_S = 5.0
 _NAMES_AT_FULL_PACE = 100
 _MOST_FORGOTTEN = 1_000
+# A connection has no keys: of an encrypted topic it could hand out nothing.
+_OPTIONS = {"keep_result": True, "encrypted": False}
 _TAKEN_OVER = "another connection has this client id now"
 _NO_MESSAGE = '{"type": "InvalidInput", "message": "the job is not a copy of a message"}'
 
@@ -231,7 +233,7 @@ class Deliveries:
 
     async def _subscribe(self, buffer: DeliveryBuffer, since: int | None) -> Subscribed:
         receipts = await topics.subscribe_many(
-            self._database, buffer.topic, [buffer.client_id], ttl=buffer.ttl, filter=buffer.filter, since=since
+            self._database, buffer.topic, [buffer.client_id], ttl=buffer.ttl, filter=buffer.filter, since=since, options=_OPTIONS
         )
         return receipts[0]
 

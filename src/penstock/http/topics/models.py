@@ -20,6 +20,9 @@ class NewTopic(Model):
     keep: Annotated[int, Field(ge=0, le=100_000)] | None = Field(
         None, description="How many of the last messages a new subscriber gets."
     )
+    encrypted: bool | None = Field(
+        None, description="Whether messages are stored encrypted: then only applications with keys can publish and receive them."
+    )
 
 
 class Subscribe(Model):

@@ -76,9 +76,9 @@ async def declare_topic(
     path: Instance,
     wanted: Annotated[NewTopic, body(NewTopic, {"name": "delays", "keep": 10})],
 ) -> TopicRecord:
-    """Make a topic, or change how many messages it keeps for new subscribers. Idempotent."""
+    """Make a topic, or change how many messages it keeps for new subscribers, or whether it is encrypted. Idempotent."""
     user.require(wanted.name, path, "topic")
-    options = {} if wanted.keep is None else {"keep": wanted.keep}
+    options = wanted.model_dump(include={"keep", "encrypted"}, exclude_none=True)
     await topics.declare_topic(database, storable_name(wanted.name), options)
     return await _find(database, wanted.name, path)
 

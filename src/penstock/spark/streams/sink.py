@@ -167,6 +167,11 @@ class Chunks:
         stream = self._known.get(name)
         if stream is None:
             raise NotFound(f"no such stream: {name}", hint=f"Create it first: penstock streams create {name}")
+        if stream.encrypted:
+            raise InvalidInput(
+                f"stream {name} is encrypted, and Spark has no keys",
+                hint="Write to a stream that is not encrypted, and append from there in an application with the keys.",
+            )
         before = self.named.get(name, staging.Rows(0))
         self.named[name] = staging.Rows(before.rows + batch.num_rows, stream.id)
         given = dict(zip(batch.schema.names, batch.columns, strict=True))

@@ -92,6 +92,7 @@ class Consumer(Generic[T]):
         self.raises_gone = False  # whether dropped events end the consumer, instead of quarantining their partition
         self._halted: PenstockError | None = None
         self._stops_at: float | None = None
+        self._stopping = asyncio.Event()
         self.committer = Committer(
             database, stream, group, self.member.id, self.partitions, outdated=self._look_again, stale=self._check_ownership
         )
@@ -105,14 +106,23 @@ class Consumer(Generic[T]):
             Suspects(database, stream, group),
             may_work=self._may_work,
             halt=self._halt,
+            encoding=encoding,
         )
+
+    @property
+    def missing(self) -> dict[str, str | None]:
+        """What it cannot work on for want of a key, by its name: the id of the key, or None when it has no key at all."""
+        if self._encoding.locked:
+            return {self.name: None}
+        keys = set(self._dispatcher.missing_keys.values())
+        return {self.name: min(keys)} if keys else {}
 
     async def declare(self) -> None:
         """Declare the group; waits while the database is unreachable."""
         await group_queries.declare_group(self.database, self.stream, self.group, self.options.start, retry=True)
 
     async def run(self) -> None:
-        """Take part in the group until `stop`.
+        """Take part in the group until `stop`. Without a key of an encrypted stream the member does not join.
 
         Raises:
             Conflict: A live member has this id.
@@ -120,6 +130,10 @@ class Consumer(Generic[T]):
             OffsetGone: Retention dropped the next events, when `raises_gone`.
             NotFound: The stream or the group was dropped.
         """
+        if self._encoding.locked:
+            # The partitions go to members that have one.
+            await self._stopping.wait()
+            return
         loops = [
             asyncio.create_task(self._fetch(), name="penstock-fetcher"),
             asyncio.create_task(self.committer.run(), name="penstock-committer"),
@@ -148,6 +162,7 @@ class Consumer(Generic[T]):
         """Let the handlers finish, release the partitions and leave the group; `run` ends then."""
         if self._stops_at is None:
             self._stops_at = time.monotonic() + self.settings.shutdown_grace.total_seconds()
+        self._stopping.set()
         self.member.stop()
 
     def subscribe(self, notifications: Notifications) -> None:

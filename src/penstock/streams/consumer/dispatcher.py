@@ -14,10 +14,10 @@ from functools import partial
 from typing import Any, Generic, TypeVar
 
 from penstock.core.logs import get_logger
-from penstock.core.user_code import contained, in_thread, message_of
+from penstock.core.user_code import contained, in_thread
 from penstock.errors import Conflict, Fail, PenstockError, Retry
 from penstock.jobs.options import Backoff
-from penstock.streams.codec import Undecodable
+from penstock.streams.codec import Encoding, Undecodable
 from penstock.streams.consumer.batch import Batch, Events, Fence
 from penstock.streams.consumer.committer import Committer
 from penstock.streams.consumer.handling import Handling, Withdrawn
@@ -30,6 +30,7 @@ log = get_logger("penstock.consumer")
 T = TypeVar("T")
 _MOST_THREADS = 256
 _DRAINS_WITHIN_S = 1.0
+_LOOK_FOR_KEY_S = 5.0
 _AFTER_HALT = "Correct the handler, or move the group past the event with seek, and start the consumer again."
 
 
@@ -52,6 +53,10 @@ class Dispatcher(Generic[T]):
         suspects: Trials of suspect partitions.
         may_work: Whether this process may begin work on a partition at this moment.
         halt: Stops the consumer with an error.
+        encoding: Encrypts why a handler failed, in an encrypted stream.
+
+    Attributes:
+        missing_keys: Ids of the keys that events at the head of partitions need and this application lacks, by partition.
     """
 
     def __init__(
@@ -65,6 +70,7 @@ class Dispatcher(Generic[T]):
         suspects: Suspects,
         may_work: Callable[[PartitionState[T]], bool],
         halt: Callable[[Halted], None],
+        encoding: Encoding[T],
     ) -> None:
         self._handling = handling
         self._stream = stream
@@ -75,6 +81,8 @@ class Dispatcher(Generic[T]):
         self._suspects = suspects
         self._may_work = may_work
         self._halt = halt
+        self._encoding = encoding
+        self.missing_keys: dict[int, str] = {}
         self._places = None if options.concurrency is None else asyncio.Semaphore(options.concurrency)
         # Threads of its own: other consumers, and look-ups of host names, have theirs.
         self._threads = ThreadPoolExecutor(options.concurrency or _MOST_THREADS, thread_name_prefix=f"penstock-{stream}/{group}")
@@ -94,6 +102,7 @@ class Dispatcher(Generic[T]):
                 except Exception as error:
                     await self._failed(state, error)
         finally:
+            self.missing_keys.pop(state.partition, None)
             if state.on_trial:
                 self._suspects.release(state)
 
@@ -174,6 +183,9 @@ class Dispatcher(Generic[T]):
             )
             if not events:
                 return None
+            if state.has_undecodable and isinstance(events[0].data, Undecodable) and events[0].data.key_id is not None:
+                await self._wait_for_key(state, events)
+                continue
             if self._may_work(state) and (not suspect or await self._begin_trial(state, events)):
                 break
             # The member has no contact with the database; its next heartbeat shows whether the partition is lost.
@@ -189,6 +201,19 @@ class Dispatcher(Generic[T]):
             state.delivered = batch
             raise Fail(events[0].data.reason)
         return batch
+
+    async def _wait_for_key(self, state: PartitionState[T], events: list[Any]) -> None:
+        """Leave an event alone that is encrypted with a key which this application lacks: no attempt is used up."""
+        key = events[0].data.key_id
+        if self.missing_keys.get(state.partition) != key:
+            self.missing_keys[state.partition] = key
+            log.warning(
+                "no_key", stream=self._stream, group=self._group, partition=state.partition, offset=events[0].offset, key=key,
+                hint="Give the worker the keys that the producers have: Penstock(keys=[...]), or PENSTOCK_KEYS.",
+            )  # fmt: skip
+        state.put_back(events)
+        await self._committer.record_failure(state, events[0].offset, f"KeyMissing: {events[0].data.reason}")
+        await state.sleep(_LOOK_FOR_KEY_S)
 
     async def _begin_trial(self, state: PartitionState[T], events: list[Any]) -> bool:
         """Begin a trial of events while no other suspect runs. Raises `Fail` when the first event has crashed its workers."""
@@ -250,20 +275,23 @@ class Dispatcher(Generic[T]):
             with suppress(PenstockError):
                 await self._suspects.end(state, failed=True)
         context = {"stream": self._stream, "group": self._group, "partition": state.partition, "attempt": state.attempts}
-        reason = f"{type(error).__name__}: {message_of(error)}"
+        reason = self._encoding.reason_of(error)
+        # What a log says of an encrypted stream is the class of the error.
+        shown = type(error).__name__ if self._encoding.encrypted else error
         if batch is None:
-            log.error("handler_failed", **context, exc_info=error)
+            trace = {"error": shown} if self._encoding.encrypted else {"exc_info": error}
+            log.error("handler_failed", **context, **trace)
             await self._committer.record_failure(state, state.done, reason[:1_000])
             await state.sleep(delay(policy.backoff, state.attempts))
             return
         if batch.tried and await self._committer.has_committed(state, batch.next_offset):
             # The error came after the commit, or instead of its answer: the effect of these events exists, exactly once.
-            log.warning("handler_failed_after_commit", **context, offset=batch.first_offset, error=error)
+            log.warning("handler_failed_after_commit", **context, offset=batch.first_offset, error=shown)
             state.delivered, batch.committed = batch, True
             self._done(state)
             return
         retried = not isinstance(error, Fail) and (policy.max_attempts is None or state.attempts < policy.max_attempts)
-        log.error("event_failed", **context, offset=batch.first_offset, events=len(batch), error=error, retried=retried)
+        log.error("event_failed", **context, offset=batch.first_offset, events=len(batch), error=shown, retried=retried)
         if retried:
             after = error.after if isinstance(error, Retry) else None
             state.put_back(batch.events)

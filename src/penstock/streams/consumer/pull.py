@@ -8,6 +8,7 @@ from datetime import timedelta
 from types import TracebackType
 from typing import Any, Generic, TypeVar
 
+from penstock.core.encryption import no_key
 from penstock.core.logs import get_logger
 from penstock.core.polling import IdleLimit, idle_seconds
 from penstock.errors import PenstockError
@@ -68,6 +69,8 @@ class Consumption(Generic[T]):
             return
         database = await self._stream.context.database()
         await self._stream.ready()
+        if self._stream.encoding.locked:
+            raise no_key(f"stream {self._stream.name}")
         consumer: Consumer[T] = Consumer(
             database,
             self._stream.name,

@@ -65,6 +65,8 @@ create table penstock.streams (
     compact boolean not null default false,
     tombstone_age interval not null default '1 day',
     max_event_bytes integer not null default 1048576,
+    encrypted boolean not null default false,
+    encrypted_at timestamptz,
     declaration jsonb,
     created_at timestamptz not null,
     updated_at timestamptz not null,
@@ -98,6 +100,10 @@ comment on column penstock.streams.compact is
 comment on column penstock.streams.tombstone_age is
     'How long compaction keeps an event without data, which says that its key is gone.';
 comment on column penstock.streams.max_event_bytes is 'An append with a larger event is refused.';
+comment on column penstock.streams.encrypted is
+    'Whether payloads and errors of handlers are stored encrypted: a payload that is not is refused.';
+comment on column penstock.streams.encrypted_at is
+    'Since when there may be encrypted payloads, also after encryption was turned off; null: there are none.';
 comment on column penstock.streams.declaration is
     'What the application declared last, so that a change made by hand outlives a restart.';
 comment on column penstock.streams.created_at is 'When it was created.';

@@ -33,6 +33,8 @@ create table penstock.topics (
     last_seq bigint not null default 0,
     pruned_seq bigint not null default 0,
     generation bigint not null default 0,
+    encrypted boolean not null default false,
+    encrypted_at timestamptz,
     declaration jsonb,
     created_at timestamptz not null,
     constraint topics_keep_check check (keep >= 0)
@@ -49,6 +51,10 @@ comment on column penstock.topics.name is 'Name of the topic.';
 comment on column penstock.topics.keep is 'How many of the last messages a new subscriber gets.';
 comment on column penstock.topics.last_seq is
     'Sequence number of the last message. Its row lock is what puts publishes and subscribes in order.';
+comment on column penstock.topics.encrypted is
+    'Whether messages, and what belongs to their copies, are stored encrypted: a message that is not is refused.';
+comment on column penstock.topics.encrypted_at is
+    'Since when there may be encrypted messages, also after encryption was turned off; null: there are none.';
 comment on column penstock.topics.pruned_seq is 'Number of the last message that was pruned; all later ones are there.';
 comment on column penstock.topics.generation is
     'Grows with every change of the list of subscribers; tells whether a copy of the list is stale.';

@@ -64,6 +64,105 @@ $$;
 comment on function penstock.refuse_plain(text, jsonb[]) is
     'Part of what stores documents of encrypted job types: raises PS400 for the first one that is no envelope. p_what: what they are for.';
 
+create or replace function penstock.is_sealed_bytes(p_payload bytea)
+returns boolean
+language sql
+immutable
+parallel safe
+as $$
+    -- A mark, a version, six bytes that are the id of the key, twelve of the nonce, and the tag of an empty text.
+    select length(p_payload) >= 39 and substr(p_payload, 1, 5) = '\xf5504e5301'::bytea
+$$;
+comment on function penstock.is_sealed_bytes(bytea) is 'Whether bytes have the form of an encrypted payload of a stream of bytes.';
+
+create or replace function penstock.refuse_plain_events(p_stream penstock.streams, p_data json[], p_bytes bytea[])
+returns void
+language plpgsql
+as $$
+declare
+    place bigint;
+begin
+    -- Null marks a key as deleted, and says nothing.
+    if p_stream.format = 'json' then
+        select min(given.place) into place
+        from unnest(p_data) with ordinality as given (document, place)
+        where given.document is not null and not penstock.is_envelope(given.document::jsonb);
+    else
+        select min(given.place) into place
+        from unnest(p_bytes) with ordinality as given (payload, place)
+        where given.payload is not null and not penstock.is_sealed_bytes(given.payload);
+    end if;
+    if place is not null then
+        raise exception 'stream % is encrypted, and event % of % is not',
+            p_stream.name, place, coalesce(cardinality(p_data), cardinality(p_bytes))
+            using errcode = 'PS400',
+                  hint = 'Only an application that declares it with encrypted=True and has a key can write to it: Penstock(keys=[...]).';
+    end if;
+end
+$$;
+comment on function penstock.refuse_plain_events(penstock.streams, json[], bytea[]) is
+    'Part of append: raises PS400 for the first event of an encrypted stream whose payload is not encrypted.';
+
+create or replace function penstock.kept_reason(p_stream penstock.streams, p_error text)
+returns text
+language sql
+immutable
+as $$
+    select case
+        when not p_stream.encrypted or p_error is null then p_error
+        -- The class of an error with the envelope of its message, or what a consumer says of offsets and keys itself.
+        when p_error ~ '\{"penstock":\{"v":1,"kid":"[^"]*","c":"[A-Za-z0-9+/=]*"\}\}' then p_error
+        when p_error ~ '^(offset [0-9]+ of partition [0-9]+ of stream [^ ]+ is gone: the first stored offset is [0-9]+|KeyMissing: the document is encrypted with the key [A-Za-z0-9_-]+, which this application does not have)$' then p_error
+        else coalesce(substring(p_error from '^((?:offset [0-9]+: )?[A-Za-z_][A-Za-z0-9_.]*: ).'), '')
+            || 'not stored: it was sent without encryption, and the stream is encrypted'
+    end
+$$;
+comment on function penstock.kept_reason(penstock.streams, text) is
+    'What is stored of why a handler failed: of an encrypted stream the class of the error and an envelope, and nothing that is not encrypted.';
+
+create or replace function penstock.check_staged_event()
+returns trigger
+language plpgsql
+security definer
+set search_path = penstock, pg_temp
+as $$
+declare
+    stream penstock.streams;
+begin
+    select * into stream from penstock.streams where streams.name = new.stream and streams.encrypted;
+    if found then
+        begin
+            perform penstock.refuse_plain_events(stream, new.data::json[], new.bytes);
+        exception
+            when data_exception then
+                -- No JSON, and so no envelope.
+                perform penstock.refuse_plain_events(stream, array['0'::json], null);
+        end;
+    end if;
+    return new;
+end
+$$;
+comment on function penstock.check_staged_event() is
+    'Trigger of staged_events: refuses a row that an encrypted stream does not take, before it is written anywhere.';
+
+create or replace function penstock.guard_staged_events()
+returns void
+language plpgsql
+as $$
+begin
+    -- As guard_staged_jobs: made with the first encrypted stream.
+    perform pg_advisory_xact_lock(hashtext('penstock.guard_staged_events'));
+    if not exists (
+        select from pg_trigger where tgrelid = 'penstock.staged_events'::regclass and tgname = 'staged_events_check'
+    ) then
+        create trigger staged_events_check
+        before insert on penstock.staged_events
+        for each row execute function penstock.check_staged_event();
+    end if;
+end
+$$;
+comment on function penstock.guard_staged_events() is 'Part of what makes a stream encrypted: from then on staged_events takes no plain payload for one.';
+
 create or replace function penstock.is_sealed_error(p_error jsonb)
 returns boolean
 language sql

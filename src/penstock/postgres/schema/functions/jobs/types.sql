@@ -54,12 +54,6 @@ begin
         when job_type.max_waiting is not null and job_type.topic is not null then
             problem := 'the queue of a subscriber has no max_waiting';
             advice := 'Each subscriber gets each message: limit what is published.';
-        when job_type.encrypted and exists (select from penstock.standing_jobs where standing_jobs.name = job_type.name) then
-            problem := 'it is a pool with standing jobs, which are not encrypted';
-            advice := 'Move the standing jobs to a pool of their own first.';
-        when job_type.encrypted and exists (select from penstock.schedules where schedules.name = job_type.name) then
-            problem := 'it is the job type of a schedule, whose runs the database enqueues';
-            advice := 'The payload of a run is its time; let the handler enqueue a job of an encrypted type.';
         else
             return;
     end case;

@@ -26,19 +26,32 @@ end
 $$;
 comment on function penstock.tell_standing(text, integer[]) is 'Notifies the owners of slots that something about their standing jobs has changed.';
 
-create or replace function penstock.refuse_encrypted_standing(p_name text)
+create or replace function penstock.refuse_plain_standing(p_name text, p_data jsonb[])
 returns void
 language plpgsql
 as $$
 begin
     if exists (select from penstock.jobs where jobs.name = p_name and jobs.encrypted) then
-        raise exception 'pool % is encrypted, and standing jobs are not', left(p_name, 100)
-            using errcode = 'PS409', hint = 'Start the standing jobs in a pool of their own, which is not encrypted.';
+        perform penstock.refuse_plain('pool ' || left(p_name, 100), p_data);
     end if;
 end
 $$;
-comment on function penstock.refuse_encrypted_standing(text) is
-    'Raises PS409 for an encrypted pool: payloads, messages and states of standing jobs would be stored without encryption.';
+comment on function penstock.refuse_plain_standing(text, jsonb[]) is
+    'Raises PS400 for a payload of a standing job, or a message to one, that is not encrypted though its pool is.';
+
+create or replace function penstock.kept_of_standing(p_name text, p_detail jsonb)
+returns jsonb
+language sql
+stable
+as $$
+    select case
+        when p_detail is not null and exists (select from penstock.jobs where jobs.name = p_name and jobs.encrypted)
+            then penstock.without_plain(p_detail)
+        else p_detail
+    end
+$$;
+comment on function penstock.kept_of_standing(text, jsonb) is
+    'What is stored of the state or the error of a run: of an encrypted pool only what is encrypted, and the type of an error.';
 
 create or replace function penstock.check_standing(p_name text, p_key text, p_data jsonb)
 returns void
@@ -46,11 +59,11 @@ language plpgsql
 as $$
 begin
     perform penstock.require_pool(p_name);
-    perform penstock.refuse_encrypted_standing(p_name);
     if p_key in ('.', '..') then
         raise exception 'invalid key of a standing job: %', p_key
             using errcode = 'PS400', hint = '"." and ".." are no parts of a path, so that HTTP clients could not name it.';
     end if;
+    perform penstock.refuse_plain_standing(p_name, array[p_data]);
     perform penstock.check_jobs(p_name, array[p_data], null, array[coalesce(p_key, '')], null, null, penstock.clock());
 end
 $$;
@@ -203,7 +216,7 @@ begin
     started := 0;
     replaced := 0;
     if p_wanted <> '{}' then
-        perform penstock.refuse_encrypted_standing(p_name);
+        perform penstock.refuse_plain_standing(p_name, array(select given.value from jsonb_each(p_wanted) as given));
     end if;
     -- One at a time, so that two controllers do not undo each other halfway.
     perform pg_advisory_xact_lock(hashtext('penstock.reconcile'), hashtext(p_name));

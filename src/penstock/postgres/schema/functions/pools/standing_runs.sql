@@ -167,7 +167,7 @@ as $$
 begin
     perform penstock.check_json(p_state, 'the state of a standing job');
     update penstock.standing_jobs
-    set state = p_state,
+    set state = penstock.kept_of_standing(p_name, p_state),
         updated_at = penstock.clock()
     where name = p_name and key = p_key and running_by = p_member and running_epoch = p_epoch;
     return found;
@@ -193,8 +193,8 @@ begin
     update penstock.standing_jobs
     set running_by = null,
         running_epoch = null,
-        state = coalesce(p_state, state),
-        error = p_error,
+        state = coalesce(penstock.kept_of_standing(p_name, p_state), state),
+        error = penstock.kept_of_standing(p_name, p_error),
         failures = case when p_error is null then 0 else failures + 1 end,
         retry_at = case when p_error is not null then moment + least(power(2, least(failures, 10)), 60) * interval '1 second' end,
         updated_at = moment

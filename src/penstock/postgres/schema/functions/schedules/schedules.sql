@@ -90,12 +90,33 @@ $$;
 comment on function penstock.failures_after(integer, text) is
     'Part of the functions about schedules: how many runs in a row have failed after one with this outcome.';
 
+create or replace function penstock.are_runs(p_name text, p_data jsonb[])
+returns boolean
+language sql
+stable
+as $$
+    select exists (select from penstock.schedules where schedules.name = p_name)
+        and not exists (
+            select from unnest(p_data) as given (document)
+            where case
+                when given.document = '{}' then false
+                when jsonb_typeof(given.document -> 'at') is distinct from 'string' then true
+                else given.document - 'at' <> '{}'
+                    or given.document ->> 'at' !~ '^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9:.]{8,15}(Z|[+-][0-9:]{2,8})$'
+            end
+        )
+$$;
+comment on function penstock.are_runs(text, jsonb[]) is
+    'Part of enqueue, of encrypted job types: whether these are runs of a schedule, whose payload is its time and nothing else, and stays readable.';
+
 create or replace function penstock.error_text(p_error jsonb)
 returns text
 language sql
 immutable
 as $$
-    select left(concat_ws(': ', p_error ->> 'type', p_error ->> 'message'), 2000)
+    select left(
+        concat_ws(': ', p_error ->> 'type', case when p_error ? 'penstock' and not p_error ? 'message' then 'encrypted' else p_error ->> 'message' end), 2000
+    )
 $$;
 comment on function penstock.error_text(jsonb) is 'Part of the functions about schedules: the error of an attempt as one text.';
 

@@ -78,6 +78,12 @@ begin
             using errcode = 'PS400',
                   hint = format('It has the partitions 0 to %s, and payloads in the format %s.', p_stream.partitions - 1, p_stream.format);
     end if;
+    if p_stream.encrypted then
+        -- Staged before the stream was encrypted, or by hand.
+        perform penstock.refuse_plain_events(p_stream, staged.data::json[], staged.bytes)
+        from penstock.staged_events as staged
+        where staged.writer = p_writer and staged.role = session_user and staged.part = any (p_parts) and staged.stream = p_stream.name;
+    end if;
     -- A role that stages may write these rows by hand. The sink refuses the same before it stages, and says which row it is.
     select largest.size, staged.times into size, odd_times
     from penstock.staged_events as staged
@@ -98,6 +104,7 @@ begin
             or p_stream.compression = 'zstd' and not p_stream.name like '%.dead' and exists (
                 select from unnest(staged.bytes) as payload
                 where penstock.unpacked_size(payload) not between 0 and p_stream.max_event_bytes
+                    and not (p_stream.encrypted_at is not null and penstock.is_sealed_bytes(payload))
             )
             or exists (select from unnest(staged.times) as happened_at where happened_at <> penstock.shown_time(happened_at))
         )

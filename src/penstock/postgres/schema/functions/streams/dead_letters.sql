@@ -26,6 +26,9 @@ begin
             )
         );
     end if;
+    if stream.encrypted and not (select dead.encrypted from penstock.streams as dead where dead.name = p_stream || '.dead') then
+        perform penstock.change_stream(p_stream || '.dead', '{"encrypted": true}');
+    end if;
     select
         array_agg(event.data order by event.event_offset) as data,
         array_agg(event.bytes order by event.event_offset) as bytes,
@@ -36,7 +39,7 @@ begin
                 coalesce(event.headers::jsonb, '{}') || jsonb_build_object(
                     'dead', jsonb_build_object(
                         'stream', p_stream, 'partition', p_partition, 'offset', event.event_offset, 'group', p_group,
-                        'error', p_error, 'failed_at', penstock.clock()
+                        'error', penstock.kept_reason(stream, p_error), 'failed_at', penstock.clock()
                     )
                 )
             )::json

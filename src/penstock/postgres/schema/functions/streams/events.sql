@@ -66,6 +66,9 @@ begin
                 using errcode = 'PS413', hint = 'Keep large things elsewhere and append where they are, or change max_event_bytes.';
         end if;
     end if;
+    if p_stream.encrypted then
+        perform penstock.refuse_plain_events(p_stream, p_data, p_bytes);
+    end if;
     if p_times is not null and (penstock.shown_time('infinity') < any (p_times) or penstock.shown_time('-infinity') > any (p_times)) then
         perform penstock.check_times(p_times);
     end if;
@@ -73,7 +76,10 @@ begin
     if p_stream.compression = 'zstd' then
         -- Dead letters are what they were.
         if not p_stream.name like '%.dead' and exists (
-            select from unnest(p_bytes) as event where penstock.unpacked_size(event) not between 0 and p_stream.max_event_bytes
+            select from unnest(p_bytes) as event
+            where penstock.unpacked_size(event) not between 0 and p_stream.max_event_bytes
+                -- What is encrypted was compressed before, and unpacks where its key is.
+                and not (p_stream.encrypted_at is not null and penstock.is_sealed_bytes(event))
         ) then
             raise exception 'an event of stream % is no frame of zstd, or becomes larger than % bytes', p_stream.name, p_stream.max_event_bytes
                 using errcode = 'PS413', hint = 'Compress each payload by itself. Keep large things elsewhere and append where they are, or change max_event_bytes.';

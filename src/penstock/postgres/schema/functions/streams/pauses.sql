@@ -68,7 +68,7 @@ begin
     perform penstock.commit_exactly(p_stream, p_group, p_member, p_partition, p_epoch, p_revision, p_offset);
     update penstock.group_offsets
     set paused_at = penstock.clock(),
-        pause_reason = p_error,
+        pause_reason = penstock.kept_reason(penstock.require_stream(p_stream), p_error),
         quarantined = true
     where stream = (penstock.require_stream(p_stream)).id and group_id = p_group and partition = p_partition and paused_at is null;
 end
@@ -87,7 +87,7 @@ as $$
 begin
     perform penstock.commit_exactly(p_stream, p_group, p_member, p_partition, p_epoch, p_revision, p_offset);
     update penstock.group_offsets
-    set halt_error = p_error
+    set halt_error = penstock.kept_reason(penstock.require_stream(p_stream), p_error)
     where stream = (penstock.require_stream(p_stream)).id and group_id = p_group and partition = p_partition;
 end
 $$;
@@ -125,7 +125,7 @@ as $$
         set failing_since = case when reached.failing_offset = p_offset then reached.failing_since else penstock.clock() end,
             failing_offset = p_offset,
             failing_attempt = p_attempt,
-            failing_error = left(p_error, 1000)
+            failing_error = left(penstock.kept_reason(penstock.require_stream(p_stream), p_error), 1000)
         from wanted
         where reached.ctid = wanted.place
         returning 1

@@ -27,7 +27,7 @@ declare
     changed penstock.streams;
     known constant text[] := array[
         'format', 'compression', 'segment_age', 'segment_bytes', 'segment_events', 'keep_age', 'keep_bytes', 'keep_events', 'keep_unread',
-        'compact', 'tombstone_age', 'max_event_bytes'
+        'compact', 'tombstone_age', 'max_event_bytes', 'encrypted'
     ];
 begin
     perform penstock.check_options(p_options, known, '{"keep_age": "7 days"}');
@@ -47,7 +47,7 @@ begin
             using errcode = 'PS400', hint = 'The compression of a stream of bytes is zstd, or null.';
     end if;
     if num_nulls(
-        changed.segment_bytes, changed.keep_unread, changed.compact, changed.tombstone_age, changed.max_event_bytes
+        changed.segment_bytes, changed.keep_unread, changed.compact, changed.tombstone_age, changed.max_event_bytes, changed.encrypted
     ) > 0 then
         raise exception 'only segment_age, segment_events, keep_age, keep_bytes and keep_events may be null'
             using errcode = 'PS400', hint = 'Leave an option out to keep it as it is.';
@@ -57,6 +57,9 @@ begin
     then
         raise exception 'sizes, numbers and ages must be positive'
             using errcode = 'PS400', hint = 'null means no limit.';
+    end if;
+    if changed.encrypted and changed.encrypted_at is null then
+        changed.encrypted_at := penstock.clock();
     end if;
     return changed;
 end
@@ -99,22 +102,25 @@ begin
             using errcode = 'PS400', hint = 'A stream has 1 to 1,024 partitions.';
     end if;
     wanted := penstock.stream_options(jsonb_populate_record(null::penstock.streams,
-        '{"format": "json", "segment_bytes": 67108864, "keep_unread": false, "compact": false, "tombstone_age": "1 day", "max_event_bytes": 1048576}'
+        '{"format": "json", "segment_bytes": 67108864, "keep_unread": false, "compact": false, "tombstone_age": "1 day", "max_event_bytes": 1048576, "encrypted": false}'
     ), p_options);
     insert into penstock.streams (
         name, partitions, routes, format, compression, segment_age, segment_bytes, segment_events, keep_age, keep_bytes, keep_events,
-        keep_unread, compact, tombstone_age, max_event_bytes, created_at, updated_at
+        keep_unread, compact, tombstone_age, max_event_bytes, encrypted, encrypted_at, created_at, updated_at
     )
     values (
         p_name, p_partitions, penstock.routes_of(p_partitions), wanted.format, wanted.compression, wanted.segment_age, wanted.segment_bytes,
         wanted.segment_events, wanted.keep_age, wanted.keep_bytes, wanted.keep_events, wanted.keep_unread, wanted.compact,
-        wanted.tombstone_age, wanted.max_event_bytes, moment, moment
+        wanted.tombstone_age, wanted.max_event_bytes, wanted.encrypted, wanted.encrypted_at, moment, moment
     )
     on conflict (name) do nothing
     returning * into created;
     if created.id is null then
         raise exception 'stream % exists already', p_name
             using errcode = 'PS409', hint = format('Change it: penstock streams change %s or penstock streams grow %s; in SQL penstock.change_stream or penstock.grow_stream.', p_name, p_name);
+    end if;
+    if created.encrypted then
+        perform penstock.guard_staged_events();
     end if;
     first_segment := penstock.open_segment(created.id);
     insert into penstock.stream_partitions (stream, partition, width, segment)
@@ -125,7 +131,7 @@ begin
 end
 $$;
 comment on function penstock.create_stream(text, integer, jsonb) is
-    'Creates a stream. Options: format (json or bytes), keep_age, keep_bytes, keep_events, keep_unread (retention), compact, tombstone_age, segment_age, segment_bytes, segment_events, max_event_bytes. PS409 when it exists.';
+    'Creates a stream. Options: format (json or bytes), keep_age, keep_bytes, keep_events, keep_unread (retention), compact, tombstone_age, segment_age, segment_bytes, segment_events, max_event_bytes, encrypted. PS409 when it exists.';
 
 create or replace function penstock.change_stream(p_name text, p_options jsonb)
 returns penstock.streams
@@ -153,12 +159,18 @@ begin
         compact = changed.compact,
         tombstone_age = changed.tombstone_age,
         max_event_bytes = changed.max_event_bytes,
+        encrypted = changed.encrypted,
+        -- Once there may be encrypted payloads, there may be some for ever.
+        encrypted_at = changed.encrypted_at,
         updated_at = penstock.clock()
     where name = p_name
     returning * into stored;
     if not found then
         -- Dropped a moment ago.
         return penstock.require_stream(p_name);
+    end if;
+    if stored.encrypted then
+        perform penstock.guard_staged_events();
     end if;
     return stored;
 end
@@ -200,9 +212,10 @@ begin
     end if;
     if declared.declaration is distinct from p_options then
         -- What the declaration before this one said and this one does not is as if it had never been said.
+        -- An older application does not know that the stream is encrypted: a declaration turns encryption on, and never off.
         declared := penstock.change_stream(
             p_name,
-            p_options || coalesce(
+            case when p_options -> 'encrypted' = 'true' then p_options else p_options - 'encrypted' end || coalesce(
                 (
                     select jsonb_object_agg(option.key, option.value)
                     from jsonb_each(defaults) as option
@@ -217,4 +230,4 @@ begin
 end
 $$;
 comment on function penstock.declare_stream(text, integer, jsonb) is
-    'Creates a stream when there is none, and otherwise changes its options when the declaration is a new one. A declaration without options leaves those of a stream that exists as they are; an option that the declaration before had and this one has not gets its default. The number of partitions of a stream that exists is left alone: see grow_stream.';
+    'Creates a stream when there is none, and otherwise changes its options when the declaration is a new one. A declaration without options leaves those of a stream that exists as they are; an option that the declaration before had and this one has not gets its default. It turns encryption on, and never off: for that there is change_stream. The number of partitions of a stream that exists is left alone: see grow_stream.';

@@ -257,6 +257,9 @@ begin
         perform penstock.check_times(array[p_run_after, p_expires_at]);
     end if;
     topic := penstock.lock_topic(p_topic);
+    if topic.encrypted then
+        perform penstock.refuse_plain('topic ' || p_topic, array[p_data]);
+    end if;
     if pg_column_size(p_data) > 16384 then
         perform penstock.note_large(p_topic);
     end if;

@@ -118,6 +118,9 @@ declare
 begin
     perform penstock.check_messages(p_topic, p_data, p_ids, p_unique_keys, p_run_after, p_expires_at);
     topic := penstock.lock_topic(p_topic);
+    if topic.encrypted then
+        perform penstock.refuse_plain('topic ' || p_topic, p_data);
+    end if;
     if exists (select from unnest(p_data) as given where pg_column_size(given) > 16384) then
         perform penstock.note_large(p_topic);
     end if;

@@ -137,6 +137,20 @@ begin
         raise exception '% is a pool', p_queue
             using errcode = 'PS409', hint = 'The queue of subscriptions is a plain job type, whose jobs can be forwarded to a pool.';
     end if;
+    if topic.encrypted then
+        if p_options -> 'encrypted' = 'false' then
+            raise exception 'topic % is encrypted, and subscriber % has no key', p_topic, left(p_client_ids[1], 100)
+                using errcode = 'PS409', hint = 'Connections over HTTP have none: receive it in a worker with the keys, Penstock(keys=[...]).';
+        end if;
+        perform penstock.refuse_unfit_subscriber(p_topic, coalesce(
+            case when p_queue is not null then p_client_ids[1] end,
+            (
+                select given.client_id from unnest(p_client_ids, p_filters) as given (client_id, filter)
+                where given.filter is not null
+                limit 1
+            )
+        ));
+    end if;
     known := array(
         select there.number
         from unnest(p_client_ids) as given (client_id)
@@ -187,6 +201,9 @@ begin
                 select there.number from penstock.subscriptions as there where there.topic = p_topic and there.client_id = given.client_id
             ) is null
         ), p_options, moment);
+        if topic.encrypted then
+            perform penstock.encrypt_queues(array(select p_topic || '_' || given.client_id from unnest(p_client_ids) as given (client_id)));
+        end if;
     end if;
     insert into penstock.subscriptions (topic, client_id, queue, key, filter, ttl, expires_at, after_seq, created_at)
     select
@@ -223,7 +240,7 @@ exception
 end
 $$;
 comment on function penstock.subscribe_many(text, text[], interval, jsonb[], bigint, jsonb, text) is
-    'Subscribes up to 100,000 clients to a topic, all or none; see subscribe. p_queue: a job type that takes the copies of all of them, each with the key <topic>_<client id>.';
+    'Subscribes up to 100,000 clients to a topic, all or none; see subscribe. p_options with encrypted false: a subscriber that can read nothing that is encrypted (PS409 for an encrypted topic). p_queue: a job type that takes the copies of all of them, each with the key <topic>_<client id>.';
 
 create or replace function penstock.subscribe(
     p_topic text,

@@ -71,7 +71,11 @@ declare
     topic penstock.topics;
 begin
     perform penstock.check_topic(p_name);
-    perform penstock.check_options(p_options, array['keep'], '{"keep": 10}');
+    perform penstock.check_options(p_options, array['keep', 'encrypted'], '{"keep": 10}');
+    if p_options ? 'encrypted' and jsonb_typeof(p_options -> 'encrypted') <> 'boolean' then
+        raise exception 'encrypted must be true or false, not %', left(p_options ->> 'encrypted', 100)
+            using errcode = 'PS400', hint = 'It says whether messages are stored encrypted.';
+    end if;
     if p_options ? 'keep' and (
         jsonb_typeof(p_options -> 'keep') <> 'number'
         or (p_options -> 'keep')::numeric not between 0 and 100000
@@ -90,9 +94,70 @@ begin
     set keep = coalesce((p_options ->> 'keep')::integer, topics.keep),
         declaration = p_options
     where topics.declaration is distinct from p_options;
+    if p_options ? 'encrypted' then
+        perform penstock.encrypt_topic(p_name, (p_options -> 'encrypted')::boolean);
+    end if;
     select * into topic from penstock.topics where name = p_name;
     return topic;
 end
 $$;
 comment on function penstock.declare_topic(text, jsonb) is
-    'Creates a topic, or changes it when the declaration differs from the last one; one without options only creates. Option: keep, how many of the last messages a new subscriber gets (default 0).';
+    'Creates a topic, or changes it when the declaration differs from the last one; one without options only creates. Options: keep, how many of the last messages a new subscriber gets (default 0); encrypted, whether messages are stored encrypted, which only an explicit false turns off again.';
+
+create or replace function penstock.encrypt_topic(p_name text, p_encrypted boolean)
+returns void
+language plpgsql
+as $$
+declare
+    topic constant penstock.topics := penstock.lock_topic(p_name);
+    unfit text;
+begin
+    if topic.encrypted = p_encrypted then
+        return;
+    end if;
+    if p_encrypted then
+        select there.client_id into unfit
+        from penstock.subscriptions as there
+        where there.topic = p_name and (there.filter is not null or there.key is not null)
+        limit 1;
+        perform penstock.refuse_unfit_subscriber(p_name, unfit);
+        perform penstock.encrypt_queues(array(select there.queue from penstock.subscriptions as there where there.topic = p_name));
+    end if;
+    update penstock.topics
+    set encrypted = p_encrypted,
+        encrypted_at = coalesce(topics.encrypted_at, penstock.clock())
+    where topics.name = p_name;
+end
+$$;
+comment on function penstock.encrypt_topic(text, boolean) is
+    'Part of declare_topic: turns encryption on, for the topic and the queues of its subscribers, or off, which leaves the queues as they are.';
+
+create or replace function penstock.refuse_unfit_subscriber(p_topic text, p_client_id text)
+returns void
+language plpgsql
+immutable
+as $$
+begin
+    if p_client_id is not null then
+        raise exception 'topic % is encrypted, and client % has a filter or a queue that it shares with others', p_topic, left(p_client_id, 100)
+            using errcode = 'PS409',
+                  hint = 'The database can read no message: subscribe without a filter, with a queue of its own. Gearman''s subscribers share one.';
+    end if;
+end
+$$;
+comment on function penstock.refuse_unfit_subscriber(text, text) is
+    'Raises PS409 for a client (null: none) that an encrypted topic cannot have as a subscriber.';
+
+create or replace function penstock.encrypt_queues(p_queues text[])
+returns void
+language plpgsql
+as $$
+begin
+    update penstock.jobs
+    set encrypted = true,
+        encrypted_at = coalesce(jobs.encrypted_at, penstock.clock())
+    where jobs.name = any (p_queues) and not jobs.encrypted;
+    perform penstock.guard_staged_jobs();
+end
+$$;
+comment on function penstock.encrypt_queues(text[]) is 'Part of subscribe_many and declare_topic: the job types of subscribers of an encrypted topic are encrypted.';
