@@ -14,6 +14,7 @@ import typer
 from typer.testing import CliRunner
 
 from penstock.cli import app
+from penstock.cli.lazy import LazyCommand
 from penstock.errors import InvalidInput, PenstockError
 from penstock.testing import TemporaryDatabases
 from tests.http.http_server import TOKEN, Served, serving
@@ -134,6 +135,7 @@ def commands() -> Iterator[str]:
     """Every command, as it is written on the command line; a group that does something by itself is one."""
 
     def below(command: Any, *path: str) -> Iterator[str]:
+        command = command.loaded() if isinstance(command, LazyCommand) else command
         subcommands = getattr(command, "commands", {})
         if path and (not subcommands or command.invoke_without_command):
             yield " ".join(path)

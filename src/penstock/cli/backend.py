@@ -9,21 +9,23 @@ import asyncio
 import os
 from collections.abc import AsyncIterable, Awaitable, Callable, Iterable
 from datetime import datetime, timedelta
-from typing import Any, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 from uuid import UUID
 
-from penstock.app import Penstock
 from penstock.errors import InvalidInput
-from penstock.jobs.models import Enqueued, NewJob
-from penstock.jobs.records import HandlerRecord, JobCounts, JobRecord, JobTypeRecord, Status, Why
-from penstock.jobs.scaling import ScaleAdvice
-from penstock.operations.models import JobFilter, OperationKind, OperationPreview, OperationRecord
-from penstock.pools.models import KeyedJob, KeyState, PausedKey, PoolDetails, PoolMember, QuarantinedKey, StandingState
-from penstock.schedules.schedule import ScheduleRecord, ScheduleRun
-from penstock.streams.group_models import Lag
-from penstock.streams.models import Event, NewEvent, Position, Start, StreamSummary
-from penstock.topics.models import Message, NewMessage, Published, Subscribed, Subscriber, TopicCounts
-from penstock.worker.leader import LeaderRecord
+
+if TYPE_CHECKING:
+    from penstock.app import Penstock
+    from penstock.jobs.models import Enqueued, NewJob
+    from penstock.jobs.records import HandlerRecord, JobCounts, JobRecord, JobTypeRecord, Status, Why
+    from penstock.jobs.scaling import ScaleAdvice
+    from penstock.operations.models import JobFilter, OperationKind, OperationPreview, OperationRecord
+    from penstock.pools.models import KeyedJob, KeyState, PausedKey, PoolDetails, PoolMember, QuarantinedKey, StandingState
+    from penstock.schedules.schedule import ScheduleRecord, ScheduleRun
+    from penstock.streams.group_models import Lag
+    from penstock.streams.models import Event, NewEvent, Position, Start, StreamSummary
+    from penstock.topics.models import Message, NewMessage, Published, Subscribed, Subscriber, TopicCounts
+    from penstock.worker.leader import LeaderRecord
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -204,6 +206,13 @@ def with_database(work: Callable[[Penstock], Awaitable[T]], app: Penstock | None
 def database_app() -> Penstock:
     """The app of a command that needs the database itself. Raises `InvalidInput` when a server is configured instead."""
     require_database()
+    return _app()
+
+
+def _app() -> Penstock:
+    # What works through a server does not need it.
+    from penstock.app import Penstock
+
     return Penstock()
 
 
@@ -216,7 +225,7 @@ def require_database() -> None:
 def _backend() -> Backend:
     url = _server()
     if url is None:
-        return Penstock()
+        return _app()
     from penstock.client import AsyncClient
 
     return AsyncClient(url, token=os.environ.get("PENSTOCK_SERVER_TOKEN") or None)

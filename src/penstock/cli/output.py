@@ -9,16 +9,17 @@ from contextlib import suppress
 from dataclasses import asdict, is_dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import IO, Annotated, Any
+from typing import IO, TYPE_CHECKING, Annotated, Any
 
 import orjson
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from penstock.app import Penstock
 from penstock.errors import InvalidInput
-from penstock.postgres.embedded import EmbeddedServer
+
+if TYPE_CHECKING:
+    from penstock.app import Penstock
 
 # The output of a pipe is not folded.
 out = Console(width=None if sys.stdout.isatty() else 200)
@@ -40,6 +41,8 @@ class holding:  # noqa: N801 - reads as a verb
     """Keeps the embedded server of an app running, when it has one."""
 
     def __init__(self, penstock: Penstock) -> None:
+        from penstock.postgres.embedded import EmbeddedServer
+
         self._server = None if penstock.settings.database_url is not None else EmbeddedServer(penstock.settings.data_dir)
 
     def __enter__(self) -> None:
