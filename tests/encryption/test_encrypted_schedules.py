@@ -8,12 +8,12 @@ from typing import Any, TypeAlias
 import asyncpg
 import pytest
 
-from tests.waiting import eventually
 from penstock import Job, Penstock, Status, Tick
 from penstock.core.encryption import new_key
 from penstock.errors import InvalidInput
 from penstock.testing import run_due_jobs, running_worker
 from penstock.worker.fleets import workers
+from tests.waiting import eventually
 
 Sql: TypeAlias = "asyncpg.Connection[Any]"
 WORD = "quokka"
@@ -96,9 +96,8 @@ async def test_the_last_error_of_a_schedule_shows_its_class(url: str, sql: Sql, 
 
 
 async def test_a_worker_without_a_key_does_not_claim_runs_and_says_so(url: str, sql: Sql, keys: list[str]) -> None:
-    async with declared(url, keys) as app:
-        async with running_worker(app):
-            await eventually(lambda: sql.fetchval("select count(*) from penstock.schedules"), "the schedule")
+    async with declared(url, keys) as app, running_worker(app):
+        await eventually(lambda: sql.fetchval("select count(*) from penstock.schedules"), "the schedule")
     async with declared(url, []) as keyless, running_worker(keyless):
         run = await sql.fetchval("select penstock.run_schedule('report')")
         await eventually(lambda: sql.fetchval("select no_key ? 'report' from penstock.workers"), "that it says so")

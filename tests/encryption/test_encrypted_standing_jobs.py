@@ -9,11 +9,11 @@ from typing import Any, TypeAlias
 import asyncpg
 import pytest
 
-from tests.waiting import eventually
 from penstock import Penstock, Pool, Standing
 from penstock.core.encryption import new_key
 from penstock.errors import InvalidInput, JobFailed
 from penstock.testing import running_worker
+from tests.waiting import eventually
 
 Sql: TypeAlias = "asyncpg.Connection[Any]"
 WORD = "quokka"
@@ -147,7 +147,9 @@ async def test_what_an_older_worker_reports_in_plain_is_left_out(url: str, sql: 
         await sql.execute("update penstock.standing_jobs set running_by = 'old', running_epoch = 1")
         assert await sql.fetchval("""select penstock.save_standing('tenants', 'acme', 'old', 1, '"quokka"')""")
         assert await sql.fetchval(
-            """select penstock.end_standing('tenants', 'acme', 'old', 1, '"quokka"', '{"type": "KeyError", "message": "quokka"}')"""
+            "select penstock.end_standing('tenants', 'acme', 'old', 1, $1, $2)",
+            '"quokka"',
+            '{"type": "KeyError", "message": "quokka"}',
         )
         row = await sql.fetchrow("select state, error ->> 'type' as type, data from penstock.standing_jobs")
         assert (row["state"], row["type"]) == (None, "KeyError")

@@ -8,12 +8,12 @@ from typing import Any, TypeAlias
 import asyncpg
 import pytest
 
-from tests.waiting import eventually
 from penstock import Job, NewMessage, Penstock, Topic
 from penstock.core.encryption import key_id_of, new_key
 from penstock.errors import InvalidInput, Unreadable
 from penstock.testing import run_due_jobs, running_worker
 from penstock.worker.fleets import workers
+from tests.waiting import eventually
 
 Sql: TypeAlias = "asyncpg.Connection[Any]"
 WORD = "quokka"
@@ -68,7 +68,7 @@ async def test_a_message_lies_encrypted_once_and_its_copies_are_read_with_the_ke
         told = next(record for record in records if record.name == "delays_JFK")
         assert told.data["word" if "word" in told.data else "fail"] == WORD and told.result == {"told": told.data}
         assert [line.line for line in told.log] == [f"told {WORD}"]
-        assert [message.data for message in await delays.read()][0] == {"minutes": 12, "word": WORD}
+        assert (await delays.read())[0].data == {"minutes": 12, "word": WORD}
         async with Penstock(url) as keyless:
             with pytest.raises(Unreadable, match="encrypted with the key"):
                 await (await keyless.find_topic("delays")).read()
@@ -99,7 +99,7 @@ PLAIN_WRITES = [
 
 @pytest.mark.parametrize("statement", PLAIN_WRITES)
 async def test_a_publisher_without_a_key_is_refused_with_the_reason(url: str, sql: Sql, keys: list[str], statement: str) -> None:
-    app, delays = declared(url, keys)
+    app, _ = declared(url, keys)
     async with app:
         await app.subscribe()
         with pytest.raises(asyncpg.PostgresError, match="topic delays is encrypted, and document 1 of") as refused:

@@ -1,21 +1,17 @@
-"""The proof: words that are planted into encrypted jobs are nowhere in the files of the server, nor in the logs."""
+"""The proof: words that are planted into encrypted work are nowhere in the files of the server, nor in the logs."""
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import logging
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from penstock import Job, Penstock, Retry
+from penstock import Penstock
 from penstock.core.encryption import new_key
 from penstock.errors import InvalidInput
-from penstock.testing import running_worker
-
-WORDS = ["numbatpayload", "numbatresult", "numbatprogress", "numbaterror", "numbatlogline", "numbatreplay"]
+from tests.encryption.searched_app import WORDS, Searched
 
 
 def traces(word: str) -> list[bytes]:
@@ -33,34 +29,25 @@ def found_in(folder: Path, logs: str) -> set[str]:
 
 async def work(folder: Path, *, encrypted: bool) -> None:
     app = Penstock(data_dir=folder, keys=[new_key()])
-
-    @app.job("payments", encrypted=encrypted, keep_result=True, max_attempts=1)
-    async def pay(job: Job[dict[str, Any]]) -> Any:
-        job.progress({"at": "numbatprogress"})
-        job.log("numbatlogline")
-        await asyncio.sleep(1.5)
-        if job.data.get("fail"):
-            raise Retry("numbaterror")
-        return ["numbatresult"]
-
+    searched = Searched(app, encrypted=encrypted)
     async with app:
-        await app.enqueue("payments", {"card": "numbatpayload" * 300})
-        await app.enqueue("payments", {"fail": True})
-        first = await app.enqueue("payments", {"card": "numbatpayload"})
-        async with running_worker(app):
-            await app.wait(first.id)
-            while await app.find_many(name="payments", status="in-progress"):
-                await asyncio.sleep(0.05)
-        await app.replay(first.id, data={"card": "numbatreplay"})
+        await searched.work()
         if encrypted:
             # What is refused is not stored either.
             async with Penstock(data_dir=folder) as unaware:
                 with pytest.raises(InvalidInput):
                     await unaware.enqueue("payments", {"card": "numbatpayload"})
+                with pytest.raises(InvalidInput):
+                    await unaware.stream("orders").append({"word": "numbatevent"})
+                with pytest.raises(InvalidInput):
+                    await unaware.topic("delays").publish({"word": "numbatmessage"})
+                with pytest.raises(InvalidInput):
+                    await (await unaware.find_pool("tenants")).notify("acme", {"word": "numbatnotice"})
         await (await app.database()).fetch("checkpoint")
 
 
 @pytest.mark.embedded
+@pytest.mark.timeout(300)
 async def test_no_word_is_in_the_files_or_logs(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -8,12 +8,12 @@ from uuid import uuid4
 
 import httpx
 import pytest
-from tests.http.http_server import TOKEN, Served
 
 from penstock import Penstock
 from penstock.client import Client
 from penstock.core.encryption import new_key
 from penstock.errors import InvalidInput
+from tests.http.http_server import TOKEN, Served
 
 WORD = "quokka"
 
@@ -37,8 +37,8 @@ async def test_a_stream(served: Served, client: httpx.Client, penstock: Client, 
     assert joined.status_code == 409 and "members over HTTP have no keys" in joined.text
     async with Penstock(served.database_url, keys=[new_key()]) as app:
         await app.stream(name, encrypted=True, partitions=1).append({"word": WORD}, key="acme")
-    (event,) = client.get(f"/v1/streams/{name}/partitions/0/events").json()
-    assert event["key"] == "acme" and event["data"].keys() == {"penstock"}, "who reads without keys gets envelopes"
+    (event,) = penstock.stream(name).read(0)
+    assert event.key == "acme" and event.data.keys() == {"penstock"}, "who reads without keys gets envelopes"
     assert penstock.stream(name).change(encrypted=False).encrypted_at is not None
     penstock.stream(name).append({"n": 1})
 

@@ -1,8 +1,8 @@
 """What belongs to standing jobs of an encrypted pool, as it is stored: payload, messages, state and error.
 
-A start compares its payload with the stored one, and a reconciliation all of them. So equal payloads of a key have equal envelopes
-as long as the key of encryption is the same; and a payload whose envelope has an older key is compared under that one, so that a
-rotation of keys starts no standing job again.
+A start compares its payload with the stored one, and a reconciliation all of them. So equal payloads of a key have equal
+envelopes as long as the key of encryption is the same; and a payload whose envelope has an older key is compared under that one,
+so that a rotation of keys starts no standing job again.
 """
 
 from __future__ import annotations
