@@ -44,6 +44,7 @@ from penstock.postgres.database import Database
 T = TypeVar("T")
 D = TypeVar("D")
 P = ParamSpec("P")
+StandingFunction = TypeVar("StandingFunction", bound=Callable[[Any], Any])
 _PAGE = 1_000
 
 
@@ -105,6 +106,10 @@ class Pool(Generic[T]):
 
         return declare if handler is None else declare(handler)
 
+    @overload
+    def standing(self, handler: StandingFunction) -> StandingFunction: ...
+    @overload
+    def standing(self, handler: None = None, *, payload: Any = ...) -> Callable[[StandingFunction], StandingFunction]: ...
     def standing(self, handler: Callable[[Any], Any] | None = None, *, payload: Any = Any) -> Any:
         """Declare the handler of the pool's standing jobs: a function of one `Standing`.
 

@@ -10,7 +10,27 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel
 
-from penstock import Batch, Depends, Event, Events, Job, Penstock, RateLimit, Tick, inject
+from penstock import (
+    Backoff,
+    Batch,
+    Depends,
+    Event,
+    Events,
+    Job,
+    Leader,
+    LeaderTask,
+    NewEvent,
+    NewJob,
+    NewMessage,
+    OnFailure,
+    Penstock,
+    RateLimit,
+    Retention,
+    Schedule,
+    Standing,
+    Tick,
+    inject,
+)
 
 app = Penstock("postgresql://localhost/shop")
 
@@ -76,6 +96,13 @@ async def index(jobs: list[Job[int]], session: Annotated[Session, Depends(get_se
     return [job.data for job in jobs]
 
 
+@app.job(
+    "pay", encrypted=True, max_waiting=10_000, backoff=Backoff(base=timedelta(seconds=2)), docs_url="https://a.b", owner="us"
+)
+async def pay(job: Job[Shipment]) -> None:
+    await job.finish(object(), result={"paid": job.data.id})
+
+
 remote = app.job_type("remote", Shipment, max_attempts=2)
 untyped = app.job_type("untyped")
 
@@ -93,7 +120,18 @@ cells = app.pool("cells", int)
 async def cell(job: Job[int]) -> None: ...
 
 
+ledger = app.pool("ledger", Shipment, encrypted=True, on_retry="skip", key_max_waiting=100, prefetch_per_key=1)
+
+
+@ledger.standing(payload=Shipment)
+async def tenant(job: Standing[Shipment]) -> AsyncIterator[None]:
+    assert job.data.id
+    yield
+
+
 delays = app.topic("delays", Label)
+sealed = app.topic("sealed", Label, keep=3, encrypted=True)
+clicks = app.stream("clicks", bytes, compression="zstd", compact=True, encrypted=True, keep=Retention(age=timedelta(days=1)))
 
 
 @delays.subscriber("jfk", max_attempts=2)
@@ -128,6 +166,26 @@ async def report(tick: Tick) -> None: ...
 def tick() -> None: ...
 
 
+@app.timer(every=timedelta(minutes=1), name="sealed-report", encrypted=True, missed="once")
+async def sealed_report(job: Job[Tick]) -> None: ...
+
+
+@app.on_leader
+async def follow_prices(leader: Leader) -> None: ...
+
+
+@app.on_leader(name="prices", owner="us")
+async def follow_other_prices() -> None: ...
+
+
+@app.on_startup
+async def warm_up() -> None: ...
+
+
+@orders.consumer(group="dead", on_failure=OnFailure(max_attempts=3, then="dead-letter"), concurrency=2)
+def on_order_in_thread(event: Event[Shipment]) -> None: ...
+
+
 @app.lifespan
 async def clients() -> AsyncIterator[list[int]]:
     yield [1]
@@ -158,6 +216,27 @@ async def right() -> None:
     await at_jfk.enqueue(Label("late"))
     await delays.publish(Label("late"))
     await orders.append(Shipment(id="shp_1"))
+    await resize.options(unique="u", unique_for=timedelta(minutes=5), max_attempts=1, time_limit=timedelta(seconds=1)).enqueue(
+        "a"
+    )
+    await pay.enqueue(Shipment(id="shp_1"))
+    await app.enqueue("pay", Shipment(id="shp_1"), key="acme")
+    await app.enqueue_many("pay", [NewJob(Shipment(id="shp_1"), key="acme")])
+    await ledger.start("acme", Shipment(id="shp_1"), replace=True, timeout=timedelta(seconds=1))
+    await ledger.reconcile({"acme": Shipment(id="shp_1")})
+    await sealed.publish_many([Label("late"), NewMessage(Label("later"), unique="u")])
+    await clicks.append_many([b"click", NewEvent(b"click", key="acme")])
+    await clicks.producer("importer").append(b"click")
+    async with orders.consume("reports", idle_timeout=timedelta(seconds=1)) as batches:
+        async for batch in batches:
+            ids: list[str] = [shipment.id for shipment in batch.records()]
+            assert ids
+    async with orders.tail("latest") as reader:
+        first: Shipment = (await anext(reader)).data
+        assert first
+    schedules: list[Schedule] = [report, sealed_report]
+    leading: list[LeaderTask] = [follow_prices, follow_other_prices]
+    assert schedules and leading
     await resize.enqueue_many([resize.new("a.png"), resize.options(key="b").new("b.png")])
     resize.sync.enqueue("a.png")
     resize.sync.options(key="u1").enqueue("a.png", width=1)
@@ -191,6 +270,22 @@ async def wrong() -> None:
     app.pool("x", slots="many")  # wrong
     app.stream("x", partition=3)  # wrong
     app.cron("0 4 * * *", max_attempts="two")  # wrong
+    app.timer(every=60)  # wrong
+    app.topic("x", encrypted="yes")  # wrong
+    app.stream("x", encrypted="yes")  # wrong
+    app.pool("x", on_retry="drop")  # wrong
+    app.job("x", encrypted=1)  # wrong
+    app.job("x", max_batch_size="many")  # wrong
+    app.on_leader(every=3)  # wrong
+    delays.subscriber("x", retries=3)  # wrong
+    orders.consumer(grp="x")  # wrong
+    orders.consumer(group="x", on_failure="drop")  # wrong
+    await pay.enqueue(Label("no"))  # wrong
+    await resize.options(unique_for=5).enqueue("a.png")  # wrong
+    await sealed.publish(Shipment(id="no"))  # wrong
+    await clicks.append("no bytes")  # wrong
+    await orders.append_many([Label("no")])  # wrong
+    await ledger.enqueue("acme", Label("no"))  # wrong
 
 
 asyncio.run(right())
