@@ -49,6 +49,33 @@ asyncio.run(main())
 """
 
 
+CALL_STARLETTE = """
+import asyncio
+
+from httpx import ASGITransport, AsyncClient
+from starlette_web import web
+
+
+async def main():
+    async with web.router.lifespan_context(web), AsyncClient(transport=ASGITransport(web), base_url="http://shop") as client:
+        answer = await client.post("/orders", params={"customer": "cleo"})
+        print(answer.status_code, answer.json()["job"])
+
+
+asyncio.run(main())
+"""
+CALL_FLASK = """
+from flask_web import app, web
+
+client = web.test_client()
+answer = client.post("/orders?customer=dora")
+print(answer.status_code, answer.json["job"])
+print(client.get("/jobs/" + answer.json["job"]).json["status"])
+print(client.post("/orders?customer=nobody").status_code)
+app.sync.close()
+"""
+
+
 class Project:
     """A folder with an application and its embedded server."""
 
@@ -90,7 +117,7 @@ def tables(project: Project, schema: str) -> set[str]:
     return {row[0] for row in project.fetch(f"select tablename from pg_tables where schemaname = '{schema}'")}
 
 
-def test_sqlalchemy_fastapi_and_alembic(project: Project) -> None:
+def test_sqlalchemy_fastapi_starlette_flask_and_alembic(project: Project) -> None:
     found = files("frameworks.md")
     for name in ("shop.py", "place_order.py"):
         project.write(name, found[name])
@@ -106,6 +133,19 @@ def test_sqlalchemy_fastapi_and_alembic(project: Project) -> None:
     project.write("request.py", CALL_WEB)
     assert project.run("python request.py").split() == ["200", "2"]
     assert project.fetch("select count(*) from penstock.queued_jobs") == [(2,)]
+
+    for framework, call, failing in (("starlette", CALL_STARLETTE, False), ("flask", CALL_FLASK, True)):
+        project.write(f"{framework}_web.py", found[f"{framework}_web.py"])
+        project.write("request.py", call)
+        orders, jobs = project.fetch("select count(*), (select count(*) from penstock.queued_jobs) from orders")[0]
+        said = project.run("python request.py").split()
+        assert said[0] == "201"
+        assert project.fetch("select id::text from penstock.queued_jobs order by id desc limit 1") == [(said[1],)]
+        # One order with its job; a request that fails leaves neither.
+        assert project.fetch("select count(*), (select count(*) from penstock.queued_jobs) from orders") == [
+            (orders + 1, jobs + 1)
+        ]
+        assert said[2:] == (["queued", "404"] if failing else [])
 
     project.fetch("drop table orders")
     project.run("alembic init migrations")
