@@ -66,10 +66,10 @@ def test_sessions_end_with_a_later_click_or_by_a_timer_across_restarts(
 
     append("sessions")
     append("clicks", click("a", 0), click("a", 20), click("b", 5))
-    sessions.start(rocks, url, str(tmp_path), availableNow=True).awaitTermination(200)
+    assert sessions.start(rocks, url, str(tmp_path), availableNow=True).awaitTermination(200)
     # The next click of a is in a new session; b has no further click, but time has advanced.
     append("clicks", click("a", 55))
-    sessions.start(rocks, url, str(tmp_path), availableNow=True).awaitTermination(200)
+    assert sessions.start(rocks, url, str(tmp_path), availableNow=True).awaitTermination(200)
     found = [(key, (s["ended_ms"] - s["started_ms"]) // 60_000, s["clicks"]) for key, s in payloads(ask, "sessions")]
     assert found == [("a", 20, 2), ("b", 0, 1)]
 
@@ -84,12 +84,12 @@ def test_a_change_of_a_price_becomes_a_job_for_every_customer_who_watches(
     table.write.parquet(str(tmp_path / "watches"))
     kept = spark.read.parquet(str(tmp_path / "watches"))
     append("prices", ("p1", {"product": "p1", "price": 10.5}), ("p2", {"product": "p2", "price": 99}))
-    watches.start(spark, url, kept, str(tmp_path / "checkpoint"), availableNow=True).awaitTermination(200)
+    assert watches.start(spark, url, kept, str(tmp_path / "checkpoint"), availableNow=True).awaitTermination(200)
     jobs = ask("select key, data::text from penstock.queued_jobs")
     assert len(jobs) == len({job["key"] for job in jobs}) == 1000
     # A second change before the jobs ran notifies no customer twice.
     append("prices", ("p1", {"product": "p1", "price": 9.5}))
-    watches.start(spark, url, kept, str(tmp_path / "checkpoint"), availableNow=True).awaitTermination(200)
+    assert watches.start(spark, url, kept, str(tmp_path / "checkpoint"), availableNow=True).awaitTermination(200)
     assert ask("select count(*) as jobs from penstock.queued_jobs")[0]["jobs"] == 2000
 
 
@@ -97,7 +97,7 @@ def test_totals_follow_the_orders(spark: SparkSession, url: str, ask: Ask, appen
     append("totals")
     items = [{"price": 1.25, "count": 2}, {"price": 3.0, "count": 1}]
     append("orders", ("acme", {"order_id": 1, "items": items}), ("bolt", {"order_id": 2, "items": []}))
-    totals.start(spark, url, str(tmp_path), availableNow=True).awaitTermination(200)
+    assert totals.start(spark, url, str(tmp_path), availableNow=True).awaitTermination(200)
     assert payloads(ask, "totals") == [("acme", {"order_id": 1, "total": 5.5}), ("bolt", {"order_id": 2, "total": 0.0})]
 
 

@@ -119,7 +119,7 @@ def test_micro_batches_are_enqueued_once_also_when_spark_forgets_the_commit(
             stream.writeStream.format("penstock").option("url", url).option("job", "t")
             .option("checkpointLocation", str(checkpoint)).trigger(availableNow=True).start()
         )  # fmt: skip
-        query.awaitTermination(120)
+        assert query.awaitTermination(240), "the query did not end in time"
         assert query.exception() is None
 
     for batch in range(2):
@@ -143,7 +143,7 @@ def test_the_epoch_is_what_prevents_the_second_copy(spark: SparkSession, url: st
             stream.writeStream.format("penstock").option("url", url).option("job", "t")
             .option("checkpointLocation", str(checkpoint)).trigger(availableNow=True).start()
         )  # fmt: skip
-        query.awaitTermination(120)
+        assert query.awaitTermination(240), "the query did not end in time"
         for note in (checkpoint / "commits").glob("*0*"):
             note.unlink()
         ask("delete from penstock.sink_epochs")
@@ -162,7 +162,7 @@ def test_another_checkpoint_under_the_name_of_a_writer_is_refused(
             stream.writeStream.format("penstock").options(url=url, job="t", **options)
             .option("checkpointLocation", str(tmp_path / checkpoint)).trigger(availableNow=True).start()
         )  # fmt: skip
-        query.awaitTermination(120)
+        assert query.awaitTermination(240), "the query did not end in time"
         return query
 
     (source / "0.json").write_text('{"n": 1}')
@@ -185,7 +185,7 @@ def test_another_checkpoint_under_the_name_of_a_writer_is_refused(
 
         stream = spark.readStream.schema("n int").json(str(source))
         writing = stream.writeStream.foreachBatch(put).option("checkpointLocation", str(tmp_path / checkpoint))
-        writing.trigger(availableNow=True).start().awaitTermination(120)
+        assert writing.trigger(availableNow=True).start().awaitTermination(240), "the query did not end in time"
 
     each("three")
     with pytest.raises(Exception, match="each is written to job t by the query"):
@@ -211,7 +211,7 @@ def test_each_way_that_the_refusal_advises_works(spark: SparkSession, url: str, 
             .options(url=url, job="t", checkpointLocation=str(tmp_path / checkpoint), **options)
             .trigger(availableNow=True).start()
         )  # fmt: skip
-        query.awaitTermination(120)
+        assert query.awaitTermination(240), "the query did not end in time"
 
     append(0)
     run("one", writer="copies")

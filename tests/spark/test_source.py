@@ -89,7 +89,7 @@ def test_batches_follow_the_archive_and_a_restart_goes_on_where_it_was(
             .writeStream.foreachBatch(lambda frame, _: got.append(frame.count()))
             .option("checkpointLocation", str(tmp_path)).trigger(availableNow=True).start()
         )  # fmt: skip
-        query.awaitTermination(120)
+        assert query.awaitTermination(240), "the query did not end in time"
 
     archive(25)
     archive(3)

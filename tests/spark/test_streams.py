@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -92,7 +93,7 @@ def test_from_stream_to_stream_every_event_once_through_restarts(spark: SparkSes
             .writeStream.format("penstock").options(url=url, stream="b", checkpointLocation=str(tmp_path))
             .trigger(availableNow=True).start()
         )  # fmt: skip
-        query.awaitTermination(120)
+        assert query.awaitTermination(240), "the query did not end in time"
         assert in_stream(ask, "b") == [n * 10 for n in range(1, expected + 1)]
         return query.lastProgress
 
@@ -229,7 +230,7 @@ def test_connections_stay_while_a_batch_comes_once_a_minute(spark: SparkSession,
     query = (
         spark.readStream.format("penstock").options(url=url, subscribe="a", startingOffsets="earliest").load()
         .select("key", "value").writeStream.format("penstock").options(url=url, stream="b")
-        .option("checkpointLocation", str(tmp_path)).trigger(processingTime="55 seconds").start()
+        .option("checkpointLocation", str(tmp_path)).trigger(processingTime="45 seconds").start()
     )  # fmt: skip
     opened: list[set[str]] = []
     try:
@@ -245,8 +246,10 @@ def test_connections_stay_while_a_batch_comes_once_a_minute(spark: SparkSession,
             opened.append({row["one"] for row in ask(ours)})
     finally:
         query.stop()
-    # The first two open what the others use.
-    assert all(later <= opened[1] for later in opened[2:]), opened
+    print(*map(sorted, opened), sep="\n")
+    # A task may get a process that has had none before; what was opened stays, and is not opened again for each batch.
+    assert all(earlier <= later for earlier, later in pairwise(opened[1:])), opened
+    assert len(opened[-1]) < 2 * len(opened[1]), opened
 
 
 @pytest.mark.parametrize("target", ["stream", "job"])

@@ -20,7 +20,9 @@ C = TypeVar("C")
 APPLICATION = "penstock-spark"
 """Name of Spark's connections in `pg_stat_activity`."""
 MOST = 4
-IDLE_S = 90.0  # Spark ends a Python process that has had no task for a minute
+# Spark takes its Python processes in turn, so one may get no task for several batches that come once a minute. It ends all of
+# them, with their connections, when none has had a task for a minute.
+IDLE_S = 600.0
 
 
 @dataclass(slots=True)
