@@ -214,6 +214,14 @@ async def test_a_file_of_tables_that_a_newer_version_applied_is_not_another_buil
     await migrate.check(await app.database())
 
 
+async def test_a_schema_with_a_newer_protocol_that_serves_this_version_is_not_changed(app: Penstock, sql: Sql) -> None:
+    await sql.execute("create function penstock.newer() returns integer language sql as 'select 1'")
+    await sql.execute("update penstock.protocol set number = number + 1")
+    await make_stale(sql)
+    assert await app.migrate() == migrate.Migrated(tables=[], functions=False)
+    assert "penstock.newer()" in await functions(sql)
+
+
 def test_what_is_kept_is_kept_for_clients_that_can_go_on() -> None:
     """`functions/kept/protocol_N.sql` holds what only clients of protocol N call, as long as N is served."""
     for file in (SCHEMA / "functions" / "kept").glob("*.sql"):
