@@ -5,11 +5,17 @@ from __future__ import annotations
 import asyncio
 import random
 import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 from uuid import UUID
 
+from penstock.groups.assignors import NAMED, Candidate
 from penstock.groups.heartbeat import Heartbeat
 from penstock.groups.membership import Membership
+from penstock.groups.state import Change, MemberState
+from penstock.jobs.models import ClaimedJob
+from penstock.jobs.watermarks import Watermarks
 from penstock.pools.key_source import KeySource
 from penstock.streams.consumer.consumer import Consumer
 from penstock.worker.executor import Executor
@@ -73,7 +79,61 @@ def revocation_ignored() -> None:
     Consumer.revoke = at_once  # type: ignore[method-assign]
 
 
-SABOTAGE = {each.__name__: each for each in (deaf, unfenced_member, revocation_ignored, unfenced_start, heartbeat_of_the_loop)}
+def losses_forgotten() -> None:
+    """A member goes on to begin what it had taken from its slots before it lost them."""
+    unfenced_member()
+    Membership.may_work = lambda self, slot: True  # type: ignore[method-assign]
+    KeySource.lost = lambda self, slot, epoch: None  # type: ignore[method-assign]
+    Consumer.lost = lambda self, slot, epoch: None  # type: ignore[method-assign]
+
+
+def hasty_watermarks() -> None:
+    """A worker never looks again below the highest number that it has seen, where others may still commit."""
+
+    def claimed(self: Watermarks, jobs: Sequence[ClaimedJob], horizon: int, ceiling: int, now: float) -> None:
+        for job in jobs:
+            queue = (job.name, job.priority)
+            self._watermarks[queue] = max(job.seq, self._watermarks.get(queue, 0))
+
+    def for_claim(self: Watermarks, now: float) -> dict[str, dict[str, int]]:
+        found: dict[str, dict[str, int]] = {}
+        for (name, priority), watermark in self._watermarks.items():
+            found.setdefault(name, {})[str(priority)] = watermark
+        return found
+
+    Watermarks.claimed = claimed  # type: ignore[method-assign]
+    Watermarks.for_claim = for_claim  # type: ignore[method-assign]
+
+
+def slots_dealt_in_turn() -> None:
+    """Every rebalance deals all slots to the members in turn, without regard to who has them."""
+
+    def deal(members: Sequence[Candidate], slots: Sequence[int], current: Mapping[int, str]) -> dict[int, str]:
+        ids = sorted(member.id for member in members)
+        return {slot: ids[place % len(ids)] for place, slot in enumerate(sorted(slots))} if ids else {}
+
+    NAMED["sticky"] = deal
+
+
+def all_slots_revoked() -> None:
+    """A member that has to give up a slot gives up all, and takes those that it is to have again."""
+    answered = MemberState.answered
+
+    def all_or_none(self: MemberState, beat: Any, sent_at: float, now: float) -> list[Change]:
+        if beat.known and beat.revoked:
+            beat = replace(beat, revoked=frozenset(beat.owned))
+        return answered(self, beat, sent_at, now)
+
+    MemberState.answered = all_or_none  # type: ignore[method-assign]
+
+
+SABOTAGE = {
+    each.__name__: each
+    for each in (
+        deaf, unfenced_member, revocation_ignored, unfenced_start, heartbeat_of_the_loop, losses_forgotten, hasty_watermarks,
+        slots_dealt_in_turn, all_slots_revoked,
+    )
+}  # fmt: skip
 
 
 def sabotage(name: str) -> None:

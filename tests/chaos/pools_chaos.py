@@ -20,6 +20,7 @@ from typing import Any
 import asyncpg
 
 from penstock import NewJob, Penstock, PenstockError, Settings
+from penstock.groups.assignors import slot_of
 from tests.chaos.budget import Budget
 from tests.chaos.proxy import Proxy
 from tests.chaos.queue_chaos import new_id, seeded, until_taken, was_taken
@@ -27,11 +28,12 @@ from tests.chaos.seeking import end_if_cancelled, until_found
 from tests.checker.history import Event, Gone, read
 from tests.checker.jobs import Final, History, Rules, check_jobs
 from tests.checker.keys import Ended, Placed, check_keys, check_standing
-from tests.checker.noted import NOTE_TAKES, check_takes, takes
-from tests.checker.tables import finals, pid_of, text
+from tests.checker.owners import NOTE_OWNERS, Begun, check_begun, check_owners, owners
+from tests.checker.tables import clock_difference, finals, pid_of, text
 from tests.waiting import eventually
 
 KEYS = 24
+SLOTS = 16
 # Jobs of a key run one after another, and some of the time no worker runs them.
 WORK_OF_A_KEY_PER_S = 0.5
 WORK_OF_A_KEY_AHEAD_S = 20.0
@@ -216,7 +218,7 @@ async def run_pools(
     history.touch()
     async with Proxy(url) as proxy, Penstock(url, settings=Settings()) as app:
         connection = await (await app.database()).connect()
-        await connection.execute(NOTE_TAKES)
+        await connection.execute(NOTE_OWNERS)
         await connection.close()
         if prepare is not None:
             await prepare(app)
@@ -312,8 +314,9 @@ async def check(
     final = await finals(app)
     found = await (await app.database()).fetch("select id, key || '/' || (data ->> 'n') as name from penstock.archived_jobs")
     names = {str(row["id"]): row["name"] for row in found}
-    taken = await takes(await app.database())
     recorded = read(path)
+    # Read after the runs, whose owners are therefore all there.
+    owned = await owners(await app.database(), await clock_difference(await app.database()))
     gone = [*fleet.gone, *[Gone(worker, at) for worker, at in fleet.frozen.items()]]
     cut = [*fleet.cut, *[Gone(worker, at) for worker, at in fleet.cut_now.items()]]
     ended = {names[row.id]: Ended(row.status, row.attempt, row.at) for row in final if row.finished}
@@ -325,7 +328,14 @@ async def check(
         rules = {"keyed": Rules(max_attempts=8)}
         violations = check_jobs(History(jobs, final, rules, gone, cut=cut, safe_silence_s=SAFE_SILENCE_S))
         violations += check_keys(keyed, placed, ended, gone, cut=cut, within_s=15, safe_silence_s=SAFE_SILENCE_S)
-        violations += check_takes(taken)
+        violations += check_owners(owned)
+        begun = [
+            Begun(e.name, "keyed", slot_of(e.name.rpartition("/")[0], SLOTS), e.worker, e.at)
+            for e in keyed
+            if e.kind == "started"
+        ]
+        stalled = [Gone(e.worker, e.at - float(e.value), e.at) for e in recorded if e.kind == "stalled"]
+        violations += check_begun(begun, owned, [*gone, *cut, *stalled])
         return violations + check_standing(recorded, gone, wanted, until, within_s=15)
 
     return final, await asyncio.to_thread(checked)

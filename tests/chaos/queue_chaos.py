@@ -12,7 +12,7 @@ import sys
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
@@ -23,6 +23,7 @@ from penstock import EnqueueOutcome, NewJob, Penstock, PenstockError
 from penstock.postgres.embedded import EmbeddedServer
 from penstock.settings import Settings
 from tests.chaos.budget import Budget
+from tests.chaos.late import held_snapshot, late_transaction
 from tests.chaos.seeking import end_if_cancelled, until_found
 from tests.checker.history import SLACK_S, Event, Gone, read, runs_of
 from tests.checker.jobs import Final, History, Planned, Rules, check_jobs
@@ -39,6 +40,7 @@ RULES = {
     "unhurried": Rules(),
 }
 WORKERS = 4
+LATE_PRODUCERS = 2
 PLACES = 10
 # Seconds of work in a second: half of the capacity of the places, since some are away and some repeat lost jobs.
 WORK_PER_S = {"plain": 10.0, "once": 6.0, "brief": 4.0, "limited": 1.5}
@@ -149,6 +151,8 @@ class Workload:
     asked: list[Asked] = field(default_factory=list)
     known: list[uuid.UUID] = field(default_factory=list)
     names: dict[uuid.UUID, str] = field(default_factory=dict)
+    late: set[str] = field(default_factory=set)
+    withdrawn: set[str] = field(default_factory=set)
     budgets: dict[str, Budget] = field(
         default_factory=lambda: {name: Budget(per_s, ahead_s=2 * per_s) for name, per_s in WORK_PER_S.items()}
     )
@@ -210,6 +214,33 @@ class Workload:
                     value = new.pop(receipt.id)
                     self.events.append(Event("enqueued", str(receipt.id), name, time.monotonic(), value=value))
 
+    async def enqueue_late(self, url: str, chance: random.Random, goes_on: Callable[[], bool]) -> None:
+        """Enqueue in transactions of its own, which others overlap and overtake; some of them are rolled back."""
+        while goes_on():
+            name = chance.choice(["plain", "plain", "once", "limited"])
+            batches = [
+                [NewJob(self.payload(name), id=new_id(chance)) for _ in range(chance.randrange(1, 8))]
+                for _ in range(chance.choice([1, 1, 2]))
+            ]
+            jobs = [job for batch in batches for job in batch]
+            self.names.update((job.id, name) for job in jobs if isinstance(job.id, uuid.UUID))
+            commits = chance.random() < 0.75
+            calls = [partial(self._enqueue_in, name, batch) for batch in batches]
+            while await late_transaction(url, calls, chance, commits=commits) is not commits:
+                # Repeated with the same ids until the commit is acknowledged.
+                await asyncio.sleep(0.05)
+            if not commits:
+                self.withdrawn.update(str(job.id) for job in jobs)
+                continue
+            self.late.update(str(job.id) for job in jobs)
+            for job in jobs:
+                assert isinstance(job.id, uuid.UUID)
+                self.known.append(job.id)
+                self.events.append(Event("enqueued", str(job.id), name, time.monotonic(), value=text(job.data)))
+
+    async def _enqueue_in(self, name: str, batch: list[NewJob], connection: Any) -> None:
+        await self.app.enqueue_many(name, batch, connection=connection)
+
     async def enqueue_unique(self) -> None:
         """Enqueue a job with a unique key, once: a lost answer leaves the outcome unknown."""
         key, begun = f"u{self.chance.randrange(4)}", time.monotonic()
@@ -265,6 +296,7 @@ class Result:
     killed: int
     stopped: int
     leases: int
+    overtaken: int
 
     @property
     def final(self) -> list[Final]:
@@ -281,6 +313,7 @@ async def run_queue(
     drained_within: float = 120.0,
     sought: str = "",
     long: bool = False,
+    held: bool = False,
 ) -> Result:
     """Run the workload with its faults and check the history.
 
@@ -292,6 +325,7 @@ async def run_queue(
         drained_within: Seconds within which the queue must be empty; jobs that are left then count as stuck.
         sought: A regular expression for a violation; the run ends as soon as one matches.
         long: Jobs, and the times for which workers are suspended, last until other workers have taken over their jobs.
+        held: A transaction stays open from before the first job until after the last one; so the server does not crash.
     """
     chance = seeded()
     history = folder / "history.jsonl"
@@ -309,12 +343,20 @@ async def run_queue(
     probe = Probe(app)
     probing = asyncio.create_task(probe.run())
     returning: list[asyncio.Task[tuple[float, float]]] = []
+    late: list[asyncio.Task[None]] = []
 
     async def whole() -> Result:
+        async with held_snapshot(url) if held else nullcontext():
+            return await faults_and_end()
+
+    async def faults_and_end() -> Result:
         await eventually(lambda: _declared(app), "the declaration of the types", timeout=60)
-        until = time.monotonic() + seconds
+        until, over = time.monotonic() + seconds, asyncio.Event()
+        for _ in range(LATE_PRODUCERS):
+            own = random.Random(chance.getrandbits(32))
+            late.append(asyncio.create_task(workload.enqueue_late(url, own, lambda: not over.is_set())))
         next_blow = time.monotonic() + 2
-        server_kill_at = float("inf") if long else time.monotonic() + seconds / 2
+        server_kill_at = float("inf") if long or held else time.monotonic() + seconds / 2
         # The run lasts until each kind of fault has happened, which chance and a busy machine may delay.
         while time.monotonic() < until or (not long and (fleet.killed < 3 or fleet.stopped < 1)):
             await workload.step()
@@ -332,7 +374,8 @@ async def run_queue(
                 server_kill_at = float("inf")
                 returning.append(asyncio.create_task(_return_of(app, time.monotonic())))
             await asyncio.sleep(chance.uniform(0, 0.1))
-        await asyncio.gather(*freezing)
+        over.set()
+        await asyncio.gather(*freezing, *late)
         with suppress(TimeoutError):
             async with asyncio.timeout(drained_within):
                 while not await _drained(app):
@@ -342,7 +385,7 @@ async def run_queue(
         codes = fleet.stop()
         checked, violations = await check(app, fleet, workload, history, [*probe.away, *[await task for task in returning]])
         leases = await (await app.database()).fetchval("select count(*) from penstock.leases")
-        return Result(violations, checked, codes, fleet.killed, fleet.stopped, leases)
+        return Result(violations, checked, codes, fleet.killed, fleet.stopped, leases, overtaken(checked, workload.late))
 
     async def look() -> list[str]:
         if not all(task.done() for task in returning):
@@ -350,17 +393,28 @@ async def run_queue(
         return (await check(app, fleet, workload, history, [*probe.away, *[task.result() for task in returning]]))[1]
 
     def found(violations: list[str]) -> Result:
-        return Result(violations, History([], [], RULES), [], fleet.killed, fleet.stopped, 0)
+        return Result(violations, History([], [], RULES), [], fleet.killed, fleet.stopped, 0, 0)
 
     try:
         return await until_found(whole(), sought, look, found)
     finally:
-        for task in [probing, *freezing, *returning]:
+        for task in [probing, *freezing, *late, *returning]:
             task.cancel()
-        await asyncio.gather(probing, *freezing, *returning, return_exceptions=True)
+        await asyncio.gather(probing, *freezing, *late, *returning, return_exceptions=True)
         fleet.close()
         await app.close()
         await asyncio.to_thread(server.stop)
+
+
+def overtaken(history: History, late: set[str]) -> int:
+    """How many jobs of late transactions were behind others that were claimed before these transactions were committed."""
+    committed = {event.id: event.at for event in reversed(history.events) if event.kind == "enqueued" and event.id in late}
+    claims = [note for note in history.noted if note.what == "claimed"]
+    first = {note.id: note for note in reversed(claims) if note.id in committed}
+    return sum(
+        any(other.name == own.name and other.seq > own.seq and other.at < committed[id] for other in claims)
+        for id, own in first.items()
+    )
 
 
 async def _execute(app: Penstock, statements: str) -> None:
@@ -374,7 +428,7 @@ async def check(
 ) -> tuple[History, list[str]]:
     """The history so far, and its violations."""
     database = await app.database()
-    begun, asked = time.monotonic(), list(workload.asked)
+    begun, asked, withdrawn = time.monotonic(), list(workload.asked), set(workload.withdrawn)
     # The rows are read first: the events of a job that has ended in them are all recorded.
     final = await finals(app)
     noted = await notes(database, await clock_difference(database))
@@ -391,7 +445,7 @@ async def check(
     blocked = [Gone(run.worker, run.begin, run.until) for run in runs_of(events) if '"blocks_s": 3.5' in run.value]
     history = History(
         events, final, RULES, gone, cut=stalled, blocked=blocked, away=away, planned=workload.planned,
-        healed_within=HEALED_WITHIN, safe_silence_s=SAFE_SILENCE_S, noted=noted,
+        healed_within=HEALED_WITHIN, safe_silence_s=SAFE_SILENCE_S, noted=noted, withdrawn=withdrawn,
     )  # fmt: skip
     return history, await asyncio.to_thread(lambda: check_jobs(history) + check_uniques(asked, noted))
 

@@ -93,6 +93,10 @@ QUEUE = {
         "P4.*declared dead",
         (Edit("recover", r"\(seen_at \+ dead_after < moment and suspected_at > seen_at and [^)]*\)", "true"),),
     ),
+    "lost work that nobody recovers": Sabotage(
+        r"P9.* was without one for|P2.* is in-progress after the drain",
+        (Edit("recover", r"\(seen_at \+ dead_after < moment and suspected_at > seen_at and [^)]*\)", "false"),),
+    ),
     # The mark of begin_jobs is a second line of defence behind the worker's own fence.
     "start without its fence": Sabotage(
         "P3",
@@ -124,6 +128,10 @@ QUEUE = {
     "claim of what runs": Sabotage("P4", (Edit("claim", r"and ready\.status = 'queued'"),)),
     "expiry before its time": Sabotage(
         "P2.*expired before its time", (Edit("expire", r"due\.expires_at <= moment", "due.expires_at is not null"),)
+    ),
+    # In a run without kills: a worker that has just started looks at everything.
+    "watermarks that pass what commits late": Sabotage(
+        r"P2.* is queued after the drain|P9.* was committed at", worker="hasty_watermarks", long=True
     ),
     "unique keys that do not coalesce": Sabotage(
         "P10.*while",
@@ -203,6 +211,7 @@ STREAMS = {
         "P10.*was appended", (Edit("last_batch", r"is_repeated := p_sequence <= last", "is_repeated := false"),)
     ),
     "members without a fence": Sabotage("P4.*was handled by", worker="unfenced_member", long=True),
+    "what was lost is begun": Sabotage(r"P4.* began on .* after that had lost", worker="losses_forgotten", long=True),
     "revocation that no consumer heeds": Sabotage("P4.*was handled by", worker="revocation_ignored", long=True),
     "taking a partition that has an owner": Sabotage(_NOT_LATE, _TAKE, long=True),
 }

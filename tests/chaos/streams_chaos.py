@@ -3,27 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import random
 import signal
 import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from penstock import NewEvent, Penstock, PenstockError, Stream
+from penstock import NewEvent, Penstock, PenstockError, Position, Stream
 from penstock.postgres.embedded import EmbeddedServer
 from penstock.settings import Settings
 from tests.chaos.consumers import Consumers, Ownership
+from tests.chaos.late import held_snapshot, late_transaction
 from tests.chaos.proxy import Proxy
 from tests.chaos.queue_chaos import seeded
 from tests.chaos.seeking import until_found
 from tests.checker.history import Gone
-from tests.checker.noted import NOTE_TAKES, check_takes, takes
+from tests.checker.owners import NOTE_OWNERS, Begun, check_begun, check_owners, owners
 from tests.checker.streams import (
     Committed,
     Consumed,
@@ -39,6 +42,9 @@ from tests.checker.tables import clock_difference
 from tests.waiting import eventually
 
 PRODUCERS = 3
+LATE_PRODUCERS = 2
+# Shorter than those of jobs: an open append keeps its partitions from all others.
+LATE_HOLDS_S = (0.02, 0.05, 0.3, 1.0)
 NOTE_COMMITS = """
 create table public.chaos_commits (partition integer, next_offset bigint, at timestamptz);
 create function public.chaos_note() returns trigger language plpgsql security definer as $do$
@@ -78,12 +84,60 @@ async def produce(
             key = f"{name}-{chance.randrange(8)}"
             batch.append(NewEvent(f"{key}:{number}", key))
             number += 1
+        begun = time.monotonic()
         positions = await producer.append_many(batch)
+        committed = time.monotonic()
         for event, position in zip(batch, positions, strict=True):
             assert event.key is not None
-            sent.append(Sent(position.partition, position.offset, event.data, event.key))
+            sent.append(Sent(position.partition, position.offset, event.data, event.key, begun=begun, committed=committed))
             appended[event.key].append(event.data)
         await asyncio.sleep(chance.uniform(0, 0.05))
+
+
+@dataclass
+class Late:
+    """Appends in transactions of callers, which overlap, hold their partitions for a while, and may be rolled back."""
+
+    stream: Stream[str]
+    url: str
+    sent: list[Sent]
+    withdrawn: set[str] = field(default_factory=set)
+    unknown: set[str] = field(default_factory=set)
+    numbers: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
+    committed: int = 0
+
+    async def produce(self, chance: random.Random, goes_on: Callable[[], bool]) -> None:
+        """Append to a few keys that all these producers share."""
+        while goes_on():
+            transaction, begun = next(self.numbers), time.monotonic()
+            events = [
+                NewEvent(f"late:{transaction}:{place}", f"late-{chance.randrange(4)}") for place in range(chance.randrange(1, 5))
+            ]
+            commits, values = chance.random() < 0.7, {event.data for event in events}
+            positions: list[Position] = []
+
+            async def append(connection: Any, some: list[NewEvent[str]], into: list[Position] = positions) -> None:
+                into.extend(await self.stream.append_many(some, connection=connection))
+
+            calls = [partial(append, some=events[:2]), partial(append, some=events[2:])] if len(events) > 2 else []
+            # Until the end it may be either, also for a check in the midst of it.
+            self.unknown |= values
+            ended = await late_transaction(
+                self.url, calls or [partial(append, some=events)], chance, commits=commits, holds_s=LATE_HOLDS_S
+            )
+            committed = time.monotonic()
+            if ended is None:
+                continue
+            if ended:
+                self.committed += 1
+                self.sent += [
+                    Sent(at.partition, at.offset, event.data, str(event.key), transaction, place, begun, committed)
+                    for place, (event, at) in enumerate(zip(events, positions, strict=True))
+                ]
+            else:
+                self.withdrawn |= values
+            self.unknown -= values
+            await asyncio.sleep(chance.uniform(0, 0.3))
 
 
 @dataclass(frozen=True)
@@ -96,6 +150,8 @@ class Result:
     cut: int
     sent: int
     handled: int
+    late: int
+    withdrawn: int
 
 
 async def run_streams(
@@ -107,6 +163,7 @@ async def run_streams(
     caught_up_within: float = 90.0,
     sought: str = "",
     long: bool = False,
+    held: bool = False,
 ) -> Result:
     """Run the workload with its faults and check the history.
 
@@ -118,6 +175,7 @@ async def run_streams(
         caught_up_within: Seconds within which the groups must reach the end; events that are left then count as never handled.
         sought: A regular expression for a violation; the run ends as soon as one matches.
         long: Some batches, and the times for which consumers are suspended or cut off, last until other members have taken over.
+        held: A transaction stays open from before the first event until after the last one; so the server does not crash.
     """
     chance = seeded()
     history = folder / "history.jsonl"
@@ -130,7 +188,7 @@ async def run_streams(
     await stream.declare()
     database = await app.database()
     connection = await database.connect()
-    await connection.execute(NOTE_COMMITS + NOTE_TAKES)
+    await connection.execute(NOTE_COMMITS + NOTE_OWNERS)
     await connection.close()
     if prepare is not None:
         await prepare(app)
@@ -140,6 +198,7 @@ async def run_streams(
     consumers = Consumers(url, proxy, history, sabotage, long)
     sent: list[Sent] = []
     appended: dict[str, list[str]] = defaultdict(list)
+    late = Late(stream, url, sent)
     troubles: list[asyncio.Task[None]] = []
     returning: list[asyncio.Task[tuple[float, float]]] = []
 
@@ -149,11 +208,19 @@ async def run_streams(
     ownership = Ownership(app) if long else None
 
     async def whole() -> Result:
+        async with held_snapshot(url, "public.chaos_commits") if held else nullcontext():
+            return await faults_and_end()
+
+    async def faults_and_end() -> Result:
         until = float("inf")
         streams = [behind.stream("chaos", str, partitions=6), *[stream] * (PRODUCERS - 1)]
         producing = [
             asyncio.create_task(produce(each, name, lambda: time.monotonic() < until, sent, appended))
             for name, each in enumerate(streams)
+        ]
+        producing += [
+            asyncio.create_task(late.produce(random.Random(chance.getrandbits(32)), lambda: time.monotonic() < until))
+            for _ in range(LATE_PRODUCERS)
         ]
         troubles.extend(producing)
         # A fault has no effect before the producer behind the proxy has begun and, in the long run, each consumer has partitions.
@@ -163,7 +230,7 @@ async def run_streams(
         until = time.monotonic() + seconds
         cutting = asyncio.create_task(consumers.cut_off(cut_s(), ownership))
         troubles.append(cutting)
-        crash_at, grow_at = until - seconds * 0.5, until - seconds * 0.3
+        crash_at, grow_at = float("inf") if held else until - seconds * 0.5, until - seconds * 0.3
         next_blow, shared_by = time.monotonic() + 3, time.monotonic() + 15
         # The run also waits for the growth, which recovery and appends can delay on a busy machine.
         while time.monotonic() < until or (grow_at < float("inf") and time.monotonic() < until + 60):
@@ -212,17 +279,20 @@ async def run_streams(
                 while not await caught_up():
                     await asyncio.sleep(0.05)
         consumers.stop()
-        violations, handled = await check(app, stream, consumers, sent, appended, history, [await task for task in returning])
+        away = [await task for task in returning]
+        violations, handled = await check(app, stream, consumers, sent, appended, history, away, late)
         killed = sum(gone.back == float("inf") for gone in consumers.gone)
-        return Result(violations, killed, len(consumers.gone) - killed, len(consumers.cut), len(sent), handled)
+        frozen = len(consumers.gone) - killed
+        return Result(violations, killed, frozen, len(consumers.cut), len(sent), handled, late.committed, len(late.withdrawn))
 
     async def look() -> list[str]:
         if not all(task.done() for task in returning):
             return []
-        return (await check(app, stream, consumers, sent, appended, history, [task.result() for task in returning]))[0]
+        away = [task.result() for task in returning]
+        return (await check(app, stream, consumers, sent, appended, history, away, late))[0]
 
     def found(violations: list[str]) -> Result:
-        return Result(violations, 0, 0, 0, 0, 0)
+        return Result(violations, 0, 0, 0, 0, 0, 0, 0)
 
     try:
         return await until_found(whole(), sought, look, found)
@@ -245,8 +315,10 @@ async def check(
     appended: dict[str, list[str]],
     path: Path,
     away: Sequence[tuple[float, float]],
+    late: Late,
 ) -> tuple[list[str], int]:
     """The violations so far, and the number of handled events."""
+    withdrawn = set(late.withdrawn)
     said, keys = list(sent), {key: list(values) for key, values in appended.items()}
     database = await app.database()
     # The order matters: each is read before the data that must exist for it.
@@ -263,15 +335,23 @@ async def check(
         "select distinct partition, written.epoch, noted.epoch as begun"
         " from public.chaos_written as written join public.chaos_epochs as noted using (transaction, partition)"
     )
-    taken = await takes(database)
+    owned = await owners(database, difference)
     log: dict[int, list[tuple[int, str, str]]] = {}
     for partition, bounds in (await stream.bounds()).items():
         events: list[Any] = await stream.read(partition, 0, max(1, bounds.next))
         log[partition] = [(event.offset, str(event.key), event.data) for event in events]
+    unknown = set(late.unknown)
 
     def checked() -> list[str]:
-        violations = check_log(log, said) + check_group(log, Consumed(handled, committed, gone, cut, away), keys)
-        violations += check_takes(taken)
+        violations = check_log(log, said, withdrawn, unknown)
+        violations += check_group(log, Consumed(handled, committed, gone, cut, away), keys)
+        violations += check_owners(owned)
+        begun = {(event.partition, event.worker, event.begun): event for event in handled}
+        batches = [
+            Begun(f"the batch of {event.group} at {event.partition}:{event.offset}", "chaos/plain", partition, worker, at)
+            for (partition, worker, at), event in begun.items()
+        ]
+        violations += check_begun(batches, owned, [*gone, *cut, *[Gone("", *span) for span in away]])
         exact = check_exactly_once(log, written) + check_epochs(Stamped(*row) for row in stamped)  # type: ignore[arg-type]
         return violations + [f"{each} (by the group exact)" for each in exact]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import time
@@ -12,6 +13,7 @@ import pytest
 
 from penstock import NewJob, Penstock
 from tests.chaos.queue_chaos import HEALED_WITHIN
+from tests.chaos.sabotage import Edit, Sabotage
 from tests.checker.history import read
 from tests.checker.turns import check_turns
 from tests.waiting import eventually
@@ -36,9 +38,37 @@ def worker(url: str, history: Path) -> subprocess.Popen[bytes]:
         return subprocess.Popen(command, env=environment, cwd=Path(__file__).parents[2], stdout=log, stderr=log)
 
 
+NO_TURNS = Sabotage(
+    "P12",
+    (
+        Edit("fair_places", r"if p_places <= 0 or", "if true or p_places <= 0 or"),
+        Edit("pass_on_places", r"if not exists \(select from penstock\.place_waiters where name = p_name\) then", "if true then"),
+    ),
+)
+
+
 @pytest.mark.chaos
 @pytest.mark.timeout(600)
 async def test_a_quiet_key_is_served_in_its_turn(app: Penstock, url: str, tmp_path: Path) -> None:
+    violations = await run_turns(app, url, tmp_path)
+    assert violations == [], "\n".join(violations[:20])
+
+
+async def test_each_edit_finds_what_it_takes_out(app: Penstock) -> None:
+    await NO_TURNS.prepare(app)
+
+
+@pytest.mark.chaos
+@pytest.mark.soak
+@pytest.mark.timeout(600)
+async def test_places_without_turns_are_found_out(app: Penstock, url: str, tmp_path: Path) -> None:
+    await NO_TURNS.prepare(app)
+    violations = await run_turns(app, url, tmp_path)
+    assert any(re.match(NO_TURNS.expected, each) for each in violations), violations
+
+
+async def run_turns(app: Penstock, url: str, tmp_path: Path) -> list[str]:
+    """Run noisy and quiet keys over several workers, one of which is killed. Returns the violations."""
     history = tmp_path / "history.jsonl"
     history.touch()
     workers = [worker(url, history) for _ in range(WORKERS)]
@@ -67,8 +97,7 @@ async def test_a_quiet_key_is_served_in_its_turn(app: Penstock, url: str, tmp_pa
         for each in workers:
             each.kill()
             each.wait()
-    violations = check_turns(read(history), enqueued, most=MOST, until=time.monotonic(), away=away)
-    assert violations == [], "\n".join(violations[:20])
+    return check_turns(read(history), enqueued, most=MOST, until=time.monotonic(), away=away)
 
 
 def _reached(history: Path, count: int) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tests.checker import noted as notes
@@ -75,6 +75,7 @@ class History:
         thaw_s: Seconds for which a worker that has returned may continue with jobs that it lost.
         noted: What the database did, if that was noted. Its `worker` is the dequeuer that sends a job, not the service.
         places: The largest number of jobs that a worker marks as begun before they have started.
+        withdrawn: The ids of jobs whose transaction was rolled back.
     """
 
     events: Sequence[Event]
@@ -90,6 +91,7 @@ class History:
     thaw_s: float = THAW_S
     noted: Sequence[Noted] = ()
     places: int = 10
+    withdrawn: Collection[str] = ()
 
 
 def check_jobs(history: History) -> list[str]:
@@ -133,7 +135,11 @@ def check_jobs(history: History) -> list[str]:
         violations += notes.check_deaths(history.noted, [*history.gone, *history.cut, *everybody])
         violations += notes.check_told(runs, history.noted, [*history.gone, *history.cut, *history.blocked, *everybody])
         violations += notes.check_begun(runs, history.noted, [*history.gone, *history.cut, *history.blocked, *everybody])
-        violations += notes.check_lines(history.noted, history.away)
+        committed: dict[str, float] = {}
+        for event in history.events:
+            if event.kind == "enqueued":
+                committed.setdefault(event.id, event.at)
+        violations += notes.check_lines(history.noted, history.away, committed)
     return violations
 
 
@@ -160,6 +166,11 @@ def _presence(history: History, of_job: Mapping[str, Sequence[Run]]) -> Iterable
             yield f"P1: {event.name} {event.id} was acknowledged and is in no table"
         elif event.value and values[event.id] and values[event.id] != event.value:
             yield f"P1: {event.name} {event.id} has another payload than was enqueued"
+    for id in history.withdrawn:
+        if id in of_job:
+            yield f"P1: {id} was started, though the transaction that enqueued it was rolled back"
+        elif id in rows:
+            yield f"P1: {id} is there, though the transaction that enqueued it was rolled back"
     for id, runs in of_job.items():
         if id not in rows:
             yield f"P1: {id} was started and is in no table"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tests.checker.history import SLACK_S, THAW_S, Gone, Run
@@ -81,51 +81,6 @@ create trigger chaos_note_registered after insert on penstock.workers for each r
 create trigger chaos_note_dead after update on penstock.workers for each row
 when (new.state = 'dead' and old.state <> 'dead') execute function public.chaos_note_worker();
 """
-
-
-NOTE_TAKES = """
-create table public.chaos_takes (
-    n bigserial, group_name text, slot integer, owner text, epoch bigint, owner_before text, epoch_before bigint
-);
-create function public.chaos_note_take() returns trigger language plpgsql security definer as $do$
-begin
-    insert into public.chaos_takes (group_name, slot, owner, epoch, owner_before, epoch_before)
-    values (new.group_name, new.slot, new.owner, new.epoch, old.owner, old.epoch);
-    return null;
-end
-$do$;
-create trigger chaos_note_take after update on penstock.slots for each row
-when (new.owner is not null and new.owner is distinct from old.owner) execute function public.chaos_note_take();
-"""
-
-
-@dataclass(frozen=True, slots=True)
-class Taken:
-    """A slot of a membership group got an owner; `owner_before` is the previous owner if it had not released the slot."""
-
-    group: str
-    slot: int
-    owner: str
-    epoch: int
-    owner_before: str | None
-    epoch_before: int
-
-
-async def takes(database: Any) -> list[Taken]:
-    """All takes, in their order."""
-    found = await database.fetch(
-        "select group_name, slot, owner, epoch, owner_before, epoch_before from public.chaos_takes order by n"
-    )
-    return [Taken(*row) for row in found]
-
-
-def check_takes(taken: Iterable[Taken]) -> Iterable[str]:
-    """A slot has one owner at a time, until the owner releases it or is evicted; each ownership has an epoch of its own."""
-    for each in taken:
-        if each.owner_before is not None:
-            yield f"P4: slot {each.slot} of {each.group} was taken by {each.owner} while {each.owner_before} had it"
-        if each.epoch <= each.epoch_before:
-            yield f"P4: slot {each.slot} of {each.group} was taken by {each.owner} under the epoch {each.epoch}, which is not new"
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,15 +223,28 @@ def overlap(spans: Iterable[tuple[float, float]], begin: float, end: float) -> f
     return covered
 
 
-def check_lines(noted: Sequence[Noted], away: Sequence[tuple[float, float]]) -> Iterable[str]:
-    """A job that is queued again keeps its place: later jobs do not pass it for long. A job that has to run alone runs alone."""
+def check_lines(
+    noted: Sequence[Noted], away: Sequence[tuple[float, float]], committed: Mapping[str, float] | None = None
+) -> Iterable[str]:
+    """Later jobs do not pass a job for long: neither one that is queued again, which keeps its place, nor one whose transaction
+    has committed late, behind whose place others have been claimed already. A job that has to run alone runs alone.
+
+    Args:
+        noted: What the database did.
+        away: When the database was away.
+        committed: When the enqueue of a job was acknowledged, by id.
+    """
     claims: dict[tuple[str, int], list[Noted]] = defaultdict(list)
     for note in noted:
         if note.what == "claimed":
             claims[note.name, note.priority].append(note)
     alone = _alone(noted)
     waiting: dict[str, Noted] = {}
+    new = dict(committed or {})
     for note in noted:
+        at = new.pop(note.id, None)
+        if at is not None and note.what == "claimed":
+            yield from _passed(replace(note, at=at), note, "was committed", claims, away)
         if note.what == "back" and (note.seq or note.crashes == 2):
             waiting[note.id] = note
         elif note.what in ("claimed", "over") and (since := waiting.pop(note.id, None)) is not None:
@@ -286,14 +254,23 @@ def check_lines(noted: Sequence[Noted], away: Sequence[tuple[float, float]]) -> 
                 if waited > ALONE_S:
                     yield f"P9: {since.name} {since.id} waited for {waited:.1f} s to run alone, while no other one did"
                 continue
-            until = since.at + PASSED_OVER_S + overlap(away, since.at, note.at)
-            for other in claims[since.name, since.priority]:
-                if other.seq > since.seq and until < other.at < note.at - AT_ONCE_S:
-                    yield (
-                        f"P9: {since.name} {since.id} was back in its line at {since.at:.3f}, and {other.id} behind it"
-                        f" was claimed at {other.at:.3f}, before it was at {note.at:.3f}"
-                    )
-                    break
+            yield from _passed(since, note, "was back in its line", claims, away)
+
+
+def _passed(
+    since: Noted, note: Noted, what: str, claims: Mapping[tuple[str, int], Sequence[Noted]], away: Sequence[tuple[float, float]]
+) -> Iterable[str]:
+    """Whether a job behind this one was claimed while this one waited, from `since` until `note`."""
+    if note.at - AT_ONCE_S < since.at + PASSED_OVER_S:
+        return
+    until = since.at + PASSED_OVER_S + overlap(away, since.at, note.at)
+    for other in claims.get((since.name, since.priority), ()):
+        if other.seq > since.seq and until < other.at < note.at - AT_ONCE_S:
+            yield (
+                f"P9: {since.name} {since.id} {what} at {since.at:.3f}, and {other.id} behind it"
+                f" was claimed at {other.at:.3f}, before it was at {note.at:.3f}"
+            )
+            break
 
 
 def _alone(noted: Iterable[Noted]) -> list[tuple[str, tuple[float, float]]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from bisect import bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,12 +18,20 @@ from tests.checker.history import SLACK_S, THAW_S, Absences, Gone
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """An acknowledged append, with the position in its answer."""
+    """An acknowledged append, with the position in its answer.
+
+    `transaction` is its transaction (0: not known) and `place` its place in it; the transaction began after `begun`, and its
+    commit was acknowledged at `committed`.
+    """
 
     partition: int
     offset: int
     value: str
     key: str = ""
+    transaction: int = 0
+    place: int = 0
+    begun: float = float("-inf")
+    committed: float = float("inf")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +80,17 @@ def read_handled(path: Path) -> list[Handled]:
     return sorted(handled, key=lambda event: event.at)
 
 
-def check_log(log: Log, sent: Iterable[Sent]) -> list[str]:
-    """P1 and P7: each acknowledged event is in the log once, at its position, and no other event is; offsets are dense."""
-    violations = []
+def check_log(log: Log, sent: Sequence[Sent], withdrawn: Collection[str] = (), unknown: Collection[str] = ()) -> list[str]:
+    """P1 and P7: each acknowledged event is in the log once, at its position, and no other event is; offsets are dense, and
+    in the order of the commits.
+
+    Args:
+        log: All events.
+        sent: The acknowledged appends.
+        withdrawn: Values whose transaction was rolled back.
+        unknown: Values of which it is not known whether their transaction was committed.
+    """
+    violations = list(_commit_order(sent))
     values: Counter[str] = Counter()
     for partition, events in log.items():
         for place, (offset, _, value) in enumerate(events):
@@ -84,7 +100,8 @@ def check_log(log: Log, sent: Iterable[Sent]) -> list[str]:
     for value, times in values.items():
         if times > 1:
             violations.append(f"P10: {value} was appended {times} times, though its producer numbers its batches")
-    acknowledged = set()
+    violations += [f"P1: {value} is in the log, though its append was rolled back" for value in withdrawn if value in values]
+    acknowledged = {*withdrawn, *unknown}
     for event in sent:
         acknowledged.add(event.value)
         events = log.get(event.partition, ())
@@ -94,6 +111,33 @@ def check_log(log: Log, sent: Iterable[Sent]) -> list[str]:
             violations.append(f"P1: {event.value} was appended with the key {event.key} and has {events[event.offset][1]}")
     violations += [f"P10: {value} is in the log without an append" for value in values.keys() - acknowledged]
     return violations
+
+
+def _commit_order(sent: Iterable[Sent]) -> Iterable[str]:
+    """In a partition an event lies behind those whose commit was acknowledged before its transaction began, and within a
+    transaction in the order of the calls. Of transactions that overlap either may come first, and all its events do."""
+    partitions: dict[int, list[Sent]] = defaultdict(list)
+    for event in sent:
+        partitions[event.partition].append(event)
+    for partition, events in partitions.items():
+        events.sort(key=lambda event: event.offset)
+        latest: Sent | None = None
+        before: Sent | None = None
+        over: set[int] = set()
+        for event in events:
+            where = f"{event.value} at {partition}:{event.offset}"
+            if latest is not None and event.committed < latest.begun:
+                yield f"P7: {where} lies behind {latest.value}, whose append began after that of {event.value} was committed"
+            if before is not None and before.transaction != event.transaction:
+                over.add(before.transaction)
+            if event.transaction and before is not None:
+                if event.transaction == before.transaction and event.place < before.place:
+                    yield f"P7: {where} lies behind {before.value}, which the same transaction appended later"
+                elif event.transaction in over:
+                    yield f"P7: {where} lies behind {before.value} of another transaction, which came in between"
+            before = event
+            if latest is None or event.begun > latest.begun:
+                latest = event
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,8 +18,11 @@ def text(value: Any) -> str:
 
 
 def pid_of(id: str) -> str:
-    """The process of a worker, host.pid.random, or of a member, host.pid.random.part; "": neither. A host may contain dots."""
-    found = re.search(r"\.(\d+)\.[0-9a-f]{6}(\.p\d+)?$", id)
+    """The process of a worker, host.pid.random, or of a member of a pool (with .p1) or a consumer group (.c1); "": neither.
+
+    A worker that was declared dead goes on with a number at its end. A host may contain dots.
+    """
+    found = re.search(r"\.(\d+)\.[0-9a-f]{6}(\.[pc]?\d+)*$", id)
     return found[1] if found else ""
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from tests.checker.history import Event, Gone
 from tests.checker.jobs import Final, History, Rules, check_jobs
-from tests.checker.noted import Noted, Taken, check_takes
+from tests.checker.noted import Noted
 from tests.checker.uniques import Asked, check_uniques
 
 RULES = {"plain": Rules(max_attempts=3), "once": Rules(at_most_once=True, max_attempts=1)}
@@ -68,6 +68,29 @@ SENT = History(
 )
 
 
+# Enqueued in a transaction that was committed at 6.0. Before that, b, behind it, had been enqueued and claimed.
+COMMITTED_LATE = History(
+    [
+        Event("enqueued", "b", "plain", 1.0),
+        Event("started", "b", "plain", 1.2, 1, "w"),
+        Event("ended", "b", "plain", 1.3, 1, "w", "succeeded"),
+        Event("enqueued", "a", "plain", 6.0),
+        Event("started", "a", "plain", 7.1, 1, "w"),
+        Event("ended", "a", "plain", 7.2, 1, "w", "succeeded"),
+    ],
+    [Final("a", "plain", "succeeded", 1, True, 7.3, "w"), Final("b", "plain", "succeeded", 1, True, 1.4, "w")],
+    RULES,
+    noted=[Noted("claimed", 1.1, "w", "b", "plain", 1, 8), Noted("claimed", 7.0, "w", "a", "plain", 1, 7)],
+    withdrawn=["x"],
+)
+
+
+def claimed_late(at: float, behind: float) -> History:
+    """The late job is claimed at `at`, and another one behind it, which was enqueued later, at `behind`."""
+    first, late = COMMITTED_LATE.noted
+    return replace(COMMITTED_LATE, noted=[first, Noted("claimed", behind, "w", "c", "plain", 1, 9), replace(late, at=at)])
+
+
 def begun(at: float) -> History:
     """The worker that lost a job begins another one; it has returned at 8.0, and does not register again before 20.0."""
     events = [Event("started", "b", "plain", at, 1, "w"), Event("ended", "b", "plain", at + 0.1, 1, "w", "succeeded")]
@@ -92,7 +115,22 @@ def quarantined(losses: int, failures: int = 0) -> History:
     return History(events, [final], {"killer": Rules(max_attempts=9)}, gone)
 
 
-@pytest.mark.parametrize("history", [TAKEN, KILLED, UNSTARTED, SENT, begun(8.5), begun(20.5), quarantined(3), quarantined(3, 2)])
+@pytest.mark.parametrize(
+    "history",
+    [
+        COMMITTED_LATE,
+        claimed_late(30.0, 20.0),
+        claimed_late(30.0, 28.0),
+        TAKEN,
+        KILLED,
+        UNSTARTED,
+        SENT,
+        begun(8.5),
+        begun(20.5),
+        quarantined(3),
+        quarantined(3, 2),
+    ],
+)
 def test_what_is_right_passes(history: History) -> None:
     assert check_jobs(history) == []
 
@@ -114,6 +152,23 @@ def test_what_is_right_passes(history: History) -> None:
         (
             replace(TAKEN, noted=[replace(n, crashes=2, seq=0) if n.what == "back" else n for n in LATE.noted]),
             "P9: plain a waited for 85.0 s to run alone",
+        ),
+        (
+            claimed_late(40.0, 22.0),
+            "P9: plain a was committed at 6.000, and c behind it was claimed at 22.000, before it was at 40",
+        ),
+        (replace(COMMITTED_LATE, withdrawn=["a"]), "P1: a was started, though the transaction that enqueued it was rolled back"),
+        (
+            replace(COMMITTED_LATE, final=[*COMMITTED_LATE.final, Final("x", "plain", "cancelled", 0, True, 9.0)]),
+            "P1: x is there, though the transaction that enqueued it was rolled back",
+        ),
+        (
+            replace(
+                COMMITTED_LATE,
+                events=COMMITTED_LATE.events[:4],
+                final=[Final("a", "plain", "queued", 0, False), COMMITTED_LATE.final[1]],
+            ),
+            "P2: plain a is queued after the drain",
         ),
         (begun(10.0), "P4: plain b began on w 2.000 s after that was declared dead"),
         (quarantined(1), "P2: killer a was archived as failed after 1 of 9 attempts"),
@@ -152,21 +207,3 @@ def asked(id: str, new: bool, begun: float) -> Asked:
 )
 def test_a_job_coalesces_while_it_is_queued(second: Asked, violation: str | None) -> None:
     assert check_uniques([asked("a", True, 1.0), second], QUEUED) == ([] if violation is None else [violation])
-
-
-FIRST, NEXT = Taken("g", 3, "a", 1, None, 0), Taken("g", 3, "b", 2, None, 1)
-
-
-def test_a_slot_that_was_released_may_be_taken_under_a_new_epoch() -> None:
-    assert list(check_takes([FIRST, NEXT])) == []
-
-
-@pytest.mark.parametrize(
-    ("second", "violation"),
-    [
-        (replace(NEXT, owner_before="a"), "P4: slot 3 of g was taken by b while a had it"),
-        (replace(NEXT, epoch=1), "P4: slot 3 of g was taken by b under the epoch 1, which is not new"),
-    ],
-)
-def test_a_slot_of_another_owner_and_an_old_epoch_are_rejected(second: Taken, violation: str) -> None:
-    assert list(check_takes([FIRST, second])) == [violation]

@@ -203,3 +203,75 @@ def test_what_comes_again_beside_a_freeze_is_rejected(handled: list[Handled], go
 def test_a_commit_under_an_epoch_that_is_over_is_rejected() -> None:
     assert check_epochs([Stamped(0, 3, 3), Stamped(1, 7, 7)]) == []
     assert_rejected(check_epochs([Stamped(0, 3, 3), Stamped(0, 3, 4)]), "P4")
+
+
+# -- appends in transactions that overlap, commit late, or are rolled back
+
+
+def logged(*values: str) -> dict[int, list[tuple[int, str, str]]]:
+    return {0: [(offset, "k", value) for offset, value in enumerate(values)]}
+
+
+def sent(offset: int, value: str, transaction: int, begun: float, committed: float, place: int = 0) -> Sent:
+    return Sent(0, offset, value, "k", transaction, place, begun, committed)
+
+
+EARLY, LATE = (1, 1.0, 2.0), (2, 3.0, 9.0)
+OVERLAPPING = (3, 1.5, 9.5)
+
+
+@pytest.mark.parametrize(
+    "appends",
+    [
+        [sent(0, "a", *EARLY), sent(1, "b", *LATE)],
+        [sent(0, "a", *EARLY), sent(1, "b", *OVERLAPPING)],
+        [sent(0, "b", *OVERLAPPING), sent(1, "a", *EARLY)],  # what overlaps may come in either order
+        [sent(0, "b", *OVERLAPPING), sent(1, "a", *LATE)],
+        [sent(0, "a", *LATE, place=0), sent(1, "b", *LATE, place=1)],
+    ],
+)
+def test_appends_in_the_order_of_their_commits_pass(appends: list[Sent]) -> None:
+    assert check_log(logged(*[each.value for each in appends]), appends) == []
+
+
+@pytest.mark.parametrize(
+    ("appends", "violation"),
+    [
+        # Committed before the other one began, and behind it.
+        ([sent(0, "b", *LATE), sent(1, "a", *EARLY)], "P7: a at 0:1 lies behind b, whose append began after that of a"),
+        (
+            [sent(0, "b", *LATE), sent(1, "c", *OVERLAPPING), sent(2, "a", *EARLY)],
+            "P7: a at 0:2 lies behind b, whose append began after that of a",
+        ),
+        ([sent(0, "b", *LATE, place=1), sent(1, "a", *LATE, place=0)], "P7: a at 0:1 lies behind b, which the same transaction"),
+        (
+            [sent(0, "a", *LATE), sent(1, "x", *OVERLAPPING), sent(2, "b", *LATE, place=1)],
+            "P7: b at 0:2 lies behind x of another transaction, which came in between",
+        ),
+    ],
+)
+def test_appends_in_another_order_are_rejected(appends: list[Sent], violation: str) -> None:
+    violations = check_log(logged(*[each.value for each in appends]), appends)
+    assert any(each.startswith(violation) for each in violations), violations
+
+
+def test_an_append_that_was_rolled_back_is_in_no_log_and_one_whose_commit_is_unknown_may_be() -> None:
+    appends = [sent(0, "a", *EARLY)]
+    assert check_log(logged("a"), appends, withdrawn=["x"], unknown=["y"]) == []
+    assert check_log(logged("a", "y"), appends, withdrawn=["x"], unknown=["y"]) == []
+    assert check_log(logged("a", "x"), appends, withdrawn=["x"]) == ["P1: x is in the log, though its append was rolled back"]
+    assert_rejected(check_log(logged("a", "z"), appends, withdrawn=["x"], unknown=["y"]), "P10")
+
+
+def test_an_event_that_was_rolled_back_and_handled_is_rejected() -> None:
+    """A consumer that reads what is not committed yet."""
+    handled = [Handled("g", 0, 0, "k", "a", 1.0, 1.1, "w"), Handled("g", 0, 1, "k", "x", 1.2, 1.3, "w")]
+    assert_rejected(check_group(logged("a"), Consumed(handled), {}), "P7")
+
+
+def test_a_group_that_passes_an_append_that_commits_late_is_rejected() -> None:
+    """It takes offset 1 before offset 0 is committed, and then either misses that, or comes back to it."""
+    passed = [Handled("g", 0, 1, "k", "b", 1.0, 1.1, "w")]
+    assert_rejected(check_group(logged("a", "b"), Consumed(passed), {}), "P7")
+    back = [*passed, Handled("g", 0, 0, "k", "a", 2.0, 2.1, "w"), Handled("g", 0, 1, "k", "b", 2.0, 2.2, "w")]
+    assert_rejected(check_group(logged("a", "b"), Consumed(back), {}), "P7")
