@@ -11,7 +11,7 @@ import pytest
 
 
 async def eventually(
-    condition: Callable[[], Any] | Callable[[], Awaitable[Any]], what: str = "the condition", timeout: float = 30.0
+    condition: Callable[[], Any] | Callable[[], Awaitable[Any]], what: str = "the condition", timeout: float = 60.0
 ) -> Any:
     """Wait until a condition holds and return its value; fail with what was waited for."""
     deadline = time.monotonic() + timeout
@@ -26,7 +26,7 @@ async def eventually(
         await asyncio.sleep(0.02)
 
 
-def until(condition: Callable[[], Any], what: str, timeout: float = 40.0) -> Any:
+def until(condition: Callable[[], Any], what: str, timeout: float = 60.0) -> Any:
     """The same without an event loop."""
     deadline = time.monotonic() + timeout
     while not (value := condition()):

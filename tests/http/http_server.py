@@ -61,7 +61,7 @@ def serving(database_url: str, *arguments: str, token: str | None = TOKEN, **env
     with served_until_killed(database_url, *arguments, token=token, **environment) as served:
         yield served
         served.process.send_signal(signal.SIGTERM)
-        assert served.process.wait(30) == 0
+        assert served.process.wait(60) == 0
 
 
 @contextmanager

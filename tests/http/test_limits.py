@@ -9,17 +9,19 @@ from collections.abc import Iterator
 from contextlib import closing
 
 import httpx
+import psutil
 import pytest
 
 from penstock.testing import TemporaryDatabases
 from tests.http.http_calls import new_id
 from tests.http.http_server import TOKEN, Served, serving
+from tests.waiting import until
 
 AUTH = f"Authorization: Bearer admin.{TOKEN}\r\n".encode()
 QUICK = {
-    "PENSTOCK_HTTP_HEAD_TIMEOUT": "1",
-    "PENSTOCK_HTTP_BODY_TIMEOUT": "1",
-    "PENSTOCK_HTTP_WRITE_TIMEOUT": "1",
+    "PENSTOCK_HTTP_HEAD_TIMEOUT": "2",
+    "PENSTOCK_HTTP_BODY_TIMEOUT": "2",
+    "PENSTOCK_HTTP_WRITE_TIMEOUT": "2",
     "PENSTOCK_HTTP_KEEP_ALIVE": "60",
     "PENSTOCK_HTTP_MAX_CONNECTIONS": "30",
 }
@@ -38,6 +40,12 @@ def strict(databases: TemporaryDatabases) -> Iterator[Served]:
 def connect(served: Served) -> socket.socket:
     host, port = served.base_url.removeprefix("http://").split(":")
     return socket.create_connection((host, int(port)), timeout=30)
+
+
+def has(served: Served, connection: socket.socket) -> bool:
+    """Whether the server has its end of a connection."""
+    port = connection.getsockname()[1]
+    return any(each.raddr and each.raddr.port == port for each in psutil.Process(served.process.pid).net_connections("tcp"))
 
 
 def rest(connection: socket.socket) -> bytes:
@@ -103,7 +111,7 @@ def test_a_kept_connection_outlives_the_time_of_a_head(strict: Served) -> None:
     with strict.client() as client:
         stream = client.get("/healthz").extensions["network_stream"]
         before = stream.get_extra_info("client_addr")
-        time.sleep(1.5)  # longer than a head may take
+        time.sleep(2.5)  # longer than a head may take
         after = client.get("/healthz").extensions["network_stream"].get_extra_info("client_addr")
         assert after == before
 
@@ -169,7 +177,9 @@ def test_an_answer_that_is_not_read_is_given_up(strict: Served) -> None:
         with closing(connect(strict)) as connection:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
             connection.sendall(b"GET /v1/queued-jobs HTTP/1.1\r\nHost: x\r\n" + AUTH + b"\r\n")
-            time.sleep(4)  # reading nothing is what is tested
+            # Nothing is read until the server has given up.
+            until(lambda: has(strict, connection), "the connection")
+            until(lambda: not has(strict, connection), "the end of the connection")
             assert len(rest(connection)) < 10_000_000
         # A client that reads slowly receives the whole answer.
         with closing(connect(strict)) as connection:

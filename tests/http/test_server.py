@@ -69,7 +69,7 @@ def test_a_long_poll_does_not_hold_up_the_shutdown(url: str) -> None:
         served.process.send_signal(signal.SIGTERM)
         assert served.process.wait(30) == 0
         for thread in threads:
-            thread.join(5)
+            thread.join(60)
         assert sorted(map(str, answers)) == ["[]", "queued"]
 
 

@@ -20,7 +20,7 @@ APP = """
 import asyncio, os, time
 from datetime import timedelta
 from penstock import Job, Options, Penstock, Settings
-app = Penstock(settings=Settings(dead_after=1.0, heartbeat_interval=0.3, maintenance_interval=0.2))
+app = Penstock(settings=Settings(dead_after=2.0, heartbeat_interval=0.4, maintenance_interval=0.2))
 LEASE = timedelta(seconds=float(os.environ.get("LEASE_S", "300")))
 
 def note(job, word):
@@ -75,15 +75,15 @@ async def _members(sql: asyncpg.Connection[Any], count: int) -> bool:
 async def test_a_handler_that_blocks_the_loop_keeps_its_key_and_its_job(
     url: str, sql: asyncpg.Connection[Any], tmp_path: Path
 ) -> None:
-    """For three times the silence after which a worker counts as dead, with another worker that would take over."""
+    """For more than twice the silence after which a worker counts as dead, with another worker that would take over."""
     async with Penstock(url) as app:
         with Workers(url, tmp_path) as workers:
             workers.start()
             workers.start()
             await eventually(lambda: _members(sql, 2), "two members")
             pool = app.pool("keyed", slots=8, visibility_timeout=timedelta(seconds=300))
-            keyed = [await pool.enqueue("acme", 3.0), await pool.enqueue("acme", 0.0)]
-            plain = await app.enqueue("plain", 3.0)
+            keyed = [await pool.enqueue("acme", 5.0), await pool.enqueue("acme", 0.0)]
+            plain = await app.enqueue("plain", 5.0)
             await eventually(lambda: sum(line[0] == "began" for line in workers.lines()) >= 1, "the handler")
 
             async def blocked() -> Any:

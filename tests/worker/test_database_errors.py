@@ -67,7 +67,7 @@ async def test_a_worker_outlives_a_server_that_turns_read_only(url: str, sql: as
             await sql.execute(f'alter database "{name}" set default_transaction_read_only = on')
             await _end_others(sql)
             with pytest.raises(DatabaseUnavailable, match="read-only"):
-                await eventually(lambda: _enqueue(steady), "a refusal", timeout=5)
+                await eventually(lambda: _enqueue(steady), "a refusal")
             await sql.execute("set default_transaction_read_only = off")
             await sql.execute(f'alter database "{name}" reset default_transaction_read_only')
             id = await sql.fetchval("select penstock.enqueue('steady', '{}')")

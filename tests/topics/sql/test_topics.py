@@ -191,7 +191,7 @@ async def test_run_after_and_expires_at_hold_for_each_copy(app: Penstock, memos:
     await memos.subscribe("bob")
     await memos.publish("later", run_after=timedelta(hours=1))
     await memos.publish("brief", expires_at=timedelta(milliseconds=1))
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not await sql.fetchval("select penstock.expire()"):
             await asyncio.sleep(0.005)
     assert await copies(app, "memos_bob") == []
