@@ -52,7 +52,6 @@ async def states(sql: Sql) -> dict[int, str]:
     return {row["pid"]: row["state"] for row in await sql.fetch("select pid, state from penstock.workers order by started_at")}
 
 
-@pytest.mark.timeout(180)
 async def test_workers_come_with_the_load_and_go_without_losing_what_they_have(url: str, sql: Sql, tmp_path: Path) -> None:
     (tmp_path / "shop.py").write_text(APP)
     supervisor = subprocess.Popen(

@@ -64,8 +64,6 @@ def served(databases: TemporaryDatabases) -> Iterator[Served]:
         yield served
 
 
-# It makes thirty processes.
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("through", ["database", "server"])
 def test_every_command_works_through_database_and_server(url: str, served: Served, through: str) -> None:
     env = {**os.environ, "PENSTOCK_DATABASE_URL": url, "NO_COLOR": "1"}

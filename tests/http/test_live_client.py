@@ -240,7 +240,6 @@ async def test_messages_are_worked_on_a_socket_without_blocking(served: Served, 
             await anext(penstock.topic(name).work())
 
 
-@pytest.mark.timeout(300)  # Thirty processes, one after another.
 def test_the_command_line_works_through_a_server(served: Served, name: str) -> None:
     def penstock(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
         environment = {

@@ -185,7 +185,6 @@ async def test_a_web_application_without_a_worker_only_opens(url: str) -> None:
         assert [each.ready for each in await app.counts()] == [1]
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("other", [False, True], ids=["same database", "another database"])
 def test_a_django_project(tmp_path: Path, databases: Any, url: str, other: bool) -> None:
     (tmp_path / "shop").mkdir()

@@ -7,7 +7,6 @@ from datetime import datetime
 from typing import Any, TypeAlias
 
 import asyncpg
-import pytest
 
 from penstock import NewEvent, Penstock, Stream
 
@@ -47,7 +46,6 @@ async def read_all(stream: Stream[int], log: Log) -> tuple[dict[str, int], list[
     return {key: value for key, value in latest.items() if value is not None}, sorted(unkeyed)
 
 
-@pytest.mark.timeout(240)
 async def test_a_reader_of_a_compacted_stream_ends_with_the_map_of_the_whole_log(app: Penstock, sql: Sql) -> None:
     seed = random.randrange(2**32)
     print("seed", seed)

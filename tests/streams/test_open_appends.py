@@ -23,7 +23,9 @@ KEYS = [next(str(n) for n in range(1_000) if partition_of(str(n), PARTITIONS) ==
 async def held(url: str, sql: Sql) -> AsyncIterator[Sql]:
     """A stream with work for each kind of maintenance, and a connection with an open append to its last partition."""
     await sql.execute(
-        'select penstock.create_stream(\'events\', $1, \'{"segment_events": 1, "keep_events": 1, "compact": true}\')', PARTITIONS
+        "select penstock.create_stream('events', $1, $2)",
+        PARTITIONS,
+        '{"segment_events": 1, "keep_events": 1, "compact": true}',
     )
     for _ in range(2):
         await sql.execute("select penstock.append_many('events', '{0,1,2,3,4,5,6,7}', $1)", KEYS * 2)

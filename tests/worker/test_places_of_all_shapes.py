@@ -17,15 +17,15 @@ from typing import Any, TypeAlias
 import asyncpg
 import httpx
 import pytest
-from http_calls import claim, put
-from http_server import TOKEN, Served, serving
 
-from conftest import eventually
 from penstock import Backoff, Conflict, Event, Job, NewEvent, Penstock, Settings, Standing
 from penstock.pools.pool import Pool
 from penstock.streams.partitioner import partition_of
 from penstock.streams.stream import Stream
-from workers import Workers
+from tests.http.http_calls import claim, put
+from tests.http.http_server import TOKEN, Served, serving
+from tests.waiting import eventually
+from tests.workers import Workers
 
 Sql: TypeAlias = "asyncpg.Connection[Any]"
 PLACES, KEYS, ROUNDS = 4, 8, 60
