@@ -120,13 +120,14 @@ async def test_the_visibility_timeout_ends_a_wedged_worker_and_its_late_result_i
 ) -> None:
     async with Penstock(url) as app:
         with Workers(url, tmp_path, LEASE_S="3") as workers:
+            # The other one has to be there before the handler ends.
             workers.start()
-            await eventually(lambda: _members(sql, 1), "a member")
+            workers.start()
+            await eventually(lambda: _members(sql, 2), "two members")
             pool = app.pool("keyed", slots=8, visibility_timeout=timedelta(seconds=3))
-            first = await pool.enqueue("acme", 9.0)
+            first = await pool.enqueue("acme", 12.0)
             await eventually(lambda: workers.lines(), "the handler")
             await sql.execute("update penstock.queued_jobs set data = '0' where id = $1", first.id)
-            workers.start()
             record = await app.wait(first.id)
             assert record.status is Status.SUCCEEDED
             assert [error["attempt"] for error in record.errors] == [1]
