@@ -149,7 +149,7 @@ async def test_a_batch_with_a_large_job_keeps_its_order(sql: Sql) -> None:
 
 
 async def test_an_option_that_a_job_may_have_is_never_dropped(app: Penstock, sql: Sql) -> None:
-    """Whoever adds an option adds its name to `own_options`; from then on it is stored."""
+    """An option that is added gets its name into `own_options`; from then on it is stored."""
     await app.job_type("ship").declare()
     transaction = sql.transaction()
     await transaction.start()
