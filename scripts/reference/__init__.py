@@ -34,7 +34,7 @@ def generated() -> Iterator[tuple[Path, str]]:
 def page_of(name: str) -> str:
     """The page of a public name: the capability whose folder defines it."""
     _, folder, *module = DEFINED_IN[name].split(".")
-    if folder in _APPLICATION or module == ["leader"]:
+    if folder in _APPLICATION or module in (["leader"], ["fleets"]):
         return "application"
     return "pools" if folder == "worker" else folder
 

@@ -73,6 +73,8 @@ from penstock.topics.models import Subscribed as Subscribed
 from penstock.topics.models import Subscriber as Subscriber
 from penstock.topics.models import TopicCounts as TopicCounts
 from penstock.topics.topic import Topic as Topic
+from penstock.worker.fleets import FleetRecord as FleetRecord
+from penstock.worker.fleets import WorkerRecord as WorkerRecord
 from penstock.worker.leader import Leader as Leader
 from penstock.worker.leader import LeaderRecord as LeaderRecord
 from penstock.worker.leader import LeaderTask as LeaderTask
@@ -91,6 +93,7 @@ __all__ = [
     "Event",
     "Events",
     "Fail",
+    "FleetRecord",
     "Halted",
     "HandlerRecord",
     "InvalidInput",
@@ -151,6 +154,7 @@ __all__ = [
     "TopicCounts",
     "Unreadable",
     "Why",
+    "WorkerRecord",
     "__version__",
     "current_job",
     "inject",

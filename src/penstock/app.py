@@ -46,7 +46,8 @@ from penstock.sync import SyncPenstock
 from penstock.topics import queries as topics
 from penstock.topics.administration import TopicAdministration
 from penstock.topics.topic import renew_subscriptions, subscription_of
-from penstock.worker import Work, Worker, stop_on
+from penstock.worker import Work, Worker, fleets, stop_on
+from penstock.worker.fleets import FleetRecord, WorkerRecord
 from penstock.worker.leader import LeaderRecord, LeaderTask, leaders
 from penstock.worker.pulling import PullingWorker
 
@@ -207,6 +208,42 @@ class Penstock(JobAdministration, PoolAdministration, TopicAdministration, Strea
     async def leaders(self) -> list[LeaderRecord]:
         """The tasks of the leader in the database, by name: which worker leads, since when, and what became of the task."""
         return await leaders(await self.database())
+
+    async def workers(self) -> list[WorkerRecord]:
+        """All workers: where they run, what they work on, and whether they live."""
+        return await fleets.workers(await self.database())
+
+    async def drain_worker(self, id: str) -> str:
+        """Let one worker of a fleet finish what it runs, and end.
+
+        Args:
+            id: Id of the worker, as `workers` lists it.
+
+        Returns:
+            The name of its fleet.
+
+        Raises:
+            NotFound: There is no such worker.
+            Conflict: It is of no fleet: its process ends in an orderly way by SIGTERM.
+        """
+        check_text("id", id)
+        return await fleets.drain_worker(await self.database(), id)
+
+    async def fleets(self) -> list[FleetRecord]:
+        """All fleets of workers on Spark, and how many of their workers are present."""
+        return await fleets.fleets(await self.database())
+
+    async def drain_fleet(self, name: str) -> None:
+        """Let the workers of a fleet finish what they run, and end.
+
+        Args:
+            name: Name of the fleet.
+
+        Raises:
+            NotFound: There is no such fleet.
+        """
+        check_text("name", name)
+        await fleets.drain(await self.database(), name)
 
     @property
     def dependency_overrides(self) -> dict[Callable[..., Any], Callable[..., Any]]:

@@ -15,6 +15,8 @@ DEFINED_IN = {
     "Leader": "penstock.worker.leader",
     "LeaderTask": "penstock.worker.leader",
     "LeaderRecord": "penstock.worker.leader",
+    "WorkerRecord": "penstock.worker.fleets",
+    "FleetRecord": "penstock.worker.fleets",
     # jobs
     "Job": "penstock.jobs.handler",
     "Jobs": "penstock.jobs.handler",

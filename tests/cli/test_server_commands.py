@@ -5,19 +5,26 @@ The cases are asked for by the list of commands itself, so that a new one cannot
 
 from __future__ import annotations
 
+import asyncio
 import shlex
 from collections.abc import Iterator
+from datetime import timedelta
 from typing import Any
 
 import pytest
 import typer
 from typer.testing import CliRunner
 
+from penstock import Batch, Penstock
 from penstock.cli import app
 from penstock.cli.lazy import LazyCommand
 from penstock.errors import InvalidInput, PenstockError
+from penstock.jobs import worker_queries
 from penstock.testing import TemporaryDatabases
+from penstock.worker import fleets
 from tests.http.http_server import TOKEN, Served, serving
+from tests.waiting import eventually
+from tests.workers import Workers
 
 # What works through a server: in this order, arguments and a part of what is printed; "!" begins a part of the error.
 STEPS: list[tuple[str, str, str]] = [
@@ -26,6 +33,14 @@ STEPS: list[tuple[str, str, str]] = [
     ("types list", "", "mail"),
     ("types", "", "mail"),
     ("leaders", "", "no tasks of the leader yet"),
+    ("workers", "", "web-3"),
+    ("workers", "--json", '"silent_s"'),
+    ("workers drain", "w-of-none", "!is of no fleet"),
+    ("workers drain", "w-of-night", "draining: w-of-night of the fleet night"),
+    ("workers drain", "nobody", "!no such worker"),
+    ("fleet status", "", "night"),
+    ("fleet drain", "night", "draining: night"),
+    ("fleet drain", "nothing", "!no such fleet"),
     ("types show", "mail", "no worker has said anything"),
     ("types show", "nothing", "!no such job type or handler"),
     ("pause", "mail", "paused: mail"),
@@ -79,6 +94,9 @@ STEPS: list[tuple[str, str, str]] = [
     ("streams tail", "orders --from earliest -n 1", "acme"),
     ("streams groups", "orders", "billing"),
     ("streams lag", "orders billing", "billing"),
+    ("streams replay-dead", "spoiled", "replayed: 1"),
+    ("streams replay-dead", "spoiled", "replayed: 0"),
+    ("streams replay-dead", "spoiled -p 0 --offset 0", "replayed: 1"),
     ("streams reset", "orders billing --to latest", "next"),
     ("streams reset", "orders billing --to earliest -p 1", "1"),
     ("streams reset", "orders billing --to 0 -p 0", "0"),
@@ -105,8 +123,6 @@ NEED_THE_DATABASE = {
     "doctor": "",
     "dequeue": "--downstream-url http://127.0.0.1:1",
     "exec": "true",
-    "fleet drain": "night",
-    "fleet status": "",
     "gearman": "--server 127.0.0.1:4730",
     "grant": "role reader",
     "history compact": "",
@@ -120,14 +136,11 @@ NEED_THE_DATABASE = {
     "prune": "",
     "revoke": "role",
     "server": "",
-    "streams replay-dead": "orders",
     "up": "",
     "users add": "ada",
     "users list": "",
     "users remove": "ada",
     "worker": "shop:app",
-    "workers": "",
-    "workers drain": "w",
 }
 
 
@@ -147,8 +160,33 @@ def commands() -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def served(databases: TemporaryDatabases) -> Iterator[Served]:
-    with databases.database() as url, serving(url) as served:
-        yield served
+    with databases.database() as url:
+        asyncio.run(prepare(url))
+        with serving(url) as served:
+            yield served
+
+
+async def prepare(url: str) -> None:
+    """Two workers, of which one is of a fleet, and a dead letter."""
+    async with Penstock(url) as app:
+        spoiled = app.stream("spoiled", int, partitions=1)
+
+        @spoiled.consumer(group="billing", on_failure="dead-letter")
+        async def fail(batch: Batch[int]) -> None:
+            raise ValueError("never")
+
+        await spoiled.append(1)
+        async with Workers(app):
+            await eventually(lambda: found(app), "the dead letter")
+        database = await app.database()
+        for worker in ("w-of-none", "w-of-night"):
+            await worker_queries.register_worker(database, worker, ["mail"], "web-3", 1, 1, timedelta(minutes=10))
+        await fleets.start(database, "night", "shop:app", 1)
+        await fleets.look(database, "night", "w-of-night", "web-3", "3.11")
+
+
+async def found(app: Penstock) -> bool:
+    return any(stream.name == "spoiled.dead" for stream in await app.list_streams())
 
 
 @pytest.fixture

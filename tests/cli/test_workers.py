@@ -25,5 +25,5 @@ async def test_a_blocked_loop_is_shown_with_the_handler_that_blocks_it(url: str,
     lines = {line.split()[0]: line for line in penstock(url, "workers").splitlines()[1:]}
     assert "mail job_1 since" in lines["stuck"]
     assert "since" not in lines["well"]
-    blocked = {one["worker"]: one["blocked_by"] for one in json.loads(penstock(url, "workers", "--json"))}
+    blocked = {one["id"]: one["blocked_by"] for one in json.loads(penstock(url, "workers", "--json"))}
     assert blocked == {"well": None, "stuck": "mail job_1"}

@@ -54,12 +54,12 @@ async def test_pull_workers_are_workers_that_are_kept_alive_and_leave(app: Penst
     database = await app.database()
     async with AsyncExitStack() as stack:
         workers = [await stack.enter_async_context(pool.worker()) for _ in range(3)]
-        listed = {worker.worker: worker.seen_at for worker in await fleets.workers(database)}
+        listed = {worker.id: worker.seen_at for worker in await fleets.workers(database)}
         # The ids of a process begin alike.
         assert listed.keys() == {worker.id.removesuffix(".p1") for worker in workers}
 
         async def all_seen_again() -> bool:
-            now = {worker.worker: worker.seen_at for worker in await fleets.workers(database)}
+            now = {worker.id: worker.seen_at for worker in await fleets.workers(database)}
             return all(now[id] > seen_at for id, seen_at in listed.items())
 
         await eventually(all_seen_again, "a heartbeat of each")

@@ -54,10 +54,10 @@ async def test_a_fleet_works_until_it_is_drained(spark: SparkSession, app: Penst
         known = await fleets.workers(database)
         assert [(w.fleet, w.state, w.alive, w.names) for w in known] == [("f", "running", True, ["count"])] * 2
         # One of them is told to stop; the other stays.
-        assert await fleets.drain_worker(database, known[0].worker) == "f"
+        assert await fleets.drain_worker(database, known[0].id) == "f"
 
         async def one_left() -> bool:
-            return [w.worker for w in await fleets.workers(database)] == [known[1].worker]
+            return [w.id for w in await fleets.workers(database)] == [known[1].id]
 
         await eventually(one_left, "the end of one worker", timeout=60)
     finally:

@@ -12,7 +12,6 @@ from typing import Any
 import asyncpg
 
 from penstock import Penstock, Status
-from penstock.jobs import http_queries as http
 from penstock.worker import fleets
 from tests.waiting import eventually
 
@@ -92,10 +91,8 @@ async def test_a_handler_that_blocks_the_loop_keeps_its_key_and_its_job(
             said = await eventually(blocked, "the word that a loop is blocked")
             assert said.split()[0] in ("keyed", "plain")
             database = await app.database()
-            listed = {worker.worker: worker for worker in await fleets.workers(database)}
-            shown = {worker.id: worker for worker in await http.workers(database)}
+            listed = {worker.id: worker for worker in await fleets.workers(database)}
             assert said in [worker.blocked_by for worker in listed.values()]
-            assert said in [worker.blocked_by for worker in shown.values()]
             assert all(worker.alive for worker in listed.values())
             assert all((worker.blocked_since is None) == (worker.blocked_by is None) for worker in listed.values())
             for receipt in [*keyed, plain]:

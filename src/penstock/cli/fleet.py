@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from penstock.app import Penstock
-from penstock.cli.backend import with_database
+from penstock.cli.backend import with_backend
 from penstock.cli.output import AsJson, out, print_json, print_table
-from penstock.worker import fleets
 
 app = typer.Typer(help="Fleets of workers on Spark: status, drain.", no_args_is_help=True)
 
@@ -17,11 +15,7 @@ app = typer.Typer(help="Fleets of workers on Spark: status, drain.", no_args_is_
 @app.command()
 def status(as_json: AsJson = False) -> None:
     """Fleets, and how many of their workers are there."""
-
-    async def gather(opened: Penstock) -> Any:
-        return await fleets.fleets(await opened.database())
-
-    found = with_database(gather)
+    found = with_backend(lambda backend: backend.fleets())
     if as_json:
         print_json(found)
         return
@@ -35,9 +29,5 @@ def status(as_json: AsJson = False) -> None:
 @app.command()
 def drain(name: Annotated[str, typer.Argument(help="Name of the fleet.")]) -> None:
     """Let the workers of a fleet finish what they run, and end."""
-
-    async def run(opened: Penstock) -> None:
-        await fleets.drain(await opened.database(), name)
-
-    with_database(run)
+    with_backend(lambda backend: backend.drain_fleet(name))
     out.print(f"draining: {name}", highlight=False)

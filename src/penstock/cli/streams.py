@@ -10,8 +10,7 @@ from typing import Annotated, Any, Literal
 import orjson
 import typer
 
-from penstock.app import Penstock
-from penstock.cli.backend import BackendStream, with_backend, with_database, with_stream
+from penstock.cli.backend import BackendStream, with_backend, with_stream
 from penstock.cli.enqueueing import parse_json
 from penstock.cli.output import AsJson, moment, opened, out, print_json, print_table
 from penstock.cli.types import parse_options
@@ -256,10 +255,7 @@ def replay_dead(
         raise InvalidInput("an offset needs its partition", hint="Give --offset and --partition, or neither.")
     offsets = None if offset is None else dict.fromkeys(partition or [], offset)
 
-    async def run(app: Penstock) -> int:
-        return await (await app.find_stream(name)).replay_dead(offsets=offsets, limit=limit)
-
-    count = with_database(run)
+    count = with_stream(name, lambda stream: stream.replay_dead(offsets=offsets, limit=limit))
     out.print(f"replayed: {count}")
 
 

@@ -6,10 +6,9 @@ from typing import Annotated
 
 import typer
 
-from penstock.app import Penstock
-from penstock.cli.backend import with_database
+from penstock.cli.backend import with_backend
 from penstock.cli.output import AsJson, out, pass_on_json, print_json, print_table
-from penstock.worker import fleets
+from penstock.worker.fleets import WorkerRecord
 
 app = typer.Typer(help="Workers: who works, and where; draining one.", invoke_without_command=True)
 
@@ -20,10 +19,7 @@ def workers(context: typer.Context, as_json: AsJson = False) -> None:
     if pass_on_json(context, as_json):
         return
 
-    async def gather(opened: Penstock) -> list[fleets.WorkerRecord]:
-        return await fleets.workers(await opened.database())
-
-    found = with_database(gather)
+    found = with_backend(lambda backend: backend.workers())
     if as_json:
         print_json(found)
         return
@@ -44,7 +40,7 @@ def workers(context: typer.Context, as_json: AsJson = False) -> None:
         ],
         [
             (
-                w.worker,
+                w.id,
                 w.state if w.alive else "silent",
                 w.host,
                 w.pid,
@@ -63,7 +59,7 @@ def workers(context: typer.Context, as_json: AsJson = False) -> None:
     )
 
 
-def _blocked(worker: fleets.WorkerRecord) -> str | None:
+def _blocked(worker: WorkerRecord) -> str | None:
     if worker.blocked_since is None:
         return None
     return f"{worker.blocked_by or 'something'} since {worker.blocked_since.astimezone():%H:%M:%S}"
@@ -72,11 +68,7 @@ def _blocked(worker: fleets.WorkerRecord) -> str | None:
 @app.command()
 def drain(worker: Annotated[str, typer.Argument(help="Id of the worker.")], as_json: AsJson = False) -> None:
     """Let one worker of a fleet finish what it runs, and end."""
-
-    async def run(opened: Penstock) -> str:
-        return await fleets.drain_worker(await opened.database(), worker)
-
-    fleet = with_database(run)
+    fleet = with_backend(lambda backend: backend.drain_worker(worker))
     if as_json:
         print_json({"worker": worker, "fleet": fleet})
     else:

@@ -21,6 +21,7 @@ from penstock.jobs.http_models import Claimed, ClaimedJobs, Result
 from penstock.jobs.models import OWN_FIELDS, Enqueued, EnqueueOutcome, NewJob, make_id
 from penstock.jobs.records import HandlerRecord, JobCounts, JobRecord, JobTypeRecord, Status, Why, parse_id
 from penstock.schedules.schedule import ScheduleRecord, ScheduleRun
+from penstock.worker.fleets import FleetRecord, WorkerRecord
 from penstock.worker.leader import LeaderRecord
 
 T = TypeVar("T")
@@ -247,6 +248,26 @@ def job_types() -> Call[list[JobTypeRecord]]:
 def leaders() -> Call[list[LeaderRecord]]:
     """The tasks of the leader."""
     return Call("GET", "/v1/leaders", reader(list[LeaderRecord]))
+
+
+def workers() -> Call[list[WorkerRecord]]:
+    """The workers."""
+    return Call("GET", "/v1/workers", reader(list[WorkerRecord]))
+
+
+def drain_worker(id: str) -> Call[str]:
+    """Let a worker of a fleet stop."""
+    return Call("POST", f"/v1/workers/{quoted(id)}/drain", lambda response: str(json_of(response)["fleet"]))
+
+
+def fleets() -> Call[list[FleetRecord]]:
+    """The fleets."""
+    return Call("GET", "/v1/fleets", reader(list[FleetRecord]))
+
+
+def drain_fleet(name: str) -> Call[None]:
+    """Let the workers of a fleet stop."""
+    return Call("POST", f"/v1/fleets/{quoted(name)}/drain", lambda _: None)
 
 
 def handlers() -> Call[list[HandlerRecord]]:

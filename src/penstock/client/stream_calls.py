@@ -137,6 +137,15 @@ def pause(name: str, group: str, word: str, partitions: Collection[int] | None, 
     return Call("POST", path_of(name, "groups", quoted(group), word), lambda r: int(json_of(r)["partitions"]), body)
 
 
+def replay_dead(name: str, offsets: Mapping[int, int] | None, limit: int) -> Call[int]:
+    """Replay dead letters. Not repeated when it names offsets, since it would replay them twice."""
+    body: dict[str, Any] = {"limit": limit}
+    if offsets is not None:
+        body["offsets"] = {str(partition): offset for partition, offset in offsets.items()}
+    path = path_of(name, "replay-dead")
+    return Call("POST", path, lambda r: int(json_of(r)["replayed"]), body, repeatable=offsets is None)
+
+
 def drop_group(name: str, group: str) -> Call[None]:
     """Forget a group."""
     return Call("DELETE", path_of(name, "groups", quoted(group)), lambda _: None)

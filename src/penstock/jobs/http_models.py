@@ -78,32 +78,3 @@ class ClaimedJobs:
     })  # fmt: skip
 
     jobs: list[Claimed]
-
-
-@dataclass(frozen=True, slots=True)
-class RegisteredWorker:
-    """A worker process."""
-
-    __pydantic_config__: ClassVar[ConfigDict] = example({
-        "id": "billing-1", "host": "web-3", "pid": 4711, "names": ["invoice-shipments"], "concurrency": 10, "state": "running",
-        "in_flight": 2, "started_at": _AT, "seen_at": _AT, "silent_s": 1.5,
-        "blocked_since": None, "blocked_by": None, "halted": {"orders/billing": "orders/billing, partition 3, offset 17: ..."},
-    })  # fmt: skip
-
-    id: str
-    host: str
-    pid: int
-    names: list[str]
-    concurrency: int
-    state: str
-    in_flight: int
-    started_at: datetime
-    seen_at: datetime
-    silent_s: float
-    blocked_since: Annotated[
-        datetime | None, Field(description="Since when its event loop has made no progress; null: it makes progress.")
-    ]
-    blocked_by: Annotated[
-        str | None, Field(description="Type and id of the job that blocks its event loop, as far as that is known.")
-    ]
-    halted: Annotated[dict[str, str], Field(description="Its consumers (stream/group) that have ended, each with its error.")]

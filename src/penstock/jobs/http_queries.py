@@ -7,11 +7,8 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from uuid import UUID
 
-import orjson
-
 from penstock.core.encryption import ENCRYPTED, Keyring, is_envelope, opened_entry
 from penstock.core.serialization import dump_json, load_json
-from penstock.jobs.http_models import RegisteredWorker
 from penstock.jobs.models import EnqueueOutcome
 from penstock.jobs.queries import JobColumns, enqueue_arguments
 from penstock.jobs.records import JobTypeRecord, Status
@@ -237,15 +234,10 @@ async def names_of(database: Database, ids: Sequence[UUID]) -> dict[UUID, str]:
     return {row["id"]: row["name"] for row in rows}
 
 
-async def workers(database: Database, id: str | None = None) -> list[RegisteredWorker]:
-    """All worker processes, oldest first, or the one with this id."""
-    rows = await database.fetch(
-        "select id, host, pid, names, concurrency, state, in_flight, started_at, seen_at,"
-        " extract(epoch from penstock.clock() - seen_at)::double precision as silent_s,"
-        " blocked_since, blocked_by, halted from penstock.workers where $1::text is null or id = $1 order by started_at, id",
-        id,
-    )
-    return [RegisteredWorker(**{**row, "halted": orjson.loads(row["halted"])}) for row in rows]
+async def names_of_worker(database: Database, id: str) -> list[str] | None:
+    """The job types of a worker; None: there is no such worker."""
+    row = await database.fetchrow("select names from penstock.workers where id = $1", id)
+    return None if row is None else list(row["names"])
 
 
 async def job_type(database: Database, name: str) -> JobTypeRecord | None:

@@ -123,7 +123,7 @@ async def _workers(database: Database) -> list[Finding]:
                 Finding(
                     "workers",
                     "problem",
-                    f"the event loop of {worker.worker} makes no progress: {worker.blocked_by or 'something'} blocks it",
+                    f"the event loop of {worker.id} makes no progress: {worker.blocked_by or 'something'} blocks it",
                     'Declare the handler without async, or with executor="process"; restart the worker if it does not end.',
                 )
             )
@@ -131,7 +131,7 @@ async def _workers(database: Database) -> list[Finding]:
             Finding(
                 "workers",
                 "problem",
-                f"the consumer {consumer} has ended in {worker.worker}: it halted",
+                f"the consumer {consumer} has ended in {worker.id}: it halted",
                 "Correct the cause, which penstock workers --json shows, and restart the worker.",
             )
             for consumer in worker.halted

@@ -1,18 +1,36 @@
-"""One typed function for each SQL function about fleets."""
+"""Workers and fleets as all surfaces show them, and one typed function for each SQL function about them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Annotated, ClassVar
 
 import orjson
+from pydantic import ConfigDict, Field
 
+from penstock.core.records import example
 from penstock.postgres.database import Database
+
+_AT = "2026-01-11T18:26:26Z"
 
 
 @dataclass(frozen=True, slots=True)
 class FleetRecord:
-    """A fleet: how many workers it should have, and how many were present in the last ten seconds."""
+    """A fleet of workers on Spark.
+
+    Attributes:
+        name: Name of the fleet.
+        target: The application that its workers run, as `MODULE:APP`.
+        wanted: Number of workers that it should have.
+        present: Number of workers that were present in the last ten seconds.
+        draining: Whether its workers were told to stop.
+        started_at: When it was started.
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = example({
+        "name": "night", "target": "shop.app:app", "wanted": 8, "present": 8, "draining": False, "started_at": _AT,
+    })  # fmt: skip
 
     name: str
     target: str
@@ -24,28 +42,57 @@ class FleetRecord:
 
 @dataclass(frozen=True, slots=True)
 class WorkerRecord:
-    """A worker, where it runs, and its fleet (None: it belongs to none). `alive`: it has not been silent for too long.
+    """A worker process.
 
-    `blocked_since`: the time since when its event loop has made no progress (None: it makes progress). `blocked_by`: type and id
-    of the job that blocks it, if known. `halted`: its consumers (stream/group) that have ended, with their errors.
-    `no_key`: the encrypted job types and pools that it does not work on, with the id of the key that it lacks (None: any key).
+    Attributes:
+        id: Id of the worker.
+        host: Name of its machine.
+        pid: Number of its process.
+        fleet: The fleet that it is of, or None.
+        names: Job types that it claims.
+        concurrency: Most jobs that it runs at once.
+        state: "running", "draining" or "dead".
+        in_flight: Jobs that it held at its last heartbeat.
+        alive: Whether it has not been silent for too long.
+        started_at: When it registered.
+        seen_at: When its last heartbeat came.
+        silent_s: Seconds since then.
+        blocked_since: Since when its event loop has made no progress, or None when it makes progress.
+        blocked_by: Type and id of the job that blocks its event loop, if known.
+        halted: Its consumers (stream/group) that have ended, each with its error.
+        no_key: The encrypted job types and pools that it does not work on, with the id of the key that it lacks (None: any key).
     """
 
-    worker: str
-    state: str
+    __pydantic_config__: ClassVar[ConfigDict] = example({
+        "id": "web-3.4711.a1b2c3", "host": "web-3", "pid": 4711, "fleet": None, "names": ["invoice-shipments"], "concurrency": 10,
+        "state": "running", "in_flight": 2, "alive": True, "started_at": _AT, "seen_at": _AT, "silent_s": 1.5,
+        "blocked_since": None, "blocked_by": None, "halted": {"orders/billing": "orders/billing, partition 3, offset 17: ..."},
+        "no_key": {},
+    })  # fmt: skip
+
+    id: str
     host: str
     pid: int
     fleet: str | None
     names: list[str]
     concurrency: int
+    state: str
     in_flight: int
     alive: bool
     started_at: datetime
     seen_at: datetime
-    blocked_since: datetime | None
-    blocked_by: str | None
-    halted: dict[str, str]
-    no_key: dict[str, str | None]
+    silent_s: float
+    blocked_since: Annotated[
+        datetime | None, Field(description="Since when its event loop has made no progress; null: it makes progress.")
+    ]
+    blocked_by: Annotated[
+        str | None, Field(description="Type and id of the job that blocks its event loop, as far as that is known.")
+    ]
+    halted: Annotated[dict[str, str], Field(description="Its consumers (stream/group) that have ended, each with its error.")]
+    no_key: Annotated[
+        dict[str, str | None],
+        Field(description="Encrypted job types and pools that it does not work on, with the id of the key that it lacks."),
+    ]
 
 
 async def workers(database: Database) -> list[WorkerRecord]:

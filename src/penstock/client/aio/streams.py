@@ -107,6 +107,10 @@ class AsyncStream:
         """End a pause or quarantine. Returns how many were paused."""
         return await self._send(stream_calls.pause(self.name, group, "resume", partitions, None))
 
+    async def replay_dead(self, *, offsets: Mapping[int, int] | None = None, limit: int = 1_000) -> int:
+        """Append dead letters to the stream again. Returns how many. See `penstock.Stream.replay_dead`."""
+        return await self._send(stream_calls.replay_dead(self.name, offsets, limit))
+
     async def drop_group(self, group: str) -> None:
         """Forget a group. Raises `Conflict` while it has members."""
         await self._send(stream_calls.drop_group(self.name, group))

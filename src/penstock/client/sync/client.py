@@ -40,6 +40,7 @@ from penstock.pools.models import PoolDetails
 from penstock.schedules.schedule import ScheduleRecord, ScheduleRun
 from penstock.streams.models import StreamRecord, StreamSummary
 from penstock.topics.models import TopicCounts
+from penstock.worker.fleets import FleetRecord, WorkerRecord
 from penstock.worker.leader import LeaderRecord
 
 T = TypeVar("T")
@@ -157,6 +158,22 @@ class Client:
     def leaders(self) -> list[LeaderRecord]:
         """Those tasks of the leader that the user may see."""
         return self._send(calls.leaders())
+
+    def workers(self) -> list[WorkerRecord]:
+        """Those workers that the user may see."""
+        return self._send(calls.workers())
+
+    def drain_worker(self, id: str) -> str:
+        """Let one worker of a fleet stop. Returns the fleet. Raises `NotFound`, and `Conflict` for a worker of no fleet."""
+        return self._send(calls.drain_worker(id))
+
+    def fleets(self) -> list[FleetRecord]:
+        """All fleets of workers on Spark."""
+        return self._send(calls.fleets())
+
+    def drain_fleet(self, name: str) -> None:
+        """Let the workers of a fleet stop. Raises `NotFound`."""
+        self._send(calls.drain_fleet(name))
 
     def handlers(self) -> list[HandlerRecord]:
         """What workers say of those handlers that the user may see."""

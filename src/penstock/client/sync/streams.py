@@ -114,6 +114,10 @@ class Stream:
         """End a pause or quarantine. Returns how many were paused."""
         return self._send(stream_calls.pause(self.name, group, "resume", partitions, None))
 
+    def replay_dead(self, *, offsets: Mapping[int, int] | None = None, limit: int = 1000) -> int:
+        """Append dead letters to the stream again. Returns how many. See `penstock.Stream.replay_dead`."""
+        return self._send(stream_calls.replay_dead(self.name, offsets, limit))
+
     def drop_group(self, group: str) -> None:
         """Forget a group. Raises `Conflict` while it has members."""
         self._send(stream_calls.drop_group(self.name, group))

@@ -238,6 +238,14 @@ class Beat(BaseModel):
     leases: list[int]
 
 
+class Drained(BaseModel):
+    """A worker was told to stop."""
+
+    model_config = example({"fleet": "night"})
+
+    fleet: str
+
+
 class JobberJob(BaseModel):
     """A job for Jobber."""
 

@@ -113,6 +113,23 @@ class Pause(Model):
     reason: str | None = Field(None, max_length=1_000, description="Shown with the lag.")
 
 
+class ReplayDead(Model):
+    """Which dead letters to replay."""
+
+    offsets: dict[Partition, Offset] | None = Field(
+        None, max_length=1_024, description="From there on, by partition of the dead letters; none: those that were not replayed."
+    )
+    limit: int = Field(1_000, ge=1, le=100_000, description="Most letters.")
+
+
+class Replayed(BaseModel):
+    """How many letters were replayed; 0: none are left."""
+
+    model_config = example({"replayed": 3})
+
+    replayed: int
+
+
 class Changed(BaseModel):
     """How many partitions changed."""
 

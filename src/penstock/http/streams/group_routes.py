@@ -26,6 +26,8 @@ from penstock.http.streams.group_models import (
     Noted,
     Pause,
     Read,
+    ReplayDead,
+    Replayed,
     Seek,
 )
 from penstock.http.streams.memberships import GroupMember, Memberships, ReadRequest
@@ -115,6 +117,14 @@ async def seek(
         bounds: dict[int, Bounds] = await streams.bounds(database, stream.name)
         offsets = {at: found.first if wanted.to == "earliest" else found.next for at, found in bounds.items()}
     return Changed(partitions=await group_queries.seek_group(database, stream.name, group, offsets))
+
+
+@api.post("/v1/streams/{name:name}/replay-dead", dependencies=[ADMIN])
+async def replay_dead(
+    stream: OpenStream, database: OpenDatabase, wanted: Annotated[ReplayDead, body(ReplayDead, {"limit": 100}, required=False)]
+) -> Replayed:
+    """Append dead letters to the stream again, for the group in which they failed; other groups skip them."""
+    return Replayed(replayed=await group_queries.replay_dead(database, stream.name, wanted.limit, wanted.offsets))
 
 
 @api.post("/v1/streams/{name:name}/groups/{group:name}/pause", dependencies=[ADMIN])

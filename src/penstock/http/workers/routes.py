@@ -17,9 +17,10 @@ from penstock.http import bodies, shapes
 from penstock.http.auth import Principal, Role
 from penstock.http.call import Call
 from penstock.http.errors import no_such_type, not_found
-from penstock.http.jobs.models import Beat, Claim, Extend, Extended, Heartbeat, Settle, Settled, Settlement
+from penstock.http.jobs.models import Beat, Claim, Drained, Extend, Extended, Heartbeat, Settle, Settled, Settlement
 from penstock.http.openapi import json_body
 from penstock.http.routing import (
+    ADMIN,
     READ,
     WORK,
     CurrentService,
@@ -38,16 +39,19 @@ from penstock.http.service import Service
 from penstock.http.workers.claims import Claims
 from penstock.jobs import claim_queries, worker_queries
 from penstock.jobs import http_queries as http
-from penstock.jobs.http_models import ClaimedJobs, RegisteredWorker
+from penstock.jobs.http_models import ClaimedJobs
 from penstock.jobs.models import ClaimedJob, Outcome
 from penstock.jobs.models import Settlement as JobSettlement
 from penstock.postgres.database import Database
+from penstock.worker import fleets
+from penstock.worker.fleets import FleetRecord, WorkerRecord
 
 api = router("workers")
 _HELD = {"id": "job_282227eb-3c76-4ef7-af7e-25dff933077f", "attempt": 1, "lease": 17}
 WorkerId = Annotated[
     str, Path(pattern=r"^[A-Za-z0-9_.-]{1,50}$", description="Id of the worker process.", examples=["billing-1"])
 ]
+FleetName = Annotated[str, Path(description="Fleet.", examples=["night"], max_length=100)]
 
 
 @hot(
@@ -117,9 +121,30 @@ async def settle(call: Call, name: Name) -> None:
 
 
 @api.get("/v1/workers", dependencies=[READ])
-async def list_workers(user: User, database: OpenDatabase) -> list[RegisteredWorker]:
+async def list_workers(user: User, database: OpenDatabase) -> list[WorkerRecord]:
     """All worker processes that work on types which the user may see."""
-    return [worker for worker in await http.workers(database) if _open_to(user, worker)]
+    return [worker for worker in await fleets.workers(database) if _open_to(user, worker)]
+
+
+@api.post("/v1/workers/{id}/drain", dependencies=[ADMIN])
+async def drain(id: WorkerId, user: User, database: OpenDatabase, path: Instance) -> Drained:
+    """Let one worker of a fleet finish what it runs, and end. 409 for a worker of no fleet: its process takes SIGTERM."""
+    await _own_worker(database, user, id, path)
+    return Drained(fleet=await fleets.drain_worker(database, id))
+
+
+@api.get("/v1/fleets", dependencies=[READ])
+async def list_fleets(user: User, database: OpenDatabase, path: Instance) -> list[FleetRecord]:
+    """All fleets, and how many of their workers are there."""
+    user.require_all(path)
+    return await fleets.fleets(database)
+
+
+@api.post("/v1/fleets/{name:name}/drain", dependencies=[ADMIN], status_code=204, response_class=Response)
+async def drain_fleet(name: FleetName, user: User, database: OpenDatabase, path: Instance) -> None:
+    """Let the workers of a fleet finish what they run, and end."""
+    user.require_all(path)
+    await fleets.drain(database, name)
 
 
 @api.post("/v1/workers/{id}/heartbeat", dependencies=[WORK])
@@ -156,19 +181,19 @@ async def unregister(id: WorkerId, user: User, database: OpenDatabase, path: Ins
     await worker_queries.unregister_worker(database, id)
 
 
-def _open_to(principal: Principal, worker: RegisteredWorker) -> bool:
+def _open_to(principal: Principal, worker: WorkerRecord) -> bool:
     # A worker that named no types may work on any: a user who may not see all types may not see it.
     return principal.types is None or (bool(worker.names) and principal.types.issuperset(worker.names))
 
 
 async def _own_worker(database: Database, user: Principal, id: str, path: str) -> bool:
     """Whether there is such a worker. Raises `ApiError` 403 when it works on types that are not open to the user."""
-    worker = next((one for one in await http.workers(database, id)), None)
-    if worker is None:
+    names = await http.names_of_worker(database, id)
+    if names is None:
         return False
-    for name in worker.names:
+    for name in names:
         user.require(name, path)
-    if not worker.names:
+    if not names:
         user.require_all(path)
     return True
 

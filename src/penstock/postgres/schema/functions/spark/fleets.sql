@@ -97,8 +97,9 @@ comment on function penstock.drain_worker(text) is
 
 create or replace function penstock.worker_list()
 returns table (
-    worker text, state text, host text, pid integer, fleet text, names text[], concurrency integer, in_flight integer, alive boolean,
-    started_at timestamptz, seen_at timestamptz, blocked_since timestamptz, blocked_by text, halted jsonb, no_key jsonb
+    id text, host text, pid integer, fleet text, names text[], concurrency integer, state text, in_flight integer, alive boolean,
+    started_at timestamptz, seen_at timestamptz, silent_s double precision, blocked_since timestamptz, blocked_by text, halted jsonb,
+    no_key jsonb
 )
 language sql
 stable
@@ -106,16 +107,18 @@ security definer
 set search_path = penstock, pg_temp
 as $$
     select
-        worker.id,
+        worker.id, worker.host, worker.pid, member.fleet, worker.names, worker.concurrency,
         case when member.draining then 'draining' else worker.state end,
-        worker.host, worker.pid, member.fleet, worker.names, worker.concurrency, worker.in_flight,
+        worker.in_flight,
         worker.seen_at > penstock.clock() - worker.dead_after,
-        worker.started_at, worker.seen_at, worker.blocked_since, worker.blocked_by, worker.halted, worker.no_key
+        worker.started_at, worker.seen_at,
+        extract(epoch from penstock.clock() - worker.seen_at)::double precision,
+        worker.blocked_since, worker.blocked_by, worker.halted, worker.no_key
     from penstock.workers as worker
     left join penstock.fleet_members as member on member.worker = worker.id
     order by member.fleet nulls last, worker.host, worker.started_at, worker.id
 $$;
-comment on function penstock.worker_list() is 'Every worker, where it runs, the fleet that it is of, since when and by what its event loop is blocked, and which of its consumers halted, with their errors. no_key: what it does not work on for want of a key, with the id of the key.';
+comment on function penstock.worker_list() is 'Every worker, where it runs, the fleet that it is of, how long it has been silent, since when and by what its event loop is blocked, and which of its consumers halted, with their errors. no_key: what it does not work on for want of a key, with the id of the key.';
 
 create or replace function penstock.end_fleet(p_name text)
 returns void
