@@ -95,7 +95,7 @@ def test_workers_are_listed_and_only_those_of_a_fleet_are_drained(url: str, ask:
         return CliRunner().invoke(app, ["workers", *arguments])
 
     def listed() -> list[tuple[str, str | None, str]]:
-        return [(one["worker"], one["fleet"], one["state"]) for one in json.loads(run("--json").output)]
+        return [(one["id"], one["fleet"], one["state"]) for one in json.loads(run("--json").output)]
 
     assert listed() == [("w2", "night", "running"), ("w1", None, "running")]
     assert "host-a" in run().output
