@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from penstock.cli.backend import with_backend
 from penstock.cli.output import AsJson, out, pass_on_json, print_json, print_table
-from penstock.worker.fleets import WorkerRecord
+
+if TYPE_CHECKING:
+    from penstock.worker.fleets import WorkerRecord
 
 app = typer.Typer(help="Workers: who works, and where; draining one.", invoke_without_command=True)
 
