@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 import asyncpg
 import pytest
 
+from penstock import Penstock
 from tests.command_line import penstock
 from tests.waiting import eventually
 
@@ -29,6 +30,21 @@ app = Penstock()
 async def waits(job: Job[int]) -> None:
     Path(f"began-{job.data}").write_text(str(os.getpid()))
     while not Path(f"go-{job.data}").exists():
+        await asyncio.sleep(0.05)
+"""
+# Handlers that note every begin and every end by themselves.
+POOL = """
+import asyncio, os
+from pathlib import Path
+from penstock import Job, Penstock
+app = Penstock()
+keyed = app.pool("keyed", slots=2)
+
+@keyed.job
+async def waits(job: Job[int]) -> None:
+    with open(f"runs-{job.key}", "a") as runs:
+        runs.write(f"{os.getpid()}\\n")
+    while not Path("go").exists():
         await asyncio.sleep(0.05)
 """
 # A grace that would end every handler, if it were the one that counts.
@@ -52,6 +68,7 @@ async def states(sql: Sql) -> dict[int, str]:
     return {row["pid"]: row["state"] for row in await sql.fetch("select pid, state from penstock.workers order by started_at")}
 
 
+@pytest.mark.timeout(180)
 async def test_workers_come_with_the_load_and_go_without_losing_what_they_have(url: str, sql: Sql, tmp_path: Path) -> None:
     (tmp_path / "shop.py").write_text(APP)
     supervisor = subprocess.Popen(
@@ -102,6 +119,50 @@ async def test_workers_come_with_the_load_and_go_without_losing_what_they_have(u
     finally:
         supervisor.kill()
         supervisor.wait()
+
+
+@pytest.mark.timeout(180)
+async def test_a_scale_up_of_a_pool_cuts_off_no_handler(url: str, sql: Sql, tmp_path: Path) -> None:
+    (tmp_path / "shop.py").write_text(POOL)
+    given = {**QUICK, "PENSTOCK_CONCURRENCY": "4", "PENSTOCK_HANDOVER_GRACE": "0.05"}
+
+    # The four places of the first worker go to two keys of each slot.
+    of_slot: list[list[str]] = [[], []]
+    async with Penstock(url) as app:
+        pool = app.pool("keyed", int, slots=2)
+        for key in (f"key-{n}" for n in range(100)):
+            of_slot[pool.slot_of(key)].append(key)
+        keys = of_slot[0][:2] + of_slot[1][:6]
+        await pool.enqueue_many([(key, 1) for key in keys])
+
+    def runs() -> dict[str, list[str]]:
+        return {path.name[5:]: path.read_text().split() for path in tmp_path.glob("runs-*")}
+
+    supervisor = subprocess.Popen(
+        [sys.executable, "-m", "penstock", "worker", "shop:app", "--autoscale", "1:2", "--wait", "0.3"],
+        env={**os.environ, "PENSTOCK_DATABASE_URL": url, **given}, cwd=tmp_path, stdout=subprocess.DEVNULL,
+    )  # fmt: skip
+    try:
+        await eventually(lambda: len(runs()) == 4, "the places of the first worker", timeout=60)
+        wanted = "select exists (select from penstock.slots where group_name = 'keyed' and target is distinct from owner)"
+        await eventually(lambda: sql.fetchval(wanted), "a slot that is to move to a second worker", timeout=90)
+        # Handlers of both slots run on the first worker, and still do long after the grace.
+        for _ in range(2):
+            seen = await sql.fetchval("select max(seen_at) from penstock.workers")
+            await eventually(
+                lambda seen=seen: sql.fetchval("select count(*) = 2 from penstock.workers where seen_at > $1", seen),
+                "a heartbeat of both workers",
+            )
+        (tmp_path / "go").touch()
+        await eventually(
+            lambda: sql.fetchval("select count(*) = $1 from penstock.archived_jobs", len(keys)), "the end of all jobs", timeout=60
+        )
+        assert {key: len(pids) for key, pids in runs().items()} == dict.fromkeys(keys, 1), "each handler ran once, to its end"
+        done = await sql.fetch("select status, attempt, errors from penstock.archived_jobs")
+        assert {(row["status"], row["attempt"], row["errors"]) for row in done} == {("succeeded", 1, None)}
+    finally:
+        supervisor.terminate()
+        supervisor.wait(60)
 
 
 @pytest.mark.parametrize(
