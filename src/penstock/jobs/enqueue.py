@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from datetime import datetime, timedelta
 from itertools import repeat
+from operator import attrgetter
 from typing import Any, TypeAlias
 from uuid import UUID
 
@@ -29,6 +30,8 @@ from penstock.postgres.context import Context
 Exceptions: TypeAlias = dict[int, tuple[UUID, EnqueueOutcome]]
 MOST_AT_ONCE = 10_000
 _SLICE = 1_000
+_OPTIONAL = {field.name: field.default for field in fields(NewJob) if field.name not in ("data", "id")}
+_OPTIONS_OF, _NO_OPTIONS = attrgetter(*_OPTIONAL), tuple(_OPTIONAL.values())
 
 
 async def enqueue_many(
@@ -67,6 +70,12 @@ async def send_batches(
 
     When a batch cannot be prepared or sent, the batches before it are enqueued and those after it are not.
     """
+    if not items:
+        return []
+    if len(items) <= _SLICE:
+        # Nothing is to be prepared meanwhile: a single enqueue needs neither a task nor an iteration of the loop.
+        batch = make_batch(name, codec, items)
+        return receipts_of(batch, await send(batch))
     receipts: list[Enqueued] = []
     sending: asyncio.Task[Exceptions] | None = None
     under_way: JobColumns | None = None
@@ -123,10 +132,14 @@ def make_batch(name: str, codec: Codec[Any], items: Sequence[Any]) -> JobColumns
         )
     if bad := next((job.priority for job in new if not -100 <= job.priority <= 100), None):
         raise InvalidInput(f"priority {bad} is out of range", hint="A priority is an integer from -100 (first) to 100 (last).")
+    ids = [make_id() if job.id is None else parse_id(job.id) for job in new]
+    data = [codec.dump(job.data) for job in new]
+    if list(map(_OPTIONS_OF, new)).count(_NO_OPTIONS) == len(new):
+        return JobColumns(name, ids, data)
     return JobColumns(
         name,
-        [make_id() if job.id is None else parse_id(job.id) for job in new],
-        [codec.dump(job.data) for job in new],
+        ids,
+        data,
         texts("key of a job", [job.key for job in new]),
         column([job.priority for job in new], 0),
         column([aware("run_after", job.run_after) for job in new]),
