@@ -30,6 +30,7 @@ BUILDS_STATEMENTS = {
     "drop_undeclared": "names from the catalogue; not a definer function, so the caller's rights decide",
     "ensure_archive": "a date, as to_char writes it",
     "grant_access": "quoted role names; not a definer function, so the caller's rights decide",
+    "guard_staged_events": "no parameter",
     "guard_staged_jobs": "no parameter",
     "offsets_at": "names of segments, from segments",
     "open_segment": "the number of a segment, from a sequence",
