@@ -71,7 +71,7 @@ immutable
 parallel safe
 as $$
     -- A mark, a version, six bytes that are the id of the key, twelve of the nonce, and the tag of an empty text.
-    select length(p_payload) >= 39 and substr(p_payload, 1, 5) = '\xf5504e5301'::bytea
+    select length(p_payload) >= 39 and substr(p_payload, 1, 5) = decode('f5504e5301', 'hex')
 $$;
 comment on function penstock.is_sealed_bytes(bytea) is 'Whether bytes have the form of an encrypted payload of a stream of bytes.';
 
@@ -111,7 +111,7 @@ as $$
     select case
         when not p_stream.encrypted or p_error is null then p_error
         -- The class of an error with the envelope of its message, or what a consumer says of offsets and keys itself.
-        when p_error ~ '\{"penstock":\{"v":1,"kid":"[^"]*","c":"[A-Za-z0-9+/=]*"\}\}' then p_error
+        when p_error ~ '[{]"penstock":[{]"v":1,"kid":"[^"]*","c":"[A-Za-z0-9+/=]*"[}][}]' then p_error
         when p_error ~ '^(offset [0-9]+ of partition [0-9]+ of stream [^ ]+ is gone: the first stored offset is [0-9]+|KeyMissing: the document is encrypted with the key [A-Za-z0-9_-]+, which this application does not have)$' then p_error
         else coalesce(substring(p_error from '^((?:offset [0-9]+: )?[A-Za-z_][A-Za-z0-9_.]*: ).'), '')
             || 'not stored: it was sent without encryption, and the stream is encrypted'
