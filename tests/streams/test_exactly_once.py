@@ -106,7 +106,7 @@ async def test_a_dead_letter_whose_answer_was_lost_is_there_once(app: Penstock) 
         database = await app.database()
         letters = [await group_queries.dead_letter(database, "events", "g", fence.member, commit, 0, "bad") for _ in range(2)]
     assert letters == [3, 0]
-    dead = await Stream.found(app, "events.dead")
+    dead = await Stream.found(app.context, "events.dead")
     assert [letter.data for letter in await dead.read(0)] == [0, 1, 2]
 
 
