@@ -80,7 +80,8 @@ def test_a_stream_is_read_as_it_is(url: str, ask: Ask, stream: str) -> None:
     append(ask, [*(f"k{n}" for n in range(30)), None])
     expected = ask(
         "select e.key, e.data::text as value, partition, e.event_offset as offset, e.appended_at from penstock.segment_starts"
-        " cross join lateral penstock.read_events('a', partition, 0, 1000) e where first_offset = 0 order by partition, event_offset"
+        " cross join lateral penstock.read_events('a', partition, 0, 1000) e where first_offset = 0"
+        " order by partition, event_offset"
     )
     for given in ({}, {"minPartitions": "7"}, {"rowsPerPartition": "5"}):
         found = batch(url, KAFKA + ", timestamp timestamp", **given)
