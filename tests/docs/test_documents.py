@@ -41,6 +41,9 @@ PAGES = [
 ]
 # Pages whose code needs more than a database: the test that takes it from the page.
 ELSEWHERE = {
+    "docs/coming-from/celery.md": "tests/docs/test_coming_from.py",
+    "docs/coming-from/dramatiq.md": "tests/docs/test_coming_from.py",
+    "docs/coming-from/procrastinate.md": "tests/docs/test_coming_from.py",
     "docs/embedded.md": "tests/cli/test_frameworks.py",
     "docs/frameworks.md": "tests/cli/test_frameworks.py",
     "docs/spark.md": "tests/spark/test_documents.py",

@@ -1,0 +1,1 @@
+"""One order service, written for Celery, Dramatiq, Procrastinate and Penstock. docs/coming-from compares the programs."""
