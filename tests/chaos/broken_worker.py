@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+import os
 import random
+import signal
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from datetime import datetime
 from typing import Any
 from uuid import UUID
 
@@ -17,8 +21,11 @@ from penstock.groups.state import Change, MemberState
 from penstock.jobs.models import ClaimedJob
 from penstock.jobs.watermarks import Watermarks
 from penstock.pools.key_source import KeySource
+from penstock.postgres.database import Database
+from penstock.schedules import queries as schedules
 from penstock.streams.consumer.consumer import Consumer
 from penstock.worker.executor import Executor
+from penstock.worker.leader import LeaderService
 from penstock.worker.registration import Registration
 
 
@@ -127,11 +134,66 @@ def all_slots_revoked() -> None:
     MemberState.answered = all_or_none  # type: ignore[method-assign]
 
 
+def leadership_kept() -> None:
+    """A leader that was replaced goes on with its task, under its old leadership."""
+    LeaderService.lost = lambda self, slot, epoch: None  # type: ignore[method-assign]
+
+
+_MOVE = (
+    "update penstock.schedules set next_at = $4, last_at = $3, job_id = coalesce($5, penstock.run_id($1, $3))"
+    " where name = $1 and next_at = $2 and not penstock.schedule_is_running(schedules) returning true"
+)
+_DUE = (
+    "select exists ("
+    "select from penstock.schedules where name = $1 and next_at = $2 and not penstock.schedule_is_running(schedules))"
+)
+_ENQUEUE = "select penstock.enqueue($1, jsonb_build_object('at', $2::timestamptz), {id})"
+
+
+def slots_moved_first() -> None:
+    """A worker moves a schedule to its next slot, and enqueues the run in a transaction of its own; in between it may die."""
+    taken = itertools.count(1)
+
+    async def moved_first(
+        database: Database, name: str, due_at: datetime, run_at: datetime | None, next_at: datetime
+    ) -> UUID | None:
+        if not await database.fetchval(_MOVE, name, due_at, run_at, next_at, None):
+            return None
+        _die_at_every_other(taken)
+        id: UUID = await database.fetchval(_ENQUEUE.format(id="penstock.run_id($1, $2)"), name, run_at)
+        return id
+
+    schedules.enqueue_run = moved_first
+
+
+def runs_with_ids_of_their_own() -> None:
+    """A worker enqueues a run under a random id, and moves the schedule in a transaction of its own; in between it may die."""
+    taken = itertools.count(1)
+
+    async def enqueued_first(
+        database: Database, name: str, due_at: datetime, run_at: datetime | None, next_at: datetime
+    ) -> UUID | None:
+        if not await database.fetchval(_DUE, name, due_at):
+            return None
+        id: UUID = await database.fetchval(_ENQUEUE.format(id="gen_random_uuid()"), name, run_at)
+        _die_at_every_other(taken)
+        await database.fetchval(_MOVE, name, due_at, run_at, next_at, id)
+        return id
+
+    schedules.enqueue_run = enqueued_first
+
+
+def _die_at_every_other(taken: itertools.count[int]) -> None:
+    """Kill this process at its second slot: its first one is complete, so that the others go on from there."""
+    if next(taken) % 2 == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
 SABOTAGE = {
     each.__name__: each
     for each in (
         deaf, unfenced_member, revocation_ignored, unfenced_start, heartbeat_of_the_loop, losses_forgotten, hasty_watermarks,
-        slots_dealt_in_turn, all_slots_revoked,
+        slots_dealt_in_turn, all_slots_revoked, leadership_kept, slots_moved_first, runs_with_ids_of_their_own,
     )
 }  # fmt: skip
 

@@ -14,6 +14,10 @@ from penstock import Backoff, Job, Penstock, Settings, Tick
 from penstock.postgres.database import Database
 from penstock.schedules import queries as schedules
 
+if os.environ.get("CHAOS_SABOTAGE"):
+    from tests.chaos import broken_worker
+
+    broken_worker.sabotage(os.environ["CHAOS_SABOTAGE"])
 app = Penstock(settings=Settings(dead_after=2.0, heartbeat_interval=0.4, maintenance_interval=0.2, poll_interval=0.2))
 enqueue_run = schedules.enqueue_run
 chance = random.Random(os.environ.get("SCHEDULE_SEED"))

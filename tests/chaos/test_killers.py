@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,27 @@ import asyncpg
 import pytest
 
 from penstock import JobRecord, Penstock, Status
+from penstock.testing import TemporaryDatabases
 from tests.chaos.restarted import Fleet
+from tests.chaos.sabotage import Edit, Sabotage
 from tests.waiting import eventually
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(300)]
+
+SABOTAGES = {
+    # The third loss condemns a job, whatever ran beside it.
+    "no isolation": Sabotage(
+        r"job [0-9]+ ends no worker, and is failed",
+        (
+            Edit("end_attempts", r"locked\.crashes >= 3", "locked.crashes >= 2"),
+            Edit("end_attempts", r"next\.crashes = 2", "false"),
+        ),
+    ),
+    # What a worker has claimed counts as started.
+    "no mark of the start": Sabotage(
+        r"job [0-9]+ failed, and was never begun", (Edit("end_attempts", r"and not locked\.begun", "and false"),)
+    ),
+}
 
 
 @pytest.fixture
@@ -46,34 +64,48 @@ async def _reasons(app: Penstock) -> dict[str, str | None]:
     return {str(row["id"]): row["reason"] for row in rows}
 
 
+async def _run_beside_a_killer(app: Penstock, fleet: Fleet, name: str, workers: int) -> list[str]:
+    """Run 300 jobs, the first of which ends its workers, and return what is wrong: it alone fails, and only after three runs."""
+    fleet.start(workers, name)
+    await eventually(lambda: _declared(app, name), "the declaration")
+    payloads = [{"n": n, "does": None if n else "exit", "sleep_s": 0.01 * (n % 3) if n else 0.02} for n in range(300)]
+    ids = [receipt.id for receipt in await app.enqueue_many(name, payloads)]
+    records = await _ended(app, ids)
+    reasons, starts = await _reasons(app), fleet.starts()
+    found = []
+    for id, record in records.items():
+        status = str(record.status)
+        if not starts[id]:
+            found.append(f"job {record.data['n']} is {status}, and was never started")
+        if record.data["n"]:
+            if record.status is not Status.SUCCEEDED:
+                found.append(f"job {record.data['n']} ends no worker, and is {status}")
+            continue
+        if record.status is not Status.FAILED or reasons[id] != "quarantined" or record.errors[-1]["type"] != "Quarantined":
+            found.append(f"the killer is {status} with the reason {reasons[id]} after {record.errors}")
+        if [error["attempt"] for error in record.errors] != [1, 2, 3] or starts[id] > 3:
+            found.append(f"the killer was started {starts[id]} times, and has the errors {record.errors}")
+    if fleet.deaths > 3:
+        found.append(f"{fleet.deaths} workers have ended")
+    return found
+
+
 @pytest.mark.soak
 @pytest.mark.parametrize(("name", "workers"), [("plain", 1), ("single", 3)])
 async def test_a_job_that_ends_its_worker_is_quarantined_and_no_other_is_condemned(
     url: str, fleet: Fleet, name: str, workers: int
 ) -> None:
     async with Penstock(url) as app:
-        fleet.start(workers, name)
-        await eventually(lambda: _declared(app, name), "the declaration")
-        killers = {0}
-        payloads = [
-            {"n": n, "does": "exit" if n in killers else None, "sleep_s": 0.02 if n in killers else 0.01 * (n % 3)}
-            for n in range(300)
-        ]
-        ids = [receipt.id for receipt in await app.enqueue_many(name, payloads)]
-        records = await _ended(app, ids)
-        reasons, starts = await _reasons(app), fleet.starts()
-        failed = {record.data["n"] for record in records.values() if record.status is Status.FAILED}
-        assert failed == killers
-        assert {record.status for record in records.values()} == {Status.SUCCEEDED, Status.FAILED}
-        for id, record in records.items():
-            if record.data["n"] in killers:
-                assert reasons[id] == "quarantined"
-                assert record.errors[-1]["type"] == "Quarantined"
-                assert [error["attempt"] for error in record.errors] == [1, 2, 3]
-                assert starts[id] <= 3
-            assert starts[id] >= 1
-        # It crashed its worker three times at most; a crash while a second killer runs in the same worker counts for both.
-        assert fleet.deaths <= 3 * len(killers)
+        assert await _run_beside_a_killer(app, fleet, name, workers) == []
+
+
+@pytest.mark.soak
+async def test_a_worker_without_isolation_is_found_out(url: str, fleet: Fleet) -> None:
+    sabotage = SABOTAGES["no isolation"]
+    async with Penstock(url) as app:
+        await sabotage.prepare(app)
+        found = await _run_beside_a_killer(app, fleet, "plain", 1)
+    assert [each for each in found if re.match(sabotage.expected, each)], found
 
 
 @pytest.mark.soak
@@ -143,13 +175,10 @@ async def test_a_key_keeps_its_order_and_is_held_while_its_suspect_runs_alone(ur
         assert first_of_5 > last_of_4
 
 
-@pytest.mark.parametrize("does", ["exit", pytest.param("kill", marks=pytest.mark.soak)])
-async def test_a_job_that_may_start_once_and_never_started_is_not_failed(
-    url: str, fleet: Fleet, sql: asyncpg.Connection[Any], does: str
-) -> None:
-    """A mark that is under way while its process dies counts as a start, since no process can know. All failed jobs that never
-    started were therefore marked, in the last call of the process, which has no more jobs than the process has places.
-    """
+async def _run_once(
+    url: str, fleet: Fleet, sql: asyncpg.Connection[Any], does: str, sabotage: Sabotage | None = None
+) -> list[str]:
+    """Run 600 jobs that may start once, one of which ends its worker, and return what is wrong."""
     await sql.execute(
         """
         create table public.marks (job uuid, call xid8);
@@ -159,6 +188,8 @@ async def test_a_job_that_may_start_once_and_never_started_is_not_failed(
     )
     async with Penstock(url) as app:
         await app.migrate()
+        if sabotage is not None:
+            await sabotage.prepare(app)
         await sql.execute(
             "create trigger marked after update of begun on penstock.queued_jobs"
             " for each row when (new.begun and not old.begun) execute function marked()"
@@ -168,16 +199,46 @@ async def test_a_job_that_may_start_once_and_never_started_is_not_failed(
         payloads = [{"n": n, "does": does if n == 200 else None, "sleep_s": 0.01} for n in range(600)]
         ids = [receipt.id for receipt in await app.enqueue_many("once", payloads)]
         records = await _ended(app, ids)
-        starts = fleet.starts()
-        assert max(starts.values()) == 1
-        failed = {id for id, record in records.items() if record.status is Status.FAILED}
         calls = {str(row["job"]): row["call"] for row in await sql.fetch("select job, call from public.marks")}
-        assert failed, "the job that ends its worker has not failed"
-        assert failed <= calls.keys()
-        # Beside them, those fail that had started: they ran, or their results were not written yet.
-        never_started = failed - starts.keys()
-        assert len({calls[id] for id in never_started}) <= 1
-        assert len(never_started) <= 20
+    return _condemned(records, fleet.starts(), calls)
+
+
+def _condemned(records: Mapping[str, JobRecord], starts: Counter[str], calls: Mapping[str, Any]) -> list[str]:
+    found = [f"job {records[id].data['n']} was started {times} times" for id, times in starts.items() if times > 1]
+    failed = {id for id, record in records.items() if record.status is Status.FAILED}
+    if not failed:
+        found.append("the job that ends its worker has not failed")
+    found += [f"job {records[id].data['n']} failed, and was never begun" for id in failed - calls.keys()]
+    # Beside them, those fail that had started: they ran, or their results were not written yet.
+    never_started = failed - starts.keys()
+    of_calls = {calls[id] for id in never_started & calls.keys()}
+    if len(of_calls) > 1 or len(never_started & calls.keys()) > 20:
+        found.append(f"{len(never_started)} jobs of {len(of_calls)} calls failed, and were never started")
+    return found
+
+
+@pytest.mark.parametrize("does", ["exit", pytest.param("kill", marks=pytest.mark.soak)])
+async def test_a_job_that_may_start_once_and_never_started_is_not_failed(
+    url: str, fleet: Fleet, sql: asyncpg.Connection[Any], does: str
+) -> None:
+    """A mark that is under way while its process dies counts as a start, since no process can know. All failed jobs that never
+    started were therefore marked, in the last call of the process, which has no more jobs than the process has places.
+    """
+    assert await _run_once(url, fleet, sql, does) == []
+
+
+@pytest.mark.soak
+async def test_a_claim_that_counts_as_a_start_is_found_out(url: str, fleet: Fleet, sql: asyncpg.Connection[Any]) -> None:
+    sabotage = SABOTAGES["no mark of the start"]
+    found = await _run_once(url, fleet, sql, "kill", sabotage)
+    assert [each for each in found if re.match(sabotage.expected, each)], found
+
+
+async def test_each_edit_finds_what_it_takes_out(databases: TemporaryDatabases) -> None:
+    for sabotage in SABOTAGES.values():
+        with databases.database() as url:
+            async with Penstock(url) as app:
+                await sabotage.prepare(app)
 
 
 @pytest.mark.soak

@@ -34,3 +34,9 @@ async def step(leader: Leader) -> None:
             await asyncio.sleep(0.02)
     finally:
         connection.terminate()
+
+
+if os.environ.get("CHAOS_SABOTAGE"):
+    from tests.chaos import broken_worker
+
+    broken_worker.sabotage(os.environ["CHAOS_SABOTAGE"])
