@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from penstock import JobRecord, Status, Why
+from penstock import JobRecord, Why
 from penstock.cli.backend import Backend, with_backend
 from penstock.cli.enqueueing import parse_json
 from penstock.cli.operations import (
@@ -72,14 +72,16 @@ def show(id: Id, as_json: AsJson = False) -> None:
 
     async def read(penstock: Backend) -> tuple[JobRecord, Why | None]:
         job = await penstock.find(id)
-        return job, await penstock.why(id) if job.status is Status.QUEUED else None
+        return job, None if job.status.finished else await penstock.why(id)
 
     job, why = with_backend(read)
     if as_json:
         print_json({**asdict(job), "why": why})
         return
+    # A job in progress may wait too: a worker claims jobs of a key ahead.
+    waits = None if why is None or why.reason == "running" else str(why)
     shown = [
-        ("id", job.id), ("type", job.name), ("status", job.status), ("waits", why and str(why)),
+        ("id", job.id), ("type", job.name), ("status", job.status), ("waits", waits),
         ("reason", job.reason), ("key", job.key),
         ("unique key", job.unique),
         ("priority", job.priority), ("attempt", f"{job.attempt} of {job.max_attempts}"), ("time limit", job.time_limit),

@@ -37,8 +37,8 @@ def put_job(put: Put, data: str) -> bytes:
     )
 
 
-def job(record: StoredJob, *, details: bool = False, waits: Why | None = None) -> dict[str, Any]:
-    """Rickover's QueuedJob or ArchivedJob. `waits`: why it waits, if it does and its details are wanted."""
+def job(record: StoredJob, *, details: bool = False, why: Why | None = None) -> dict[str, Any]:
+    """Rickover's QueuedJob or ArchivedJob. `why`: why it waits, or that it runs, unless it is finished."""
     shape: dict[str, Any] = {"id": job_id(record.id), "name": record.name, "attempts": record.attempts_left}
     if record.status.finished:
         shape |= {
@@ -78,6 +78,6 @@ def job(record: StoredJob, *, details: bool = False, waits: Why | None = None) -
             "snoozes": record.snoozes,
             "log": raw(record.log, []),
             "encrypted": record.encrypted,
-            "why": waits,
+            "why": why,
         }
     return shape

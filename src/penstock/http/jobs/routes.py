@@ -39,7 +39,6 @@ from penstock.jobs import queries as jobs
 from penstock.jobs.http_models import Result
 from penstock.jobs.http_queries import StoredJob
 from penstock.jobs.models import make_id
-from penstock.jobs.records import Status as JobStatus
 
 api = router("jobs")
 _NEW = {"data": {"shipmentId": "shp_123"}, "run_after": "2026-01-11T18:26:26.000Z", "expires_at": "2026-01-11T20:26:26.000Z"}
@@ -113,12 +112,12 @@ class _Jobs:
 
     async def shown(self, job: StoredJob, details: bool) -> Response:
         """The job as an answer."""
-        waits = None
-        if details and job.status is JobStatus.QUEUED:
-            # It may have been started, or even pruned, since it was read.
+        why = None
+        if details and not job.status.finished:
+            # A job in progress may wait too: a worker claims jobs of a key ahead. It may have been pruned since it was read.
             with suppress(NotFound):
-                waits = await jobs.why(self.database, job.id)
-        return raw_answer(to_json(shapes.job(job, details=details, waits=waits)))
+                why = await jobs.why(self.database, job.id)
+        return raw_answer(to_json(shapes.job(job, details=details, why=why)))
 
     async def replay(self, name: str | None, id: str, given_new: str | None, force: bool, body: bytes) -> Response:
         """A copy of the job, as an answer."""
