@@ -7,12 +7,14 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Sequence
+from datetime import timedelta
 from typing import Any, TypeAlias
 
 import asyncpg
 import pytest
 
 from penstock import Job, NotFound, Penstock
+from penstock.groups import membership
 from penstock.groups.assignors import Candidate
 from tests.waiting import eventually
 from tests.workers import Workers
@@ -89,6 +91,24 @@ async def test_quarantined_keys_are_asked_about_again_after_a_while(app: Penstoc
         rule.answers.clear()
         await sql.fetchval("select penstock.release_keys('work')")
         await eventually(lambda: done == [1], "the job")
+
+
+async def test_a_key_whose_rule_was_mended_is_free_by_itself(app: Penstock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(membership, "ASK_AGAIN_AFTER", timedelta(milliseconds=100))
+    rule = Rule({"bad": ValueError("not yet")})
+    pool = app.pool("work", assign=rule)
+    done = []
+
+    @pool.job
+    async def handle(job: Job[int]) -> None:
+        done.append(job.data)
+
+    async with Workers(app):
+        await pool.enqueue("bad", 1)
+        await eventually(pool.quarantined_keys, "the quarantine")
+        rule.answers.clear()
+        await eventually(lambda: done == [1], "the job")
+        assert await pool.quarantined_keys() == []
 
 
 async def test_the_command_line_lists_and_releases_quarantined_keys(app: Penstock, url: str) -> None:

@@ -33,7 +33,8 @@ from penstock.settings import Settings
 
 log = get_logger("penstock.groups")
 T = TypeVar("T")
-_RETRY_PLACEMENT_AFTER = timedelta(seconds=15)
+ASK_AGAIN_AFTER = timedelta(seconds=15)
+"""How long a key is quarantined before its rule is asked about it again."""
 
 
 monotonic: Callable[[], float] = partial(time.clock_gettime, getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
@@ -318,9 +319,9 @@ class Membership:
         while True:
             await asyncio.sleep(looks_every(self._members) * random.uniform(0.7, 1.3))
             try:
-                if self._assign is not None and monotonic() - asked_at > _RETRY_PLACEMENT_AFTER.total_seconds():
+                if self._assign is not None and monotonic() - asked_at > ASK_AGAIN_AFTER.total_seconds():
                     asked_at = monotonic()
-                    await ownership.release_keys(self._database, self.group, None, _RETRY_PLACEMENT_AFTER)
+                    await ownership.release_keys(self._database, self.group, None, ASK_AGAIN_AFTER)
                 if await balance.evict(self._database, self.group, self._assign):
                     self._wake.set()
             except PenstockError as error:
