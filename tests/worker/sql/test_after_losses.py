@@ -27,6 +27,14 @@ async def _recover_at(sql: Sql, moment: str) -> int:
         return int(await sql.fetchval("select penstock.recover()"))
 
 
+async def _evict_at(sql: Sql, moment: str) -> list[str]:
+    """Whom `evict` removes from the pool at a moment, an expression of its member's row."""
+    async with sql.transaction():
+        at = await sql.fetchval(f"select ({moment})::text from penstock.members")
+        await sql.execute("select set_config('penstock.clock', $1, true)", at)
+        return list(await sql.fetchval("select penstock.evict('pool')"))
+
+
 @pytest.mark.chaos
 async def test_a_restart_of_postgres_does_not_start_the_silence_of_a_dead_worker_again(tmp_path: Path) -> None:
     """Half of the silence after the first look is its time to say that it lives, and at least the whole of it in all."""
@@ -41,8 +49,14 @@ async def test_a_restart_of_postgres_does_not_start_the_silence_of_a_dead_worker
         await sql.execute("select penstock.enqueue('work')")
         await sql.execute("select penstock.register_worker('w', '{work}', p_dead_after => interval '60 seconds')")
         await sql.execute("select penstock.claim('w', '{work}', 1)")
-        # Suspected already before the restart, which does not count.
-        await sql.execute("update penstock.workers set seen_at = seen_at - interval '50 seconds', suspected_at = seen_at")
+        await sql.execute("select penstock.declare_pool('pool', '{\"slots\": 1}')")
+        await sql.execute("select penstock.join_group('pool', 'm', gen_random_uuid(), '60 seconds')")
+        # Suspected already before the restart, long enough to be taken for dead after it, which does not count.
+        for table in ("workers", "members"):
+            await sql.execute(
+                f"update penstock.{table}"
+                " set seen_at = seen_at - interval '50 seconds', suspected_at = seen_at - interval '5 seconds'"
+            )
         started_at = await sql.fetchval("select pg_postmaster_start_time()")
         os.kill(int((tmp_path / "server/postgres/postmaster.pid").read_text().split()[0]), signal.SIGKILL)
         sql.terminate()
@@ -56,6 +70,9 @@ async def test_a_restart_of_postgres_does_not_start_the_silence_of_a_dead_worker
         assert await _recover_at(sql, "seen_at + dead_after + interval '20 seconds'") == 0
         assert await _recover_at(sql, "suspected_at + dead_after * 0.5 - interval '0.1 seconds'") == 0
         assert await _recover_at(sql, "suspected_at + dead_after * 0.5 + interval '0.1 seconds'") == 1
+        assert await _evict_at(sql, "seen_at + dead_after + interval '20 seconds'") == []
+        assert await _evict_at(sql, "suspected_at + dead_after * 0.5 - interval '0.1 seconds'") == []
+        assert await _evict_at(sql, "suspected_at + dead_after * 0.5 + interval '0.1 seconds'") == ["m"]
         await sql.close()
     finally:
         await asyncio.to_thread(server.stop)
@@ -87,18 +104,12 @@ async def test_a_member_that_could_not_reach_the_database_is_not_evicted_by_the_
     session = await sql.fetchval("select gen_random_uuid()")
     await sql.execute("select penstock.join_group('pool', 'm', $1)", session)
 
-    async def evict_at(moment: str) -> list[str]:
-        async with sql.transaction():
-            at = await sql.fetchval(f"select ({moment})::text from penstock.members")
-            await sql.execute("select set_config('penstock.clock', $1, true)", at)
-            return list(await sql.fetchval("select penstock.evict('pool')"))
-
-    assert await evict_at("seen_at + interval '1 minute'") == []
+    assert await _evict_at(sql, "seen_at + interval '1 minute'") == []
     await sql.execute("update penstock.members set seen_at = suspected_at + dead_after * 0.4")
-    assert await evict_at("seen_at + dead_after * 0.2") == []
-    assert await evict_at("seen_at + dead_after * 0.7") == []
-    assert await evict_at("seen_at + dead_after * 1.1") == []
-    assert await evict_at("seen_at + dead_after * 1.3") == ["m"]
+    assert await _evict_at(sql, "seen_at + dead_after * 0.2") == []
+    assert await _evict_at(sql, "seen_at + dead_after * 0.7") == []
+    assert await _evict_at(sql, "seen_at + dead_after * 1.1") == []
+    assert await _evict_at(sql, "seen_at + dead_after * 1.3") == ["m"]
 
 
 async def test_a_job_that_may_start_once_and_was_lost_is_not_begun_by_who_lost_it(url: str, sql: Sql) -> None:
