@@ -175,12 +175,13 @@ async def test_several_processes_have_one_endpoint_and_keep_the_counts_of_a_kill
         assert running.value(sample) == 20
 
 
-async def test_a_handler_that_blocks_the_event_loop_is_seen_from_outside(
+async def test_a_blocked_loop_is_not_live_and_its_metrics_are_still_there(
     app: Penstock, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(exposition, "STALLED_S", 1.0)
     seen = threading.Event()
     codes: list[int] = []
+    shown_meanwhile: list[str] = []
 
     @app.job("blocks")
     async def blocks() -> None:
@@ -190,13 +191,14 @@ async def test_a_handler_that_blocks_the_event_loop_is_seen_from_outside(
         async with Workers(app) as workers:
             shown = Exposition(Database(url, app.settings), lambda: [report_of(meter, workers.workers[0][0])])
             endpoint = Endpoint(("127.0.0.1", 0), shown.routes, shown.close)
-            address = f"http://127.0.0.1:{endpoint.port}/livez"
+            address = f"http://127.0.0.1:{endpoint.port}"
 
             def watch() -> None:
                 until = time.monotonic() + 90
                 while not seen.is_set() and time.monotonic() < until:
-                    codes.append(httpx.get(address, timeout=60).status_code)
+                    codes.append(httpx.get(f"{address}/livez", timeout=60).status_code)
                     if codes[-1] == 503:
+                        shown_meanwhile.append(httpx.get(f"{address}/metrics", timeout=60).text)
                         seen.set()
 
             watching = threading.Thread(target=watch)
@@ -206,10 +208,14 @@ async def test_a_handler_that_blocks_the_event_loop_is_seen_from_outside(
                 await blocks.enqueue()
                 await asyncio.to_thread(watching.join)
                 assert codes[-1:] == [503]
+                (text,) = shown_meanwhile
+                idle = re.search(r"^penstock_claim_loop_idle_seconds (\S+)$", text, re.M)
+                assert idle is not None and float(idle[1]) > 1.0
+                assert re.search(r"^penstock_database_up 1\.0$", text, re.M), "what is read from the database is there too"
                 async with httpx.AsyncClient() as client:
 
                     async def live() -> bool:
-                        return (await client.get(address, timeout=60)).status_code == 200
+                        return (await client.get(f"{address}/livez", timeout=60)).status_code == 200
 
                     await eventually(live, "a live worker", timeout=60)
             finally:
