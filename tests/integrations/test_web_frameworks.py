@@ -173,7 +173,7 @@ async def test_a_worker_runs_inside_a_web_application(url: str, kind: Any) -> No
     assert not app.is_open
 
 
-async def test_a_web_application_without_a_worker_only_opens(url: str) -> None:
+async def test_a_web_application_without_a_worker_only_opens(url: str, sql: Any) -> None:
     app = Penstock(url)
 
     @app.job
@@ -181,6 +181,10 @@ async def test_a_web_application_without_a_worker_only_opens(url: str) -> None:
 
     web = FastAPI(lifespan=lifespan(app, worker=False))
     async with web.router.lifespan_context(web):
+        assert app.is_open
+        # The declarations are written when it opens: an enqueue in the caller's transaction needs them.
+        assert await sql.fetchval("select array_agg(name) from penstock.jobs") == ["greet"]
+        assert await sql.fetchval("select count(*) from penstock.workers") == 0
         await greet.enqueue("ada")
         assert [each.ready for each in await app.counts()] == [1]
 
