@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from typing import Any
+from uuid import UUID
 
 import asyncpg
 import httpx
@@ -104,3 +105,21 @@ def test_a_second_replay_is_refused_unless_it_is_forced(served: Served, client: 
     assert len(shown["replayed_by"]) == 2
     for copy in shown["replayed_by"]:
         assert client.get(f"/v1/jobs/{copy}?details=true").json()["replay_of"] == id
+
+
+def test_a_job_shows_its_replays_in_lists_and_in_the_clients_and_commands(
+    served: Served, client: httpx.Client, echo: str
+) -> None:
+    id = put(client, echo)["id"]
+    claim(client, echo)
+    client.post(f"/v1/jobs/{echo}/{id}", json={"status": "succeeded", "attempt": 3})
+    copies = {client.post(f"/v1/jobs/{id}/replay?force=true").json()["id"] for _ in range(2)}
+
+    (listed,) = client.get("/v1/archived-jobs", params={"name": echo, "details": "true"}).json()
+    assert (listed["id"], set(listed["replayed_by"])) == (id, copies)
+    ids = {UUID(copy.removeprefix("job_")) for copy in copies}
+    with Client(served.base_url, "admin", TOKEN) as typed:
+        (found,) = typed.find_many(name=echo, status="succeeded")
+        assert (set(found.replayed_by), set(typed.find(id).replayed_by)) == (ids, ids)
+    shown = penstock(served.database_url, "jobs", "show", id).stdout
+    assert all(str(copy) in shown for copy in ids), shown
