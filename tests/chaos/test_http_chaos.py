@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import random
+import re
 import secrets
 import signal
 import subprocess
@@ -22,7 +23,10 @@ import pytest
 
 from penstock import DatabaseUnavailable, NewJob, Penstock, PenstockError
 from penstock.client import AsyncClient
+from penstock.postgres.database import Database
 from penstock.postgres.embedded import EmbeddedServer
+from penstock.testing import TemporaryDatabases
+from tests.chaos.sabotage import Edit, Sabotage
 from tests.checker.history import Event, Gone
 from tests.checker.jobs import History, Rules, check_jobs
 from tests.checker.noted import NOTE, notes
@@ -41,6 +45,19 @@ QUICK = {
     "PENSTOCK_MAINTENANCE_INTERVAL": "0.3",
     "PENSTOCK_COMMAND_TIMEOUT": "5",
     "PENSTOCK_DOWNSTREAM_TIMEOUT_S": "2",
+}
+# Jobs of the arranged crash: the service works on them for longer than others need to take them over and send them.
+LONG_JOBS, LONG_S = 20, 20.0
+SABOTAGES = {
+    "a number is sent again": Sabotage(
+        r"\S+ was sent [0-9]+ times with attempts",
+        # What a dispatcher had sent goes back as if it had not been.
+        (Edit("end_attempts", r"not locked\.begun", "(not locked.begun or holder.kind = 'dispatcher')"),),
+    ),
+    "a stale number is accepted": Sabotage(
+        r"\S+ was accepted with attempts [0-9]+, with which it was never sent",
+        (Edit("settle_attempts", r"where job\.attempts_left = p_attempts_left\[job\.place\]", "where true"),),
+    ),
 }
 
 
@@ -78,7 +95,10 @@ class Site:
         return subprocess.Popen(arguments, env=self._environment, stdout=self._log, stderr=self._log)
 
     def kill_one(self, chance: random.Random) -> None:
-        place = chance.randrange(3)
+        self.kill(chance.randrange(3))
+
+    def kill(self, place: int) -> None:
+        """Kill the server (0) or a dequeuer (1, 2), and start another in its place."""
         self.processes[place].kill()
         self.processes[place].wait()
         self.gone.append(Gone(str(self.processes[place].pid), time.monotonic()))
@@ -120,13 +140,63 @@ async def enqueue(client: AsyncClient, chance: random.Random, acknowledged: list
     acknowledged += [Event("enqueued", str(id), name, time.monotonic()) for id in ids]
 
 
-@pytest.mark.chaos
-@pytest.mark.timeout(400)
-async def test_promises_hold_while_servers_and_dequeuers_are_killed(tmp_path: Path) -> None:
+class Load:
+    """The requests of the clients, and what was acknowledged.
+
+    Args:
+        site: The site.
+        client: A client of its server.
+        chance: Random numbers.
+    """
+
+    def __init__(self, site: Site, client: AsyncClient, chance: random.Random) -> None:
+        self.acknowledged: list[Event] = []
+        self._site = site
+        self._client = client
+        self._chance = chance
+
+    async def step(self) -> None:
+        """Enqueue some jobs."""
+        await asyncio.gather(*(enqueue(self._client, self._chance, self.acknowledged) for _ in range(4)))
+        await asyncio.sleep(self._chance.uniform(0, 0.05))
+
+    async def through_kills(self, postmaster: Path) -> None:
+        """Enqueue for a while, in which processes and PostgreSQL are killed at random."""
+        until = time.monotonic() + SECONDS
+        next_kill = time.monotonic() + 3
+        server_kill_at = time.monotonic() + SECONDS / 2
+        # The load ends only after a number of kills: on a busy machine a server starts slowly, and nothing is enqueued meanwhile.
+        while time.monotonic() < until or self._site.kills < 3 or server_kill_at < float("inf"):
+            await self.step()
+            if time.monotonic() > next_kill:
+                self._site.kill_one(self._chance)
+                next_kill = time.monotonic() + self._chance.uniform(1, 3)
+            if time.monotonic() > server_kill_at:
+                os.kill(int(postmaster.read_text().split()[0]), signal.SIGKILL)
+                server_kill_at = float("inf")
+
+    async def through_a_crash(self) -> None:
+        """Enqueue, and kill both dequeuers while the service has jobs of theirs."""
+        for _ in range(20):
+            await self.step()
+        ids = [uuid.UUID(int=self._chance.getrandbits(128), version=4) for _ in range(LONG_JOBS)]
+        await self._client.enqueue_many("plain", [NewJob({"sleep_s": LONG_S, "act": "succeed"}, id) for id in ids])
+        self.acknowledged += [Event("enqueued", str(id), "plain", time.monotonic()) for id in ids]
+
+        def sent() -> bool:
+            return {str(id) for id in ids} <= {event["id"] for event in self._site.events() if event["kind"] == "started"}
+
+        await eventually(sent, "the jobs in the service", timeout=LONG_S / 2)
+        for place in (1, 2):
+            self._site.kill(place)
+
+
+async def run(folder: Path, sabotage: Sabotage | None = None) -> list[str]:
+    """Run the site under load through kills (with a sabotage: through the arranged crash), and check the history."""
     seed = int(os.environ.get("PENSTOCK_TEST_SEED", secrets.randbits(32)))
     print(f"PENSTOCK_TEST_SEED={seed}")
     chance = random.Random(seed)
-    server = EmbeddedServer(tmp_path / "server")
+    server = EmbeddedServer(folder / "server")
     url = await asyncio.to_thread(server.start)
     app = Penstock(url)
     await app.migrate()
@@ -134,27 +204,19 @@ async def test_promises_hold_while_servers_and_dequeuers_are_killed(tmp_path: Pa
     connection = await database.connect()
     await connection.execute(NOTE)
     await connection.close()
-    site = Site(url, tmp_path)
+    if sabotage is not None:
+        await sabotage.prepare(app)
+    site = Site(url, folder)
     client = AsyncClient(site.base_url, "admin", TOKEN, timeout_s=10)
-    acknowledged: list[Event] = []
+    load = Load(site, client, chance)
     try:
         for name, rule in RULES.items():
             strategy = "at_most_once" if rule.at_most_once else "at_least_once"
             options = {"max_attempts": attempts_of(name), "time_limit": 6, "backoff_base": 0.05, "backoff_cap": 0.3}
+            if sabotage is not None:
+                options["time_limit"] = 3 * LONG_S
             await eventually_created(client, name, delivery_strategy=strategy, concurrency=rule.concurrency, **options)
-        until = time.monotonic() + SECONDS
-        next_kill = time.monotonic() + 3
-        server_kill_at = time.monotonic() + SECONDS / 2
-        # The load ends only after a number of kills: on a busy machine a server starts slowly, and nothing is enqueued meanwhile.
-        while time.monotonic() < until or site.kills < 3 or server_kill_at < float("inf"):
-            await asyncio.gather(*(enqueue(client, chance, acknowledged) for _ in range(4)))
-            if time.monotonic() > next_kill:
-                site.kill_one(chance)
-                next_kill = time.monotonic() + chance.uniform(1, 3)
-            if time.monotonic() > server_kill_at:
-                os.kill(int((tmp_path / "server/postgres/postmaster.pid").read_text().split()[0]), signal.SIGKILL)
-                server_kill_at = float("inf")
-            await asyncio.sleep(chance.uniform(0, 0.05))
+        await (load.through_kills(folder / "server/postgres/postmaster.pid") if sabotage is None else load.through_a_crash())
 
         async def drained() -> bool:
             with suppress(PenstockError):
@@ -162,49 +224,81 @@ async def test_promises_hold_while_servers_and_dequeuers_are_killed(tmp_path: Pa
             return False
 
         await eventually(drained, "the drain", timeout=200)
-        # A job runs in the service, whichever dequeuer sent it; the service knows the attempts that are left.
-        final = [replace(row, worker="") for row in await finals(app)]
-        seen = site.events()
-        plain = [
-            Event(
-                **{name: value for name, value in event.items() if name != "attempts"},
-                attempt=attempts_of(event["name"]) - event["attempts"] + 1,
-            )
-            for event in seen
-            if event["kind"] in ("started", "ended")
-        ]
-        # A job of the service counts as done when its callback was accepted, also when only the answer was lost.
-        names = {row.id: row.name for row in final}
-        heard = {(event["id"], event["attempts"]) for event in seen if event["kind"] == "answer" and event["outcome"] == "200"}
-        heard = {(id, attempts_of(names[id]) - left + 1) for id, left in heard}
-        heard |= {(row.id, row.attempt) for row in final if row.status == "succeeded"}
-        plain = [
-            replace(event, outcome="interrupted") if event.kind == "ended" and (event.id, event.attempt) not in heard else event
-            for event in plain
-        ]
-        # Only the dequeuer knows whether it has sent a job that it had marked as begun: if it is killed then, the attempt counts.
-        noted = await notes(database, await clock_difference(database))
-        marks = [Event("begun", note.id, note.name, note.at, note.number, note.worker) for note in noted if note.what == "begun"]
-        history = History(acknowledged + plain + marks, final, RULES, site.gone, places=PLACES)
-        violations = check_jobs(history)
-        accepted = {event["id"]: event["at"] for event in seen if event["kind"] == "answer" and event["outcome"] == "200"}
-        ended = {row.id for row in final if row.status == "succeeded"}
-        for event in plain:
-            if event.kind == "started" and event.id in ended and event.at > accepted.get(event.id, float("inf")):
-                violations.append(f"{event.id} was started after its callback was accepted")
-        # An attempt number that the service has received is never sent again.
-        given = Counter((event["id"], event["attempts"]) for event in seen if event["kind"] == "started")
-        violations += [f"{id} was sent {times} times with attempts {left}" for (id, left), times in given.items() if times > 1]
-        assert violations == [], "\n".join(violations[:20])
-        assert site.kills >= 3
-        assert server_kill_at == float("inf")
-        assert {row.status for row in final} >= {"succeeded", "failed"}
-        print(f"{len(final)} jobs, {site.kills} kills")
+        violations, statuses = await check(app, database, site, load.acknowledged)
+        assert sabotage is not None or statuses >= {"succeeded", "failed"}
+        print(f"{len(load.acknowledged)} jobs, {site.kills} kills")
+        return violations
     finally:
         site.close()
         await client.close()
         await app.close()
         await asyncio.to_thread(server.stop)
+
+
+async def check(app: Penstock, database: Database, site: Site, acknowledged: list[Event]) -> tuple[list[str], set[str]]:
+    """The violations, and the statuses with which jobs ended."""
+    # A job runs in the service, whichever dequeuer sent it; the service knows the attempts that are left.
+    final = [replace(row, worker="") for row in await finals(app)]
+    seen = site.events()
+    plain = [
+        Event(
+            **{name: value for name, value in event.items() if name != "attempts"},
+            attempt=attempts_of(event["name"]) - event["attempts"] + 1,
+        )
+        for event in seen
+        if event["kind"] in ("started", "ended")
+    ]
+    # A job of the service counts as done when its callback was accepted, also when only the answer was lost.
+    names = {row.id: row.name for row in final}
+    accepted = [event for event in seen if event["kind"] == "answer" and event["outcome"] == "200"]
+    heard = {(event["id"], attempts_of(names[event["id"]]) - event["attempts"] + 1) for event in accepted}
+    heard |= {(row.id, row.attempt) for row in final if row.status == "succeeded"}
+    plain = [
+        replace(event, outcome="interrupted") if event.kind == "ended" and (event.id, event.attempt) not in heard else event
+        for event in plain
+    ]
+    # Only the dequeuer knows whether it has sent a job that it had marked as begun: if it is killed then, the attempt counts.
+    noted = await notes(database, await clock_difference(database))
+    marks = [Event("begun", note.id, note.name, note.at, note.number, note.worker) for note in noted if note.what == "begun"]
+    history = History(acknowledged + plain + marks, final, RULES, site.gone, places=PLACES)
+    violations = check_jobs(history)
+    accepted_at = {event["id"]: event["at"] for event in accepted}
+    ended = {row.id for row in final if row.status == "succeeded"}
+    for event in plain:
+        if event.kind == "started" and event.id in ended and event.at > accepted_at.get(event.id, float("inf")):
+            violations.append(f"{event.id} was started after its callback was accepted")
+    # An attempt number that the service has received is never sent again, and no other one is accepted.
+    given = Counter((event["id"], event["attempts"]) for event in seen if event["kind"] == "request")
+    violations += [f"{id} was sent {times} times with attempts {left}" for (id, left), times in given.items() if times > 1]
+    violations += [
+        f"{event['id']} was accepted with attempts {event['attempts']}, with which it was never sent"
+        for event in accepted
+        if (event["id"], event["attempts"]) not in given
+    ]
+    return violations, {row.status for row in final}
+
+
+@pytest.mark.chaos
+@pytest.mark.timeout(400)
+async def test_promises_hold_while_servers_and_dequeuers_are_killed(tmp_path: Path) -> None:
+    violations = await run(tmp_path)
+    assert violations == [], "\n".join(violations[:20])
+
+
+@pytest.mark.chaos
+@pytest.mark.soak
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("sabotage", SABOTAGES.values(), ids=SABOTAGES)
+async def test_numbers_without_a_guarantee_are_found_out(tmp_path: Path, sabotage: Sabotage) -> None:
+    violations = await run(tmp_path, sabotage)
+    assert [each for each in violations if re.match(sabotage.expected, each)], violations[:20]
+
+
+async def test_each_edit_finds_what_it_takes_out(databases: TemporaryDatabases) -> None:
+    for sabotage in SABOTAGES.values():
+        with databases.database() as url:
+            async with Penstock(url) as app:
+                await sabotage.prepare(app)
 
 
 async def eventually_created(client: AsyncClient, name: str, **options: Any) -> None:

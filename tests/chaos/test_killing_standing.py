@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
@@ -17,9 +18,17 @@ import pytest
 
 from penstock import NewEvent, Penstock
 from penstock.testing import consumed
+from tests.chaos.sabotage import Edit, Sabotage
 from tests.waiting import eventually
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(600)]
+
+MOST_DEATHS = 14
+KEYS = {f"t{n}" for n in range(20)}
+UNLIMITED = Sabotage(
+    r"[0-9]+ workers have ended, and the killer is not quarantined",
+    (Edit("lose_standing", r"tried_with = 1 and crashes >= 3", "false"),),
+)
 
 
 @asynccontextmanager
@@ -55,25 +64,44 @@ async def fleet(url: str, log: Path, workers: int) -> AsyncIterator[Callable[[],
         output.close()
 
 
+async def violations(sql: asyncpg.Connection[Any], deaths: Callable[[], int]) -> list[str]:
+    """Wait until a standing job is quarantined, or too many workers have ended, and return what is wrong."""
+
+    async def over() -> bool:
+        if deaths() > MOST_DEATHS:
+            return True
+        return bool(await sql.fetchval("select exists (select from penstock.standing_jobs where quarantined_at is not null)"))
+
+    await eventually(over, "a quarantine", 240)
+    rows = await sql.fetch("select key from penstock.standing_jobs where quarantined_at is not null")
+    quarantined = {row["key"] for row in rows}
+    found = [f"{key} is quarantined, and has ended no worker" for key in sorted(quarantined - {"killer"})]
+    if deaths() > MOST_DEATHS:
+        found.append(f"{deaths()} workers have ended, and the killer is {'' if 'killer' in quarantined else 'not '}quarantined")
+    return found
+
+
+async def with_killer(app: Penstock, how: str) -> Any:
+    """A pool with a standing job that ends its workers, beside many that do not."""
+    pool = app.pool("tenants", slots=16)
+    await pool.reconcile({key: {} for key in KEYS} | {"killer": {"does": how}})
+    return pool
+
+
 @pytest.mark.parametrize("how", ["exit", "segfault"])
 async def test_a_standing_job_that_ends_its_workers_is_quarantined_and_the_others_run(
     url: str, sql: asyncpg.Connection[Any], tmp_path: Path, how: str
 ) -> None:
-    keys = {f"t{n}" for n in range(20)}
     async with Penstock(url) as app:
-        pool = app.pool("tenants", slots=16)
-        await pool.reconcile({key: {} for key in keys} | {"killer": {"does": how}})
+        pool = await with_killer(app, how)
         async with fleet(url, tmp_path / "workers.log", 2) as deaths:
-            aside = "select key from penstock.standing_jobs where quarantined_at is not null"
-            await eventually(lambda: sql.fetchval(aside), "the quarantine of the killer", 240)
-            assert [row["key"] for row in await sql.fetch(aside)] == ["killer"]
+            assert await violations(sql, deaths) == []
             assert await sql.fetchval("select error ->> 'type' from penstock.standing_jobs where key = 'killer'") == "Quarantined"
             ended = deaths()
-            assert ended <= 14
 
             async def others_run() -> bool:
                 rows = await sql.fetch("select key from penstock.standing_jobs where running_by is not null")
-                return {row["key"] for row in rows} == keys
+                return {row["key"] for row in rows} == KEYS
 
             await eventually(others_run, "all the others", 120)
             assert deaths() == ended
@@ -81,6 +109,21 @@ async def test_a_standing_job_that_ends_its_workers_is_quarantined_and_the_other
             assert await pool.start("killer", {}, replace=True) == "replaced"
             again = "select running_by is not null and crashes = 0 from penstock.standing_jobs where key = 'killer'"
             await eventually(lambda: sql.fetchval(again), "the run of what was mended")
+
+
+async def test_a_standing_job_that_is_never_quarantined_is_found_out(
+    url: str, sql: asyncpg.Connection[Any], tmp_path: Path
+) -> None:
+    async with Penstock(url) as app:
+        await UNLIMITED.prepare(app)
+        await with_killer(app, "exit")
+        async with fleet(url, tmp_path / "workers.log", 2) as deaths:
+            found = await violations(sql, deaths)
+    assert [each for each in found if re.match(UNLIMITED.expected, each)], found
+
+
+async def test_each_edit_finds_what_it_takes_out(app: Penstock) -> None:
+    await UNLIMITED.prepare(app)
 
 
 @pytest.mark.parametrize("how", ["exit", "segfault"])
