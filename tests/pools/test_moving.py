@@ -48,6 +48,13 @@ async def test_a_rebalance_waits_for_a_running_handler_while_the_other_keys_of_i
                 "update penstock.slots set target = case when slot = $1 then $2 else $3 end where group_name = 'work'",
                 slot, second, first.id,
             )  # fmt: skip
+            # The handler's worker learns of the move with a heartbeat of its loop; the one beside the loop writes the time too.
+            seen = "select seen_at from penstock.members where group_name = 'work' and id = $1"
+            for _ in range(6):
+                before = await connection.fetchval(seen, first.id)
+                await eventually(
+                    lambda before=before: connection.fetchval(f"select ({seen}) > $2", first.id, before), "a heartbeat"
+                )
             await connection.close()
             for n in range(5):
                 await pool.enqueue(beside, n)
