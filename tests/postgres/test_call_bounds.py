@@ -144,6 +144,89 @@ async def test_every_array_of_a_call_is_bounded(there: Sql) -> None:
     assert tried > 100, "the catalogue was not read"
 
 
+# One element of each kind, for arrays of another shape.
+ELEMENTS = {
+    "text": "'pool'", "uuid": "penstock.new_id()", "jsonb": "'{}'", "json": "'{}'", "bytea": "'x'", "interval": "'1 s'",
+    "timestamp with time zone": "now()", "xid8": "'1'",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("shape", ["array[1], array[0]", "array[1], array[7]", "array[2, 2]"])
+async def test_an_array_of_another_shape_is_refused_or_taken(there: Sql, shape: str) -> None:
+    """Elements that belong together are looked up by their place in some functions, and by their number in others."""
+    wrong = []
+    tried = 0
+    for function, parameters in await calls(there):
+        arrays = [name for name, kind, _ in parameters if kind.endswith("[]")]
+        for odd in arrays:
+            given = []
+            for name, kind, optional in parameters:
+                if name in arrays:
+                    element = f"{ELEMENTS.get(kind[:-2], '1')}::{kind[:-2]}"
+                    given.append(f"{name} => array_fill({element}, {shape if name == odd else 'array[1]'})")
+                elif (function, name) in OF_FUNCTION:
+                    given.append(f"{name} => {OF_FUNCTION[function, name]}")
+                elif name in PRESENT and kind != "uuid":
+                    given.append(f"{name} => {PRESENT[name]}")
+                elif not optional:
+                    given.append(f"{name} => null::{kind}")
+            tried += 1
+            call = f"select * from penstock.{function}({', '.join(given)})"
+            state = await _state(there, call)
+            if not (state is None or state.startswith("PS")):
+                wrong.append(f"{call}: {state}")
+    assert not wrong, "\n".join(wrong)
+    assert tried > 100, "the catalogue was not read"
+
+
+BAD_DOCUMENTS = [
+    "select penstock.note_handlers(null)",
+    "select penstock.note_handlers('null')",
+    "select penstock.note_handlers('{}')",
+    "select penstock.note_handlers('[[]]')",
+    "select penstock.declare_job_type('odd', null)",
+    "select penstock.declare_job_type('pool', 'null')",
+    "select penstock.declare_job_type('pool', '7')",
+    "select penstock.wait_for_slots(null, 'm')",
+    "select penstock.wait_for_slots(repeat('x', 3000000), 'm')",
+    "select penstock.commit_staged(null, null, null, null, null)",
+    "select penstock.commit_staged('w', 1, '{}', 1, 'job pool', p_named => 'null')",
+    "select penstock.commit_staged_events('w', 1, '{}', 1, 'stream events', p_named => '7')",
+    "select penstock.enqueue('pool', '{}', p_key => 'k', p_time_limit => 'infinity')",
+    "select penstock.enqueue('pool', '{}', p_key => 'k', p_unique_key => 'u', p_unique_for => 'infinity')",
+    f"select penstock.enqueue_many('pool', array['{{}}'::jsonb], '[0:0]={{{uuid4()}}}', '{{k}}', p_unique_keys => '{{u}}')",
+    "select * from penstock.enqueue_many('pool', array['{}'::jsonb], p_keys => '[0:0]={k}', p_unique_keys => '{u}')",
+    f"select penstock.settle_attempts('{{pool,pool}}', '[0:1]={{{uuid4()},{uuid4()}}}', '{{1,1}}', '{{succeeded,succeeded}}')",
+    "select * from penstock.scan_events('events', null, array[0], array[0, 1], array[0], '{}', '[]')",
+]
+
+
+@pytest.mark.parametrize("call", BAD_DOCUMENTS)
+async def test_what_is_of_the_wrong_kind_is_refused_with_a_hint(there: Sql, call: str) -> None:
+    with pytest.raises(asyncpg.PostgresError) as raised:
+        await there.fetch(call)
+    error: Any = raised.value
+    if "'infinity'" in call and there.get_server_version().major < 17:
+        assert error.sqlstate == "22007"  # before PostgreSQL 17 there is no infinite interval: the text is none
+    else:
+        assert error.sqlstate in ("PS400", "PS404"), error
+        assert error.hint
+
+
+async def _state(sql: Sql, call: str) -> str | None:
+    """The SQLSTATE by which a call is refused, with its message; None: it is taken."""
+    transaction = sql.transaction()
+    await transaction.start()
+    try:
+        await sql.execute("set local statement_timeout = '20s'")
+        await sql.fetch(call)
+    except asyncpg.PostgresError as error:
+        return f"{error.sqlstate} {error.args[0]}"  # type: ignore[attr-defined]
+    finally:
+        await transaction.rollback()
+    return None
+
+
 async def test_every_limit_of_a_call_is_bounded(there: Sql) -> None:
     wrong = []
     tried = 0

@@ -156,6 +156,25 @@ $$;
 comment on function penstock.check_size(bigint, bigint, text) is
     'Raises PS413 when an array of this size (null: no array) has more elements than one call may bring. p_what: what they are, for the message.';
 
+create or replace function penstock.check_lists(p_shapes text[])
+returns void
+language plpgsql
+immutable
+as $$
+declare
+    shape text;
+begin
+    foreach shape in array p_shapes loop
+        if shape not like '[1:%' or shape like '%][%' then
+            raise exception 'an array has the dimensions %', left(shape, 100)
+                using errcode = 'PS400', hint = 'Give arrays with one dimension, whose first element has the number 1.';
+        end if;
+    end loop;
+end
+$$;
+comment on function penstock.check_lists(text[]) is
+    'Raises PS400 unless all arrays with these dimensions (array_dims; null: no array, or an empty one) are plain lists, so that the elements at one place belong together.';
+
 create or replace function penstock.check_limit(p_limit bigint, p_most bigint, p_what text default 'limit')
 returns void
 language plpgsql

@@ -177,6 +177,10 @@ set search_path = penstock, pg_temp
 as $$
 begin
     perform penstock.check_worker(p_member);
+    if not exists (select from penstock.groups where name = p_group) then
+        raise exception 'no such membership group: %', coalesce(quote_literal(left(p_group, 100)), 'null')
+            using errcode = 'PS404', hint = 'It is created with its pool or consumer group.';
+    end if;
     perform penstock.listen_for('keys', array[p_group], 'penstock_' || p_member);
 end
 $$;

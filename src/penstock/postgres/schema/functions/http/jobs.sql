@@ -83,6 +83,9 @@ begin
         greatest(cardinality(p_names), cardinality(p_ids), cardinality(p_attempts_left), cardinality(p_outcomes), cardinality(p_details)),
         100000, 'jobs'
     );
+    perform penstock.check_lists(array[
+        array_dims(p_names), array_dims(p_ids), array_dims(p_attempts_left), array_dims(p_outcomes), array_dims(p_details)
+    ]);
     if exists (select from unnest(p_outcomes) as given where given is null or given not in ('succeeded', 'failed', 'failed-for-good')) then
         raise exception 'unknown outcome in %', left(p_outcomes::text, 200)
             using errcode = 'PS400', hint = 'An outcome is succeeded, failed or failed-for-good.';

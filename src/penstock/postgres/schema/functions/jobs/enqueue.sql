@@ -140,6 +140,10 @@ begin
         raise exception 'the arrays differ in length'
             using errcode = 'PS400', hint = 'Give one element for each job, or null instead of the array.';
     end if;
+    perform penstock.check_lists(array[
+        array_dims(p_data), array_dims(p_ids), array_dims(p_keys), array_dims(p_priorities), array_dims(p_run_after), array_dims(p_expires_at),
+        array_dims(p_unique_keys), array_dims(p_options)
+    ]);
     if job_type.encrypted and not penstock.are_runs(p_name, p_data) then
         perform penstock.refuse_plain('job type ' || p_name, p_data);
     end if;

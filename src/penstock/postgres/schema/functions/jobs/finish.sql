@@ -29,6 +29,7 @@ begin
     end if;
     perform penstock.ensure_archive(moment);
     if p_lines is not null then
+        perform penstock.check_lists(array[array_dims(p_lines), array_dims(p_ages)]);
         perform penstock.append_log(
             array_fill(p_id, array[cardinality(p_lines)]), array_fill(p_lease, array[cardinality(p_lines)]), p_lines, p_ages
         );

@@ -173,7 +173,8 @@ begin
             else (
                 select format('%s must be positive and at most 30 days, not %s', span.key, given ->> span.key)
                 from jsonb_each(spans) as span
-                where not (span.value::double precision > 0 and span.value::double precision <= 2592000)
+                -- As text: an infinite span is none of JSON's numbers.
+                where not ((span.value #>> '{}')::double precision > 0 and (span.value #>> '{}')::double precision <= 2592000)
                 limit 1
             )
         end;

@@ -64,6 +64,7 @@ declare
     new_lease bigint;
 begin
     perform penstock.check_size(greatest(cardinality(p_ids), cardinality(p_attempts), cardinality(p_leases)), 100000, 'jobs');
+    perform penstock.check_lists(array[array_dims(p_ids), array_dims(p_attempts), array_dims(p_leases)]);
     if coalesce(cardinality(p_ids), 0) > 0 and (p_leases is null or array_position(p_leases, null) is not null) then
         raise exception 'a job is to be extended without its lease'
             using errcode = 'PS400', hint = 'Give the lease that claim or extend returned for each job.';

@@ -44,6 +44,7 @@ set search_path = penstock, pg_temp
 as $$
 begin
     perform penstock.check_size(greatest(cardinality(p_ids), cardinality(p_leases), cardinality(p_progress)), 100000, 'jobs');
+    perform penstock.check_lists(array[array_dims(p_ids), array_dims(p_leases), array_dims(p_progress)]);
     if coalesce(cardinality(p_ids), 0) > 0 and (p_leases is null or array_position(p_leases, null) is not null) then
         raise exception 'the progress of a job is to be noted without its lease'
             using errcode = 'PS400', hint = 'Give the lease that claim or extend returned for each job.';
@@ -76,6 +77,7 @@ declare
     encrypted constant boolean := penstock.any_encrypted(p_ids);
 begin
     perform penstock.check_size(greatest(cardinality(p_ids), cardinality(p_leases), cardinality(p_lines), cardinality(p_ages)), 100000, 'lines');
+    perform penstock.check_lists(array[array_dims(p_ids), array_dims(p_leases), array_dims(p_lines), array_dims(p_ages)]);
     if coalesce(cardinality(p_ids), 0) > 0 and (p_leases is null or array_position(p_leases, null) is not null) then
         raise exception 'a line is to be logged without the lease of its job'
             using errcode = 'PS400', hint = 'Give the lease that claim or extend returned for each line.';

@@ -197,6 +197,10 @@ declare
     declared jsonb;
 begin
     perform penstock.check_name(p_name);
+    if jsonb_typeof(p_options) is distinct from 'object' then
+        raise exception 'the options of % are no object: %', p_name, coalesce(left(p_options::text, 100), 'null')
+            using errcode = 'PS400', hint = 'For example: {"max_attempts": 3}.';
+    end if;
     select * into job_type from penstock.jobs where name = p_name;
     if found and job_type.declaration is not distinct from p_options then
         return job_type;

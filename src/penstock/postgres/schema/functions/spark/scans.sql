@@ -99,7 +99,8 @@ begin
     );
     perform penstock.check_size(cardinality(p_columns), 1600, 'columns');
     if cardinality(p_partitions) <> cardinality(p_from) or cardinality(p_partitions) <> cardinality(p_until) then
-        raise exception 'give two offsets for each partition' using errcode = 'PS400';
+        raise exception 'there are not two offsets for each partition'
+            using errcode = 'PS400', hint = 'Give as many elements in p_from and p_until as in p_partitions.';
     end if;
     if not meant and not p_lenient then
         raise exception 'stream % is not the one that was meant', p_stream

@@ -75,12 +75,12 @@ declare
     -- A write whose rows say what they are for is noted for each of these, as if it were a write to that alone.
     by_column constant boolean := coalesce(p_target in ('jobs', 'streams'), false);
     kind constant text := case when by_column then rtrim(p_target, 's') else split_part(p_target, ' ', 1) end;
-    named constant jsonb := coalesce(p_named, jsonb_build_object(substr(p_target, length(kind) + 2), jsonb_build_object('rows', p_rows)));
+    named constant jsonb := coalesce(p_named, jsonb_build_object(coalesce(substr(p_target, length(kind) + 2), ''), jsonb_build_object('rows', p_rows)));
     noted jsonb := '{}';
     target record;
 begin
-    if by_column and p_named is null then
-        raise exception 'it is not said which % writer % writes to', p_target, quote_literal(left(p_writer, 100))
+    if p_writer is null or p_target is null or jsonb_typeof(named) <> 'object' or (by_column and p_named is null) then
+        raise exception 'it is not said which % writer % writes to', coalesce(p_target, 'targets'), coalesce(quote_literal(left(p_writer, 100)), 'null')
             using errcode = 'PS400', hint = 'Give p_named: {"orders": {"rows": 5}}.';
     end if;
     if not by_column and named - substr(p_target, length(kind) + 2) <> '{}' then

@@ -68,6 +68,9 @@ begin
         raise exception '% messages are too many for one call', size
             using errcode = 'PS413', hint = 'Publish at most 10,000 messages at once.';
     end if;
+    perform penstock.check_lists(array[
+        array_dims(p_data), array_dims(p_ids), array_dims(p_unique_keys), array_dims(p_run_after), array_dims(p_expires_at)
+    ]);
     if coalesce(cardinality(p_ids), size) <> size or array_position(p_ids, null) is not null then
         raise exception 'there are not as many ids as messages'
             using errcode = 'PS400', hint = 'Give one id for each message, or null instead of the array.';

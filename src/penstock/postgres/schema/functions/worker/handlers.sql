@@ -7,7 +7,15 @@ security definer
 set search_path = penstock, pg_temp
 as $$
 begin
+    if jsonb_typeof(p_handlers) is distinct from 'array' then
+        raise exception 'that is no list of handlers: %', coalesce(left(p_handlers::text, 100), 'null')
+            using errcode = 'PS400', hint = 'Give an array of objects with kind and name.';
+    end if;
     perform penstock.check_size(jsonb_array_length(p_handlers), 10000, 'handlers');
+    if exists (select from jsonb_array_elements(p_handlers) as given where num_nulls(given ->> 'kind', given ->> 'name') > 0) then
+        raise exception 'a handler has no kind or no name'
+            using errcode = 'PS400', hint = 'Give an array of objects with kind and name.';
+    end if;
     insert into penstock.handlers as known (kind, name, schema, docs_url, owner, noted_at)
     select
         given ->> 'kind',
