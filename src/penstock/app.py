@@ -396,10 +396,13 @@ class Penstock(JobAdministration, PoolAdministration, TopicAdministration, Strea
         """
         check_span("timeout", timeout, zero=True)
         pause = 0.01
-        async with asyncio.timeout(timeout.total_seconds()):
-            while not (record := await self.find(id)).status.finished:
-                await asyncio.sleep(pause)
-                pause = min(pause * 1.5, 1.0)
+        try:
+            async with asyncio.timeout(timeout.total_seconds()):
+                while not (record := await self.find(id)).status.finished:
+                    await asyncio.sleep(pause)
+                    pause = min(pause * 1.5, 1.0)
+        except TimeoutError:
+            raise TimeoutError(f"job {id} has not finished within {timeout}: `penstock jobs show {id}` says why") from None
         if record.status is not Status.SUCCEEDED:
             message = record.errors[-1].get("message") if record.errors else None
             raise JobFailed(f"job {record.id} {record.status}" + (f": {message}" if message else ""))

@@ -50,6 +50,15 @@ async def test_a_job_without_a_worker(app: Penstock) -> None:
         await app.why("019a0000-0000-7000-8000-000000000000")
 
 
+async def test_who_waits_in_vain_for_a_job_is_told_what_to_look_at(app: Penstock) -> None:
+    await app.create_job_type("mail")
+    receipt = await app.enqueue("mail")
+    with pytest.raises(TimeoutError) as raised:
+        await app.wait(receipt.id, timeout=timedelta(seconds=0.2))
+    assert f"job {receipt.id} has not finished within 0:00:00.2" in str(raised.value)
+    assert f"penstock jobs show {receipt.id}" in str(raised.value)
+
+
 async def test_a_job_whose_key_no_worker_has(app: Penstock, sql: Sql) -> None:
     await app.create_job_type("mail", encrypted=True)
     sealed = Keyring([new_key()])

@@ -46,6 +46,25 @@ def test_a_pool_is_declared_with_values_of_the_right_kind(wrong: dict[str, Any],
     assert message in raised.value.message
 
 
+def test_an_option_of_a_pool_that_its_handler_is_given_is_refused_with_the_place_for_it() -> None:
+    pool = Penstock().pool("work")
+    with pytest.raises(InvalidInput) as raised:
+        pool.job(max_attempts=4)
+    assert "the handler of pool work has no option max_attempts (it was given 4)" in raised.value.message
+    assert raised.value.hint is not None
+    assert 'app.pool("work", max_attempts=...)' in raised.value.hint
+
+
+@pytest.mark.parametrize("given", [{"tenant": "acme"}, 5, None, b"acme"])
+async def test_a_payload_in_place_of_the_key_of_a_pool_is_refused_as_a_key(given: Any) -> None:
+    pool = Penstock().pool("work", payload=dict[str, str], key="tenant")
+    with pytest.raises(InvalidInput) as raised:
+        await pool.enqueue(given)
+    assert "the key of a job of work must be text" in raised.value.message
+    assert raised.value.hint is not None
+    assert "pool.enqueue(key, payload)" in raised.value.hint
+
+
 NAMES: list[Any] = ["", " ", "a b", "a/b", "a\n", "a\x00", "\x7f", ".", "..", 5, b"a"]
 DECLARATIONS: dict[str, tuple[Callable[[Penstock, Any], object], int, str]] = {
     "job type name": (lambda app, name: app.job_type(name), 200, "select penstock.check_name($1)"),

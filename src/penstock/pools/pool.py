@@ -86,12 +86,13 @@ class Pool(Generic[T]):
     def job(self, handler: Callable[P, Any], /) -> JobType[P]: ...
     @overload
     def job(self, handler: None = None, /, *, executor: Executor = ...) -> Decorator: ...
-    def job(self, handler: Callable[..., Any] | None = None, /, *, executor: Executor = "auto") -> Any:
+    def job(self, handler: Callable[..., Any] | None = None, /, *, executor: Executor = "auto", **misplaced: Any) -> Any:
         """Declare the handler of the pool's jobs, as `Penstock.job` does: `@pool.job`, or `@pool.job(executor="process")`.
 
         Args:
             handler: The handler.
             executor: See `Penstock.job`.
+            misplaced: Other options are refused: those of its jobs are options of the pool, `app.pool("work", max_attempts=3)`.
 
         Returns:
             The job type of the pool, which enqueues by the handler's arguments: `fib.options(key="u1").enqueue(42)`.
@@ -99,6 +100,11 @@ class Pool(Generic[T]):
         Raises:
             InvalidInput: The handler cannot be used, or the pool has one already.
         """
+        for name, value in misplaced.items():
+            raise InvalidInput(
+                f"the handler of pool {self.name} has no option {name} (it was given {value!r:.100})",
+                hint=f'The options of its jobs are those of the pool: app.pool("{self.name}", {name}=...).',
+            )
 
         def declare(handler: Callable[..., Any]) -> JobType[Any]:
             self._type.handled_by(handler, executor)
@@ -269,6 +275,12 @@ class Pool(Generic[T]):
             connection: See `Penstock.enqueue`.
             options: Fields of `NewJob`: `id`, `run_after`, `expires_at`, `unique`, ...
         """
+        if not isinstance(key, str):
+            raise InvalidInput(
+                f"the key of a job of {self.name} must be text, not {key!r:.100}",
+                hint="Give the key before the payload: pool.enqueue(key, payload). The handler's enqueue"
+                " takes the key from the payload.",
+            )
         new = new_job(self.name, {} if data is None else data, options, key)
         return (await self._type.enqueue_many([new], connection=connection))[0]
 
