@@ -141,6 +141,19 @@ def test_a_token_is_as_good_as_a_password(with_users: Served) -> None:
         assert client.put("/v1/jobs/a/random_id", json={"data": 1}, auth=(name, secret)).status_code == 202
 
 
+@pytest.mark.parametrize("first", ["reader", "adminer", "nobody"])
+def test_two_authorization_headers_are_no_credentials(with_users: Served, first: str) -> None:
+    def header(name: str) -> tuple[str, str]:
+        secret = f"{name.removesuffix('er')}-secret-word"
+        return "Authorization", "Basic " + base64.b64encode(f"{name}:{secret}".encode()).decode()
+
+    second = "adminer" if first == "reader" else "reader"
+    with with_users.client(auth=None) as client:
+        assert client.get("/v1/jobs", headers=[header(second)]).status_code == 200
+        answer = client.get("/v1/jobs", headers=[header(first), header(second)])
+    assert (answer.status_code, answer.json()["id"]) == (401, "unauthorized")
+
+
 async def test_a_removed_user_is_refused_soon(with_users: Served) -> None:
     url = with_users.database_url
     penstock(url, "users", "add", "leaver", PENSTOCK_USER_PASSWORD="leaver-secret")

@@ -67,7 +67,8 @@ class Call:
         self.id = b""
         for name, value in scope["headers"]:
             if name == b"authorization":
-                self.authorization = value
+                # Two of them are none: a proxy in front of the server may have read the other one.
+                self.authorization = value if self.authorization is None else self.authorization + b"," + value
             elif name == b"content-length":
                 self.length = value
             elif name == b"x-forwarded-proto":
