@@ -22,10 +22,10 @@ from rich.table import Table
 
 from benchmarks.environments import ON_DISK
 from penstock import Job, NewJob, Penstock
+from penstock.core.garbage_collection import collect_seldom
 from penstock.groups.assignors import Candidate, jump, sticky
 from penstock.testing import TemporaryDatabases
 from penstock.worker import Worker
-from penstock.worker.garbage_collection import collect_seldom
 
 Row = tuple[str, str, str]
 ROUNDS = 3

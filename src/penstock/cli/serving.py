@@ -25,12 +25,12 @@ from penstock.cli.output import AsJson, err, holding, out, print_json
 from penstock.cli.worker_processes import Told, supervise
 from penstock.core import logs
 from penstock.core.extras import needs
+from penstock.core.garbage_collection import collect_seldom
 from penstock.core.logs import get_logger
 from penstock.core.measuring import measured
 from penstock.errors import InvalidInput, SchemaMismatch
 from penstock.postgres.embedded import wheel_bin_dir
 from penstock.worker import Worker
-from penstock.worker.garbage_collection import collect_seldom
 from penstock.worker.handler_calls import HANDLER_THREADS
 from penstock.worker.worker import stop_on
 

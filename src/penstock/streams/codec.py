@@ -16,6 +16,7 @@ from typing import Any, Generic, TypeVar
 
 from penstock.core.checks import check_many, check_time
 from penstock.core.encryption import Keyring, no_key, opened_reason, owner_of_events, sealed_reason
+from penstock.core.garbage_collection import collected_later
 from penstock.core.keys import KeyOf, key_by, key_of_field
 from penstock.core.serialization import Codec, dump_json, load_json
 from penstock.core.user_code import message_of
@@ -272,18 +273,19 @@ class Encoding(Generic[T]):
             payloads = self._with_odd_times(
                 [index - begin for index in chunk.odd_times if begin <= index < end], payloads, lenient
             )
-        return list(
-            map(
-                Event,
-                repeat(chunk.partition),
-                offsets[begin:end],
-                nothing if chunk.keys is None else chunk.keys[begin:end],
-                payloads,
-                headers,
-                nothing if chunk.times is None else chunk.times[begin:end],
-                repeat(chunk.appended_at),
+        with collected_later():
+            return list(
+                map(
+                    Event,
+                    repeat(chunk.partition),
+                    offsets[begin:end],
+                    nothing if chunk.keys is None else chunk.keys[begin:end],
+                    payloads,
+                    headers,
+                    nothing if chunk.times is None else chunk.times[begin:end],
+                    repeat(chunk.appended_at),
+                )
             )
-        )
 
     def _with_odd_times(self, indexes: Sequence[int], payloads: Sequence[Any], lenient: bool) -> Sequence[Any]:
         """Payloads; those of events whose time Python cannot represent are undecodable."""
