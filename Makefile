@@ -12,7 +12,9 @@ ifndef SIDE_BY_SIDE
 .NOTPARALLEL:
 endif
 # Beside the longest of them, the others print their last line, or everything when they failed.
+# Spark gives a Python process ten seconds to start and to connect, whatever else runs: the others give way to it.
 ifdef SIDE_BY_SIDE
+GIVE_WAY = nice -n 5
 LAST_LINE = > $(VENV)/$@.log 2>&1 && tail -n 1 $(VENV)/$@.log || { cat $(VENV)/$@.log; false; }
 endif
 .PHONY: help run test soak sabotage check reference debian unit integration spark chaos postgres15 bench sqlroles lock format clean install
@@ -50,7 +52,7 @@ unit: $(VENV)/.dev ## tests without a database
 	@echo "make $@: passed"
 
 integration: $(VENV)/.dev ## tests on the embedded PostgreSQL
-	$(BIN)/pytest tests --ignore-glob "tests/*/unit" -n 3 --dist loadgroup -m "not chaos and not spark and not soak"
+	$(GIVE_WAY) $(BIN)/pytest tests --ignore-glob "tests/*/unit" -n 3 --dist loadgroup -m "not chaos and not spark and not soak"
 	@echo "make $@: passed"
 
 spark: $(VENV)/.dev ## tests that need Spark, in one session
@@ -62,7 +64,7 @@ chaos: $(VENV)/.dev ## tests that kill workers and the server
 
 postgres15: $(VENV)/.dev ## the database tests on Debian's PostgreSQL 15, when that is installed
 ifneq ($(wildcard $(DEBIAN_POSTGRES)/initdb),)
-	PENSTOCK_TEST_POSTGRES_BIN=$(DEBIAN_POSTGRES) $(BIN)/pytest tests/postgres tests/*/sql --ignore tests/postgres/unit -n 2 --dist loadgroup \
+	PENSTOCK_TEST_POSTGRES_BIN=$(DEBIAN_POSTGRES) $(GIVE_WAY) $(BIN)/pytest tests/postgres tests/*/sql --ignore tests/postgres/unit -n 2 --dist loadgroup \
 		-m "not chaos and not embedded and not soak" $(LAST_LINE)
 	@echo "make $@: passed"
 else
