@@ -22,9 +22,6 @@ language plpgsql
 stable
 as $$
 begin
-    if not exists (select from penstock.listeners where kind = 'keys' and subject = p_name) then
-        return '{}';
-    end if;
     return array(
         select there.channel
         from penstock.listeners as there
@@ -48,6 +45,10 @@ returns void
 language plpgsql
 as $$
 begin
+    -- While jobs wait for workers, and not workers for jobs, an enqueue pays for this look alone.
+    if not exists (select from penstock.listeners where kind = 'jobs' or (kind = 'keys' and subject = p_name)) then
+        return;
+    end if;
     if p_slots is null then
         -- One more than there are jobs, since one of them may have died; at most nine, since each brings more when it finds work.
         perform penstock.wake(penstock.idle_workers(p_name, least(p_jobs, 8) + 1), 'jobs');
