@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import psutil
 import pytest
 from typer.testing import CliRunner
 
 from penstock.cli import app
 from penstock.errors import NotFound
 from penstock.spark.history import read_lake
+from tests.waiting import eventually
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -25,11 +30,26 @@ def penstock(spark: SparkSession, url: str, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("PENSTOCK_DATABASE_URL", url)
 
     def penstock(*arguments: str) -> str:
+        if arguments[:2] == ("history", "run"):
+            # It gives way to the other processes of the machine. Here it runs in the process of the tests, which never gets back
+            # what it gives, and whose later tests start Spark of their own.
+            arguments += ("--nice", "0")
         done = CliRunner().invoke(app, list(arguments), catch_exceptions=False)
         assert done.exit_code == 0, done.output
         return done.output
 
     return penstock
+
+
+async def test_a_history_run_gives_way_to_the_other_processes_of_the_machine(url: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "penstock", "history", "run", "--lake", str(tmp_path / "lake")]
+    with subprocess.Popen(command, env={**os.environ, "PENSTOCK_DATABASE_URL": url}) as process:
+        try:
+            running = psutil.Process(process.pid)
+            await eventually(lambda: running.nice() == 19, "the niceness")
+            assert process.poll() is None
+        finally:
+            process.kill()
 
 
 def test_history_runs_reports_and_finds(
