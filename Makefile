@@ -1,6 +1,8 @@
 # make help lists the targets. All that is needed is Python 3.11 or newer (with venv and pip) and make.
 
 PYTHON ?= python3
+# Tests start a thousand processes: each would compile all modules again.
+unexport PYTHONDONTWRITEBYTECODE
 VENV := .venv
 BIN := $(VENV)/bin
 DEBIAN_POSTGRES := /usr/lib/postgresql/15/bin
