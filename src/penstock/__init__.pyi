@@ -52,6 +52,7 @@ from penstock.pools.pull_worker import PulledJob as PulledJob
 from penstock.pools.standing import Standing as Standing
 from penstock.schedules.schedule import Schedule as Schedule
 from penstock.schedules.schedule import Tick as Tick
+from penstock.settings import Keep as Keep
 from penstock.settings import Settings as Settings
 from penstock.streams.consumer.batch import Batch as Batch
 from penstock.streams.consumer.batch import Events as Events
@@ -105,6 +106,7 @@ __all__ = [
     "JobRecord",
     "JobType",
     "Jobs",
+    "Keep",
     "KeyMissing",
     "Leader",
     "LeaderRecord",

@@ -419,18 +419,19 @@ class Penstock(JobAdministration, PoolAdministration, TopicAdministration, Strea
         check_span("over", over, longest=timedelta(days=366))
         return [advise(load, wait_s) for load in await pool_views.load_of_types(await self.database(), over)]
 
-    async def prune(self, keep: timedelta) -> dict[str, int]:
-        """Drop the days of the archive that ended longer ago than `keep`, and topic messages that no copy refers to then.
+    async def prune(self, keep: timedelta | None = None) -> dict[str, int]:
+        """Drop the parts of the archive whose jobs were kept for long enough, and topic messages that no copy refers to then.
 
         Returns the number of dropped jobs by partition.
 
         Args:
-            keep: How long finished jobs are kept.
+            keep: How long finished jobs are kept whose type does not say it, and messages; None: for ever.
         """
-        check_span("keep", keep, zero=True, longest=LONGEST_SPAN)
+        if keep is not None:
+            check_span("keep", keep, zero=True, longest=LONGEST_SPAN)
         database = await self.database()
         dropped = await worker_queries.prune(database, keep)
-        while await topics.prune_messages(database, keep):
+        while keep is not None and await topics.prune_messages(database, keep):
             pass
         return dropped
 

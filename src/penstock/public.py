@@ -27,6 +27,7 @@ DEFINED_IN = {
     "Delivery": "penstock.jobs.options",
     "Backoff": "penstock.jobs.options",
     "RateLimit": "penstock.jobs.options",
+    "Keep": "penstock.settings",
     "NewJob": "penstock.jobs.models",
     "NewJobOptions": "penstock.jobs.models",
     "Enqueued": "penstock.jobs.models",

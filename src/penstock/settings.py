@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import base64
 import os
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Any, Self
 
-from pydantic import AliasChoices, BeforeValidator, Field, SecretStr, ValidationError, model_validator
+from pydantic import AliasChoices, BeforeValidator, Field, InstanceOf, SecretStr, TypeAdapter, ValidationError, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from penstock.errors import InvalidInput
@@ -85,6 +86,35 @@ def _environment() -> set[str]:
 
 
 Span = Annotated[timedelta, BeforeValidator(_seconds), Field(gt=timedelta(0), le=timedelta(days=366_000))]
+
+
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """How long finished jobs are kept, by their outcome. A span is rounded up to the next of 1, 3, 7, 30, 90 and 365 days.
+
+    Attributes:
+        succeeded: How long jobs that succeeded are kept; None: as long as a span in the settings says, which need both.
+        failed: How long jobs that failed, expired or were cancelled are kept; None: likewise.
+    """
+
+    succeeded: timedelta | None = None
+    failed: timedelta | None = None
+
+
+def longest_kept(keep: Keep | timedelta | None) -> timedelta | None:
+    """The longer span of a `Keep`: how long jobs of types are kept that this process does not declare. None: for ever."""
+    return max(filter(None, (keep.succeeded, keep.failed)), default=None) if isinstance(keep, Keep) else keep
+
+
+def _kept(value: object) -> object:
+    """Read a document from the environment as a `Keep`, and refuse spans that no retention class has."""
+    if isinstance(value, str) and value.lstrip().startswith("{"):
+        value = TypeAdapter(Keep).validate_json(value)
+    if isinstance(value, Keep):
+        for span in (value.succeeded, value.failed):
+            if not isinstance(span, timedelta) or not timedelta(0) < span <= timedelta(days=365):
+                raise ValueError("both spans of a Keep must be given here: timedeltas, positive and at most 365 days")
+    return value
 
 
 def _whole(value: object) -> object:
@@ -172,8 +202,10 @@ class Settings(FromEnvironment):
     autoscale_cooldown: Span = Field(
         default=timedelta(seconds=60), description="How long fewer workers must suffice before --autoscale removes one."
     )
-    archive_retention: Span | None = Field(
-        default=timedelta(days=30), description="How long finished jobs are kept; none: for ever."
+    keep: Annotated[InstanceOf[Keep] | Span | None, NoDecode, BeforeValidator(_kept)] = Field(
+        default=timedelta(days=30),
+        description="How long finished jobs are kept whose type does not say it; none: for ever. By outcome:"
+        ' `{"succeeded": "P3D", "failed": "P90D"}`.',
     )
 
     @model_validator(mode="after")

@@ -160,13 +160,13 @@ class SyncPenstock:
         """
         return self._loop.run(self._of.scale_advice(wait_s=wait_s, over=over))
 
-    def prune(self, keep: timedelta) -> dict[str, int]:
-        """Drop the days of the archive that ended longer ago than `keep`, and topic messages that no copy refers to then.
+    def prune(self, keep: timedelta | None = None) -> dict[str, int]:
+        """Drop the parts of the archive whose jobs were kept for long enough, and topic messages that no copy refers to then.
 
         Returns the number of dropped jobs by partition.
 
         Args:
-            keep: How long finished jobs are kept.
+            keep: How long finished jobs are kept whose type does not say it, and messages; None: for ever.
         """
         return self._loop.run(self._of.prune(keep), unlimited=True)
 

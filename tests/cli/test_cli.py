@@ -300,6 +300,8 @@ def test_changes_can_be_printed_as_json(url: str) -> None:
 
     assert said("types", "create", "ship")["name"] == "ship"
     assert said("types", "change", "ship", "-s", "max_attempts=3")["options"]["max_attempts"] == 3
+    kept = said("types", "change", "ship", "-s", "keep_failed=40 days")["options"]["keep"]
+    assert (kept["succeeded"], kept["failed"]) == (None, 40 * 86_400.0)
     assert said("pause", "ship") == {"name": "ship", "paused": True}
     assert said("resume", "ship") == {"name": "ship", "paused": False}
     assert said("enqueue", "ship", "-f", "-", "--key", "acme", "--priority", "5", stdin='{"key": "own"}\n{}\n') == {"queued": 2}

@@ -31,8 +31,13 @@ def test_types_have_rickovers_times(client: httpx.Client, echo: str) -> None:
         ({"concurency": 1}, "Invalid concurency: Extra inputs are not permitted"),
         ({"max_attempts": 0}, "Invalid max_attempts: Input should be greater than or equal to 1"),
         ({"delivery_strategy": "at_most_once"}, "an at_most_once type has 1 attempt, not 3"),
-        ({"max_attempts": None}, "only concurrency, time_limit, rate_limit, rate_period and max_waiting may be null"),
+        (
+            {"max_attempts": None},
+            "only concurrency, time_limit, rate_limit, rate_period, keep_succeeded, keep_failed and max_waiting may be null",
+        ),
         ({"rate_limit": 5}, "rate_limit and rate_period go together"),
+        ({"keep_failed_s": 0}, "Invalid keep_failed_s: Input should be greater than 0"),
+        ({"keep_succeeded_s": 31_536_001}, "Invalid keep_succeeded_s: Input should be less than or equal to 31536000"),
     ],
 )
 def test_a_bad_change_is_refused(client: httpx.Client, echo: str, body: Any, title: str) -> None:

@@ -23,6 +23,7 @@ from penstock import (
     EnqueueOutcome,
     InvalidInput,
     JobFailed,
+    Keep,
     NewJob,
     NotFound,
     Penstock,
@@ -100,6 +101,12 @@ def test_a_full_queue_refuses_jobs(penstock: Client, name: str) -> None:
     assert penstock.enqueue(name, {"n": 1}, id=first.id).outcome is EnqueueOutcome.DUPLICATE
     assert penstock.change_job_type(name, max_waiting=None).max_waiting is None
     penstock.enqueue(name, {"n": 3})
+
+
+def test_how_long_finished_jobs_are_kept(penstock: Client, name: str) -> None:
+    changed = penstock.change_job_type(name, keep_succeeded=timedelta(days=2), keep_failed="40 days")
+    assert changed.options.keep == Keep(timedelta(days=2), timedelta(days=40))
+    assert penstock.change_job_type(name, keep_succeeded=None).options.keep == Keep(failed=timedelta(days=40))
 
 
 def test_why_a_job_waits(penstock: Client, name: str) -> None:

@@ -18,7 +18,20 @@ from uuid import UUID
 
 import pytest
 
-from penstock import Backoff, Batch, InvalidInput, Job, NewEvent, NewJob, NewMessage, OnFailure, Penstock, RateLimit, Retention
+from penstock import (
+    Backoff,
+    Batch,
+    InvalidInput,
+    Job,
+    Keep,
+    NewEvent,
+    NewJob,
+    NewMessage,
+    OnFailure,
+    Penstock,
+    RateLimit,
+    Retention,
+)
 from penstock.errors import PenstockError
 from penstock.settings import Settings
 
@@ -69,6 +82,7 @@ VALUES: dict[str, Any] = {
     "a type": int,
     "lambda": lambda x: x,
     "RateLimit": RateLimit(1, SECOND),
+    "Keep": Keep(SECOND, SECOND),
     "Backoff": Backoff(),
 }
 
@@ -158,6 +172,7 @@ OF_JOBS: Options = {
     "time_limit": SPAN | OPTION,
     "backoff": {"Backoff"} | OPTION,
     "rate_limit": {"RateLimit"} | OPTION,
+    "keep": {"Keep"} | SPAN | OPTION,
     "keep_result": FLAG,
     "encrypted": FLAG,
     "executor": set(),
@@ -172,6 +187,7 @@ OF_BACKOFFS: Options = {
     "cap": SPAN_OR_NONE,
     "jitter": {"zero", "one", "1.0"},
 }
+OF_KEEPS: Options = {"succeeded": SPAN | OPTION, "failed": SPAN | OPTION}
 OF_RATES: Options = {"limit": COUNT, "period": SPAN}
 OF_POOLS: Options = {
     "slots": COUNT,
@@ -246,7 +262,7 @@ OF_SETTINGS: Options = {
         "processes_for_handlers": NUMBERS,
         "claim_limit": NUMBERS,
         "statement_cache": FLAG | OPTION | {"1 as text"},
-        "archive_retention": SPANS | OPTION,
+        "keep": SPANS | OPTION | {"Keep"},
         "heartbeat_interval": SPANS,
         "data_dir": TEXT | {"U+0000", "surrogate"},
         "keys": {"list", "tuple"} | TEXT | {"U+0000", "surrogate", "list of 1"},
@@ -281,6 +297,7 @@ DECLARATIONS: dict[str, Case] = {
     "job type: name": Case("name", NAME, lambda app, value: app.job_type(value)),
     "job type: payload": Case("payload", {"None", "a type"}, lambda app, value: app.job_type("j", value)),
     **cases("backoff", OF_BACKOFFS, lambda app, given: app.job("j", backoff=Backoff(**given))(handler)),
+    **cases("keep", OF_KEEPS, lambda app, given: app.job("j", keep=Keep(**given))(handler)),
     **cases("rate", OF_RATES, lambda app, given: app.job("j", rate_limit=RateLimit(**{"limit": 1, "period": SECOND, **given}))),
     **cases("pool", OF_POOLS, lambda app, given: app.pool(**{"name": "p", **given})),
     **cases(
@@ -386,7 +403,7 @@ JOBS: dict[str, Case] = {
     "resume: name": Case("name", NAME, lambda on, value: on.app.resume(value)),
     "scale_advice: wait_s": Case("wait_s", {"one", "1.0", "1.5"}, lambda on, value: on.app.scale_advice(wait_s=value)),
     "scale_advice: over": Case("over", SPAN, lambda on, value: on.app.scale_advice(over=value)),
-    "prune: keep": Case("keep", SPAN_OR_NONE, lambda on, value: on.app.prune(value)),
+    "prune: keep": Case("keep", SPAN_OR_NONE | OPTION, lambda on, value: on.app.prune(value)),
     "open: timeout": Case("timeout", SPAN_OR_NONE | {"longest"}, lambda on, value: on.app.open(timeout=value)),
     "worker: names": Case("name", TEXT, lambda on, value: on.app.worker(value)),
     **calls(

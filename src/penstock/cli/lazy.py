@@ -29,7 +29,7 @@ COMMANDS = {
     "pause": ("types", "Start no more jobs of a type; running ones go on."),
     "resume": ("types", "End a pause."),
     "stats": ("types", "How each job type is doing: waiting, running, finished in the last hour."),
-    "prune": ("types", "Drop the days of the archive that are older."),
+    "prune": ("types", "Drop the parts of the archive whose jobs have been kept for long enough."),
     "grant": (
         "types",
         "Let a database role read, enqueue, work, serve HTTP, or do everything; it replaces the access that the role had.",

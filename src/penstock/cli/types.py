@@ -149,9 +149,10 @@ def stats(as_json: AsJson = False) -> None:
 
 
 def prune(
-    keep: Annotated[str, typer.Option(help="How long finished jobs are kept: 30d, 12h.")] = "30d", as_json: AsJson = False
+    keep: Annotated[str, typer.Option(help="How long finished jobs are kept whose type does not say it: 30d, 12h.")] = "30d",
+    as_json: AsJson = False,
 ) -> None:
-    """Drop the days of the archive that are older. Their ids can then be used again."""
+    """Drop the parts of the archive whose jobs have been kept for long enough. Their ids can then be used again."""
     dropped = with_database(lambda app: app.prune(span(keep)))
     if as_json:
         print_json(dropped)

@@ -26,7 +26,7 @@ from penstock.worker.leader import LeaderRecord
 
 T = TypeVar("T")
 _BATCH = 10_000
-_SPANS = {"visibility_timeout", "time_limit", "backoff_base", "backoff_cap", "rate_period"}
+_SPANS = {"visibility_timeout", "time_limit", "backoff_base", "backoff_cap", "rate_period", "keep_succeeded", "keep_failed"}
 _SPAN = re.compile(r"\s*([0-9.]+)\s*(s|seconds?|m|minutes?|h|hours?|d|days?)?\s*")
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 

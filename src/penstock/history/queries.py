@@ -17,10 +17,11 @@ CHANNEL = "penstock_archive"
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """One day of the archive: its table, its size in blocks, and the approximate number of its jobs."""
+    """A table of the archive: its first day, the day after its last one, its size in blocks, and about how many jobs it has."""
 
     relation: str
     day: date
+    until: date
     blocks: int
     jobs: int
 
@@ -78,7 +79,7 @@ async def lost(database: Database, seen: str) -> list[tuple[date, int]]:
 
 
 async def blocks(database: Database) -> list[Blocks]:
-    """The days of the archive."""
+    """The tables of the archive, by their first days."""
     return [Blocks(*tuple(row)) for row in await database.fetch("select * from penstock.archive_blocks()")]
 
 
@@ -95,7 +96,7 @@ async def scan(
     range: dict[str, Any],
     seldom: Sequence[str] = (),
 ) -> str | None:
-    """A query that reads a range of a table; None when the table of the day was pruned."""
+    """A query that reads a range of a table; None when the table was pruned."""
     text = await database.fetchval(
         "select penstock.scan($1, $2, $3::jsonb, $4::jsonb, $5)",
         relation,

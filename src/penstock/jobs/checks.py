@@ -9,10 +9,13 @@ from typing import Any
 from penstock.core.checks import check_documentation, check_flag, check_name, check_number, check_real, check_span, did_you_mean
 from penstock.errors import InvalidInput, NotFound
 from penstock.jobs.options import Backoff, Options, RateLimit
+from penstock.settings import Keep
 
 LONGEST_TIMEOUT = timedelta(days=30)
 _SHORTEST_TIMEOUT = timedelta(seconds=1)
 _LONGEST_BACKOFF = timedelta(days=366)
+LONGEST_KEPT = timedelta(days=365)
+"""Finished jobs that are to be kept for longer belong into a lake."""
 
 
 def check_type_name(name: Any) -> None:
@@ -43,10 +46,27 @@ def check_options(name: str, options: Options) -> None:
     for option in ("max_attempts", "concurrency", "max_waiting"):
         if (value := getattr(options, option)) is not None:
             check_number(f"{option} of {name}", value, 0 if option == "concurrency" else 1, 2**31 - 1)
+    if options.keep is not None:
+        check_keep(f"keep of {name}", options.keep)
     check_documentation(name, options.docs_url, options.owner)
     check_rate(f"rate_limit of {name}", options.rate_limit)
     for option in ("keep_result", "encrypted"):
         check_flag(f"{option} of {name}", getattr(options, option))
+
+
+def check_keep(what: str, value: Any) -> None:
+    """Raise `InvalidInput` unless the value says how long finished jobs of a type are kept."""
+    if isinstance(value, Keep):
+        for outcome in ("succeeded", "failed"):
+            if (span := getattr(value, outcome)) is not None:
+                check_span(f"{outcome} of {what}", span, longest=LONGEST_KEPT)
+    elif isinstance(value, timedelta):
+        check_span(what, value, longest=LONGEST_KEPT)
+    else:
+        raise InvalidInput(
+            f"{what} must be a timedelta or a Keep, not {value!r:.100}",
+            hint="For example: Keep(succeeded=timedelta(days=3), failed=timedelta(days=365))",
+        )
 
 
 def check_rate(what: str, value: Any) -> None:

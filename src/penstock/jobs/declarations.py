@@ -17,6 +17,7 @@ from penstock.jobs.models import Executor
 from penstock.jobs.options import Backoff, Delivery, Options, RateLimit
 from penstock.jobs.worked import BatchOptions
 from penstock.postgres.context import Context, Declarations
+from penstock.settings import Keep
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -44,6 +45,7 @@ class JobOptions(TypedDict, total=False):
     time_limit: timedelta | None
     backoff: Backoff | None
     rate_limit: RateLimit | None
+    keep: Keep | timedelta | None
     keep_result: bool
     encrypted: bool
     max_waiting: int | None

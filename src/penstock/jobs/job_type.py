@@ -22,6 +22,7 @@ from penstock.jobs.sync import SyncJobCall, SyncJobType
 from penstock.jobs.worked import BatchOptions, WorkedType
 from penstock.postgres.context import Context
 from penstock.postgres.database import Database, unless_refused
+from penstock.settings import Keep
 
 P = ParamSpec("P")
 
@@ -61,7 +62,8 @@ class JobType(Generic[P]):
     ) -> None:
         self.context = context
         self.name = name
-        self.declared = options
+        default = context.settings.keep
+        self.declared = replace(options, keep=default) if options.keep is None and isinstance(default, Keep) else options
         self.declarer: Declarer | None = None
         self.function: Callable[..., Any] | None = None
         self.handler: Handler | None = None

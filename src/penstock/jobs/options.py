@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Literal
 
+from penstock.settings import Keep
+
 
 class Delivery(enum.StrEnum):
     """How often a job may be started.
@@ -63,6 +65,7 @@ class Options:
         time_limit: How long a handler may run; None: nine tenths of the visibility timeout.
         backoff: Delays between attempts.
         rate_limit: Maximum number of starts in a period; None: no limit.
+        keep: How long its finished jobs are kept; with `Keep`, by their outcome. None: as the settings of the application say.
         keep_result: Whether the value that the handler returns is kept.
         encrypted: Whether payloads, results, progress and errors are stored encrypted, with the keys of the application.
         max_waiting: Maximum number of jobs that wait, ready or deferred; an enqueue beyond it raises `QueueFull`. None: no limit.
@@ -77,6 +80,7 @@ class Options:
     time_limit: timedelta | None = None
     backoff: Backoff = field(default_factory=Backoff)
     rate_limit: RateLimit | None = None
+    keep: Keep | timedelta | None = None
     keep_result: bool = False
     encrypted: bool = False
     max_waiting: int | None = None
@@ -86,6 +90,7 @@ class Options:
     def as_json(self) -> dict[str, Any]:
         """The options in the form that the SQL functions accept."""
         once = self.delivery == Delivery.AT_MOST_ONCE
+        keep = self.keep if isinstance(self.keep, Keep) else Keep(self.keep, self.keep)
         return {
             "delivery_strategy": str(self.delivery),
             "max_attempts": self.max_attempts if self.max_attempts is not None else (1 if once else 5),
@@ -98,6 +103,8 @@ class Options:
             "backoff_jitter": self.backoff.jitter,
             "rate_limit": self.rate_limit.limit if self.rate_limit else None,
             "rate_period": _interval(self.rate_limit.period) if self.rate_limit else None,
+            "keep_succeeded": _interval(keep.succeeded),
+            "keep_failed": _interval(keep.failed),
             "keep_result": self.keep_result,
             "max_waiting": self.max_waiting,
             # A declaration turns encryption on, and never off.

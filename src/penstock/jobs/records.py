@@ -13,6 +13,7 @@ from pydantic import BeforeValidator, ConfigDict, Field, PlainSerializer, SkipVa
 from penstock.core.records import Seconds, example
 from penstock.errors import InvalidInput
 from penstock.jobs.options import Backoff, Delivery, Options, RateLimit
+from penstock.settings import Keep
 
 _AT = "2026-01-11T18:26:26Z"
 
@@ -211,6 +212,7 @@ class JobTypeRecord:
         "visibility_timeout_s": 420, "time_limit_s": 300, "backoff_base_s": 2, "backoff_factor": 2, "backoff_cap_s": 3600,
         "backoff_jitter": 0.1, "rate_limit": None, "rate_period_s": None, "keep_result": False, "paused_at": None,
         "updated_at": _AT, "encrypted": False, "encrypted_at": None, "max_waiting": None,
+        "keep_succeeded_s": 259_200, "keep_failed_s": 31_536_000,
     })  # fmt: skip
 
     name: str
@@ -234,11 +236,18 @@ class JobTypeRecord:
         datetime | None, Field(description="Since when there may be encrypted documents; null: there are none.")
     ] = None
     max_waiting: Annotated[int | None, Field(description="Most jobs that wait; null: no limit.")] = None
+    keep_succeeded: Annotated[
+        Seconds | None, Field(alias="keep_succeeded_s", description="How long jobs that succeeded are kept; null: by default.")
+    ] = None
+    keep_failed: Annotated[
+        Seconds | None, Field(alias="keep_failed_s", description="How long jobs are kept that ended otherwise; null: by default.")
+    ] = None
 
     @property
     def options(self) -> Options:
         """The options of the job type, in the form in which an application declares them."""
         limit, period = self.rate_limit, self.rate_period
+        keep = None if self.keep_succeeded is None and self.keep_failed is None else Keep(self.keep_succeeded, self.keep_failed)
         return Options(
             delivery=self.delivery_strategy,
             max_attempts=self.max_attempts,
@@ -247,6 +256,7 @@ class JobTypeRecord:
             time_limit=self.time_limit,
             backoff=Backoff(self.backoff_base, self.backoff_factor, self.backoff_cap, self.backoff_jitter),
             rate_limit=None if limit is None or period is None else RateLimit(limit, period),
+            keep=keep,
             keep_result=self.keep_result,
             encrypted=self.encrypted,
             max_waiting=self.max_waiting,

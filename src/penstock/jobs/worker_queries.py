@@ -46,8 +46,8 @@ async def recover(database: Database) -> int:
     return int(await database.fetchval("select penstock.recover()"))
 
 
-async def prune(database: Database, keep: timedelta) -> dict[str, int]:
-    """Drop the days of the archive that ended longer ago than `keep`. Returns the jobs dropped, by partition."""
+async def prune(database: Database, keep: timedelta | None) -> dict[str, int]:
+    """Drop the partitions of the archive whose jobs were kept for long enough. Returns the jobs dropped, by partition."""
     return {row["partition"]: row["jobs"] for row in await database.fetch("select * from penstock.prune($1)", keep)}
 
 

@@ -20,7 +20,7 @@ from penstock.errors import PenstockError
 from penstock.jobs import worker_queries
 from penstock.operations import queries as operations
 from penstock.postgres.database import Database
-from penstock.settings import Settings
+from penstock.settings import Settings, longest_kept
 from penstock.streams import queries as streams
 from penstock.streams.maintenance import maintain
 from penstock.topics import queries as topics
@@ -117,13 +117,12 @@ class Maintenance:
             ):
                 maintained_at = time.monotonic()
                 await self._try(self._maintain_topics())
-            keep = self._settings.archive_retention
+            keep = longest_kept(self._settings.keep)
             if time.monotonic() - pruned_at > PRUNE_EVERY_S * self._share():
                 pruned_at = time.monotonic()
                 await self._try(self._prune_staged())
-                if keep is not None:
-                    self._more_messages = True
-                    await self._try(self._prune(keep))
+                self._more_messages = True
+                await self._try(self._prune(keep))
             if keep is not None and self._more_messages:
                 # One batch in each round, so that recovery does not wait.
                 self._more_messages = False
@@ -182,7 +181,7 @@ class Maintenance:
         while await worker_queries.expire(self._database) == 1000:
             await asyncio.sleep(0)
 
-    async def _prune(self, keep: timedelta) -> None:
+    async def _prune(self, keep: timedelta | None) -> None:
         for partition, count in (await worker_queries.prune(self._database, keep)).items():
             log.info("archive_pruned", partition=partition, jobs=count)
 

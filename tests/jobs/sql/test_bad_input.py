@@ -93,7 +93,6 @@ BAD_SQL = [
     (f"select penstock.extend(array[{GOOD}], '{{1}}', null, '-1 s')", "PS400"),
     (f"select penstock.cancel({GOOD})", "PS404"),
     (f"select penstock.replay({GOOD})", "PS404"),
-    ("select penstock.prune(null)", "PS400"),
     ("select penstock.prune('-1 day')", "PS400"),
     ("select penstock.register_worker('', '{}')", "PS400"),
     ("select penstock.register_worker('a b', '{}')", "PS400"),

@@ -20,6 +20,7 @@ VARIABLES = {
     "moment": "now()",
     "job_type.name": "'ship'::text",
     "job_type.visibility_timeout": "interval '5 min'",
+    "job_type.keep_succeeded": "null::interval",
     "of_priority": "0::smallint",
     "room": "100",
     "p_watermarks": "'{}'::jsonb",
@@ -190,7 +191,8 @@ async def test_many_clients_are_looked_up_one_by_one_though_the_tables_were_smal
         await sql.execute(f"select count(*) from {call}")
         await sql.execute("select pg_stat_force_next_flush()")
         after = await sql.fetchval(read, tables)
-        assert after - before <= 12 * 5001, f"{call} read {after - before} rows"
+        # A client that goes has five copies waiting, and each reads for how long its type keeps it.
+        assert after - before <= 18 * 5001, f"{call} read {after - before} rows"
         before = after
 
 

@@ -34,6 +34,7 @@ VARIABLES = {
     "latest": "'9999-12-31'::timestamptz",
     "earliest": "'0001-01-01'::timestamptz",
     "job_type.visibility_timeout": "interval '5 min'",
+    "job_type.keep_succeeded": "null::interval",
     "sealed": "false",
     "p_keys": "null::text[]",
 }

@@ -12,6 +12,7 @@ from penstock.http.models import AT, ID, Model, Seconds, Word
 from penstock.jobs.records import JobTypeRecord
 
 Delivery = Literal["at_least_once", "at_most_once"]
+Kept = Annotated[float, Field(gt=0, le=31_536_000)]
 
 
 class JobTypeOptions(Model):
@@ -28,6 +29,10 @@ class JobTypeOptions(Model):
     backoff_jitter: Annotated[float, Field(ge=0, le=1)] | None = None
     rate_limit: Annotated[int, Field(ge=1, le=2_147_483_647)] | None = None
     rate_period_s: Seconds | None = None
+    keep_succeeded_s: Kept | None = Field(None, description="How long jobs that succeeded are kept; null: by default.")
+    keep_failed_s: Kept | None = Field(
+        None, description="How long jobs are kept that failed, expired or were cancelled; null: by default."
+    )
     keep_result: bool | None = None
     max_waiting: Annotated[int, Field(ge=1, le=2_147_483_647)] | None = Field(
         None, description="Most jobs that wait; an enqueue beyond it answers 429. null: no limit."

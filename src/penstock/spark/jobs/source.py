@@ -100,31 +100,31 @@ class JobReader(DataSourceReader):
             slices = await archive.slices(start, end, self._options.rows_per_partition)
             return [await self._scan(database, "archived_jobs", part.as_range()) for part in slices]
         moment = await history.snapshot(database)
-        days = [day for day in await history.blocks(database) if day.blocks and self._may_have(day)]
+        tables = [table for table in await history.blocks(database) if table.blocks and self._may_have(table)]
         wanted = max(self._options.min_partitions, parallelism())
-        blocks = sum(day.blocks for day in days)
+        blocks = sum(table.blocks for table in tables)
         scans: list[InputPartition] = []
-        for day in days:
-            # Tasks by the number of jobs, where the planner knows it, and at least this day's share of the wanted tasks.
-            parts = max(day.jobs // self._options.rows_per_partition, round(wanted * day.blocks / blocks), 1)
-            ranges = even(day.blocks, parts)
+        for table in tables:
+            # Tasks by the number of jobs, where the planner knows it, and at least this table's share of the wanted tasks.
+            parts = max(table.jobs // self._options.rows_per_partition, round(wanted * table.blocks / blocks), 1)
+            ranges = even(table.blocks, parts)
             for place, (low, high) in enumerate(ranges):
                 # The last range is open: the table may have grown before the snapshot was taken, which excludes later jobs.
                 top = 2**32 - 1 if place == len(ranges) - 1 else high
-                scans.append(await self._scan(database, day.relation, {"blocks": [low, top], "snapshot": str(moment)}))
+                scans.append(await self._scan(database, table.relation, {"blocks": [low, top], "snapshot": str(moment)}))
         return scans
 
     async def _scan(self, database: Database, relation: str, range: dict[str, Any]) -> Scan:
         return await scan_of(database, relation, self._columns, range, self._filters)
 
-    def _may_have(self, day: history.Blocks) -> bool:
-        """Whether jobs of that day can pass the filters on `finished_at`."""
+    def _may_have(self, table: history.Blocks) -> bool:
+        """Whether jobs of that table can pass the filters on `finished_at`."""
         for filter in self._filters:
             if filter["column"] == "finished_at" and isinstance(filter.get("value"), str):
                 bound = filter["value"][:10]
-                if filter["op"] in (">", ">=", "=") and day.day.isoformat() < bound:
+                if filter["op"] in (">", ">=", "=") and table.until.isoformat() <= bound:
                     return False
-                if filter["op"] in ("<", "<=", "=") and day.day.isoformat() > bound:
+                if filter["op"] in ("<", "<=", "=") and table.day.isoformat() > bound:
                     return False
         return True
 

@@ -47,7 +47,8 @@
 --   of a type is therefore the sum over a few lease rows, exact and cheap.
 -- * seq is drawn only after the transaction has its xid (see enqueue_many), so that a worker can tell from a
 --   snapshot which numbers can no longer appear, and need not look below them again.
--- * The archive is partitioned by the day a job finished, and is dropped by partition.
+-- * The archive is partitioned by retention class, and within a class by time, and is dropped by partition. A claim writes the class of jobs
+--   that succeed into the lease, so that a settle looks up nothing.
 -- * The first job with a new priority records it in type_priorities, and the first large payload of a type in large_payloads. Neither has a
 --   unique index: it would make every other transaction that uses the priority wait for the end of that one, which is the caller's
 --   and may be long. So a row may exist more than once, at most once for each transaction that was the first at the same time.
@@ -99,6 +100,8 @@ create table penstock.jobs (
     backoff_jitter double precision not null default 0.1,
     rate_limit integer,
     rate_period interval,
+    keep_succeeded interval,
+    keep_failed interval,
     keep_result boolean not null default false,
     paused_at timestamptz,
     topic text,
@@ -126,6 +129,9 @@ comment on column penstock.jobs.backoff_cap is 'The longest delay before a retry
 comment on column penstock.jobs.backoff_jitter is 'Share of the delay that is random, 0 to 1: 0.1 is plus or minus 10 %.';
 comment on column penstock.jobs.rate_limit is 'Most jobs started within any rate_period over all workers; null: no limit.';
 comment on column penstock.jobs.rate_period is 'The period of rate_limit.';
+comment on column penstock.jobs.keep_succeeded is 'How long jobs that succeeded are kept in the archive; null: as long as prune is told.';
+comment on column penstock.jobs.keep_failed is
+    'How long jobs that failed, expired or were cancelled are kept in the archive; null: as long as prune is told.';
 comment on column penstock.jobs.keep_result is 'Whether what a handler returns is kept in archived_jobs.result.';
 comment on column penstock.jobs.paused_at is 'Since when the type is paused; null: it is not.';
 comment on column penstock.jobs.topic is 'The topic of which this is the queue of a subscriber; null: a job type of its own.';
@@ -267,6 +273,7 @@ create table penstock.leases (
     expires_at timestamptz not null,
     open_jobs integer not null,
     priority smallint not null,
+    keep smallint,
     name text not null,
     worker text not null,
     jobs uuid[],
@@ -289,6 +296,7 @@ comment on column penstock.leases.renews is
 comment on column penstock.leases.started_at is 'When the batch was claimed.';
 comment on column penstock.leases.expires_at is 'When the jobs stop belonging to the worker.';
 comment on column penstock.leases.open_jobs is 'Jobs not settled yet; their sum over a type is its number of jobs in flight.';
+comment on column penstock.leases.keep is 'Retention class of its jobs that succeed; null: look it up.';
 comment on column penstock.leases.priority is 'Priority of its jobs.';
 comment on column penstock.leases.name is 'Name of the job type.';
 comment on column penstock.leases.worker is 'Id of the worker, or of the member of a pool, that holds it.';
@@ -378,6 +386,22 @@ comment on column penstock.holders.kind is
     'worker: it runs jobs; dispatcher: it sends them elsewhere under their attempt numbers, after begin_jobs.';
 comment on column penstock.holders.since is 'When it promised to call begin_jobs.';
 
+create table penstock.retention_classes (
+    keep smallint primary key,
+    days smallint not null,
+    in_use boolean not null default false,
+    constraint retention_classes_days_check check (days >= 1)
+);
+comment on table penstock.retention_classes is
+    'How long finished jobs can be kept: what a job type declares is rounded up to the next class. Each class has partitions of its own.';
+comment on column penstock.retention_classes.keep is 'The days for which its jobs are kept; 0: as long as prune is told.';
+comment on column penstock.retention_classes.days is 'The days that one of its partitions covers, so that no class has many.';
+comment on column penstock.retention_classes.in_use is 'Whether a job type has ever used it. Partitions are made ahead of time for these only.';
+
+insert into penstock.retention_classes (keep, days, in_use)
+values (0, 1, true), (1, 1, false), (3, 1, false), (7, 1, false), (30, 3, false), (90, 7, false), (365, 30, false);
+
+-- Neither table of the tree has a primary key but the leaves: one of the whole would have to contain the class.
 create table penstock.archived_jobs (
     id uuid not null,
     finished_at timestamptz not null,
@@ -391,6 +415,7 @@ create table penstock.archived_jobs (
     attempt smallint not null,
     max_attempts smallint not null,
     priority smallint not null,
+    keep smallint not null default 0,
     snoozes smallint,
     name text not null,
     worker text,
@@ -403,11 +428,10 @@ create table penstock.archived_jobs (
     options jsonb,
     log jsonb,
     replay_of uuid,
-    constraint archived_jobs_pkey primary key (id, finished_at),
     constraint archived_jobs_attempt_check check (attempt >= 0)
 )
-partition by range (finished_at);
-comment on table penstock.archived_jobs is 'Finished jobs, by day; insert-only.';
+partition by list (keep);
+comment on table penstock.archived_jobs is 'Finished jobs, by retention class and time; insert-only.';
 comment on column penstock.archived_jobs.id is 'Id of the job.';
 comment on column penstock.archived_jobs.finished_at is 'When the job reached its terminal state.';
 comment on column penstock.archived_jobs.created_at is 'When it was enqueued.';
@@ -422,6 +446,7 @@ comment on column penstock.archived_jobs.status is 'How it ended: succeeded, fai
 comment on column penstock.archived_jobs.attempt is 'Number of its last attempt; 0: it never started.';
 comment on column penstock.archived_jobs.max_attempts is 'As in queued_jobs.';
 comment on column penstock.archived_jobs.priority is 'As in queued_jobs.';
+comment on column penstock.archived_jobs.keep is 'Its retention class: the days for which it is kept; 0: as long as prune is told.';
 comment on column penstock.archived_jobs.snoozes is 'As in queued_jobs.';
 comment on column penstock.archived_jobs.name is 'Name of the job type.';
 comment on column penstock.archived_jobs.worker is 'The worker that held the last attempt.';

@@ -45,11 +45,16 @@ as $$
     ) as value (gauge, label, amount)
     where value.amount is not null
     union all
-    -- Workers make the partition of the next day ahead of time.
+    -- Workers make the partitions of the next day ahead of time.
     select
-        'archive_day_missing', to_char(day, 'YYYY-MM-DD'),
-        (to_regclass('penstock.archived_jobs_p' || to_char(day, 'YYYYMMDD')) is null)::integer::double precision
-    from (values (penstock.clock() at time zone 'UTC'), (penstock.clock() at time zone 'UTC' + interval '1 day')) as near (day)
+        'archive_day_missing', to_char(near.moment at time zone 'UTC', 'YYYY-MM-DD'),
+        bool_or(
+            to_regclass('penstock.' || penstock.archive_partition(class.keep, class.days, near.moment)) is null
+        )::integer::double precision
+    from (values (penstock.clock()), (penstock.clock() + interval '1 day')) as near (moment)
+    cross join penstock.retention_classes as class
+    where class.in_use
+    group by near.moment
     union all
     -- Partitions of the archive and segments of streams are many: their pages as of the last vacuum, without a look at each file.
     select 'table_bytes', kind.label, coalesce(sum(class.relpages::double precision), 0) * current_setting('block_size')::integer

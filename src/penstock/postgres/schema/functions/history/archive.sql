@@ -136,26 +136,48 @@ as $$
     where not pg_visible_in_snapshot(pruned.last_xid, p_seen)
     order by pruned.day
 $$;
-comment on function penstock.archive_lost(pg_snapshot) is 'Days that were pruned before a reader with this snapshot had read all of them.';
+comment on function penstock.archive_lost(pg_snapshot) is 'First days of the tables that were pruned before a reader with this snapshot had read all of them.';
+
+create or replace function penstock.archive_leaves()
+returns table (relation text, oid oid, keep smallint, day date, until date)
+language sql
+stable
+as $$
+    select leaf.name, leaf.oid, leaf.keep, leaf.day, leaf.day + class.days
+    from (
+        select
+            child.relname::text as name,
+            child.oid,
+            coalesce(substring(child.relname from '_k([0-9]+)_p')::smallint, 0::smallint) as keep,
+            case when child.relname ~ '_p[0-9]{8}$' then to_date(right(child.relname, 8), 'YYYYMMDD') end as day
+        from pg_partition_tree('penstock.archived_jobs') as tree
+        join pg_class as child on child.oid = tree.relid
+        where tree.isleaf and child.relkind = 'r'
+    ) as leaf
+    join penstock.retention_classes as class on class.keep = leaf.keep
+$$;
+comment on function penstock.archive_leaves() is
+    'Part of prune and archive_blocks: the tables of the archive, their retention class, their first day and the day after their last one.';
 
 create or replace function penstock.archive_blocks()
-returns table (relation text, day date, blocks bigint, jobs bigint)
+returns table (relation text, day date, until date, blocks bigint, jobs bigint)
 language sql
 stable
 security definer
 set search_path = penstock, pg_temp
 as $$
     select
-        child.relname::text,
-        to_date(right(child.relname, 8), 'YYYYMMDD'),
+        leaf.relation,
+        leaf.day,
+        leaf.until,
         pg_relation_size(child.oid) / current_setting('block_size')::bigint,
         greatest(child.reltuples, 0)::bigint
-    from pg_inherits
-    join pg_class as child on child.oid = pg_inherits.inhrelid
-    where pg_inherits.inhparent = 'penstock.archived_jobs'::regclass
-    order by child.relname
+    from penstock.archive_leaves() as leaf
+    join pg_class as child on child.oid = leaf.oid
+    order by leaf.day, leaf.relation
 $$;
-comment on function penstock.archive_blocks() is 'The days of the archive: table, size in blocks and estimated number of jobs; what a parallel read is cut by.';
+comment on function penstock.archive_blocks() is
+    'The tables of the archive: name, first day and the day after the last one, size in blocks and estimated number of jobs; what a parallel read is cut by.';
 
 create or replace function penstock.scan_filter(p_column text, p_type text, p_filter jsonb)
 returns text
@@ -208,7 +230,7 @@ declare
     column_type text;
 begin
     perform penstock.check_size(greatest(cardinality(p_columns), cardinality(p_seldom)), 1600, 'columns');
-    if p_relation !~ '^(queued_jobs|archived_jobs(_p[0-9]{8})?)$' then
+    if p_relation !~ '^(queued_jobs|archived_jobs((_k[0-9]{1,3})?_p[0-9]{8})?)$' then
         raise exception 'cannot scan %', left(p_relation, 100)
             using errcode = 'PS400', hint = 'Scan queued_jobs or archived_jobs.';
     end if;
@@ -290,4 +312,4 @@ begin
 end
 $$;
 comment on function penstock.scan(text, text[], jsonb, jsonb, text[]) is
-    'The text of a query over queued_jobs, archived_jobs or one day of it, with columns, filters and a range: blocks and snapshot, or transactions (low, high, without, only; after and until for the jobs of one). JSON, ids and enums come as text. Columns of p_seldom come together, last, as an array of text in the order of p_columns, which is null when all of them are. Null when the day is gone.';
+    'The text of a query over queued_jobs, archived_jobs or one table of it, with columns, filters and a range: blocks and snapshot, or transactions (low, high, without, only; after and until for the jobs of one). JSON, ids and enums come as text. Columns of p_seldom come together, last, as an array of text in the order of p_columns, which is null when all of them are. Null when the table is gone.';

@@ -117,7 +117,8 @@ begin
             -- this attempt's: take the job for the moment that it takes to settle it.
             new_lease := nextval('penstock.lease_id');
             perform penstock.open_lease(
-                new_lease, known_names[1], 'callback', 0::smallint, moment, moment + interval '1 minute', 0, 0, cardinality(waiting), null
+                new_lease, known_names[1], 'callback', 0::smallint, moment, moment + interval '1 minute', 0, 0, cardinality(waiting), null,
+                null
             );
             update penstock.queued_jobs as job
             set status = 'in-progress', lease = new_lease, coalesces = false, updated_at = moment

@@ -4,34 +4,6 @@
 -- succeeded has read. archive_unsuccessful archives all others, also what no worker has read, so that every client can read the archive: that
 -- costs a call for each payload, several microseconds a job.
 
-create or replace function penstock.ensure_archive(p_moment timestamptz)
-returns void
-language plpgsql
-security definer
-set search_path = penstock, pg_temp
-as $$
-declare
-    day timestamptz := date_trunc('day', p_moment, 'UTC');
-    partition_name text := 'archived_jobs_p' || to_char(p_moment at time zone 'UTC', 'YYYYMMDD');
-begin
-    if to_regclass('penstock.' || partition_name) is not null then
-        return;
-    end if;
-    perform pg_advisory_xact_lock(hashtext('penstock.ensure_archive'));
-    if to_regclass('penstock.' || partition_name) is not null then
-        return;
-    end if;
-    -- Created as a table and then attached: unlike "partition of", this does not wait for readers and writers of the archive.
-    execute format('create table penstock.%I (like penstock.archived_jobs including defaults including constraints)', partition_name);
-    execute format('comment on table penstock.%I is %L', partition_name, 'Jobs that finished on ' || to_char(p_moment at time zone 'UTC', 'YYYY-MM-DD') || ' UTC.');
-    execute format(
-        'alter table penstock.archived_jobs attach partition penstock.%I for values from (%L) to (%L)',
-        partition_name, day, day + interval '1 day'
-    );
-end
-$$;
-comment on function penstock.ensure_archive(timestamptz) is 'Makes the partition of archived_jobs for the UTC day of p_moment when it is missing.';
-
 create or replace function penstock.archive_succeeded(
     p_ids uuid[], p_attempts smallint[], p_leases bigint[], p_outcomes text[], p_results jsonb[], p_moment timestamptz,
     out ids uuid[], out leases bigint[], out jobs integer[]
@@ -53,12 +25,13 @@ begin
     ),
     archived as (
         insert into penstock.archived_jobs (
-            id, finished_at, created_at, run_after, started_at, expires_at, status, attempt, max_attempts, priority,
+            id, finished_at, created_at, run_after, started_at, expires_at, status, attempt, max_attempts, priority, keep,
             name, worker, key, unique_key, data, errors, result, replay_of, message, options, snoozes, log
         )
         select
             settled.id, p_moment, settled.created_at, settled.run_after, lease.started_at, settled.expires_at, 'succeeded',
-            settled.attempt, settled.max_attempts, settled.priority, settled.name, lease.worker,
+            settled.attempt, settled.max_attempts, settled.priority,
+            coalesce(lease.keep, penstock.class_of_type(settled.name), 0::smallint), settled.name, lease.worker,
             settled.key, settled.unique_key, settled.data, settled.errors, settled.result, settled.replay_of, settled.message,
             settled.options, settled.snoozes, settled.log
         from settled
@@ -106,17 +79,19 @@ begin
         returning job.*, given.status as ended_as, given.reason, given.error
     )
     insert into penstock.archived_jobs (
-        id, finished_at, created_at, run_after, started_at, expires_at, status, reason, attempt, max_attempts, priority,
+        id, finished_at, created_at, run_after, started_at, expires_at, status, reason, attempt, max_attempts, priority, keep,
         name, worker, key, unique_key, data, errors, replay_of, message, options, snoozes, log
     )
     select
         ended.id, p_moment, penstock.shown_time(ended.created_at), penstock.shown_time(ended.run_after), lease.started_at,
         penstock.shown_time(ended.expires_at), ended.ended_as, ended.reason,
         -- The attempt of a queued job has not begun.
-        ended.attempt - case ended.status when 'queued' then 1 else 0 end, ended.max_attempts, ended.priority, ended.name, lease.worker,
-        ended.key, ended.unique_key, penstock.readable(ended.id, ended.data, p_moment), penstock.with_error(ended.errors, ended.error),
-        ended.replay_of, ended.message, ended.options, ended.snoozes, ended.log
+        ended.attempt - case ended.status when 'queued' then 1 else 0 end, ended.max_attempts, ended.priority,
+        penstock.retention_class(type.keep_failed), ended.name, lease.worker, ended.key, ended.unique_key,
+        penstock.readable(ended.id, ended.data, p_moment), penstock.with_error(ended.errors, ended.error), ended.replay_of, ended.message,
+        ended.options, ended.snoozes, ended.log
     from ended
+    left join penstock.jobs as type on type.name = ended.name
     left join penstock.leases as lease on lease.id = ended.lease;
     get diagnostics archived = row_count;
     return archived;

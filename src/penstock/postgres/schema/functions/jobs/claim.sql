@@ -194,7 +194,7 @@ begin
             opened as (
                 select penstock.open_lease(
                     new_lease, job_type.name, p_worker, of_priority, moment, moment + job_type.visibility_timeout, min(claimed.seq), max(claimed.seq),
-                    count(*), null
+                    count(*), null, penstock.retention_class(job_type.keep_succeeded)
                 ) as lease
                 from claimed
             )

@@ -209,7 +209,7 @@ begin
         where job.id = chosen.id;
         perform penstock.open_lease(
             lease, chosen.name, p_holder, chosen.priority, moment, moment + job_type.visibility_timeout, coalesce(chosen.seq, 0),
-            coalesce(chosen.seq, 0), 1, array[chosen.id]
+            coalesce(chosen.seq, 0), 1, array[chosen.id], penstock.retention_class(job_type.keep_succeeded)
         );
         if job_type.rate_limit is not null then
             perform penstock.note_starts(job_type.name, '', 1, job_type.rate_period, moment);

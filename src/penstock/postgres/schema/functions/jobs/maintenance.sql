@@ -1,5 +1,5 @@
--- Maintenance: what every worker does for the whole database at intervals: promote due jobs, expire jobs, recover lost jobs, prune the
--- archive. All functions here may run in many processes at once.
+-- Maintenance: what every worker does for the whole database at intervals: promote due jobs, expire jobs and recover
+-- lost jobs. (retention.sql has prune.) All functions here may run in many processes at once.
 
 create or replace function penstock.try_maintenance(p_name text)
 returns boolean
@@ -234,65 +234,3 @@ end
 $$;
 comment on function penstock.recover(integer) is
     'Ends the attempts of dead workers and of up to p_limit leases whose time is up, so that others can take the jobs. Returns how many jobs.';
-
-create or replace function penstock.prune(p_keep interval)
-returns table (partition text, jobs bigint)
-language plpgsql
-security definer
-set search_path = penstock, pg_temp
--- A drop waits for readers, and blocks writers while it waits, so it waits for a short time only; the next prune tries again.
-set lock_timeout = '2s'
-as $$
-declare
-    old record;
-    newest xid8;
-    total bigint;
-    behind text;
-begin
-    if p_keep is null or p_keep < interval '0' then
-        raise exception 'cannot keep %', coalesce(p_keep::text, 'null')
-            using errcode = 'PS400', hint = 'Give the time for which finished jobs are kept, for example 30 days.';
-    end if;
-    for old in
-        select child.oid, child.relname, to_date(right(child.relname, 8), 'YYYYMMDD') as day
-        from pg_inherits
-        join pg_class as child on child.oid = pg_inherits.inhrelid
-        where pg_inherits.inhparent = 'penstock.archived_jobs'::regclass
-            and to_date(right(child.relname, 8), 'YYYYMMDD')::timestamp at time zone 'UTC' + interval '1 day'
-                <= penstock.clock() - p_keep
-        order by child.relname
-    loop
-        partition := old.relname;
-        -- Lock the partition before counting, so that no job is added between the count and the drop.
-        execute format('lock table penstock.%I in access exclusive mode', old.relname);
-        execute format('select count(*), max(xid) from penstock.%I', old.relname) into total, newest;
-        select lakes.name into behind
-        from penstock.lakes
-        where lakes.guards
-            and total <> (
-                select coalesce(sum(file.rows), 0)
-                from penstock.lake_files as file
-                where file.lake = lakes.name and file.kind = 'jobs' and file.day = old.day
-            )
-        limit 1;
-        if found then
-            raise warning 'the lake % does not have all jobs of %, which are therefore kept', behind, old.day
-                using hint = 'Run: penstock history run';
-            continue;
-        end if;
-        if total > 0 then
-            insert into penstock.pruned_days as pruned (day, jobs, last_xid, pruned_at)
-            values (old.day, total, newest, penstock.clock())
-            on conflict (day) do update
-            set jobs = pruned.jobs + excluded.jobs, last_xid = greatest(pruned.last_xid, excluded.last_xid), pruned_at = excluded.pruned_at;
-        end if;
-        execute format('drop table penstock.%I', old.relname);
-        delete from penstock.quarantined_payloads
-        where quarantined_at < (old.day + 1)::timestamp at time zone 'UTC' - interval '1 second' and quarantined_at < penstock.clock() - p_keep;
-        jobs := total;
-        return next;
-    end loop;
-end
-$$;
-comment on function penstock.prune(interval) is
-    'Drops the days of the archive that ended longer ago than p_keep, but none whose jobs are not all in every lake that guards. An id can be used again once its day is gone. Returns what was dropped.';

@@ -15,7 +15,7 @@ begin
             job_type.delivery_strategy, job_type.max_attempts, job_type.visibility_timeout, job_type.backoff_base,
             job_type.backoff_factor, job_type.backoff_cap, job_type.backoff_jitter, job_type.keep_result, job_type.encrypted
         ) > 0 then
-            problem := 'only concurrency, time_limit, rate_limit, rate_period and max_waiting may be null';
+            problem := 'only concurrency, time_limit, rate_limit, rate_period, keep_succeeded, keep_failed and max_waiting may be null';
             advice := 'Leave an option out to keep it as it is.';
         when job_type.max_attempts < 1 then
             problem := format('max_attempts must be at least 1, not %s', job_type.max_attempts);
@@ -48,6 +48,16 @@ begin
         when job_type.rate_limit < 1 or job_type.rate_period < interval '10 milliseconds' or job_type.rate_period > interval '31 days' then
             problem := format('a rate must be at least 1 in a period of 10 ms to 31 days, not %s in %s', job_type.rate_limit, job_type.rate_period);
             advice := 'To stop a type, pause it.';
+        when least(job_type.keep_succeeded, job_type.keep_failed) <= interval '0'
+            or greatest(job_type.keep_succeeded, job_type.keep_failed) > interval '365 days' then
+            problem := format(
+                'keep must be positive and at most 365 days, not %s',
+                case
+                    when job_type.keep_succeeded <= interval '0' or job_type.keep_succeeded > interval '365 days' then job_type.keep_succeeded
+                    else job_type.keep_failed
+                end
+            );
+            advice := 'null means as long as the settings of the workers say. For longer keep a lake: penstock history run.';
         when job_type.max_waiting < 1 then
             problem := format('max_waiting must be at least 1, not %s', job_type.max_waiting);
             advice := 'null means no limit. To stop a type, pause it.';
@@ -71,7 +81,8 @@ as $$
 declare
     known constant text[] := array[
         'delivery_strategy', 'max_attempts', 'concurrency', 'visibility_timeout', 'time_limit', 'backoff_base',
-        'backoff_factor', 'backoff_cap', 'backoff_jitter', 'rate_limit', 'rate_period', 'keep_result', 'encrypted', 'max_waiting'
+        'backoff_factor', 'backoff_cap', 'backoff_jitter', 'rate_limit', 'rate_period', 'keep_result', 'encrypted', 'max_waiting',
+        'keep_succeeded', 'keep_failed'
     ];
 begin
     perform penstock.check_options(p_options, known, '{"max_attempts": 3, "concurrency": 10}');
@@ -144,7 +155,7 @@ begin
 end
 $$;
 comment on function penstock.create_job_type(text, jsonb) is
-    'Creates a job type. Options: delivery_strategy, max_attempts, concurrency, visibility_timeout, time_limit, backoff_base, backoff_factor, backoff_cap, backoff_jitter, rate_limit, rate_period, keep_result, encrypted, max_waiting. PS409 when it exists.';
+    'Creates a job type. Options: delivery_strategy, max_attempts, concurrency, visibility_timeout, time_limit, backoff_base, backoff_factor, backoff_cap, backoff_jitter, rate_limit, rate_period, keep_succeeded, keep_failed, keep_result, encrypted, max_waiting. PS409 when it exists.';
 
 create or replace function penstock.change_job_type(p_name text, p_options jsonb)
 returns penstock.jobs
@@ -170,6 +181,8 @@ begin
         backoff_jitter = job_type.backoff_jitter,
         rate_limit = job_type.rate_limit,
         rate_period = job_type.rate_period,
+        keep_succeeded = job_type.keep_succeeded,
+        keep_failed = job_type.keep_failed,
         keep_result = job_type.keep_result,
         encrypted = job_type.encrypted,
         max_waiting = job_type.max_waiting,

@@ -181,7 +181,7 @@ begin
     opened as (
         select penstock.open_lease(
             new_lease, p_name, p_member, 0::smallint, moment, moment + job_type.visibility_timeout, min(claimed.seq), max(claimed.seq), count(*),
-            array_agg(claimed.id)
+            array_agg(claimed.id), penstock.retention_class(job_type.keep_succeeded)
         ) as lease
         from claimed
     )
