@@ -14,6 +14,7 @@ from uuid import UUID
 
 import orjson
 
+from penstock.core.garbage_collection import CollectedLater
 from penstock.core.serialization import plain_text
 from penstock.jobs.models import ClaimedJob, Outcome, Settlement
 from penstock.postgres.database import Database
@@ -68,7 +69,8 @@ async def claim(
     rows = await database.fetch(_CLAIM, worker, names, limit, orjson.dumps(watermarks).decode(), keys)
     if not rows:
         return Claim([], 0, 0)
-    jobs = [_new_tuple(ClaimedJob, row[:14]) for row in rows]
+    with CollectedLater():
+        jobs = [_new_tuple(ClaimedJob, row[:14]) for row in rows]
     # The rows of a lease come as they are stored: a released job, whose row is a new version, would start behind later ones.
     several = jobs[0].lease != jobs[-1].lease
     jobs.sort(key=_SEQ)

@@ -16,7 +16,7 @@ from uuid import UUID
 
 from penstock.core.blocking import without_loop
 from penstock.core.checks import check_many, check_moment, check_names, check_number, check_span, check_texts
-from penstock.core.garbage_collection import collected_later
+from penstock.core.garbage_collection import CollectedLater
 from penstock.core.keys import KeyOf
 from penstock.core.serialization import Codec
 from penstock.errors import InvalidInput
@@ -84,7 +84,7 @@ async def send_batches(
         for start in range(0, len(items), MOST_AT_ONCE):
             slices = []
             for at in range(start, min(start + MOST_AT_ONCE, len(items)), _SLICE):
-                with collected_later():
+                with CollectedLater():
                     slices.append(make_batch(name, codec, items[at : min(at + _SLICE, start + MOST_AT_ONCE)]))
                 await asyncio.sleep(0)
             exceptions = await sending if sending is not None else {}
@@ -92,7 +92,7 @@ async def send_batches(
             sending = asyncio.ensure_future(send(under_way))
             await asyncio.sleep(0)
             if before is not None:
-                with collected_later():
+                with CollectedLater():
                     receipts += receipts_of(before, exceptions)
         if under_way is not None and sending is not None:
             receipts += receipts_of(under_way, await sending)

@@ -16,7 +16,7 @@ from typing import Any, Generic, TypeVar
 
 from penstock.core.checks import check_many, check_time
 from penstock.core.encryption import Keyring, no_key, opened_reason, owner_of_events, sealed_reason
-from penstock.core.garbage_collection import collected_later
+from penstock.core.garbage_collection import CollectedLater
 from penstock.core.keys import KeyOf, key_by, key_of_field
 from penstock.core.serialization import Codec, dump_json, load_json
 from penstock.core.user_code import message_of
@@ -273,7 +273,7 @@ class Encoding(Generic[T]):
             payloads = self._with_odd_times(
                 [index - begin for index in chunk.odd_times if begin <= index < end], payloads, lenient
             )
-        with collected_later():
+        with CollectedLater():
             return list(
                 map(
                     Event,

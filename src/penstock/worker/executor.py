@@ -16,6 +16,7 @@ from typing import Any
 from uuid import UUID
 
 from penstock.core import measuring
+from penstock.core.garbage_collection import CollectedLater
 from penstock.core.logs import get_logger
 from penstock.core.serialization import dump_json
 from penstock.core.user_code import in_thread
@@ -130,8 +131,9 @@ class Executor:
 
     def submit(self, claimed: Iterable[ClaimedJob], now: float) -> None:
         """Accept claimed jobs; `now` is the monotonic time before the claim."""
-        for lane in {self._take(job, now, self._may_start) for job in claimed}:
-            self._fill(lane)
+        with CollectedLater():
+            for lane in {self._take(job, now, self._may_start) for job in claimed}:
+                self._fill(lane)
 
     def start(self, job: ClaimedJob, claimed_at: float, may_start: Callable[[], bool], ahead: bool) -> None:
         """Accept one claimed job, `ahead` of those that wait for a place or behind them.
@@ -375,7 +377,8 @@ class Executor:
 
     def _tell_of_room(self) -> None:
         self._room_told = False
-        for lane in self._lanes.values():
-            self._fill(lane)
+        with CollectedLater():
+            for lane in self._lanes.values():
+                self._fill(lane)
         for tell in self.on_room:
             tell()
