@@ -296,6 +296,24 @@ class SyncPenstock:
         """
         return self._loop.run(self._of.change_job_type(name, **options))
 
+    def drop_job_type(self, name: str, *, force: bool = False) -> None:
+        """Drop a job type. What is archived of its jobs stays.
+
+        An application that declares the type creates it again when it starts. Jobs that other transactions enqueue at the same
+        time are archived as cancelled, with the reason `dropped`.
+
+        Args:
+            name: Name of the job type.
+            force: Whether to drop it also while jobs wait, at most 10,000, which are archived as cancelled with the reason
+                `dropped`.
+
+        Raises:
+            NotFound: There is no such job type.
+            Conflict: Jobs of it wait or run, or it is a pool, the queue of a subscriber, or the type of a schedule.
+            DatabaseUnavailable: Another transaction has locked the type; try again.
+        """
+        self._loop.run(self._of.drop_job_type(name, force=force))
+
     def pause(self, name: str) -> None:
         """Pause a type: its jobs are no longer claimed, and running jobs continue. Raises `NotFound`.
 
@@ -334,13 +352,30 @@ class SyncPenstock:
         Args:
             name: Name of the pool and of its job type.
             convert: Turn the plain job type of this name, with its jobs, into a pool.
-            options: `slots`, `assignor`, `on_retry`, `key_concurrency`, ...
+            options: `slots`, `assignor`, `on_retry`, `key_concurrency`, ...; and those of its job type, such as `max_waiting`.
 
         Raises:
             Conflict: A plain job type has this name, and `convert` is not given.
             InvalidInput: An option is not valid.
         """
         return self._loop.run(self._of.create_pool(name, convert=convert, **options))
+
+    def drop_pool(self, name: str, *, force: bool = False) -> None:
+        """Drop a pool with its job type, its keys and its standing jobs. What is archived of its jobs stays.
+
+        See `drop_job_type`.
+
+        Args:
+            name: Name of the pool.
+            force: Whether to drop it also while it has standing jobs, or up to 10,000 jobs wait, which are archived as cancelled
+                with the reason `dropped`.
+
+        Raises:
+            NotFound: There is no such pool.
+            Conflict: It has live workers or standing jobs, or jobs of it wait or run.
+            DatabaseUnavailable: Another transaction has locked the type; try again.
+        """
+        self._loop.run(self._of.drop_pool(name, force=force))
 
     def find_topic(self, name: str) -> SyncTopic[Any]:
         """An existing topic, whether or not this app declares it. Raises `NotFound`.

@@ -309,6 +309,14 @@ def test_changes_can_be_printed_as_json(url: str) -> None:
     assert {(job["key"], job["priority"]) for job in found} == {("own", 5), ("acme", 5)}
     assert said("jobs", "cancel", found[0]["id"]) == {"id": found[0]["id"], "status": "cancelled"}
     assert said("jobs", "replay", found[0]["id"])["outcome"] == "queued"
+    refused = penstock(url, "types", "drop", "ship", "--yes")
+    assert (refused.returncode, "jobs of ship wait" in refused.stderr) == (1, True), refused.stderr
+    assert penstock(url, "types", "drop", "ship", "--force", stdin="n\n").returncode == 1
+    assert said("types", "drop", "ship", "--yes", "--force") == {"name": "ship", "dropped": True}
+    assert said("types", "list") == []
+    assert said("pools", "create", "tenants")["name"] == "tenants"
+    assert said("pools", "drop", "tenants", "--yes") == {"name": "tenants", "dropped": True}
+    assert said("pools") == []
 
 
 def test_jobs_beyond_what_python_can_hold_are_listed(url: str) -> None:

@@ -46,10 +46,23 @@ def test_a_bad_change_is_refused(client: httpx.Client, echo: str, body: Any, tit
     assert title in response.json()["title"]
 
 
-@pytest.mark.parametrize(("method", "suffix"), [("PATCH", ""), ("POST", "/pause"), ("POST", "/resume"), ("POST", "/claim")])
+@pytest.mark.parametrize(
+    ("method", "suffix"), [("PATCH", ""), ("DELETE", ""), ("POST", "/pause"), ("POST", "/resume"), ("POST", "/claim")]
+)
 def test_an_unknown_type_is_not_found(client: httpx.Client, method: str, suffix: str) -> None:
     response = client.request(method, f"/v1/jobs/nope{suffix}", json={"worker": "w"} if suffix == "/claim" else {})
     assert (response.status_code, response.json()["id"]) == (404, "job_type_not_found")
+
+
+def test_a_type_is_dropped_with_what_waits_only_when_forced(client: httpx.Client, echo: str) -> None:
+    id = put(client, echo)["id"]
+    refused = client.delete(f"/v1/jobs/{echo}")
+    assert (refused.status_code, refused.json()["id"]) == (409, "conflict")
+    assert refused.json()["title"] == f"jobs of {echo} wait"
+    assert client.delete(f"/v1/jobs/{echo}", params={"force": "true"}).status_code == 204
+    assert client.get(f"/v1/jobs/{echo}").status_code == 404
+    assert client.get(f"/v1/jobs/{id}").json()["status"] == "cancelled"
+    assert client.put(f"/v1/jobs/{echo}/{id}", json={"data": {}}).status_code == 404
 
 
 def test_types_are_listed(client: httpx.Client, echo: str) -> None:

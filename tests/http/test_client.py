@@ -34,6 +34,7 @@ from penstock import (
 from penstock.client import AccessDenied, AsyncClient, Client
 from penstock.topics.models import TopicRecord
 from tests.http.http_server import TOKEN, Served, free_port, serving
+from tests.waiting import until
 
 
 @pytest.fixture
@@ -109,6 +110,25 @@ def test_how_long_finished_jobs_are_kept(penstock: Client, name: str) -> None:
     assert penstock.change_job_type(name, keep_succeeded=None).options.keep == Keep(failed=timedelta(days=40))
 
 
+def test_types_and_pools_are_dropped(penstock: Client, name: str) -> None:
+    penstock.enqueue(name)
+    with pytest.raises(Conflict, match="wait"):
+        penstock.drop_job_type(name)
+    penstock.drop_job_type(name, force=True)
+    with pytest.raises(NotFound):
+        penstock.drop_job_type(name)
+    pool = f"pool of {name}".replace(" ", "-")
+    created = penstock.create_pool(
+        pool, slots=8, max_waiting=1, visibility_timeout=timedelta(seconds=90), key_rate_limit=5, key_rate_period="1 minute"
+    )
+    assert (created.key_rate_limit, created.key_rate_period) == (5, timedelta(minutes=1))
+    (record,) = [record for record in penstock.job_types() if record.name == pool]
+    assert (record.max_waiting, record.visibility_timeout) == (1, timedelta(seconds=90))
+    penstock.drop_pool(pool)
+    with pytest.raises(NotFound):
+        penstock.drop_pool(pool, force=True)
+
+
 def test_why_a_job_waits(penstock: Client, name: str) -> None:
     receipt = penstock.enqueue(name, run_after=timedelta(hours=1))
     why = penstock.why(receipt.id)
@@ -160,7 +180,8 @@ def test_types(penstock: Client, name: str) -> None:
     changed = penstock.change_job_type(name, concurrency=2, backoff_base=timedelta(seconds=1))
     assert (changed.options.concurrency, changed.options.backoff.base) == (2, timedelta(seconds=1))
     penstock.pause(name)
-    assert next(count for count in penstock.counts() if count.name == name).paused
+    # What the server has counted for an earlier call may be some seconds old.
+    until(lambda: [count.paused for count in penstock.counts() if count.name == name] == [True], "the type is counted as paused")
     penstock.resume(name)
     penstock.change_job_type(name, concurrency=0)
     with pytest.raises(Conflict):

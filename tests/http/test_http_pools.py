@@ -144,6 +144,48 @@ def test_a_pool_is_changed_and_grows(client: httpx.Client, pool: str) -> None:
     assert pool in {one["name"] for one in client.get("/v1/pools").json()}
 
 
+def test_a_pool_takes_the_options_of_its_job_type(client: httpx.Client) -> None:
+    name = f"pool-{secrets.token_hex(4)}"
+    options = {
+        "slots": 8,
+        "key_max_waiting": 5,
+        "max_waiting": 2,
+        "max_attempts": 7,
+        "visibility_timeout_s": 90,
+        "keep_failed_s": 86400,
+    }
+    assert client.post("/v1/pools", json={"name": name, **options}).status_code == 201
+    kept = client.get(f"/v1/jobs/{name}", params={"details": "true"}).json()
+    assert {option: kept[option] for option in options if option in kept} == {
+        "max_waiting": 2, "max_attempts": 7, "visibility_timeout_s": 90, "keep_failed_s": 86400
+    }  # fmt: skip
+    assert client.get(f"/v1/pools/{name}").json()["key_max_waiting"] == 5
+    answers = [client.post(f"/v1/pools/{name}/jobs", json={"key": "acme"}).status_code for _ in range(3)]
+    assert answers == [202, 202, 429]
+    for wrong, word in (({"max_waiting": 0}, "max_waiting"), ({"rate_limit": 5}, "rate_limit and rate_period go together")):
+        refused = client.post("/v1/pools", json={"name": "other", **wrong})
+        assert refused.status_code == 400 and word in refused.json()["title"], refused.text
+
+
+def test_a_type_that_becomes_a_pool_takes_new_options(client: httpx.Client, echo: str) -> None:
+    made = client.post("/v1/pools", json={"name": echo, "slots": 8, "convert": True, "max_waiting": 3})
+    assert made.status_code == 201, made.text
+    kept = client.get(f"/v1/jobs/{echo}", params={"details": "true"}).json()
+    assert (kept["max_waiting"], kept["max_attempts"]) == (3, 3)
+
+
+def test_a_pool_is_dropped_with_its_jobs_only_when_forced(client: httpx.Client, pool: str) -> None:
+    id = client.post(f"/v1/pools/{pool}/jobs", json={"key": "acme"}).json()["id"]
+    refused = client.delete(f"/v1/jobs/{pool}")
+    assert (refused.status_code, refused.json()["title"]) == (409, f"{pool} is a pool")
+    assert f"DELETE /v1/pools/{pool}" in refused.json()["detail"]
+    refused = client.delete(f"/v1/pools/{pool}")
+    assert (refused.status_code, refused.json()["title"]) == (409, f"jobs of {pool} wait")
+    assert client.delete(f"/v1/pools/{pool}", params={"force": "true"}).status_code == 204
+    assert client.get(f"/v1/pools/{pool}").status_code == 404
+    assert client.get(f"/v1/jobs/{id}").json()["status"] == "cancelled"
+
+
 def test_keys_get_weights(client: httpx.Client, pool: str) -> None:
     key = "a/b c"
     assert client.put(f"/v1/pools/{pool}/weights/{quote(key, safe='')}", json={"weight": 3}).json() == {"weight": 3}

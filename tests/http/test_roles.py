@@ -50,6 +50,7 @@ read    GET     /v1/leaders                                                     
 read    GET     /v2/job-types/{name}                                            no
 read    GET     /v1/jobs/{name}                                                 no
 admin   PATCH   /v1/jobs/{name}                                                 no
+admin   DELETE  /v1/jobs/{name}                                                 no
 admin   POST    /v1/jobs/{name}/pause                                           no
 admin   POST    /v1/jobs/{name}/resume                                          no
 enqueue POST    /v1/jobs/{name}/batch                                           no
@@ -71,6 +72,7 @@ read    GET     /v1/pools                                                       
 admin   POST    /v1/pools                                                       no
 read    GET     /v1/pools/{pool}                                                no
 admin   PATCH   /v1/pools/{pool}                                                no
+admin   DELETE  /v1/pools/{pool}                                                no
 enqueue POST    /v1/pools/{pool}/jobs                                           no
 read    GET     /v1/pools/{pool}/jobs                                           no
 read    GET     /v1/pools/{pool}/workers                                        no

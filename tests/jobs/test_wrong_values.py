@@ -412,6 +412,10 @@ JOBS: dict[str, Case] = {
         lambda on, given: on.app.schedule_runs(**{"name": "tick", **given}),
     ),
     "run_schedule: name": Case("name", TEXT, lambda on, value: on.app.run_schedule(value)),
+    "drop_job_type: name": Case("name", NAME, lambda on, value: on.app.drop_job_type(value)),
+    "drop_job_type: force": Case("force", FLAG, lambda on, value: on.app.drop_job_type("nothing", force=value)),
+    "drop_pool: name": Case("name", NAME, lambda on, value: on.app.drop_pool(value)),
+    "drop_pool: force": Case("force", FLAG, lambda on, value: on.app.drop_pool("nothing", force=value)),
     "drop_schedule: name": Case("name", TEXT, lambda on, value: on.app.drop_schedule(value)),
 }
 PAGE: Options = {"after": TEXT | OPTION, "limit": COUNT}

@@ -39,12 +39,12 @@ COMMANDS = {
     "server": ("http", "Serve the HTTP API until SIGTERM or Ctrl-C."),
     "dequeue": ("http", "Send jobs to a downstream service and wait for its callbacks, until SIGTERM or Ctrl-C."),
     "leaders": ("leaders", "Tasks that one worker of all runs: which one, since when, and their errors."),
-    "types": ("types", "Job types: list, create, change."),
+    "types": ("types", "Job types: list, create, change, drop."),
     "users": ("http", "Users of the HTTP API: list, add, remove."),
     "pools": (
         "standing",
-        "Pools: create, show, jobs, drain, undrain, resize, key, keys, pause-key, resume-key, weight, standing, start, stop,"
-        " notify.",
+        "Pools: create, drop, show, jobs, drain, undrain, resize, key, keys, pause-key, resume-key, weight, standing, start,"
+        " stop, notify.",
     ),
     "scale": ("standing", "How many workers there should be."),
     "jobs": ("jobs", "Jobs: list, show, cancel, replay."),

@@ -18,8 +18,8 @@ Name = Annotated[str, typer.Argument(help="Pool.")]
 Key = Annotated[str, typer.Argument(help="Key.")]
 WorkerId = Annotated[str, typer.Argument(help="Id of a worker, as `penstock pools show` lists them.")]
 HELP = (
-    "Pools: create, show, jobs, drain, undrain, resize, key, keys, pause-key, resume-key, weight, standing, start, stop, notify."
-    " Alone: list them."
+    "Pools: create, drop, show, jobs, drain, undrain, resize, key, keys, pause-key, resume-key, weight, standing, start, stop,"
+    " notify. Alone: list them."
 )
 
 
@@ -27,7 +27,7 @@ def pool_commands() -> typer.Typer:
     """The commands."""
     commands = typer.Typer(help=HELP, invoke_without_command=True)
     commands.callback(help=HELP)(list_pools)
-    for command in (create, show, jobs, drain, undrain, resize, key, keys, pause_key, resume_key, weight):
+    for command in (create, drop, show, jobs, drain, undrain, resize, key, keys, pause_key, resume_key, weight):
         commands.command()(command)
     return commands
 
@@ -64,6 +64,21 @@ def create(
         return await backend.create_pool(name, slots=slots, convert=convert)
 
     _say(with_backend(run), f"created: {name}", as_json)
+
+
+def drop(
+    name: Name,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    force: Annotated[
+        bool, typer.Option(help="Also with standing jobs, and while jobs wait; they are archived as cancelled.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Drop a pool with its job type, keys and standing jobs. What is archived of its jobs stays."""
+    if not yes:
+        typer.confirm(f"Drop pool {name}?", abort=True)
+    with_backend(lambda backend: backend.drop_pool(name, force=force))
+    _say({"name": name, "dropped": True}, f"dropped: {name}", as_json)
 
 
 def show(name: Name, as_json: AsJson = False) -> None:

@@ -19,12 +19,13 @@ Name = Annotated[str, typer.Argument(help="Job type.")]
 
 def add_to(app: typer.Typer) -> None:
     """Add the commands."""
-    types = typer.Typer(help="Job types: list, create, change.", invoke_without_command=True)
+    types = typer.Typer(help="Job types: list, create, change, drop.", invoke_without_command=True)
     types.callback()(list_types)
     types.command("list")(list_types)
     types.command("show")(show)
     types.command("create")(create)
     types.command("change")(change)
+    types.command("drop")(drop)
     app.add_typer(types, name="types")
     app.command()(pause)
     app.command()(resume)
@@ -35,7 +36,7 @@ def add_to(app: typer.Typer) -> None:
 
 
 def list_types(context: typer.Context, as_json: AsJson = False) -> None:
-    """Job types: list, create, change."""
+    """Job types: list, create, change, drop."""
     if pass_on_json(context, as_json):
         return
     types = with_backend(lambda app: app.job_types())
@@ -107,6 +108,19 @@ def change(name: Name, options: Option = None, as_json: AsJson = False) -> None:
     """Change options of a job type; takes effect at once."""
     changed = with_backend(lambda app: app.change_job_type(name, **parse_options(options)))
     _say(_shown(changed), f"changed: {name}", as_json)
+
+
+def drop(
+    name: Name,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    force: Annotated[bool, typer.Option(help="Also while jobs wait; they are archived as cancelled.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Drop a job type. What is archived of its jobs stays."""
+    if not yes:
+        typer.confirm(f"Drop job type {name}?", abort=True)
+    with_backend(lambda app: app.drop_job_type(name, force=force))
+    _say({"name": name, "dropped": True}, f"dropped: {name}", as_json)
 
 
 def _shown(record: JobTypeRecord) -> dict[str, Any]:

@@ -26,7 +26,16 @@ from penstock.worker.leader import LeaderRecord
 
 T = TypeVar("T")
 _BATCH = 10_000
-_SPANS = {"visibility_timeout", "time_limit", "backoff_base", "backoff_cap", "rate_period", "keep_succeeded", "keep_failed"}
+_SPANS = {
+    "visibility_timeout",
+    "time_limit",
+    "backoff_base",
+    "backoff_cap",
+    "rate_period",
+    "keep_succeeded",
+    "keep_failed",
+    "key_rate_period",
+}
 _SPAN = re.compile(r"\s*([0-9.]+)\s*(s|seconds?|m|minutes?|h|hours?|d|days?)?\s*")
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
@@ -279,13 +288,18 @@ def create_job_type(name: str, options: dict[str, Any]) -> Call[JobTypeRecord]:
     """Create a type."""
     strategy = options.get("delivery_strategy", "at_least_once")
     body = {"delivery_strategy": strategy, "max_attempts": 1 if strategy == "at_most_once" else 5, "concurrency": None}
-    body |= _outside(options) | {"name": name}
+    body |= outside(options) | {"name": name}
     return Call("POST", "/v1/jobs", reader(JobTypeRecord), body, {"details": "true"}, repeatable=False)
 
 
 def change_job_type(name: str, options: dict[str, Any]) -> Call[JobTypeRecord]:
     """Change a type."""
-    return Call("PATCH", f"/v1/jobs/{quoted(name)}", reader(JobTypeRecord), _outside(options))
+    return Call("PATCH", f"/v1/jobs/{quoted(name)}", reader(JobTypeRecord), outside(options))
+
+
+def drop_job_type(name: str, force: bool) -> Call[None]:
+    """Drop a type. Not repeated: the second time it is not there."""
+    return Call("DELETE", f"/v1/jobs/{quoted(name)}", lambda _: None, params={"force": "true"} if force else {}, repeatable=False)
 
 
 def list_schedules() -> Call[list[ScheduleRecord]]:
@@ -395,7 +409,7 @@ def at(time: datetime | timedelta | None) -> datetime | None:
     return time
 
 
-def _outside(options: dict[str, Any]) -> dict[str, Any]:
+def outside(options: dict[str, Any]) -> dict[str, Any]:
     """Options as HTTP has them: spans in seconds, with the unit in the name."""
     return {
         f"{name}_s" if name in _SPANS else name: seconds_of(value) if name in _SPANS else value for name, value in options.items()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Any, TypeAlias
 from urllib.parse import parse_qsl, quote, urlsplit
 
@@ -11,7 +11,7 @@ import httpx
 import orjson
 
 from penstock.client.answers import json_of, reader, record_of
-from penstock.client.calls import Call, body_of, new_receipt, quoted
+from penstock.client.calls import Call, body_of, new_receipt, outside, quoted
 from penstock.core.serialization import dump_json
 from penstock.errors import InvalidInput
 from penstock.jobs.models import Enqueued, NewJob, make_id
@@ -29,7 +29,12 @@ def pools() -> Call[list[PoolDetails]]:
 
 def create_pool(name: str, options: Mapping[str, Any]) -> Call[PoolDetails]:
     """Create a pool. Not repeated: the second time it would be there."""
-    return Call("POST", "/v1/pools", reader(PoolDetails), {"name": name, **_outside(options)}, repeatable=False)
+    return Call("POST", "/v1/pools", reader(PoolDetails), {"name": name, **outside(dict(options))}, repeatable=False)
+
+
+def drop_pool(name: str, force: bool) -> Call[None]:
+    """Drop a pool. Not repeated: the second time it is not there."""
+    return Call("DELETE", _path(name), lambda _: None, params={"force": "true"} if force else {}, repeatable=False)
 
 
 def scale_advice(wait_s: float) -> Call[list[ScaleAdvice]]:
@@ -45,7 +50,7 @@ def details(pool: str) -> Call[PoolDetails]:
 
 def change(pool: str, options: Mapping[str, Any]) -> Call[PoolDetails]:
     """Change limits, or give it more slots."""
-    return Call("PATCH", _path(pool), reader(PoolDetails), _outside(options))
+    return Call("PATCH", _path(pool), reader(PoolDetails), outside(dict(options)))
 
 
 def enqueue(pool: str, new: NewJob) -> Call[Enqueued]:
@@ -191,10 +196,3 @@ def _key(key: str) -> str:
 
 def _json(value: Any, what: str) -> Any:
     return orjson.Fragment(dump_json(value, what))
-
-
-def _outside(options: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        name: value.total_seconds() if isinstance(value, timedelta) else value
-        for name, value in ((f"{n}_s" if n == "key_rate_period" else n, v) for n, v in options.items())
-    }

@@ -6,6 +6,12 @@ import re
 
 _NAME = r"E?'((?:[^']|'')*)'"
 _CALLS: list[tuple[re.Pattern[str], str]] = [
+    (re.compile(rf"select penstock\.drop_pool\({_NAME}\);"), r"DELETE /v1/pools/\1"),
+    (re.compile(rf"select penstock\.drop_schedule\({_NAME}\);"), r"DELETE /v1/schedules/\1"),
+    (
+        re.compile(rf"select penstock\.start_operation\('purge', {_NAME}\);"),
+        r'POST /v1/operations with {"kind": "purge", "filter": \1}',
+    ),
     (re.compile(rf"select penstock\.drop_stream\({_NAME}, p_force => true\);"), r"DELETE /v1/streams/\1?force=true"),
     (re.compile(rf"select \* from penstock\.stream_bounds\({_NAME}\);"), r"GET /v1/streams/\1"),  # noqa: S608 - never run
     (re.compile(rf"select penstock\.change_job_type\({_NAME}, '(.*)'\);"), r"PATCH /v1/jobs/\1 with \2"),

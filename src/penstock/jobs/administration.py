@@ -191,6 +191,28 @@ class JobAdministration(JobDeclarations):
         check_type_name(name)
         return await type_queries.change_job_type(await self.context.database(), name, options)
 
+    async def drop_job_type(self, name: str, *, force: bool = False) -> None:
+        """Drop a job type. What is archived of its jobs stays.
+
+        An application that declares the type creates it again when it starts. Jobs that other transactions enqueue at the same
+        time are archived as cancelled, with the reason `dropped`.
+
+        Args:
+            name: Name of the job type.
+            force: Whether to drop it also while jobs wait, at most 10,000, which are archived as cancelled with the reason
+                `dropped`.
+
+        Raises:
+            NotFound: There is no such job type.
+            Conflict: Jobs of it wait or run, or it is a pool, the queue of a subscriber, or the type of a schedule.
+            DatabaseUnavailable: Another transaction has locked the type; try again.
+        """
+        check_type_name(name)
+        check_flag("force", force)
+        database = await self.context.database()
+        await type_queries.drop_job_type(database, name, force=force)
+        database.declared.pop(("job", name), None)
+
     async def pause(self, name: str) -> None:
         """Pause a type: its jobs are no longer claimed, and running jobs continue. Raises `NotFound`.
 

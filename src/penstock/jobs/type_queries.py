@@ -60,6 +60,11 @@ async def handlers(database: Database) -> list[HandlerRecord]:
     ]
 
 
+async def drop_job_type(database: Database, name: str, *, force: bool = False) -> None:
+    """Drop a job type. Raises `NotFound`, `Conflict`."""
+    await database.fetch("select penstock.drop_job_type($1, $2)", name, force)
+
+
 async def pause(database: Database, name: str) -> None:
     """Pause a job type. Raises `NotFound`."""
     await database.fetch("select penstock.pause($1)", name)

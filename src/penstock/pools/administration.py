@@ -27,7 +27,7 @@ class _Found:
 
 
 class PoolAdministration(PoolDeclarations):
-    """Finds, lists and creates pools."""
+    """Finds, lists, creates and drops pools."""
 
     async def find_pool(self, name: str) -> Pool[Any]:
         """An existing pool, whether this application declares it or not. Raises `NotFound`.
@@ -58,7 +58,7 @@ class PoolAdministration(PoolDeclarations):
         Args:
             name: Name of the pool and of its job type.
             convert: Turn the plain job type of this name, with its jobs, into a pool.
-            options: `slots`, `assignor`, `on_retry`, `key_concurrency`, ...
+            options: `slots`, `assignor`, `on_retry`, `key_concurrency`, ...; and those of its job type, such as `max_waiting`.
 
         Raises:
             Conflict: A plain job type has this name, and `convert` is not given.
@@ -67,8 +67,28 @@ class PoolAdministration(PoolDeclarations):
         check_type_name(name)
         check_flag("convert", convert)
         database = await self.context.database()
-        if convert:
-            await pools.convert_to_pool(database, name, options)
-        else:
-            await pools.declare_pool(database, name, options, {})
+        of_pool = {option: value for option, value in options.items() if option in pools.OPTIONS}
+        of_type = {option: value for option, value in options.items() if option not in pools.OPTIONS}
+        await pools.create_pool(database, name, of_pool, of_type, convert=convert)
         return await (await self.find_pool(name)).details()
+
+    async def drop_pool(self, name: str, *, force: bool = False) -> None:
+        """Drop a pool with its job type, its keys and its standing jobs. What is archived of its jobs stays.
+
+        See `drop_job_type`.
+
+        Args:
+            name: Name of the pool.
+            force: Whether to drop it also while it has standing jobs, or up to 10,000 jobs wait, which are archived as cancelled
+                with the reason `dropped`.
+
+        Raises:
+            NotFound: There is no such pool.
+            Conflict: It has live workers or standing jobs, or jobs of it wait or run.
+            DatabaseUnavailable: Another transaction has locked the type; try again.
+        """
+        check_type_name(name)
+        check_flag("force", force)
+        database = await self.context.database()
+        await pools.drop_pool(database, name, force=force)
+        database.declared.pop(("job", name), None)

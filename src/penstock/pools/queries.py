@@ -13,7 +13,11 @@ import orjson
 from penstock.core.serialization import dump_options
 from penstock.jobs import claim_queries
 from penstock.jobs.models import ClaimedJob
+from penstock.jobs.options import PoolOptions
 from penstock.postgres.database import Database
+
+OPTIONS = frozenset(PoolOptions().as_json())
+"""The options of a pool by their names in SQL; all others are those of its job type."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +69,24 @@ async def declare_pool(
     )
 
 
-async def convert_to_pool(database: Database, name: str, options: Mapping[str, Any]) -> None:
-    """Turn a plain job type, with its jobs, into a pool. Raises `NotFound`, `InvalidInput`, `Conflict`."""
-    await database.fetch("select penstock.convert_to_pool($1, $2::jsonb)", name, dump_options(f"pool {name}", options))
+async def create_pool(
+    database: Database, name: str, options: Mapping[str, Any], type_options: Mapping[str, Any], *, convert: bool
+) -> None:
+    """Create a pool, or turn a plain job type, with its jobs, into one. Raises `NotFound`, `InvalidInput`, `Conflict`."""
+    if not convert:
+        await declare_pool(database, name, options, type_options)
+        return
+    await database.fetch(
+        "select penstock.convert_to_pool($1, $2::jsonb, $3::jsonb)",
+        name,
+        dump_options(f"pool {name}", options),
+        dump_options(f"job type {name}", type_options),
+    )
+
+
+async def drop_pool(database: Database, name: str, *, force: bool = False) -> None:
+    """Drop a pool. Raises `NotFound`, `Conflict`."""
+    await database.fetch("select penstock.drop_pool($1, $2)", name, force)
 
 
 async def claim(

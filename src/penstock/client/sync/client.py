@@ -187,6 +187,10 @@ class Client:
         """Change options of a job type. Raises `NotFound`, `InvalidInput`."""
         return self._send(calls.change_job_type(name, options))
 
+    def drop_job_type(self, name: str, *, force: bool = False) -> None:
+        """Drop a job type. Raises `NotFound`, `Conflict` while jobs of it run, or wait and `force` is not given."""
+        self._send(calls.drop_job_type(name, force))
+
     def pause(self, name: str) -> None:
         """Claim no more jobs of a type. Raises `NotFound`."""
         self._send(calls.pause(name))
@@ -265,6 +269,10 @@ class Client:
     def create_pool(self, name: str, *, convert: bool = False, **options: Any) -> PoolDetails:
         """Create a pool, or (convert) make one of a job type: slots, assignor, on_retry, ... Raises `Conflict` when it exists."""
         return self._send(pool_calls.create_pool(name, {**options, "convert": convert}))
+
+    def drop_pool(self, name: str, *, force: bool = False) -> None:
+        """Drop a pool with its job type. Raises `NotFound`, `Conflict` while it has live workers, or (unless forced) work."""
+        self._send(pool_calls.drop_pool(name, force))
 
     def scale_advice(self, *, wait_s: float = 5.0) -> list[ScaleAdvice]:
         """How many workers each job type and pool needs for jobs to wait no longer than `wait_s` seconds."""

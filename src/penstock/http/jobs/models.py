@@ -40,7 +40,7 @@ class JobTypeOptions(Model):
 
     def as_options(self) -> dict[str, Any]:
         """The options as the SQL functions take them."""
-        given = self.model_dump(exclude_unset=True)
+        given = self.model_dump(exclude_unset=True, include=set(JobTypeOptions.model_fields))
         return {
             name.removesuffix("_s"): f"{value:.6f} seconds" if name.endswith("_s") and value is not None else value
             for name, value in given.items()

@@ -1,9 +1,10 @@
-"""Job types: create, look, change, pause, resume."""
+"""Job types: create, look, change, pause, resume, drop."""
 
 from __future__ import annotations
 
 from typing import Annotated, Any
 
+from fastapi import Query, Response
 from pydantic import ValidationError
 
 from penstock.errors import Conflict, InvalidInput, NotFound
@@ -89,6 +90,22 @@ async def change_job_type(
     """Change options of a job type; takes effect with the next claim."""
     try:
         return await type_queries.change_job_type(database, name, options.as_options())
+    except NotFound:
+        raise no_such_type(name) from None
+
+
+@api.delete("/v1/jobs/{name:name}", dependencies=[ADMIN], status_code=204, response_class=Response)
+async def drop_job_type(
+    name: OpenType,
+    database: OpenDatabase,
+    force: Annotated[bool, Query(description="Also while jobs wait; they are archived as cancelled.")] = False,
+) -> None:
+    """Drop a job type; what is archived of its jobs stays.
+
+    409 while jobs run, while jobs wait unless forced, and for a pool, the queue of a subscriber and the type of a schedule.
+    """
+    try:
+        await type_queries.drop_job_type(database, name, force=force)
     except NotFound:
         raise no_such_type(name) from None
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from penstock.core.records import example
-from penstock.http.jobs.models import NewJobOptions
+from penstock.http.jobs.models import JobTypeOptions, NewJobOptions
 from penstock.http.models import AT, Model
 
 Key = Annotated[str, Field(min_length=1, max_length=255)]
@@ -37,15 +37,15 @@ class PoolOptions(Model):
 
     def limits(self) -> dict[str, Any]:
         """What `penstock.change_pool` takes."""
-        given = self.model_dump(exclude_unset=True, exclude={"slots", "name", "assignor", "convert"})
+        given = self.model_dump(exclude_unset=True, include=set(PoolOptions.model_fields) - {"slots"})
         if "key_rate_period_s" in given:
             period = given.pop("key_rate_period_s")
             given["key_rate_period"] = None if period is None else f"{period:.6f} seconds"
         return given
 
 
-class NewPool(PoolOptions):
-    """A pool to be created; the options of its job type are changed at `PATCH /v1/jobs/{name}`."""
+class NewPool(PoolOptions, JobTypeOptions):
+    """A pool to be created, with the options of its job type, which are changed at `PATCH /v1/jobs/{name}`."""
 
     name: PoolName
     assignor: Literal["sticky", "jump"] = Field("sticky", description="sticky moves the fewest slots.")

@@ -73,10 +73,7 @@ async def create_pool(
     if await pool_views.details(service.database, new.name):
         raise ApiError(409, "conflict", f"There is a pool {new.name} already", instance=path, in_body=True)
     options = new.limits() | {"assignor": new.assignor, "slots": new.slots or 256}
-    if new.convert:
-        await pools.convert_to_pool(service.database, new.name, options)
-    else:
-        await pools.declare_pool(service.database, new.name, options, {})
+    await pools.create_pool(service.database, new.name, options, new.as_options(), convert=new.convert)
     return await _details(service, new.name)
 
 
@@ -101,6 +98,21 @@ async def change_pool(
         await pools.resize(database, pool, options.slots)
         await balance.rebalance(database, pool, None)
     return await _details(service, pool)
+
+
+@api.delete("/v1/pools/{pool:name}", dependencies=[ADMIN], status_code=204, response_class=Response)
+async def drop_pool(
+    pool: OpenPool,
+    database: OpenDatabase,
+    force: Annotated[
+        bool, Query(description="Also with standing jobs, and while jobs wait; they are archived as cancelled.")
+    ] = False,
+) -> None:
+    """Drop a pool with its job type, keys and standing jobs; what is archived stays.
+
+    409 while it has live workers, while jobs run, and, unless forced, while jobs wait or it has standing jobs.
+    """
+    await pools.drop_pool(database, pool, force=force)
 
 
 @api.post(

@@ -38,6 +38,9 @@
 -- Bounds. A type can have a bound on the jobs that wait, and a pool one on those of each key: an enqueue beyond a bound is refused before
 -- anything is written. A type without a bound pays nothing for it.
 --
+-- Dropped types. An enqueue locks nothing of its type, so one may commit after the type was dropped. The name therefore stays in
+-- dropped_types for a while, in which maintenance archives such jobs as cancelled: functions/jobs/dropping.sql.
+--
 -- Invariants that keep this fast:
 --
 -- * A claim is a HOT update: no index holds a column that a claim changes (status, lease, updated_at), neither as
@@ -145,6 +148,17 @@ comment on column penstock.jobs.updated_at is 'When its options last changed.';
 
 -- Whether any type is encrypted is asked by calls that otherwise need no look at the types.
 create index jobs_encrypted on penstock.jobs (name) where encrypted;
+
+create table penstock.dropped_types (
+    name text primary key,
+    xid xid8 not null,
+    dropped_at timestamptz not null
+);
+comment on table penstock.dropped_types is
+    'Job types that were dropped, until each transaction that may have enqueued for them has ended; maintenance cancels what these enqueued.';
+comment on column penstock.dropped_types.name is 'Name of the job type.';
+comment on column penstock.dropped_types.xid is 'The transaction that dropped it.';
+comment on column penstock.dropped_types.dropped_at is 'When it was dropped.';
 
 create table penstock.type_priorities (
     name text not null,

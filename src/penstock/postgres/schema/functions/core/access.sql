@@ -48,7 +48,7 @@ declare
         'start_fleet', 'serve_fleet', 'drain_fleet', 'drain_worker', 'end_fleet', 'fleet_counts'
     ];
     managing constant text[] := array[
-        'create_job_type', 'change_job_type', 'declare_job_type', 'pause', 'resume', 'prune', 'quarantine', 'add_user', 'remove_user',
+        'create_job_type', 'change_job_type', 'declare_job_type', 'drop_job_type', 'drop_pool', 'pause', 'resume', 'prune', 'quarantine', 'add_user', 'remove_user',
         'list_users', 'find_user', 'drain_member', 'convert_to_pool', 'resize_pool', 'change_pool', 'set_weight', 'pause_key', 'resume_key', 'prune_messages',
         'create_stream', 'change_stream', 'grow_stream', 'drop_stream', 'roll_segment', 'retire_segments', 'drop_consumer_group',
         'open_lake', 'drop_lake', 'lake_sketches', 'commit_lake_batch', 'swap_lake_files', 'failure_report', 'drop_schedule'

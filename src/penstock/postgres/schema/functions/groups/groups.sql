@@ -67,6 +67,19 @@ end
 $$;
 comment on function penstock.lock_group(text) is 'The group, locked until the transaction ends: for a transaction that is about to compute targets. PS404 when there is none.';
 
+create or replace function penstock.forget_group(p_name text)
+returns void
+language plpgsql
+as $$
+begin
+    delete from penstock.listeners where kind = 'keys' and subject = p_name;
+    delete from penstock.members where group_name = p_name;
+    delete from penstock.slots where group_name = p_name;
+    delete from penstock.groups where name = p_name;
+end
+$$;
+comment on function penstock.forget_group(text) is 'Part of what drops pools, streams and consumer groups: removes all rows of a membership group, which is locked.';
+
 create or replace function penstock.group_members(p_name text)
 returns table (id text, state text, metadata text, age bigint, joined_at timestamptz, seen_at timestamptz, slots integer)
 language sql

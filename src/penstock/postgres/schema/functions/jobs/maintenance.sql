@@ -182,6 +182,7 @@ begin
     perform penstock.forget_listeners();
     perform penstock.fold_finished(null);
     perform penstock.end_unique_periods(moment);
+    perform penstock.end_dropped_types(moment);
     delete from penstock.place_waiters where since < clock_timestamp() - interval '10 minutes';
     -- One check never suffices to take a process for dead: see the head of tables/0003_workers.sql.
     update penstock.workers

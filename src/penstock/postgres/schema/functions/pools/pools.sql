@@ -148,7 +148,7 @@ $$;
 comment on function penstock.declare_pool(text, jsonb, jsonb) is
     'What an application does at start: creates the pool, its job type and its group, or changes them when the declaration differs from the last one. A plain job type of that name stays what it is: PS409. Options: slots (when it is new), assignor, on_retry, key_concurrency, key_rate_limit, key_rate_period, weights ({"key": 3}).';
 
-create or replace function penstock.convert_to_pool(p_name text, p_options jsonb default '{}')
+create or replace function penstock.convert_to_pool(p_name text, p_options jsonb default '{}', p_type_options jsonb default '{}')
 returns penstock.pools
 language plpgsql
 security definer
@@ -168,11 +168,14 @@ begin
         raise exception '% is a pool already', p_name
             using errcode = 'PS409', hint = 'Change it with penstock.change_pool.';
     end if;
+    if p_type_options <> '{}' then
+        perform penstock.change_job_type(p_name, p_type_options);
+    end if;
     return penstock.put_pool(p_name, p_options);
 end
 $$;
-comment on function penstock.convert_to_pool(text, jsonb) is
-    'Turns a plain job type, with its jobs, into a pool: from now on each job needs a key, and only members of the pool work on it. A job without a key that waits becomes its own key. Options: see declare_pool.';
+comment on function penstock.convert_to_pool(text, jsonb, jsonb) is
+    'Turns a plain job type, with its jobs, into a pool: from now on each job needs a key, and only members of the pool work on it. A job without a key that waits becomes its own key. Options: see declare_pool; p_type_options: those of the job type to change.';
 
 create or replace function penstock.set_weight(p_name text, p_key text, p_weight integer)
 returns void

@@ -22,10 +22,7 @@ language plpgsql
 as $$
 begin
     delete from penstock.stream_groups where stream = p_consuming.stream and name = p_consuming.name;
-    delete from penstock.listeners where kind = 'keys' and subject = p_consuming.group_name;
-    delete from penstock.members where group_name = p_consuming.group_name;
-    delete from penstock.slots where group_name = p_consuming.group_name;
-    delete from penstock.groups where name = p_consuming.group_name;
+    perform penstock.forget_group(p_consuming.group_name);
 end
 $$;
 comment on function penstock.forget_consumer_group(penstock.stream_groups) is
