@@ -5,10 +5,12 @@ The cases are asked for by the list of commands itself, so that a new one cannot
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,6 +28,7 @@ from tests.http.http_server import TOKEN, Served, serving
 from tests.waiting import eventually
 from tests.workers import Workers
 
+TESTS = Path(__file__).parents[1]
 # What works through a server: in this order, arguments and a part of what is printed; "!" begins a part of the error.
 STEPS: list[tuple[str, str, str]] = [
     ("types create", "mail", "created: mail"),
@@ -217,6 +220,45 @@ def said(through: list[str], command: str, arguments: str) -> str:
 
 def test_every_command_has_its_case_here() -> None:
     assert set(commands()) == {command for command, _, _ in STEPS} | NEED_THE_DATABASE.keys()
+
+
+def test_every_command_that_needs_the_database_is_run_by_another_test() -> None:
+    """Of those that a server does not serve, this file has only the refusal."""
+    run = {
+        command
+        for path in TESTS.rglob("*.py")
+        if path != Path(__file__)
+        for words in command_lines(ast.parse(path.read_text()))
+        for command in NEED_THE_DATABASE
+        if words[: len(command.split())] == command.split()
+    }
+    assert sorted(NEED_THE_DATABASE.keys() - run) == []
+
+
+def command_lines(tests: ast.AST) -> Iterator[list[str]]:
+    """What follows the word `penstock` in a call or a list, as in `penstock(url, "pause", "mail")` and `["penstock", "up"]`.
+
+    Lists of arguments stand alone too, where a test gives them to a function of this name.
+    """
+    for node in ast.walk(tests):
+        if isinstance(node, ast.Call | ast.List):
+            words = list(words_of([node.func, *node.args] if isinstance(node, ast.Call) else node.elts))
+            if "penstock" in words:
+                following = words[words.index("penstock") + 1 :]
+                yield [word for word in following if word]
+            elif isinstance(node, ast.List):
+                yield words
+
+
+def words_of(nodes: Iterable[ast.expr]) -> Iterator[str]:
+    """Constants, and the name of the function `penstock`; empty for anything else."""
+    for node in nodes:
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield from node.value.split() if node.value.startswith("penstock ") else [node.value]
+        elif isinstance(node, ast.List | ast.Tuple):
+            yield from words_of(node.elts)
+        else:
+            yield "penstock" if isinstance(node, ast.Name) and node.id == "penstock" else ""
 
 
 def test_commands_work_through_a_server(through: list[str], served: Served) -> None:
