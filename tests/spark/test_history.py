@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
@@ -141,6 +142,55 @@ def test_a_run_that_ends_at_any_step_is_repeated_without_a_trace(
     }
     assert on_disk == {row["path"] for row in ask("select path from penstock.lake_files")}
     assert not list((root / "_staging").glob("*/*"))
+
+
+@pytest.fixture
+def late_python(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], Path]]:
+    """Let the Python process of a streaming query start too late, so many times; the returned file has a line for each start."""
+    from penstock.spark import register
+
+    def late(times: int) -> Path:
+        starts, python = tmp_path / "starts", tmp_path / "python"
+        python.write_text(
+            "#!/bin/sh\n"
+            'case "$*" in *python_streaming_source_runner*)\n'
+            f"  echo started >> {starts}\n"
+            # Spark waits for ten seconds, whether the process lives or not.
+            f"  [ $(wc -l < {starts}) -gt {times} ] || exit 1;;\n"
+            "esac\n"
+            f'exec {sys.executable} "$@"\n'
+        )
+        python.chmod(0o700)
+        monkeypatch.setattr(spark.sparkContext, "pythonExec", str(python))
+        register(spark)
+        return starts
+
+    yield late
+    monkeypatch.undo()
+    register(spark)
+
+
+def test_a_run_whose_python_process_starts_late_is_started_again(
+    spark: SparkSession, url: str, ask: Ask, lake: Lake, late_python: Callable[[int], Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    history(ask, 50)
+    starts = late_python(1)
+    ran = Pipeline(spark, url, lake).run()
+    assert (ran.batches, ran.jobs) == (1, 50)
+    assert starts.read_text().split() == ["started"] * 2
+    assert "history_start_failed" in caplog.text
+    assert read_lake(spark, url).count() == 50
+
+
+@pytest.mark.soak
+def test_a_run_whose_python_process_never_starts_ends(
+    spark: SparkSession, url: str, ask: Ask, lake: Lake, late_python: Callable[[int], Path]
+) -> None:
+    history(ask, 50)
+    starts = late_python(100)
+    with pytest.raises(Exception, match="Python worker failed to connect back"):
+        Pipeline(spark, url, lake).run()
+    assert starts.read_text().split() == ["started"] * 3
 
 
 def test_compaction_changes_files_and_no_rows(spark: SparkSession, url: str, ask: Ask, lake: Lake) -> None:

@@ -28,11 +28,15 @@ from penstock.spark.throttle import throttle
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 log = get_logger("penstock.history")
 MOST_HOT_KEYS = 8
 _SMALL_FILES = 8
 _SMALL_BYTES = 64 * 1024 * 1024
+# Spark gives the Python process of a streaming query ten seconds to start, which no setting changes.
+_STARTS = 3
+_STARTED_LATE = "Python worker failed to connect back"
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,9 +79,13 @@ class Pipeline:
         self._throttle_timeout = throttle_timeout
         self._after_step = after_step
         self._ran: list[int] = []
+        self._begun = False
 
     def run(self, *, continuous: bool = False, interval: str = "10 seconds") -> Ran:
         """Bring the lake up to date; with `continuous` keep it up to date until the query or the process is stopped.
+
+        Spark ends a query whose Python process does not start within ten seconds, as on a machine under load. The query is then
+        started again, three times in all, with the log entry `history_start_failed`; it had read nothing.
 
         Raises:
             StreamingQueryException: A batch failed; the next run repeats it.
@@ -101,15 +109,32 @@ class Pipeline:
             .foreachBatch(self._batch)
             .option("checkpointLocation", self._lake.checkpoint)
         )
-        query = (writer.trigger(processingTime=interval) if continuous else writer.trigger(availableNow=True)).start()
+        writer = writer.trigger(processingTime=interval) if continuous else writer.trigger(availableNow=True)
+        self._begun = False
+        for start in range(1, _STARTS + 1):
+            if self._to_its_end(writer, start):
+                break
+        return Ran(len(self._ran), sum(self._ran))
+
+    def _to_its_end(self, writer: DataStreamWriter, start: int) -> bool:
+        """Run the query; False when it is to be started again, because its Python process started too late."""
+        from pyspark.errors import StreamingQueryException
+
+        query = writer.start()
         try:
             query.awaitTermination()
+        except StreamingQueryException as error:
+            if self._begun or start == _STARTS or _STARTED_LATE not in str(error):
+                raise
+            log.warning("history_start_failed", lake=self._lake.name, start=start, of=_STARTS, reason=_STARTED_LATE)
+            return False
         finally:
             if query.isActive:
                 query.stop()
-        return Ran(len(self._ran), sum(self._ran))
+        return True
 
     def _batch(self, archive: DataFrame, number: int) -> None:
+        self._begun = True
         throttle(self._throttle_timeout)
         with Blocking(self._url) as database:
             record = database.run(lakes.open_lake(database.database, self._lake.name, self._lake.uri))
