@@ -20,7 +20,7 @@ from penstock.spark.json.loose_json import decoded
 from penstock.spark.streams.rows import fields_of, quick_fields
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 Ask = Callable[..., list[Any]]
 
@@ -203,10 +203,11 @@ def test_failfast_refuses_what_from_json_refuses(spark: SparkSession) -> None:
         def ours(some: Sequence[str | None], schema: pa.Schema = schema) -> dict[str, pa.Array]:
             return fields_of(as_bytes(some), schema, True, times.zone(zone))
 
-        def theirs(some: Sequence[str | None], struct: StructType = struct) -> pa.Table:
-            frame = spark.createDataFrame([(place, one) for place, one in enumerate(some)], "place int, payload string")
-            found = frame.coalesce(1).select("place", F.from_json("payload", struct, {"mode": "FAILFAST"}).alias("found"))
-            return found.toArrow().sort_by("place").column("found").combine_chunks()
+        def theirs(some: Sequence[str | None], struct: StructType = struct) -> DataFrame:
+            # From Arrow: rows of Python would pass through a Python process, which can fail in its own ways under load.
+            payload = pa.array(some, pa.string())
+            frame = spark.createDataFrame(pa.table({"place": pa.array(range(len(some)), pa.int32()), "payload": payload}))
+            return frame.coalesce(1).select("place", F.from_json("payload", struct, {"mode": "FAILFAST"}).alias("found"))
 
         fits = []
         for payload in payloads:
@@ -216,13 +217,13 @@ def test_failfast_refuses_what_from_json_refuses(spark: SparkSession) -> None:
                 continue
             fits.append(payload)
         # In one block, and all in one job: an error of any of them would be one of the job.
-        together, wanted = ours(fits), theirs(fits)
+        together, wanted = ours(fits), theirs(fits).toArrow().sort_by("place").column("found").combine_chunks()
         for field in schema:
             assert plain(together[field.name], field.type) == plain(wanted.field(field.name), field.type), text
         refused = [payload for payload in payloads if payload not in fits]
         for payload in chance.sample(refused, min(8, len(refused))):
             with pytest.raises(Exception, match="MALFORMED_RECORD_IN_PARSING|Malformed records"):
-                theirs([payload])
+                theirs([payload]).write.format("noop").mode("append").save()
             # Beside rows that fit too.
             with pytest.raises(InvalidInput, match="bad record"):
                 ours([*fits[:3], payload, *fits[3:6]])
