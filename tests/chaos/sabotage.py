@@ -91,11 +91,11 @@ QUEUE = {
     ),
     "recovery of workers that live": Sabotage(
         "P4.*declared dead",
-        (Edit("recover", r"\(seen_at \+ dead_after < moment and suspected_at > seen_at and [^)]*\)", "true"),),
+        (Edit("recover", r"penstock\.is_dead\([^)]*\)", "true"),),
     ),
     "lost work that nobody recovers": Sabotage(
         r"P9.* was without one for|P2.* is in-progress after the drain",
-        (Edit("recover", r"\(seen_at \+ dead_after < moment and suspected_at > seen_at and [^)]*\)", "false"),),
+        (Edit("recover", r"penstock\.is_dead\([^)]*\)", "false"),),
     ),
     # The mark of begin_jobs is a second line of defence behind the worker's own fence.
     "start without its fence": Sabotage(
@@ -160,9 +160,8 @@ POOLS = {
     "eviction of members that live": Sabotage(
         "P6|P4",
         (
-            Edit("evict", r"seen_at \+ dead_after( \* 0\.6)? < (moment|penstock\.clock\(\))", "true"),
-            Edit("evict", r"suspected_at > seen_at", "true"),
-            Edit("evict", r"suspected_at \+ dead_after \* 0\.5 < (moment|penstock\.clock\(\))", "true"),
+            Edit("evict", r"seen_at \+ dead_after \* 0\.6 < moment", "true"),
+            Edit("evict", r"penstock\.is_dead\([a-z_, ]+(moment|penstock\.clock\(\))\)", "true"),
         ),
     ),
     "busy keys": Sabotage(

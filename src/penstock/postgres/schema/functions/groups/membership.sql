@@ -14,6 +14,34 @@ end
 $$;
 comment on function penstock.refuse_member(text, text, text) is 'Raises PS404 for a member that was not found.';
 
+create or replace function penstock.check_metadata(p_metadata jsonb)
+returns void
+language plpgsql
+immutable
+as $$
+begin
+    if p_metadata is null or jsonb_typeof(p_metadata) <> 'object' or pg_column_size(p_metadata) > 1048576 then
+        raise exception 'metadata must be a JSON object of at most 1 MiB'
+            using errcode = 'PS400', hint = 'For example {"clients": ["ada", "bob"]}.';
+    end if;
+    perform penstock.check_json(p_metadata, 'metadata');
+end
+$$;
+comment on function penstock.check_metadata(jsonb) is 'Raises PS400 unless a member can have this metadata.';
+
+create or replace function penstock.new_generation(p_group text, p_more integer default 0)
+returns penstock.groups
+language sql
+as $$
+    update penstock.groups
+    set generation = generation + 1,
+        members = members + p_more
+    where name = p_group
+    returning *
+$$;
+comment on function penstock.new_generation(text, integer) is
+    'Part of the changes of a locked group: its targets have to be computed again. p_more: how many members it has gained. Returns the group.';
+
 create or replace function penstock.join_group(
     p_group text,
     p_member text,
@@ -31,19 +59,8 @@ declare
     present penstock.members;
     moment constant timestamptz := penstock.clock();
 begin
-    if p_member is null or p_member !~ '^(?![.]{1,2}$)[A-Za-z0-9_.-]{1,50}$' then
-        raise exception 'invalid member id: %', coalesce(quote_literal(left(p_member, 100)), 'null')
-            using errcode = 'PS400', hint = 'An id has 1 to 50 letters, digits, ".", "-" or "_".';
-    end if;
-    if p_dead_after is null or p_dead_after < interval '1 second' or p_dead_after > interval '1 day' then
-        raise exception 'invalid dead_after: %', coalesce(p_dead_after::text, 'null')
-            using errcode = 'PS400', hint = 'Use 1 second to 1 day, and heartbeat at least twice in that time.';
-    end if;
-    if p_metadata is null or jsonb_typeof(p_metadata) <> 'object' or pg_column_size(p_metadata) > 1048576 then
-        raise exception 'metadata must be a JSON object of at most 1 MiB'
-            using errcode = 'PS400', hint = 'For example {"clients": ["ada", "bob"]}.';
-    end if;
-    perform penstock.check_json(p_metadata, 'metadata');
+    perform penstock.check_sender('member', p_member, p_dead_after);
+    perform penstock.check_metadata(p_metadata);
     if p_session is null then
         raise exception 'session is null'
             using errcode = 'PS400', hint = 'Make a new UUID for each membership, and use it in all its calls.';
@@ -62,12 +79,7 @@ begin
     end if;
     insert into penstock.members (group_name, id, session, age, metadata, joined_at, seen_at, dead_after)
     values (p_group, p_member, p_session, nextval('penstock.member_age'), p_metadata, moment, moment, p_dead_after);
-    update penstock.groups
-    set generation = generation + 1,
-        members = members + 1
-    where name = p_group
-    returning * into locked;
-    return locked;
+    return penstock.new_generation(p_group, 1);
 end
 $$;
 comment on function penstock.join_group(text, text, uuid, interval, jsonb) is
@@ -102,10 +114,9 @@ begin
     get diagnostics removed = row_count;
     delete from penstock.listeners where kind = 'keys' and subject = p_group and channel = any (array(select 'penstock_' || unnest(p_members)));
     delete from penstock.place_waiters where name = p_group and worker = any (p_members);
-    update penstock.groups
-    set generation = generation + 1,
-        members = members - removed
-    where name = p_group and removed > 0;
+    if removed > 0 then
+        perform penstock.new_generation(p_group, -removed);
+    end if;
 end
 $$;
 comment on function penstock.remove_members(text, text[]) is 'Part of join, leave and evict: removes members of a locked group and sets their slots free.';
@@ -152,14 +163,12 @@ begin
             select id
             from penstock.members
             where group_name = p_group
-                and seen_at + dead_after * 0.6 < moment
-                and (suspected_at is null or suspected_at <= seen_at or suspected_at < pg_postmaster_start_time())
+                and penstock.is_to_be_suspected(seen_at, dead_after, suspected_at, moment)
             for update skip locked
         ));
     if not exists (
         select from penstock.members
-        where group_name = p_group
-            and seen_at + dead_after < moment and suspected_at + dead_after * 0.5 < moment
+        where group_name = p_group and penstock.is_dead(seen_at, dead_after, suspected_at, moment)
     ) then
         return '{}';
     end if;
@@ -169,10 +178,7 @@ begin
     from (
         select id
         from penstock.members
-        where group_name = p_group
-            and seen_at + dead_after < penstock.clock()
-            and suspected_at > seen_at
-            and suspected_at + dead_after * 0.5 < penstock.clock()
+        where group_name = p_group and penstock.is_dead(seen_at, dead_after, suspected_at, penstock.clock())
         order by id
         for update
     ) as found;
@@ -243,11 +249,7 @@ as $$
 declare
     locked penstock.groups;
 begin
-    if p_metadata is null or jsonb_typeof(p_metadata) <> 'object' or pg_column_size(p_metadata) > 1048576 then
-        raise exception 'metadata must be a JSON object of at most 1 MiB'
-            using errcode = 'PS400', hint = 'For example {"clients": ["ada", "bob"]}.';
-    end if;
-    perform penstock.check_json(p_metadata, 'metadata');
+    perform penstock.check_metadata(p_metadata);
     locked := penstock.lock_group(p_group);
     update penstock.members
     set metadata = p_metadata
@@ -256,7 +258,7 @@ begin
         perform penstock.refuse_member(p_group, p_member);
     end if;
     if locked.assignor = 'custom' then
-        update penstock.groups set generation = generation + 1 where name = p_group returning * into locked;
+        locked := penstock.new_generation(p_group);
     end if;
     return locked;
 end
@@ -285,7 +287,7 @@ begin
         update penstock.members
         set state = case when p_drain then 'draining' else 'active' end
         where group_name = p_group and id = p_member;
-        update penstock.groups set generation = generation + 1 where name = p_group returning * into locked;
+        locked := penstock.new_generation(p_group);
         -- A call from psql computes no targets: let a member do it now.
         perform penstock.tell_member(p_group, p_member);
     end if;

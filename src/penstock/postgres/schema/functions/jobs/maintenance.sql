@@ -190,9 +190,7 @@ begin
     where id = any (array(
         select id
         from penstock.workers
-        where state <> 'dead'
-            and seen_at + dead_after * 0.6 < moment
-            and (suspected_at is null or suspected_at <= seen_at or suspected_at < pg_postmaster_start_time())
+        where state <> 'dead' and penstock.is_to_be_suspected(seen_at, dead_after, suspected_at, moment)
         for update skip locked
     ));
     with gone as (
@@ -201,8 +199,7 @@ begin
         where id = any (array(
             select id
             from penstock.workers
-            where state = 'dead'
-                or (seen_at + dead_after < moment and suspected_at > seen_at and suspected_at + dead_after * 0.5 < moment)
+            where state = 'dead' or penstock.is_dead(seen_at, dead_after, suspected_at, moment)
             for update skip locked
         ))
         returning id

@@ -66,6 +66,19 @@ end
 $$;
 comment on function penstock.stream_options(penstock.streams, jsonb) is 'Part of create_stream and change_stream: a stream with these options, checked.';
 
+create or replace function penstock.default_stream_options()
+returns jsonb
+language sql
+immutable
+as $$
+    select '{
+        "segment_age": null, "segment_bytes": 67108864, "segment_events": null, "keep_age": null, "keep_bytes": null,
+        "keep_events": null, "keep_unread": false, "compact": false, "tombstone_age": "1 day", "max_event_bytes": 1048576
+    }'::jsonb
+$$;
+comment on function penstock.default_stream_options() is
+    'Part of create_stream and declare_stream: the options, with their defaults, that a later declaration can leave out again.';
+
 create or replace function penstock.open_segment(p_stream integer)
 returns bigint
 language plpgsql
@@ -101,9 +114,9 @@ begin
         raise exception 'invalid number of partitions: %', coalesce(p_partitions::text, 'null')
             using errcode = 'PS400', hint = 'A stream has 1 to 1,024 partitions.';
     end if;
-    wanted := penstock.stream_options(jsonb_populate_record(null::penstock.streams,
-        '{"format": "json", "segment_bytes": 67108864, "keep_unread": false, "compact": false, "tombstone_age": "1 day", "max_event_bytes": 1048576, "encrypted": false}'
-    ), p_options);
+    wanted := penstock.stream_options(
+        jsonb_populate_record(null::penstock.streams, penstock.default_stream_options() || '{"format": "json", "encrypted": false}'), p_options
+    );
     insert into penstock.streams (
         name, partitions, routes, format, compression, segment_age, segment_bytes, segment_events, keep_age, keep_bytes, keep_events,
         keep_unread, compact, tombstone_age, max_event_bytes, encrypted, encrypted_at, created_at, updated_at
@@ -185,10 +198,6 @@ set search_path = penstock, pg_temp
 as $$
 declare
     declared penstock.streams;
-    defaults constant jsonb := '{
-        "segment_age": null, "segment_bytes": 67108864, "segment_events": null, "keep_age": null, "keep_bytes": null,
-        "keep_events": null, "keep_unread": false, "compact": false, "tombstone_age": "1 day", "max_event_bytes": 1048576
-    }';
 begin
     select * into declared from penstock.streams where name = p_name;
     if not found then
@@ -218,7 +227,7 @@ begin
             case when p_options -> 'encrypted' = 'true' then p_options else p_options - 'encrypted' end || coalesce(
                 (
                     select jsonb_object_agg(option.key, option.value)
-                    from jsonb_each(defaults) as option
+                    from jsonb_each(penstock.default_stream_options()) as option
                     where declared.declaration ? option.key and not p_options ? option.key
                 ),
                 '{}'

@@ -1,4 +1,46 @@
--- The heartbeat of a process: its worker and its memberships in one call, made beside its event loop.
+-- Heartbeats: that of a process, its worker and its memberships in one call, made beside its event loop; and when a worker or a member
+-- that sends none is dead.
+
+create or replace function penstock.check_sender(p_what text, p_id text, p_dead_after interval)
+returns void
+language plpgsql
+stable
+as $$
+begin
+    if p_id is null or p_id !~ '^(?![.]{1,2}$)[A-Za-z0-9_.-]{1,50}$' then
+        raise exception 'invalid % id: %', p_what, coalesce(quote_literal(left(p_id, 100)), 'null')
+            using errcode = 'PS400', hint = 'An id has 1 to 50 letters, digits, ".", "-" or "_".';
+    end if;
+    if p_dead_after is null or p_dead_after not between interval '1 second' and interval '1 day' then
+        raise exception 'invalid dead_after: %', coalesce(p_dead_after::text, 'null')
+            using errcode = 'PS400', hint = 'Use 1 second to 1 day, and heartbeat at least twice in that time.';
+    end if;
+end
+$$;
+comment on function penstock.check_sender(text, text, interval) is
+    'Raises PS400 unless this can be the id of what sends heartbeats (p_what: worker or member), and the silence after which it is dead.';
+
+create or replace function penstock.is_to_be_suspected(p_seen_at timestamptz, p_dead_after interval, p_suspected_at timestamptz, p_moment timestamptz)
+returns boolean
+language sql
+stable
+as $$
+    -- A suspicion from before the last heartbeat is void, and so is one from before the server started: it silenced them all.
+    select p_seen_at + p_dead_after * 0.6 < p_moment
+        and (p_suspected_at is null or p_suspected_at <= p_seen_at or p_suspected_at < pg_postmaster_start_time())
+$$;
+comment on function penstock.is_to_be_suspected(timestamptz, interval, timestamptz, timestamptz) is
+    'Part of recover and evict: whether a worker or member has been silent for so long that this has to be noted. One check never suffices to take a process for dead: see the head of tables/0003_workers.sql.';
+
+create or replace function penstock.is_dead(p_seen_at timestamptz, p_dead_after interval, p_suspected_at timestamptz, p_moment timestamptz)
+returns boolean
+language sql
+stable
+as $$
+    select p_seen_at + p_dead_after < p_moment and p_suspected_at > p_seen_at and p_suspected_at + p_dead_after * 0.5 < p_moment
+$$;
+comment on function penstock.is_dead(timestamptz, interval, timestamptz, timestamptz) is
+    'Part of recover and evict: whether a worker or member has been silent for too long, also since it was suspected.';
 
 create or replace function penstock.keep_alive(
     p_worker text,

@@ -18,14 +18,7 @@ declare
     moment constant timestamptz := penstock.clock();
 begin
     perform penstock.check_size(cardinality(p_names), 10000, 'job types');
-    if p_id is null or p_id !~ '^(?![.]{1,2}$)[A-Za-z0-9_.-]{1,50}$' then
-        raise exception 'invalid worker id: %', coalesce(quote_literal(left(p_id, 100)), 'null')
-            using errcode = 'PS400', hint = 'A worker id has 1 to 50 letters, digits, ".", "-" or "_".';
-    end if;
-    if p_dead_after is null or p_dead_after not between interval '1 second' and interval '1 day' then
-        raise exception 'invalid dead_after: %', coalesce(p_dead_after::text, 'null')
-            using errcode = 'PS400', hint = 'Use between 1 second and 1 day, and heartbeat at least twice in that time.';
-    end if;
+    perform penstock.check_sender('worker', p_id, p_dead_after);
     if p_concurrency is null or p_concurrency not between 0 and 1000000 then
         raise exception 'invalid concurrency: %', coalesce(p_concurrency::text, 'null')
             using errcode = 'PS400', hint = 'A worker runs between 0 and 1,000,000 jobs at once.';
