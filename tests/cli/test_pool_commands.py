@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,6 +10,7 @@ import pytest
 
 from penstock.cli.pools import HELP
 from penstock.testing import TemporaryDatabases
+from tests.command_line import penstock
 from tests.http.http_server import TOKEN, Served, serving
 
 SEEN = {
@@ -66,18 +64,14 @@ def served(databases: TemporaryDatabases) -> Iterator[Served]:
 
 @pytest.mark.parametrize("through", ["database", "server"])
 def test_every_command_works_through_database_and_server(url: str, served: Served, through: str) -> None:
-    env = {**os.environ, "PENSTOCK_DATABASE_URL": url, "NO_COLOR": "1"}
-    before = []
+    before, token = [], {}
     if through == "server":
-        env |= {"PENSTOCK_DATABASE_URL": "postgresql://127.0.0.1:1/none", "PENSTOCK_SERVER_TOKEN": f"admin.{TOKEN}"}
+        url, token = "postgresql://127.0.0.1:1/none", {"PENSTOCK_SERVER_TOKEN": f"admin.{TOKEN}"}
         before = ["--server", served.base_url]
-    made = [sys.executable, "-m", "penstock", *before, "types", "create", "plain"]
-    subprocess.run(made, env=env, timeout=60, check=True, capture_output=True)
+    made = penstock(url, *before, "types", "create", "plain", **token)
+    assert made.returncode == 0, made.stderr
     for arguments, code, expected in STEPS:
-        done = subprocess.run(
-            [sys.executable, "-m", "penstock", *before, "pools", *arguments, "--json"],
-            env=env, capture_output=True, text=True, timeout=60, check=False,
-        )  # fmt: skip
+        done = penstock(url, *before, "pools", *arguments, "--json", **token)
         assert done.returncode == code, (arguments, done.stdout, done.stderr)
         if code:
             assert expected in done.stderr and "Traceback" not in done.stderr, (arguments, done.stderr)

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from typing import Any
 
 import asyncpg
 
+from tests import command_line
+
 
 def penstock(url: str, *arguments: str) -> str:
-    environment = {**os.environ, "PENSTOCK_DATABASE_URL": url, "NO_COLOR": "1", "COLUMNS": "240"}
-    command = [sys.executable, "-m", "penstock", *arguments]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=True).stdout
+    done = command_line.penstock(url, *arguments, COLUMNS="240")
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 async def test_a_blocked_loop_is_shown_with_the_handler_that_blocks_it(url: str, sql: asyncpg.Connection[Any]) -> None:

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import secrets
-import subprocess
-import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,6 +14,7 @@ from penstock.core.cached import Kept
 from penstock.http.auth import Authenticator, Credentials, Principal, Refused, Role
 from penstock.http.errors import ApiError
 from penstock.testing import TemporaryDatabases
+from tests.command_line import penstock
 from tests.http.http_server import Served, serving
 
 PASSWORD = "password-of-tests"
@@ -26,11 +24,8 @@ PASSWORD = "password-of-tests"
 def with_users(databases: TemporaryDatabases) -> Iterator[Served]:
     with databases.database() as url:
         for name, role, types in (("ada", "work", ["-t", "a"]), ("bob", "work", ["-t", "b"]), ("root", "admin", [])):
-            subprocess.run(
-                [sys.executable, "-m", "penstock", "users", "add", name, "--role", role, *types],
-                env={**os.environ, "PENSTOCK_DATABASE_URL": url, "PENSTOCK_USER_PASSWORD": PASSWORD},
-                check=True, capture_output=True, timeout=60,
-            )  # fmt: skip
+            added = penstock(url, "users", "add", name, "--role", role, *types, PENSTOCK_USER_PASSWORD=PASSWORD)
+            assert added.returncode == 0, added.stderr
         with serving(url, token=None) as served:
             yield served
 
@@ -201,11 +196,7 @@ def test_passwords_are_long_and_not_on_the_command_line(
     with_users: Served, arguments: list[str], given: str, environment: dict[str, str], code: int, said: str
 ) -> None:
     name = f"u-{secrets.token_hex(4)}"
-    done = subprocess.run(
-        [sys.executable, "-m", "penstock", "users", "add", name, *arguments],
-        env={**os.environ, "PENSTOCK_DATABASE_URL": with_users.database_url, "NO_COLOR": "1", "COLUMNS": "300", **environment},
-        input=given, capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
+    done = penstock(with_users.database_url, "users", "add", name, *arguments, stdin=given, **{"COLUMNS": "300", **environment})
     assert done.returncode == code, (done.stdout, done.stderr)
     assert said in done.stdout + done.stderr
     if code == 0 and given:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import re
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import fields
@@ -33,6 +31,7 @@ from penstock import (
 )  # fmt: skip
 from penstock.client import AccessDenied, AsyncClient, Client
 from penstock.topics.models import TopicRecord
+from tests import command_line
 from tests.http.http_server import TOKEN, Served, free_port, serving
 from tests.waiting import until
 
@@ -348,20 +347,8 @@ def test_calls_are_repeated_while_the_server_restarts(url: str) -> None:
 
 
 def cli(served: Served, *arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "penstock", "--server", served.base_url, *arguments],
-        env={
-            **os.environ,
-            "PENSTOCK_SERVER_TOKEN": f"admin.{TOKEN}",
-            "PENSTOCK_DATABASE_URL": "postgresql://127.0.0.1:1/none",
-            "NO_COLOR": "1",
-        },
-        input=stdin,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    token = {"PENSTOCK_SERVER_TOKEN": f"admin.{TOKEN}"}
+    return command_line.penstock("postgresql://127.0.0.1:1/none", "--server", served.base_url, *arguments, stdin=stdin, **token)
 
 
 def test_the_command_line_works_through_a_server(served: Served) -> None:

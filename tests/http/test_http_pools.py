@@ -20,6 +20,7 @@ import pytest
 
 from penstock import Job, Penstock
 from penstock.http.scaling import Scaling
+from tests.command_line import penstock
 from tests.http.http_calls import new_id
 from tests.http.http_server import Served
 from tests.waiting import eventually, until
@@ -258,11 +259,9 @@ def test_a_user_needs_the_role_and_the_pool(served: Served, client: httpx.Client
     def user(role: str, *types: str) -> httpx.Client:
         name = f"u-{secrets.token_hex(4)}"
         arguments = [arg for one in types for arg in ("--type", one)]
-        subprocess.run(
-            [sys.executable, "-m", "penstock", "users", "add", name, "--role", role, *arguments],
-            env={**os.environ, "PENSTOCK_DATABASE_URL": served.database_url, "PENSTOCK_USER_PASSWORD": "secret-of-tests"},
-            check=True, capture_output=True, timeout=60,
-        )  # fmt: skip
+        password = {"PENSTOCK_USER_PASSWORD": "secret-of-tests"}
+        added = penstock(served.database_url, "users", "add", name, "--role", role, *arguments, **password)
+        assert added.returncode == 0, added.stderr
         return served.client(auth=(name, "secret-of-tests"))
 
     with user("read") as reader, user("enqueue", "others") as stranger, user("enqueue", pool) as shop:

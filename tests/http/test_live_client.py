@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-import os
 import secrets
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import aclosing
 from datetime import UTC, datetime, timedelta
@@ -21,6 +19,7 @@ from penstock.client import AccessDenied, AsyncClient, Client
 from penstock.errors import OffsetGone
 from penstock.streams.models import NewEvent, Position
 from penstock.testing import TemporaryDatabases
+from tests import command_line
 from tests.http.http_server import TOKEN, Served, free_port, serving
 from tests.waiting import eventually
 
@@ -242,14 +241,8 @@ async def test_messages_are_worked_on_a_socket_without_blocking(served: Served, 
 
 def test_the_command_line_works_through_a_server(served: Served, name: str) -> None:
     def penstock(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
-        environment = {
-            **os.environ, "PENSTOCK_SERVER_URL": served.base_url, "PENSTOCK_SERVER_TOKEN": f"admin.{TOKEN}", "NO_COLOR": "1",
-            "PENSTOCK_DATABASE_URL": "postgresql://nobody@127.0.0.1:1/none",
-        }  # fmt: skip
-        return subprocess.run(
-            [sys.executable, "-m", "penstock", *arguments], env=environment, input=stdin, capture_output=True, text=True,
-            timeout=60, check=False,
-        )  # fmt: skip
+        server = {"PENSTOCK_SERVER_URL": served.base_url, "PENSTOCK_SERVER_TOKEN": f"admin.{TOKEN}"}
+        return command_line.penstock("postgresql://nobody@127.0.0.1:1/none", *arguments, stdin=stdin, **server)
 
     assert f"created: {name}" in penstock("topics", "create", name, "--keep", "2").stdout
     assert f"queue {name}_bob" in penstock("topics", "subscribe", name, "bob", "--ttl", "5m").stdout

@@ -16,6 +16,7 @@ import pytest
 
 from penstock.streams.partitioner import partition_of
 from penstock.testing import TemporaryDatabases
+from tests.command_line import penstock
 from tests.http.http_server import Served, serving
 from tests.http.live_calls import follow
 from tests.http.stream_requests import append, append_lines, create, outcomes
@@ -435,19 +436,14 @@ def test_a_server_that_is_told_to_stop_ends_its_followers(databases: TemporaryDa
 
 
 def test_roles_and_names_hold(url: str) -> None:
-    import os
-    import subprocess
-    import sys
-
-    env = {**os.environ, "PENSTOCK_DATABASE_URL": url, "PENSTOCK_USER_PASSWORD": "pw-of-the-tests"}
     for name, role, types in (
         ("reads", "read", []),
         ("adds", "enqueue", []),
         ("works", "work", []),
         ("other", "admin", ["-t", "else"]),
     ):
-        command = [sys.executable, "-m", "penstock", "users", "add", name, "--role", role, *types]
-        subprocess.run(command, env=env, check=True, capture_output=True)
+        added = penstock(url, "users", "add", name, "--role", role, *types, PENSTOCK_USER_PASSWORD="pw-of-the-tests")
+        assert added.returncode == 0, added.stderr
     with serving(url) as served, served.client() as admin:
         stream = create(admin)
         admin.post("/v1/topics", json={"name": stream})

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -17,6 +14,7 @@ from pydantic import BaseModel, SecretStr
 
 from penstock import Backoff, InvalidInput, Job, NotFound, Penstock, RateLimit, Retention
 from penstock.testing import TemporaryDatabases
+from tests.command_line import penstock
 
 Sql: TypeAlias = "asyncpg.Connection[Any]"
 
@@ -138,9 +136,7 @@ def test_the_command_declares_at_deploy(url: str, tmp_path: Path) -> None:
     (tmp_path / "shop.py").write_text(
         "from penstock import Penstock\napp = Penstock()\napp.job_type('invoice')\napp.stream('orders')\napp.topic('sales')\n"
     )
-    environment = {**os.environ, "PENSTOCK_DATABASE_URL": url}
-    command = [sys.executable, "-m", "penstock", "declare", "shop:app", "--json"]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    done = penstock(url, "declare", "shop:app", "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == ["topic sales", "job invoice", "stream orders"]
 

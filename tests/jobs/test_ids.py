@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from typing import Any
 
 import asyncpg
 
 from penstock import Event, Job, Penstock
 from penstock.testing import running_worker
+from tests.command_line import penstock
 from tests.waiting import eventually
 
 
@@ -41,8 +40,6 @@ async def test_all_ids_of_a_process_begin_alike(url: str, sql: asyncpg.Connectio
 
 def test_types_are_listed_by_both_commands() -> None:
     for arguments in (["types", "--help"], ["types", "list", "--help"]):
-        done = subprocess.run(
-            [sys.executable, "-m", "penstock", *arguments], capture_output=True, text=True, timeout=60, check=False
-        )
+        done = penstock("", *arguments)
         assert done.returncode == 0, done.stderr
         assert "list" in done.stdout and "--json" in done.stdout

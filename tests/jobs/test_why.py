@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import re
-import subprocess
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import timedelta
@@ -20,6 +17,7 @@ import pytest
 from penstock import Backoff, Event, Job, NewJob, NotFound, OnFailure, Penstock, RateLimit, Why
 from penstock.core.encryption import Keyring, new_key
 from penstock.testing import consumed, running_worker
+from tests.command_line import penstock
 from tests.waiting import eventually
 
 Sql: TypeAlias = "asyncpg.Connection[Any]"
@@ -192,14 +190,7 @@ async def has(app: Penstock, id: Any, reason: str) -> bool:
 
 
 def command(url: str, *arguments: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", "penstock", *arguments],
-        env={**os.environ, "PENSTOCK_DATABASE_URL": url, "COLUMNS": "400"},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    done = penstock(url, *arguments, COLUMNS="400")
     assert done.returncode == 0, done.stderr
     return done.stdout
 

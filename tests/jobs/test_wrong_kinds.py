@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import subprocess
-import sys
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, TypeAlias
@@ -14,6 +12,7 @@ import asyncpg
 import pytest
 
 from penstock import EnqueueOutcome, InvalidInput, NewJob, Penstock, RateLimit
+from tests.command_line import penstock
 
 Sql: TypeAlias = "asyncpg.Connection[Any]"
 
@@ -161,6 +160,5 @@ async def test_a_claim_of_pools_alone_is_refused_with_a_hint(app: Penstock, sql:
 @pytest.mark.parametrize("arguments", [("--json", "show", "work"), ("show", "work", "--json")])
 async def test_json_is_asked_for_before_or_behind_the_command(app: Penstock, url: str, arguments: tuple[str, ...]) -> None:
     await app.pool("work").declare()
-    command = [sys.executable, "-m", "penstock", "pools", *arguments]
-    ended = subprocess.run(command, env={"PENSTOCK_DATABASE_URL": url}, capture_output=True, text=True, check=True)
+    ended = penstock(url, "pools", *arguments)
     assert [worker["slots"] for worker in json.loads(ended.stdout)] == [list(range(256))]

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Sequence
 from datetime import timedelta
@@ -16,6 +14,7 @@ import pytest
 from penstock import Job, NotFound, Penstock
 from penstock.groups import membership
 from penstock.groups.assignors import Candidate
+from tests.command_line import penstock
 from tests.waiting import eventually
 from tests.workers import Workers
 
@@ -123,8 +122,7 @@ async def test_the_command_line_lists_and_releases_quarantined_keys(
     async def handle(job: Job[int]) -> None: ...
 
     def call(*arguments: str) -> Any:
-        command = [sys.executable, "-m", "penstock", "pools", *arguments, "--json"]
-        ended = subprocess.run(command, env={"PENSTOCK_DATABASE_URL": url}, capture_output=True, text=True, check=False)
+        ended = penstock(url, "pools", *arguments, "--json")
         assert ended.returncode == 0, ended.stderr
         return json.loads(ended.stdout)
 

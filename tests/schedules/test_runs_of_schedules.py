@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from datetime import timedelta
 from typing import Any, TypeAlias
 
@@ -16,6 +13,7 @@ from penstock import Backoff, Conflict, InvalidInput, Job, NotFound, Penstock, T
 from penstock.jobs import type_queries
 from penstock.schedules.schedule import ScheduleRecord
 from penstock.testing import run_due_jobs, running_worker
+from tests.command_line import penstock
 from tests.waiting import eventually
 
 Sql: TypeAlias = "asyncpg.Connection[Any]"
@@ -232,13 +230,6 @@ async def test_sql_says_what_is_wrong(sql: Sql, call: str, message: str) -> None
     with pytest.raises(asyncpg.PostgresError, match=message) as error:
         await sql.execute(f"select penstock.{call} from penstock.schedules as due")
     assert error.value.sqlstate.startswith("PS4") and error.value.hint  # type: ignore[attr-defined]
-
-
-def penstock(url: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PENSTOCK_DATABASE_URL": url, "NO_COLOR": "1", "COLUMNS": "200"}
-    return subprocess.run(
-        [sys.executable, "-m", "penstock", *arguments], env=environment, capture_output=True, text=True, timeout=60, check=False
-    )
 
 
 async def test_the_command_line_shows_schedules_and_drops_them(app: Penstock, url: str, sql: Sql) -> None:

@@ -1,0 +1,79 @@
+"""Runs commands of `penstock` in forks of itself, which spares each command its imports.
+
+    python -m tests.command_server SOCKET
+
+A connection sends one command as a line of JSON (`arguments`, `environment`, `cwd`, and the `files` that it reads from and writes
+to), and receives its exit code. A command whose connection ends is killed. The server ends when its standard input ends.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import runpy
+import select
+import signal
+import socket
+import sys
+import threading
+from typing import Any
+
+# Not the commands themselves: they look at the environment when they are imported.
+IMPORTED = ("asyncpg", "pydantic_settings", "structlog", "typer", "typer.rich_utils", "rich.table", "penstock.app", "uvloop")
+
+
+def serve(path: str) -> list[str]:
+    """Serve until standard input ends. Returns in the processes of commands, with the arguments of the command."""
+    for name in IMPORTED:
+        importlib.import_module(name)
+    listening = socket.socket(socket.AF_UNIX)
+    listening.bind(path)
+    listening.listen(64)
+    # The processes that serve connections are not waited for.
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    print("ready", flush=True)
+    while sys.stdin.fileno() not in (ready := select.select([listening, sys.stdin], [], [])[0]):
+        assert ready
+        connection, _ = listening.accept()
+        if os.fork() == 0:
+            listening.close()
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            with connection, connection.makefile() as lines:
+                request = json.loads(lines.readline())
+                if (command := os.fork()) != 0:
+                    connection.sendall(str(_exit_code(command, connection)).encode())
+                    os._exit(0)
+            return _become(request)
+        connection.close()
+    sys.exit()
+
+
+def _exit_code(command: int, connection: socket.socket) -> int:
+    """Wait for a command; kill it when the connection ends before."""
+
+    def watch() -> None:
+        connection.recv(1)
+        os.kill(command, signal.SIGKILL)
+
+    threading.Thread(target=watch, daemon=True).start()
+    return os.waitstatus_to_exitcode(os.waitpid(command, 0)[1])
+
+
+def _become(request: dict[str, Any]) -> list[str]:
+    """Take over what a process of its own would have from its start."""
+    for number, file in enumerate(request["files"]):
+        opened = os.open(file, os.O_RDONLY if number == 0 else os.O_WRONLY | os.O_CREAT)
+        os.dup2(opened, number)
+        os.close(opened)
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    os.chdir(request["cwd"])
+    sys.path[0] = request["cwd"]
+    arguments: list[str] = request["arguments"]
+    return arguments
+
+
+if __name__ == "__main__":
+    sys.argv[1:] = serve(sys.argv[1])
+    runpy.run_module("penstock", run_name="__main__", alter_sys=True)
