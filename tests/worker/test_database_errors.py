@@ -55,6 +55,31 @@ async def test_what_may_lie_in_the_call_is_not_repeated_for_ever(app: Penstock) 
         await asyncio.wait_for(database.fetch("insert into twice values (1)", retry=True), 60)
 
 
+async def test_a_worker_starts_whose_connection_is_lost_while_it_registers(app: Penstock, sql: asyncpg.Connection[Any]) -> None:
+    @app.job
+    async def ship(number: int) -> None: ...
+
+    await sql.execute(
+        """
+        create schema losing;
+        create sequence losing.registrations;
+        create function losing.lose() returns trigger language plpgsql as $$
+        begin
+            if nextval('losing.registrations') <= 2 then
+                perform pg_terminate_backend(pg_backend_pid());
+                perform pg_sleep(600);
+            end if;
+            return new;
+        end
+        $$;
+        create trigger losing before insert on penstock.workers for each row execute function losing.lose();
+        """
+    )
+    async with running_worker(app):
+        assert (await app.wait((await ship.enqueue(1)).id)).status == Status.SUCCEEDED
+        assert [worker.state for worker in await app.workers()] == ["running"]
+
+
 async def test_a_worker_outlives_a_server_that_turns_read_only(url: str, sql: asyncpg.Connection[Any]) -> None:
     async with Penstock(url, settings=Settings(heartbeat_interval=0.2, poll_interval=0.1)) as app:
 

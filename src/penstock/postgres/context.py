@@ -8,17 +8,22 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
 
 from penstock.core.blocking import BackgroundLoop, without_loop
 from penstock.core.encryption import Keyring
 from penstock.core.hooks import Hooks
+from penstock.core.logs import get_logger
+from penstock.errors import DatabaseUnavailable
 from penstock.postgres import migrate
 from penstock.postgres.database import Database
 from penstock.postgres.embedded import EmbeddedServer
 from penstock.settings import Settings
 
+log = get_logger("penstock.database")
+_LOOK_AGAIN_S = 0.1
 _Place = tuple[int, asyncio.AbstractEventLoop]
 
 
@@ -73,19 +78,33 @@ class Context:
             if place in self._databases:
                 return
             database = Database(await self.start_server(), self.settings)
+            until = time.monotonic() + timeout.total_seconds()
             try:
                 await database.open()
-                await database.answering(timeout)
-                if self.settings.database_url is None:
-                    await migrate.migrate(database)
-                else:
-                    await migrate.check(database)
-                self._databases[place] = database
-                await self._opened()
+                while True:
+                    await database.answering(timedelta(seconds=max(until - time.monotonic(), 0)))
+                    try:
+                        await self._begin(database, place)
+                        break
+                    except DatabaseUnavailable as error:
+                        # It answered, and was lost again, as when it is being started or stopped at this moment.
+                        if time.monotonic() >= until:
+                            raise
+                        log.warning("database_awaited", error=error, left_s=round(until - time.monotonic()))
+                        await asyncio.sleep(_LOOK_AGAIN_S)
             except BaseException:
                 self._databases.pop(place, None)
                 await database.close()
                 raise
+
+    async def _begin(self, database: Database, place: _Place) -> None:
+        """Check the schema (embedded: migrate it), and declare."""
+        if self.settings.database_url is None:
+            await migrate.migrate(database)
+        else:
+            await migrate.check(database)
+        self._databases[place] = database
+        await self._opened()
 
     async def close(self) -> None:
         """Close the connections of this loop, and with the last ones leave the embedded server."""

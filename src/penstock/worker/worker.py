@@ -302,8 +302,9 @@ class Worker:
                 worked.refresh(await type_queries.declare_job_type(self._database, worked.name, options, retry=True))
         for pool in self.pools:
             await pool.join()
-        await self._registration.register()
-        await self._heartbeat.refresh()
+        # Whether a registration that was lost with its connection has been made is not known: the next one has another id.
+        await self._database.retrying(self._registration.register)
+        await self._database.retrying(self._heartbeat.refresh)
         log.info("worker_started", worker=self.id, types=sorted(self.work.types), pools=[pool.name for pool in self.pools])
         for consumer in self.work.consumers:
             await consumer.declare()
