@@ -262,4 +262,4 @@ begin
     end if;
 end
 $$;
-comment on function penstock.note_large(text) is 'Part of enqueue and publish: notes that a job type, or a topic, has payloads that a claim has to weigh.';
+comment on function penstock.note_large(text) is 'Part of the calls that enqueue and publish: notes that a job type, or a topic, has payloads that a claim has to weigh.';

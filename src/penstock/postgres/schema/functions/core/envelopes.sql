@@ -42,7 +42,7 @@ as $$
     select coalesce(penstock.key_of_envelope(coalesce(penstock.payload(p_message), p_data)) = any (coalesce(p_keys, '{}')), true)
 $$;
 comment on function penstock.has_key_for(jsonb, bigint, text[]) is
-    'Part of claim and claim_keys, of types that may have encrypted documents: whether a worker with these keys can read a job.';
+    'Part of the claims, and of what looks for jobs that run alone, for types that may have encrypted documents: whether a worker with these keys can read a job.';
 
 create or replace function penstock.refuse_plain(p_what text, p_data jsonb[])
 returns void
@@ -101,7 +101,7 @@ begin
 end
 $$;
 comment on function penstock.refuse_plain_events(penstock.streams, json[], bytea[]) is
-    'Part of append: raises PS400 for the first event of an encrypted stream whose payload is not encrypted.';
+    'Part of the appends and of what stages events: raises PS400 for the first event of an encrypted stream whose payload is not encrypted.';
 
 create or replace function penstock.kept_reason(p_stream penstock.streams, p_error text)
 returns text
@@ -271,7 +271,7 @@ as $$
     left join penstock.jobs as type on type.name = job.name
 $$;
 comment on function penstock.sealed_details(uuid[], jsonb[]) is
-    'Part of settle: the details of these jobs, without what may not be stored of those of encrypted types.';
+    'Part of settle, finish and report_progress: the details of these jobs, without what may not be stored of those of encrypted types.';
 
 create or replace function penstock.check_staged_job()
 returns trigger

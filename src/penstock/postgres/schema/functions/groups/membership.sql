@@ -119,7 +119,7 @@ begin
     end if;
 end
 $$;
-comment on function penstock.remove_members(text, text[]) is 'Part of join, leave and evict: removes members of a locked group and sets their slots free.';
+comment on function penstock.remove_members(text, text[]) is 'Part of join_group, leave_group and evict: removes members of a locked group and sets their slots free.';
 
 create or replace function penstock.leave_group(p_group text, p_member text, p_session uuid default null)
 returns boolean

@@ -117,7 +117,7 @@ begin
 end
 $$;
 comment on function penstock.revoke_slots(text, text, integer[], jsonb) is
-    'Part of release, leave and evict: ends the work of the member in these slots (null: in all its slots), sets them free and notifies the members that are to take them.';
+    'Part of release and remove_members: ends the work of the member in these slots (null: in all its slots), sets them free and notifies the members that are to take them.';
 
 create or replace function penstock.take(p_group text, p_member text, p_session uuid, p_slots integer[])
 returns table (slot integer, epoch bigint)

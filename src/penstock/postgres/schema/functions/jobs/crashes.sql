@@ -97,7 +97,7 @@ as $$
     limit 1
 $$;
 comment on function penstock.next_alone(text[], integer[], text[]) is
-    'Which job of these types (of a pool: in these slots) waits to run alone and comes first, those of paused types left out; null: none. While it stays the same, no worker gets on. p_keys: as in claim.';
+    'Which job of these types (of a pool: in these slots) waits to run alone and comes first, those of paused types left out; null: none. While it stays the same, no worker proceeds. p_keys: as in claim.';
 
 create or replace function penstock.isolate(p_worker text, p_begin boolean)
 returns boolean

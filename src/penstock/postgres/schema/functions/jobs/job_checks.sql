@@ -120,7 +120,7 @@ begin
 end
 $$;
 comment on function penstock.check_jobs(text, jsonb[], uuid[], text[], smallint[], text[], timestamptz) is
-    'Part of enqueue_many: raises PS400 or PS413 for the first job of a batch that cannot be enqueued.';
+    'Part of enqueue_many, commit_staged and the changes of standing jobs: raises PS400 or PS413 for the first job of a batch that cannot be enqueued.';
 
 create or replace function penstock.own_options()
 returns text[]

@@ -33,7 +33,7 @@ begin
 end
 $$;
 comment on function penstock.note_starts(text, text, integer, interval, timestamptz) is
-    'Part of claim and claim_keys: counts the jobs that they started toward the rate limit of the type (p_key empty), or of a key of a pool. p_period: of the limit.';
+    'Part of claim, claim_keys and claim_alone: counts the jobs that they started toward the rate limit of the type (p_key empty), or of a key of a pool. p_period: of the limit.';
 
 create or replace function penstock.lock_limits(p_names text[])
 returns void
@@ -56,7 +56,7 @@ begin
 end
 $$;
 comment on function penstock.lock_limits(text[]) is
-    'Part of claim: locks those of the types that have a limit until the claim commits. Count and read the clock after it.';
+    'Part of claim, claim_keys and claim_alone: locks those of the types that have a limit until the claim commits. Count and read the clock after it.';
 
 create or replace function penstock.admit(job_type penstock.jobs, p_limit integer, p_moment timestamptz)
 returns integer
@@ -79,4 +79,4 @@ begin
 end
 $$;
 comment on function penstock.admit(penstock.jobs, integer, timestamptz) is
-    'Part of claim: how many jobs the concurrency and the rate limit of a type admit now, p_limit at most. Call lock_limits before.';
+    'Part of claim, claim_keys, claim_alone and wait_for_places: how many jobs the concurrency and the rate limit of a type admit now, p_limit at most. A claim calls lock_limits before.';

@@ -10,7 +10,7 @@ begin
     return found;
 end
 $$;
-comment on function penstock.try_maintenance(text) is 'Part of maintenance: whether this transaction may do the work; until it ends, no other one may.';
+comment on function penstock.try_maintenance(text) is 'Part of recover and maintain_topics: whether this transaction may do the work; until it ends, no other one may.';
 
 create or replace function penstock.promote(p_limit integer default 1000)
 returns table (promoted integer, next_due timestamptz)
@@ -158,7 +158,7 @@ begin
 end
 $$;
 comment on function penstock.recover_leases(bigint[], jsonb, timestamptz) is
-    'Part of recover: ends the attempts of leases as lost, to be retried at once from their place in the queue.';
+    'Part of recover and unregister_worker: ends the attempts of leases as lost, to be retried at once from their place in the queue.';
 
 create or replace function penstock.recover(p_limit integer default 100)
 returns integer

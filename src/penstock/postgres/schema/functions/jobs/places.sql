@@ -25,7 +25,7 @@ begin
 end
 $$;
 comment on function penstock.fair_places(text, text, integer) is
-    'Part of claim and claim_keys, under the lock of the type: how many of its free places a worker may take, since others wait longer.';
+    'Part of claim and claim_keys, under the lock of the type, and of wait_for_places: how many of its free places a worker may take, since others wait longer.';
 
 create or replace function penstock.pass_on_places(
     p_name text, p_worker text, p_places integer, p_granted integer, p_claimed integer, p_wanted integer
@@ -122,7 +122,7 @@ as $$
         and places.gone >= least(places.counted, places.counted - job_type.rate_limit + 1 + p_ahead)
 $$;
 comment on function penstock.next_place(penstock.jobs, integer, timestamptz) is
-    'Part of wait_for_places: seconds until the rate limit of a type admits one job more than p_ahead; null: it admits one now.';
+    'Part of wait_for_places and why: seconds until the rate limit of a type admits one job more than p_ahead; null: it admits one now.';
 
 create or replace function penstock.has_ready(p_name text, p_worker text, p_watermarks jsonb, p_moment timestamptz)
 returns boolean

@@ -31,7 +31,7 @@ begin
         and leases.open_jobs <= settled.jobs;
 end
 $$;
-comment on function penstock.close_leases(bigint[], integer[]) is 'Part of settle: takes settled jobs off their leases; a lease without jobs goes.';
+comment on function penstock.close_leases(bigint[], integer[]) is 'Part of settle, confirm_finished, extend and recover: takes jobs that are settled, or have another lease, off their leases, and deletes a lease without jobs.';
 
 create or replace function penstock.requeue(p_ids uuid[], p_moment timestamptz)
 returns void
@@ -337,4 +337,4 @@ begin
 end
 $$;
 comment on function penstock.end_attempts(uuid[], smallint[], bigint[], text[], jsonb[], interval[], timestamptz) is
-    'Part of settle and recover: ends attempts that did not succeed. A released job with a detail had been started, which an at_most_once job may be only once: it fails.';
+    'Part of settle, recover, release_unknown, quarantine and end_slots: ends attempts that did not succeed. A released job with a detail had been started, which an at_most_once job may be only once: it fails.';

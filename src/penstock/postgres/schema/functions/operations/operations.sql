@@ -123,7 +123,7 @@ begin
 end
 $$;
 comment on function penstock.preview_operation(text, jsonb, integer) is
-    'How many jobs an operation would look at now, at most p_limit (whole: there are no more), and up to ten of them. It changes nothing. Kinds and filters: see start_operation.';
+    'How many jobs match an operation now, at most p_limit (whole: there are no more), and up to ten of them. It changes nothing. Kinds and filters: see start_operation.';
 
 create or replace function penstock.start_operation(p_kind text, p_filter jsonb, p_id uuid default null)
 returns penstock.operations

@@ -113,7 +113,7 @@ begin
 end
 $$;
 comment on function penstock.slots_for(text, text[], smallint[]) is
-    'Part of enqueue: the slots of these keys when the job type is a pool, otherwise null. PS400 when a job has no key or a priority.';
+    'Part of enqueue_many, claim_keys and the changes of standing jobs: the slots of these keys when the job type is a pool, otherwise null. PS400 when a job has no key or a priority.';
 
 create or replace function penstock.adopt_unplaced(p_name text)
 returns integer

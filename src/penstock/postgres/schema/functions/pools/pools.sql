@@ -146,7 +146,7 @@ begin
 end
 $$;
 comment on function penstock.declare_pool(text, jsonb, jsonb) is
-    'What an application does at start: creates the pool, its job type and its group, or changes them when the declaration differs from the last one. A plain job type of that name stays what it is: PS409. Options: slots (when it is new), assignor, on_retry, key_concurrency, key_rate_limit, key_rate_period, weights ({"key": 3}).';
+    'What an application does at start: creates the pool, its job type and its group, or changes them when the declaration differs from the last one. A plain job type of that name stays what it is: PS409. Options: slots (when it is new), assignor, on_retry, key_concurrency, key_rate_limit, key_rate_period, key_max_waiting, weights ({"key": 3}).';
 
 create or replace function penstock.convert_to_pool(p_name text, p_options jsonb default '{}', p_type_options jsonb default '{}')
 returns penstock.pools

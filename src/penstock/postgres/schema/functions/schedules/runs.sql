@@ -84,7 +84,7 @@ begin
 end
 $$;
 comment on function penstock.note_ended_runs(text[]) is
-    'Part of note_schedules and enqueue_run: copies what became of archived runs to their schedules, where it outlives the archive.';
+    'Part of note_schedules, enqueue_run and run_schedule: copies what became of archived runs to their schedules, where it outlives the archive.';
 
 create or replace function penstock.note_run(
     p_name text, p_worker text, p_at timestamptz, p_started_at timestamptz, p_finished_at timestamptz, p_error jsonb
@@ -152,7 +152,7 @@ begin
 end
 $$;
 comment on function penstock.take_schedule(text, text, interval) is
-    'Takes a schedule that runs in place and is due, or of which a run was requested, for a while: no other worker runs it until end_schedule, or until the while is over (see extend_schedule). due_at: the time for which it runs, or will; requested: it runs for now_at instead, and stays due at due_at.';
+    'Takes a schedule that runs in place and is due, or of which a run was requested, for the time p_for: no other worker runs it until end_schedule, or until that time is over (see extend_schedule). due_at: the time for which it runs, or will; requested: it runs for now_at instead, and stays due at due_at.';
 
 create or replace function penstock.extend_schedule(p_name text, p_worker text, p_due_at timestamptz, p_for interval)
 returns boolean

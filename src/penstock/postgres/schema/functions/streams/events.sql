@@ -89,7 +89,7 @@ begin
 end
 $$;
 comment on function penstock.check_events(penstock.streams, json[], bytea[], text[], json[], timestamptz[]) is
-    'Part of append: raises PS400 or PS413 unless the arrays fit each other and the stream. Returns the number of events.';
+    'Part of the appends and of check_chunk: raises PS400 or PS413 unless the arrays fit each other and the stream. Returns the number of events.';
 
 create or replace function penstock.parse_events(
     p_stream text, p_events jsonb, out data json[], out bytes bytea[], out keys text[], out headers json[], out times timestamptz[]
@@ -126,7 +126,7 @@ begin
 end
 $$;
 comment on function penstock.parse_events(text, jsonb) is
-    'Part of append_json: events as arrays. Those of keys, headers and times are null when no event has any; of data and bytes the one that is not the format of the stream is null. Raises PS400.';
+    'Part of append_json and append_each_json: events as arrays. Those of keys, headers and times are null when no event has any; of data and bytes the one that is not the format of the stream is null. Raises PS400.';
 
 create or replace function penstock.append_json(p_stream text, p_events jsonb)
 returns table (partition integer, first_offset bigint, events integer)

@@ -33,7 +33,7 @@ begin
 end
 $$;
 comment on function penstock.move_to_segment(integer, text, bigint, integer[]) is
-    'Part of roll_segment: what is appended to these partitions (null: to all), which the caller has locked, goes to this segment from now on. A segment that no partition is in any more is closed. Returns how many moved.';
+    'Part of roll_segment, maintain_stream, end_load and commit_staged_events: what is appended to these partitions (null: to all), which the caller has locked, goes to this segment from now on. A segment that no partition is in any more is closed. Returns how many moved.';
 
 create or replace function penstock.roll_segment(p_stream text)
 returns bigint

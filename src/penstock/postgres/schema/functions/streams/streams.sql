@@ -92,7 +92,7 @@ begin
     return segment;
 end
 $$;
-comment on function penstock.open_segment(integer) is 'Part of create_stream and roll_segment: a new segment, not yet written to. Returns its number.';
+comment on function penstock.open_segment(integer) is 'Part of create_stream, roll_segment and try_to_roll: a new segment, not yet written to. Returns its number.';
 
 create or replace function penstock.create_stream(p_name text, p_partitions integer default 16, p_options jsonb default '{}')
 returns penstock.streams

@@ -158,7 +158,7 @@ begin
 end
 $$;
 comment on function penstock.late_messages(text, text, bigint, bigint, integer) is
-    'The messages up to p_since that were handed out to a subscriber after p_last, the one that it saw last: late ones, put off or tried again, perhaps lost on the way. No row when that cannot be told.';
+    'The messages up to p_since that were handed out to a subscriber after p_last, the one that it saw last: late ones, deferred or retried, perhaps lost on the way. No row when that cannot be told.';
 
 create or replace function penstock.unfinished_copies(p_id uuid)
 returns boolean

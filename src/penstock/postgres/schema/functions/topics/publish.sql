@@ -55,7 +55,7 @@ begin
     end if;
 end
 $$;
-comment on function penstock.check_message(text, jsonb, text) is 'Part of publish: raises PS400 or PS413 for a message that cannot be published.';
+comment on function penstock.check_message(text, jsonb, text) is 'Part of publish and publish_many: raises PS400 or PS413 for a message that cannot be published.';
 
 create or replace function penstock.insert_copies(
     p_topic text, p_data jsonb, p_first uuid, p_number bigint, p_moment timestamptz, p_run_after timestamptz, p_expires_at timestamptz
@@ -191,7 +191,7 @@ as $$
     -- One more than there is work for, since it may have died; in a queue that subscribers share each brings more.
     where waiting.place <= 2
 $$;
-comment on function penstock.idle_subscribers(text) is 'Part of publish: the channels of workers that wait for copies of a topic, two for each queue.';
+comment on function penstock.idle_subscribers(text) is 'Part of publish, publish_many and subscribe_many: the channels of workers that wait for copies of a topic, two for each queue.';
 
 create or replace function penstock.write_message(
     p_topic text, p_seq bigint, p_moment timestamptz, p_id uuid, p_data jsonb, p_unique_key text, p_run_after timestamptz,
@@ -224,7 +224,7 @@ begin
 end
 $$;
 comment on function penstock.write_message(text, bigint, timestamptz, uuid, jsonb, text, timestamptz, timestamptz) is
-    'Part of publish: writes a message and its copies, for a caller who holds the topic.';
+    'Part of publish and publish_many: writes a message and its copies, for a caller who holds the topic.';
 
 create or replace function penstock.publish(
     p_topic text,

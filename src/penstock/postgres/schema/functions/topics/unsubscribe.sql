@@ -9,7 +9,7 @@ begin
     perform penstock.wake('{penstock_topics}', p_topic);
 end
 $$;
-comment on function penstock.list_changed(text) is 'Part of subscribe and unsubscribe: tells those who hold a copy of the list of subscribers.';
+comment on function penstock.list_changed(text) is 'Part of subscribe_many, unsubscribe_many and end_expired: a new generation of the list of subscribers, of which processes with a copy of the list are notified.';
 
 create or replace function penstock.has_lapsed(p_expires_at timestamptz, p_ttl interval, p_moment timestamptz)
 returns boolean
@@ -56,7 +56,7 @@ begin
 end
 $$;
 comment on function penstock.end_expired(text, timestamptz) is
-    'Part of publish, subscribe and maintain_topics: ends the subscriptions of a topic, whose row the caller holds, that were not renewed in time.';
+    'Part of publish, publish_many, subscribe_many and maintain_topics: ends the subscriptions of a topic, whose row the caller holds, that were not renewed in time.';
 
 create or replace function penstock.unsubscribe_many(p_topic text, p_client_ids text[], p_drop boolean default false)
 returns integer

@@ -34,7 +34,7 @@ begin
 end
 $$;
 comment on function penstock.register_worker(text, text[], text, integer, integer, interval, jsonb) is
-    'Announces a worker. From now on it must call heartbeat, or its jobs are recovered p_dead_after its last one. A client that claims without registering keeps its jobs for the visibility timeout.';
+    'Announces a worker. From now on it must call heartbeat or keep_alive: its jobs are recovered when it has been silent for p_dead_after, and for half of that after another process first noticed. A client that claims without registering keeps its jobs for the visibility timeout.';
 
 create or replace function penstock.heartbeat(
     p_id text,
