@@ -9,23 +9,23 @@ import asyncio
 import importlib
 import sys
 import traceback
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Self, TypeVar, overload
+from typing import Any, Self
 from uuid import UUID
 
 from pydantic import SecretStr
 
 from penstock.core.checks import LONGEST_SPAN, check_many, check_real, check_span, check_text, storable_text
-from penstock.core.hooks import Lifespan, Middleware
 from penstock.core.logs import get_logger
 from penstock.core.serialization import Codec
 from penstock.errors import Conflict, InvalidInput, JobFailed, NotFound, PenstockError
 from penstock.history import lake
 from penstock.jobs import opening, type_queries, worker_queries
 from penstock.jobs.administration import JobAdministration
+from penstock.jobs.hook_declarations import HookDeclarations
 from penstock.jobs.job_type import JobType
 from penstock.jobs.records import HandlerRecord, JobRecord, Status, parse_id
 from penstock.jobs.scaling import ScaleAdvice, advise
@@ -45,17 +45,24 @@ from penstock.streams.consumer.declared import DeclaredConsumer
 from penstock.sync import SyncPenstock
 from penstock.topics import queries as topics
 from penstock.topics.administration import TopicAdministration
-from penstock.topics.topic import renew_subscriptions, subscription_of
-from penstock.worker import Work, Worker, fleets, stop_on
-from penstock.worker.fleets import FleetRecord, WorkerRecord
-from penstock.worker.leader import LeaderRecord, LeaderTask, leaders
+from penstock.topics.subscription import renew_subscriptions, subscription_of
+from penstock.worker import Work, Worker, stop_on
+from penstock.worker.administration import WorkerAdministration
+from penstock.worker.leader import LeaderTask
 from penstock.worker.pulling import PullingWorker
 
 log = get_logger("penstock")
-S = TypeVar("S")
 
 
-class Penstock(JobAdministration, PoolAdministration, TopicAdministration, StreamAdministration, ScheduleAdministration):
+class Penstock(
+    JobAdministration,
+    PoolAdministration,
+    TopicAdministration,
+    StreamAdministration,
+    ScheduleAdministration,
+    WorkerAdministration,
+    HookDeclarations,
+):
     """An application's jobs on one database.
 
         app = Penstock()
@@ -99,156 +106,12 @@ class Penstock(JobAdministration, PoolAdministration, TopicAdministration, Strea
             given["keys"] = tuple(keys)
         chosen = (settings or Settings.read()).model_copy(update=Settings.read(**given).model_dump(include=set(given)))
         super().__init__(Context(chosen, self._declare_all))
-        self.leader_tasks: dict[str, LeaderTask] = {}
         self.make_pulling = PullingWorker
 
     @property
     def settings(self) -> Settings:
         """The settings of this application."""
         return self.context.settings
-
-    # -- around handlers
-
-    def middleware(self, function: Middleware) -> Middleware:
-        """Put a function around each handler: of jobs, batches of events, messages and runs of schedules; `@app.middleware`.
-
-        It is `async def timed(work, call_next)`, where `work` is the `Job`, `Batch` or `Tick`; `await call_next(work)` runs what
-        is inside and returns the result of the handler, or raises its error. What it returns or raises is the outcome: `Retry`,
-        `Fail` and other errors mean what they mean in a handler. The first one is the outermost. Plain handlers run in their
-        threads or processes, inside it. A handler of `Events` takes its batches by itself, without middleware.
-
-        Args:
-            function: The middleware.
-
-        Raises:
-            InvalidInput: It is not an async function of two arguments.
-        """
-        return self.context.hooks.add_middleware(function)
-
-    def lifespan(self, function: Callable[[], AsyncIterator[S]]) -> Lifespan[S]:
-        """Set up what handlers share, such as a client or a model, before a worker's first handler, and clean up after its last.
-
-        It is an async generator that yields once. Handlers get what it yields as a dependency:
-
-            @app.lifespan
-            async def clients() -> AsyncIterator[Clients]:
-                async with httpx.AsyncClient() as http:
-                    yield Clients(http)
-
-            @app.job
-            async def fetch(job: Job[Page], clients: Annotated[Clients, Depends(clients)]) -> None: ...
-
-        Args:
-            function: The generator.
-
-        Raises:
-            InvalidInput: It is not an async generator without parameters.
-        """
-        return self.context.hooks.add_lifespan(function)
-
-    def on_startup(self, function: Callable[[], S]) -> Callable[[], S]:
-        """Call a function in each worker before it claims, after the lifespans have begun: `@app.on_startup`.
-
-        Functions are called in their order, plain ones in a thread. When one raises an error, the worker ends with it.
-
-        Args:
-            function: The function, plain or async, without parameters.
-
-        Raises:
-            InvalidInput: It takes arguments, or is a generator: what has to be cleaned up is a lifespan.
-        """
-        return self.context.hooks.add_startup(function)
-
-    @overload
-    def on_leader(self, function: Callable[..., Awaitable[None]], /) -> LeaderTask: ...
-    @overload
-    def on_leader(
-        self, function: None = None, /, *, name: str | None = None, docs_url: str | None = None, owner: str | None = None
-    ) -> Callable[[Callable[..., Awaitable[None]]], LeaderTask]: ...
-    def on_leader(
-        self,
-        function: Callable[..., Awaitable[None]] | None = None,
-        /,
-        *,
-        name: str | None = None,
-        docs_url: str | None = None,
-        owner: str | None = None,
-    ) -> Any:
-        """Declare a task that one worker of all runs, as long as it lives: `@app.on_leader`.
-
-            @app.on_leader
-            async def follow_prices(leader: Leader) -> None:
-                while True:
-                    await asyncio.sleep(1)
-
-        When the leader dies or is suspended, another worker takes over within `Settings.dead_after` and a half (15 s by default);
-        when it stops, at once. The task of a suspended leader that continues is cancelled, and `leader.check(connection)` refuses
-        what it was about to write. A task that raises an error starts again after a pause that grows from 1 s to a minute. A task
-        that returns has ended until another worker leads.
-
-        Args:
-            function: Async function of a `Leader`, or without arguments.
-            name: Name of the task; None: the function's name with dashes.
-            docs_url: Address of its documentation, for people: `https://...`.
-            owner: Who answers for it: a team, an address.
-
-        Raises:
-            InvalidInput: The function cannot be a task, or the name is declared already.
-        """
-
-        def declare(function: Callable[..., Awaitable[None]]) -> LeaderTask:
-            task = LeaderTask(name or getattr(function, "__name__", "").replace("_", "-"), function, docs_url, owner)
-            if task.name in self.leader_tasks:
-                raise InvalidInput(f"task {task.name} is declared twice", hint="Give each a name of its own.")
-            self.leader_tasks[task.name] = task
-            return task
-
-        return declare if function is None else declare(function)
-
-    async def leaders(self) -> list[LeaderRecord]:
-        """The tasks of the leader in the database, by name: which worker leads, since when, and what became of the task."""
-        return await leaders(await self.database())
-
-    async def workers(self) -> list[WorkerRecord]:
-        """All workers: where they run, what they work on, and whether they live."""
-        return await fleets.workers(await self.database())
-
-    async def drain_worker(self, id: str) -> str:
-        """Let one worker of a fleet finish what it runs, and end.
-
-        Args:
-            id: Id of the worker, as `workers` lists it.
-
-        Returns:
-            The name of its fleet.
-
-        Raises:
-            NotFound: There is no such worker.
-            Conflict: It is of no fleet: its process ends in an orderly way by SIGTERM.
-        """
-        check_text("id", id)
-        return await fleets.drain_worker(await self.database(), id)
-
-    async def fleets(self) -> list[FleetRecord]:
-        """All fleets of workers on Spark, and how many of their workers are present."""
-        return await fleets.fleets(await self.database())
-
-    async def drain_fleet(self, name: str) -> None:
-        """Let the workers of a fleet finish what they run, and end.
-
-        Args:
-            name: Name of the fleet.
-
-        Raises:
-            NotFound: There is no such fleet.
-        """
-        check_text("name", name)
-        await fleets.drain(await self.database(), name)
-
-    @property
-    def dependency_overrides(self) -> dict[Callable[..., Any], Callable[..., Any]]:
-        """Functions that stand in for dependencies, as in `app.dependency_overrides[get_session] = fake_session` in a test."""
-        return self.context.hooks.dependency_overrides
 
     # -- opening and closing
 

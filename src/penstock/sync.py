@@ -38,44 +38,6 @@ class SyncPenstock:
         self._of = of
         self._loop = loop
 
-    def leaders(self) -> list[LeaderRecord]:
-        """The tasks of the leader in the database, by name: which worker leads, since when, and what became of the task."""
-        return self._loop.run(self._of.leaders())
-
-    def workers(self) -> list[WorkerRecord]:
-        """All workers: where they run, what they work on, and whether they live."""
-        return self._loop.run(self._of.workers())
-
-    def drain_worker(self, id: str) -> str:
-        """Let one worker of a fleet finish what it runs, and end.
-
-        Args:
-            id: Id of the worker, as `workers` lists it.
-
-        Returns:
-            The name of its fleet.
-
-        Raises:
-            NotFound: There is no such worker.
-            Conflict: It is of no fleet: its process ends in an orderly way by SIGTERM.
-        """
-        return self._loop.run(self._of.drain_worker(id))
-
-    def fleets(self) -> list[FleetRecord]:
-        """All fleets of workers on Spark, and how many of their workers are present."""
-        return self._loop.run(self._of.fleets())
-
-    def drain_fleet(self, name: str) -> None:
-        """Let the workers of a fleet finish what they run, and end.
-
-        Args:
-            name: Name of the fleet.
-
-        Raises:
-            NotFound: There is no such fleet.
-        """
-        self._loop.run(self._of.drain_fleet(name))
-
     def open(self, *, timeout: timedelta = timedelta(0)) -> None:
         """Connect: start the embedded server if no URL is configured, check (embedded: migrate) the schema, and `declare`.
 
@@ -464,3 +426,41 @@ class SyncPenstock:
             Conflict: A running worker declares it.
         """
         self._loop.run(self._of.drop_schedule(name))
+
+    def leaders(self) -> list[LeaderRecord]:
+        """The tasks of the leader in the database, by name: which worker leads, since when, and what became of the task."""
+        return self._loop.run(self._of.leaders())
+
+    def workers(self) -> list[WorkerRecord]:
+        """All workers: where they run, what they work on, and whether they live."""
+        return self._loop.run(self._of.workers())
+
+    def drain_worker(self, id: str) -> str:
+        """Let one worker of a fleet finish what it runs, and end.
+
+        Args:
+            id: Id of the worker, as `workers` lists it.
+
+        Returns:
+            The name of its fleet.
+
+        Raises:
+            NotFound: There is no such worker.
+            Conflict: It is of no fleet: its process ends in an orderly way by SIGTERM.
+        """
+        return self._loop.run(self._of.drain_worker(id))
+
+    def fleets(self) -> list[FleetRecord]:
+        """All fleets of workers on Spark, and how many of their workers are present."""
+        return self._loop.run(self._of.fleets())
+
+    def drain_fleet(self, name: str) -> None:
+        """Let the workers of a fleet finish what they run, and end.
+
+        Args:
+            name: Name of the fleet.
+
+        Raises:
+            NotFound: There is no such fleet.
+        """
+        self._loop.run(self._of.drain_fleet(name))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -18,8 +17,8 @@ from penstock.core.checks import (
     check_span,
     check_text,
 )
-from penstock.core.serialization import Codec, dump_json, load_json
-from penstock.errors import InvalidInput, JobFailed
+from penstock.core.serialization import Codec, dump_json
+from penstock.errors import InvalidInput
 from penstock.groups import queries as ownership
 from penstock.groups import rebalance as balance
 from penstock.groups.assignors import KeyAssign, slot_of
@@ -35,8 +34,8 @@ from penstock.pools import views as pool_views
 from penstock.pools.members import workers_of
 from penstock.pools.models import KeyedJob, KeyState, PausedKey, PoolDetails, PoolMember, QuarantinedKey, StandingState
 from penstock.pools.pull_worker import MakePulling, PoolWorker
-from penstock.pools.sealed_standing import SealedStanding
 from penstock.pools.service import declare
+from penstock.pools.standing_control import StandingControl
 from penstock.pools.sync import SyncPool
 from penstock.pools.worked import WorkedPool
 from penstock.postgres.database import Database
@@ -45,7 +44,6 @@ T = TypeVar("T")
 D = TypeVar("D")
 P = ParamSpec("P")
 StandingFunction = TypeVar("StandingFunction", bound=Callable[[Any], Any])
-_PAGE = 1_000
 
 
 class Pool(Generic[T]):
@@ -70,6 +68,7 @@ class Pool(Generic[T]):
         self._context = type.context
         # Whether it was looked up by its name: then the options here are not those of its declaration.
         self.found = False
+        self._control = StandingControl(type)
         self._standing: Callable[[Any], Any] | None = None
         self._standing_codec: Codec[Any] = Codec(Any, self.name)
 
@@ -164,39 +163,7 @@ class Pool(Generic[T]):
         if timeout is not None:
             check_span("timeout", timeout, zero=True)
         text = self._standing_codec.dump({} if data is None else data)
-        database = await self._declared()
-        if self._sealed.encrypted:
-            present = await pool_views.standing_jobs(database, self.name, key=key)
-            stored = present[0].data if present else None
-            # A payload from before the pool was encrypted is replaced by its envelope.
-            replace = replace or (stored is not None and stored == load_json(text))
-            text = self._sealed.payload(key, text, stored)
-        outcome = await pools.start_standing(database, self.name, key, text, replace=replace)
-        if timeout is None:
-            return outcome
-        pause = 0.01
-        async with asyncio.timeout(timeout.total_seconds()):
-            while not await self._runs(database, key):
-                await asyncio.sleep(pause)
-                pause = min(pause * 1.5, 0.5)
-        return "started" if outcome == "starting" else outcome
-
-    @property
-    def _sealed(self) -> SealedStanding:
-        return SealedStanding(self.name, self._type.sealer())
-
-    async def _runs(self, database: Database, key: str) -> bool:
-        """Whether the start side of a standing job has succeeded. Raises `JobFailed`."""
-        found = [self._sealed.opened(job) for job in await pool_views.standing_jobs(database, self.name, key=key)]
-        if not found or not found[0].wanted:
-            raise JobFailed(f"standing job {key} of pool {self.name} was stopped meanwhile")
-        job = found[0]
-        if job.running_by is not None:
-            return job.entered_at is not None
-        if job.error is not None:
-            what = f"{job.error.get('type')}: {job.error.get('message')}"
-            raise JobFailed(f"standing job {key} of pool {self.name} failed: {what}")
-        return False
+        return await self._control.start(key, text, replace, timeout)
 
     async def stop(self, key: str) -> bool:
         """Stop the standing job of a key, wherever it runs. False when there was none.
@@ -205,7 +172,7 @@ class Pool(Generic[T]):
             key: Key of the standing job.
         """
         check_text("key", key)
-        return await pools.stop_standing(await self._declared(), self.name, key)
+        return await self._control.stop(key)
 
     async def notify(self, key: str, message: Any) -> None:
         """Send a message, any JSON, to the standing job of a key. Raises `NotFound`.
@@ -215,8 +182,7 @@ class Pool(Generic[T]):
             message: Any JSON value.
         """
         check_text("key", key)
-        text = self._sealed.message(key, dump_json(message, f"a message to {key}"))
-        await pools.notify_standing(await self._declared(), self.name, key, text)
+        await self._control.notify(key, dump_json(message, f"a message to {key}"))
 
     async def reconcile(self, wanted: Mapping[str, Any]) -> tuple[int, int, int]:
         """Make the standing jobs equal to a wanted set, payloads by key, in one transaction.
@@ -230,30 +196,11 @@ class Pool(Generic[T]):
         check_mapping("wanted standing jobs", wanted, '{"acme": {"plan": "gold"}}')
         for key in wanted:
             check_text("a key of wanted standing jobs", key)
-        texts = {key: self._standing_codec.dump(data) for key, data in wanted.items()}
-        database = await self._declared()
-        if self._sealed.encrypted:
-            present = {job.key: job.data for job in await self._stored_standing(database)}
-            texts = {key: self._sealed.payload(key, text, present.get(key)) for key, text in texts.items()}
-        return await pools.reconcile_standing(database, self.name, texts)
+        return await self._control.reconcile({key: self._standing_codec.dump(data) for key, data in wanted.items()})
 
     async def standing_jobs(self) -> list[StandingState]:
         """All standing jobs, and where they run. Raises `NotFound`."""
-        sealed = self._sealed
-        return [sealed.opened(job) for job in await self._stored_standing(await self._context.database())]
-
-    async def _stored_standing(self, database: Database) -> list[StandingState]:
-        found: list[StandingState] = []
-        while True:
-            after = found[-1].key if found else None
-            page = await pool_views.standing_jobs(database, self.name, after=after, limit=_PAGE)
-            found += page
-            if len(page) < _PAGE:
-                return found
-
-    async def _declared(self) -> Database:
-        await self._type.declare()
-        return await self._context.database()
+        return await self._control.all()
 
     # -- enqueueing
 

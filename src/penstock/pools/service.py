@@ -23,7 +23,9 @@ from penstock.pools import queries as pools
 from penstock.pools.key_queues import KeyQueues
 from penstock.pools.key_source import QUIET_S, KeySource, PoolExecutor
 from penstock.pools.sealed_standing import SealedStanding
-from penstock.pools.standing import StandingExecutor, StandingRefusal, two_sides
+from penstock.pools.standing import two_sides
+from penstock.pools.standing_executor import StandingExecutor
+from penstock.pools.standing_refusal import StandingRefusal
 from penstock.pools.worked import WorkedPool
 from penstock.postgres.database import Database
 from penstock.postgres.notifications import Kind, Notifications

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any, Generic, TypeVar
 from uuid import UUID
@@ -13,75 +13,24 @@ from typing_extensions import Unpack
 
 from penstock.core.checks import check_flag, check_many, check_name, check_number, check_span, check_text
 from penstock.core.encryption import SealedCodec, opened_entry, owned_by
-from penstock.core.logs import get_logger
-from penstock.core.serialization import Codec, dump_json
-from penstock.errors import Conflict, InvalidInput, PenstockError
-from penstock.jobs import type_queries
+from penstock.core.serialization import Codec
+from penstock.errors import InvalidInput
 from penstock.jobs.declarations import Decorator, JobOptions, options_of
 from penstock.jobs.enqueue import aware
 from penstock.jobs.job_type import JobType
 from penstock.jobs.models import Executor, make_id
 from penstock.jobs.opening import open_value
-from penstock.jobs.options import Options
 from penstock.jobs.records import parse_id
 from penstock.postgres.context import Context
-from penstock.postgres.database import Database, unless_refused
+from penstock.postgres.database import unless_refused
 from penstock.topics import queries as topics
 from penstock.topics.models import Message, NewMessage, Published, ReceiverOutcome, Subscribed, Subscriber, TopicRecord
+from penstock.topics.subscription import Subscription, filter_text
 from penstock.topics.sync import SyncTopic
 from penstock.topics.transactional import publish_through
 
-log = get_logger("penstock.topics")
 T = TypeVar("T")
-_RENEWALS_IN_A_TTL = 4
 BATCH = 1_000
-
-
-@dataclass(frozen=True, slots=True)
-class Subscription:
-    """The subscription of a handler to a topic."""
-
-    topic: Topic[Any]
-    client_id: str
-    ttl: timedelta | None
-    filter: Any
-
-    @property
-    def works(self) -> bool:
-        """See `Declarer`."""
-        return False
-
-    async def declare_type(self, database: Database, options: Options) -> None:
-        """See `Declarer`."""
-        await self.begin(database, options.as_json())
-        await type_queries.declare_job_type(database, f"{self.topic.name}_{self.client_id}", options.as_json())
-
-    async def begin(self, database: Database, options: dict[str, Any], since: int | None = None) -> None:
-        """Subscribe, which also creates the job type. It begins after `since`, or with the last messages that the topic keeps."""
-        await self.topic.declare()
-        await topics.subscribe_many(
-            database,
-            self.topic.name,
-            [self.client_id],
-            ttl=self.ttl,
-            filter=_filter(self.filter),
-            since=since,
-            options=options,
-        )
-
-    async def begin_again(self, database: Database, options: dict[str, Any], since: int | None) -> None:
-        """Subscribe again after the subscription of a live worker has ended, as in a long outage: continue at its position."""
-        try:
-            await self.begin(database, options, since)
-        except (Conflict, InvalidInput) as error:
-            # The messages were pruned meanwhile, or are too many for one call.
-            log.error("messages_missed", topic=self.topic.name, client_id=self.client_id, since=since, error=error)
-            await self.begin(database, options)
-
-
-def subscription_of(type: JobType[Any]) -> Subscription | None:
-    """The subscription whose copies are the jobs of a type; None when the type is not the queue of a subscriber."""
-    return type.declarer if isinstance(type.declarer, Subscription) else None
 
 
 class Topic(Generic[T]):
@@ -366,7 +315,7 @@ class Topic(Generic[T]):
             declared: JobType[Any] = JobType(self.context, named, Any, chosen)
             declared.owner = self._owner
             declared.handled_by(handler, executor)
-            declared.declarer = Subscription(self, client_id, ttl, filter)
+            declared.declarer = Subscription(self.name, self.declare, client_id, ttl, filter)
             return self._add_type(declared)
 
         return declare
@@ -392,7 +341,7 @@ class Topic(Generic[T]):
             check_number("since", since, 0, 2**63 - 1)
         await self._ready()
         (receipt,) = await topics.subscribe_many(
-            await self.context.database(), self.name, [client_id], ttl=ttl, filter=_filter(filter), since=since
+            await self.context.database(), self.name, [client_id], ttl=ttl, filter=filter_text(filter), since=since
         )
         return receipt
 
@@ -402,7 +351,7 @@ class Topic(Generic[T]):
                 f"topic {self.name} is encrypted, so a subscriber cannot have a filter: the database can read no message",
                 hint="Look at the message in the handler, or publish to a topic for each kind of message.",
             )
-        _filter(filter)
+        filter_text(filter)
 
     async def unsubscribe(self, client_id: str, *, drop: bool = False) -> bool:
         """End a subscription. Returns whether there was one.
@@ -466,34 +415,6 @@ class Topic(Generic[T]):
         """
         found = await topics.message_of(await self.context.database(), parse_id(job_id))
         return None if found is None else int(found["seq"])
-
-
-async def renew_subscriptions(database: Database, subscriptions: list[tuple[Subscription, dict[str, Any]]]) -> None:
-    """Renew subscriptions with a time to live until cancelled. A subscription that has ended continues at its position.
-
-    Args:
-        database: Database of the topics.
-        subscriptions: Subscriptions with the options of their job types.
-    """
-    living = {(s.topic.name, s.client_id): (s, options) for s, options in subscriptions if s.ttl is not None}
-    shortest = min((s.ttl for s, _ in living.values() if s.ttl is not None), default=timedelta(days=1))
-    # The number of the last message up to which each subscription is known to have existed.
-    known: dict[tuple[str, str], int] = {}
-    while True:
-        try:
-            renewed = await topics.renew(database, list(living)) if living else {}
-            for missing in living.keys() - renewed.keys():
-                log.warning("subscription_lapsed", topic=missing[0], client_id=missing[1], since=known.get(missing))
-                subscription, options = living[missing]
-                await subscription.begin_again(database, options, known.get(missing))
-            known.update(renewed)
-        except PenstockError as error:
-            log.warning("renewal_failed", error=error)
-        await asyncio.sleep(shortest.total_seconds() / _RENEWALS_IN_A_TTL)
-
-
-def _filter(filter: Any) -> str | None:
-    return None if filter is None else dump_json(filter, "a filter")
 
 
 def _check_ttl(ttl: Any) -> None:
