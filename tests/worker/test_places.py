@@ -166,6 +166,7 @@ class Shaped:
         self.app = app
         self.shape = shape
         self.folder = folder
+        self.batch = BatchOptions(PLACES // 2, timedelta(0), False)
         self.results: list[Settlement] = []
         self._at_gate: set[UUID] = set()
         # Jobs of each call of `submitted` have a gate of their own: a thread may begin with a job after that was lost.
@@ -196,7 +197,7 @@ class Shaped:
             self._at_gate.discard(job.id)
 
         handler: Any = {"thread": in_thread, "process": in_process, "batch": together}.get(self.shape, on_loop)
-        batch = BatchOptions(PLACES // 2, timedelta(0), False) if self.shape == "batch" else None
+        batch = self.batch if self.shape == "batch" else None
         kind: HandlerKind = "thread" if self.shape == "thread" else "process" if self.shape == "process" else "async"
         worked = WorkedType("brief", Options(), Codec(Any, "brief"), handler, kind, batch=batch)
         worked.once = self.shape == "once"
@@ -295,11 +296,14 @@ async def test_jobs_whose_start_cannot_be_recorded_are_released(small: Penstock,
 
 async def test_a_job_that_is_lost_while_its_batch_gathers_is_not_in_it(small: Penstock, tmp_path: Path) -> None:
     harness = Shaped(small, "batch", tmp_path)
+    # Not full with all of the jobs, so that it gathers until the linger has passed.
+    harness.batch = BatchOptions(PLACES + 1, timedelta(seconds=2), False)
     await harness.open()
     claimed = await harness.submitted()
-    await asyncio.sleep(0)  # each has asked for a place in a batch, and the call has not begun
+    await asyncio.sleep(0)  # each has asked for a place in the batch
     harness.executor.abandon([claimed[0].id])
     await eventually(lambda: len(harness.at_gate) >= PLACES - 1, "the others", 60)
+    assert harness.at_gate == {job.id for job in claimed[1:]}
     harness.gate.set()
     await eventually(lambda: harness.executor.in_flight == 0, "the end", 60)
     assert {result.id for result in harness.results} == {job.id for job in claimed[1:]}
