@@ -132,13 +132,31 @@ async def test_the_error_of_a_type_that_is_not_declared_says_how_to_declare_it(u
     assert "penstock declare" in str(refused.value.hint)
 
 
-def test_the_command_declares_at_deploy(url: str, tmp_path: Path) -> None:
+async def test_the_command_declares_at_deploy_and_says_when_its_role_may_not(
+    app: Penstock, url: str, sql: Sql, tmp_path: Path
+) -> None:
     (tmp_path / "shop.py").write_text(
-        "from penstock import Penstock\napp = Penstock()\napp.job_type('invoice')\napp.stream('orders')\napp.topic('sales')\n"
+        "from penstock import Penstock\n"
+        "app = Penstock()\n"
+        "app.job_type('invoice', max_attempts=7)\n"
+        "app.stream('orders', partitions=2)\n"
+        "app.topic('sales')\n"
     )
+    await app.migrate()
+    role, parts = "deploying_" + str(await sql.fetchval("select current_database()"))[-12:], urlsplit(url)
+    await sql.execute(f"create role {role} login password 'secret'; select penstock.grant_access('{role}', 'producer')")
+    try:
+        theirs = urlunsplit(parts._replace(netloc=f"{role}:secret@{parts.netloc.rpartition('@')[2]}"))
+        refused = penstock(theirs, "declare", "shop:app", "--json", cwd=tmp_path)
+        assert (refused.returncode, refused.stdout) == (1, ""), refused.stderr
+    finally:
+        await sql.execute(f"drop owned by {role}; drop role {role}")
     done = penstock(url, "declare", "shop:app", "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == ["topic sales", "job invoice", "stream orders"]
+    assert await sql.fetchval("select max_attempts from penstock.jobs where name = 'invoice'") == 7
+    assert await sql.fetchval("select partitions from penstock.streams where name = 'orders'") == 2
+    assert await sql.fetchval("select exists (select from penstock.topics where name = 'sales')")
 
 
 async def test_using_the_stream_of_another_application_leaves_its_options_alone(url: str, sql: Sql) -> None:

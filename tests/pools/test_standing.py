@@ -488,13 +488,16 @@ async def test_a_second_handler_is_refused(pool: Pool[Any]) -> None:
         Runs().on(pool)
 
 
-async def test_start_waits_for_the_start_side_and_says_how_it_failed(app: Penstock, pool: Pool[Any]) -> None:
+async def test_start_waits_for_the_start_side_and_says_how_it_failed(app: Penstock, pool: Pool[Any], sql: Sql) -> None:
     @pool.standing
     async def run(job: Standing[Any]) -> AsyncIterator[None]:
         if job.data == "broken":
             raise ValueError("no such host")
+        if job.data == "slow":
+            await connected.wait()
         yield
 
+    connected = asyncio.Event()
     with pytest.raises(TimeoutError):
         await pool.start("acme", "fine", timeout=timedelta(milliseconds=50))
     async with Workers(app):
@@ -503,6 +506,14 @@ async def test_start_waits_for_the_start_side_and_says_how_it_failed(app: Pensto
         with pytest.raises(JobFailed, match="standing job cargo of pool tenants failed: ValueError: no such host"):
             await pool.start("cargo", "broken", timeout=timedelta(seconds=30))
         assert await pool.start("cargo", "fine", replace=True, timeout=timedelta(seconds=30)) == "replaced"
+        # A worker runs it, and its start side has not ended.
+        await pool.start("dock", "slow")
+        begun = "select running_by is not null from penstock.standing_jobs where key = 'dock'"
+        await eventually(lambda: sql.fetchval(begun), "the beginning of the start side")
+        with pytest.raises(TimeoutError):
+            await pool.start("dock", "slow", timeout=timedelta(milliseconds=50))
+        connected.set()
+        assert await pool.start("dock", "slow", timeout=timedelta(seconds=30)) == "unchanged"
 
 
 async def lose(sql: Sql, tried: dict[str, int | None]) -> dict[str, tuple[int, bool]]:

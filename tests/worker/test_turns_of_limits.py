@@ -69,6 +69,44 @@ async def test_a_quiet_key_on_one_worker_gets_its_turn_beside_saturated_keys_on_
     assert max(process.most for process in each) == 10
 
 
+async def test_a_member_leaves_the_place_to_the_member_that_waits_for_it(app: Penstock, sql: Sql) -> None:
+    await app.pool("work", slots=32, concurrency=1).declare()
+    for member in ("noisy", "quiet"):
+        await sql.execute("select penstock.join_group('work', $1, gen_random_uuid())", member)
+    await sql.execute("select penstock.enqueue('work', to_jsonb(n), p_key => 'a') from generate_series(1, 9) as n")
+    await sql.execute("select penstock.enqueue('work', to_jsonb(n), p_key => 'b') from generate_series(11, 12) as n")
+    await sql.execute(
+        "update penstock.slots set owner = given.member, target = given.member, epoch = 1"
+        " from (select distinct slot, case key when 'a' then 'noisy' else 'quiet' end as member from penstock.queued_jobs)"
+        " as given"
+        " where slots.slot = given.slot"
+    )
+
+    async def claim(member: str) -> list[int]:
+        rows = await sql.fetch(
+            "select claimed.* from (select array_agg(slot) as mine from penstock.slots where owner = $1) as owned"
+            " cross join penstock.claim_keys($1, 'work', owned.mine, array[1], 5) as claimed",
+            member,
+        )
+        return [int(row["data"]) for row in rows if row["id"] is not None]
+
+    async def wait(member: str) -> bool:
+        rows = await sql.fetch("select * from penstock.wait_for_places($1, '{work}')", member)
+        return bool(rows and rows[0]["is_new"])
+
+    async def settle() -> None:
+        await sql.execute(
+            "select penstock.settle(array_agg(id), array_agg(attempt), array_agg(lease))"
+            " from penstock.queued_jobs where status = 'in-progress'"
+        )
+
+    assert (await claim("noisy"), await claim("quiet")) == ([1], [])
+    assert await wait("quiet")
+    await settle()
+    assert await claim("noisy") == [], "the member that settled took the place of the one that waits"
+    assert await claim("quiet") == [11]
+
+
 @pytest.mark.parametrize("seconds", [0.0, 0.02])
 async def test_workers_of_a_queue_with_a_limit_take_turns(url: str, seconds: float) -> None:
     async with AsyncExitStack() as stack:
