@@ -33,7 +33,7 @@ def serve(path: str) -> list[str]:
     # The processes that serve connections are not waited for.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     print("ready", flush=True)
-    while sys.stdin.fileno() not in (ready := select.select([listening, sys.stdin], [], [])[0]):
+    while sys.stdin not in (ready := select.select([listening, sys.stdin], [], [])[0]):
         assert ready
         connection, _ = listening.accept()
         if os.fork() == 0:
