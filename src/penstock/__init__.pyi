@@ -41,6 +41,7 @@ from penstock.jobs.records import JobRecord as JobRecord
 from penstock.jobs.records import LogLine as LogLine
 from penstock.jobs.records import Status as Status
 from penstock.jobs.records import Why as Why
+from penstock.jobs.top import TopRecord as TopRecord
 from penstock.operations.models import JobFilter as JobFilter
 from penstock.operations.models import OperationPreview as OperationPreview
 from penstock.operations.models import OperationRecord as OperationRecord
@@ -152,6 +153,7 @@ __all__ = [
     "Subscribed",
     "Subscriber",
     "Tick",
+    "TopRecord",
     "Topic",
     "TopicCounts",
     "Unreadable",

@@ -36,6 +36,7 @@ DEFINED_IN = {
     "Status": "penstock.jobs.records",
     "LogLine": "penstock.jobs.records",
     "JobCounts": "penstock.jobs.records",
+    "TopRecord": "penstock.jobs.top",
     "HandlerRecord": "penstock.jobs.records",
     "Why": "penstock.jobs.records",
     # operations

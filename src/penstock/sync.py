@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from penstock.jobs.models import Enqueued, NewJob, NewJobOptions
     from penstock.jobs.records import HandlerRecord, JobCounts, JobRecord, JobTypeRecord, Status, Why
     from penstock.jobs.scaling import ScaleAdvice
+    from penstock.jobs.top import TopRecord
     from penstock.pools.models import PoolDetails
     from penstock.pools.sync import SyncPool
     from penstock.postgres import migrate
@@ -295,6 +296,22 @@ class SyncPenstock:
     def counts(self) -> list[JobCounts]:
         """Number of jobs of each type, by status."""
         return self._loop.run(self._of.counts())
+
+    def top(self, by: str, *, order: str = "ready", name: str | None = None, limit: int = 20) -> list[TopRecord]:
+        """What fills the queue: the job types or the keys that come first in an order.
+
+        The work is bounded: of a queue that has more than some 2,000 pages (16 MiB), a random sample of pages is looked at.
+
+        Args:
+            by: "types" or "keys".
+            order: "ready" (most ready jobs first), "oldest" (the longest wait first) or "busy" (most finished jobs first).
+            name: Only this job type; None: all.
+            limit: Most records: 1 to 1,000.
+
+        Raises:
+            InvalidInput: An argument is not valid.
+        """
+        return self._loop.run(self._of.top(by, order=order, name=name, limit=limit))
 
     def find_pool(self, name: str) -> SyncPool[Any]:
         """An existing pool, whether this application declares it or not. Raises `NotFound`.

@@ -108,6 +108,7 @@ def of_jobs(app: Penstock, sync: SyncPenstock) -> None:
     sync.resume("mail")
     assert len(sync.enqueue_many("mail", [{"n": 2}, {"n": 3}])) == 2
     assert {count.name: count.ready for count in sync.counts()}["mail"] == 3
+    assert [(one.name, one.ready) for one in sync.top("types", name="mail")] == [("mail", 3)]
     assert len(sync.find_many(name="mail", status="queued")) == 3
     assert sync.find(first.id).data == {"n": 1}
     assert sync.cancel(first.id) == "cancelled"

@@ -66,6 +66,8 @@ admin   POST    /v1/fleets/{name}/drain                                         
 read    GET     /v1/queued-jobs                                                 own
 read    GET     /v1/archived-jobs                                               own
 read    GET     /v1/stats                                                       own
+read    GET     /v1/top/types                                                   own
+read    GET     /v1/top/keys                                                    own
 read    GET     /v1/jobs/{name}/stats                                           no
 enqueue POST    /jobber/queue                                                   no
 read    GET     /v1/pools                                                       own

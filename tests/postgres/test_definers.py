@@ -298,6 +298,7 @@ CALLS = [
     "select penstock.list_jobs()",
     "select penstock.find_jobs(array(select penstock.list_jobs()))",
     "select penstock.job_counts()",
+    "select penstock.top('types'), penstock.top('keys')",
     "select penstock.job_rates()",
     "select penstock.load_of_types()",
     "select penstock.declare_pool('pool', '{}', '{}')",

@@ -29,6 +29,7 @@ COMMANDS = {
     "pause": ("types", "Start no more jobs of a type; running ones go on."),
     "resume": ("types", "End a pause."),
     "stats": ("types", "How each job type is doing: waiting, running, finished in the last hour."),
+    "top": ("top", "What fills the queue: types, keys."),
     "prune": ("types", "Drop the parts of the archive whose jobs have been kept for long enough."),
     "grant": (
         "types",

@@ -20,6 +20,7 @@ from penstock.errors import InvalidInput, JobFailed
 from penstock.jobs.http_models import Claimed, ClaimedJobs, Result
 from penstock.jobs.models import OWN_FIELDS, Enqueued, EnqueueOutcome, NewJob, make_id
 from penstock.jobs.records import HandlerRecord, JobCounts, JobRecord, JobTypeRecord, Status, Why, parse_id
+from penstock.jobs.top import TopRecord, check_top
 from penstock.schedules.schedule import ScheduleRecord, ScheduleRun
 from penstock.worker.fleets import FleetRecord, WorkerRecord
 from penstock.worker.leader import LeaderRecord
@@ -341,6 +342,13 @@ def resume(name: str) -> Call[None]:
 def counts() -> Call[list[JobCounts]]:
     """Statistics."""
     return Call("GET", "/v1/stats", reader(list[JobCounts]))
+
+
+def top(by: str, order: str, name: str | None, limit: int) -> Call[list[TopRecord]]:
+    """What fills the queue."""
+    check_top(by, order, name, limit)
+    params = {"order": order, "limit": str(limit)} | ({} if name is None else {"name": name})
+    return Call("GET", f"/v1/top/{by}", reader(list[TopRecord]), params=params)
 
 
 def claim(name: str, worker: str, limit: int, wait_s: float) -> Call[list[Claimed]]:

@@ -59,6 +59,24 @@ class _Quarantined(Collector):
         return [family]
 
 
+class _LargestKeys(Collector):
+    """The fullest key of each job type. The key is no label, since labels must have few values: `penstock top keys` names it."""
+
+    def __init__(self, jobs: Mapping[str, int]) -> None:
+        self._jobs = jobs
+
+    def collect(self) -> list[GaugeMetricFamily]:
+        """See `prometheus_client`."""
+        family = GaugeMetricFamily(
+            "penstock_largest_key_jobs",
+            "Ready jobs of the key that has most of them; an estimate when many wait.",
+            labels=["type"],
+        )
+        for name, jobs in self._jobs.items():
+            family.add_metric([name], float(jobs))
+        return [family]
+
+
 class Metrics:
     """The counters of one process; with several processes those of all, through files that they share.
 
@@ -167,6 +185,7 @@ class Metrics:
         advice: Sequence[ScaleAdvice] = (),
         quarantined_keys: Mapping[str, int] | None = None,
         database: Sequence[Metric] = (),
+        largest_keys: Mapping[str, int] | None = None,
     ) -> bytes:
         """Everything in Prometheus' text format."""
         registry = CollectorRegistry()
@@ -178,6 +197,7 @@ class Metrics:
             _Depths(counts),
             ScalingGauges(advice),
             _Quarantined(quarantined_keys or {}),
+            _LargestKeys(largest_keys or {}),
             Gauges(lambda: [*database, info()]),
         ]
         return generate_latest(registry) + b"".join(generate_latest(_only(each)) for each in asked)

@@ -20,6 +20,7 @@ from penstock.http.errors import not_found
 from penstock.http.origin import page_policy
 from penstock.http.routing import OPEN, READ, CurrentService, Instance, User, raw_answer, router
 from penstock.http.scaling import GAUGE_WAIT_S
+from penstock.jobs.top import largest_keys
 from penstock.pools import views as pool_views
 
 api = router("system")
@@ -65,7 +66,9 @@ async def metrics(service: CurrentService, user: User, path: Instance) -> Respon
     advice = await service.scaling.advice(GAUGE_WAIT_S)
     quarantined = await pool_views.quarantined_counts(service.database)
     return Response(
-        service.metrics.exposition(await service.counts(), advice, quarantined, await service.gauges()),
+        service.metrics.exposition(
+            await service.counts(), advice, quarantined, await service.gauges(), await largest_keys(service.database)
+        ),
         media_type=CONTENT_TYPE_LATEST,
     )
 

@@ -18,6 +18,7 @@ from penstock.jobs.enqueue import enqueue_many, new_job
 from penstock.jobs.job_type import JobType
 from penstock.jobs.models import Enqueued, EnqueueOutcome, NewJob, NewJobOptions, make_id
 from penstock.jobs.records import HandlerRecord, JobCounts, JobRecord, JobTypeRecord, Status, Why, parse_id
+from penstock.jobs.top import TopRecord, check_top, top
 
 if TYPE_CHECKING:
     from penstock.postgres.database import Database
@@ -234,6 +235,23 @@ class JobAdministration(JobDeclarations):
     async def counts(self) -> list[JobCounts]:
         """Number of jobs of each type, by status."""
         return await type_queries.counts(await self.context.database())
+
+    async def top(self, by: str, *, order: str = "ready", name: str | None = None, limit: int = 20) -> list[TopRecord]:
+        """What fills the queue: the job types or the keys that come first in an order.
+
+        The work is bounded: of a queue that has more than some 2,000 pages (16 MiB), a random sample of pages is looked at.
+
+        Args:
+            by: "types" or "keys".
+            order: "ready" (most ready jobs first), "oldest" (the longest wait first) or "busy" (most finished jobs first).
+            name: Only this job type; None: all.
+            limit: Most records: 1 to 1,000.
+
+        Raises:
+            InvalidInput: An argument is not valid.
+        """
+        check_top(by, order, name, limit)
+        return await top(await self.context.database(), by, order=order, names=None if name is None else [name], limit=limit)
 
 
 def _name_of(type: Any) -> str:

@@ -35,6 +35,7 @@ from penstock.jobs.http_models import Claimed, Result
 from penstock.jobs.models import Enqueued, NewJob, NewJobOptions
 from penstock.jobs.records import HandlerRecord, JobCounts, JobRecord, JobTypeRecord, Status, Why
 from penstock.jobs.scaling import ScaleAdvice
+from penstock.jobs.top import TopRecord
 from penstock.pools.models import PoolDetails
 from penstock.schedules.schedule import ScheduleRecord, ScheduleRun
 from penstock.streams.models import StreamRecord, StreamSummary
@@ -214,6 +215,10 @@ class AsyncClient:
     async def counts(self) -> list[JobCounts]:
         """How each job type is doing."""
         return await self._send(calls.counts())
+
+    async def top(self, by: str, *, order: str = "ready", name: str | None = None, limit: int = 20) -> list[TopRecord]:
+        """What fills the queue, of the job types that the user may see. See `Penstock.top`."""
+        return await self._send(calls.top(by, order, name, limit))
 
     async def claim(self, name: str, worker: str, *, limit: int = 1, wait: timedelta = timedelta(0)) -> list[Claimed]:
         """Claim jobs, waiting for one for a while. Not repeated when the answer is lost."""

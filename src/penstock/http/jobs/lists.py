@@ -7,7 +7,7 @@ import binascii
 import re
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from typing import Annotated
+from typing import Annotated, Literal
 from urllib.parse import urlencode
 from uuid import UUID
 
@@ -25,6 +25,7 @@ from penstock.http.service import Service
 from penstock.jobs import http_queries as http
 from penstock.jobs import type_queries
 from penstock.jobs.http_models import JobStatistics
+from penstock.jobs.top import TopRecord, top
 from penstock.postgres.database import Database
 
 api = router("lists")
@@ -37,6 +38,10 @@ Reason = Annotated[str | None, Query(description="Only jobs that ended for this 
 Since = Annotated[str | None, Query(description="Enqueued (archived: finished) not before.", examples=["2026-01-11T18:26:26Z"])]
 Until = Annotated[str | None, Query(description="Enqueued (archived: finished) before.", examples=["2026-01-12T00:00:00Z"])]
 Limit = Annotated[str | None, Query(description="Most jobs on a page: 1 to 100.", examples=["100"])]
+Order = Annotated[
+    Literal["ready", "oldest", "busy"],
+    Query(description="ready: most ready jobs first; oldest: the longest wait first; busy: most finished jobs first."),
+]
 Cursor = Annotated[str | None, Query(description="Where the page before ended: the cursor of its `Link` header.")]
 
 
@@ -64,6 +69,28 @@ async def _page(
 
 
 WantedPage = Annotated[Page, Depends(_page)]
+
+
+@dataclass(frozen=True, slots=True)
+class Top:
+    """Which top is wanted, of the types that the user may see."""
+
+    order: str
+    names: list[str] | None
+    limit: int
+
+
+async def _top(
+    user: User, path: Instance, order: Order = "ready", name: Type = None,
+    limit: Annotated[int, Query(ge=1, le=1_000, description="Most records.")] = 20,
+) -> Top:  # fmt: skip
+    if name is not None:
+        user.require(name, path)
+        return Top(order, [name], limit)
+    return Top(order, None if user.types is None else sorted(user.types), limit)
+
+
+WantedTop = Annotated[Top, Depends(_top)]
 
 
 @api.get("/v1/queued-jobs", dependencies=[READ], response_model=list[QueuedJob], responses=LINK)
@@ -100,6 +127,18 @@ async def get_stats_of_type(name: OpenType, service: CurrentService, user: User,
     # The type is newer than the last count, which is not repeated for every new type.
     paused = records[0].paused_at is not None or records[0].concurrency == 0
     return JobStatistics(name, paused, 0, 0, 0, None, 0, 0, 0, 0, 0, 0.0, 0.0, 0.0)
+
+
+@api.get("/v1/top/types", dependencies=[READ])
+async def top_of_types(database: OpenDatabase, wanted: WantedTop) -> list[TopRecord]:
+    """The job types that fill the queue. A large queue is looked at in part: see `looked_at`."""
+    return await top(database, "types", order=wanted.order, names=wanted.names, limit=wanted.limit)
+
+
+@api.get("/v1/top/keys", dependencies=[READ])
+async def top_of_keys(database: OpenDatabase, wanted: WantedTop) -> list[TopRecord]:
+    """The keys that fill the queue, such as tenants. A large queue is looked at in part: see `looked_at`."""
+    return await top(database, "keys", order=wanted.order, names=wanted.names, limit=wanted.limit)
 
 
 async def _stats(service: Service, user: Principal, name: str | None = None) -> list[JobStatistics]:
