@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -13,7 +14,9 @@ from pathlib import Path
 import pytest
 
 from penstock import Penstock, Status
+from penstock.testing import TemporaryDatabases
 from tests.chaos.queue_chaos import RULES
+from tests.chaos.sabotage import Edit, Sabotage
 from tests.checker.history import Gone, read
 from tests.checker.jobs import History, check_jobs
 from tests.checker.tables import finals
@@ -26,8 +29,23 @@ ENVIRONMENT = {
 }
 
 
-@pytest.mark.chaos
-async def test_a_frozen_worker_loses_its_jobs_and_goes_on_under_a_new_name(url: str, tmp_path: Path) -> None:
+SABOTAGES = {
+    # A job of an at_most_once type goes back to the queue when its worker is lost.
+    "at most once begins again": Sabotage(
+        "P3", (Edit("end_attempts", r"when type\.delivery_strategy = 'at_most_once' then 'failed'", "when false then 'failed'"),)
+    ),
+}
+
+
+async def test_each_edit_finds_what_it_takes_out(databases: TemporaryDatabases) -> None:
+    for sabotage in SABOTAGES.values():
+        with databases.database() as url:
+            async with Penstock(url) as app:
+                await sabotage.prepare(app)
+
+
+async def _run_frozen(url: str, tmp_path: Path, sabotage: Sabotage | None = None) -> list[str]:
+    """Freeze a worker with ten running jobs until another one has recovered them, and return what is wrong."""
     history = tmp_path / "history.jsonl"
     history.touch()
 
@@ -39,9 +57,11 @@ async def test_a_frozen_worker_loses_its_jobs_and_goes_on_under_a_new_name(url: 
             stdout=subprocess.DEVNULL,
         )
 
-    frozen = start()
-    other = None
     async with Penstock(url) as app:
+        if sabotage is not None:
+            await sabotage.prepare(app)
+        frozen = start()
+        other = None
         try:
             await eventually(lambda: _workers(app, 1), "the first worker")
             long = {"sleep_s": 1.0, "failures": 0}
@@ -63,16 +83,32 @@ async def test_a_frozen_worker_loses_its_jobs_and_goes_on_under_a_new_name(url: 
             later = await app.enqueue("plain", {"sleep_s": 0, "failures": 0})
             await app.wait(later.id)
             records = [await app.find(receipt.id) for receipt in receipts]
-            assert [record.status for record in records] == [Status.SUCCEEDED] * 5 + [Status.FAILED] * 5
-            assert {record.errors[0]["type"] for record in records} == {"WorkerLost"}
-            assert check_jobs(History(read(history), await finals(app), RULES, [gone])) == []
+            found = check_jobs(History(read(history), await finals(app), RULES, [gone]))
+            if (statuses := [record.status for record in records]) != [Status.SUCCEEDED] * 5 + [Status.FAILED] * 5:
+                found.append(f"the jobs are {statuses}")
+            if {record.errors[0]["type"] for record in records} != {"WorkerLost"}:
+                found.append(f"the errors are {[record.errors for record in records]}")
             for worker in (frozen, other):
                 worker.send_signal(signal.SIGTERM)
                 assert worker.wait(40) == 0
+            return found
         finally:
             for worker in filter(None, (frozen, other)):
                 worker.kill()
                 worker.wait()
+
+
+@pytest.mark.chaos
+async def test_a_frozen_worker_loses_its_jobs_and_goes_on_under_a_new_name(url: str, tmp_path: Path) -> None:
+    assert await _run_frozen(url, tmp_path) == []
+
+
+@pytest.mark.chaos
+@pytest.mark.soak
+async def test_a_second_start_of_what_a_frozen_worker_had_begun_is_found_out(url: str, tmp_path: Path) -> None:
+    sabotage = SABOTAGES["at most once begins again"]
+    found = await _run_frozen(url, tmp_path, sabotage)
+    assert [each for each in found if re.match(sabotage.expected, each)], found
 
 
 async def _workers(app: Penstock, count: int) -> bool:
