@@ -4,6 +4,7 @@
 -- about 2,000 pages of the queue (16 MiB), and at the last 10,000 jobs that finished. Its work is thus the same for any number of jobs,
 -- types and keys. A queue that is not larger is looked at as a whole, and the numbers are exact.
 
+-- Long, since its one statement joins the sample of the queue and the jobs that finished, and counts both in the same way.
 create or replace function penstock.top(
     p_by text,
     p_order text default 'ready',
