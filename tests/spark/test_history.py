@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from penstock import Penstock
 from penstock.history import lake_queries as lakes
@@ -171,14 +172,15 @@ def late_python(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_a_run_whose_python_process_starts_late_is_started_again(
-    spark: SparkSession, url: str, ask: Ask, lake: Lake, late_python: Callable[[int], Path], caplog: pytest.LogCaptureFixture
+    spark: SparkSession, url: str, ask: Ask, lake: Lake, late_python: Callable[[int], Path]
 ) -> None:
     history(ask, 50)
     starts = late_python(1)
-    ran = Pipeline(spark, url, lake).run()
+    with capture_logs() as logs:
+        ran = Pipeline(spark, url, lake).run()
     assert (ran.batches, ran.jobs) == (1, 50)
     assert starts.read_text().split() == ["started"] * 2
-    assert "history_start_failed" in caplog.text
+    assert [line["start"] for line in logs if line["event"] == "history_start_failed"] == [1]
     assert read_lake(spark, url).count() == 50
 
 
