@@ -53,6 +53,9 @@ STEPS: list[tuple[list[str], int, Any]] = [
     (["drain", "shop", "nobody"], 1, ""),
     (["undrain", "shop", "nobody"], 1, ""),
     (["show", "none"], 1, "none"),
+    (["drop", "shop", "--yes"], 0, {"name": "shop", "dropped": True}),
+    (["drop", "shop", "--yes"], 1, "no such pool"),
+    ([], 0, [("plain", 4, 0)]),
 ]
 
 

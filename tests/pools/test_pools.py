@@ -362,7 +362,7 @@ async def test_jobs_from_before_the_type_became_a_pool_run_too(app: Penstock, ur
         # A declaration does not change what a type is: its jobs would need keys, and its workers get none any more.
         with pytest.raises(Conflict, match="work is a plain job type"):
             await (await later.worker()).run()
-        await pools.convert_to_pool(await app.database(), "work", {"slots": 4})
+        await pools.create_pool(await app.database(), "work", {"slots": 4}, {}, convert=True)
         async with Workers(later):
             await eventually(lambda: seen.finished == 4, "all jobs")
         assert seen.order["a"] == [0, 1, 2]
