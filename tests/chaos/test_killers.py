@@ -128,14 +128,27 @@ async def test_a_suspect_runs_with_nothing_beside_it(url: str, fleet: Fleet) -> 
     async with Penstock(url) as app:
         fleet.start(2, "plain")
         await eventually(lambda: _declared(app, "plain"), "the declaration")
-        payloads = [{"n": n, "does": "exit" if n == 0 else None, "sleep_s": 0.1} for n in range(60)]
-        ids = [receipt.id for receipt in await app.enqueue_many("plain", payloads)]
+        first = [{"n": n, "does": None if n else "exit", "sleep_s": 0.1 if n else 0.05} for n in range(60)]
+        ids = [receipt.id for receipt in await app.enqueue_many("plain", first)]
+        killer = ids[0]
+
+        async def over() -> bool:
+            """Whether the killer has ended; until then other jobs wait behind it, which could run beside a suspect."""
+            if sum([count.ready for count in await app.counts()]) < 100:
+                more = [{"n": n, "does": None, "sleep_s": 0.4} for n in range(len(ids), len(ids) + 100)]
+                ids.extend(receipt.id for receipt in await app.enqueue_many("plain", more))
+            return (await app.find(killer)).status.finished
+
+        await eventually(over, "the end of the job that ends its workers", timeout=90)
         records = await _ended(app, ids)
         assert [record.data["n"] for record in records.values() if record.status is Status.FAILED] == [0]
         # A job that runs for the third time runs alone: no other job of its process runs between its start and its end.
         open_in: dict[int, set[str]] = {}
         alone: dict[int, str] = {}
-        for event in sorted(fleet.events(), key=lambda event: event["at"]):
+        events = sorted(fleet.events(), key=lambda event: event["at"])
+        first_alone = min(event["at"] for event in events if event["attempt"] >= 3)
+        assert any(event["at"] > first_alone and event["attempt"] == 1 for event in events), "no other job waited"
+        for event in events:
             running = open_in.setdefault(event["pid"], set())
             if event["kind"] == "started":
                 assert event["pid"] not in alone, f"{event} started beside {alone[event['pid']]}"
